@@ -1,3 +1,37 @@
-"""Transformers that read their own past thoughts: the Feedback Transformer, Staircase attention, and their baselines."""
+"""Transformers that read their own past thoughts: the Feedback Transformer, Staircase attention, their baselines."""
+
+from stairwell.cores import CORES, build
+from stairwell.cores.feedback import FeedbackConfig
+from stairwell.cores.lstm import LSTMConfig
+from stairwell.cores.staircase import (
+    CachedStaircaseConfig,
+    GlobalCachedStaircaseConfig,
+    MemoryNetworkConfig,
+    MultiVectorRNNConfig,
+    StaircaseConfig,
+)
+from stairwell.cores.transformer_xl import TransformerXLConfig
+from stairwell.cores.universal import UniversalConfig
+from stairwell.models import AdaptiveConfig, LanguageModel, LanguageModelConfig, inspect
+from stairwell.state import State
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "CORES",
+    "AdaptiveConfig",
+    "CachedStaircaseConfig",
+    "FeedbackConfig",
+    "GlobalCachedStaircaseConfig",
+    "LSTMConfig",
+    "LanguageModel",
+    "LanguageModelConfig",
+    "MemoryNetworkConfig",
+    "MultiVectorRNNConfig",
+    "StaircaseConfig",
+    "State",
+    "TransformerXLConfig",
+    "UniversalConfig",
+    "build",
+    "inspect",
+]

@@ -1,0 +1,237 @@
+"""The contract that every core keeps: a stream in, the same stream out, and a state that is a value.
+
+y, state = core(x, state)        x, y (B, T, D), any T >= 1; any way of cutting a stream gives the same y
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+
+from stairwell.layers import AdaptiveSpan, Layer, Masks, RelativePosition, Slots
+from stairwell.state import State
+
+
+class Engine(Protocol):
+    """A walk over time. A core's own walk is the reference; `stairwell.fast` holds others with the same results."""
+
+    def __call__(
+        self, core: Any, x: Tensor, state: Any, start: Tensor | None, source: Source | None, masks: Masks | None
+    ) -> tuple[Tensor, State]: ...
+
+
+class Source:
+    """What cross-attention looks at: vectors (B, R, D) and which of them are there (B, R), true for yes."""
+
+    def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
+        self.vectors, self.mask = vectors, mask
+
+
+class Seen:
+    """What `inspect` gathers. Calls within one `with` follow each other along T."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[int, list[Tensor]] = {}
+        self.layer_weights: Tensor | None = None  # (memories, L + 1): how much of each layer is in the memory
+
+    def add(self, depth: int, weights: Tensor, distance: Tensor, first: int) -> None:
+        """weights (B, H, T, J) at distance (T, J), kept by distance."""
+        if not weights.numel():  # a layer that LayerDrop skipped
+            return
+        index = (distance - first).clamp(min=0)
+        by_distance = weights.new_zeros(*weights.shape[:3], int(index.max()) + 1)
+        by_distance.scatter_add_(-1, index.expand_as(weights), weights.detach())
+        self.pieces.setdefault(depth, []).append(by_distance)
+
+    @property
+    def attention(self) -> list[Tensor]:
+        """One tensor a layer (a layer and pass, where there are passes): (B, H, T, slots), the nearest slot first."""
+        gathered = []
+        for depth in sorted(self.pieces):
+            slots = max(piece.shape[-1] for piece in self.pieces[depth])
+            padded = [nn.functional.pad(piece, (0, slots - piece.shape[-1])) for piece in self.pieces[depth]]
+            gathered.append(torch.cat(padded, 2))
+        return gathered
+
+
+class Core(nn.Module):
+    """Base of every core: checks what comes in, draws what is random, and hands over to an engine."""
+
+    state_type: type[State]
+    engine: Engine | None = None  # none: the reference, `self.walk`
+    seen: Seen | None = None  # set by `inspect`
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def init_state(self, batch: int, slack: int = 0) -> State:
+        """A fresh state for `batch` rows, from which `crop` can take back up to `slack` tokens."""
+        if batch < 1 or slack < 0:
+            raise ValueError(f"a state needs batch >= 1 and slack >= 0, got {batch} and {slack}")
+        like = next(self.parameters())
+        tensors: dict[str, Tensor] = {
+            name: torch.zeros(batch, *shape, dtype=like.dtype, device=like.device)
+            for name, shape in self.memory_shapes(slack).items()
+        }
+        zero = torch.zeros(batch, dtype=torch.int64, device=like.device)
+        return self.state_type.from_tensors({"count": zero, "room": zero.clone(), **tensors})
+
+    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each tensor of the state's memory, without the rows."""
+        raise NotImplementedError
+
+    def slack(self, state: Any) -> int:
+        """How much slack a state was made with."""
+        raise NotImplementedError
+
+    def walk(
+        self, x: Tensor, state: Any, start: Tensor | None, source: Source | None, masks: Masks | None
+    ) -> tuple[Tensor, State]:
+        """The reference: the obvious walk over time."""
+        raise NotImplementedError
+
+    def draw(self, x: Tensor, state: Any, source: Source | None) -> Masks | None:
+        """Everything random in this call; nothing where no rate is set."""
+        return None
+
+    def span_loss(self) -> Tensor:
+        """The price of the learned spans, to be added to the loss; 0 without adaptive span."""
+        return next(self.parameters()).new_zeros(())
+
+    def clamp_spans(self) -> None:
+        """Bring the learned spans back into [0, S]; to be called after each update."""
+
+    def forward(
+        self,
+        x: Tensor,
+        state: State,
+        start: Tensor | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
+    ) -> tuple[Tensor, State]:
+        """x (B, T, D), the state before, start (B, T) bool -> y (B, T, D), the state after. Never changes `state`."""
+        self.check(x, state, start, source, source_mask)
+        given = Source(source, source_mask) if source is not None else None
+        masks = self.draw(x, state, given) if self.training else None
+        if self.engine is None or self.seen is not None:
+            return self.walk(x, state, start, given, masks)
+        return self.engine(self, x, state, start, given, masks)
+
+    def check(
+        self, x: Tensor, state: State, start: Tensor | None, source: Tensor | None, source_mask: Tensor | None
+    ) -> None:
+        """Raise a plain error for anything that does not fit this core."""
+        if x.dim() != 3 or x.shape[1] < 1 or x.shape[2] != self.width:
+            raise ValueError(f"the input must be (rows, tokens >= 1, width {self.width}), not {tuple(x.shape)}")
+        self.check_state(state, x.shape[0])
+        if start is not None and (start.shape != x.shape[:2] or start.dtype != torch.bool):
+            raise ValueError(
+                f"start must be bool of shape {tuple(x.shape[:2])}, not {start.dtype} of {tuple(start.shape)}"
+            )
+        self.check_source(x, source, source_mask)
+
+    def check_state(self, state: State, batch: int) -> None:
+        name = type(self).__name__
+        if type(state) is not self.state_type:
+            kind = type(state).__name__
+            raise TypeError(f"{name} needs a {self.state_type.__name__}, not a {kind}; make one with init_state(batch)")
+        if state.batch != batch:
+            raise ValueError(
+                f"the state has {state.batch} rows, the input {batch}; use state.select or init_state({batch})"
+            )
+        like = next(self.parameters())
+        expected = self.memory_shapes(self.slack(state))
+        found = {field: tensor for field, tensor in state.tensors() if field not in ("count", "room")}
+        for field in expected.keys() | found.keys():
+            shape = tuple(found[field].shape[1:]) if field in found else None
+            if shape != expected.get(field):
+                raise ValueError(
+                    f"the state belongs to another model: its '{field}' is {shape} a row, this {name} has "
+                    f"{expected.get(field)}; make one with init_state(batch)"
+                )
+            if found[field].dtype != like.dtype or found[field].device != like.device:
+                raise ValueError(
+                    f"the state's '{field}' is {found[field].dtype} on {found[field].device}, the model's weights are "
+                    f"{like.dtype} on {like.device}; use state.to(device, dtype)"
+                )
+
+    def check_source(self, x: Tensor, source: Tensor | None, source_mask: Tensor | None) -> None:
+        if source is not None or source_mask is not None:
+            raise ValueError(f"{type(self).__name__} was built without cross=True and takes no source")
+
+
+class TransformerCore(Core):
+    """What the transformer cores share besides: layers, positions, masks, cross-attention."""
+
+    config: Any  # the core's own kind of LayerConfig
+    layers: Sequence[Layer]
+    position: RelativePosition
+
+    def depth(self) -> int:
+        """How many layers a token goes through, all passes counted."""
+        return len(self.layers)
+
+    def distances(self, state: Any, T: int) -> int:
+        """How many distances there are, for the attention masks of a call."""
+        return self.position.vectors.shape[0]
+
+    def draw(self, x: Tensor, state: Any, source: Source | None) -> Masks | None:
+        rates = (self.config.attention_dropout, self.config.relu_dropout, self.config.layer_drop)
+        if not any(rates):
+            return None
+        vectors = source.vectors if source is not None else None
+        return Masks.draw(self.config, x, self.depth(), self.distances(state, x.shape[1]), vectors)
+
+    def source_slots(self, source: Source | None) -> list[Slots | None]:
+        """The source as each layer sees it, projected once a call."""
+        if source is None:
+            return [None] * len(self.layers)
+        return [layer.source_slots(source.vectors, source.mask) for layer in self.layers]
+
+    def reach(self, layer: Layer, most: int) -> int:
+        """How many slots a layer attends to at most: all, or fewer if it learned so."""
+        return most if layer.span is None else min(most, layer.span.reach())
+
+    def span_loss(self) -> Tensor:
+        if not self.config.adaptive_span:
+            return super().span_loss()
+        return self.config.span_loss * torch.stack([span.z.mean() for span in self.spans()]).sum()
+
+    def clamp_spans(self) -> None:
+        for span in self.spans():
+            span.clamp()
+
+    def spans(self) -> list[AdaptiveSpan]:
+        return [layer.span for layer in self.layers if layer.span is not None]
+
+    def check_source(self, x: Tensor, source: Tensor | None, source_mask: Tensor | None) -> None:
+        if not self.config.cross:
+            return super().check_source(x, source, source_mask)
+        if source is None:
+            raise ValueError("this core was built with cross=True: give it a source (rows, length, width)")
+        if source.dim() != 3 or source.shape[0] != x.shape[0] or source.shape[2] != self.width:
+            raise ValueError(
+                f"the source must be ({x.shape[0]} rows, length, width {self.width}), not {tuple(source.shape)}"
+            )
+        if source_mask is not None and (source_mask.shape != source.shape[:2] or source_mask.dtype != torch.bool):
+            raise ValueError(
+                f"source_mask must be bool of shape {tuple(source.shape[:2])}, true where the source is there, "
+                f"not {source_mask.dtype} of {tuple(source_mask.shape)}"
+            )
+        return None
+
+
+def module_list(layers: Iterable[Layer]) -> Sequence[Layer]:
+    """A ModuleList whose items are known to be layers."""
+    return cast(Sequence[Layer], nn.ModuleList(layers))
+
+
+def nearest(name: str, names: Any) -> str:
+    """' did you mean ...?' for an unknown name, or nothing if none is near."""
+    near = difflib.get_close_matches(name, list(names), 1, 0.5)
+    return f"; did you mean '{near[0]}'?" if near else f"; there are: {', '.join(sorted(names))}"

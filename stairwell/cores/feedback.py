@@ -1,0 +1,162 @@
+"""The Feedback Transformer (Fan et al., 2020, arXiv 2002.09402): every layer reads one memory of past thoughts.
+
+    z_t^l = Attn(x_t^{l-1}, {m_{t-S}, ..., m_{t-1}})          every layer l = 1..L attends to the same memory
+    x_t^l = FF(z_t^l)                                           as in any Transformer
+    m_t   = sum_{l=0..L} softmax(w)_l x_t^l                     equation 1: all layers, token embedding included
+    k_t   = W_k m_t,   v_t = W_v m_t                            shared by all layers, or one pair a layer
+
+The memory's make-up is an option (figures 5 and 8): `all` as above; `average`; a number k, layer k alone (L is the
+top); `recurrent`, where layer l attends to a learned mix of layers 0..l of the past, its own output included.
+Letters: B rows, T tokens, S memory slots, D width, L layers, G memories (1; L for `recurrent`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stairwell.cores.core import Source, TransformerCore, module_list
+from stairwell.cores.time import KeysValues, ages, counts, slide, stack
+from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
+from stairwell.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedbackConfig(LayerConfig):
+    memory: int = 100
+    "how many past tokens are remembered (S)"
+    make_up: Literal["all", "average", "recurrent"] | int = "all"
+    "what the memory is made of: all layers by learned weights, their average, recurrent, or the number of one layer"
+    share_kv: bool = True
+    "one pair of key and value projections for all layers instead of one pair a layer"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory < 1:
+            raise ValueError(f"memory must be at least 1, not {self.memory}")
+        if isinstance(self.make_up, int):
+            if not 0 <= self.make_up <= self.layers:
+                raise ValueError(
+                    f"make_up {self.make_up}: there are layers 0 (the embedding) to {self.layers} (the top)"
+                )
+        elif self.make_up not in ("all", "average", "recurrent"):
+            raise ValueError(f"make_up must be 'all', 'average', 'recurrent' or a layer's number, not {self.make_up!r}")
+
+    @property
+    def memories(self) -> int:
+        """How many vectors a slot holds (G)."""
+        return self.layers if self.make_up == "recurrent" else 1
+
+
+@dataclass(frozen=True, eq=False)
+class FeedbackState(State):
+    memory: Tensor  # (B, S + slack, G, D): m_t as it was made, before norm and projection
+
+
+class Mix(nn.Module):
+    """How much of each layer goes into each memory: softmax weights over layers 0..L for each of G memories."""
+
+    def __init__(self, config: FeedbackConfig) -> None:
+        super().__init__()
+        L, G = config.layers, config.memories
+        layer, memory = torch.arange(L + 1), torch.arange(G)
+        # Recurrent memory l-1 serves layer l and mixes layers 0..l; every other memory mixes all layers.
+        allowed = layer <= memory[:, None] + 1 if config.make_up == "recurrent" else (layer >= 0).expand(G, L + 1)
+        if isinstance(config.make_up, int):
+            allowed = (layer == config.make_up).expand(G, L + 1)
+        self.register_buffer("allowed", allowed.clone(), persistent=False)
+        learned = config.make_up in ("all", "recurrent")
+        self.weights = nn.Parameter(torch.zeros(G, L + 1)) if learned else None
+
+    def forward(self, like: Tensor) -> Tensor:
+        """The mix (G, L + 1); each row adds up to 1."""
+        allowed: Tensor = self.allowed  # type: ignore[assignment]
+        weights = self.weights if self.weights is not None else like.new_zeros(allowed.shape)
+        return weights.masked_fill(~allowed, -torch.inf).softmax(-1)
+
+
+class Feedback(TransformerCore):
+    state_type = FeedbackState
+
+    def __init__(self, config: FeedbackConfig) -> None:
+        super().__init__(config.width)
+        self.config: FeedbackConfig = config
+        distances = config.memory + 1 - config.first
+        self.layers = module_list(
+            Layer(config, distances, owns_keys=l == 0 or not config.share_kv) for l in range(config.layers)
+        )
+        self.position = RelativePosition(distances, config.first, config.K)
+        self.mix = Mix(config)
+
+    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
+        return {"memory": (self.config.memory + slack, self.config.memories, self.width)}
+
+    def slack(self, state: FeedbackState) -> int:
+        return state.memory.shape[1] - self.config.memory
+
+    def projecting_layer(self, l: int) -> Layer:
+        """The layer whose norm and projections make the keys and values that layer l reads."""
+        return self.layers[0 if self.config.share_kv else l]
+
+    def key_sets(self, memory: Tensor) -> list[KeysValues]:
+        """Keys and values for each layer; one set for all where memory and projections are the same."""
+        config = self.config
+        if config.share_kv and config.memories == 1:
+            return [KeysValues(self.projecting_layer(0).keys_values, memory[:, :, 0])] * config.layers
+        return [
+            KeysValues(self.projecting_layer(l).keys_values, memory[:, :, min(l, config.memories - 1)])
+            for l in range(config.layers)
+        ]
+
+    def walk(
+        self,
+        x: Tensor,
+        state: FeedbackState,
+        start: Tensor | None = None,
+        source: Source | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, FeedbackState]:
+        B, T, _ = x.shape
+        S, L = self.config.memory, self.config.layers
+        age = ages(state.count, start, T)
+        mix = self.mix(x)  # (G, L + 1)
+        sources = self.source_slots(source)
+        reach = [self.reach(layer, S) for layer in self.layers]
+        # All S slots are projected once; the slack beyond them is nobody's business.
+        sets = self.key_sets(state.memory[:, -S:])
+        made: list[Tensor] = []
+        outputs: list[Tensor] = []
+        for t in range(T):
+            x_t = [x[:, t : t + 1]]  # x_t^0, then x_t^1 ... x_t^L as they are computed
+            for l, layer in enumerate(self.layers):
+                slots = self.slots(l, x_t[l], sets[l], reach[l], age[:, t])
+                kept = masks.at(l, t, t + 1) if masks is not None else KEEP_ALL
+                above, weights = layer(x_t[l], slots, self.position, sources[l], kept)
+                x_t.append(above)
+                if self.seen is not None:
+                    self.seen.add(l, weights, slots.distance, self.config.first)
+            outputs.append(x_t[L])
+            m_t = torch.einsum("gl,lbtd->btgd", mix, torch.stack(x_t))  # (B, 1, G, D)
+            made.append(m_t)
+            if sets[0] is sets[-1]:
+                sets[0].append(m_t[:, :, 0])
+            else:
+                for l, keys_values in enumerate(sets):
+                    keys_values.append(m_t[:, :, min(l, self.config.memories - 1)])
+        if self.seen is not None:
+            self.seen.layer_weights = mix.detach()
+        count, room = counts(state.count, state.room, start, age, self.slack(state))
+        return stack(outputs), FeedbackState(count, room, slide(state.memory, stack(made), count, start))
+
+    def slots(self, l: int, x: Tensor, past: KeysValues, reach: int, age: Tensor) -> Slots:
+        """What layer l sees of the past, and of itself if it may: the last `reach` slots that the row has filled."""
+        keys, values = past.back(0, reach)
+        nearest = 1
+        if self.config.sees_itself:
+            own_key, own_value = self.projecting_layer(l).keys_values(x)
+            keys, values, nearest = [*keys, own_key], [*values, own_value], 0
+        distance = torch.arange(reach, nearest - 1, -1, device=x.device)
+        return Slots(keys, values, distance[None], (distance <= age[:, None])[:, None])

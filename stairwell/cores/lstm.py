@@ -1,0 +1,85 @@
+"""The LSTM (Hochreiter & Schmidhuber, 1997), `torch.nn.LSTM` behind the same contract: the recurrent baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from stairwell.cores.core import Core, Source
+from stairwell.cores.time import ages, counts
+from stairwell.layers import Masks
+from stairwell.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class LSTMConfig:
+    width: int = 256
+    "width of the model and of the hidden state (D)"
+    layers: int = 2
+    "number of layers (L)"
+    dropout: float = 0.0
+    "dropout rate between the layers"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), not {self.dropout}")
+
+
+@dataclass(frozen=True, eq=False)
+class LSTMState(State):
+    hidden: Tensor  # (B, L, D)
+    cell: Tensor  # (B, L, D)
+
+    def crop(self, tokens: Any) -> Self:
+        raise ValueError(
+            "an LSTM cannot take tokens back: its state holds no single token; keep an earlier state instead"
+        )
+
+
+class LSTM(Core):
+    state_type = LSTMState
+
+    def __init__(self, config: LSTMConfig) -> None:
+        super().__init__(config.width)
+        self.config = config
+        dropout = config.dropout if config.layers > 1 else 0.0  # there is nothing between the layers of one layer
+        self.lstm = nn.LSTM(config.width, config.width, config.layers, batch_first=True, dropout=dropout)
+
+    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
+        if slack:
+            raise ValueError("an LSTM cannot take tokens back, so it has no slack; use slack=0")
+        shape = (self.config.layers, self.width)
+        return {"hidden": shape, "cell": shape}
+
+    def slack(self, state: LSTMState) -> int:
+        return 0
+
+    def walk(
+        self,
+        x: Tensor,
+        state: LSTMState,
+        start: Tensor | None = None,
+        source: Source | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, LSTMState]:
+        B, T, _ = x.shape
+        edges = [] if start is None else start.any(0).nonzero().flatten().tolist()
+        hidden, cell = state.hidden.transpose(0, 1), state.cell.transpose(0, 1)  # (L, B, D)
+        outputs: list[Tensor] = []
+        # torch's LSTM runs through a piece in one go; pieces end where any row begins anew.
+        for first, last in zip([0, *edges], [*edges, T], strict=True):
+            if start is not None:
+                begins = start[:, first : first + 1]
+                hidden, cell = hidden.masked_fill(begins, 0), cell.masked_fill(begins, 0)
+            if first < last:
+                y, (hidden, cell) = self.lstm(x[:, first:last], (hidden.contiguous(), cell.contiguous()))
+                outputs.append(y)
+        count, room = counts(state.count, state.room, start, ages(state.count, start, T), 0)
+        after = LSTMState(count, room, *(part.transpose(0, 1).contiguous() for part in (hidden, cell)))
+        return torch.cat(outputs, 1), after

@@ -1,0 +1,344 @@
+"""Staircase attention (Ju et al., 2021, arXiv 2106.04279): chunks climb through the same layers, pass after pass.
+
+    H_{i+1}^N, H_{i+2}^{N-1}, ..., H_{i+N}^1 = TC(H_{i+1}^{N-1}, H_{i+2}^{N-2}, ..., H_{i+N}^0)         equation 3
+
+Chunk i (C tokens) goes through the transformer core TC N times. Read off a diagonal of that equation: at pass n chunk
+i sees, in every layer, its own tokens up to the current one, and chunk i-d at pass n+d, for every 1 <= d <= N-n.
+Whether the diagonal is computed at once or chunk by chunk is a schedule; the walk below goes chunk by chunk.
+
+Cached Staircase (section 3.2.1): only M passes are computed, H_i^n = H_i^M for n > M. Where n+d > M every layer sees
+the same final states H_{i-d}^M, through its own norm and projections. M = N is Staircase; with M = 0 later chunks see a
+chunk's embeddings (the memory network). Global Cached Staircase (appendix B.1): all earlier chunks stay in the cache.
+Letters: B rows, T tokens, C chunk, N passes, M computed passes, L layers, D width.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from stairwell.cores.core import Source, TransformerCore, module_list
+from stairwell.cores.time import KeysValues, ages, counts, forget, slide, stack
+from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
+from stairwell.state import State
+
+FOREVER = 1 << 40  # more chunks than any stream has
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaircaseConfig(LayerConfig):
+    sees_itself: bool = True
+    "whether a token attends to itself, at distance 0; a Staircase always does"
+    chunk: int = 32
+    "tokens that climb together: the paper's forward size (C)"
+    passes: int = 4
+    "how often a chunk goes through the layers (N); the paper's step size is passes * chunk"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.sees_itself:
+            raise ValueError("a Staircase sees its own tokens up to and including the current one; sees_itself is true")
+        for name in ("chunk", "passes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
+    def M(self) -> int:
+        """After how many passes a chunk is cached."""
+        return self.passes
+
+    @property
+    def computed(self) -> int:
+        """How many passes are computed: one even for M = 0, for the output."""
+        return max(self.M, 1)
+
+    @property
+    def N(self) -> int:
+        return self.passes
+
+    @property
+    def distances(self) -> int:
+        return self.passes * self.chunk
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedStaircaseConfig(StaircaseConfig):
+    passes: int = 8
+    "how many chunks, the current one included, are in sight (N); the paper's step size is passes * chunk"
+    compute: int = 1
+    "how many passes are computed before a chunk is cached (M); 0: the cache holds embeddings"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.compute <= self.passes:
+            raise ValueError(f"compute (M) must be in 0..passes (N = {self.passes}), not {self.compute}")
+
+    @property
+    def M(self) -> int:
+        return self.compute
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalCachedStaircaseConfig(LayerConfig):
+    sees_itself: bool = True
+    "whether a token attends to itself, at distance 0; a Staircase always does"
+    chunk: int = 32
+    "tokens that climb together: the paper's forward size (C)"
+    compute: int = 1
+    "how many passes are computed before a chunk is cached (M); 0: the cache holds embeddings"
+    distances: int = 512
+    "learned distances; farther ones share the last"
+    max_tokens: int | None = None
+    "refuse streams longer than this many tokens since their start (the state grows with them); none: no limit"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.sees_itself:
+            raise ValueError("a Staircase sees its own tokens up to and including the current one; sees_itself is true")
+        for name in ("chunk", "distances"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.compute < 0:
+            raise ValueError(f"compute (M) must be at least 0, not {self.compute}")
+
+    @property
+    def M(self) -> int:
+        return self.compute
+
+    @property
+    def computed(self) -> int:
+        return max(self.M, 1)
+
+    @property
+    def N(self) -> int:
+        return FOREVER
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiVectorRNNConfig(StaircaseConfig):
+    """Section 3.3: one backward and one forward token, an RNN whose state is the L inputs of one token."""
+
+    chunk: int = 1
+    "tokens that climb together; 1 here"
+    passes: int = 2
+    "how often a token goes through the layers; 2 here"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryNetworkConfig(CachedStaircaseConfig):
+    """Section 3.3: the past is seen through its embeddings only (Sukhbaatar et al., 2015)."""
+
+    chunk: int = 1
+    "tokens that climb together; 1 here"
+    passes: int = 100
+    "how many tokens, the current one included, are in sight"
+    compute: int = 0
+    "0 here: the cache holds embeddings"
+
+
+@dataclass(frozen=True, eq=False)
+class StaircaseState(State):
+    passes: tuple[Tensor, ...]  # for pass n = 1..computed (B, n*C - 1 + slack, L, D): every layer's input at that pass
+    cache: Tensor  # (B, N*C - 1 + slack, D): the state each token is cached in; no slots where nothing is cached
+
+
+@dataclass(frozen=True, eq=False)
+class GlobalCachedStaircaseState(StaircaseState):
+    """cache (B, tokens of the longest row, D)."""
+
+    def crop(self, tokens: Any) -> Self:
+        cropped = super().crop(tokens)
+        longest = int(cropped.count.max())
+        return dataclasses.replace(cropped, cache=cropped.cache[:, cropped.cache.shape[1] - longest :])
+
+    def select(self, rows: Any) -> Self:
+        return super().select(rows)._trimmed()
+
+    def reset(self, rows: Any) -> Self:
+        return super().reset(rows)._trimmed()
+
+    def _trimmed(self) -> Self:
+        """Without the slots that no row uses, so that a state does not remember rows that left."""
+        longest = int(self.count.max()) if self.batch else 0
+        return dataclasses.replace(self, cache=self.cache[:, self.cache.shape[1] - longest :].clone())
+
+    @classmethod
+    def join(cls, states: Any) -> Self:
+        longest = max(state.cache.shape[1] for state in states)
+        padded = [
+            dataclasses.replace(state, cache=nn.functional.pad(state.cache, (0, 0, longest - state.cache.shape[1], 0)))
+            for state in states
+        ]
+        return super().join(padded)
+
+
+class Staircase(TransformerCore):
+    state_type: type[State] = StaircaseState
+
+    def __init__(self, config: StaircaseConfig | GlobalCachedStaircaseConfig) -> None:
+        super().__init__(config.width)
+        self.config: StaircaseConfig | GlobalCachedStaircaseConfig = config
+        self.layers = module_list(Layer(config, config.distances) for _ in range(config.layers))
+        self.position = RelativePosition(config.distances, config.first, config.K)
+
+    @property
+    def caches(self) -> bool:
+        return self.config.M < self.config.N
+
+    def depth(self) -> int:
+        return self.config.computed * self.config.layers
+
+    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
+        C, L, D = self.config.chunk, self.config.layers, self.width
+        shapes: dict[str, tuple[int, ...]] = {
+            f"passes.{n - 1}": (n * C - 1 + slack, L, D) for n in range(1, self.config.computed + 1)
+        }
+        shapes["cache"] = (self.cache_slots(slack), D)
+        return shapes
+
+    def cache_slots(self, slack: int) -> int:
+        return self.config.N * self.config.chunk - 1 + slack if self.caches else 0
+
+    def slack(self, state: StaircaseState) -> int:
+        return state.passes[0].shape[1] - (self.config.chunk - 1)
+
+    def walk(
+        self,
+        x: Tensor,
+        state: StaircaseState,
+        start: Tensor | None = None,
+        source: Source | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, StaircaseState]:
+        B, T, _ = x.shape
+        L, M = self.config.layers, self.config.M
+        passes = range(1, self.config.computed + 1)
+        age = ages(state.count, start, T)
+        sources = self.source_slots(source)
+        # What layer l sees of the past at pass n, and of the cache.
+        past = [
+            [KeysValues(layer.keys_values, state.passes[n - 1][:, :, l]) for n in passes]
+            for l, layer in enumerate(self.layers)
+        ]
+        cache = [KeysValues(layer.keys_values, state.cache) for layer in self.layers] if self.caches else []
+        inputs: list[list[Tensor]] = [[] for _ in passes]
+        cached: list[Tensor] = []
+        outputs: list[Tensor] = []
+        for first, last in spans(age, self.config.chunk):
+            h = x[:, first:last]  # H^0
+            if M == 0:
+                cached.append(h)
+            climbing: list[list[Tensor]] = []
+            for n in passes:
+                climbing.append([])
+                for l, layer in enumerate(self.layers):
+                    climbing[-1].append(h)
+                    slots = self.slots(layer, h, n, past[l], cache[l] if self.caches else None, age[:, first])
+                    depth = (n - 1) * L + l
+                    kept = masks.at(depth, first, last) if masks is not None else KEEP_ALL
+                    h, weights = layer(h, slots, self.position, sources[l], kept)
+                    if self.seen is not None:
+                        self.seen.add(depth, weights, slots.distance, 0)
+                if n == M:
+                    cached.append(h)
+            outputs.append(h)
+            for n, layer_inputs in zip(passes, climbing, strict=True):
+                inputs[n - 1].append(torch.stack(layer_inputs, 2))
+                for l, layer_input in enumerate(layer_inputs):
+                    past[l][n - 1].append(layer_input)
+            for keys_values in cache:
+                keys_values.append(cached[-1])
+        count, room = counts(state.count, state.room, start, age, self.slack(state))
+        remembered = tuple(slide(old, stack(new), count, start) for old, new in zip(state.passes, inputs, strict=True))
+        return stack(outputs), type(state)(count, room, remembered, self.next_cache(state, cached, count, start))
+
+    def next_cache(self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None) -> Tensor:
+        return slide(state.cache, stack(cached), count, start) if self.caches else state.cache
+
+    def slots(
+        self, layer: Layer, h: Tensor, n: int, past: list[KeysValues], cache: KeysValues | None, age: Tensor
+    ) -> Slots:
+        """What a layer sees at pass n: chunk i-d at pass n+d, from the cache where that pass is not computed, and the
+        tokens h (B, t, D) themselves. No row crosses a chunk's edge within h; age (B,) is that of its first token."""
+        B, t, _ = h.shape
+        C, N, M = self.config.chunk, self.config.N, self.config.M
+        phase = age % C  # tokens of the open chunk before h
+        low, high, oldest = int(phase.min()), int(phase.max()), int(age.max())
+        most = self.reach(layer, FOREVER)
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        back: list[Tensor] = []  # for each slot how many tokens it lies before h, 0 for the last one
+        visible: list[Tensor] = []
+
+        def look(at: KeysValues, nearest: int, farthest: int) -> None:
+            """Add the slots of chunks i-nearest to i-farthest; rows may be at different phases of their chunk."""
+            near = 0 if nearest == 0 else low + (nearest - 1) * C
+            far = min(high + farthest * C, oldest, most)
+            if near >= far:
+                return
+            part_keys, part_values = at.back(near, far)
+            slot = torch.arange(far - 1, near - 1, -1, device=h.device)
+            # Slot j lies in chunk i-d: the open one for j < phase, then C slots a chunk.
+            d = (slot - phase[:, None]).div(C, rounding_mode="floor") + 1
+            keys.extend(part_keys)
+            values.extend(part_values)
+            back.append(slot)
+            visible.append((d >= nearest) & (d <= farthest) & (slot < age[:, None]))
+
+        first_cached = max(M - n + 1, 1)
+        if cache is not None:
+            look(cache, first_cached, N - n)
+        for d in range(min(first_cached - 1, N - n), -1, -1):
+            look(past[n + d - 1], d, d)
+        own_keys, own_values = layer.keys_values(h)
+        time = torch.arange(t, device=h.device)
+        distance = torch.cat([*back, -1 - time])[None] + 1 + time[:, None]  # (t, J)
+        seen = torch.cat([*visible, torch.ones(B, t, dtype=torch.bool, device=h.device)], 1)
+        return Slots([*keys, own_keys], [*values, own_values], distance, seen[:, None] & (distance >= 0))
+
+
+class GlobalCachedStaircase(Staircase):
+    state_type: type[State] = GlobalCachedStaircaseState
+    config: GlobalCachedStaircaseConfig
+
+    def cache_slots(self, slack: int) -> int:
+        return 0
+
+    def check_state(self, state: State, batch: int) -> None:
+        # The cache has as many slots as the longest row has tokens; everything else has a fixed shape.
+        if isinstance(state, GlobalCachedStaircaseState):
+            longest = int(state.count.max())
+            if state.cache.shape[1] != longest:
+                raise ValueError(
+                    f"the state's cache has {state.cache.shape[1]} slots for a longest row of {longest} tokens"
+                )
+            state = dataclasses.replace(state, cache=state.cache[:, :0])
+        super().check_state(state, batch)
+
+    def distances(self, state: GlobalCachedStaircaseState, T: int) -> int:
+        return state.cache.shape[1] + T
+
+    def next_cache(self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None) -> Tensor:
+        longest = int(count.max())
+        if self.config.max_tokens is not None and longest > self.config.max_tokens:
+            raise ValueError(
+                f"a row has read {longest} tokens since its start, more than max_tokens={self.config.max_tokens}; "
+                "begin anew (start flags or state.reset) or raise max_tokens"
+            )
+        grown = torch.cat([state.cache, *cached], 1)
+        grown = grown[:, grown.shape[1] - longest :]
+        return grown if start is None else forget(grown.clone(), count)
+
+
+def spans(age: Tensor, C: int) -> Iterator[tuple[int, int]]:
+    """Cut a call wherever any row begins a chunk: (first, last) such that no row crosses an edge in between."""
+    T = age.shape[1]
+    edges = (age % C == 0).any(0).nonzero().flatten().tolist()
+    cuts = sorted({0, *edges, T})
+    yield from pairwise(cuts)

@@ -1,0 +1,111 @@
+"""What every walk over time needs: the age of each token, what can be seen so far, and the memory it leaves behind.
+
+Letters: B rows, T tokens of this call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+TAIL = 32  # tokens that are gathered one by one before they become a piece of their own
+
+
+def ages(count: Tensor, start: Tensor | None, T: int) -> Tensor:
+    """How many tokens of its own a row has read before each token of this call. (B,), (B, T) bool -> (B, T)
+
+    Everything that depends on where a row began (who is visible, where chunks end) follows from this.
+    """
+    steps = torch.arange(T, device=count.device)
+    age = count[:, None] + steps
+    if start is None:
+        return age
+    begun = torch.where(start, steps, -1).cummax(1).values  # the last start at or before each token
+    return torch.where(begun >= 0, steps - begun, age)
+
+
+def counts(count: Tensor, room: Tensor, start: Tensor | None, age: Tensor, slack: int) -> tuple[Tensor, Tensor]:
+    """A row's count and how far it can be cropped, after this call."""
+    T = age.shape[1]
+    after = age[:, -1] + 1
+    room = room + T
+    if start is not None:
+        room = torch.where(start.any(1), after, room)
+    return after, room.clamp(max=slack)
+
+
+def slide(memory: Tensor, new: Tensor, count: Tensor, start: Tensor | None) -> Tensor:
+    """The memory after the tokens `new`: as many slots as before, newest last, what lies before a start zeroed.
+
+    memory (B, slots, ...), new (B, T, ...), count (B,) after the call. Copies the memory once.
+    """
+    slots, T = memory.shape[1], new.shape[1]
+    moved = torch.cat([memory[:, min(T, slots) :], new[:, max(T - slots, 0) :]], 1)
+    return moved if start is None else forget(moved, count)
+
+
+def forget(memory: Tensor, count: Tensor) -> Tensor:
+    """Zero the slots that are older than the row's start. memory (B, slots, ...), count (B,)"""
+    slots = memory.shape[1]
+    old = torch.arange(slots, 0, -1, device=memory.device) > count[:, None]
+    return memory.masked_fill_(old.view(*old.shape, *[1] * (memory.dim() - 2)), 0)
+
+
+class Track:
+    """Keys (or values) along time, (B, H, time, K), that grows at its end and is read as a few views.
+
+    The memory that a call begins with is never copied. New tokens are merged into pieces of growing size, like the
+    digits of a binary counter, so T tokens lie in about log T pieces and each was copied about log T times.
+    """
+
+    def __init__(self, memory: Tensor) -> None:
+        self.pieces = [memory]
+
+    def append(self, new: Tensor) -> None:
+        self.pieces.append(new)
+        while len(self.pieces) > 2 and self._size(-2) <= max(self._size(-1), TAIL - 1):
+            new = self.pieces.pop()
+            self.pieces[-1] = torch.cat([self.pieces[-1], new], 2)
+
+    def back(self, near: int, far: int) -> list[Tensor]:
+        """The slots from `far` (not included) to `near` before the end, oldest first: back(0, S) are the last S."""
+        views: list[Tensor] = []
+        end = 0  # slots behind the piece
+        for piece in reversed(self.pieces):
+            size = piece.shape[2]
+            first, last = max(size + end - far, 0), min(size + end - near, size)
+            if first < last:
+                views.append(piece[:, :, first:last])
+            end += size
+        return views[::-1]
+
+    def _size(self, piece: int) -> int:
+        return self.pieces[piece].shape[2]
+
+
+class KeysValues:
+    """The keys and values of one memory as one layer (or all layers) reads it, along time."""
+
+    def __init__(self, project: Callable[[Tensor], tuple[Tensor, Tensor]], memory: Tensor) -> None:
+        self.project = project
+        keys, values = project(memory)
+        self.keys, self.values = Track(keys), Track(values)
+
+    def append(self, memory: Tensor) -> None:
+        """Project new memory vectors (B, t, D) and put them at the end."""
+        keys, values = self.project(memory)
+        self.keys.append(keys)
+        self.values.append(values)
+
+    def back(self, near: int, far: int) -> tuple[list[Tensor], list[Tensor]]:
+        return self.keys.back(near, far), self.values.back(near, far)
+
+    def __len__(self) -> int:
+        return sum(piece.shape[2] for piece in self.keys.pieces)
+
+
+def stack(vectors: Sequence[Tensor]) -> Tensor:
+    """Tokens of a call, each (B, t, ...), along time."""
+    return vectors[0] if len(vectors) == 1 else torch.cat(list(vectors), 1)

@@ -1,0 +1,92 @@
+"""Transformer-XL (Dai et al., 2019), the papers' "Transformer": each layer attends to the layer below, S tokens back.
+
+    z_t^l = Attn(x_t^{l-1}, {x_{t-S}^{l-1}, ..., x_{t-1}^{l-1}}),      x_t^l = FF(z_t^l)
+
+Hidden states of the past are kept, so every token has the same S tokens of context wherever a segment begins.
+Letters: B rows, T tokens, S memory slots, D width, L layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stairwell.cores.core import Source, TransformerCore, module_list
+from stairwell.cores.time import ages, counts, slide
+from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
+from stairwell.state import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerXLConfig(LayerConfig):
+    memory: int = 100
+    "how many past tokens each layer sees (S)"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory < 1:
+            raise ValueError(f"memory must be at least 1, not {self.memory}")
+
+
+@dataclass(frozen=True, eq=False)
+class TransformerXLState(State):
+    memory: Tensor  # (B, S + slack, L, D): the input x^{l-1} of every layer
+
+
+class TransformerXL(TransformerCore):
+    state_type: type[State] = TransformerXLState
+
+    def __init__(self, config: TransformerXLConfig) -> None:
+        super().__init__(config.width)
+        self.config: TransformerXLConfig = config
+        distances = config.memory + 1 - config.first
+        self.layers = module_list(Layer(config, distances) for _ in range(config.layers))
+        self.position = RelativePosition(distances, config.first, config.K)
+
+    def stack(self) -> list[Layer]:
+        """The layers in the order in which a token goes through them."""
+        return list(self.layers)
+
+    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
+        return {"memory": (self.config.memory + slack, self.depth(), self.width)}
+
+    def slack(self, state: Any) -> int:
+        return state.memory.shape[1] - self.config.memory
+
+    def walk(
+        self,
+        x: Tensor,
+        state: Any,
+        start: Tensor | None = None,
+        source: Source | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, State]:
+        B, T, _ = x.shape
+        age = ages(state.count, start, T)
+        sources = self.source_slots(source)
+        inputs: list[Tensor] = []
+        for l, layer in enumerate(self.stack()):
+            inputs.append(x)
+            slots = self.slots(layer, state.memory[:, :, l], x, age)
+            kept = masks.at(l, 0, T) if masks is not None else KEEP_ALL
+            x, weights = layer(x, slots, self.position, sources[l % len(sources)], kept)
+            if self.seen is not None:
+                self.seen.add(l, weights, slots.distance, self.config.first)
+        count, room = counts(state.count, state.room, start, age, self.slack(state))
+        memory = slide(state.memory, torch.stack(inputs, 2), count, start)
+        return x, type(state)(count, room, memory)
+
+    def slots(self, layer: Layer, memory: Tensor, x: Tensor, age: Tensor) -> Slots:
+        """The last S inputs of this layer before each token (itself too, if it may), those of the memory first."""
+        B, T, _ = x.shape
+        S, first = self.config.memory, self.config.first
+        reach = self.reach(layer, S)
+        old_keys, old_values = layer.keys_values(memory[:, memory.shape[1] - reach :])
+        new_keys, new_values = layer.keys_values(x)
+        time = torch.arange(T, device=x.device)
+        distance = time[:, None] - torch.arange(-reach, T, device=x.device)  # (T, reach + T)
+        near = (first <= distance) & (distance <= S)
+        return Slots([old_keys, new_keys], [old_values, new_values], distance, near & (distance <= age[:, :, None]))

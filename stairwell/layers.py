@@ -1,0 +1,316 @@
+"""The maths of one call, without time: attention over a memory, feed-forward, norms, positions, adaptive span.
+
+    score(q, slot) = q . (k_slot + p_distance) / sqrt(K)        p learned, one a distance, for all heads and layers
+    weights        = softmax over the visible slots, times the span's ramp, renormalised
+    Attn           = W_o sum of weights * v_slot
+
+Nothing here knows which slot holds what: cores hand in keys and values, how far away each slot is, and who sees whom.
+Letters: B rows, T queries, J slots, D width, H heads, K head width, F inner width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig:
+    """What all transformer cores share."""
+
+    width: int = 256
+    "width of the model (D)"
+    layers: int = 4
+    "number of layers (L)"
+    heads: int = 4
+    "number of attention heads (H)"
+    head_width: int | None = None
+    "width of one head (K); width / heads if not given"
+    inner: int | None = None
+    "inner width of the feed-forward sublayer (F); 4 times the width if not given"
+    norm: Literal["pre", "post"] = "pre"
+    "normalise before or after each sublayer"
+    sees_itself: bool = False
+    "whether a token attends to itself, at distance 0"
+    attention_dropout: float = 0.0
+    "dropout rate on attention weights"
+    relu_dropout: float = 0.0
+    "dropout rate on the feed-forward's ReLU"
+    layer_drop: float = 0.0
+    "LayerDrop: rate at which a whole layer is skipped, one coin a layer and call"
+    adaptive_span: bool = False
+    "learn for each head how far back it looks"
+    span_ramp: int = 32
+    "tokens over which a learned span fades out (R)"
+    span_loss: float = 0.0
+    "loss per token of learned span (summed over layers, averaged over heads)"
+    cross: bool = False
+    "attend to a source (for sequence to sequence) in every layer"
+
+    def __post_init__(self) -> None:
+        for name in ("width", "layers", "heads", "span_ramp"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("head_width", "inner"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.head_width is None and self.width % self.heads:
+            raise ValueError(
+                f"width {self.width} is not divisible by {self.heads} heads; "
+                f"choose a multiple, or give head_width (for instance {self.width // self.heads or 1})"
+            )
+        for name in ("attention_dropout", "relu_dropout", "layer_drop"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        if self.norm not in ("pre", "post"):
+            raise ValueError(f"norm must be 'pre' or 'post', not {self.norm!r}")
+        if self.span_loss and not self.adaptive_span:
+            raise ValueError("span_loss is only read with adaptive_span=True")
+
+    @property
+    def K(self) -> int:
+        return self.head_width or self.width // self.heads
+
+    @property
+    def F(self) -> int:
+        return self.inner or 4 * self.width
+
+    @property
+    def first(self) -> int:
+        """The nearest distance that a token attends to."""
+        return 0 if self.sees_itself else 1
+
+
+class RelativePosition(nn.Module):
+    """p_distance: one learned vector a distance; distances beyond the last share the last."""
+
+    def __init__(self, distances: int, first: int, head_width: int) -> None:
+        super().__init__()
+        self.first = first
+        self.vectors = nn.Parameter(torch.empty(distances, head_width))
+        nn.init.normal_(self.vectors, std=head_width**-0.5)
+
+    def slot(self, distance: Tensor) -> Tensor:
+        """Which vector belongs to a distance."""
+        return (distance - self.first).clamp(0, self.vectors.shape[0] - 1)
+
+    def forward(self, q: Tensor, distance: Tensor) -> Tensor:
+        """q . p_distance. q (B, H, T, K), distance (T, J) -> (B, H, T, J)"""
+        scores = q @ self.vectors.T  # (B, H, T, distances)
+        index = self.slot(distance).expand(*q.shape[:2], -1, -1)
+        return scores.gather(-1, index)
+
+
+class AdaptiveSpan(nn.Module):
+    """A learned span z for each head: weights fade from 1 at distance z to 0 at z + R (Sukhbaatar et al., 2019)."""
+
+    def __init__(self, heads: int, longest: int, first: int, ramp: int) -> None:
+        super().__init__()
+        self.longest, self.first, self.ramp = longest, first, ramp
+        self.z = nn.Parameter(torch.zeros(heads))
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """The ramp at each distance. (T, J) -> (H, T, J). The nearest distance always counts fully."""
+        beyond = distance - self.first - self.z[:, None, None]
+        return (1 - beyond / self.ramp).clamp(0, 1)
+
+    def reach(self) -> int:
+        """How many slots, counted from the nearest, have any weight: farther ones need not be computed."""
+        return max(1, math.ceil(float(self.z.detach().max()) + self.ramp))
+
+    @torch.no_grad()
+    def clamp(self) -> None:
+        self.z.clamp_(0, self.longest)
+
+
+def masked_softmax(scores: Tensor, visible: Tensor, ramp: Tensor | None = None) -> Tensor:
+    """Softmax over the visible slots, each counted `ramp` times; all zero where nothing is visible."""
+    if ramp is not None:
+        visible = visible & (ramp > 0)
+    scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
+    powers = (scores - scores.detach().amax(-1, keepdim=True)).exp()
+    powers = powers * (visible if ramp is None else visible * ramp)
+    total = powers.sum(-1, keepdim=True)
+    return powers / total.masked_fill(total == 0, 1)
+
+
+@dataclass(frozen=True)
+class Masks:
+    """The random part of one call, drawn in one place so that every engine sees the same. Depth counts layers from
+    the first, through all passes."""
+
+    attention: tuple[Tensor, ...]  # a depth each: (B, H, T, distances) bool, what is kept; empty if the rate is 0
+    relu: tuple[Tensor, ...]  # a depth each: (B, T, F) bool
+    cross: tuple[Tensor, ...]  # a depth each: (B, H, T, source) bool
+    dropped: tuple[bool, ...]  # a layer each
+
+    @staticmethod
+    def draw(config: LayerConfig, x: Tensor, depth: int, distances: int, source: Tensor | None) -> Masks:
+        B, T, _ = x.shape
+
+        def kept(rate: float, *shape: int) -> tuple[Tensor, ...]:
+            if not rate:
+                return ()
+            return tuple(torch.rand(shape, device=x.device) >= rate for _ in range(depth))
+
+        rate = config.attention_dropout
+        cross = kept(rate, B, config.heads, T, source.shape[1]) if source is not None else ()
+        coins = torch.rand(config.layers).tolist() if config.layer_drop else [1.0] * config.layers
+        return Masks(
+            attention=kept(rate, B, config.heads, T, distances),
+            relu=kept(config.relu_dropout, B, T, config.F),
+            cross=cross,
+            dropped=tuple(coin < config.layer_drop for coin in coins),
+        )
+
+    def at(self, depth: int, first: int, last: int) -> LayerMasks:
+        """What is kept in one layer for the queries first..last-1."""
+
+        def queries(masks: tuple[Tensor, ...]) -> Tensor | None:
+            return masks[depth][..., first:last, :] if masks else None
+
+        dropped = self.dropped[depth % len(self.dropped)]
+        return LayerMasks(queries(self.attention), queries(self.relu), queries(self.cross), dropped)
+
+
+@dataclass(frozen=True)
+class LayerMasks:
+    attention: Tensor | None = None
+    relu: Tensor | None = None
+    cross: Tensor | None = None
+    dropped: bool = False
+
+
+KEEP_ALL = LayerMasks()
+
+
+@dataclass(frozen=True)
+class Slots:
+    """What a query may attend to: keys and values in parts (so that nobody has to copy them together), the distance of
+    each slot from each query, and who sees whom."""
+
+    keys: Sequence[Tensor]  # parts (B, H, j, K) whose j add up to J
+    values: Sequence[Tensor]  # the same shapes
+    distance: Tensor  # (T, J) int64
+    visible: Tensor  # (B, T or 1, J) bool
+
+
+class Attention(nn.Module):
+    """Queries and output of multi-head attention; keys and values too, unless another layer's are shared."""
+
+    def __init__(self, config: LayerConfig, owns_keys: bool = True) -> None:
+        super().__init__()
+        D, self.H, self.K = config.width, config.heads, config.K
+        self.rate = config.attention_dropout
+        self.query = nn.Linear(D, self.H * self.K, bias=False)
+        if owns_keys:
+            self.key = nn.Linear(D, self.H * self.K, bias=False)
+            self.value = nn.Linear(D, self.H * self.K, bias=False)
+        self.out = nn.Linear(self.H * self.K, D, bias=False)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """(B, T, H*K) -> (B, H, T, K), laid out so that a range of T is a view that needs no copy to be multiplied."""
+        B, T, _ = x.shape
+        return x.view(B, T, self.H, self.K).transpose(1, 2).contiguous()
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """memory (B, J, D) -> keys, values (B, H, J, K)"""
+        return self.heads(self.key(memory)), self.heads(self.value(memory))
+
+    def forward(
+        self,
+        x: Tensor,
+        slots: Slots,
+        position: RelativePosition | None,
+        span: AdaptiveSpan | None = None,
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """x (B, T, D) -> (B, T, D), weights (B, H, T, J)"""
+        B, T, _ = x.shape
+        q = self.heads(self.query(x))
+        scores = torch.cat([q @ part.transpose(-1, -2) for part in slots.keys], -1)  # (B, H, T, J)
+        if position is not None:
+            scores = scores + position(q, slots.distance)
+        ramp = span(slots.distance) if span is not None else None
+        weights = masked_softmax(scores / math.sqrt(self.K), slots.visible[:, None], ramp)
+        used = weights
+        if kept is not None:
+            if position is not None:  # self-attention's masks are laid out by distance
+                kept = kept.gather(
+                    -1, (slots.distance - position.first).clamp(0, kept.shape[-1] - 1).expand_as(weights)
+                )
+            used = weights * kept / (1 - self.rate)
+        sizes = [part.shape[2] for part in slots.values]
+        z = torch.stack([w @ part for w, part in zip(used.split(sizes, -1), slots.values, strict=True)]).sum(0)
+        return self.out(z.transpose(1, 2).reshape(B, T, self.H * self.K)), weights
+
+
+class FeedForward(nn.Module):
+    """W_2 ReLU(W_1 x + b_1) + b_2, with dropout on the ReLU."""
+
+    def __init__(self, config: LayerConfig) -> None:
+        super().__init__()
+        self.rate = config.relu_dropout
+        self.inner = nn.Linear(config.width, config.F)
+        self.out = nn.Linear(config.F, config.width)
+
+    def forward(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
+        active = F.relu(self.inner(x))
+        return self.out(active if kept is None else active * kept / (1 - self.rate))
+
+
+class Layer(nn.Module):
+    """One transformer layer: attention to the memory, attention to a source if there is one, feed-forward."""
+
+    def __init__(self, config: LayerConfig, distances: int, owns_keys: bool = True) -> None:
+        super().__init__()
+        D = config.width
+        self.pre = config.norm == "pre"
+        self.attention_norm = nn.LayerNorm(D)
+        self.attention = Attention(config, owns_keys)
+        self.span = (
+            AdaptiveSpan(config.heads, distances, config.first, config.span_ramp) if config.adaptive_span else None
+        )
+        if config.cross:
+            self.cross_norm = nn.LayerNorm(D)
+            self.cross = Attention(config)
+        self.feed_forward_norm = nn.LayerNorm(D)
+        self.feed_forward = FeedForward(config)
+
+    def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of raw memory: with pre-norm through the norm that this layer's queries go through."""
+        return self.attention.keys_values(self.attention_norm(memory) if self.pre else memory)
+
+    def forward(
+        self,
+        x: Tensor,
+        slots: Slots,
+        position: RelativePosition,
+        source: Slots | None = None,
+        masks: LayerMasks = KEEP_ALL,
+    ) -> tuple[Tensor, Tensor]:
+        """x (B, T, D) -> the layer's output (B, T, D), attention weights (B, H, T, J)"""
+        if masks.dropped:
+            return x, x.new_zeros(0)
+        normed = self.attention_norm(x) if self.pre else x
+        z, weights = self.attention(normed, slots, position, self.span, masks.attention)
+        x = x + z if self.pre else self.attention_norm(x + z)
+        if source is not None:
+            z, _ = self.cross(self.cross_norm(x) if self.pre else x, source, None, None, masks.cross)
+            x = x + z if self.pre else self.cross_norm(x + z)
+        if self.pre:
+            return x + self.feed_forward(self.feed_forward_norm(x), masks.relu), weights
+        return self.feed_forward_norm(x + self.feed_forward(x, masks.relu)), weights
+
+    def source_slots(self, source: Tensor, mask: Tensor | None) -> Slots:
+        """The source (B, R, D) as slots that any number of queries see where the mask (B, R) is true."""
+        B, R, _ = source.shape
+        keys, values = self.cross.keys_values(source)
+        visible = torch.ones(B, R, dtype=torch.bool, device=source.device) if mask is None else mask
+        return Slots([keys], [values], torch.zeros(1, R, dtype=torch.int64, device=source.device), visible[:, None])

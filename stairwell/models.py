@@ -1,0 +1,273 @@
+"""Models: embed -> core -> head. The core does the thinking; this file only turns symbols into vectors and back.
+
+    logits, state = model(tokens, state)              tokens (B, T) int64 -> (B, T, V)
+    losses, state = model.nll(tokens, targets, state)        per-token losses (B, T), for any size of vocabulary
+
+Letters: B rows, T tokens, D width, V output symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from stairwell.cores import Core, Seen, build
+from stairwell.cores.feedback import FeedbackConfig
+from stairwell.state import State
+
+IGNORE = -100  # a target that is not scored
+LOGITS_AT_ONCE = 1 << 24  # numbers; larger outputs are computed in blocks of tokens, and again for the gradient
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveConfig:
+    """Adaptive embeddings and softmax (Baevski & Auli, 2019; Grave et al., 2017): rare words get narrower vectors."""
+
+    cutoffs: tuple[int, ...] = (20_000, 40_000, 200_000)
+    "where each cluster of rarer words begins; words are numbered by falling frequency"
+    factor: int = 4
+    "how much narrower each cluster is than the one before"
+
+    def clusters(self, vocabulary: int) -> list[tuple[int, int]]:
+        edges = [0, *(cutoff for cutoff in self.cutoffs if cutoff < vocabulary), vocabulary]
+        if edges != sorted(set(edges)):
+            raise ValueError(f"adaptive cutoffs must rise, got {self.cutoffs}")
+        return list(pairwise(edges))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig:
+    core: Any = field(default_factory=FeedbackConfig)
+    "the core's own config"
+    inputs: int = 256
+    "number of input symbols"
+    outputs: int | None = None
+    "number of output symbols (V); the inputs if not given"
+    tied: bool = False
+    "use the input vectors for the output too"
+    embedding_dropout: float = 0.0
+    "dropout rate on the embedded input"
+    output_dropout: float = 0.0
+    "dropout rate on the core's output"
+    adaptive: AdaptiveConfig | None = None
+    "adaptive embeddings and softmax, for large vocabularies"
+
+    def __post_init__(self) -> None:
+        if self.inputs < 1 or (self.outputs is not None and self.outputs < 1):
+            raise ValueError("a model needs at least one input and one output symbol")
+        if self.tied and self.inputs != self.V:
+            raise ValueError(f"tied needs as many outputs as inputs, got {self.V} and {self.inputs}")
+        for name in ("embedding_dropout", "output_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+
+    @property
+    def V(self) -> int:
+        return self.outputs if self.outputs is not None else self.inputs
+
+
+class Embedding(nn.Module):
+    """One vector a symbol, scaled so that each number has about unit variance while the weights suit a tied head."""
+
+    def __init__(self, symbols: int, width: int) -> None:
+        super().__init__()
+        self.scale = width**0.5
+        self.vectors = nn.Parameter(torch.randn(symbols, width) / self.scale)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return F.embedding(tokens, self.vectors) * self.scale
+
+
+class Head(nn.Module):
+    """Logits, one a symbol; with the embedding's vectors if tied."""
+
+    def __init__(self, symbols: int, width: int, tied: Embedding | None) -> None:
+        super().__init__()
+        self.vectors = tied.vectors if tied is not None else nn.Parameter(torch.randn(symbols, width) / width**0.5)
+        self.bias = None if tied is not None else nn.Parameter(torch.zeros(symbols))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.vectors, self.bias)
+
+    def nll(self, x: Tensor, targets: Tensor) -> Tensor:
+        """x (n, D), targets (n,) -> (n,)"""
+        return F.cross_entropy(self(x).float() if x.dtype != torch.float64 else self(x), targets, reduction="none")
+
+
+class AdaptiveVectors(nn.Module):
+    """The vectors of an adaptive vocabulary: a narrower table for each cluster and a projection to the full width."""
+
+    def __init__(self, symbols: int, width: int, config: AdaptiveConfig) -> None:
+        super().__init__()
+        self.clusters = config.clusters(symbols)
+        widths = [max(1, width // config.factor**i) for i in range(len(self.clusters))]
+        self.tables = nn.ParameterList(
+            torch.randn(last - first, narrow) / narrow**0.5 for (first, last), narrow in zip(self.clusters, widths)
+        )
+        self.projections = nn.ParameterList(torch.randn(width, narrow) / narrow**0.5 for narrow in widths)
+
+
+class AdaptiveEmbedding(nn.Module):
+    def __init__(self, symbols: int, width: int, config: AdaptiveConfig) -> None:
+        super().__init__()
+        self.width = width
+        self.vectors = AdaptiveVectors(symbols, width, config)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        V = self.vectors
+        flat = tokens.flatten()
+        x = V.projections[0].new_zeros(flat.shape[0], self.width)
+        for (first, last), table, projection in zip(V.clusters, V.tables, V.projections):
+            where = ((flat >= first) & (flat < last)).nonzero().flatten()
+            embedded = F.linear(F.embedding(flat[where] - first, table), projection) * table.shape[1] ** 0.5
+            x = x.index_put((where,), embedded.to(x.dtype))
+        return x.view(*tokens.shape, self.width)
+
+
+class AdaptiveHead(nn.Module):
+    """Log-probabilities in two steps: a frequent word or a cluster, then the word within its cluster."""
+
+    def __init__(self, symbols: int, width: int, config: AdaptiveConfig, tied: AdaptiveEmbedding | None) -> None:
+        super().__init__()
+        self.vectors = tied.vectors if tied is not None else AdaptiveVectors(symbols, width, config)
+        self.clusters = self.vectors.clusters
+        self.rare = nn.Parameter(torch.randn(len(self.clusters) - 1, width) / width**0.5)
+
+    def scores(self, x: Tensor, cluster: int) -> Tensor:
+        """x (n, D) -> (n, words of the cluster)"""
+        return F.linear(x @ self.vectors.projections[cluster], self.vectors.tables[cluster])
+
+    def first_step(self, x: Tensor) -> Tensor:
+        """Log-probabilities of the frequent words and, after them, of the clusters."""
+        return torch.cat([self.scores(x, 0), F.linear(x, self.rare)], -1).log_softmax(-1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The log-probabilities of all symbols. (..., D) -> (..., V)"""
+        first, frequent = self.first_step(x), self.clusters[0][1]
+        steps = [first[..., :frequent]]
+        for i in range(1, len(self.clusters)):
+            steps.append(first[..., frequent + i - 1, None] + self.scores(x, i).log_softmax(-1))
+        return torch.cat(steps, -1)
+
+    def nll(self, x: Tensor, targets: Tensor) -> Tensor:
+        """x (n, D), targets (n,) -> (n,). A cluster's words are scored only for the tokens that are in it."""
+        first, frequent = self.first_step(x), self.clusters[0][1]
+        losses = first.new_zeros(targets.shape)
+        for i, (begin, end) in enumerate(self.clusters):
+            where = ((targets >= begin) & (targets < end)).nonzero().flatten()
+            if not where.numel():
+                continue
+            word = (targets[where] - begin)[:, None]
+            if i == 0:
+                loss = -first[where].gather(1, word)[:, 0]
+            else:
+                inside = self.scores(x[where], i).log_softmax(-1).gather(1, word)[:, 0]
+                loss = -first[where, frequent + i - 1] - inside
+            losses = losses.index_put((where,), loss)
+        return losses
+
+
+class LanguageModel(nn.Module):
+    """Predicts a symbol at every token: the next one, or a label of its own vocabulary (state tracking)."""
+
+    def __init__(self, config: LanguageModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        D = config.core.width
+        self.core: Core = build(config.core)
+        self.embedding: Embedding | AdaptiveEmbedding
+        self.head: Head | AdaptiveHead
+        if config.adaptive is None:
+            embedding = Embedding(config.inputs, D)
+            self.head = Head(config.V, D, embedding if config.tied else None)
+            self.embedding = embedding
+        else:
+            adaptive = AdaptiveEmbedding(config.inputs, D, config.adaptive)
+            self.head = AdaptiveHead(config.V, D, config.adaptive, adaptive if config.tied else None)
+            self.embedding = adaptive
+        # With pre-norm the last thing a token meets is a norm; it is in no memory and not between passes.
+        self.norm = nn.LayerNorm(D) if getattr(config.core, "norm", None) == "pre" else nn.Identity()
+
+    def init_state(
+        self, batch: int, source: Tensor | None = None, source_mask: Tensor | None = None, slack: int = 0
+    ) -> State:
+        """A fresh state for `batch` rows, from which `crop` can take back up to `slack` tokens."""
+        if source is not None or source_mask is not None:
+            raise ValueError("a LanguageModel reads no source")
+        return self.core.init_state(batch, slack)
+
+    def forward(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
+        """tokens (B, T) -> logits (B, T, V), the state after"""
+        x, state = self.hidden(tokens, state, start)
+        return self.head(x), state
+
+    def nll(self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
+        """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, and the state after.
+
+        A large vocabulary's logits are formed for a block of tokens at a time, never for the whole batch."""
+        self.check_symbols(targets, "target", self.config.V, ignore=IGNORE)
+        if targets.shape != tokens.shape:
+            raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
+        x, state = self.hidden(tokens, state, start)
+        flat, wanted = x.flatten(0, 1), targets.flatten()
+        block = max(1, LOGITS_AT_ONCE // self.config.V)
+        if flat.shape[0] <= block:
+            return self.head.nll(flat, wanted).view(targets.shape), state
+        losses = [
+            checkpoint(self.head.nll, flat[i : i + block], wanted[i : i + block], use_reentrant=False)
+            for i in range(0, flat.shape[0], block)
+        ]
+        return torch.cat(losses).view(targets.shape), state
+
+    def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
+        """What the head reads: (B, T, D) after the last norm."""
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens must be (rows, tokens), not {tuple(tokens.shape)}")
+        self.check_symbols(tokens, "token", self.config.inputs)
+        x = F.dropout(self.embedding(tokens), self.config.embedding_dropout, self.training)
+        x, state = self.core(x, state, start)
+        return F.dropout(self.norm(x), self.config.output_dropout, self.training), state
+
+    @staticmethod
+    def check_symbols(symbols: Tensor, what: str, size: int, ignore: int | None = None) -> None:
+        if symbols.dtype != torch.int64:
+            raise TypeError(f"{what}s must be int64, not {symbols.dtype}")
+        # On an accelerator looking at the values would stall it; there the embedding's own check has to do.
+        if symbols.device.type != "cpu":
+            return
+        wrong = (symbols < 0) | (symbols >= size)
+        if ignore is not None:
+            wrong &= symbols != ignore
+        if wrong.any():
+            row, place = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"{what} {int(symbols[row, place])} at row {row}, place {place} is out of range: "
+                f"the model knows 0..{size - 1}"
+            )
+
+
+@contextmanager
+def inspect(model: nn.Module) -> Iterator[Seen]:
+    """Look inside: `with inspect(model) as seen: model(tokens, state)`.
+
+    Then `seen.attention[layer]` is (B, H, T, slots), the nearest slot first (the token itself where it sees itself,
+    else the one before), and `seen.layer_weights` what the memory is made of. Runs the reference engine."""
+    seen = Seen()
+    cores = [module for module in model.modules() if isinstance(module, Core)]
+    if not cores:
+        raise TypeError(f"{type(model).__name__} has no core to look into")
+    for core in cores:
+        core.seen = seen
+    try:
+        yield seen
+    finally:
+        for core in cores:
+            core.seen = None

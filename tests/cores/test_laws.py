@@ -1,0 +1,181 @@
+"""Every law, for every core, on drawn shapes: small and awkward on purpose."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stairwell.cores import CORES
+from tests import laws
+
+NAMES = sorted(CORES)
+TRANSFORMERS = [name for name in NAMES if name != "lstm"]
+EXAMPLES = settings(max_examples=15, deadline=None, derandomize=True)
+
+
+@st.composite
+def configs(draw: Any, name: str) -> Any:
+    """A config of a core: every option that changes the maths, small sizes."""
+    kind = CORES[name][0]
+    if name == "lstm":
+        return kind(width=draw(st.sampled_from([1, 4])), layers=draw(st.integers(1, 2)))
+    heads = draw(st.integers(1, 2))
+    options: dict[str, Any] = {
+        "width": draw(st.sampled_from([4, 6])),
+        "heads": heads,
+        "head_width": draw(st.sampled_from([None, 1, 5])),
+        "inner": 7,
+        "layers": draw(st.integers(1, 3)),
+        "norm": draw(st.sampled_from(["pre", "post"])),
+        "adaptive_span": draw(st.booleans()),
+        "span_ramp": draw(st.integers(1, 4)),
+        "cross": draw(st.booleans()),
+    }
+    fields = kind.__dataclass_fields__
+    if "memory" in fields:
+        options["memory"] = draw(st.sampled_from([1, 2, 3, 5, 40]))  # 40: longer than any stream here
+        options["sees_itself"] = draw(st.booleans())
+    if name == "feedback":
+        options["make_up"] = draw(st.sampled_from(["all", "average", "recurrent", 0, options["layers"]]))
+        options["share_kv"] = draw(st.booleans())
+    if name == "universal":
+        options["passes"] = draw(st.integers(1, 3))
+    if name in ("staircase", "cached-staircase", "global-cached-staircase"):
+        options["chunk"] = draw(st.sampled_from([1, 2, 3, 20]))  # 20: longer than any stream here
+    if name in ("staircase", "cached-staircase"):
+        options["passes"] = draw(st.integers(1, 4))
+    if name == "cached-staircase":
+        options["compute"] = draw(st.integers(0, options["passes"]))
+    if name == "global-cached-staircase":
+        options["compute"] = draw(st.integers(0, 3))
+        options["distances"] = draw(st.sampled_from([2, 64]))  # 2: most distances share the last
+    if name == "memory-network":
+        options["passes"] = draw(st.integers(1, 6))
+    return kind(**options)
+
+
+@st.composite
+def cases(draw: Any, name: str, tokens: Any = None, slack: int = 0) -> laws.Case:
+    config = draw(configs(name))
+    return laws.make_case(
+        config,
+        B=draw(st.integers(1, 3)),
+        T=draw(tokens or st.sampled_from([1, 2, 3, 5, 8, 11])),
+        seed=draw(st.integers(0, 2**20)),
+        starts=draw(st.sampled_from([0.0, 0.15, 0.5])),
+        warm=draw(st.sampled_from([0, 1, 4, 9])),
+        slack=slack,
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_any_split_gives_the_same_outputs_state_and_gradients(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name), cuts=st.lists(st.integers(1, 10), max_size=4))
+    def law(case: laws.Case, cuts: list[int]) -> None:
+        laws.split(case, [cut for cut in cuts if cut < case.x.shape[1]])
+
+    law()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_later_token_changes_nothing_earlier(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name), place=st.integers(0, 10))
+    def law(case: laws.Case, place: int) -> None:
+        laws.causal(case, place % case.x.shape[1])
+
+    law()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_do_not_know_each_other(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name), order=st.lists(st.integers(0, 2), min_size=1, max_size=5))
+    def law(case: laws.Case, order: list[int]) -> None:
+        laws.rows(case, [row % case.x.shape[0] for row in order])
+
+    law()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_start_equals_a_fresh_state(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name), slack=st.just(0))
+    def law(case: laws.Case, slack: int) -> None:
+        laws.start(case)
+
+    law()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_call_changes_nothing_it_is_given(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name))
+    def law(case: laws.Case) -> None:
+        laws.pure(case)
+
+    law()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_stop_at_a_detached_state_and_nowhere_else(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name))
+    def law(case: laws.Case) -> None:
+        laws.detach(case)
+
+    law()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_decoding_step_by_step_equals_teacher_forcing(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name))
+    def law(case: laws.Case) -> None:
+        laws.decode(case)
+
+    law()
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_slack_is_never_read(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name, slack=3))
+    def law(case: laws.Case) -> None:
+        laws.window(case)
+
+    law()
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_crop_equals_never_having_seen(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name, slack=3), back=st.lists(st.integers(0, 3), min_size=3, max_size=3))
+    def law(case: laws.Case, back: list[int]) -> None:
+        laws.crop(case, back[: case.x.shape[0]])
+
+    law()
+
+
+@pytest.mark.parametrize("sees_itself", [False, True])
+@pytest.mark.parametrize("name", ["transformer-xl", "universal"])
+def test_a_token_older_than_depth_times_memory_is_forgotten(name: str, sees_itself: bool) -> None:
+    config = CORES[name][0](width=4, heads=2, layers=2, memory=3, sees_itself=sees_itself)
+    depth = 2 * getattr(config, "passes", 1)
+    laws.forgets(laws.make_case(config, B=2, T=depth * 3 + 4, starts=0, warm=0), depth, S=3)
+
+
+@pytest.mark.parametrize("name", ["feedback", "staircase", "cached-staircase", "multi-vector-rnn"])
+def test_a_recurrent_core_remembers_beyond_its_window(name: str) -> None:
+    """What Transformers cannot: a token far outside the memory still matters."""
+    small = {"memory": 2} if name == "feedback" else {"chunk": 2, "passes": 2} if name != "multi-vector-rnn" else {}
+    case = laws.make_case(CORES[name][0](width=4, heads=2, layers=2, **small), B=1, T=30, starts=0, warm=0)
+    x = case.x.clone().requires_grad_()
+    y, _ = case.run(x, case.core.init_state(1), None)
+    (grad,) = torch.autograd.grad(y[:, -1].sum(), x)
+    assert grad[:, 0].abs().sum() > 0
