@@ -55,7 +55,14 @@ def scramble(module: nn.Module) -> nn.Module:
 
 
 def make_case(
-    config: Any, B: int, T: int, seed: int = 0, starts: float = 0.2, warm: int = 3, slack: int = 0, core: Core | None = None
+    config: Any,
+    B: int,
+    T: int,
+    seed: int = 0,
+    starts: float = 0.2,
+    warm: int = 3,
+    slack: int = 0,
+    core: Core | None = None,
 ) -> Case:
     """A case for a config. `warm` tokens (with starts of their own) are read before the stream begins."""
     torch.manual_seed(seed)
@@ -68,7 +75,9 @@ def make_case(
         there = torch.rand(B, 4) < 0.6
         there[0] = False  # a row with nothing to look at
         source = {"source": torch.randn(B, 4, D, dtype=torch.float64), "source_mask": there}
-    case = Case(core, torch.randn(B, T, D, dtype=torch.float64), torch.rand(B, T) < starts, core.init_state(B, slack), source)
+    case = Case(
+        core, torch.randn(B, T, D, dtype=torch.float64), torch.rand(B, T) < starts, core.init_state(B, slack), source
+    )
     if warm:
         with torch.no_grad():
             x = torch.randn(B, warm, D, dtype=torch.float64)

@@ -145,7 +145,7 @@ class Core(nn.Module):
                 f"the state has {state.batch} rows, the input {batch}; use state.select or init_state({batch})"
             )
         like = next(self.parameters())
-        expected = self.memory_shapes(self.slack(state))
+        expected = self.memory_shapes(max(self.slack(state), 0))
         found = {field: tensor for field, tensor in state.tensors() if field not in ("count", "room")}
         for field in expected.keys() | found.keys():
             shape = tuple(found[field].shape[1:]) if field in found else None

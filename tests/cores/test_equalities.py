@@ -1,0 +1,147 @@
+"""Models that must be each other: the papers' claims about special cases, weight for weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stairwell.cores import Core, build
+from stairwell.cores.feedback import FeedbackConfig
+from stairwell.cores.staircase import (
+    CachedStaircaseConfig,
+    GlobalCachedStaircaseConfig,
+    MemoryNetworkConfig,
+    MultiVectorRNNConfig,
+    StaircaseConfig,
+)
+from stairwell.cores.transformer_xl import TransformerXLConfig
+from stairwell.cores.universal import UniversalConfig
+from tests import laws
+
+SHAPE: dict[str, Any] = {"width": 6, "heads": 2, "head_width": 4, "inner": 9, "layers": 2}
+norms = pytest.mark.parametrize("norm", ["pre", "post"])
+
+
+def twins(one: Any, other: Any) -> tuple[Core, Core]:
+    """Two cores with the same weights under the same names."""
+    torch.manual_seed(3)
+    first = laws.scramble(build(one)).double()
+    second = build(other).double()
+    missing = second.load_state_dict(first.state_dict(), strict=False)
+    assert not [name for name in missing.missing_keys if "mix" not in name], missing
+    return first, second  # type: ignore[return-value]
+
+
+def outputs(core: Core, T: int = 13, start: Tensor | None = None) -> Tensor:
+    torch.manual_seed(5)
+    x = torch.randn(2, T, core.width, dtype=torch.float64)
+    first, state = core(x[:, :4], core.init_state(2), None if start is None else start[:, :4])
+    second, _ = core(x[:, 4:], state, None if start is None else start[:, 4:])
+    return torch.cat([first, second], 1)
+
+
+def assert_equal(one: Core, other: Core, T: int = 13) -> None:
+    torch.manual_seed(4)
+    for start in (None, torch.rand(2, T) < 0.2):
+        torch.testing.assert_close(outputs(one, T, start), outputs(other, T, start), **laws.CLOSE)
+
+
+@norms
+@pytest.mark.parametrize("passes", [2, 5])
+def test_cached_staircase_of_single_tokens_is_feedback_of_the_top_layer(norm: str, passes: int) -> None:
+    cached = CachedStaircaseConfig(**SHAPE, norm=norm, chunk=1, compute=1, passes=passes)
+    feedback = FeedbackConfig(**SHAPE, norm=norm, make_up=2, share_kv=False, memory=passes - 1, sees_itself=True)
+    assert_equal(*twins(cached, feedback))
+
+
+@norms
+def test_memory_network_is_feedback_of_the_embedding(norm: str) -> None:
+    network = MemoryNetworkConfig(**SHAPE, norm=norm, passes=5)
+    assert (network.chunk, network.compute) == (1, 0)
+    feedback = FeedbackConfig(**SHAPE, norm=norm, make_up=0, share_kv=False, memory=4, sees_itself=True)
+    assert_equal(*twins(network, feedback))
+
+
+@norms
+def test_one_pass_over_one_large_chunk_is_transformer_xl(norm: str) -> None:
+    staircase = StaircaseConfig(**SHAPE, norm=norm, passes=1, chunk=13)
+    assert_equal(*twins(staircase, TransformerXLConfig(**SHAPE, norm=norm, memory=12, sees_itself=True)))
+
+
+@norms
+@pytest.mark.parametrize(("passes", "chunk"), [(1, 3), (2, 1), (3, 2), (4, 5)])
+def test_caching_after_the_last_pass_is_staircase(norm: str, passes: int, chunk: int) -> None:
+    cached = CachedStaircaseConfig(**SHAPE, norm=norm, passes=passes, compute=passes, chunk=chunk)
+    assert_equal(*twins(cached, StaircaseConfig(**SHAPE, norm=norm, passes=passes, chunk=chunk)))
+
+
+@norms
+@pytest.mark.parametrize("compute", [0, 1, 2])
+def test_a_cache_longer_than_the_stream_is_global(norm: str, compute: int) -> None:
+    cached = CachedStaircaseConfig(**SHAPE, norm=norm, passes=9, chunk=2, compute=compute)
+    everything = GlobalCachedStaircaseConfig(**SHAPE, norm=norm, chunk=2, compute=compute, distances=18)
+    assert_equal(*twins(cached, everything))
+
+
+def test_multi_vector_rnn_is_two_passes_of_single_tokens() -> None:
+    assert_equal(*twins(MultiVectorRNNConfig(**SHAPE), StaircaseConfig(**SHAPE, chunk=1, passes=2)))
+
+
+@norms
+def test_average_is_all_layers_at_equal_weights(norm: str) -> None:
+    options = {**SHAPE, "norm": norm, "memory": 3}
+    learned, average = twins(FeedbackConfig(**options, make_up="all"), FeedbackConfig(**options, make_up="average"))
+    torch.nn.init.constant_(learned.mix.weights, 0.7)  # type: ignore[union-attr, arg-type]
+    assert_equal(learned, average)
+
+
+def test_all_layers_can_choose_a_single_one() -> None:
+    options = {**SHAPE, "memory": 3}
+    learned, single = twins(FeedbackConfig(**options, make_up="all"), FeedbackConfig(**options, make_up=1))
+    with torch.no_grad():
+        learned.mix.weights.copy_(torch.tensor([[0.0, 800.0, 0.0]]))  # type: ignore[union-attr, operator]
+    assert_equal(learned, single)
+
+
+@norms
+@pytest.mark.parametrize("make_up", ["all", "recurrent"])
+@pytest.mark.parametrize("sees_itself", [False, True])
+def test_shared_projections_are_equal_projections(norm: str, make_up: Any, sees_itself: bool) -> None:
+    options = {**SHAPE, "norm": norm, "memory": 3, "make_up": make_up, "sees_itself": sees_itself}
+    torch.manual_seed(3)
+    shared = laws.scramble(build(FeedbackConfig(**options, share_kv=True))).double()
+    unshared = build(FeedbackConfig(**options, share_kv=False)).double()
+    weights = dict(shared.state_dict())
+    for name in ("attention_norm.weight", "attention_norm.bias", "attention.key.weight", "attention.value.weight"):
+        weights[f"layers.1.{name}"] = weights[f"layers.0.{name}"]
+    shared.load_state_dict(weights, strict=False)
+    unshared.load_state_dict(weights)
+    assert_equal(shared, unshared)  # type: ignore[arg-type]
+
+
+def test_universal_of_one_pass_is_transformer_xl() -> None:
+    options = {**SHAPE, "memory": 4, "sees_itself": True}
+    assert_equal(*twins(UniversalConfig(**options, passes=1), TransformerXLConfig(**options)))
+
+
+def test_universal_repeats_its_layers() -> None:
+    options = {**SHAPE, "layers": 1, "memory": 4, "sees_itself": True}
+    universal, deep = (
+        build(UniversalConfig(**options, passes=3)),
+        build(TransformerXLConfig(**{**options, "layers": 3})),
+    )
+    torch.manual_seed(3)
+    laws.scramble(universal).double()
+    deep.double().load_state_dict(
+        {name: weight for name, weight in universal.state_dict().items() if not name.startswith("layers")}
+        | {
+            name.replace("layers.0", f"layers.{l}"): weight
+            for l in range(3)
+            for name, weight in universal.state_dict().items()
+            if name.startswith("layers.0")
+        }
+    )
+    assert_equal(universal, deep)

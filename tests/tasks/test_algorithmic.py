@@ -1,0 +1,252 @@
+"""Programs, against an interpreter that reads them as text and shares nothing with their generator."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from stairwell.tasks.algorithmic import WORDS, Algorithmic, Config, format_program
+from stairwell.tasks.base import IGNORE
+
+# Table 7 of the paper
+PRINTED_PROGRAM = """
+x = 1 ; print x ; x ++ ; print x ; z = 8 ; print z ; print z ; x -- ; if x > z : z -- ; z ++ ;
+print z ; print x ; print x ; if z < x : z ++ ; x ++ ; z -- ; x -- ; if z > x : z -- ; z ++ ;
+if x > z : z ++ ; if z < 5 : y = 7 ; print x ; if x > z : z ++ ; x ++ ; y = 7 ; if x > 10 : x
+-- ; y -- ; x ++ ; z ++ ; print z ; y -- ; print x ; print x ; z ++ ; y ++ ; y ++ ; if z < 3 :
+y ++ ; if x > 4 : x ++ ; z -- ; x -- ; x -- ; print x ; y ++ ; z ++ ; y -- ; if x > z : z -- ;
+x ++ ; z -- ; print x ; z ++ ; print y ; y ++ ; y -- ; x -- ; print x ; y ++ ; print y ; y --
+; if z < x : x ++ ; if z > 4 : y -- ; z -- ; x ++ ; if y < x : y ++ ; print y ; print z ; z --
+; y -- ; x ++ ; y -- ; y ++ ; if y > 3 : z -- ; y ++ ; if z < 10 : z ++ ; z ++ ; y -- ; z ++ ;
+print z ; x -- ; y -- ; x -- ; x ++ ; if x < 4 : y -- ; print y ; print z ; if z > x : y -- ;
+print z ; if y < x : x -- ; print x ; print z ; if x < 4 : z -- ; if z < y : z ++ ; z -- ; x --
+; print x ; if z < x : y ++ ; print x ; print z ; y -- ; if z < 6 : x ++ ; z -- ; END
+"""
+
+
+class Illegal(Exception):
+    pass
+
+
+@dataclass
+class Run:
+    """A program executed: its statements as text, the answer due at each of its words (None where there is none), and
+    what its conditionals did."""
+
+    statements: list[str] = field(default_factory=list)
+    answers: list[int | None] = field(default_factory=list)
+    executed: list[bool] = field(default_factory=list)
+
+
+def demand(condition: bool, complaint: str) -> None:
+    if not condition:
+        raise Illegal(complaint)
+
+
+def number(word: str) -> int:
+    demand(word.isdigit() and 1 <= int(word) <= 10, f"{word} is not within 1..10")
+    return int(word)
+
+
+def known(values: dict[str, int], name: str) -> int:
+    demand(name in values, f"{name} is not set")
+    return values[name]
+
+
+def change(values: dict[str, int], words: list[str]) -> tuple[str, int]:
+    """What an assignment, ++ or -- would do, if it is legal."""
+    match words:
+        case [name, "=", value]:
+            demand(name.isalpha() and name not in values, f"{name} is set already")
+            return name, number(value)
+        case [name, "++"]:
+            return name, number(str(known(values, name) + 1))
+        case [name, "--"]:
+            return name, number(str(known(values, name) - 1))
+    raise Illegal(f"not a statement: {' '.join(words)}")
+
+
+def execute(text: str) -> Run:
+    """One program from its first statement to END."""
+    run, values = Run(), dict[str, int]()
+    *statements, end = text.split(" ; ") if " ; " in text else [text]
+    demand(end == "END", "no END")
+    for statement in statements:
+        words, answer = statement.split(), None
+        match words:
+            case ["print", name]:
+                answer = known(values, name)
+            case ["if", left, operator, right, ":", *body]:
+                demand(left != right, "compared with itself")
+                a = known(values, left)
+                b = number(right) if right.isdigit() else known(values, right)
+                demand(operator in ("<", ">", "=="), f"no comparison: {operator}")
+                holds = {"<": a < b, ">": a > b, "==": a == b}[operator]
+                name, value = change(values, body)
+                run.executed.append(holds)
+                if holds:
+                    values[name] = value
+            case _:
+                name, value = change(values, words)
+                values[name] = value
+        run.statements.append(statement)
+        run.answers += [None] * len(words) + [answer]
+    run.answers.append(None)
+    return run
+
+
+def programs(words: list[str]) -> list[str]:
+    """The whole programs of a stream of words."""
+    return [text.strip() + " END" for text in " ".join(words).split("END")[:-1]]
+
+
+def kind(statement: str) -> str:
+    first, second = statement.split()[:2]
+    return first if first in ("if", "print") else second
+
+
+def draw(count: int, **options: Any) -> tuple[list[Run], Algorithmic]:
+    """Execute `count` fresh programs and hold their labels against the answers."""
+    task = Algorithmic(Config(test_episodes=count, **options))
+    (batch,) = task.batches("test", 1, 10**9)
+    assert batch.start is None and batch.tokens.max() < task.inputs
+    words = [WORDS[token] for token in batch.tokens[0].tolist()]
+    runs = [execute(program) for program in programs(words)]
+    due = [answer for run in runs for answer in run.answers]
+    labels = [None if target == IGNORE else target + 1 for target in batch.targets[0].tolist()]
+    assert labels == due
+    assert len(runs) == count
+    return runs, task
+
+
+def test_the_printed_program_of_the_paper_is_one_of_ours() -> None:
+    words = PRINTED_PROGRAM.split()
+    assert len(words) == 415
+    assert all(WORDS.index(word) < Algorithmic(Config()).inputs for word in words)
+    run = execute(" ".join(words))
+    assert len(run.statements) == 100
+    assert Counter(map(kind, run.statements)) == {"print": 27, "--": 25, "++": 23, "if": 22, "=": 3}
+    answers = [answer for answer in run.answers if answer is not None]
+    assert answers[:10] == [1, 2, 8, 8, 9, 1, 1, 1, 9, 3]
+    assert answers[-4:] == [10, 1, 1, 8]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "print x ; END",
+        "x ++ ; END",
+        "x = 5 ; x = 6 ; END",
+        "x = 11 ; END",
+        "x = 0 ; END",
+        "x = 10 ; x ++ ; END",
+        "x = 1 ; x -- ; END",
+        "x = 5 ; if x < 9 : y = 2 ; y = 3 ; END",
+        "x = 10 ; if x < 3 : x ++ ; END",  # illegal though not executed
+        "x = 5 ; if x < 3 : y ++ ; END",
+        "x = 5 ; if x < 3 : x = 4 ; END",
+        "x = 5 ; if x < y : x ++ ; END",
+        "x = 5 ; if x < x : x ++ ; END",
+        "x = 5 ; if x > 3 : print x ; END",
+        "x = 5 ; if x > 3 : if x > 4 : x ++ ; END",
+        "if x > 3 : x = 1 ; END",
+        "x = 5 ;",
+    ],
+)
+def test_the_interpreter_refuses_illegal_programs(text: str) -> None:
+    with pytest.raises(Illegal):
+        execute(text)
+
+
+def test_a_variable_is_set_by_execution_only() -> None:
+    run = execute("x = 5 ; if x < 3 : y = 2 ; y = 4 ; print y ; END")
+    assert run.answers[-2] == 4
+
+
+@pytest.mark.parametrize("variables", [1, 2, 3, 5, 10])
+@pytest.mark.parametrize("equality", [False, True])
+def test_generated_programs_are_legal_and_their_labels_are_their_answers(variables: int, equality: bool) -> None:
+    runs, _ = draw(250, variables=variables, equality=equality)
+    statements = [statement for run in runs for statement in run.statements]
+    assert all(len(run.statements) == 100 for run in runs)
+    names = {word for statement in statements for word in statement.split() if word.isalpha()} - {"if", "print"}
+    assert names == set("xyzuvwabcd"[:variables])
+    assert any(" == " in statement for statement in statements) == equality
+
+
+@pytest.mark.parametrize("statements", [1, 2, 17, 250])
+def test_programs_have_as_many_statements_as_asked_for(statements: int) -> None:
+    runs, _ = draw(60, statements=statements)
+    assert {len(run.statements) for run in runs} == {statements}
+
+
+def test_the_mix_of_statements_resembles_the_printed_program() -> None:
+    runs, _ = draw(1000)
+    mix = Counter(kind(statement) for run in runs for statement in run.statements)
+    expected = {"print": 25.7, "if": 25.5, "++": 23.1, "--": 23.0, "=": 2.7}
+    assert {name: count / 1000 for name, count in mix.items()} == pytest.approx(expected, abs=0.4)
+
+    conditionals = [statement.split() for run in runs for statement in run.statements if statement.startswith("if")]
+    with_number = sum(words[3].isdigit() for words in conditionals) / len(conditionals)
+    assert with_number == pytest.approx(0.51, abs=0.02)
+    bodies = Counter(words[6] for words in conditionals)
+    assert bodies["++"] / len(conditionals) == pytest.approx(0.49, abs=0.02)
+    assert 0.01 < bodies["="] / len(conditionals) < 0.05
+    executed = [holds for run in runs for holds in run.executed]
+    assert 0.3 < sum(executed) / len(executed) < 0.6
+    tokens = sum(len(run.answers) for run in runs) / 1000
+    assert tokens == pytest.approx(432, abs=3)
+
+
+def test_numbers_and_variables_are_drawn_evenly() -> None:
+    runs, _ = draw(1000, variables=2, equality=True)
+    statements = [statement.split() for run in runs for statement in run.statements]
+    assigned = Counter(words[2] for words in statements if words[1] == "=")
+    compared = Counter(words[3] for words in statements if words[0] == "if" and words[3].isdigit())
+    operators = Counter(words[2] for words in statements if words[0] == "if")
+    printed = Counter(words[1] for words in statements if words[0] == "print")
+    for counts, size in ((assigned, 10), (compared, 10), (operators, 3), (printed, 2)):
+        assert len(counts) == size
+        total = sum(counts.values())
+        assert all(abs(count / total - 1 / size) < 4 * (total * size) ** -0.5 for count in counts.values())
+
+
+def test_a_curriculum_may_begin_with_fewer_variables_of_the_same_vocabulary() -> None:
+    task = Algorithmic(Config(variables=3))
+    stream = task.stream(range(10), 10, 0)
+    stream.read(100)
+    for variables, statements, names in ((1, 10, "x"), (2, 30, "xy"), (3, 100, "xyz")):
+        stream.change(variables=variables, statements=statements)
+        batch = stream.read(2000)
+        for row in batch.tokens.tolist():
+            words = [WORDS[token] for token in row]
+            runs = [execute(program) for program in programs(words)]
+            assert {len(run.statements) for run in runs} == {statements}
+            assert set(words) & set("xyzuvwabcd") == set(names)
+    with pytest.raises(ValueError, match="variables is 4; it must be between 1 and 3"):
+        stream.change(variables=4)
+
+
+def test_a_reader_can_print_a_program_and_its_answers() -> None:
+    text = "x = 5 ; x ++ ; if x > 3 : y = 10 ; print x ; print y ; END"
+    tokens = [WORDS.index(word) for word in text.split()]
+    targets = [IGNORE if answer is None else answer - 1 for answer in execute(text).answers]
+    assert format_program(tokens, targets).splitlines() == [
+        "x = 5 ;",
+        "x ++ ;",
+        "if x > 3 : y = 10 ;",
+        "print x ;   # 6",
+        "print y ;   # 10",
+        "END",
+    ]
+
+
+def test_options_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="statements is 0; it must be at least 1"):
+        Algorithmic(Config(statements=0))
+    for variables in (0, 11):
+        with pytest.raises(ValueError, match=f"variables is {variables}; it must be between 1 and 10"):
+            Algorithmic(Config(variables=variables))

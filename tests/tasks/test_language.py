@@ -1,0 +1,580 @@
+"""Language modelling: splits, targets, starts, episodes, the cache, and every text that cannot be read."""
+
+from __future__ import annotations
+
+import gzip
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stairwell import text
+from stairwell.tasks import cache, corpus
+from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.encoded import Encoded, Episodic, Packed, split_batches, training_stream
+from stairwell.tasks.language import Config, Language, LanguageScore
+
+LINES = "".join(f"line {i} of a small book, {'x' * (i % 7)} it says\n" for i in range(100))
+
+
+@pytest.fixture(autouse=True)
+def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("STAIRWELL_CACHE", str(folder))
+    return folder
+
+
+def file(folder: Path, content: str | bytes, name: str = "book.txt") -> str:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    return str(folder / name)
+
+
+def language(path: str, **options: Any) -> Language:
+    return Language(Config(path=path, **options))
+
+
+def ids(task: Language, split: str) -> list[int]:
+    data = task.splits[split]
+    return data.tokens(np.arange(len(data))).tolist()
+
+
+def splits_of(task: Language) -> list[str]:
+    return [task.vocabulary.decode(ids(task, split)) for split in ("train", "valid", "test")]
+
+
+def whole(data: Encoded, rows: int, segment: int) -> Batch:
+    """A split in one batch, however it was cut."""
+    batches = list(split_batches(data, rows, segment))
+    assert all(batch.tokens.shape[1] == segment for batch in batches[:-1])
+    starts = [
+        torch.zeros_like(batch.tokens, dtype=torch.bool) if batch.start is None else batch.start for batch in batches
+    ]
+    return Batch(
+        torch.cat([batch.tokens for batch in batches], 1),
+        torch.cat([batch.targets for batch in batches], 1),
+        torch.cat(starts, 1),
+    )
+
+
+def in_order(batch: Batch, present: int) -> Batch:
+    """The rows one after the other, without the filling at their ends. Tokens count up from 1, filling is 0."""
+    real = batch.tokens > 0
+    assert int(real.sum()) == present
+    assert (batch.targets[~real] == IGNORE).all()
+    assert batch.start is not None and not batch.start[~real].any()
+    return Batch(batch.tokens[real], batch.targets[real], batch.start[real])
+
+
+N = 50
+CUTS = [(rows, segment) for rows in (1, 2, 3, 7, 60) for segment in (1, 4, 7, 1000)]
+
+
+@pytest.mark.parametrize(("rows", "segment"), CUTS)
+def test_every_token_is_scored_once_whatever_the_segment_and_the_rows(rows: int, segment: int) -> None:
+    read = in_order(whole(Packed(np.arange(1, N + 1)), rows, segment), N)
+    assert read.tokens.tolist() == list(range(1, N + 1))
+    assert read.targets.tolist() == [*range(2, N + 1), IGNORE]
+
+
+@pytest.mark.parametrize(("rows", "segment"), CUTS)
+def test_documents_start_anew_and_their_first_token_is_no_target(rows: int, segment: int) -> None:
+    begins = np.array([0, 3, 4, 20, 33, 40, 45, 48])
+    read = in_order(whole(Packed(np.arange(1, N + 1), begins), rows, segment), N)
+    assert read.tokens.tolist() == list(range(1, N + 1))
+    assert read.start is not None and np.flatnonzero(read.start).tolist() == begins.tolist()
+    unscored = {*(begins - 1), N - 1}
+    assert read.targets.tolist() == [IGNORE if i in unscored else i + 2 for i in range(N)]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 5, 8])
+def test_with_enough_documents_every_row_begins_with_one(rows: int) -> None:
+    data = Packed(np.arange(1, N + 1), np.array([0, 3, 4, 20, 33, 40, 45, 48]))
+    batch = whole(data, rows, 1000)
+    occupied = batch.tokens[:, 0] > 0
+    assert batch.start is not None and batch.start[occupied, 0].all()
+    assert int(occupied.sum()) > 1
+
+
+def test_an_unmarked_text_has_no_starts() -> None:
+    assert next(split_batches(Packed(np.arange(5)), 2, 3)).start is None
+
+
+def test_rows_and_segments_must_be_at_least_one() -> None:
+    for rows, segment in ((0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="at least 1"):
+            split_batches(Packed(np.arange(5)), rows, segment)
+
+
+def test_episodes_are_cut_filled_up_and_start_anew() -> None:
+    # documents of 6, 1, 3 and 5 tokens in episodes of 4: the second document and the last token of the fourth have
+    # nothing to score
+    data = Episodic(Packed(np.arange(1, 16), np.array([0, 6, 7, 10])), 4)
+    batch = whole(data, 1, 3)
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 0, 0, 8, 9, 10, 0, 11, 12, 13, 14]]
+    assert [t if t != IGNORE else 0 for t in batch.targets[0].tolist()] == [
+        *(2, 3, 4, 0),
+        *(6, 0, 0, 0),
+        *(9, 10, 0, 0),
+        *(12, 13, 14, 0),
+    ]
+    assert batch.start is not None and np.flatnonzero(batch.start[0]).tolist() == [0, 4, 8, 12]
+
+
+@pytest.mark.parametrize("rows", [2, 3, 4, 9])
+def test_rows_never_cut_an_episode(rows: int) -> None:
+    batch = whole(Episodic(Packed(np.arange(1, 16), np.array([0, 6, 7, 10])), 4), rows, 5)
+    assert batch.start is not None
+    assert sorted(batch.tokens[batch.start].tolist()) == [1, 5, 8, 11]
+    occupied = batch.tokens[:, 0] > 0
+    assert batch.start[occupied, 0].all()
+    assert int((batch.targets != IGNORE).sum()) == 3 + 1 + 2 + 3
+
+
+def test_an_unmarked_text_is_one_document_of_episodes() -> None:
+    assert whole(Episodic(Packed(np.arange(1, 6)), 3), 1, 9).tokens.tolist() == [[1, 2, 3, 4, 5, 0]]
+
+
+@pytest.mark.parametrize("episode", [0, 4])
+def test_training_reads_what_evaluation_reads(episode: int) -> None:
+    packed = Packed(np.arange(1, 16), np.array([0, 6, 7, 10]))
+    data = Episodic(packed, episode) if episode else packed
+    once = whole(data, 1, 1000)
+    stream = training_stream(data, range(1), 1)
+    for _ in range(2):  # the stream goes round
+        read = stream.read(len(data))
+        assert torch.equal(read.tokens, once.tokens)
+        assert torch.equal(read.targets, once.targets)
+        assert read.start is not None and once.start is not None and torch.equal(read.start, once.start)
+
+
+def test_rows_of_training_do_not_depend_on_their_neighbours_and_can_be_put_down(tmp_path: Path) -> None:
+    task = language(file(tmp_path, LINES), documents="lines")
+    together, alone = task.stream(range(4), 4, 0), task.stream(range(2, 3), 4, 0)
+    assert torch.equal(together.read(30).tokens[2:3], alone.read(30).tokens)
+    again = task.stream(range(4), 4, 0)
+    again.seek(together.position())
+    expected, read = together.read(11), again.read(11)
+    assert torch.equal(expected.tokens, read.tokens) and torch.equal(expected.targets, read.targets)
+
+
+def test_a_file_is_cut_at_line_edges_and_nothing_is_lost(tmp_path: Path) -> None:
+    train, valid, test = splits_of(language(file(tmp_path, LINES)))
+    assert train + valid + test == LINES
+    assert train.endswith("\n") and valid.endswith("\n") and valid and test
+    assert 0.9 <= len(train) / len(LINES) < 0.92 and 0.95 <= len(train + valid) / len(LINES) < 0.97
+
+
+@pytest.mark.parametrize(
+    ("content", "edge"),
+    [("word " * 100, " "), ("ż" * 200, "")],
+    ids=["spaces", "characters"],
+)
+def test_a_file_without_line_edges_is_cut_between_words_or_characters(tmp_path: Path, content: str, edge: str) -> None:
+    train, valid, test = splits_of(language(file(tmp_path, content), unit="characters"))
+    assert train + valid + test == content
+    assert valid.startswith(edge) and test.startswith(edge) and valid and test
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_file_of_the_customary_size_is_cut_where_everybody_cuts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+) -> None:
+    monkeypatch.setattr(corpus, "CUSTOMARY_SIZE", 1000)
+    content = bytes(range(250)) * 4
+    path = file(tmp_path, gzip.compress(content), "small8.gz") if packed else file(tmp_path, content, "small8")
+    task = language(path)
+    assert ids(task, "train") == list(content[:900])
+    assert ids(task, "valid") == list(content[900:950])
+    assert ids(task, "test") == list(content[950:])
+
+
+def test_a_customary_cut_does_not_break_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = "a" + "ż" * 499 + "b"
+    monkeypatch.setattr(corpus, "CUSTOMARY_SIZE", 1000)
+    task = Language(Config(path=file(tmp_path, content), unit="characters"), text.Characters.build([content]))
+    assert "".join(splits_of(task)) == content
+    assert len(ids(task, "valid")) == 25
+
+
+def test_a_packed_file_reads_like_the_plain_one(tmp_path: Path) -> None:
+    plain = language(file(tmp_path, LINES), unit="words")
+    packed = language(file(tmp_path, gzip.compress(LINES.encode()), "book.gz"), unit="words")
+    assert splits_of(plain) == splits_of(packed)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("ptb.char.train.txt", "ptb.char.valid.txt", "ptb.char.test.txt"),
+        ("wiki.train.tokens", "wiki.valid.tokens", "wiki.test.tokens"),
+        ("train.txt", "val.txt", "test.txt"),
+        ("news-train", "news-dev", "news-test"),
+    ],
+    ids=lambda names: names[0],
+)
+def test_files_that_name_their_split_keep_it(tmp_path: Path, names: tuple[str, str, str]) -> None:
+    for name, content in zip(names, ("to train", "to validate", "to test")):
+        file(tmp_path, content, name)
+    file(tmp_path, "read this first", "README")
+    assert splits_of(language(str(tmp_path))) == ["to train", "to validate", "to test"]
+
+
+def test_a_folder_of_several_corpora_asks_which(tmp_path: Path) -> None:
+    for lead in ("ptb", "ptb.char"):
+        for split in ("train", "valid", "test"):
+            file(tmp_path, f"{lead} {split}", f"{lead}.{split}.txt")
+    with pytest.raises(ValueError, match=r"several corpora; prefix must be one of 'ptb\.char', 'ptb'"):
+        language(str(tmp_path))
+    with pytest.raises(ValueError, match=r"no corpus 'wiki'; prefix must be one of"):
+        language(str(tmp_path), prefix="wiki")
+    assert splits_of(language(str(tmp_path), prefix="ptb"))[0] == "ptb train"
+    assert splits_of(language(str(tmp_path), prefix="ptb.char"))[2] == "ptb.char test"
+
+
+def test_a_missing_split_is_told(tmp_path: Path) -> None:
+    for name in ("train.txt", "valid.txt"):
+        file(tmp_path, "some text", name)
+    task = language(str(tmp_path))
+    with pytest.raises(ValueError, match="has no test split; it has train and valid"):
+        task.batches("test", 1, 1)
+    (tmp_path / "valid.txt").rename(tmp_path / "test.txt")
+    with pytest.raises(ValueError, match=r"train\.txt and test\.txt but no valid file"):
+        language(str(tmp_path))
+
+
+def many_files(folder: Path, count: int = 40) -> str:
+    for i in range(count):
+        file(folder, f"document {i} ends here.\n", f"{i % 3}/{i}.txt")
+    return str(folder)
+
+
+def test_the_files_of_a_folder_are_documents_dealt_to_the_splits(tmp_path: Path) -> None:
+    task = language(many_files(tmp_path))
+    sizes = {split: 1 if data.begins is None else len(data.begins) for split, data in task.splits.items()}
+    assert sizes == {"train": 36, "valid": 2, "test": 2}
+    dealt = "".join(splits_of(task))
+    assert all(f"document {i} ends here.\n" in dealt for i in range(40))
+    data = task.splits["train"]
+    assert data.begins is not None
+    assert all(chr(token) == "d" for token in data.tokens(data.begins))
+
+
+def test_dealing_depends_on_names_only_and_not_on_the_folder_or_the_contents(tmp_path: Path) -> None:
+    first, second = many_files(tmp_path / "first"), many_files(tmp_path / "second")
+    file(Path(second), "changed", "0/0.txt")
+    splits = [
+        {split: [part.file.relative_to(folder) for part in parts] for split, parts in corpus.find(folder).items()}
+        for folder in (first, second)
+    ]
+    assert splits[0] == splits[1]
+
+
+def test_few_files_are_cut_one_by_one(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt"):
+        file(tmp_path, LINES, name)
+    train, valid, test = splits_of(language(str(tmp_path)))
+    one = splits_of(language(str(tmp_path / "a.txt")))
+    assert [train, valid, test] == [part * 2 for part in one]
+    assert len(language(str(tmp_path)).splits["train"].begins) == 2  # type: ignore[arg-type]
+
+
+def test_a_pattern_chooses_the_files_and_hidden_and_empty_ones_are_passed_over(tmp_path: Path) -> None:
+    many_files(tmp_path)
+    file(tmp_path, b"\xff\xfe", "picture.png")
+    file(tmp_path, b"\xff", ".hidden")
+    file(tmp_path, b"", "empty.txt")
+    assert len(ids(language(str(tmp_path), unit="words", files="*.txt"), "train")) == 36 * 5
+    with pytest.raises(ValueError, match=r"has no file that matches '\*\.md'"):
+        language(str(tmp_path), files="*.md")
+
+
+def test_marks_can_be_left_out_or_set_at_lines(tmp_path: Path) -> None:
+    path = many_files(tmp_path)
+    assert language(path, documents="none").splits["train"].begins is None
+    one = file(tmp_path, "one\ntwo\n\nthree\n" * 40, "lines.txt")
+    task = language(one, documents="lines")
+    begins = task.splits["train"].begins
+    assert begins is not None
+    read = task.splits["train"].tokens(np.arange(len(task.splits["train"])))
+    assert all(i == 0 or read[i - 1] == ord("\n") for i in begins)
+    assert len(begins) == splits_of(task)[0].count("\n")
+
+
+def test_the_standard_library_is_a_corpus_on_every_machine() -> None:
+    task = language("stdlib")
+    assert all(data.begins is not None and len(data.begins) > 5 for data in task.splits.values())
+    assert "finite" in task.describe() and "stdlib" in task.describe()
+    assert sum(len(data) for data in task.splits.values()) > 1_000_000
+
+
+def test_the_vocabulary_comes_from_training_alone(tmp_path: Path) -> None:
+    for name, content in {"train.txt": "ab ab", "valid.txt": "ba cd", "test.txt": "a b"}.items():
+        file(tmp_path, content, name)
+    words = language(str(tmp_path), unit="words").vocabulary
+    assert isinstance(words, text.Words) and words.words == ("<unk>", "\n", "ab")
+    with pytest.raises(ValueError, match=r"valid\.txt \(valid split\): the character 'c' \(U\+0063\) .* unit=bytes"):
+        language(str(tmp_path), unit="characters")
+
+
+def test_the_treebanks_separated_characters_count_one_end_a_line(tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        file(tmp_path, " t o _ b e \n b e \n", f"ptb.char.{split}.txt")
+    task = language(str(tmp_path), unit="characters", separated=True)
+    assert task.inputs == 6
+    assert len(ids(task, "train")) == 9
+    assert task.headline == "bits_per_character"
+
+
+def test_end_of_line_symbols_can_be_turned_on_for_a_trained_model(tmp_path: Path) -> None:
+    path = file(tmp_path, LINES)
+    without = language(path, unit="words", end_of_line=False)
+    with_ends = Language(Config(path=path, unit="words"), without.vocabulary)
+    assert with_ends.inputs == without.inputs
+    assert len(ids(with_ends, "train")) == len(ids(without, "train")) + splits_of(with_ends)[0].count("\n")
+
+
+@pytest.mark.parametrize("unit", ["bytes", "characters", "words", "bpe"])
+def test_pieces_of_any_size_give_the_same_tokens(
+    tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    content = LINES + "a very long line without any end " * 30 + "\n" + LINES.replace("x", "ż")
+    path = file(tmp_path, content)
+    options: dict[str, Any] = {"unit": unit, "vocabulary": 300} if unit == "bpe" else {"unit": unit}
+    if unit == "characters":
+        options["documents"] = "lines"
+    once = language(path, **options)
+    monkeypatch.setattr(corpus, "PIECE", 64)
+    monkeypatch.setenv("STAIRWELL_CACHE", str(cache_folder / "other"))
+    again = language(path, **options)
+    for split in ("train", "valid", "test"):
+        assert ids(again, split) == ids(once, split)
+        np.testing.assert_array_equal(again.splits[split].begins, once.splits[split].begins)
+
+
+def test_a_text_without_line_ends_and_spaces_is_still_read_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(corpus, "PIECE", 64)
+    monkeypatch.setattr(corpus, "LONGEST_LINE", 100)
+    content = "żółw" * 200
+    path = Path(file(tmp_path, content))
+    pieces = [data for _, data in corpus.pieces(corpus.whole(path))]
+    assert max(map(len, pieces)) <= 200
+    assert "".join(corpus.texts([corpus.whole(path)], "")) == content
+
+
+def test_bytes_take_anything(tmp_path: Path) -> None:
+    content = bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8))
+    task = language(file(tmp_path, content))
+    assert bytes(ids(task, "train") + ids(task, "valid") + ids(task, "test")) == content
+
+
+@pytest.mark.parametrize("unit", ["characters", "words", "bpe"])
+def test_text_that_is_not_utf8_is_named_with_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str
+) -> None:
+    monkeypatch.setattr(corpus, "PIECE", 64)  # the place must be right in later pieces too
+    path = file(tmp_path, b"fine\n" * 100 + b"ab\xff\n" + b"fine\n" * 100)
+    with pytest.raises(
+        ValueError, match=r"book\.txt is not UTF-8 text: byte 0xff at position 502; unit=bytes takes any"
+    ):
+        language(path, unit=unit)
+
+
+@pytest.mark.parametrize("content", [b"", b"a", b"ab\ncd\n"])
+def test_an_empty_or_tiny_file_is_one_plain_line(tmp_path: Path, content: bytes) -> None:
+    with pytest.raises(ValueError, match=r"is empty|is too small") as raised:
+        language(file(tmp_path, content))
+    assert "\n" not in str(raised.value) and "book.txt" in str(raised.value)
+
+
+def test_missing_damaged_and_empty_places_are_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="no file or folder"):
+        language(str(tmp_path / "nowhere"))
+    with pytest.raises(ValueError, match="no path is given"):
+        language("")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="has no file that matches"):
+        language(str(tmp_path / "empty"))
+    path = file(tmp_path, gzip.compress(LINES.encode())[:-20], "cut.gz")
+    with pytest.raises(ValueError, match="not a whole gzip file"):
+        language(path)
+    path = file(tmp_path, b"no gzip at all", "false.gz")
+    with pytest.raises(ValueError, match="not a whole gzip file"):
+        language(path)
+
+
+def test_documents_of_one_token_make_no_episode(tmp_path: Path) -> None:
+    path = file(tmp_path, "word\n" * 60)
+    with pytest.raises(ValueError, match=r"no document of the train split .* has more than one token"):
+        language(path, unit="words", end_of_line=False, documents="lines", episode=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"unit": "runes"}, "unit must be one of bytes, characters, words, bpe, not 'runes'"),
+        ({"documents": "pages"}, "documents must be one of"),
+        ({"separated": True}, "separated goes with unit=characters"),
+        ({"vocabulary": 10}, "vocabulary goes with"),
+        ({"vocabulary": -1}, "vocabulary must be 0 or more"),
+        ({"episode": 1}, "episode must be 0 or at least 2"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Config(**options)
+
+
+def test_a_cached_corpus_is_mapped_and_not_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = many_files(tmp_path)
+    first = language(path, unit="words")
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("encoded again")
+
+    monkeypatch.setattr(text.Words, "encode", refuse)
+    monkeypatch.setattr(text.Words, "build", refuse)
+    again = language(path, unit="words")
+    assert ids(again, "train") == ids(first, "train")
+    data = again.splits["train"]
+    assert isinstance(data, Packed) and isinstance(data.ids, np.memmap) and data.ids.dtype == np.uint8
+    np.testing.assert_array_equal(data.begins, first.splits["train"].begins)
+
+
+def test_changed_text_and_changed_options_are_encoded_anew(tmp_path: Path) -> None:
+    path = file(tmp_path, LINES)
+    first = ids(language(path), "train")
+    file(tmp_path, LINES.replace("small", "great"))
+    assert bytes(ids(language(path), "train")) == bytes(first).replace(b"small", b"great")
+    assert language(path, documents="lines").splits["train"].begins is not None
+    assert language(path).splits["train"].begins is None
+
+
+def damage(path: Path, how: str) -> None:
+    data = path.read_bytes()
+    flipped = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
+    path.write_bytes(
+        {"truncated": data[: len(data) // 2], "empty": b"", "garbage": b"garbage", "flipped": flipped}[how]
+    )
+
+
+@pytest.mark.parametrize("how", ["truncated", "empty", "garbage", "flipped"])
+@pytest.mark.parametrize("which", ["ids.npy", "begins.npy", "json"])
+def test_a_damaged_cache_is_made_anew(tmp_path: Path, cache_folder: Path, which: str, how: str) -> None:
+    path = many_files(tmp_path)
+    first = language(path)
+    expected = [ids(first, split) for split in ("train", "valid", "test")]
+    begins = first.splits["train"].begins
+    damaged = list(cache_folder.glob(f"*.{which}"))
+    assert len(damaged) == 3
+    for entry in damaged:
+        damage(entry, how)
+    again = language(path)
+    assert [ids(again, split) for split in ("train", "valid", "test")] == expected
+    np.testing.assert_array_equal(again.splits["train"].begins, begins)
+
+
+def test_a_damaged_cached_vocabulary_is_built_anew(tmp_path: Path, cache_folder: Path) -> None:
+    path = file(tmp_path, LINES)
+    first = language(path, unit="bpe", vocabulary=300).vocabulary.dumps()
+    (entry,) = cache_folder.glob("*.vocabulary.json")
+    damage(entry, "truncated")
+    assert language(path, unit="bpe", vocabulary=300).vocabulary.dumps() == first
+
+
+def test_an_interrupted_encoding_leaves_nothing_that_counts(
+    tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = many_files(tmp_path)
+    encode = text.Bytes.encode
+    calls = iter(range(10))
+
+    def stop(self: text.Bytes, piece: str | bytes) -> np.ndarray:
+        if next(calls) == 5:
+            raise KeyboardInterrupt
+        return encode(self, piece)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(text.Bytes, "encode", stop)
+        language(path)
+    assert not list(cache_folder.iterdir())
+    assert "document 1 ends" in "".join(splits_of(language(path)))
+
+
+def test_a_cache_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAIRWELL_CACHE", file(tmp_path, "a file", "in the way"))
+    with pytest.raises(ValueError, match="STAIRWELL_CACHE may name another"):
+        language(file(tmp_path, LINES))
+
+
+def test_the_cache_lies_where_the_platform_keeps_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("STAIRWELL_CACHE")
+    assert cache.cache_folder().name == "stairwell"
+
+
+def test_other_text_is_read_with_the_vocabulary_of_training(tmp_path: Path) -> None:
+    task = language(file(tmp_path, "abc " * 100, "letters.txt"), unit="characters")
+    other = task.on(file(tmp_path, "cab", "cab.txt"))
+    assert other.vocabulary == task.vocabulary
+    assert ids(other, "valid") == ids(other, "test") == task.vocabulary.encode("cab").tolist()
+    with pytest.raises(ValueError, match="has no train split"):
+        other.stream(range(1), 1, 0)
+    with pytest.raises(ValueError, match=r"taxi\.txt .*the character 't'"):
+        task.on(file(tmp_path, "taxi", "taxi.txt"))
+    with pytest.raises(FileNotFoundError):
+        task.on(str(tmp_path / "nowhere"))
+
+
+def test_a_folder_with_splits_keeps_them_in_evaluation(tmp_path: Path) -> None:
+    for split in ("train", "valid", "test"):
+        file(tmp_path, f"to {split}", f"{split}.txt")
+    other = language(file(tmp_path, LINES)).on(str(tmp_path))
+    assert other.vocabulary.decode(ids(other, "test")) == "to test" and "train" not in other.splits
+
+
+def test_a_vocabulary_of_another_unit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="one of bytes, but the task reads words"):
+        Language(Config(path=file(tmp_path, LINES), unit="words"), text.Bytes())
+
+
+def scored(score: LanguageScore, targets: list[int], nll: list[float]) -> dict[str, float]:
+    batch = Batch(torch.zeros(1, len(targets), dtype=torch.int64), torch.tensor([targets]))
+    score.add(batch, torch.tensor([nll]), torch.zeros_like(batch.tokens))
+    return score.result()
+
+
+def test_scores_are_worked_out_by_hand() -> None:
+    by_bytes = LanguageScore("bytes", text.Bytes())
+    scored(by_bytes, [1, IGNORE], [math.log(2), 99.0])
+    assert scored(by_bytes, [1], [math.log(8)]) == pytest.approx(
+        {"loss": 2 * math.log(2), "scored": 2, "bits_per_character": 2.0}
+    )
+    by_words = scored(LanguageScore("words", text.Words.build(["a"])), [1, 2], [math.log(2), math.log(8)])
+    assert by_words == pytest.approx({"loss": 2 * math.log(2), "scored": 2, "perplexity": 4.0})
+
+
+def test_bits_per_byte_count_the_bytes_of_the_scored_tokens() -> None:
+    vocabulary = text.BPE.build(["aaaa bbbb " * 50], 270)
+    targets = [*vocabulary.encode("aaaa bbbb").tolist(), IGNORE]
+    result = scored(LanguageScore("bpe", vocabulary), targets, [math.log(2)] * len(targets))
+    assert result["scored"] == len(targets) - 1 < 9
+    assert result["bits_per_byte"] == pytest.approx((len(targets) - 1) / 9)
+    assert result["perplexity"] == pytest.approx(2)
+
+
+def test_a_score_of_nothing_or_of_a_diverged_model_is_no_error() -> None:
+    assert math.isnan(LanguageScore("words", text.Words.build(["a"])).result()["perplexity"])
+    assert scored(LanguageScore("words", text.Words.build(["a"])), [1], [1e4])["perplexity"] == math.inf
+
+
+def test_a_task_scores_its_whole_split(tmp_path: Path) -> None:
+    task = language(many_files(tmp_path), unit="words")
+    score = task.score()
+    for batch in task.batches("test", 2, 3):
+        score.add(batch, (batch.targets != IGNORE).double(), batch.tokens)
+    assert score.result()["scored"] == 2 * (5 - 1)

@@ -1,0 +1,137 @@
+"""Bad input gets an error that names what is wrong and what would be right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from stairwell import (
+    CachedStaircaseConfig,
+    FeedbackConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    StaircaseConfig,
+    TransformerXLConfig,
+    build,
+)
+from stairwell.cores import config_type
+
+SMALL: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2}
+
+
+def feedback(**options: Any) -> Any:
+    return build(FeedbackConfig(**SMALL, memory=3, **options))
+
+
+def test_a_state_of_another_batch_size() -> None:
+    core = feedback()
+    with pytest.raises(ValueError, match="the state has 2 rows, the input 3"):
+        core(torch.zeros(3, 1, 4), core.init_state(2))
+
+
+def test_a_state_of_another_core() -> None:
+    other = build(TransformerXLConfig(**SMALL, memory=3))
+    with pytest.raises(TypeError, match="Feedback needs a FeedbackState, not a TransformerXLState"):
+        feedback()(torch.zeros(1, 1, 4), other.init_state(1))
+
+
+def test_a_state_of_another_size_of_the_same_core() -> None:
+    other = build(FeedbackConfig(width=6, heads=2, layers=2, memory=3))
+    with pytest.raises(
+        ValueError, match=r"another model: its 'memory' is \(3, 1, 6\) a row, this Feedback has \(3, 1, 4\)"
+    ):
+        feedback()(torch.zeros(1, 1, 4), other.init_state(1))
+    shorter = build(FeedbackConfig(**SMALL, memory=2)).init_state(1)
+    with pytest.raises(ValueError, match="another model"):
+        feedback()(torch.zeros(1, 1, 4), shorter)
+
+
+def test_a_staircase_state_of_other_passes() -> None:
+    two, three = (build(StaircaseConfig(**SMALL, chunk=2, passes=passes)) for passes in (2, 3))
+    with pytest.raises(ValueError, match="another model"):
+        two(torch.zeros(1, 1, 4), three.init_state(1))
+    with pytest.raises(ValueError, match="another model"):
+        three(torch.zeros(1, 1, 4), two.init_state(1))
+
+
+def test_a_state_of_another_type_or_device() -> None:
+    core = feedback()
+    with pytest.raises(
+        ValueError, match=r"torch.float64 on cpu, the model's weights are torch.float32 on cpu; use state.to"
+    ):
+        core(torch.zeros(1, 1, 4), core.init_state(1).to(dtype=torch.float64))
+    with pytest.raises(ValueError, match="on meta"):
+        core(torch.zeros(1, 1, 4), core.init_state(1).to("meta"))
+
+
+def test_an_input_of_another_shape() -> None:
+    core = feedback()
+    for shape in ((1, 4), (1, 0, 4), (1, 2, 5)):
+        with pytest.raises(ValueError, match="width 4"):
+            core(torch.zeros(shape), core.init_state(1))
+    with pytest.raises(ValueError, match=r"start must be bool of shape \(1, 2\)"):
+        core(torch.zeros(1, 2, 4), core.init_state(1), torch.zeros(1, 2))
+
+
+def test_a_source_where_none_belongs_and_none_where_one_does() -> None:
+    with pytest.raises(ValueError, match="without cross=True"):
+        feedback()(torch.zeros(1, 1, 4), feedback().init_state(1), source=torch.zeros(1, 2, 4))
+    core = feedback(cross=True)
+    with pytest.raises(ValueError, match="give it a source"):
+        core(torch.zeros(1, 1, 4), core.init_state(1))
+    with pytest.raises(ValueError, match="source must be"):
+        core(torch.zeros(1, 1, 4), core.init_state(1), source=torch.zeros(2, 2, 4))
+    with pytest.raises(ValueError, match="source_mask must be bool"):
+        core(torch.zeros(1, 1, 4), core.init_state(1), source=torch.zeros(1, 2, 4), source_mask=torch.zeros(1, 2))
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "message"),
+    [
+        (FeedbackConfig, {"width": 10, "heads": 4}, "width 10 is not divisible by 4 heads"),
+        (FeedbackConfig, {"memory": 0}, "memory must be at least 1"),
+        (FeedbackConfig, {"layers": 2, "make_up": 3}, r"layers 0 \(the embedding\) to 2 \(the top\)"),
+        (FeedbackConfig, {"make_up": "top"}, "make_up must be 'all'"),
+        (FeedbackConfig, {"norm": "none"}, "norm must be 'pre' or 'post'"),
+        (FeedbackConfig, {"attention_dropout": 1.0}, r"attention_dropout must be in \[0, 1\)"),
+        (FeedbackConfig, {"span_loss": 0.1}, "only read with adaptive_span"),
+        (TransformerXLConfig, {"layers": 0}, "layers must be at least 1"),
+        (CachedStaircaseConfig, {"passes": 2, "compute": 3}, r"compute \(M\) must be in 0..passes \(N = 2\), not 3"),
+        (StaircaseConfig, {"chunk": 0}, "chunk must be at least 1"),
+        (StaircaseConfig, {"sees_itself": False}, "sees its own tokens"),
+        (LanguageModelConfig, {"inputs": 5, "outputs": 3, "tied": True}, "tied needs as many outputs"),
+        (LanguageModelConfig, {"embedding_dropout": -0.1}, "embedding_dropout"),
+    ],
+)
+def test_configs_that_cannot_be(kind: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kind(**options)
+
+
+def test_head_width_frees_width_from_heads() -> None:
+    core = build(FeedbackConfig(width=10, heads=4, head_width=3, layers=1, memory=2))
+    core(torch.zeros(1, 1, 10), core.init_state(1))
+
+
+def test_tokens_out_of_range() -> None:
+    model = LanguageModel(LanguageModelConfig(core=FeedbackConfig(**SMALL, memory=3), inputs=5, outputs=3))
+    state = model.init_state(2)
+    tokens = torch.tensor([[0, 1], [4, 5]])
+    with pytest.raises(ValueError, match=r"token 5 at row 1, place 1 is out of range: the model knows 0\.\.4"):
+        model(tokens, state)
+    good = tokens.clamp(max=4)
+    with pytest.raises(ValueError, match=r"target 3 at row 0, place 0 is out of range: the model knows 0\.\.2"):
+        model.nll(good, torch.full((2, 2), 3), state)
+    with pytest.raises(ValueError, match="must be the same"):
+        model.nll(good, torch.zeros(2, 1, dtype=torch.int64), state)
+    with pytest.raises(TypeError, match="int64"):
+        model(good.int(), state)
+    with pytest.raises(ValueError, match="reads no source"):
+        model.init_state(2, source=torch.zeros(2, 1, 4))
+
+
+def test_an_unknown_core_names_the_nearest() -> None:
+    with pytest.raises(ValueError, match="unknown core 'feedbak'; did you mean 'feedback'"):
+        config_type("feedbak")

@@ -1,0 +1,316 @@
+"""The language model: losses of any vocabulary, the papers' sizes, a look inside, and what a call costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from stairwell import (
+    CORES,
+    AdaptiveConfig,
+    FeedbackConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    StaircaseConfig,
+    TransformerXLConfig,
+    UniversalConfig,
+    build,
+    inspect,
+)
+from stairwell.models import IGNORE
+from tests import laws
+
+SMALL: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2}
+MILLION = 1_000_000
+
+
+def model_of(core: Any, **options: Any) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(LanguageModelConfig(core=core, **options)).double()
+
+
+def stream(V: int, B: int = 2, T: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
+    torch.manual_seed(1)
+    return torch.randint(V, (B, T)), torch.randint(V, (B, T))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("adaptive", [None, AdaptiveConfig(cutoffs=(5, 11), factor=2)])
+def test_nll_is_what_the_logits_say(tied: bool, adaptive: AdaptiveConfig | None, monkeypatch: Any) -> None:
+    model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, tied=tied, adaptive=adaptive)
+    tokens, targets = stream(17)
+    targets[0, 3] = IGNORE
+    logits, _ = model(tokens, model.init_state(2))
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 9)
+    losses, _ = model.nll(tokens, targets, model.init_state(2))
+    torch.testing.assert_close(losses, expected)
+    assert losses[0, 3] == 0
+    wanted = torch.autograd.grad(losses.sum(), list(model.parameters()))
+    # The same in blocks of three tokens, recomputed for the gradient.
+    monkeypatch.setattr("stairwell.models.LOGITS_AT_ONCE", 3 * 17)
+    blocks, _ = model.nll(tokens, targets, model.init_state(2))
+    torch.testing.assert_close(blocks, expected)
+    laws.assert_close(torch.autograd.grad(blocks.sum(), list(model.parameters())), wanted, "gradient")
+
+
+def test_adaptive_probabilities_add_up_to_one() -> None:
+    model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, adaptive=AdaptiveConfig(cutoffs=(5, 11), factor=2))
+    logits, _ = model(stream(17)[0], model.init_state(2))
+    assert logits.shape == (2, 9, 17)
+    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, 9, dtype=torch.float64))
+
+
+class Largest(TorchDispatchMode):
+    """Watches every operation and keeps the size of the largest result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.numbers = max(self.numbers, result.numel())
+        return result
+
+
+def test_the_logits_of_a_large_vocabulary_are_never_formed_for_a_whole_batch() -> None:
+    """267,735 words, 512 tokens: all logits would be 137 million numbers."""
+    config = LanguageModelConfig(
+        core=FeedbackConfig(width=16, heads=2, layers=1, memory=4), inputs=267_735, adaptive=AdaptiveConfig(), tied=True
+    )
+    model = LanguageModel(config)
+    tokens, targets = stream(267_735, B=8, T=64)
+    with Largest() as largest:
+        losses, _ = model.nll(tokens, targets, model.init_state(8))
+        losses.mean().backward()
+    assert largest.numbers <= 1 << 25
+    assert tokens.numel() * 267_735 > 1 << 27
+
+
+def test_a_models_outputs_may_have_their_own_vocabulary() -> None:
+    model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=4, outputs=64)
+    logits, _ = model(stream(4)[0], model.init_state(2))
+    assert logits.shape == (2, 9, 64)
+
+
+@pytest.mark.parametrize("name", sorted(CORES))
+def test_two_calls_equal_one_for_every_model(name: str) -> None:
+    model = model_of(CORES[name][0](width=8, layers=2), inputs=11)
+    tokens, _ = stream(11)
+    whole, _ = model(tokens, model.init_state(2))
+    first, state = model(tokens[:, :4], model.init_state(2))
+    second, _ = model(tokens[:, 4:], state)
+    torch.testing.assert_close(torch.cat([first, second], 1), whole)
+
+
+def parameters(core: Any, **options: Any) -> int:
+    with torch.device("meta"):
+        model = LanguageModel(LanguageModelConfig(core=core, **options))
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+CHAR_PTB: dict[str, Any] = {"width": 384, "layers": 6, "heads": 4, "memory": 512}
+ENWIK8: dict[str, Any] = {
+    "width": 512, "layers": 12, "heads": 8, "head_width": 128, "inner": 4096, "memory": 8192, "adaptive_span": True,
+}  # fmt: skip
+WALK: dict[str, Any] = {"width": 256, "layers": 4, "heads": 4, "memory": 100}
+WIKI_SMALL: dict[str, Any] = {
+    "width": 512, "layers": 4, "heads": 8, "head_width": 128, "inner": 4096, "memory": 512,
+}  # fmt: skip
+WIKI_LARGE: dict[str, Any] = {"width": 1024, "layers": 8, "heads": 8, "memory": 512}
+WORDS: dict[str, Any] = {"inputs": 267_735, "tied": True, "adaptive": AdaptiveConfig()}
+REDDIT: dict[str, Any] = {"width": 1024, "heads": 8}
+BPE: dict[str, Any] = {"inputs": 8_000}
+
+
+@pytest.mark.parametrize(
+    ("millions", "core", "options"),
+    [
+        (3.2, FeedbackConfig(**WALK, share_kv=False), {"inputs": 4, "outputs": 64}),
+        (3.2, TransformerXLConfig(**WALK), {"inputs": 4, "outputs": 64}),
+        (2.8, FeedbackConfig(**WALK), {"inputs": 4, "outputs": 64}),
+        (10.7, FeedbackConfig(**CHAR_PTB, share_kv=False), {"inputs": 50}),
+        (9.25, FeedbackConfig(**CHAR_PTB), {"inputs": 50}),
+        (77, FeedbackConfig(**ENWIK8, share_kv=False), {"inputs": 205}),
+        (65.3, FeedbackConfig(**ENWIK8), {"inputs": 205}),
+        (44, FeedbackConfig(**WIKI_SMALL, share_kv=False), WORDS),
+        (139, FeedbackConfig(**WIKI_LARGE, share_kv=False), WORDS),
+        (126, FeedbackConfig(**{**WIKI_LARGE, "memory": 2048}, adaptive_span=True), WORDS),
+        (117, TransformerXLConfig(**REDDIT, layers=8, memory=256, sees_itself=True), BPE),
+        (218, TransformerXLConfig(**REDDIT, layers=16, memory=256, sees_itself=True), BPE),
+        (102, FeedbackConfig(**REDDIT, layers=8, memory=512), BPE),
+        (117, StaircaseConfig(**REDDIT, layers=8, passes=8, chunk=32), BPE),
+        (29, UniversalConfig(**REDDIT, layers=1, memory=256, passes=8), BPE),
+        (120, UniversalConfig(width=2560, heads=8, layers=1, memory=256, passes=8), BPE),
+    ],
+)
+def test_the_papers_models_have_the_papers_sizes(millions: float, core: Any, options: dict[str, Any]) -> None:
+    assert parameters(core, **options) == pytest.approx(millions * MILLION, rel=0.02)
+
+
+def test_looking_inside_gives_weights_that_add_up_to_one() -> None:
+    model = model_of(FeedbackConfig(**SMALL, memory=4, sees_itself=True), inputs=11)
+    tokens, _ = stream(11)
+    plain, _ = model(tokens, model.init_state(2))
+    with inspect(model) as seen:
+        first, state = model(tokens[:, :5], model.init_state(2))
+        second, _ = model(tokens[:, 5:], state)
+    torch.testing.assert_close(torch.cat([first, second], 1), plain)
+    assert [weights.shape for weights in seen.attention] == [(2, 2, 9, 5)] * 2
+    torch.testing.assert_close(seen.attention[0].sum(-1), torch.ones(2, 2, 9, dtype=torch.float64))
+    assert torch.all(seen.attention[0][:, :, 0, 0] == 1)  # the first token has only itself to look at
+    assert torch.all(seen.attention[1][:, :, 2, 3:] == 0)  # the third one only two before it
+    torch.testing.assert_close(seen.layer_weights, torch.full((1, 3), 1 / 3, dtype=torch.float64))
+    assert model.core.seen is None
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(CORES) if name != "lstm"])
+def test_every_transformer_core_can_be_looked_into(name: str) -> None:
+    model = model_of(CORES[name][0](width=8, layers=2), inputs=11)
+    with inspect(model) as seen:
+        model(stream(11)[0], model.init_state(2))
+    assert len(seen.attention) == model.core.depth()
+    for weights in seen.attention:
+        assert weights.shape[:3] == (2, 4, 9)
+        total = weights.sum(-1)
+        assert torch.all(((total - 1).abs() < 1e-12) | (total == 0))
+
+
+class Copies(TorchDispatchMode):
+    """Notes every operation that makes vectors for at least half of the memory's slots (scores are no vectors)."""
+
+    def __init__(self, slots: int, width: int) -> None:
+        super().__init__()
+        self.numbers, self.width, self.found = slots * width // 2, width, []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.numel() >= self.numbers and result.shape[-1] <= self.width:
+            views = {argument.untyped_storage().data_ptr() for argument in args if isinstance(argument, torch.Tensor)}
+            if result.untyped_storage().data_ptr() not in views:
+                self.found.append(str(func))
+        return result
+
+
+@pytest.mark.parametrize("config", [
+    FeedbackConfig(width=8, heads=2, layers=2, memory=500),
+    FeedbackConfig(width=8, heads=2, layers=2, memory=500, share_kv=False, make_up="recurrent"),
+    StaircaseConfig(width=8, heads=2, layers=2, chunk=100, passes=3),
+    TransformerXLConfig(width=8, heads=2, layers=2, memory=500),
+])  # fmt: skip
+def test_a_call_does_not_copy_the_memory_for_every_token(config: Any) -> None:
+    """Operations as large as the memory are as many for a call of one token as for a call of forty."""
+    core = build(config)
+    found = []
+    for T in (1, 40):
+        with torch.no_grad():
+            _, state = core(torch.randn(1, 600, 8), core.init_state(1))
+            slots = max(tensor.shape[1] for _, tensor in state.tensors() if tensor.dim() > 1)
+            with Copies(slots, 8) as copies:
+                core(torch.randn(1, T, 8), state)
+        found.append(copies.found)
+    assert found[0]
+    assert found[0] == found[1]
+
+
+class Work(TorchDispatchMode):
+    """Adds up the numbers that all operations produce: the work of a call, without a clock."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.numbers += result.numel() if isinstance(result, torch.Tensor) else 0
+        return result
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(CORES) if name != "global-cached-staircase"])
+def test_the_cost_of_a_token_does_not_grow_with_the_stream(name: str) -> None:
+    small = {"memory": 6} if "memory" in CORES[name][0].__dataclass_fields__ else {}
+    core = build(CORES[name][0](width=4, layers=1, **small))
+    state, costs = core.init_state(1), []
+    with torch.no_grad():
+        for _ in range(3):
+            _, state = core(torch.randn(1, 256, 4), state)
+            with Work() as work:
+                core(torch.randn(1, 3, 4), state)
+            costs.append(work.numbers)
+    assert costs[1] == costs[2]
+
+
+def test_slots_beyond_the_learned_span_are_not_computed() -> None:
+    core: Any = build(FeedbackConfig(width=8, heads=2, layers=1, memory=400, adaptive_span=True, span_ramp=4))
+    costs = []
+    for z in (0.0, 400.0):
+        core.layers[0].span.z.data.fill_(z)
+        with torch.no_grad():
+            _, state = core(torch.randn(1, 1, 8), core.init_state(1))
+            with Work() as work:
+                core(torch.randn(1, 30, 8), state)
+        costs.append(work.numbers)
+    assert costs[0] < costs[1] / 5
+
+
+def test_the_span_loss_is_the_price_of_the_spans() -> None:
+    core: Any = build(FeedbackConfig(width=8, heads=2, layers=3, memory=50, adaptive_span=True, span_loss=0.5))
+    assert core.span_loss() == 0
+    core.layers[1].span.z.data.copy_(torch.tensor([60.0, -3.0]))
+    core.clamp_spans()
+    assert core.layers[1].span.z.tolist() == [50.0, 0.0]
+    assert core.span_loss().item() == 0.5 * 25
+    assert build(FeedbackConfig(width=8, heads=2)).span_loss() == 0
+
+
+def test_dropout_only_acts_in_training() -> None:
+    config = FeedbackConfig(**SMALL, memory=3, attention_dropout=0.5, relu_dropout=0.5, layer_drop=0.3)
+    model = model_of(config, inputs=11, embedding_dropout=0.2, output_dropout=0.2)
+    tokens, _ = stream(11)
+    torch.manual_seed(0)
+    first, _ = model(tokens, model.init_state(2))
+    torch.manual_seed(0)
+    same, _ = model(tokens, model.init_state(2))
+    other, _ = model(tokens, model.init_state(2))
+    assert torch.equal(first, same)  # a seed fixes the masks
+    assert not torch.equal(first, other)
+    model.eval()
+    assert torch.equal(model(tokens, model.init_state(2))[0], model(tokens, model.init_state(2))[0])
+
+
+@pytest.mark.parametrize("name", [name for name in sorted(CORES) if name != "lstm"])
+def test_dropout_keeps_the_mean(name: str) -> None:
+    """Attention dropout on one layer: the average over many masks is the output without masks."""
+    torch.manual_seed(0)
+    core = build(CORES[name][0](width=4, heads=2, layers=1, norm="pre", attention_dropout=0.3)).double()
+    for parameter in core.layers[0].feed_forward.parameters():  # type: ignore[union-attr, index]
+        torch.nn.init.zeros_(parameter)
+    if name in ("staircase", "multi-vector-rnn"):  # several passes are not linear in the weights
+        core = build(StaircaseConfig(width=4, heads=2, layers=1, passes=1, chunk=4, attention_dropout=0.3)).double()
+        for parameter in core.layers[0].feed_forward.parameters():  # type: ignore[union-attr, index]
+            torch.nn.init.zeros_(parameter)
+    x = torch.randn(1, 2, 4, dtype=torch.float64)
+    many = 4000
+    with torch.no_grad():
+        noisy, _ = core(x.expand(many, -1, -1), core.init_state(many))
+        plain, _ = core.eval()(x, core.init_state(1))
+    if name == "universal":
+        return  # four passes: only that it runs
+    torch.testing.assert_close(noisy.mean(0, keepdim=True), plain, rtol=0, atol=0.06)
+
+
+def test_importing_stairwell_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, torch; before = set(sys.modules); import stairwell; "
+        "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"matplotlib", "typer", "rich", "tokenizers", "transformers", "tensorboard", "gymnasium", "sacrebleu"}
+    assert not heavy & set(loaded)
