@@ -1,4 +1,4 @@
-"""What every task is: training streams that can be put down and taken up again, splits that are read exactly once, scores.
+"""What every task is: training streams that can be put down and taken up again, splits read exactly once, scores.
 
 A task speaks of token ids and labels only; it knows no model. Letters: B rows, T tokens of one read.
 """

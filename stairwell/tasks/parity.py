@@ -1,0 +1,70 @@
+"""Parity: is the number of ones so far odd? The plainest task that needs a state, and a yardstick of how a model does
+beyond the lengths it was trained on.
+
+A sequence is a document of bits drawn uniformly; the label of each bit is the sum of the bits up to and including it,
+modulo 2. Each sequence begins with a start flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from .scores import SequenceScore
+from .streams import Array, GeneratedTask, Played, check_at_least
+
+
+@dataclass(frozen=True)
+class Config:
+    length: int = 40
+    """bits in a training sequence"""
+    valid_length: int = 0
+    """bits in a validation sequence; 0: as many as in training"""
+    test_length: int = 400
+    """bits in a test sequence"""
+    train_episodes: int = 0
+    """size of the training set, which repeats; 0 draws new sequences without end"""
+    valid_episodes: int = 200
+    """fresh sequences in the validation split"""
+    test_episodes: int = 1000
+    """fresh sequences in the test split"""
+
+
+@dataclass(frozen=True)
+class Bits:
+    length: int
+    adjustable: ClassVar[tuple[str, ...]] = ("length",)
+    documents: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, length=self.length)
+
+    @property
+    def size(self) -> int:
+        return self.length
+
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.integers(0, 2, size=(count, self.length), dtype=np.int8)
+
+    def play(self, draws: Array) -> Played:
+        return Played(draws, np.bitwise_xor.accumulate(draws, axis=1))
+
+
+class Parity(GeneratedTask):
+    def __init__(self, config: Config) -> None:
+        check_at_least(0, valid_length=config.valid_length)
+        check_at_least(1, test_length=config.test_length)
+        bits = Bits(config.length)
+        valid = replace(bits, length=config.valid_length or config.length)
+        super().__init__(config, bits, valid, test=replace(bits, length=config.test_length))
+        self.config = config
+        self.inputs = self.outputs = 2
+
+    def score(self) -> SequenceScore:
+        return SequenceScore()
+
+    def describe(self) -> str:
+        c = self.config
+        return f"running parity of {c.length} bits, tested on {c.test_length}; {self.sets()}"

@@ -1,0 +1,127 @@
+"""The word problem of the symmetric group S5: multiply permutations, one token at a time. It is complete for NC1, so
+that no transformer of fixed depth solves it at every length unless TC0 = NC1: today's yardstick of state tracking.
+
+A sequence is a document of permutations of `elements` things, drawn uniformly. The label of its t-th token g_t is the
+number of the running product p_t, in which the first token is applied first: `p_t(i) = g_t(p_{t-1}(i))`. Permutations
+are numbered in the lexicographic order of their images (p(0), p(1), ..), so that 0 is the identity. With `generators`
+the only tokens are the swap of 0 and 1 (token 0) and the cycle i -> i + 1 (token 1), which together make up every
+permutation; the labels stay the same. Each sequence begins with a start flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import permutations
+from math import factorial
+from typing import ClassVar
+
+import numpy as np
+
+from .scores import SequenceScore
+from .streams import Array, GeneratedTask, Played, check_at_least
+
+MOST_ELEMENTS = 6  # the table of all products has factorial(elements) squared entries
+
+
+@dataclass(frozen=True)
+class Config:
+    elements: int = 5
+    """how many things are permuted (the yardstick: 5)"""
+    generators: bool = False
+    """draw only a swap and a cycle instead of every permutation"""
+    length: int = 40
+    """permutations in a training sequence"""
+    valid_length: int = 0
+    """permutations in a validation sequence; 0: as many as in training"""
+    test_length: int = 400
+    """permutations in a test sequence"""
+    train_episodes: int = 0
+    """size of the training set, which repeats; 0 draws new sequences without end"""
+    valid_episodes: int = 200
+    """fresh sequences in the validation split"""
+    test_episodes: int = 1000
+    """fresh sequences in the test split"""
+
+
+@dataclass(frozen=True)
+class Words:
+    length: int
+    elements: int
+    generators: bool
+    adjustable: ClassVar[tuple[str, ...]] = ("length",)
+    documents: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_at_least(1, length=self.length)
+        if not 2 <= self.elements <= MOST_ELEMENTS:
+            raise ValueError(f"elements is {self.elements}; it must be between 2 and {MOST_ELEMENTS}")
+
+    @property
+    def size(self) -> int:
+        return self.length
+
+    @property
+    def symbols(self) -> int:
+        return 2 if self.generators else factorial(self.elements)
+
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.integers(0, self.symbols, size=(count, self.length), dtype=np.int16)
+
+    def play(self, draws: Array) -> Played:
+        table = products(self.elements)
+        factors = generators(self.elements)[draws] if self.generators else draws
+        E, L = draws.shape
+        running = np.zeros((L + 1, E), dtype=np.intp)  # begins with the identity; time first, for speed
+        for t, factor in enumerate(factors.T.astype(np.intp)):
+            np.take(table, factor * factorial(self.elements) + running[t], out=running[t + 1])
+        return Played(draws, running[1:].T)
+
+
+class Permutations(GeneratedTask):
+    def __init__(self, config: Config) -> None:
+        check_at_least(0, valid_length=config.valid_length)
+        check_at_least(1, test_length=config.test_length)
+        words = Words(config.length, config.elements, config.generators)
+        valid = replace(words, length=config.valid_length or config.length)
+        super().__init__(config, words, valid, test=replace(words, length=config.test_length))
+        self.config = config
+        self.inputs = words.symbols
+        self.outputs = factorial(config.elements)
+
+    def score(self) -> SequenceScore:
+        return SequenceScore()
+
+    def describe(self) -> str:
+        c = self.config
+        factors = "a swap and a cycle" if c.generators else "all permutations"
+        what = f"word problem of S{c.elements} over {factors}, {c.length} factors, tested on {c.test_length}"
+        return f"{what}; {self.sets()}"
+
+
+@cache
+def images(elements: int) -> Array:
+    """(number, i): where the permutation of this number takes thing i."""
+    return np.array(list(permutations(range(elements))))
+
+
+@cache
+def products(elements: int) -> Array:
+    """Flat (second * count + first): the number of the permutation that applies `first` and then `second`."""
+    first = images(elements)
+    composed = first[:, first]  # (second, first, i): second[first[i]]
+    return _numbers(composed).ravel()
+
+
+@cache
+def generators(elements: int) -> Array:
+    """The numbers of the swap of 0 and 1 and of the cycle i -> i + 1."""
+    things = list(range(elements))
+    return _numbers(np.array([[1, 0, *things[2:]], [*things[1:], 0]]))
+
+
+def _numbers(permuted: Array) -> Array:
+    """(..., i) -> (...): the number of each permutation. Read as digits, permutations sort as their numbers do."""
+    elements = permuted.shape[-1]
+    digits = elements ** np.arange(elements)[::-1]
+    return np.searchsorted(images(elements) @ digits, permuted @ digits)
