@@ -135,6 +135,12 @@ def test_bpe_learns_the_same_twice_and_no_more_than_asked() -> None:
         text.BPE.build([SAMPLE], 255)
 
 
+def test_no_bpe_symbol_goes_on_past_a_line_end() -> None:
+    vocabulary = text.BPE.build(["a\n\n\n    b\n\n\n    c\n" * 50], 280)
+    symbols = [vocabulary.decode([i]) for i in range(vocabulary.size)]
+    assert not [symbol for symbol in symbols if "\n" in symbol[:-1]]
+
+
 def test_bpe_knows_how_many_bytes_a_symbol_stands_for() -> None:
     ids = ANY_BPE.encode("zażółć 戦場 the question")
     assert ANY_BPE.lengths[ids].sum() == len("zażółć 戦場 the question".encode())

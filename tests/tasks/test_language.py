@@ -99,6 +99,11 @@ def test_with_enough_documents_every_row_begins_with_one(rows: int) -> None:
     assert int(occupied.sum()) > 1
 
 
+def test_with_fewer_documents_than_rows_the_cuts_are_even() -> None:
+    batch = whole(Packed(np.arange(1, N + 1), np.array([0, 3])), 5, 1000)
+    assert batch.tokens[:, 0].tolist() == [1, 11, 21, 31, 41]
+
+
 def test_an_unmarked_text_has_no_starts() -> None:
     assert next(split_batches(Packed(np.arange(5)), 2, 3)).start is None
 
@@ -168,6 +173,10 @@ def test_a_file_is_cut_at_line_edges_and_nothing_is_lost(tmp_path: Path) -> None
     assert 0.9 <= len(train) / len(LINES) < 0.92 and 0.95 <= len(train + valid) / len(LINES) < 0.97
 
 
+def test_a_cut_that_falls_on_a_line_edge_stays_there(tmp_path: Path) -> None:
+    assert [len(split) for split in splits_of(language(file(tmp_path, "ten bytes\n" * 100)))] == [900, 50, 50]
+
+
 @pytest.mark.parametrize(
     ("content", "edge"),
     [("word " * 100, " "), ("ż" * 200, "")],
@@ -184,7 +193,7 @@ def test_a_file_of_the_customary_size_is_cut_where_everybody_cuts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
     monkeypatch.setattr(corpus, "CUSTOMARY_SIZE", 1000)
-    content = bytes(range(250)) * 4
+    content = b"seven b\n" * 125
     path = file(tmp_path, gzip.compress(content), "small8.gz") if packed else file(tmp_path, content, "small8")
     task = language(path)
     assert ids(task, "train") == list(content[:900])
@@ -271,6 +280,8 @@ def test_dealing_depends_on_names_only_and_not_on_the_folder_or_the_contents(tmp
         for folder in (first, second)
     ]
     assert splits[0] == splits[1]
+    everything = sorted(name for names in splits[0].values() for name in names)
+    assert splits[0]["valid"] != everything[:2] and splits[0]["train"] != everything[:36]
 
 
 def test_few_files_are_cut_one_by_one(tmp_path: Path) -> None:
@@ -334,14 +345,15 @@ def test_end_of_line_symbols_can_be_turned_on_for_a_trained_model(tmp_path: Path
     without = language(path, unit="words", end_of_line=False)
     with_ends = Language(Config(path=path, unit="words"), without.vocabulary)
     assert with_ends.inputs == without.inputs
-    assert len(ids(with_ends, "train")) == len(ids(without, "train")) + splits_of(with_ends)[0].count("\n")
+    lines = splits_of(language(path))[0].count("\n")
+    assert lines > 50 and len(ids(with_ends, "train")) == len(ids(without, "train")) + lines
 
 
 @pytest.mark.parametrize("unit", ["bytes", "characters", "words", "bpe"])
 def test_pieces_of_any_size_give_the_same_tokens(
     tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, unit: str
 ) -> None:
-    content = LINES + "a very long line without any end " * 30 + "\n" + LINES.replace("x", "ż")
+    content = LINES + "a very   long line without any end   " * 30 + "\n" + LINES.replace("x", "ż")
     path = file(tmp_path, content)
     options: dict[str, Any] = {"unit": unit, "vocabulary": 300} if unit == "bpe" else {"unit": unit}
     if unit == "characters":
@@ -455,6 +467,19 @@ def test_changed_text_and_changed_options_are_encoded_anew(tmp_path: Path) -> No
     assert language(path).splits["train"].begins is None
 
 
+def test_the_same_text_in_other_documents_is_encoded_anew(tmp_path: Path) -> None:
+    path = many_files(tmp_path)
+    before = language(path).splits["valid"]
+    (first, second) = (part.file for part in corpus.find(path)["valid"])
+    content = first.read_text() + second.read_text()
+    first.write_text(content[:3])
+    second.write_text(content[3:])
+    after = language(path).splits["valid"]
+    assert len(after) == len(before)
+    assert before.begins is not None and before.begins.tolist() != [0, 3]
+    assert after.begins is not None and after.begins.tolist() == [0, 3]
+
+
 def damage(path: Path, how: str) -> None:
     data = path.read_bytes()
     flipped = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]
@@ -504,6 +529,12 @@ def test_an_interrupted_encoding_leaves_nothing_that_counts(
         language(path)
     assert not list(cache_folder.iterdir())
     assert "document 1 ends" in "".join(splits_of(language(path)))
+
+
+def test_a_document_begins_at_its_first_token_and_an_empty_one_does_not_begin() -> None:
+    stretches = [([1, 2], True), ([], True), ([], True), ([3], False), ([4, 5], True), ([], True)]
+    tokens, begins = cache.cached("key", 300, lambda: [(np.array(ids, np.int64), start) for ids, start in stretches])
+    assert (tokens.tolist(), begins.tolist(), tokens.dtype) == ([1, 2, 3, 4, 5], [0, 2, 3], np.uint16)
 
 
 def test_a_cache_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

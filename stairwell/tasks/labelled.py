@@ -1,0 +1,251 @@
+"""Labelled streams: the user's own state-tracking data, two text files side by side.
+
+    walk.tokens     reset forward left forward
+    walk.labels     -     1       1    9
+
+Symbols are separated by white space; line for line there is one label for each token. Every line is an episode that
+begins anew; empty lines are passed over. One label, `-` unless another is chosen, means that nothing is scored there.
+A folder has `train.tokens`, `train.labels`, `valid.tokens` and so on; the lines of a single pair are split: the last 5%
+are test, the 5% before them valid. All symbols and labels must occur in train.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice, pairwise, zip_longest
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import numpy as np
+
+from stairwell import text
+from stairwell.tasks import corpus
+from stairwell.tasks.base import Batch, Split
+from stairwell.tasks.cache import Array, cached, key_of
+from stairwell.tasks.encoded import LabelledTokens, split_batches, training_stream
+from stairwell.tasks.scores import SequenceScore
+from stairwell.tasks.streams import FiniteStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    path: str = ""
+    "a folder with train.tokens, train.labels, valid.tokens, ..., or one file of tokens"
+    labels: str = ""
+    "the labels of a single file of tokens; without it the file of the same name that ends in .labels"
+    unscored: str = "-"
+    "the label that means: not scored"
+
+    def __post_init__(self) -> None:
+        if self.unscored.split() != [self.unscored]:
+            raise ValueError(f"unscored must be one symbol without white space, not {self.unscored!r}")
+
+
+@dataclass(frozen=True)
+class LabelledVocabulary(text.Vocabulary):
+    """The input symbols and the labels of the training split."""
+
+    kind: ClassVar[str] = "labelled"
+    symbols: tuple[str, ...]
+    labels: tuple[str, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.symbols)
+
+    @cached_property
+    def symbol_ids(self) -> dict[str, int]:
+        return {symbol: i for i, symbol in enumerate(self.symbols)}
+
+    def encode(self, text: str | bytes) -> np.ndarray:
+        symbols = (text if isinstance(text, str) else text.decode("utf-8")).split()
+        return _look_up(self.symbol_ids, symbols, "the symbol")
+
+    def decode(self, ids: text.Ids) -> str:
+        return " ".join(self.symbols[i] for i in ids)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"symbols": list(self.symbols), "labels": list(self.labels)}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        return cls(tuple(data["symbols"]), tuple(data["labels"]))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Episodes `first` to `last` of two files."""
+
+    tokens: Path
+    labels: Path
+    first: int = 0
+    last: int | None = None
+
+
+class Labelled:
+    """The task. `vocabulary`, if given, takes the place of the symbols of the training split."""
+
+    headline = "accuracy"
+    higher_is_better = True
+
+    def __init__(self, config: Config, vocabulary: text.Vocabulary | None = None) -> None:
+        pairs = _find(config)
+        if vocabulary is None:
+            vocabulary = _build_vocabulary(config, pairs["train"])
+        if not isinstance(vocabulary, LabelledVocabulary):
+            raise ValueError(f"labelled streams need a vocabulary of symbols and labels, not one of {vocabulary.kind}")
+        self._prepare(config, vocabulary, pairs)
+
+    def on(self, path: str, labels: str = "") -> Self:
+        """This task with its symbols on other data, for evaluation only: a folder gives its valid and test, a single
+        pair is read as a whole."""
+        other = object.__new__(type(self))
+        config = Config(path=path, labels=labels, unscored=self.config.unscored)
+        if Path(path).expanduser().is_dir():
+            pairs = {split: pair for split, pair in _find(config).items() if split != "train"}
+        else:
+            pairs = dict.fromkeys(("valid", "test"), _single(config))
+        other._prepare(config, self.vocabulary, pairs)
+        return other
+
+    def _prepare(self, config: Config, vocabulary: LabelledVocabulary, pairs: dict[str, Pair]) -> None:
+        self.config = config
+        self.vocabulary = vocabulary
+        self.inputs, self.outputs = vocabulary.size, len(vocabulary.labels)
+        # All splits are encoded before any training, so that a line that cannot be read is found out now.
+        self.splits = {split: _encode(config, vocabulary, pair) for split, pair in pairs.items()}
+
+    def stream(self, rows: range, batch: int, seed: int) -> FiniteStream:
+        """Row r of the batch begins r/batch of the way into the training split; nothing depends on the seed."""
+        return training_stream(self._split("train"), rows, batch)
+
+    def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
+        return split_batches(self._split(split), rows, segment)
+
+    def score(self) -> SequenceScore:
+        return SequenceScore()
+
+    def describe(self) -> str:
+        sizes = ", ".join(f"{split} {data.episodes:,}" for split, data in self.splits.items())
+        symbols = f"{self.inputs:,} symbols, {self.outputs:,} labels"
+        return f"labelled streams from {Path(self.config.path).name}: {sizes} episodes, {symbols}, finite"
+
+    def _split(self, split: str) -> LabelledTokens:
+        if split not in self.splits:
+            raise ValueError(f"{self.config.path} has no {split} split; it has {' and '.join(self.splits)}")
+        return self.splits[split]
+
+
+def _find(config: Config) -> dict[str, Pair]:
+    folder = Path(config.path).expanduser()
+    if not config.path or not folder.is_dir():
+        return _share(_single(config))
+    if config.labels:
+        raise ValueError(f"labels goes with a single file of tokens, and {folder} is a folder")
+    found = [split for split in ("train", "valid", "test") if (folder / f"{split}.tokens").exists()]
+    for split in ("train", "valid"):
+        if split not in found:
+            raise FileNotFoundError(
+                f"there is no {split}.tokens in {folder}; train and valid are needed, test is optional"
+            )
+    return {split: _pair(folder / f"{split}.tokens", folder / f"{split}.labels") for split in found}
+
+
+def _single(config: Config) -> Pair:
+    if not config.path:
+        raise ValueError(
+            "no path is given; it must name a folder with train.tokens and train.labels, or a file of tokens"
+        )
+    tokens = Path(config.path).expanduser()
+    return _pair(tokens, Path(config.labels).expanduser() if config.labels else tokens.with_suffix(".labels"))
+
+
+def _pair(tokens: Path, labels: Path) -> Pair:
+    if not tokens.is_file():
+        raise FileNotFoundError(f"there is no file of tokens {tokens}")
+    if not labels.is_file():
+        raise FileNotFoundError(f"there is no file of labels {labels} for the tokens in {tokens}")
+    if tokens.samefile(labels):
+        raise ValueError(f"{tokens} is given as tokens and as labels; they are two files")
+    return Pair(tokens, labels)
+
+
+def _share(pair: Pair) -> dict[str, Pair]:
+    """The episodes of one pair for the three splits."""
+    count = sum(1 for _ in _episodes(pair))
+    if count < 3:
+        raise ValueError(f"{pair.tokens} has {count} episodes; it takes at least 3 to split them")
+    held_out = max(count // 20, 1)
+    edges = (0, count - 2 * held_out, count - held_out, count)
+    splits = zip(("train", "valid", "test"), pairwise(edges))
+    return {split: Pair(pair.tokens, pair.labels, first, last) for split, (first, last) in splits}
+
+
+def _episodes(pair: Pair) -> Iterator[tuple[int, list[str], list[str]]]:
+    """The number of a line, its tokens and its labels."""
+
+    def aligned() -> Iterator[tuple[int, list[str], list[str]]]:
+        lines = zip_longest(_lines(pair.tokens), _lines(pair.labels), fillvalue="")
+        for number, (tokens, labels) in enumerate(((line.split(), other.split()) for line, other in lines), 1):
+            if len(tokens) != len(labels):
+                raise ValueError(
+                    f"line {number} of {pair.tokens} has {len(tokens)} tokens, but that of {pair.labels} has "
+                    f"{len(labels)} labels; there must be one label for each token"
+                )
+            if tokens:
+                yield number, tokens, labels
+
+    return islice(aligned(), pair.first, pair.last)
+
+
+def _lines(file: Path) -> Iterator[str]:
+    rest = ""
+    for piece in corpus.texts([corpus.whole(file)], "symbols and labels are text"):
+        *lines, rest = (rest + piece).split("\n")
+        yield from lines
+    if rest:
+        yield rest
+
+
+def _build_vocabulary(config: Config, pair: Pair) -> LabelledVocabulary:
+    symbols: set[str] = set()
+    labels: set[str] = set()
+    for _, tokens, names in _episodes(pair):
+        symbols.update(tokens)
+        labels.update(names)
+    return LabelledVocabulary(tuple(sorted(symbols)), tuple(sorted(labels - {config.unscored})))
+
+
+def _encode(config: Config, vocabulary: LabelledVocabulary, pair: Pair) -> LabelledTokens:
+    contents = corpus.digest([corpus.whole(pair.tokens), corpus.whole(pair.labels)])
+    made_from = (vocabulary.dumps(), config.unscored, contents, pair.first, pair.last)
+
+    # As `LabelledTokens` wants them: 0 where nothing is scored, i + 1 for label i.
+    label_ids = {label: i + 1 for i, label in enumerate(vocabulary.labels)} | {config.unscored: 0}
+
+    def tokens() -> Iterator[tuple[Array, bool]]:
+        for number, symbols, _ in _episodes(pair):
+            yield _look_up(vocabulary.symbol_ids, symbols, f"line {number} of {pair.tokens}: the symbol"), True
+
+    def labels() -> Iterator[tuple[Array, bool]]:
+        for number, _, names in _episodes(pair):
+            yield _look_up(label_ids, names, f"line {number} of {pair.labels}: the label"), True
+
+    ids, begins = cached(key_of("tokens", *made_from), vocabulary.size, tokens)
+    targets, _ = cached(key_of("labels", *made_from), len(vocabulary.labels) + 1, labels)
+    if not len(ids):
+        raise ValueError(f"{pair.tokens} is empty")
+    if not targets.any():
+        raise ValueError(f"{pair.labels} has no label but {config.unscored!r}, so that nothing is scored")
+    return LabelledTokens(ids, targets, begins)
+
+
+def _look_up(ids: dict[str, int], symbols: list[str], what: str) -> np.ndarray:
+    try:
+        return np.array([ids[symbol] for symbol in symbols], np.int64)
+    except KeyError as error:
+        raise text.UnknownSymbolError(
+            f"{what} {error.args[0]!r} does not occur in the training split; add it there, or leave it out here"
+        ) from error
