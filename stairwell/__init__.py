@@ -12,14 +12,13 @@ from stairwell.cores.staircase import (
 )
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
-from stairwell.models import AdaptiveConfig, LanguageModel, LanguageModelConfig, inspect
+from stairwell.models import LanguageModel, LanguageModelConfig, inspect
 from stairwell.state import State
 
 __version__ = "0.1.0"
 
 __all__ = [
     "CORES",
-    "AdaptiveConfig",
     "CachedStaircaseConfig",
     "FeedbackConfig",
     "GlobalCachedStaircaseConfig",

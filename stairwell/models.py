@@ -28,22 +28,6 @@ LOGITS_AT_ONCE = 1 << 24  # numbers; larger outputs are computed in blocks of to
 
 
 @dataclass(frozen=True, kw_only=True)
-class AdaptiveConfig:
-    """Adaptive embeddings and softmax (Baevski & Auli, 2019; Grave et al., 2017): rare words get narrower vectors."""
-
-    cutoffs: tuple[int, ...] = (20_000, 40_000, 200_000)
-    "where each cluster of rarer words begins; words are numbered by falling frequency"
-    factor: int = 4
-    "how much narrower each cluster is than the one before"
-
-    def clusters(self, vocabulary: int) -> list[tuple[int, int]]:
-        edges = [0, *(cutoff for cutoff in self.cutoffs if cutoff < vocabulary), vocabulary]
-        if edges != sorted(set(edges)):
-            raise ValueError(f"adaptive cutoffs must rise, got {self.cutoffs}")
-        return list(pairwise(edges))
-
-
-@dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig:
     core: Any = field(default_factory=FeedbackConfig)
     "the core's own config"
@@ -57,14 +41,18 @@ class LanguageModelConfig:
     "dropout rate on the embedded input"
     output_dropout: float = 0.0
     "dropout rate on the core's output"
-    adaptive: AdaptiveConfig | None = None
-    "adaptive embeddings and softmax, for large vocabularies"
+    adaptive: tuple[int, ...] = ()
+    "adaptive embeddings and softmax: where each cluster of rarer words begins (20000,40000,200000 in the papers)"
+    adaptive_factor: int = 4
+    "how much narrower the vectors of each such cluster are than those of the one before"
 
     def __post_init__(self) -> None:
         if self.inputs < 1 or (self.outputs is not None and self.outputs < 1):
             raise ValueError("a model needs at least one input and one output symbol")
         if self.tied and self.inputs != self.V:
             raise ValueError(f"tied needs as many outputs as inputs, got {self.V} and {self.inputs}")
+        if list(self.adaptive) != sorted(set(self.adaptive)) or any(cutoff < 1 for cutoff in self.adaptive):
+            raise ValueError(f"the cutoffs of adaptive must rise from at least 1, got {self.adaptive}")
         for name in ("embedding_dropout", "output_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
@@ -103,12 +91,13 @@ class Head(nn.Module):
 
 
 class AdaptiveVectors(nn.Module):
-    """The vectors of an adaptive vocabulary: a narrower table for each cluster and a projection to the full width."""
+    """Adaptive vectors (Baevski & Auli, 2019): words are numbered by falling frequency; each cluster of rarer ones has
+    a narrower table and a projection to the full width."""
 
-    def __init__(self, symbols: int, width: int, config: AdaptiveConfig) -> None:
+    def __init__(self, symbols: int, width: int, cutoffs: tuple[int, ...], factor: int) -> None:
         super().__init__()
-        self.clusters = config.clusters(symbols)
-        widths = [max(1, width // config.factor**i) for i in range(len(self.clusters))]
+        self.clusters = list(pairwise([0, *(cutoff for cutoff in cutoffs if cutoff < symbols), symbols]))
+        widths = [max(1, width // factor**i) for i in range(len(self.clusters))]
         self.tables = nn.ParameterList(
             torch.randn(last - first, narrow) / narrow**0.5 for (first, last), narrow in zip(self.clusters, widths)
         )
@@ -116,10 +105,10 @@ class AdaptiveVectors(nn.Module):
 
 
 class AdaptiveEmbedding(nn.Module):
-    def __init__(self, symbols: int, width: int, config: AdaptiveConfig) -> None:
+    def __init__(self, vectors: AdaptiveVectors, width: int) -> None:
         super().__init__()
         self.width = width
-        self.vectors = AdaptiveVectors(symbols, width, config)
+        self.vectors = vectors
 
     def forward(self, tokens: Tensor) -> Tensor:
         V = self.vectors
@@ -133,12 +122,12 @@ class AdaptiveEmbedding(nn.Module):
 
 
 class AdaptiveHead(nn.Module):
-    """Log-probabilities in two steps: a frequent word or a cluster, then the word within its cluster."""
+    """Adaptive softmax (Grave et al., 2017): a frequent word or a cluster first, then the word within its cluster."""
 
-    def __init__(self, symbols: int, width: int, config: AdaptiveConfig, tied: AdaptiveEmbedding | None) -> None:
+    def __init__(self, vectors: AdaptiveVectors, width: int) -> None:
         super().__init__()
-        self.vectors = tied.vectors if tied is not None else AdaptiveVectors(symbols, width, config)
-        self.clusters = self.vectors.clusters
+        self.vectors = vectors
+        self.clusters = vectors.clusters
         self.rare = nn.Parameter(torch.randn(len(self.clusters) - 1, width) / width**0.5)
 
     def scores(self, x: Tensor, cluster: int) -> Tensor:
@@ -178,21 +167,22 @@ class AdaptiveHead(nn.Module):
 class LanguageModel(nn.Module):
     """Predicts a symbol at every token: the next one, or a label of its own vocabulary (state tracking)."""
 
-    def __init__(self, config: LanguageModelConfig) -> None:
+    def __init__(self, config: LanguageModelConfig, engine: str = "auto") -> None:
         super().__init__()
         self.config = config
         D = config.core.width
         self.core: Core = build(config.core)
+        choose_engine(self.core, engine)
         self.embedding: Embedding | AdaptiveEmbedding
         self.head: Head | AdaptiveHead
-        if config.adaptive is None:
-            embedding = Embedding(config.inputs, D)
-            self.head = Head(config.V, D, embedding if config.tied else None)
-            self.embedding = embedding
+        if config.adaptive:
+            cutoffs, factor = config.adaptive, config.adaptive_factor
+            vectors = AdaptiveVectors(config.inputs, D, cutoffs, factor)
+            self.embedding = AdaptiveEmbedding(vectors, D)
+            self.head = AdaptiveHead(vectors if config.tied else AdaptiveVectors(config.V, D, cutoffs, factor), D)
         else:
-            adaptive = AdaptiveEmbedding(config.inputs, D, config.adaptive)
-            self.head = AdaptiveHead(config.V, D, config.adaptive, adaptive if config.tied else None)
-            self.embedding = adaptive
+            embedding = Embedding(config.inputs, D)
+            self.embedding, self.head = embedding, Head(config.V, D, embedding if config.tied else None)
         # With pre-norm the last thing a token meets is a norm; it is in no memory and not between passes.
         self.norm = nn.LayerNorm(D) if getattr(config.core, "norm", None) == "pre" else nn.Identity()
 
@@ -252,6 +242,17 @@ class LanguageModel(nn.Module):
                 f"{what} {int(symbols[row, place])} at row {row}, place {place} is out of range: "
                 f"the model knows 0..{size - 1}"
             )
+
+
+def choose_engine(core: Core, engine: str) -> None:
+    """Give the core the engine asked for: `reference`, `fast`, or `auto`, which is fast where that is possible."""
+    if engine not in ("auto", "fast", "reference"):
+        raise ValueError(f"engine must be auto, fast or reference, not '{engine}'")
+    core.engine = None
+
+
+def engine_description() -> str:
+    return "reference"
 
 
 @contextmanager

@@ -1,0 +1,311 @@
+"""The command line. The only room that parses arguments and prints.
+
+Results go to stdout, progress to stderr. Exit status: 0 done, 1 failed (a diverged training, a full disk), 2 the user's
+mistake, 130 interrupted and saved.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    name="stairwell",
+    help="Transformers that read their own past thoughts: train, evaluate and compare them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+data_app = typer.Typer(help="Published corpora: list, fetch and check them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+EXAMPLES = """\b
+Examples:
+  stairwell train random-walk/feedback
+  stairwell train lm/staircase --task.path my-texts --out runs/mine
+  stairwell train --resume --out runs/mine
+  stairwell train --config runs/mine/config.json --train.seed 1 --out runs/again
+"""
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def dotted_options() -> list[tuple[str, str, str]]:
+    """Every option `section.field` that any experiment has: its name, its type, its help."""
+    from stairwell import configs
+    from stairwell.cores import CORES
+    from stairwell.experiments.experiment import DERIVED
+    from stairwell.models import LanguageModelConfig
+    from stairwell.tasks import TASKS, task_type
+    from stairwell.train import TrainConfig
+
+    kinds: dict[str, dict[str, type]] = {
+        "core": {name: kind for name, (kind, _) in CORES.items()},
+        "model": {"": LanguageModelConfig},
+        "task": {name: task_type(name)[0] for name in TASKS},
+        "train": {"": TrainConfig},
+    }
+    options = []
+    for section, members in kinds.items():
+        fields: dict[str, tuple[str, str, list[str]]] = {}
+        for member, kind in members.items():
+            help = configs.field_help(kind)
+            for name, annotation in configs.field_types(kind).items():
+                if section == "model" and name in DERIVED:
+                    continue
+                words = (configs.type_name(annotation), help.get(name, ""))
+                fields.setdefault(name, (*words, []))[2].append(member)
+        for name, (kind_name, words_of, owners) in fields.items():
+            # Options that only some cores or tasks have say which.
+            only = f" ({', '.join(owners)})" if len(owners) <= len(members) // 2 else ""
+            options.append((f"{section}.{name}", kind_name, words_of + only))
+    return options
+
+
+def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all options `--section.field`; those that were used arrive in `options`."""
+    named = {name.replace(".", "__"): (name, kind, help) for name, kind, help in dotted_options()}
+
+    def wrapped(**arguments: Any) -> None:
+        options = {named[key][0]: arguments.pop(key) for key in list(arguments) if key in named}
+        command(**arguments, options={name: text for name, text in options.items() if text is not None})
+
+    own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "options"]
+    hints = inspect.get_annotations(command, eval_str=True)
+    dotted = []
+    for key, (name, kind, help) in named.items():
+        option = typer.Option(f"--{name}", help=help, metavar=kind, rich_help_panel=name.partition(".")[0])
+        hints[key] = Annotated[str | None, option]
+        dotted.append(inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[key]))
+    own = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]) for parameter in own
+    ]
+    hints.pop("options", None)
+    wrapped.__signature__ = inspect.Signature([*own, *dotted])  # type: ignore[attr-defined]
+    wrapped.__annotations__ = hints
+    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
+    return wrapped
+
+
+def complete_experiment(incomplete: str) -> list[str]:
+    from stairwell.cores import CORES
+    from stairwell.tasks import TASKS
+
+    names = [f"{task}/{core}" for task in TASKS for core in CORES]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[
+        str | None, typer.Argument(help="experiments, tasks, cores or data; all of them if not given")
+    ] = None,
+) -> None:
+    """Show what there is: experiments, tasks, cores, data."""
+    from stairwell.cores import CORES
+    from stairwell.tasks import TASKS
+
+    def cores() -> None:
+        for name, (config, core) in CORES.items():
+            module = sys.modules[core.__module__]
+            words = (config.__doc__ or "") if name in ("multi-vector-rnn", "memory-network") else (module.__doc__ or "")
+            print(f"{name:24} {words.strip().splitlines()[0]}")
+
+    def tasks() -> None:
+        for name, (_, _, words) in TASKS.items():
+            print(f"{name:24} {words}")
+
+    def experiments() -> None:
+        print("An experiment is TASK/CORE; any task goes with any core:")
+        for task in TASKS:
+            print(f"  {task}/{{{','.join(CORES)}}}")
+
+    kinds = {"experiments": experiments, "tasks": tasks, "cores": cores, "data": data_list}
+    if what is not None and what not in kinds:
+        raise ValueError(f"cannot list '{what}'; there are: {', '.join(kinds)}")
+    for name, show in kinds.items():
+        if what is None:
+            print(f"\n{name}\n{'-' * len(name)}")
+        if what in (None, name):
+            show()
+
+
+def train_command(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="TASK/CORE, such as random-walk/feedback", autocompletion=complete_experiment, metavar="EXPERIMENT"
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="a run's config.json instead of an experiment's name")] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder; runs/TASK-CORE if not given")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the training in --out")] = False,
+    steps: Annotated[int | None, typer.Option(help="the same as --train.steps; may be raised when resuming")] = None,
+    seed: Annotated[int | None, typer.Option(help="the same as --train.seed")] = None,
+    seeds: Annotated[int, typer.Option(help="train this many times, with seeds one apart, and sum up", min=1)] = 1,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, fast or reference")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="the result as one JSON object")] = False,
+    show: Annotated[bool, typer.Option("--show", help="print the whole config and stop")] = False,
+    options: Any = None,
+) -> None:
+    """Train a model. Every field of an experiment can be set: see the panels below."""
+    from stairwell.display import display
+    from stairwell.experiments.running import plan, train, train_seeds
+
+    options = dict(options or {})
+    for name, value in (("train.steps", steps), ("train.seed", seed)):
+        if value is not None:
+            options[name] = str(value)
+    planned = plan(experiment, config, out, resume, options)
+    if show:
+        print(json.dumps(planned.experiment.to_json(), indent=2))
+        return
+
+    def progress(title: str, total: int, done: int) -> Any:
+        hidden = quiet or os.environ.get("RANK", "0") != "0"
+        return display(title, total, done, hidden)
+
+    if seeds == 1:
+        result = train(planned, device, engine, progress)
+    else:
+        result = train_seeds(planned, seeds, device, engine, progress)
+    if result is not None:
+        print(json.dumps(result) if as_json else result_text(result))
+
+
+train_command.__doc__ = f"{train_command.__doc__}\n\n{EXAMPLES}"
+app.command("train")(with_dotted_options(train_command))
+
+
+@app.command("eval")
+def eval_command(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    split: Annotated[str, typer.Option(help="valid or test")] = "test",
+    data: Annotated[str | None, typer.Option(help="other data of the same kind, for tasks that read files")] = None,
+    rows: Annotated[int, typer.Option(help="parallel rows; 1 is exact for a single stream of text", min=1)] = 1,
+    segment: Annotated[int, typer.Option(help="tokens at a time; changes speed, not results", min=1)] = 256,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, fast or reference")] = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="the result as one JSON object")] = False,
+) -> None:
+    """Stream a whole split through a trained model and score it."""
+    from stairwell.experiments.running import evaluate_run
+
+    if split != "valid" and split != "test":
+        raise ValueError(f"--split must be valid or test, not '{split}'")
+    result = evaluate_run(run, split, data, rows, segment, device, engine, evaluating(as_json))
+    print(json.dumps(result) if as_json else result_text(result))
+
+
+@app.command()
+def info() -> None:
+    """Tell versions, device, engine and threads."""
+    from stairwell.experiments.running import information
+
+    for name, value in information().items():
+        print(f"{name:12} {value}")
+
+
+def evaluating(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
+    """A counter on one line while a split is read."""
+    if hidden or not sys.stderr.isatty():
+        return None
+
+    def show(event: dict[str, Any]) -> None:
+        print(f"\r{event['tokens']:,} tokens", end="", file=sys.stderr, flush=True)
+
+    return show
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """Show the published corpora that can be fetched."""
+    from stairwell.data import CORPORA
+
+    for corpus in CORPORA.values():
+        size = f"{corpus.archive.size / 1e6:,.0f} MB" if corpus.archive.size else "size unknown"
+        print(f"{corpus.name:24} {size:>8}  {corpus.about} ({corpus.licence})")
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="a corpus of `stairwell data list`")],
+    to: Annotated[Path, typer.Option(help="the folder to put it in")] = Path("data"),
+    source: Annotated[Path | None, typer.Option("--from", help="a copy at hand instead of a download")] = None,
+) -> None:
+    """Fetch a corpus, verify it and unpack it. An interrupted download goes on where it stopped."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    from stairwell.data import get
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(name)
+        place = get(name, to, source, lambda done, total: bar.update(task, completed=done, total=total))
+    print(place)
+
+
+@data_app.command("check")
+def data_check(path: Annotated[Path, typer.Argument(help="a file or folder")]) -> None:
+    """Say what a file or folder is, and whether its checksums hold."""
+    from stairwell.data import check
+
+    report = check(path)
+    print(f"{path}: {report.summary}")
+    for verdict in report.files:
+        word = {True: "whole", False: "WRONG", None: "no checksum published"}[verdict.holds]
+        print(f"  {verdict.file.name}: {verdict.size:,} bytes, {word}; {verdict.detail}")
+    if report.holds is False:
+        raise typer.Exit(1)
+
+
+def result_text(result: dict[str, Any]) -> str:
+    width = max(len(name) for name in result)
+    return "\n".join(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}"
+                     for name, value in result.items())  # fmt: skip
+
+
+def main() -> None:
+    """The entry point: every expected error is one line."""
+    from stairwell.train import Diverged, Interrupted
+
+    try:
+        app(standalone_mode=False)
+    except typer.Exit as error:
+        sys.exit(error.exit_code)
+    except (Interrupted, KeyboardInterrupt) as error:
+        say(str(error) or "interrupted")
+        sys.exit(130)
+    except Diverged as error:
+        say(str(error))
+        sys.exit(1)
+    except (ValueError, TypeError, FileNotFoundError) as error:
+        fail(error, 2)
+    except OSError as error:
+        fail(error, 1)
+    except Exception as error:
+        # Usage errors of the argument parser know how to show themselves and end with status 2.
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show()
+            sys.exit(error.exit_code)
+        raise
+
+
+def fail(error: BaseException, status: int) -> None:
+    """One line, no traceback; STAIRWELL_DEBUG=1 shows where it came from."""
+    if os.environ.get("STAIRWELL_DEBUG"):
+        raise error
+    say(f"stairwell: {error}")
+    sys.exit(status)

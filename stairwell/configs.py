@@ -1,0 +1,135 @@
+"""Configs are frozen dataclasses; this file carries them to JSON and back and sets their fields from text.
+
+A field's help is the string literal below it. Types are read from the annotations, so a new field needs no code here.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import inspect
+import types
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+def field_types(kind: type) -> dict[str, Any]:
+    """The fields of a config and their types, in order."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.init}
+
+
+def field_help(kind: type) -> dict[str, str]:
+    """What the string below each field says; a subclass's own words win."""
+    help: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        body = ast.parse(inspect.cleandoc("\n" + inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, below in zip(body.body, body.body[1:], strict=False):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and _is_string(below):
+                help[field.target.id] = inspect.cleandoc(below.value.value)  # type: ignore[attr-defined]
+    return help
+
+
+def _is_string(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+
+
+def type_name(annotation: Any) -> str:
+    """A type as people say it: `number`, `pre|post`, `number or none`."""
+    if get_origin(annotation) is Literal:
+        return "|".join(str(choice) for choice in get_args(annotation))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(type_name(choice) for choice in get_args(annotation))
+    if get_origin(annotation) is tuple:
+        return "numbers separated by commas"
+    names = {int: "whole number", float: "number", bool: "true or false", str: "text", type(None): "none"}
+    return names.get(annotation, str(annotation))
+
+
+def parse(text: str, annotation: Any, where: str) -> Any:
+    """A value of the annotated type from what a person typed."""
+    for choice in _choices(annotation):
+        value = _parse_one(text.strip(), choice)
+        if value is not _NOTHING:
+            return value
+    raise ValueError(f"{where}: {text!r} is not a {type_name(annotation)}")
+
+
+_NOTHING = object()
+
+
+def _choices(annotation: Any) -> list[Any]:
+    """The plain types that a union allows; text last, since every word is one."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return sorted(get_args(annotation), key=lambda choice: choice is str)
+    return [annotation]
+
+
+def _parse_one(text: str, kind: Any) -> Any:
+    if get_origin(kind) is Literal:
+        return next((choice for choice in get_args(kind) if str(choice) == text), _NOTHING)
+    if get_origin(kind) is tuple:
+        values = [_parse_one(part.strip(), get_args(kind)[0]) for part in text.split(",") if part.strip()]
+        return _NOTHING if _NOTHING in values else tuple(values)
+    if kind is type(None):
+        return None if text.lower() in ("none", "") else _NOTHING
+    if kind is bool:
+        return text.lower() in YES if text.lower() in YES + NO else _NOTHING
+    if kind in (int, float):
+        try:
+            return kind(text.replace("_", ""))
+        except ValueError:
+            return _NOTHING
+    return text if kind is str else _NOTHING
+
+
+def set_fields(config: Any, values: dict[str, str], section: str) -> Any:
+    """The config with fields set from text; `section` is what a person wrote before the dot."""
+    kinds = field_types(type(config))
+    for name in values:
+        if name not in kinds:
+            raise ValueError(f"unknown option --{section}.{name}{_nearest(name, kinds, section)}")
+    parsed = {name: parse(text, kinds[name], f"--{section}.{name}") for name, text in values.items()}
+    return dataclasses.replace(config, **parsed)
+
+
+def _nearest(name: str, names: Any, section: str) -> str:
+    near = difflib.get_close_matches(name, list(names), 1, 0.5)
+    return f"; did you mean --{section}.{near[0]}?" if near else f"; there are: {', '.join(names)}"
+
+
+def to_json(config: Any) -> dict[str, Any]:
+    """A config as plain JSON; tuples become lists."""
+    return {
+        name: list(value) if isinstance(value := getattr(config, name), tuple) else value
+        for name in field_types(type(config))
+    }
+
+
+def from_json(kind: type, data: dict[str, Any], where: str) -> Any:
+    """The inverse of `to_json`. Unknown fields and wrong types are plain errors; missing ones keep their defaults."""
+    kinds = field_types(kind)
+    values = {}
+    for name, value in data.items():
+        if name not in kinds:
+            raise ValueError(f"{where}: unknown field '{name}'; it may come from another version of stairwell")
+        values[name] = _checked(value, kinds[name], f"{where}: '{name}'")
+    return kind(**values)
+
+
+def _checked(value: Any, annotation: Any, where: str) -> Any:
+    for choice in _choices(annotation):
+        if get_origin(choice) is tuple and isinstance(value, list):
+            return tuple(_checked(item, get_args(choice)[0], where) for item in value)
+        if get_origin(choice) is Literal and value in get_args(choice) and not isinstance(value, bool):
+            return value
+        if choice is float and isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(choice, type) and type(value) is choice:
+            return value
+    raise ValueError(f"{where}: {value!r} is not a {type_name(annotation)}")

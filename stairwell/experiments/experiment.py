@@ -1,0 +1,89 @@
+"""One training in four sections, `core`, `model`, `task` and `train`, and the way to a model and its data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stairwell import configs
+from stairwell.cores import config_type
+from stairwell.models import LanguageModel, LanguageModelConfig
+from stairwell.tasks import Task, make_task, task_type
+from stairwell.train import TrainConfig
+
+SECTIONS = ("core", "model", "task", "train")
+DERIVED = ("core", "inputs", "outputs")  # fields of the model's config that follow from the other sections
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    task_name: str
+    core_name: str
+    core: Any
+    task: Any
+    model: LanguageModelConfig
+    train: TrainConfig
+
+    @property
+    def name(self) -> str:
+        return f"{self.task_name}/{self.core_name}"
+
+    def with_options(self, options: dict[str, str]) -> Experiment:
+        """The experiment with fields set from text, such as {"core.memory": "64"}."""
+        changed: dict[str, Any] = {}
+        for section in SECTIONS:
+            values = {name.partition(".")[2]: text for name, text in options.items() if name.startswith(section + ".")}
+            if section == "model" and set(values) & set(DERIVED):
+                raise ValueError(f"--model.{min(set(values) & set(DERIVED))} follows from the task and the core")
+            if values:
+                changed[section] = configs.set_fields(getattr(self, section), values, section)
+        return dataclasses.replace(self, **changed)
+
+    def to_json(self) -> dict[str, Any]:
+        model = {name: value for name, value in configs.to_json(self.model).items() if name not in DERIVED}
+        return {
+            "experiment": self.name,
+            "core": configs.to_json(self.core),
+            "model": model,
+            "task": configs.to_json(self.task),
+            "train": configs.to_json(self.train),
+        }
+
+    @staticmethod
+    def from_json(data: dict[str, Any], where: str) -> Experiment:
+        task_name, _, core_name = str(data.get("experiment", "")).partition("/")
+        kinds = {
+            "core": config_type(core_name),
+            "model": LanguageModelConfig,
+            "task": task_type(task_name)[0],
+            "train": TrainConfig,
+        }
+        sections = {
+            name: configs.from_json(kind, data.get(name, {}), f"{where}: section '{name}'")
+            for name, kind in kinds.items()
+        }
+        return Experiment(task_name=task_name, core_name=core_name, **sections)
+
+    def make_tasks(self, vocabulary: Path | None = None) -> list[Task]:
+        """The task and, where the last phase reads other data, that one too, with the same symbols."""
+        task = make_task(self.task_name, self.task, vocabulary)
+        if not self.train.finetune_task:
+            return [task]
+        options = dict(option.split("=", 1) for option in self.train.finetune_task.split(",") if "=" in option)
+        if not options:
+            raise ValueError(f"train.finetune_task must be name=value, not '{self.train.finetune_task}'")
+        changed = configs.set_fields(self.task, {name.strip(): value for name, value in options.items()}, "task")
+        symbols = getattr(task, "vocabulary", None)
+        kind = task_type(self.task_name)[1]
+        return [task, kind(changed, symbols) if symbols is not None else kind(changed)]
+
+    def make_model(self, task: Task, device: torch.device | str = "cpu", engine: str = "auto") -> LanguageModel:
+        """The model, its weights fixed by the seed whatever was drawn before."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.train.seed)
+            config = dataclasses.replace(self.model, core=self.core, inputs=task.inputs, outputs=task.outputs)
+            return LanguageModel(config, engine).to(device)

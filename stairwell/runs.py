@@ -1,0 +1,156 @@
+"""A run folder: what a training was told, what it measured, what it learned, and everything needed to go on.
+
+config.json              what was asked for; can be fed back in
+metrics.jsonl            one JSON object a line: training, validation
+model.safetensors        the weights to use: the best by validation, or the last where nothing was validated
+vocabulary.json          symbols <-> ids, for tasks that read a person's own data
+checkpoints/             the two newest moments to go on from, each one file, checked by a hash
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stairwell.files import write_atomically, write_text
+
+FORMAT = 1
+KEPT = 2  # checkpoints
+
+
+class Run:
+    """A folder on disk. Opening it reads nothing."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "config.json").exists()
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        write_text(self.path / "config.json", json.dumps({"format": FORMAT, **config}, indent=2) + "\n")
+
+    def read_config(self) -> dict[str, Any]:
+        if not self.exists:
+            raise ValueError(f"{self.path} is not a run folder: it has no config.json")
+        return read_config(self.path / "config.json")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the folder to ourselves. The lock is the operating system's: it is gone with the process, however that
+        ends."""
+        import fcntl
+
+        self.path.mkdir(parents=True, exist_ok=True)
+        with open(self.path / ".lock", "w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise ValueError(
+                    f"another training is writing to {self.path}; wait for it or choose another --out"
+                ) from None
+            yield
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Everything measured so far. A last line that a crash cut short is passed over."""
+        records = []
+        path = self.path / "metrics.jsonl"
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return records
+
+    def open_metrics(self, step: int) -> TextIO:
+        """To append to, after forgetting what was measured beyond `step`: it will be measured again."""
+        kept = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
+        write_text(self.path / "metrics.jsonl", "".join(kept))
+        return open(self.path / "metrics.jsonl", "a", encoding="utf-8")
+
+    def save_model(self, weights: dict[str, Tensor], note: dict[str, Any]) -> None:
+        save_tensors(self.path / "model.safetensors", weights, note)
+
+    def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        path = self.path / "model.safetensors"
+        if not path.exists():
+            raise ValueError(f"{self.path} holds no model yet: train it, or resume it, until it is first saved")
+        return load_tensors(path)
+
+    def save_checkpoint(self, step: int, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
+        """Add a checkpoint; only once it is safely there, forget all but the newest."""
+        save_tensors(self.path / "checkpoints" / f"step-{step:09d}.safetensors", tensors, note)
+        for old in self.checkpoints()[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def checkpoints(self) -> list[Path]:
+        """Oldest first."""
+        return sorted((self.path / "checkpoints").glob("step-*.safetensors"))
+
+    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+        """The newest checkpoint that is whole, and a word on each one that is not."""
+        damaged: list[str] = []
+        for path in reversed(self.checkpoints()):
+            try:
+                return *load_tensors(path), damaged
+            except ValueError as error:
+                damaged.append(f"{error}; going back to the one before")
+        if damaged:
+            raise ValueError(f"no checkpoint in {self.path} can be read: {'; '.join(damaged)}")
+        raise ValueError(f"{self.path} holds no checkpoint to resume from; start without --resume in another --out")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config file as `Run.write_config` wrote it."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not readable JSON: {error}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("format"), int):
+        raise ValueError(f"{path} is not a stairwell config: it has no 'format'")
+    if config["format"] > FORMAT:
+        raise ValueError(
+            f"{path} was written by a newer stairwell (format {config['format']}, this one reads {FORMAT}); upgrade"
+        )
+    return config
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
+    """Tensors and a note in one safetensors file, with a hash over all of it, whole or not at all."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(note)
+    metadata = {"note": text, "hash": _hash(tensors, text)}
+    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
+    if metadata.get("hash") != _hash(tensors, metadata.get("note", "")):
+        raise ValueError(f"{path} is damaged (its contents do not match their hash)")
+    return tensors, json.loads(metadata["note"])
+
+
+def _hash(tensors: dict[str, Tensor], note: str) -> str:
+    digest = hashlib.blake2b(note.encode())
+    for name in sorted(tensors):
+        digest.update(name.encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return digest.hexdigest()

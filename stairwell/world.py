@@ -1,0 +1,95 @@
+"""The processes that train together: one, or as many as `torchrun` started. Rows of the stream are dealt among them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from stairwell.state import State
+
+
+class World:
+    """This process and its place among all. Everything here is trivial for a single process."""
+
+    def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
+        self.rank, self.size = rank, size
+        self.device = device or torch.device("cpu")
+
+    @staticmethod
+    def join(device: torch.device) -> World:
+        """Meet the other processes if torchrun started this one."""
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size == 1:
+            return World(device=device)
+        if not dist.is_initialized():
+            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        return World(dist.get_rank(), size, device)
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def rows(self, batch: int) -> range:
+        """The rows of the stream that this process reads."""
+        if batch % self.size:
+            raise ValueError(
+                f"{self.size} processes cannot share {batch} rows equally; choose a multiple of {self.size}"
+            )
+        share = batch // self.size
+        return range(self.rank * share, (self.rank + 1) * share)
+
+    def sum(self, *numbers: float) -> list[float]:
+        """Each number added up over all processes."""
+        if self.size == 1:
+            return list(numbers)
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total)
+        return total.tolist()
+
+    def any(self, flag: bool) -> bool:
+        return self.sum(int(flag))[0] > 0
+
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """The tensors of all processes, in order; the sizes of their second dimension may differ: shorter ones are
+        filled with zeros at its beginning, where a state keeps its oldest slots."""
+        if self.size == 1:
+            return [tensor]
+        tensor = tensor.to(self.device)
+        if tensor.dim() > 1:
+            widths = torch.tensor([tensor.shape[1]], device=self.device)
+            dist.all_reduce(widths, dist.ReduceOp.MAX)
+            padding = [0, 0] * (tensor.dim() - 2) + [int(widths) - tensor.shape[1], 0]
+            tensor = torch.nn.functional.pad(tensor, padding)
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous())
+        return parts
+
+    def gather_json(self, value: Any) -> list[Any]:
+        """One plain value a process, in order."""
+        if self.size == 1:
+            return [value]
+        text = json.dumps(value).encode()
+        length = int(max(part.item() for part in self.gather(torch.tensor([len(text)]))))
+        padded = torch.tensor(list(text.ljust(length)), dtype=torch.uint8)
+        return [json.loads(bytes(part.cpu().tolist()).decode()) for part in self.gather(padded)]
+
+    def share_json(self, value: Any) -> list[Any]:
+        """The first process's value, for all."""
+        return self.gather_json(value)[:1]
+
+    def gather_state(self, state: State) -> dict[str, Tensor]:
+        """All rows of all processes, in the order of the stream."""
+        return {name: torch.cat(self.gather(tensor)) for name, tensor in state.tensors()}
+
+    def wait(self) -> None:
+        if self.size > 1:
+            dist.barrier()
+
+    def leave(self) -> None:
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
