@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -131,7 +132,7 @@ def split(case: Case, cuts: Sequence[int]) -> None:
     whole = gradients(case, weighed(y, after), x, *memory)
     edges = [0, *sorted(set(cuts)), x.shape[1]]
     pieces, current = [], state
-    for first, last in zip(edges, edges[1:], strict=False):
+    for first, last in pairwise(edges):
         if first < last:
             piece, current = case.run(x[:, first:last], current, case.start[:, first:last])
             pieces.append(piece)
@@ -180,7 +181,7 @@ def start(case: Case) -> None:
         state = case.state.select([b])
         edges = [0, *case.start[b].nonzero().flatten().tolist(), T]
         pieces = []
-        for i, (first, last) in enumerate(zip(edges, edges[1:], strict=False)):
+        for i, (first, last) in enumerate(pairwise(edges)):
             if i > 0:
                 state = case.core.init_state(1, slack)
             if first < last:
@@ -261,7 +262,7 @@ def window(case: Case) -> None:
     state, memory = leaf(case.state)
     y, _ = case.run(case.x, state, case.start)
     grads = torch.autograd.grad((y * torch.randn_like(y)).sum(), memory, allow_unused=True)
-    for name, tensor, grad in zip(floating(state), memory, grads, strict=True):
+    for name, grad in zip(floating(state), grads, strict=True):
         if grad is not None and reads_by_window(case.core, name):
             assert grad[:, :slack].abs().sum() == 0, name
     poisoned = case.state.map(Tensor.clone)

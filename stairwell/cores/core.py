@@ -63,6 +63,7 @@ class Core(nn.Module):
 
     state_type: type[State]
     engine: Engine | None = None  # none: the reference, `self.walk`
+    engine_name: str = "the reference engine"
     seen: Seen | None = None  # set by `inspect`
 
     def __init__(self, width: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 import stairwell
+from stairwell import fast
 from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.presets import preset
 from stairwell.files import write_text
@@ -99,7 +100,7 @@ def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: Wor
     tasks = experiment.make_tasks(run.path / "vocabulary.json" if plan.resume else None)
     model = experiment.make_model(tasks[0], device, engine)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    title = f"{experiment.name}: {weights:,} weights on {device}, {tasks[0].describe()}"
+    title = f"{experiment.name}: {weights:,} weights on {device} by {model.core.engine_name}, {tasks[0].describe()}"
     trainer = Trainer(model, tasks, experiment.train, run, world)
     if plan.resume:
         trainer.resume()
@@ -238,5 +239,5 @@ def information() -> dict[str, str]:
         "device": f"{device} ({name})",
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
-        "engine": stairwell.models.engine_description(),
+        "engine": fast.describe(),
     }

@@ -1,0 +1,34 @@
+# make demo    sets everything up and lets Feedback and a Transformer face each other
+# make test    sets everything up and runs all checks
+# make slow    the proofs that take minutes
+#
+# TORCH=... installs another torch, for instance one for your GPU; VENV=... uses another folder.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+BIN := $(VENV)/bin
+
+.PHONY: demo test slow clean
+
+$(VENV)/installed: pyproject.toml $(wildcard setup.py) $(wildcard stairwell/fast/csrc/*)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "stairwell needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" "setuptools>=77" wheel
+	# Without build isolation the optional native engine is built against the torch just installed.
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/installed
+	$(BIN)/stairwell reproduce demo
+
+test: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest
+
+slow: $(VENV)/installed
+	$(BIN)/python -m pytest -m slow
+
+clean:
+	rm -rf $(VENV) build *.egg-info

@@ -1,0 +1,1 @@
+"""Measurements: each one says what it measured, where, and against what."""

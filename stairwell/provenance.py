@@ -1,0 +1,48 @@
+"""What a number needs to be believed: the command, the code, the machine, the time."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import stairwell
+
+
+def provenance(command: str | None = None) -> dict[str, Any]:
+    """As plain JSON; `command` is what was typed, taken from this process if not given."""
+    return {
+        "command": command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "commit": commit(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "stairwell": stairwell.__version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cpu": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
+        "threads": torch.get_num_threads(),
+    }
+
+
+def commit() -> str:
+    """The commit that the package runs from, if it runs from a checkout."""
+    source = Path(__file__).resolve().parent.parent
+    if not (source / ".git").exists():
+        return f"stairwell {stairwell.__version__} as installed"
+    asked = ["git", "-C", str(source), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def processor() -> str:
+    """The processor's name, where the system tells it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
