@@ -39,6 +39,7 @@ def pack(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "best_step": trainer.best_step,
         "unimproved": trainer.unimproved,
         "smooth_loss": trainer.smooth_loss,
+        "valid_now": trainer.valid_now,
         "curriculum": trainer.curriculum.position(),
         "window": {
             "updates": window.updates,
@@ -61,7 +62,7 @@ def unpack(trainer: Trainer, tensors: dict[str, Tensor], note: dict[str, Any]) -
     if len(rows) != trainer.config.batch:
         raise ValueError(f"the checkpoint has {len(rows)} rows, the config {trainer.config.batch}")
     trainer.begin_phase(note["phase"])
-    for name in ("step", "tokens", "seconds", "best", "best_step", "unimproved", "smooth_loss"):
+    for name in ("step", "tokens", "seconds", "best", "best_step", "unimproved", "smooth_loss", "valid_now"):
         setattr(trainer, name, note[name])
     if trainer.curriculum.stages:
         trainer.curriculum.seek(note["curriculum"])

@@ -31,8 +31,11 @@ Examples:
   stairwell train random-walk/feedback
   stairwell train lm/staircase --task.path my-texts --out runs/mine
   stairwell train --resume --out runs/mine
-  stairwell train --config runs/mine/config.json --train.seed 1 --out runs/again
+  stairwell train --config runs/mine/config.json --seed 1 --out runs/again
 """
+
+
+NARROW = 11  # characters for an option's type in the help
 
 
 def say(text: str) -> None:
@@ -62,9 +65,12 @@ def dotted_options() -> list[tuple[str, str, str]]:
             for name, annotation in configs.field_types(kind).items():
                 if section == "model" and name in DERIVED:
                     continue
-                words = (configs.type_name(annotation), help.get(name, ""))
+                words = (configs.short_type_name(annotation), help.get(name, ""))
                 fields.setdefault(name, (*words, []))[2].append(member)
         for name, (kind_name, words_of, owners) in fields.items():
+            # A long list of choices would leave no room for the options' names.
+            if len(kind_name) > NARROW:
+                kind_name, words_of = "choice", f"{words_of} ({kind_name})"
             # Options that only some cores or tasks have say which.
             only = f" ({', '.join(owners)})" if len(owners) <= len(members) // 2 else ""
             options.append((f"{section}.{name}", kind_name, words_of + only))
@@ -117,17 +123,17 @@ def list_command(
     def cores() -> None:
         for name, (config, core) in CORES.items():
             module = sys.modules[core.__module__]
-            words = (config.__doc__ or "") if name in ("multi-vector-rnn", "memory-network") else (module.__doc__ or "")
-            print(f"{name:24} {words.strip().splitlines()[0]}")
+            # A config that speaks for itself is one variant of several in its file.
+            own = config.__doc__ if not (config.__doc__ or "").startswith(f"{config.__name__}(") else None
+            print(f"{name:24} {(own or module.__doc__ or '').strip().splitlines()[0]}")
 
     def tasks() -> None:
         for name, (_, _, words) in TASKS.items():
             print(f"{name:24} {words}")
 
     def experiments() -> None:
-        print("An experiment is TASK/CORE; any task goes with any core:")
-        for task in TASKS:
-            print(f"  {task}/{{{','.join(CORES)}}}")
+        print("TASK/CORE, such as random-walk/feedback: every task goes with every core.")
+        print(f"tasks  {', '.join(TASKS)}\ncores  {', '.join(CORES)}")
 
     kinds = {"experiments": experiments, "tasks": tasks, "cores": cores, "data": data_list}
     if what is not None and what not in kinds:
@@ -160,7 +166,7 @@ def train_command(
     options: Any = None,
 ) -> None:
     """Train a model. Every field of an experiment can be set: see the panels below."""
-    from stairwell.display import display
+    from stairwell.display import Silence, display
     from stairwell.experiments.running import plan, train, train_seeds
 
     options = dict(options or {})
@@ -173,8 +179,7 @@ def train_command(
         return
 
     def progress(title: str, total: int, done: int) -> Any:
-        hidden = quiet or os.environ.get("RANK", "0") != "0"
-        return display(title, total, done, hidden)
+        return display(title, total, done, quiet) if os.environ.get("RANK", "0") == "0" else Silence()
 
     if seeds == 1:
         result = train(planned, device, engine, progress)
@@ -202,10 +207,61 @@ def eval_command(
     """Stream a whole split through a trained model and score it."""
     from stairwell.experiments.running import evaluate_run
 
-    if split != "valid" and split != "test":
+    if split not in ("valid", "test"):
         raise ValueError(f"--split must be valid or test, not '{split}'")
-    result = evaluate_run(run, split, data, rows, segment, device, engine, evaluating(as_json))
+    result = evaluate_run(
+        run, "valid" if split == "valid" else "test", data, rows, segment, device, engine, evaluating(as_json)
+    )
     print(json.dumps(result) if as_json else result_text(result))
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str, typer.Argument(help="what to reproduce; `demo` is there so far")],
+    out: Annotated[Path | None, typer.Option(help="where runs and report go; runs/NAME if not given")] = None,
+    updates: Annotated[int, typer.Option(help="updates of each model at most", min=1)] = 8000,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")] = "auto",
+    engine: Annotated[str, typer.Option(help="auto, fast or reference")] = "auto",
+    quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
+) -> None:
+    """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
+    from stairwell.display import display
+    from stairwell.experiments import faceoff
+
+    if name != "demo":
+        raise ValueError(f"cannot reproduce '{name}' yet; there is: demo")
+    place = out or Path("runs") / name
+    progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
+    results = faceoff.face_off(place, updates, device, engine, progress)
+    page = faceoff.write_report(place, results)
+    print_table(faceoff.table(results))
+    print(f"The whole story: {page}")
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="run folders, compared on one page")],
+    out: Annotated[Path, typer.Option(help="the page to write; the picture goes beside it")] = Path("report.html"),
+) -> None:
+    """Make one HTML page (and a PNG) of trainings: curves, scores, beliefs, attention."""
+    from stairwell.report import gather, summary, write_html, write_png
+
+    gathered = [gather(run) for run in runs]
+    write_html(out, ", ".join(dict.fromkeys(run.task for run in gathered)), gathered, [summary(gathered)], [])
+    write_png(out.with_suffix(".png"), gathered)
+    print(out)
+
+
+def print_table(table: Any) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    shown = Table(title=table.title, caption=table.caption)
+    for column in table.columns:
+        shown.add_column(column)
+    for row in table.rows:
+        shown.add_row(*(str(cell) for cell in row))
+    Console().print(shown)
 
 
 @app.command()
@@ -248,8 +304,9 @@ def data_get(
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
 
-    from stairwell.data import get
+    from stairwell.data import find, get
 
+    find(name)  # before a bar appears
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(name)
@@ -282,30 +339,40 @@ def main() -> None:
     from stairwell.train import Diverged, Interrupted
 
     try:
-        app(standalone_mode=False)
-    except typer.Exit as error:
-        sys.exit(error.exit_code)
-    except (Interrupted, KeyboardInterrupt) as error:
+        status = app(prog_name="stairwell", standalone_mode=False)
+    except (Interrupted, KeyboardInterrupt, typer.Abort) as error:
         say(str(error) or "interrupted")
         sys.exit(130)
     except Diverged as error:
-        say(str(error))
-        sys.exit(1)
-    except (ValueError, TypeError, FileNotFoundError) as error:
+        fail(error, 1)
+    except (ValueError, TypeError, *WRONG_PATHS) as error:
         fail(error, 2)
     except OSError as error:
         fail(error, 1)
     except Exception as error:
-        # Usage errors of the argument parser know how to show themselves and end with status 2.
-        if hasattr(error, "show") and hasattr(error, "exit_code"):
-            error.show()
-            sys.exit(error.exit_code)
+        usage_error(error)
         raise
+    # Without a standalone mode `typer.Exit` arrives as a value.
+    sys.exit(status if isinstance(status, int) else 0)
+
+
+# What the operating system says when a path is not what it was taken for.
+WRONG_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def usage_error(error: Exception) -> None:
+    """Errors of the argument parser in one line too; without any argument it shows the help instead."""
+    if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
+        return
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]
+        sys.exit(error.exit_code)
+    fail(ValueError(" ".join(error.format_message().split())), error.exit_code)
 
 
 def fail(error: BaseException, status: int) -> None:
     """One line, no traceback; STAIRWELL_DEBUG=1 shows where it came from."""
     if os.environ.get("STAIRWELL_DEBUG"):
         raise error
-    say(f"stairwell: {error}")
+    say(f"stairwell: {' '.join(str(error).split())}")
     sys.exit(status)

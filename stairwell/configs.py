@@ -9,6 +9,7 @@ import ast
 import dataclasses
 import difflib
 import inspect
+import math
 import types
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -51,6 +52,14 @@ def type_name(annotation: Any) -> str:
     return names.get(annotation, str(annotation))
 
 
+def short_type_name(annotation: Any) -> str:
+    """The same for a narrow column: `int|none`."""
+    name = type_name(annotation)
+    for long, short in (("whole number", "int"), ("numbers separated by commas", "int,int,.."), (" or ", "|")):
+        name = name.replace(long, short)
+    return name
+
+
 def parse(text: str, annotation: Any, where: str) -> Any:
     """A value of the annotated type from what a person typed."""
     for choice in _choices(annotation):
@@ -82,9 +91,10 @@ def _parse_one(text: str, kind: Any) -> Any:
         return text.lower() in YES if text.lower() in YES + NO else _NOTHING
     if kind in (int, float):
         try:
-            return kind(text.replace("_", ""))
+            value = kind(text.replace("_", ""))
         except ValueError:
             return _NOTHING
+        return value if math.isfinite(value) else _NOTHING
     return text if kind is str else _NOTHING
 
 
@@ -115,6 +125,8 @@ def from_json(kind: type, data: dict[str, Any], where: str) -> Any:
     """The inverse of `to_json`. Unknown fields and wrong types are plain errors; missing ones keep their defaults."""
     kinds = field_types(kind)
     values = {}
+    if not isinstance(data, dict):
+        raise ValueError(f"{where}: it must hold fields and their values, not {data!r}")
     for name, value in data.items():
         if name not in kinds:
             raise ValueError(f"{where}: unknown field '{name}'; it may come from another version of stairwell")

@@ -16,6 +16,7 @@ class Curriculum:
     def __init__(self, stages: list[dict[str, int]], accuracy: float = 96.0) -> None:
         self.stages, self.accuracy = stages, accuracy
         self.stage, self.updates, self.right, self.scored = 0, 0, 0, 0
+        self.finished = False  # whether the last stage is mastered too
 
     @staticmethod
     def parse(text: str, accuracy: float = 96.0) -> Curriculum:
@@ -41,13 +42,15 @@ class Curriculum:
         if good and self.stage + 1 < len(self.stages):
             self.stage += 1
             return True
+        self.finished = good
         return False
 
     def position(self) -> list[int]:
-        return [self.stage, self.updates, self.right, self.scored]
+        return [self.stage, self.updates, self.right, self.scored, int(self.finished)]
 
     def seek(self, position: list[int]) -> None:
-        self.stage, self.updates, self.right, self.scored = position
+        self.stage, self.updates, self.right, self.scored = position[:4]
+        self.finished = bool(position[4])
 
 
 def _option(option: str, text: str) -> tuple[str, list[int]]:

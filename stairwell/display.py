@@ -46,7 +46,7 @@ def scores_line(scores: dict[str, float]) -> str:
 
 
 class Silence:
-    """For --quiet, and for all processes but the first."""
+    """For all processes but the first."""
 
     def __enter__(self) -> Silence:
         return self
@@ -58,24 +58,32 @@ class Silence:
         pass
 
 
-class Lines(Silence):
+class Quiet(Silence):
+    """For --quiet: no progress, but whatever is not as it should be."""
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "warning":
+            self.say(f"warning: {event['text']}")
+
+
+class Lines(Quiet):
     """One line an event, for logs and pipes."""
 
     def __init__(self, title: str, total: int) -> None:
         self.total = total
         self.say(title)
 
-    def say(self, text: str) -> None:
-        print(text, file=sys.stderr, flush=True)
-
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "metrics":
             what = f"valid: {scores_line(event['valid'])}" if "valid" in event else summary(event)
             self.say(f"update {event['step']:,}/{self.total:,}  {what}")
-        elif event["event"] == "warning":
-            self.say(f"warning: {event['text']}")
         elif event["event"] == "stopping":
             self.say("stopping after this update; once more to stop at once")
+        else:
+            super().__call__(event)
 
 
 class Live(Silence):
@@ -108,7 +116,8 @@ class Live(Silence):
         self.live.__exit__(*error)  # type: ignore[arg-type]
 
     def panel(self) -> Any:
-        lines = [self.Text(self.title, style="bold")]
+        name, *about = self.title.splitlines()
+        lines = [self.Text(name, style="bold"), *(self.Text(line, style="dim") for line in about)]
         lines += [self.Text(line) for line in (self.latest, self.valid, self.note) if line]
         if len(self.losses) > 1:
             lines.append(self.Text(f"loss      {curve(self.losses)}  {self.losses[-1]:.4f}", style="cyan"))
@@ -125,6 +134,7 @@ class Live(Silence):
             return
         if kind == "metrics" and "valid" in event:
             self.valid = f"valid     {scores_line(event['valid'])} at update {event['step']:,}"
+            self.note = ""
         elif kind == "metrics":
             self.latest = f"train     {summary(event)}"
             self.losses.append(event["loss"])
@@ -142,5 +152,5 @@ class Live(Silence):
 def display(title: str, total: int, done: int, quiet: bool) -> Silence:
     """The display that fits where stderr goes."""
     if quiet:
-        return Silence()
+        return Quiet()
     return Live(title, total, done) if sys.stderr.isatty() else Lines(title, total)

@@ -248,11 +248,14 @@ def choose_engine(core: Core, engine: str) -> None:
     """Give the core the engine asked for: `reference`, `fast`, or `auto`, which is fast where that is possible."""
     if engine not in ("auto", "fast", "reference"):
         raise ValueError(f"engine must be auto, fast or reference, not '{engine}'")
-    core.engine = None
+    found, why = None, "the reference was asked for"
+    if engine != "reference":
+        from stairwell import fast
 
-
-def engine_description() -> str:
-    return "reference"
+        found, why = fast.find(core)
+        if found is None and engine == "fast":
+            raise ValueError(f"no fast engine: {why}; use engine auto or reference")
+    core.engine, core.engine_name = found, why if found is not None else "the reference engine"
 
 
 @contextmanager

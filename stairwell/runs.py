@@ -103,9 +103,9 @@ class Run:
         damaged: list[str] = []
         for path in reversed(self.checkpoints()):
             try:
-                return *load_tensors(path), damaged
+                return *load_tensors(path), [f"{word}; going back to the one before" for word in damaged]
             except ValueError as error:
-                damaged.append(f"{error}; going back to the one before")
+                damaged.append(str(error))
         if damaged:
             raise ValueError(f"no checkpoint in {self.path} can be read: {'; '.join(damaged)}")
         raise ValueError(f"{self.path} holds no checkpoint to resume from; start without --resume in another --out")
@@ -133,7 +133,10 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(note)
     metadata = {"note": text, "hash": _hash(tensors, text)}
-    write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+    try:
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+    except (SafetensorError, OSError) as error:  # a full disk comes as either
+        raise OSError(f"{path} could not be written ({error}); what was saved before is whole") from None
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -151,6 +154,6 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def _hash(tensors: dict[str, Tensor], note: str) -> str:
     digest = hashlib.blake2b(note.encode())
     for name in sorted(tensors):
-        digest.update(name.encode())
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
         digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
     return digest.hexdigest()

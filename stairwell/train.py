@@ -66,6 +66,8 @@ class TrainConfig:
     "stages of growing difficulty, such as length=8..100 or variables=1,statements=10;variables=2,statements=20"
     curriculum_accuracy: float = 96.0
     "accuracy in percent, over the last 20 updates, at which the next stage begins"
+    stop_when_mastered: bool = False
+    "end the training once the curriculum's last stage is mastered"
     precision: Literal["float32", "bf16"] = "float32"
     "bf16: autocast of matrix products, for devices where that is faster"
     seed: int = 0
@@ -99,8 +101,11 @@ class TrainConfig:
                 raise ValueError(f"train.{name} must be at least 0, not {getattr(self, name)}")
         if self.batch % self.accumulate:
             raise ValueError(f"train.accumulate {self.accumulate} does not divide the batch of {self.batch} rows")
-        if self.learning_rate <= 0:
-            raise ValueError(f"train.learning_rate must be above 0, not {self.learning_rate}")
+        for name in ("learning_rate", "finetune_rate"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"train.{name} must be above 0, not {getattr(self, name)}")
+        if not 0 <= self.curriculum_accuracy <= 100:
+            raise ValueError(f"train.curriculum_accuracy must be in 0..100 percent, not {self.curriculum_accuracy}")
         Curriculum.parse(self.curriculum)
 
     @property
@@ -225,16 +230,17 @@ class Trainer:
         self.best: float | None = None
         self.best_step, self.unimproved = 0, 0
         self.smooth_loss: float | None = None
+        self.valid_now: dict[str, Any] | None = None  # the scores of a validation since the last update
         self.stop_asked = False
         self.window = Window()
         self.begin_phase(0)
-        if self.curriculum.stages:
-            self.stream.change(**self.curriculum.options)
+        for stage in reversed(self.curriculum.stages):  # all are tried, so that a wrong one is found out now
+            self.stream.change(**stage)
         torch.manual_seed(config.seed + 1 + self.world.rank)  # dropout: different on every process
 
     def begin_phase(self, phase: int) -> None:
         """Fresh streams and states: at the start, and where the last phase reads other data."""
-        self.phase = phase
+        self.phase, self.unimproved = phase, 0
         self.task = self.tasks[min(phase, len(self.tasks) - 1)]
         self.stream: Stream = self.task.stream(self.rows, self.config.batch, self.config.seed)
         parts = self.config.accumulate
@@ -245,9 +251,13 @@ class Trainer:
         config = self.config
         self.metrics = self.folder.open_metrics(self.step) if self.world.first else None
         with self.stopping_on_signals():
-            while self.step < config.total and not self.out_of_patience:
+            while self.step < config.total:
+                if self.done_early:
+                    if self.phase or not config.finetune_steps:
+                        break
+                    self.step = config.steps  # on to the last phase
                 if self.step >= config.steps and self.phase == 0:
-                    self.begin_phase(1)
+                    self.finetune()
                 self.update()
                 if self.step % config.log_every == 0 or self.step == config.total:
                     self.log()
@@ -258,12 +268,23 @@ class Trainer:
                     raise Interrupted(f"stopped and saved at update {self.step:,} of {config.total:,}")
                 if config.checkpoint_every and self.step % config.checkpoint_every == 0 and self.step < config.total:
                     self.save()
-            final = self.validate()
+            final = self.valid_now or self.validate()
             self.save()
         return final
 
+    def finetune(self) -> None:
+        """The last phase: the same streams go on, unless it reads other data. Scores on that cannot be compared with
+        those before, so the best model is looked for anew."""
+        self.phase, self.unimproved = 1, 0
+        if len(self.tasks) > 1:
+            self.begin_phase(1)
+            self.best = None
+
     @property
-    def out_of_patience(self) -> bool:
+    def done_early(self) -> bool:
+        """Whether nothing more is to be gained: no validation was better for long, or the curriculum is mastered."""
+        if self.config.stop_when_mastered and self.curriculum.finished and self.phase == 0:
+            return True
         return bool(self.config.patience) and self.unimproved >= self.config.patience
 
     def update(self) -> None:
@@ -286,7 +307,7 @@ class Trainer:
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
         self.optimizer.step()
         self.model.core.clamp_spans()
-        self.step += 1
+        self.step, self.valid_now = self.step + 1, None
         self.grow(right, scored)
         tokens, seconds = segment.tokens.numel() * self.world.size, time.perf_counter() - began
         self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
@@ -357,12 +378,15 @@ class Trainer:
         self.smooth_loss = loss if self.smooth_loss is None else 0.8 * self.smooth_loss + 0.2 * loss
         guessing = math.log(self.model.config.V + 1)
         if not math.isfinite(loss) or self.smooth_loss > 3 * guessing + 1:
-            kept = self.folder.checkpoints()
-            where = f"the model of {kept[-1].name} is kept" if kept else "no checkpoint had been written yet"
-            raise Diverged(
-                f"the loss is {loss:.4g} at update {self.step:,}, {self.smooth_loss:.4g} on average: the training has "
-                f"diverged; {where}. Try a smaller --train.learning_rate or more --train.warmup"
-            )
+            raise self.diverged(loss)
+
+    def diverged(self, loss: float) -> Diverged:
+        kept = self.folder.checkpoints()
+        where = f"{kept[-1].name} and the models before it are kept" if kept else "no checkpoint had been written yet"
+        return Diverged(
+            f"the training has diverged: the loss is {loss:.4g} at update {self.step:,}; {where}. "
+            "Try a smaller --train.learning_rate or more --train.warmup"
+        )
 
     def validate(self) -> dict[str, Any]:
         """Score the validation split; keep the model if it is the best so far."""
@@ -371,10 +395,11 @@ class Trainer:
             rows, length = self.config.valid_rows, self.config.segment
             scores = evaluate(self.model, self.task, "valid", rows, length, self.watch)
         (scores,) = self.world.share_json(scores)
+        if scores["scored"] and not math.isfinite(scores["loss"]):
+            raise self.diverged(scores["loss"])
         value = scores[self.task.headline]
         sign = 1 if self.task.higher_is_better else -1
         better = self.best is None or sign * value > sign * self.best
-        # A smaller vocabulary of the last phase, or other data, would compare unlike with unlike.
         self.unimproved = 0 if better else self.unimproved + 1
         if better:
             self.best, self.best_step = value, self.step
@@ -389,12 +414,16 @@ class Trainer:
                 "best": better,
             }
         )
+        self.valid_now = scores
         return scores
 
     def write(self, record: dict[str, Any]) -> None:
         if self.metrics is not None:
-            self.metrics.write(json.dumps(record) + "\n")
-            self.metrics.flush()
+            try:
+                self.metrics.write(json.dumps(record) + "\n")
+                self.metrics.flush()
+            except OSError as error:
+                raise OSError(f"{self.metrics.name} could not be written ({error.strerror})") from None
         self.watch({"event": "metrics", **record})
 
     def save_model(self, scores: dict[str, float]) -> None:
@@ -404,17 +433,22 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint with everything that is needed to go on."""
         tensors, note = checkpoint.pack(self)
+        # Never replace a training that can go on by one that cannot.
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise self.diverged(math.nan)
         if self.world.first:
             self.folder.save_checkpoint(self.step, tensors, note)
             self.watch({"event": "saved", "step": self.step})
         self.world.wait()
 
-    def resume(self) -> None:
-        """Go on from the newest checkpoint that is whole."""
+    def resume(self) -> list[str]:
+        """Go on from the newest checkpoint that is whole; a word on each one that is not. A training that ended before
+        its first checkpoint begins anew, which comes to the same."""
+        if not self.folder.checkpoints():
+            return [f"{self.folder.path} holds no checkpoint yet; beginning from the start"]
         tensors, note, damaged = self.folder.load_checkpoint()
-        for word in damaged:
-            self.watch({"event": "warning", "text": word})
         checkpoint.unpack(self, tensors, note)
+        return damaged
 
     @contextmanager
     def stopping_on_signals(self) -> Iterator[None]:

@@ -69,6 +69,8 @@ class StaircaseConfig(LayerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class CachedStaircaseConfig(StaircaseConfig):
+    """Cached Staircase (Ju et al., 2021): a chunk is computed in few passes, then seen from a cache as it came out."""
+
     passes: int = 8
     "how many chunks, the current one included, are in sight (N); the paper's step size is passes * chunk"
     compute: int = 1
@@ -86,6 +88,8 @@ class CachedStaircaseConfig(StaircaseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalCachedStaircaseConfig(LayerConfig):
+    """Global Cached Staircase (Ju et al., 2021): all earlier chunks stay in the cache; the state grows with the text."""
+
     sees_itself: bool = True
     "whether a token attends to itself, at distance 0; a Staircase always does"
     chunk: int = 32

@@ -55,7 +55,11 @@ class Experiment:
 
     @staticmethod
     def from_json(data: dict[str, Any], where: str) -> Experiment:
-        task_name, _, core_name = str(data.get("experiment", "")).partition("/")
+        if unknown := sorted(set(data) - {"experiment", *SECTIONS}):
+            raise ValueError(f"{where}: unknown section '{unknown[0]}'; there are: {', '.join(SECTIONS)}")
+        if not isinstance(data.get("experiment"), str):
+            raise ValueError(f"{where}: 'experiment' must be a task and a core, such as 'random-walk/feedback'")
+        task_name, _, core_name = data["experiment"].partition("/")
         kinds = {
             "core": config_type(core_name),
             "model": LanguageModelConfig,
@@ -73,9 +77,10 @@ class Experiment:
         task = make_task(self.task_name, self.task, vocabulary)
         if not self.train.finetune_task:
             return [task]
-        options = dict(option.split("=", 1) for option in self.train.finetune_task.split(",") if "=" in option)
-        if not options:
+        pairs = [option.partition("=") for option in self.train.finetune_task.split(",")]
+        if not all(equals for _, equals, _ in pairs):
             raise ValueError(f"train.finetune_task must be name=value, not '{self.train.finetune_task}'")
+        options = {name: value for name, _, value in pairs}
         changed = configs.set_fields(self.task, {name.strip(): value for name, value in options.items()}, "task")
         symbols = getattr(task, "vocabulary", None)
         kind = task_type(self.task_name)[1]

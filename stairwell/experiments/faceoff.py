@@ -7,7 +7,6 @@ larger and its episodes 100 actions long.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,11 @@ from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.presets import preset
 from stairwell.experiments.running import Plan, Show, evaluate_run, train
 from stairwell.files import write_text
+from stairwell.provenance import provenance
 from stairwell.runs import Run
 
 LENGTH = 50
+NAMES = {"feedback": "Feedback", "transformer-xl": "Transformer-XL"}
 PAPER = {"feedback": 100.0, "transformer-xl": 68.0}  # Fan et al., table 1: accuracy at episodes of 100 actions
 
 
@@ -30,8 +31,7 @@ def contender(core: str, updates: int) -> Experiment:
         "train.steps": str(updates),
         "train.validate_every": "0",
         "train.log_every": "20",
-        "train.stop_when_mastered": str(core == "feedback"),
-        "train.curriculum_accuracy": "97",
+        "train.decay": "cosine",
     }
     if core == "transformer-xl":
         options["core.memory"] = str(2 * LENGTH)
@@ -52,16 +52,46 @@ def face_off(out: Path, updates: int, device: str, engine: str, show: Show) -> d
             result = train(Plan(experiment, run, resume), device, engine, show)
             assert result is not None
             result["test"] = evaluate_run(run.path, "test", None, 50, 101, device, engine, None)
+            result["provenance"] = provenance()
             write_text(finished, json.dumps(result) + "\n")
         results[core] = json.loads(finished.read_text(encoding="utf-8"))
-        # Whoever comes second gets exactly the updates that the first one took.
-        updates = results[core]["updates"]
     return results
 
 
-def scores(results: dict[str, Any]) -> dict[str, float]:
-    return {core: result["test"]["accuracy"] for core, result in results.items()}
+def write_report(out: Path, results: dict[str, Any]) -> Path:
+    """The page, and the picture beside it."""
+    from stairwell import report
+
+    runs = [
+        report.gather(out / core, name=NAMES[core], scores=result["test"], provenance=result["provenance"])
+        for core, result in results.items()
+    ]
+    report.write_png(out / "curves.png", runs)
+    page = out / "report.html"
+    notes = [
+        f"Laptop scale: models of 0.1 million weights, episodes of {LENGTH} actions, a curriculum over their length; "
+        "the paper's have 3.2 million weights and episodes of 100 actions.",
+        "Both models had the same curriculum, updates and tokens. Feedback remembers 16 tokens; the Transformer sees "
+        "the whole episode.",
+    ]
+    report.write_html(page, "Where am I? Feedback and a Transformer on the random walk", runs, [table(results)], notes)
+    return page
 
 
-def shortened(experiment: Experiment, updates: int) -> Experiment:
-    return dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=updates))
+def table(results: dict[str, Any]) -> Any:
+    """Ours beside the paper's."""
+    from stairwell.report import Table
+
+    rows = [
+        [
+            NAMES[core],
+            f"{result['weights']:,}",
+            f"{result['tokens']:,}",
+            f"{result['test']['accuracy']:.1f}",
+            f"{PAPER[core]:.0f}",
+        ]
+        for core, result in results.items()
+    ]
+    columns = ["model", "weights", "tokens", f"ours, {LENGTH} actions (%)", "paper, 100 actions (%)"]
+    caption = f"Accuracy on {results['feedback']['test']['scored']:,} actions of fresh episodes, one seed"
+    return Table("Random walk: where is the agent?", columns, rows, caption)

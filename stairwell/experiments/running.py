@@ -52,7 +52,7 @@ def plan(name: str | None, config: Path | None, out: Path | None, resume: bool, 
     experiment = experiment.with_options(options)
     run = Run(out or default_folder(experiment))
     if run.exists:
-        raise ValueError(f"{run.path} holds a training already; go on with it (--resume) or choose another --out")
+        raise holds_a_training(run)
     return Plan(experiment, run, resume=False)
 
 
@@ -72,6 +72,10 @@ def plan_resume(name: str | None, config: Path | None, out: Path | None, options
     return Plan(experiment, run, resume=True)
 
 
+def holds_a_training(run: Run) -> ValueError:
+    return ValueError(f"{run.path} holds a training already; go on with it (--resume) or choose another --out")
+
+
 def default_folder(experiment: Experiment) -> Path:
     return Path("runs") / experiment.name.replace("/", "-")
 
@@ -88,6 +92,8 @@ def train(plan: Plan, device: str, engine: str, show: Show) -> dict[str, Any] | 
         if not world.first:
             return _train(plan, chosen, engine, show, world)
         with plan.run.locked():
+            if plan.run.exists and not plan.resume:
+                raise holds_a_training(plan.run)
             return _train(plan, chosen, engine, show, world)
     except Interrupted as stopped:
         raise Interrupted(f"{stopped}; go on with: stairwell train --resume --out {plan.run.path}") from None
@@ -100,13 +106,14 @@ def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: Wor
     tasks = experiment.make_tasks(run.path / "vocabulary.json" if plan.resume else None)
     model = experiment.make_model(tasks[0], device, engine)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    title = f"{experiment.name}: {weights:,} weights on {device} by {model.core.engine_name}, {tasks[0].describe()}"
+    title = f"{experiment.name}: {weights:,} weights on {device} by {model.core.engine_name}\n{tasks[0].describe()}"
     trainer = Trainer(model, tasks, experiment.train, run, world)
-    if plan.resume:
-        trainer.resume()
+    damaged = trainer.resume() if plan.resume else []
     if world.first:
         prepare_folder(plan, tasks[0])
     with show(title, experiment.train.total, trainer.step) as watch:
+        for word in damaged:
+            watch({"event": "warning", "text": word})
         trainer.watch = with_tensorboard(watch, run) if world.first else watch
         scores = trainer.run()
     if not world.first:
@@ -148,7 +155,7 @@ def with_tensorboard(watch: Watch, run: Run) -> Watch:
     return both
 
 
-def train_seeds(plan: Plan, seeds: int, device: str, engine: str, show: Show) -> dict[str, Any]:
+def train_seeds(plan: Plan, seeds: int, device: str, engine: str, show: Show) -> dict[str, Any] | None:
     """The same training with several seeds, each in a folder of its own; those that are done are not done again."""
     first = plan.experiment.train.seed
     results = []
@@ -157,10 +164,16 @@ def train_seeds(plan: Plan, seeds: int, device: str, engine: str, show: Show) ->
         experiment = dataclasses.replace(plan.experiment, train=train_config)
         run = Run(plan.run.path / f"seed-{seed}")
         done = run.path / "result.json"
+        if run.exists and without_format(run.read_config()) != experiment.to_json():
+            raise ValueError(f"{run.path} holds a training with another config; choose another --out")
         if not done.exists():
-            result = train(Plan(experiment, run, resume=bool(run.exists and run.checkpoints())), device, engine, show)
+            result = train(Plan(experiment, run, resume=run.exists), device, engine, show)
+            if result is None:  # the first process writes and sums up
+                continue
             write_text(done, json.dumps(result) + "\n")
         results.append(json.loads(done.read_text(encoding="utf-8")))
+    if not results or os.environ.get("RANK", "0") != "0":
+        return None
     summary = sum_up(results, headline(plan.experiment))
     write_text(plan.run.path / "seeds.json", json.dumps({**summary, "runs": results}, indent=2) + "\n")
     return summary
@@ -194,7 +207,12 @@ def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto
     weights, _ = run.load_model()
     task = experiment.make_tasks(run.path / "vocabulary.json")[-1]
     model = experiment.make_model(task, choose_device(device), engine)
-    model.load_state_dict(weights)
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError:
+        raise ValueError(
+            f"{run.path}: model.safetensors does not fit config.json or vocabulary.json; one of them was changed"
+        ) from None
     return model.eval(), task
 
 

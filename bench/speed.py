@@ -1,0 +1,198 @@
+"""Training speed: forward, backward and Adam on one segment, every contestant in one process, taking turns.
+
+Before anything is timed the fast engine must agree with the reference, values and gradients; nothing is printed
+otherwise. Peers are other people's packages (pip install "stairwell[bench]"); those that are missing are left out and
+said so.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMConfig, TransformerXLConfig
+
+SYMBOLS = 256
+ROUNDS = 5
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A shape. `contestants` are names in CONTESTANTS; ratios are against the first."""
+
+    name: str
+    B: int
+    layers: int = 4
+    width: int = 256
+    heads: int = 4
+    memory: int = 100
+    segment: int = 64
+    dropout: float = 0.0
+    contestants: tuple[str, ...] = ("feedback", "reference", "transformer-xl", "x-transformers", "feedback-pytorch")
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("b16", B=16),
+        Case("b64", B=64),
+        Case("b64-dropout", B=64, dropout=0.2, contestants=("feedback", "transformer-xl", "x-transformers")),
+        Case(
+            "small", B=128, layers=2, width=64, heads=1, memory=16, segment=32,
+            contestants=("feedback", "reference", "transformer-xl", "lstm"),
+        ),
+    )
+}  # fmt: skip
+
+
+def stairwell_step(case: Case, core: Any, engine: str) -> Step:
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(core=core, inputs=SYMBOLS), engine).train()
+    optimizer = torch.optim.Adam(model.parameters())
+    tokens, targets = torch.randint(SYMBOLS, (2, case.B, case.segment))
+    state = model.init_state(case.B)
+
+    def step() -> None:
+        nonlocal state
+        optimizer.zero_grad()
+        losses, after = model.nll(tokens, targets, state)
+        losses.mean().backward()
+        optimizer.step()
+        state = after.detach()
+
+    return step
+
+
+def sizes(case: Case) -> dict[str, Any]:
+    return {
+        "width": case.width, "layers": case.layers, "heads": case.heads, "memory": case.memory,
+        "attention_dropout": case.dropout, "relu_dropout": case.dropout,
+    }  # fmt: skip
+
+
+def lstm_of_equal_weights(case: Case) -> LSTMConfig:
+    """Twelve D^2 weights a transformer layer (ten with shared keys and values), eight an LSTM layer."""
+    D, L = case.width, case.layers
+    return LSTMConfig(width=round(((10 * L + 2) * D * D / (8 * L)) ** 0.5 / 8) * 8, layers=L)
+
+
+def x_transformers_step(case: Case) -> Step:
+    from x_transformers import Decoder, TransformerWrapper
+
+    torch.manual_seed(0)
+    layers = Decoder(
+        dim=case.width, depth=case.layers, heads=case.heads, attn_dim_head=case.width // case.heads, ff_mult=4,
+        rel_pos_bias=True, attn_dropout=case.dropout, ff_dropout=case.dropout,
+    )  # fmt: skip
+    model = TransformerWrapper(
+        num_tokens=SYMBOLS, max_seq_len=case.segment, max_mem_len=case.memory, use_abs_pos_emb=False, attn_layers=layers
+    )
+    optimizer = torch.optim.Adam(model.parameters())
+    tokens, targets = torch.randint(SYMBOLS, (2, case.B, case.segment))
+    memory = None
+
+    def step() -> None:
+        nonlocal memory
+        optimizer.zero_grad()
+        logits, after = model(tokens, mems=memory, return_mems=True)
+        F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+        memory = [part.detach() for part in after]
+
+    return step
+
+
+def feedback_pytorch_step(case: Case) -> Step:
+    from feedback_transformer_pytorch import FeedbackTransformer
+
+    torch.manual_seed(0)
+    model = FeedbackTransformer(
+        num_tokens=SYMBOLS, dim=case.width, depth=case.layers, mem_len=case.memory, seq_len=1, heads=case.heads,
+        dim_head=case.width // case.heads, attn_dropout=case.dropout, ff_dropout=case.dropout,
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters())
+    tokens, targets = torch.randint(SYMBOLS, (2, case.B, case.segment))
+    memory = None
+
+    def step() -> None:
+        nonlocal memory
+        optimizer.zero_grad()
+        logits, after = model(tokens, memory=memory, return_memory=True)
+        F.cross_entropy(logits.flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+        memory = type(after)(*(part.detach() for part in after))
+
+    return step
+
+
+CONTESTANTS: dict[str, Callable[[Case], Step]] = {
+    "feedback": lambda case: stairwell_step(case, FeedbackConfig(**sizes(case)), "auto"),
+    "reference": lambda case: stairwell_step(case, FeedbackConfig(**sizes(case)), "reference"),
+    "transformer-xl": lambda case: stairwell_step(case, TransformerXLConfig(**sizes(case)), "auto"),
+    "lstm": lambda case: stairwell_step(case, lstm_of_equal_weights(case), "auto"),
+    "x-transformers": x_transformers_step,
+    "feedback-pytorch": feedback_pytorch_step,
+}
+
+
+def check_equal(case: Case) -> None:
+    """The fast engine against the reference at this shape, two rows: losses, final state, every gradient."""
+    results = []
+    for engine in ("auto", "reference"):
+        torch.manual_seed(1)
+        model = LanguageModel(LanguageModelConfig(core=FeedbackConfig(**sizes(case)), inputs=SYMBOLS), engine).eval()
+        tokens, targets = torch.randint(SYMBOLS, (2, 2, case.segment))
+        losses, state = model.nll(tokens, targets, model.init_state(2))
+        losses.sum().backward()
+        gradients = [parameter.grad for parameter in model.parameters()]
+        results.append([losses.detach(), *(tensor.detach() for _, tensor in state.tensors()), *gradients])
+    for fast, reference in zip(*results, strict=True):
+        error = (fast - reference).abs().max() / reference.abs().max().clamp_min(1e-6)
+        if not error < 1e-3:
+            sys.exit(
+                f"the fast engine differs from the reference at '{case.name}' (relative error {error:.2g}); no figures"
+            )
+
+
+def measure_case(case: Case) -> list[dict[str, Any]]:
+    check_equal(case)
+    steps: dict[str, Step] = {}
+    for name in case.contestants:
+        try:
+            steps[name] = CONTESTANTS[name](case)
+        except ImportError as missing:
+            print(f"{name} left out: {missing}", file=sys.stderr)
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        for _ in range(3):  # until the memory is full and everything is warm
+            step()
+    for _ in range(ROUNDS):  # in turns, so that a slow moment of the machine hits everyone
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - began)
+    tokens = case.B * case.segment
+    medians = {name: tokens / statistics.median(taken) for name, taken in times.items()}
+    return [
+        {
+            "case": case.name,
+            "what": name,
+            "tokens_per_second": round(medians[name]),
+            "spread": round((max(times[name]) - min(times[name])) / statistics.median(times[name]), 2),
+            "feedback_over_this": round(medians["feedback"] / medians[name], 2),
+        }
+        for name in steps
+    ]
+
+
+def measure() -> list[dict[str, Any]]:
+    return [record for case in CASES.values() for record in measure_case(case)]

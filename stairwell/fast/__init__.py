@@ -1,0 +1,31 @@
+"""Engines built for speed: the same results as the cores' own walks, from the same parameters.
+
+    engine, why = find(core)        core.engine = engine        none: the reference runs, and `why` says why
+"""
+
+from __future__ import annotations
+
+from stairwell.cores.core import Core, Engine
+from stairwell.cores.feedback import Feedback
+from stairwell.fast import native
+from stairwell.fast.feedback import FeedbackEngine
+
+
+def find(core: Core) -> tuple[Engine | None, str]:
+    """The best engine for a core, or none, and why in plain words."""
+    if type(core) is not Feedback:
+        return None, f"there is no fast engine for {type(core).__name__}; the reference runs"
+    like = next(core.parameters())
+    if native.supports(like):
+        return FeedbackEngine(), f"the fast Feedback engine runs, in C++ ({native.INSTRUCTION_SETS[native.BEST]})"
+    return FeedbackEngine(), f"the fast Feedback engine runs, in PyTorch: {native.why_not(like)}"
+
+
+def describe() -> str:
+    """Which back end the fast engines have here, and why."""
+    if native.MISSING:
+        return f"fast engines: PyTorch ({native.MISSING})"
+    return f"fast engines: C++ with {native.INSTRUCTION_SETS[native.BEST]} on the CPU, PyTorch elsewhere"
+
+
+__all__ = ["describe", "find"]

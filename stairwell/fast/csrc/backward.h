@@ -1,0 +1,237 @@
+// The same loop in reverse, with pulled key and value gradients. Included after tile.h.
+
+constexpr i64 CHUNK = MR;  // tokens whose keys and values get their gradients from all later chunks in one product
+
+template <class real>
+struct Backward : Tile<real> {
+  using Tile<real>::p;
+  using Tile<real>::b0;
+  using Tile<real>::M;
+  using Tile<real>::scores;
+  using Tile<real>::grad;
+  using Tile<real>::dx;
+  using Tile<real>::at;
+  using Tile<real>::copy;
+  using Tile<real>::zero;
+  using Tile<real>::add;
+  using Tile<real>::seen;
+  using Tile<real>::Tile;
+
+  void run() {
+    for (i64 t = p.T - 1; t >= 0; --t) {
+      recall(t);
+      copy(p.d_y + at(t, p.D), dx, M * p.D);
+      for (i64 a = p.A - 1; a >= 0; --a) {
+        from_memory(a + 1, t);
+        layer_backward(p.layers[a], t);
+      }
+      from_memory(0, t);
+      copy(dx, p.d_x + at(t, p.D), M * p.D);
+    }
+    for (i64 s = 0; s < p.sets; ++s) pull_old(s);
+  }
+
+  // What a level owes to the memories it went into.
+  void from_memory(i64 level, i64 t) {
+    for (i64 g = 0; g < p.G; ++g)
+      add(p.mix[g * (p.A + 1) + level], p.d_made + g * p.T * p.B * p.D + at(t, p.D), dx, M * p.D);
+  }
+
+  // The gradient of this token's memory, from all later tokens that read its keys and values.
+  void recall(i64 t) {
+    const i64 D = p.D, HK = p.H * p.K;
+    for (i64 g = 0; g < p.G; ++g) {
+      const i64 place = g * p.T * p.B * D + at(t, D);
+      copy(p.d_made_given + place, p.d_made + place, M * D);
+    }
+    for (i64 s = 0; s < p.sets; ++s) {
+      const Set<real>& set = p.set[s];
+      pull_new(s, t);
+      const real* fresh = set.d_new + at(t, 2 * HK);
+      real* made = p.d_made + set.memory * p.T * p.B * D + at(t, D);
+      if (!p.pre) {
+        multiply(M, D, 2 * HK, fresh, 2 * HK, set.project.back, made, D, made, D);
+        continue;
+      }
+      multiply(M, D, 2 * HK, fresh, 2 * HK, set.project.back, grad, D);
+      const i64 place = set.memory * p.T * p.B;
+      standardise_back(grad, p.entered + place * D + at(t, D), p.deviation + place + at(t, 1), M, D, made);
+    }
+  }
+
+  // A chunk's first token in reverse takes what all later chunks owe to the whole chunk; each token then takes what
+  // the rest of its own chunk owes to it.
+  void pull_new(i64 s, i64 t) {
+    const i64 HK = p.H * p.K, begin = t / CHUNK * CHUNK, end = least(begin + CHUNK, p.T), row = p.B * 2 * HK;
+    real* out = p.set[s].d_new;
+    if (t == end - 1)
+      for (i64 u = begin; u < end; ++u) zero(out + at(u, 2 * HK), M * 2 * HK);
+    for (i64 r = 0; r < M; ++r)
+      for (i64 h = 0; h < p.H; ++h) {
+        real* mine = out + at(t, 2 * HK) + r * 2 * HK + h * p.K;
+        if (t == end - 1) pull(s, b0 + r, h, p.T - end, end - begin, end, p.T, mine, -row);
+        pull(s, b0 + r, h, p.T - 1 - t, 1, t + 1, end, mine, -row);
+      }
+  }
+
+  void pull_old(i64 s) {
+    const i64 HK = p.H * p.K;
+    for (i64 b = b0; b < b0 + M; ++b) {
+      real* out = p.set[s].d_old + b * p.R * 2 * HK;
+      zero(out, p.R * 2 * HK);
+      for (i64 h = 0; h < p.H; ++h)
+        for (i64 o = 0; o < p.R; o += CHUNK)
+          pull(s, b, h, p.T + o, least(CHUNK, p.R - o), 0, p.T, out + o * 2 * HK + h * p.K, 2 * HK);
+    }
+  }
+
+  // The keys and values at places first .. first + n - 1 take their gradients from the tokens begin .. end - 1:
+  // token t gave the key at place j the weight at index t - T + j. The key's gradient goes to out, the value's to
+  // out + HK; the next place's is `step` further.
+  void pull(i64 s, i64 b, i64 h, i64 first, i64 n, i64 begin, i64 end, real* out, i64 step) {
+    const i64 HK = p.H * p.K, vector_stride = p.B * HK;
+    for (i64 a = 0; a < p.A; ++a) {
+      const Layer<real>& layer = p.layers[a];
+      if (layer.set != s) continue;
+      const i64 stride = p.B * p.H * layer.width + 1;  // the next token, one slot farther
+      const i64 vector = b * HK + h * p.K, band = (b * p.H + h) * layer.width + p.itself - p.T + first;
+      const real* used = layer.self.kept ? layer.self.used : layer.self.weights;
+      const i64 all = least(end, p.T - first - n + 1 + layer.reach);  // so far every place is in reach
+      if (begin < all) {
+        const real *q = layer.self.q + vector + begin * vector_stride, *scores = layer.self.d_scores + band;
+        const real* read = layer.self.d_read + vector + begin * vector_stride;
+        gather_places(n, scores + begin * stride, stride, q, vector_stride, all - begin, out, step);
+        gather_places(n, used + band + begin * stride, stride, read, vector_stride, all - begin, out + HK, step);
+      }
+      for (i64 j = 0; j < n; ++j) {
+        const i64 from = most(begin, all), to = least(end, p.T - first - j + layer.reach);
+        if (from >= to) continue;
+        const i64 weight = band + j + from * stride, row = vector + from * vector_stride;
+        gather(layer.self.d_scores + weight, stride, layer.self.q + row, vector_stride, to - from, p.K, out + j * step);
+        gather(used + weight, stride, layer.self.d_read + row, vector_stride, to - from, p.K, out + HK + j * step);
+      }
+    }
+  }
+
+  void gather_places(i64 n, const real* w, i64 w_stride, const real* rows, i64 stride, i64 count, real* out, i64 step) {
+    switch (n) {
+      case 1: return gather(w, w_stride, rows, stride, count, p.K, out);
+      case 2: return gather_slots<real, 2>(w, w_stride, rows, stride, count, p.K, out, step);
+      case 3: return gather_slots<real, 3>(w, w_stride, rows, stride, count, p.K, out, step);
+      case 4: return gather_slots<real, 4>(w, w_stride, rows, stride, count, p.K, out, step);
+      case 5: return gather_slots<real, 5>(w, w_stride, rows, stride, count, p.K, out, step);
+      default: return gather_slots<real, 6>(w, w_stride, rows, stride, count, p.K, out, step);
+    }
+  }
+
+  void layer_backward(const Layer<real>& layer, i64 t) {
+    const i64 D = p.D, HK = p.H * p.K, F = p.F;
+    leave_back(layer.feed, t);
+    real* inner = layer.d_inner + at(t, F);
+    multiply(M, F, D, dx, D, layer.outer.back, inner, F);
+    rectify_back(layer, t, inner);
+    multiply(M, D, F, inner, F, layer.inner.back, grad, D);
+    enter_back(layer.feed, t);
+    if (layer.source.q) {
+      leave_back(layer.cross, t);
+      multiply(M, HK, D, dx, D, layer.source.out.back, layer.source.d_read + at(t, HK), HK);
+      attend_source_back(layer, t);
+      multiply(M, D, HK, layer.source.d_query + at(t, HK), HK, layer.source.query.back, grad, D);
+      enter_back(layer.cross, t);
+    }
+    leave_back(layer.attention, t);
+    multiply(M, HK, D, dx, D, layer.self.out.back, layer.self.d_read + at(t, HK), HK);
+    attend_back(layer, t);
+    multiply(M, D, HK, layer.self.d_query + at(t, HK), HK, layer.self.query.back, grad, D);
+    if (p.itself)
+      multiply(M, D, 2 * HK, layer.d_own + at(t, 2 * HK), 2 * HK, p.set[layer.set].project.back, grad, D, grad, D);
+    enter_back(layer.attention, t);
+  }
+
+  void leave_back(const Sublayer<real>& sub, i64 t) {
+    const i64 n = M * p.D;
+    if (!p.pre) {
+      copy(dx, sub.d_left + at(t, p.D), n);
+      for (i64 r = 0; r < M; ++r)
+        for (i64 d = 0; d < p.D; ++d) grad[r * p.D + d] = dx[r * p.D + d] * sub.scale[d];
+      zero(dx, n);
+      standardise_back(grad, sub.left + at(t, p.D), sub.deviation + at(t, 1), M, p.D, dx);
+    }
+    copy(dx, sub.d_out + at(t, p.D), n);
+  }
+
+  void enter_back(const Sublayer<real>& sub, i64 t) {
+    if (p.pre)
+      standardise_back(grad, sub.entered + at(t, p.D), sub.deviation + at(t, 1), M, p.D, dx);
+    else
+      add(1, grad, dx, M * p.D);
+  }
+
+  void rectify_back(const Layer<real>& layer, i64 t, real* inner) {
+    const real* active = layer.active + at(t, p.F);
+    const real factor = layer.relu_kept ? p.relu_factor : 1;
+    for (i64 n = 0; n < M * p.F; ++n) inner[n] = active[n] > 0 ? inner[n] * factor : 0;
+  }
+
+  void attend_back(const Layer<real>& layer, i64 t) {
+    const i64 HK = p.H * p.K, P = p.T + p.R, width = layer.width;
+    const Set<real>& set = p.set[layer.set];
+    for (i64 r = 0; r < M; ++r)
+      for (i64 h = 0; h < p.H; ++h) {
+        const i64 b = b0 + r, n = seen(layer, b, h, t), first = ((b * p.H + h) * P + p.T - t) * p.K;
+        const i64 head = at(t, HK) + r * HK + h * p.K, pair = at(t, 2 * HK) + r * 2 * HK + h * p.K;
+        const real *read = layer.self.d_read + head, *own = p.itself ? layer.own + pair : nullptr;
+        real *query = layer.self.d_query + head, *grads = scores;
+        zero(grads, n + p.itself);
+        if (own) dots(read, own + HK, 1, p.K, grads);
+        dots(read, set.values + first, n, p.K, grads + p.itself);
+        const real* slopes = softmax_back(layer.self, b, h, t, grads, n + p.itself, width);
+        zero(query, p.K);
+        if (own) gather(slopes, 1, own, 0, 1, p.K, query);
+        gather(slopes + p.itself, 1, set.keys + first, p.K, n, p.K, query);
+        if (own) own_back(layer, head, pair, slopes[0], ((t * p.B + b) * p.H + h) * width);
+      }
+    real* query = layer.self.d_query + at(t, HK);
+    multiply(M * p.H, p.K, width, layer.self.d_scores + at(t, p.H * width), width, p.position_back, query, p.K, query,
+             p.K);
+  }
+
+  // Through the token's own key and value.
+  void own_back(const Layer<real>& layer, i64 head, i64 pair, real slope, i64 weight) {
+    const real used = (layer.self.kept ? layer.self.used : layer.self.weights)[weight];
+    real *key = layer.d_own + pair, *value = key + p.H * p.K;
+    for (i64 k = 0; k < p.K; ++k) {
+      key[k] = slope * layer.self.q[head + k];
+      value[k] = used * layer.self.d_read[head + k];
+    }
+  }
+
+  // From the gradients of the used weights to those of the scores, zero beyond the n that are seen.
+  const real* softmax_back(const Attended<real>& heads, i64 b, i64 h, i64 t, real* grads, i64 n, i64 width) {
+    const i64 place = ((t * p.B + b) * p.H + h) * width;
+    const real* weights = heads.weights + place;
+    real *slopes = heads.d_scores + place, along = 0;
+    if (heads.kept) {
+      const bool* kept = heads.kept + ((b * p.H + h) * p.T + t) * heads.kept_width;
+      for (i64 j = 0; j < n; ++j) grads[j] = kept[j] ? grads[j] * p.attention_factor : 0;
+    }
+#pragma omp simd reduction(+ : along)
+    for (i64 j = 0; j < n; ++j) along += weights[j] * grads[j];
+    for (i64 j = 0; j < n; ++j) slopes[j] = weights[j] * (grads[j] - along);
+    zero(slopes + n, width - n);
+    return slopes;
+  }
+
+  void attend_source_back(const Layer<real>& layer, i64 t) {
+    const i64 HK = p.H * p.K, J = p.J;
+    for (i64 r = 0; r < M; ++r)
+      for (i64 h = 0; h < p.H; ++h) {
+        const i64 b = b0 + r, head = at(t, HK) + r * HK + h * p.K, first = (b * p.H + h) * J * p.K;
+        zero(scores, J);
+        dots(layer.source.d_read + head, layer.source_values + first, J, p.K, scores);
+        const real* slopes = softmax_back(layer.source, b, h, t, scores, J, J);
+        zero(layer.source.d_query + head, p.K);
+        gather(slopes, 1, layer.source_keys + first, p.K, J, p.K, layer.source.d_query + head);
+      }
+  }
+};

@@ -1,0 +1,21 @@
+// The loops of one instruction set as a table of functions.
+#include "vector.h"
+#include "tile.h"
+#include "forward.h"
+#include "backward.h"
+
+template <class real>
+static void run_forward(const Plan<real>& plan, i64 first, i64 last, real* work) {
+  Forward<real>(plan, first, last, work).run();
+}
+
+template <class real>
+static void run_backward(const Plan<real>& plan, i64 first, i64 last, real* work) {
+  Backward<real>(plan, first, last, work).run();
+}
+
+template <class real>
+static const Kernels<real>& kernels() {
+  static const Kernels<real> table = {NR<real>, Tile<real>::workspace, run_forward<real>, run_backward<real>};
+  return table;
+}

@@ -1,0 +1,95 @@
+// What the two loops of a Feedback segment work on: sizes and plain pointers. Letters and layouts as in segment.py.
+#pragma once
+
+#include <cstdint>
+
+namespace stairwell {
+
+using i64 = int64_t;
+
+// A matrix laid out for the product's inner loop: panels of a few columns, each panel row by row.
+template <class real>
+struct Packed {
+  const real* data = nullptr;
+  i64 depth = 0;  // rows of the matrix: the summed dimension
+};
+
+// A linear map y = W x + b, ready for both directions.
+template <class real>
+struct Linear {
+  Packed<real> forth;  // x -> y
+  Packed<real> back;   // dy -> dx
+  const real* bias = nullptr;
+};
+
+// Attention, cross-attention or feed-forward with its norm; null where an option is off.
+template <class real>
+struct Sublayer {
+  real *entered = nullptr, *left = nullptr, *deviation = nullptr;   // trace
+  const real *scale = nullptr, *shift = nullptr;                    // post-norm
+  real *d_out = nullptr, *d_left = nullptr;                         // slopes
+};
+
+template <class real>
+struct Attended {
+  Linear<real> query, out;
+  real *q = nullptr, *weights = nullptr, *used = nullptr, *read = nullptr;  // trace
+  real *d_query = nullptr, *d_scores = nullptr, *d_read = nullptr;          // slopes
+  const bool* kept = nullptr;                                               // (B, H, T, kept_width)
+  i64 kept_width = 0;
+};
+
+template <class real>
+struct Layer {
+  i64 reach = 0, width = 0, set = 0;
+  Sublayer<real> attention, cross, feed;
+  Attended<real> self, source;
+  const real* ramp = nullptr;                                       // (H, width)
+  const real *source_keys = nullptr, *source_values = nullptr;      // (B, H, J, K)
+  Linear<real> inner, outer;
+  real *own = nullptr, *d_own = nullptr;
+  real *active = nullptr, *d_inner = nullptr;
+  const bool* relu_kept = nullptr;                                  // (B, T, F)
+};
+
+template <class real>
+struct Set {
+  i64 memory = 0;
+  Linear<real> project;
+  const real* old = nullptr;  // (B, R, 2HK)
+  real *keys = nullptr, *values = nullptr;
+  real *d_old = nullptr, *d_new = nullptr;
+};
+
+template <class real>
+struct Plan {
+  i64 B, T, D, H, K, F, R, G, A, J, sets, steps;
+  bool pre, itself, keep;
+  real eps, attention_factor, relu_factor;  // 1 / (1 - rate)
+  const i64* age;                           // (B, T)
+  const bool* source_mask;                  // (B, J)
+  const real* mix;                          // (G, A + 1)
+  Packed<real> position_forth, position_back;
+  const Layer<real>* layers;
+  const Set<real>* set;
+  const real* x;
+  real *const* levels;                      // 1 .. A - 1, by level
+  real *y, *made, *entered, *deviation;
+  const real *d_y, *d_made_given;
+  real *d_x, *d_made;
+};
+
+// The loops for one instruction set. `work` holds `workspace` reals for a tile of so many rows.
+template <class real>
+struct Kernels {
+  i64 panel;  // columns of a packed panel
+  i64 (*workspace)(const Plan<real>&, i64 rows);
+  void (*forward)(const Plan<real>&, i64 first, i64 last, real* work);
+  void (*backward)(const Plan<real>&, i64 first, i64 last, real* work);
+};
+
+template <class real> const Kernels<real>& kernels_generic();
+template <class real> const Kernels<real>& kernels_avx2();
+template <class real> const Kernels<real>& kernels_avx512();
+
+}  // namespace stairwell

@@ -1,0 +1,389 @@
+"""The two loops of a Feedback segment in plain PyTorch: for any device, without waiting for one.
+
+Nothing in the loops depends on data: no shape, no branch, no value read back, so a CUDA graph can capture them.
+The gradient of a key or value is *pulled* when its step is reached: token u's value was read by token t > u with
+weight used[t, .., t-u-1], so those weights lie on a diagonal, which is a view, and one product with the gradients of
+what was read gives
+
+    dv_u = sum_{t > u} used[t, t-u-1] dread_t            dk_u = sum_{t > u} dscores[t, t-u-1] q_t
+
+instead of adding into the whole window at every step. Old slots get theirs at the end, all in one product a layer.
+Letters as in `segment`.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stairwell.fast import segment
+from stairwell.fast.segment import (
+    Attended,
+    LayerSlopes,
+    Parts,
+    Plan,
+    Slopes,
+    Sublayer,
+    Trace,
+)
+
+
+def standardise(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """(x - mean) / deviation over the width, and 1 / deviation. (B, D) -> (B, D), (B)"""
+    normed, _, deviation = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
+    return normed, deviation.squeeze(-1)
+
+
+def standardise_back(grad: Tensor, normed: Tensor, deviation: Tensor) -> Tensor:
+    """The gradient of what was standardised."""
+    along = (grad * normed).mean(-1, keepdim=True)
+    return torch.addcmul(grad - grad.mean(-1, keepdim=True), normed, along, value=-1).mul_(deviation.unsqueeze(-1))
+
+
+class Visible:
+    """What hides slots from a query, as something to add to its scores: -inf if not yet filled, the log of a ramp."""
+
+    def __init__(self, plan: Plan, parts: Parts) -> None:
+        self.ramps = [part.ramp.log() if part.ramp is not None else None for part in parts.layers]
+        self.hidden: Tensor | None = None
+        self.nothing: Tensor | None = None
+        if not plan.full:
+            distance = torch.arange(1, plan.R + 1, device=plan.age.device)
+            hidden = torch.zeros(plan.T, plan.B, 1, plan.R + plan.itself, dtype=parts.x.dtype, device=plan.age.device)
+            hidden[..., plan.itself :].masked_fill_(distance > plan.age.T[:, :, None, None], -torch.inf)
+            self.hidden = hidden
+            if not plan.itself:
+                self.nothing = (plan.age.T == 0)[:, :, None, None]
+
+    def weigh(self, a: int, t: int, scores: Tensor, out: Tensor) -> None:
+        """softmax of scores (B, H, W) over what can be seen; zero where that is nothing."""
+        ramp = self.ramps[a]
+        if ramp is not None:
+            scores += ramp
+        if self.hidden is not None:
+            scores += self.hidden[t, ..., : scores.shape[-1]]
+        torch.softmax(scores, -1, out=out)
+        if self.nothing is not None:
+            out.masked_fill_(self.nothing[t], 0)
+
+
+class Kept:
+    """Dropout masks as factors, time first."""
+
+    def __init__(self, plan: Plan, dtype: torch.dtype) -> None:
+        def factors(masks: tuple[Tensor, ...], a: int, width: int) -> Tensor | None:
+            if not masks:
+                return None
+            return masks[a][..., :width].permute(2, 0, 1, 3).to(dtype) / (1 - plan.attention_rate)
+
+        self.attention = [factors(plan.attention_kept, a, plan.width(a)) for a in range(plan.A)]
+        width = plan.source_mask.shape[1] if plan.source_mask is not None else 0
+        self.cross = [factors(plan.cross_kept, a, width) for a in range(plan.A)]
+
+
+class Forward:
+    """One walk over the tokens of a segment."""
+
+    def __init__(self, plan: Plan, parts: Parts, trace: Trace) -> None:
+        self.plan, self.parts, self.trace = plan, parts, trace
+        self.visible, self.kept = Visible(plan, parts), Kept(plan, parts.x.dtype)
+        self.absent: Tensor | None = None
+        if plan.source_mask is not None:
+            self.absent = ~plan.source_mask[:, None, :]
+
+    def run(self) -> None:
+        plan, trace = self.plan, self.trace
+        for s, part in enumerate(self.parts.sets):
+            old = part.old.view(plan.B, plan.R, 2, plan.H, plan.K).permute(2, 0, 3, 1, 4)
+            trace.keys[s][:, :, plan.T :] = old[0]
+            trace.values[s][:, :, plan.T :] = old[1]
+        for t in range(plan.T):
+            x = self.parts.x[t]
+            for a in range(plan.A):
+                last = a + 1 == plan.A
+                x = self.layer(a, t, x, trace.y[t] if last else trace.levels[a + 1][self.at(t)])
+            self.remember(t)
+
+    def at(self, t: int) -> int:
+        return t if self.plan.keep else 0
+
+    def layer(self, a: int, t: int, x: Tensor, out: Tensor) -> Tensor:
+        part, layer, i = self.parts.layers[a], self.trace.layers[a], self.at(t)
+        read = self.attend(a, t, self.enter(layer.attention, i, x))
+        x = self.leave(layer.attention, i, x, read @ part.out.T, part.attention_scale, part.attention_shift)
+        if layer.cross is not None:
+            assert part.cross_out is not None
+            read = self.attend_source(a, t, self.enter(layer.cross, i, x))
+            x = self.leave(layer.cross, i, x, read @ part.cross_out.T, part.cross_scale, part.cross_shift)
+        active = torch.addmm(part.inner_bias, self.enter(layer.feed, i, x), part.inner.T, out=layer.active[i]).relu_()
+        if self.plan.relu_kept:
+            active.mul_(self.plan.relu_kept[a][:, t]).mul_(1 / (1 - self.plan.relu_rate))
+        fed = torch.addmm(part.outer_bias, active, part.outer.T)
+        return self.leave(layer.feed, i, x, fed, part.feed_scale, part.feed_shift, out)
+
+    def enter(self, sublayer: Sublayer, i: int, x: Tensor) -> Tensor:
+        if not self.plan.pre:
+            return sublayer.entered[i].copy_(x)
+        normed, sublayer.deviation[i] = standardise(x, self.plan.eps)
+        return sublayer.entered[i].copy_(normed)
+
+    def leave(
+        self,
+        sublayer: Sublayer,
+        i: int,
+        x: Tensor,
+        found: Tensor,
+        scale: Tensor | None,
+        shift: Tensor | None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        if self.plan.pre:
+            return torch.add(x, found, out=out)
+        assert sublayer.left is not None and scale is not None and shift is not None
+        normed, sublayer.deviation[i] = standardise(found.add_(x), self.plan.eps)
+        sublayer.left[i] = normed
+        return torch.addcmul(shift, normed, scale, out=out)
+
+    def attend(self, a: int, t: int, entered: Tensor) -> Tensor:
+        """What layer a reads from the memory for token t. (B, D) -> (B, HK)"""
+        plan, part, trace, i = self.plan, self.parts.layers[a], self.trace.layers[a], self.at(t)
+        B, H, K, width = plan.B, plan.H, plan.K, plan.width(a)
+        seen, itself = trace.self_attended, int(plan.itself)
+        query = multiply(entered, part.query, part.query_bias, seen.query[i])
+        keys, values = window(plan, self.trace, a, t)
+        scores = query.view(B * H, K) @ self.parts.position[:width].T  # (BH, W)
+        scores[:, itself:] += torch.bmm(keys, query.view(B * H, K, 1)).squeeze(-1)
+        own = self.own(a, i, entered)
+        if own is not None:
+            scores[:, 0] += (own[:, 0] * query.view(B, H, K)).sum(-1).view(-1)
+        self.visible.weigh(a, t, scores.view(B, H, width), seen.weights[i])
+        used = seen.weights[i]
+        kept = self.kept.attention[a]
+        if kept is not None:
+            used = torch.mul(used, kept[t], out=seen.used[i])
+        read = seen.read[i].view(B * H, 1, K)
+        torch.bmm(used.view(B * H, 1, width)[..., itself:], values, out=read)
+        if own is not None:
+            read.view(B, H, K).addcmul_(used[..., :1], own[:, 1])
+        return seen.read[i]
+
+    def own(self, a: int, i: int, entered: Tensor) -> Tensor | None:
+        """The token's own key and value, which only it sees. (B, 2, H, K)"""
+        plan, out = self.plan, self.trace.layers[a].own
+        if out is None:
+            return None
+        project = self.parts.sets[plan.set_of[a]]
+        return multiply(entered, project.weight, project.bias, out[i]).view(plan.B, 2, plan.H, plan.K)
+
+    def attend_source(self, a: int, t: int, entered: Tensor) -> Tensor:
+        plan, part, seen, i = self.plan, self.parts.layers[a], self.trace.layers[a].cross_attended, self.at(t)
+        assert seen is not None and part.cross_query is not None and self.absent is not None
+        assert part.cross_keys is not None and part.cross_values is not None
+        query = multiply(entered, part.cross_query, part.cross_query_bias, seen.query[i]).view(plan.B, plan.H, plan.K)
+        scores = (part.cross_keys @ query.unsqueeze(-1)).squeeze(-1)  # (B, H, J)
+        # All hidden: the softmax is even, and then everything in it is zeroed.
+        scores.masked_fill_(self.absent, torch.finfo(scores.dtype).min)
+        used = torch.softmax(scores, -1, out=seen.weights[i]).masked_fill_(self.absent, 0)
+        kept = self.kept.cross[a]
+        if kept is not None:
+            used = torch.mul(used, kept[t], out=seen.used[i])
+        torch.matmul(used.unsqueeze(-2), part.cross_values, out=seen.read[i].view(plan.B, plan.H, 1, plan.K))
+        return seen.read[i]
+
+    def remember(self, t: int) -> None:
+        """Mix the layers into this token's memory, and project its keys and values."""
+        plan, parts, trace, i = self.plan, self.parts, self.trace, self.at(t)
+        levels = [parts.x[t], *(level[i] for level in trace.levels[1:-1]), trace.y[t]]
+        made = trace.made[:, t]
+        made.copy_(torch.tensordot(parts.mix, torch.stack(levels), 1))
+        for g in range(plan.G):
+            if plan.pre:
+                trace.entered[g, i], trace.deviation[g, i] = standardise(made[g], plan.eps)
+            else:
+                trace.entered[g, i] = made[g]
+        for s, project in enumerate(parts.sets):
+            new = multiply(trace.entered[plan.memory_of[s], i], project.weight, project.bias)
+            new = new.view(plan.B, 2, plan.H, plan.K)
+            trace.keys[s][:, :, plan.T - 1 - t] = new[:, 0]
+            trace.values[s][:, :, plan.T - 1 - t] = new[:, 1]
+
+
+def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    return torch.mm(x, weight.T, out=out) if bias is None else torch.addmm(bias, x, weight.T, out=out)
+
+
+def window(plan: Plan, trace: Trace, a: int, t: int) -> tuple[Tensor, Tensor]:
+    """The keys and values that layer a sees at token t: views (BH, reach, K)."""
+    s, first = plan.set_of[a], plan.T - t
+    last = first + plan.reach[a]
+    return trace.keys[s].flatten(0, 1)[:, first:last], trace.values[s].flatten(0, 1)[:, first:last]
+
+
+class Backward:
+    """The same walk in reverse."""
+
+    def __init__(self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes) -> None:
+        self.plan, self.parts, self.trace = plan, parts, trace
+        self.y, self.made, self.slopes = y, made, slopes
+        self.kept = Kept(plan, parts.x.dtype)
+
+    def run(self) -> None:
+        plan, mix = self.plan, self.parts.mix
+        for t in reversed(range(plan.T)):
+            self.recall(t)
+            dx = self.y[t].clone()
+            for a in reversed(range(plan.A)):
+                dx += self.from_memory(mix[:, a + 1], t)
+                dx = self.layer(a, t, dx)
+            torch.add(dx, self.from_memory(mix[:, 0], t), out=self.slopes.x[t])
+        for s in range(len(self.parts.sets)):
+            self.pull_old(s)
+
+    def from_memory(self, weights: Tensor, t: int) -> Tensor:
+        """What a level owes to the memories it went into. weights (G,) -> (B, D)"""
+        return torch.tensordot(weights, self.slopes.made[:, t], 1)
+
+    def recall(self, t: int) -> None:
+        """The gradient of this token's memory, from all later tokens that read its keys and values."""
+        plan, parts, trace, slopes = self.plan, self.parts, self.trace, self.slopes
+        slopes.made[:, t] = self.made[:, t]
+        for s, project in enumerate(parts.sets):
+            g = plan.memory_of[s]
+            slopes.new[s][t] = self.pull(s, t)
+            grad = slopes.new[s][t] @ project.weight
+            if plan.pre:
+                grad = standardise_back(grad, trace.entered[g, t], trace.deviation[g, t])
+            slopes.made[g, t] += grad
+
+    def pull(self, s: int, u: int) -> Tensor:
+        """The gradients of token u's key and value. (B, 2HK)"""
+        plan = self.plan
+        B, H, K, T = plan.B, plan.H, plan.K, plan.T
+        total = self.y.new_zeros(2, B * H, 1, K)
+        for a in plan.readers(s):
+            n = min(plan.reach[a], T - 1 - u)
+            if n == 0:
+                continue
+            seen, slope = self.trace.layers[a].self_attended, self.slopes.layers[a]
+            for part, (weights, vectors) in enumerate(((slope.scores, seen.query), (seen.used, slope.read))):
+                later = vectors[u + 1 : u + 1 + n].view(n, B * H, K).transpose(0, 1)
+                total[part].baddbmm_(diagonal(weights, u + 1, n, int(plan.itself)), later)
+        return total.view(2, B, H * K).transpose(0, 1).reshape(B, 2 * H * K)
+
+    def pull_old(self, s: int) -> None:
+        """The gradients of the slots that were there before: weights[t, .., p + t] is a view of padded rows."""
+        plan = self.plan
+        B, H, K, T, itself = plan.B, plan.H, plan.K, plan.T, int(plan.itself)
+        total = self.y.new_zeros(2, B * H, plan.R, K)
+        for a in plan.readers(s):
+            seen, slope, reach = self.trace.layers[a].self_attended, self.slopes.layers[a], plan.reach[a]
+            for part, (weights, vectors) in enumerate(((slope.scores, seen.query), (seen.used, slope.read))):
+                padded = F.pad(weights[..., itself:], (0, T)).view(T, B * H, reach + T)
+                shifted = padded.as_strided((B * H, reach, T), (reach + T, 1, B * H * (reach + T) + 1))
+                total[part, :, :reach].baddbmm_(shifted, vectors.view(T, B * H, K).transpose(0, 1))
+        self.slopes.old[s].view(B, plan.R, 2, H, K).copy_(total.view(2, B, H, plan.R, K).permute(1, 3, 0, 2, 4))
+
+    def layer(self, a: int, t: int, dx: Tensor) -> Tensor:
+        part, trace, slope = self.parts.layers[a], self.trace.layers[a], self.slopes.layers[a]
+        dx = self.leave(trace.feed, t, dx, part.feed_scale, slope.feed_left, slope.feed_out)
+        inner = torch.mm(dx, part.outer, out=slope.inner[t]).mul_(trace.active[t] > 0)
+        if self.plan.relu_kept:
+            inner.mul_(1 / (1 - self.plan.relu_rate))
+        dx = self.enter(trace.feed, t, dx, inner @ part.inner)
+        if trace.cross is not None:
+            assert slope.cross_out is not None
+            dx = self.leave(trace.cross, t, dx, part.cross_scale, slope.cross_left, slope.cross_out)
+            dx = self.enter(trace.cross, t, dx, self.attend_source(a, t, dx))
+        dx = self.leave(trace.attention, t, dx, part.attention_scale, slope.attention_left, slope.attention_out)
+        return self.enter(trace.attention, t, dx, self.attend(a, t, dx))
+
+    def leave(
+        self, sublayer: Sublayer, t: int, dx: Tensor, scale: Tensor | None, left: Tensor | None, out: Tensor
+    ) -> Tensor:
+        if left is not None:
+            assert sublayer.left is not None and scale is not None
+            left[t] = dx
+            dx = standardise_back(dx * scale, sublayer.left[t], sublayer.deviation[t])
+        return out[t].copy_(dx)
+
+    def enter(self, sublayer: Sublayer, t: int, dx: Tensor, entered: Tensor) -> Tensor:
+        if self.plan.pre:
+            entered = standardise_back(entered, sublayer.entered[t], sublayer.deviation[t])
+        return dx + entered
+
+    def attend(self, a: int, t: int, dx: Tensor) -> Tensor:
+        """The gradient of what attention entered with. (B, D) -> (B, D)"""
+        plan, part, trace, slope = self.plan, self.parts.layers[a], self.trace.layers[a], self.slopes.layers[a]
+        B, H, K, width, itself = plan.B, plan.H, plan.K, plan.width(a), int(plan.itself)
+        keys, values = window(plan, self.trace, a, t)
+        read = torch.mm(dx, part.out, out=slope.read[t]).view(B * H, K, 1)
+        grad = segment.fresh(dx, B * H, width, 1)
+        torch.bmm(values, read, out=grad[:, itself:])
+        own = trace.own[t].view(B, 2, H, K) if trace.own is not None else None
+        if own is not None:
+            grad.view(B, H, width)[..., 0] = (own[:, 1] * read.view(B, H, K)).sum(-1)
+        kept = self.kept.attention[a]
+        scores = softmax_back(grad.view(B, H, width), trace.self_attended, t, kept, slope.scores[t])
+        query = slope.query[t].view(B * H, 1, K)
+        torch.mm(scores.view(B * H, width), self.parts.position[:width], out=query.view(B * H, K))
+        query.baddbmm_(scores.view(B * H, 1, width)[..., itself:], keys)
+        if own is not None:
+            query.view(B, H, K).addcmul_(scores[..., :1], own[:, 0])
+        entered = slope.query[t] @ part.query
+        if own is not None:
+            entered += self.own(a, t, scores[..., :1])
+        return entered
+
+    def own(self, a: int, t: int, score: Tensor) -> Tensor:
+        """Through the token's own key and value. score (B, H, 1) -> (B, D)"""
+        plan, seen, slope = self.plan, self.trace.layers[a].self_attended, self.slopes.layers[a]
+        assert slope.own is not None
+        own = slope.own[t].view(plan.B, 2, plan.H, plan.K)
+        torch.mul(seen.query[t].view(plan.B, plan.H, plan.K), score, out=own[:, 0])
+        torch.mul(slope.read[t].view(plan.B, plan.H, plan.K), seen.used[t][..., :1], out=own[:, 1])
+        return slope.own[t] @ self.parts.sets[plan.set_of[a]].weight
+
+    def attend_source(self, a: int, t: int, dx: Tensor) -> Tensor:
+        plan, part, seen, slope = self.plan, self.parts.layers[a], *source_of(self.trace, self.slopes, a)
+        assert part.cross_out is not None and part.cross_query is not None
+        assert part.cross_keys is not None and part.cross_values is not None
+        assert slope.cross_read is not None and slope.cross_scores is not None and slope.cross_query is not None
+        read = torch.mm(dx, part.cross_out, out=slope.cross_read[t]).view(plan.B, plan.H, plan.K, 1)
+        grad = (part.cross_values @ read).squeeze(-1)
+        scores = softmax_back(grad, seen, t, self.kept.cross[a], slope.cross_scores[t])
+        out = slope.cross_query[t].view(plan.B, plan.H, 1, plan.K)
+        torch.matmul(scores.unsqueeze(-2), part.cross_keys, out=out)
+        return slope.cross_query[t] @ part.cross_query
+
+
+def source_of(trace: Trace, slopes: Slopes, a: int) -> tuple[Attended, LayerSlopes]:
+    seen = trace.layers[a].cross_attended
+    assert seen is not None
+    return seen, slopes.layers[a]
+
+
+def softmax_back(grad: Tensor, seen: Attended, t: int, kept: Tensor | None, out: Tensor) -> Tensor:
+    """From the gradient of the used weights to that of the scores. (B, H, W) -> (B, H, W)"""
+    if kept is not None:
+        grad = grad * kept[t]
+    weights = seen.weights[t]
+    torch.mul(grad, weights, out=out)
+    return out.addcmul_(weights, out.sum(-1, keepdim=True), value=-1)
+
+
+def diagonal(weights: Tensor, first: int, n: int, itself: int) -> Tensor:
+    """What tokens first, first + 1, ... gave to the slot at their distance 1, 2, ...: a view (BH, 1, n)."""
+    _, B, H, width = weights.shape
+    row = B * H * width
+    return weights.as_strided((B * H, 1, n), (width, 1, row + 1), weights.storage_offset() + first * row + itself)
+
+
+class TorchBackend:
+    """The loops as a back end of `segment`."""
+
+    def forward(self, plan: Plan, parts: Parts, trace: Trace) -> None:
+        Forward(plan, parts, trace).run()
+
+    def backward(self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes) -> None:
+        Backward(plan, parts, trace, y, made, slopes).run()

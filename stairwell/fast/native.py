@@ -1,0 +1,117 @@
+"""The two loops of a Feedback segment in C++ (`csrc/`), if the extension was built; otherwise why it is not there.
+
+The operators take a plan as plain lists; an empty tensor stands for an option that is off. Letters as in `segment`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stairwell.fast.segment import Attended, LayerTrace, Parts, Plan, Slopes, Sublayer, Trace
+
+INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
+LAYOUT = 1  # of the lists below; the same number stands in csrc/feedback.cpp
+POISON = False  # fill the loops' own scratch memory with NaN; for tests
+
+
+def _load() -> str:
+    """Load the extension; returns why it cannot be used, or nothing."""
+    found = sorted(Path(__file__).parent.glob("_native*.so"))
+    if not found:
+        return "the native extension was not built"
+    try:
+        torch.ops.load_library(str(found[0]))
+        same = torch.ops.stairwell.layout() == LAYOUT
+    except (OSError, RuntimeError, AttributeError) as error:
+        return f"the native extension does not load ({error})"
+    return "" if same else "the native extension is of another version; install again to build it"
+
+
+MISSING = _load()
+BEST: int = 0 if MISSING else torch.ops.stairwell.best_instruction_set()
+if not MISSING:
+    # They give nothing back and only fill what they are handed: there is nothing to say about shapes.
+    torch.library.register_fake("stairwell::feedback_forward", lambda *_: None)
+    torch.library.register_fake("stairwell::feedback_backward", lambda *_: None)
+
+
+def why_not(x: Tensor) -> str:
+    """Why the loops cannot run where and in what x is; nothing if they can."""
+    if x.device.type != "cpu":
+        return f"native code runs on the CPU, not on {x.device.type}"
+    if x.dtype not in (torch.float32, torch.float64):
+        return f"native code takes float32 and float64, not {x.dtype}"
+    return MISSING
+
+
+def supports(x: Tensor) -> bool:
+    return not why_not(x)
+
+
+@dataclasses.dataclass(frozen=True)
+class NativeBackend:
+    """The back end for one instruction set."""
+
+    instruction_set: int = BEST
+
+    def forward(self, plan: Plan, parts: Parts, trace: Trace) -> None:
+        torch.ops.stairwell.feedback_forward(
+            *numbers(plan), dense(parts.flat()), masks(plan), dense(flat_trace(trace)), self.instruction_set, POISON
+        )
+
+    def backward(self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes) -> None:
+        torch.ops.stairwell.feedback_backward(
+            *numbers(plan),
+            *(dense(parts.flat()), masks(plan), dense(flat_trace(trace)), y, made, dense(flat_slopes(slopes))),
+            *(self.instruction_set, POISON),
+        )
+
+
+def numbers(plan: Plan) -> tuple[Any, ...]:
+    J = plan.source_mask.shape[1] if plan.source_mask is not None else 0
+    kept_width = plan.attention_kept[0].shape[-1] if plan.attention_kept else 0
+    sizes = [plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.R, plan.G, plan.A, J, len(plan.memory_of)]
+    sizes += [plan.steps, kept_width, plan.pre, plan.itself, plan.keep]
+    return [*sizes, *plan.reach, *plan.set_of, *plan.memory_of], plan.eps, plan.attention_rate, plan.relu_rate
+
+
+def masks(plan: Plan) -> list[Tensor]:
+    def layer(drawn: tuple[Tensor, ...], a: int) -> Tensor | None:
+        return drawn[a] if drawn else None
+
+    kinds = (plan.attention_kept, plan.relu_kept, plan.cross_kept)
+    return dense([plan.age, plan.source_mask, *(layer(kind, a) for a in range(plan.A) for kind in kinds)])
+
+
+def dense(tensors: list[Tensor | None]) -> list[Tensor]:
+    none = torch.empty(0)
+    return [none if tensor is None else tensor.contiguous() for tensor in tensors]
+
+
+def flat_trace(trace: Trace) -> list[Tensor | None]:
+    tensors: list[Tensor | None] = [trace.y, trace.made, *trace.levels[1:-1], trace.entered, trace.deviation]
+    return [*tensors, *trace.keys, *trace.values, *(tensor for layer in trace.layers for tensor in flat_layer(layer))]
+
+
+def flat_layer(layer: LayerTrace) -> Iterator[Tensor | None]:
+    def sublayer(of: Sublayer | None) -> list[Tensor | None]:
+        return [of.entered, of.left, of.deviation] if of else [None] * 3
+
+    def attended(of: Attended | None) -> list[Tensor | None]:
+        if of is None:
+            return [None] * 4
+        return [of.query, of.weights, None if of.used is of.weights else of.used, of.read]
+
+    yield from (*sublayer(layer.attention), *attended(layer.self_attended), layer.own)
+    yield from (*sublayer(layer.cross), *attended(layer.cross_attended), *sublayer(layer.feed), layer.active)
+
+
+def flat_slopes(slopes: Slopes) -> list[Tensor | None]:
+    layers = [getattr(layer, field.name) for layer in slopes.layers for field in dataclasses.fields(layer)]
+    return [slopes.x, slopes.made, *slopes.old, *slopes.new, *layers]

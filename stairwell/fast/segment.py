@@ -1,0 +1,437 @@
+"""A segment of Feedback as one autograd function: what goes in, what is kept for the way back, weight gradients.
+
+    forward    for t = 1..T        a back end's loop (`feedback_torch`, `native`) fills a `Trace`
+    backward   for t = T..1        the same back end fills a `Slopes`: gradients of each step's inputs and outputs
+    weights    dW = dY' X          here, once a segment: one large product over all T * B rows, never inside the loops
+
+What is linear in the parameters is folded before the segment begins, by ordinary autograd (see `feedback.fold`): the
+affine half of a pre-norm, the 1 / sqrt(K) of the scores, the softmax of the mix, the projection of old memory. What is
+left inside is small: standardise, multiply, attend, rectify.
+
+Slots are ordered by distance, nearest first, everywhere: so what a row can see is a prefix, and positions, spans and
+dropout masks need no index. Keys lie newest first in P = T + R places: token t's is at T-1-t, and the slots that
+token t sees begin at T-t. With `sees_itself` the token's own key (distance 0) comes before them and lies elsewhere.
+Letters: B rows, T tokens, R slots in reach, W = R, or R + 1 with the token itself, D width, H heads, K head width,
+F inner width, A layers (those that LayerDrop leaves), G memories, J source tokens. Steps are time first: (T, B, ...).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The shape of a segment and everything that no gradient flows to."""
+
+    B: int
+    T: int
+    D: int
+    H: int
+    K: int
+    F: int
+    R: int
+    G: int
+    pre: bool
+    itself: bool
+    eps: float
+    reach: tuple[int, ...]  # slots that each layer looks at, of R
+    set_of: tuple[int, ...]  # the set of keys and values that each layer reads
+    memory_of: tuple[int, ...]  # the memory that each set is made from
+    age: Tensor  # (B, T) int64: how many slots a row has filled before each token
+    full: bool  # known to have every slot in reach filled at every token
+    keep: bool  # a gradient will be asked for
+    attention_kept: tuple[Tensor, ...] = ()  # a layer each: (B, H, T, distances) bool; empty without dropout
+    relu_kept: tuple[Tensor, ...] = ()  # (B, T, F) bool
+    cross_kept: tuple[Tensor, ...] = ()  # (B, H, T, J) bool
+    attention_rate: float = 0.0
+    relu_rate: float = 0.0
+    source_mask: Tensor | None = None  # (B, J) bool
+
+    @property
+    def A(self) -> int:
+        return len(self.reach)
+
+    @property
+    def P(self) -> int:
+        return self.T + self.R
+
+    @property
+    def steps(self) -> int:
+        """Steps that are kept: all for a gradient, else the last one only."""
+        return self.T if self.keep else 1
+
+    def width(self, a: int) -> int:
+        """Slots of layer a's attention, itself included (W)."""
+        return self.reach[a] + self.itself
+
+    def readers(self, s: int) -> list[int]:
+        """The layers that read a set of keys and values."""
+        return [a for a in range(self.A) if self.set_of[a] == s]
+
+
+@dataclass
+class Projection:
+    """How a memory becomes keys and values, and the old ones that are already there."""
+
+    old: Tensor  # (B, R, 2HK): keys, then values, nearest slot first
+    weight: Tensor  # (2HK, D)
+    bias: Tensor | None  # (2HK)
+
+
+@dataclass
+class LayerWeights:
+    """One layer, folded: with pre-norm the biases hold what the norms add; with post-norm the norms stand apart."""
+
+    query: Tensor  # (HK, D), divided by sqrt(K)
+    query_bias: Tensor | None
+    out: Tensor  # (D, HK)
+    inner: Tensor  # (F, D)
+    inner_bias: Tensor
+    outer: Tensor  # (D, F)
+    outer_bias: Tensor
+    ramp: Tensor | None = None  # (H, W): adaptive span
+    cross_query: Tensor | None = None
+    cross_query_bias: Tensor | None = None
+    cross_out: Tensor | None = None
+    cross_keys: Tensor | None = None  # (B, H, J, K)
+    cross_values: Tensor | None = None
+    attention_scale: Tensor | None = None  # (D): norms after the sublayers, post-norm only
+    attention_shift: Tensor | None = None
+    cross_scale: Tensor | None = None
+    cross_shift: Tensor | None = None
+    feed_scale: Tensor | None = None
+    feed_shift: Tensor | None = None
+
+
+@dataclass
+class Parts:
+    """Everything a gradient can flow to."""
+
+    x: Tensor  # (T, B, D)
+    mix: Tensor  # (G, A + 1)
+    position: Tensor  # (W, K)
+    sets: list[Projection]
+    layers: list[LayerWeights]
+
+    def flat(self) -> list[Tensor | None]:
+        return [self.x, self.mix, self.position, *_values(self.sets), *_values(self.layers)]
+
+    @staticmethod
+    def unflat(plan: Plan, tensors: Sequence[Any]) -> Parts:
+        rest = iter(tensors[3:])
+        sets = [_take(Projection, rest) for _ in plan.memory_of]
+        return Parts(tensors[0], tensors[1], tensors[2], sets, [_take(LayerWeights, rest) for _ in plan.reach])
+
+
+def _values(parts: Sequence[Any]) -> Iterator[Tensor | None]:
+    for part in parts:
+        yield from (getattr(part, field.name) for field in dataclasses.fields(part))
+
+
+def _take(kind: Any, values: Iterator[Any]) -> Any:
+    return kind(*(next(values) for _ in dataclasses.fields(kind)))
+
+
+def fresh(like: Tensor, *shape: int) -> Tensor:
+    """Memory whose contents nobody may rely on; tests fill it with NaN."""
+    return like.new_empty(shape)
+
+
+@dataclass
+class Sublayer:
+    """The way in and out of attention, cross-attention or feed-forward."""
+
+    entered: Tensor  # (T, B, D): what it reads: standardised with pre-norm
+    left: Tensor | None  # (T, B, D): post-norm: what its norm standardised
+    deviation: Tensor  # (T, B): 1 / standard deviation of either
+
+
+@dataclass
+class Attended:
+    query: Tensor  # (T, B, HK)
+    weights: Tensor  # (T, B, H, W)
+    used: Tensor  # the same after dropout; the same tensor without
+    read: Tensor  # (T, B, HK): weighted sum of values
+
+
+@dataclass
+class LayerTrace:
+    attention: Sublayer
+    self_attended: Attended
+    own: Tensor | None  # (T, B, 2HK): the token's own key and value
+    cross: Sublayer | None
+    cross_attended: Attended | None
+    feed: Sublayer
+    active: Tensor  # (T, B, F): after ReLU and its dropout
+
+
+@dataclass
+class Trace:
+    """What a forward leaves behind."""
+
+    y: Tensor  # (T, B, D)
+    made: Tensor  # (G, T, B, D): the new memory
+    levels: list[Tensor]  # x^0 .. x^A, each (T, B, D); the last is y
+    entered: Tensor  # (G, T, B, D): the memory as its projections read it
+    deviation: Tensor  # (G, T, B)
+    keys: list[Tensor]  # a set each: (B, H, P, K)
+    values: list[Tensor]
+    layers: list[LayerTrace]
+
+
+def make_trace(plan: Plan, parts: Parts) -> Trace:
+    B, T, D, HK, steps = plan.B, plan.T, plan.D, plan.H * plan.K, plan.steps
+    x = parts.x
+
+    def sublayer() -> Sublayer:
+        left = None if plan.pre else fresh(x, steps, B, D)
+        return Sublayer(fresh(x, steps, B, D), left, fresh(x, steps, B))
+
+    def attended(width: int, dropout: bool) -> Attended:
+        weights = fresh(x, steps, B, plan.H, width)
+        used = fresh(x, steps, B, plan.H, width) if dropout else weights
+        return Attended(fresh(x, steps, B, HK), weights, used, fresh(x, steps, B, HK))
+
+    def layer(a: int) -> LayerTrace:
+        keys = parts.layers[a].cross_keys
+        return LayerTrace(
+            sublayer(),
+            attended(plan.width(a), bool(plan.attention_kept)),
+            fresh(x, steps, B, 2 * HK) if plan.itself else None,
+            sublayer() if keys is not None else None,
+            attended(keys.shape[2], bool(plan.cross_kept)) if keys is not None else None,
+            sublayer(),
+            fresh(x, steps, B, plan.F),
+        )
+
+    y = fresh(x, T, B, D)
+    made = fresh(x, plan.G, T, B, D)
+    return Trace(
+        y,
+        made,
+        [x, *(fresh(x, steps, B, D) for _ in range(plan.A - 1)), y],
+        fresh(x, plan.G, steps, B, D),
+        fresh(x, plan.G, steps, B),
+        [fresh(x, B, plan.H, plan.P, plan.K) for _ in parts.sets],
+        [fresh(x, B, plan.H, plan.P, plan.K) for _ in parts.sets],
+        [layer(a) for a in range(plan.A)],
+    )
+
+
+@dataclass
+class LayerSlopes:
+    """Gradients of what one layer computes, step by step; names as in LayerTrace."""
+
+    attention_out: Tensor  # (T, B, D): of the sublayer's output
+    attention_left: Tensor | None  # (T, B, D): of what its post-norm gave
+    query: Tensor  # (T, B, HK)
+    scores: Tensor  # (T, B, H, W)
+    read: Tensor  # (T, B, HK)
+    own: Tensor | None
+    cross_out: Tensor | None
+    cross_left: Tensor | None
+    cross_query: Tensor | None
+    cross_scores: Tensor | None
+    cross_read: Tensor | None
+    feed_out: Tensor
+    feed_left: Tensor | None
+    inner: Tensor  # (T, B, F): before ReLU
+
+
+@dataclass
+class Slopes:
+    """What a backward leaves behind."""
+
+    x: Tensor  # (T, B, D)
+    made: Tensor  # (G, T, B, D): of the memory, through everything that read it
+    old: list[Tensor]  # a set each: (B, R, 2HK)
+    new: list[Tensor]  # a set each: (T, B, 2HK)
+    layers: list[LayerSlopes]
+
+
+def make_slopes(plan: Plan, trace: Trace) -> Slopes:
+    def like(tensor: Tensor | None) -> Tensor | None:
+        return fresh(tensor, *tensor.shape) if tensor is not None else None
+
+    def alike(tensor: Tensor) -> Tensor:
+        return fresh(tensor, *tensor.shape)
+
+    def layer(trace: LayerTrace) -> LayerSlopes:
+        cross, at, far = trace.cross, trace.self_attended, trace.cross_attended
+        return LayerSlopes(
+            attention_out=alike(trace.attention.entered),
+            attention_left=like(trace.attention.left),
+            query=alike(at.query),
+            scores=alike(at.weights),
+            read=alike(at.read),
+            own=like(trace.own),
+            cross_out=like(cross.entered) if cross else None,
+            cross_left=like(cross.left) if cross else None,
+            cross_query=like(far.query) if far else None,
+            cross_scores=like(far.weights) if far else None,
+            cross_read=like(far.read) if far else None,
+            feed_out=alike(trace.feed.entered),
+            feed_left=like(trace.feed.left),
+            inner=alike(trace.active),
+        )
+
+    HK2 = 2 * plan.H * plan.K
+    return Slopes(
+        alike(trace.y),
+        alike(trace.made),
+        [fresh(trace.y, plan.B, plan.R, HK2) for _ in trace.keys],
+        [fresh(trace.y, plan.T, plan.B, HK2) for _ in trace.keys],
+        [layer(layer_trace) for layer_trace in trace.layers],
+    )
+
+
+class Backend(Protocol):
+    """The two loops over time. Each fills every tensor it is handed."""
+
+    def forward(self, plan: Plan, parts: Parts, trace: Trace) -> None: ...
+
+    def backward(self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes) -> None: ...
+
+
+class Segment(torch.autograd.Function):
+    """(x, mix, positions, old keys and values, weights) -> y (B, T, D), new memory (B, T, G, D)"""
+
+    @staticmethod
+    def forward(ctx: Any, backend: Backend, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        parts = Parts.unflat(plan, tensors)
+        trace = make_trace(plan, parts)
+        backend.forward(plan, parts, trace)
+        if plan.keep:
+            # Saved as tensors, not as an attribute: then they are freed as soon as backward is done with them.
+            saved: list[Tensor | None] = [*tensors]
+            places = {id(tensor): i for i, tensor in enumerate(tensors)}
+            ctx.backend, ctx.plan, ctx.trace = backend, plan, set_aside(trace, saved, places)
+            ctx.save_for_backward(*saved)
+        # Copies, batch first: the trace must not hold on to its own outputs.
+        return trace.y.transpose(0, 1).contiguous(), trace.made.permute(2, 1, 0, 3).contiguous()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, y: Tensor, made: Tensor) -> tuple[Any, ...]:
+        plan, saved = ctx.plan, ctx.saved_tensors
+        parts, trace = Parts.unflat(plan, saved), take_back(ctx.trace, saved)
+        slopes = make_slopes(plan, trace)
+        y, made = y.transpose(0, 1).contiguous(), made.permute(2, 1, 0, 3).contiguous()
+        ctx.backend.backward(plan, parts, trace, y, made, slopes)
+        found = weight_gradients(plan, parts, trace, slopes).flat()
+        return None, None, *(grad if given is not None else None for grad, given in zip(found, parts.flat()))
+
+
+def set_aside(tree: Any, tensors: list[Tensor | None], places: dict[int, int]) -> Any:
+    """The tree with each tensor's place in the list instead of the tensor; those not yet there are put at its end."""
+    if not isinstance(tree, Tensor):
+        return _rebuild(tree, lambda part: set_aside(part, tensors, places))
+    if id(tree) not in places:
+        places[id(tree)] = len(tensors)
+        tensors.append(tree)
+    return places[id(tree)]
+
+
+def take_back(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    """The tree with its tensors."""
+    return tensors[tree] if isinstance(tree, int) else _rebuild(tree, lambda part: take_back(part, tensors))
+
+
+def _rebuild(tree: Any, change: Callable[[Any], Any]) -> Any:
+    if tree is None:
+        return None
+    if isinstance(tree, list):
+        return [change(part) for part in tree]
+    return type(tree)(*(change(getattr(tree, field.name)) for field in dataclasses.fields(tree)))
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """All steps and rows as one: (T, B, n) -> (T * B, n)"""
+    return tensor.reshape(-1, tensor.shape[-1])
+
+
+def product(outputs: Tensor, inputs: Tensor) -> Tensor:
+    """dW = dY' X over all rows."""
+    return rows(outputs).T @ rows(inputs)
+
+
+def weight_gradients(plan: Plan, parts: Parts, trace: Trace, slopes: Slopes) -> Parts:
+    sets = []
+    for s, (old, new) in enumerate(zip(slopes.old, slopes.new, strict=True)):
+        weight = product(new, trace.entered[plan.memory_of[s]])
+        bias = rows(new).sum(0)
+        for a in plan.readers(s) if plan.itself else ():
+            own = slopes.layers[a].own
+            assert own is not None
+            weight += product(own, trace.layers[a].attention.entered)
+            bias += rows(own).sum(0)
+        sets.append(Projection(old, weight, bias))
+    mix = torch.stack([torch.dot(made.view(-1), level.view(-1)) for made in slopes.made for level in trace.levels])
+    layers = [
+        layer_gradients(plan, part, layer, slope)
+        for part, layer, slope in zip(parts.layers, trace.layers, slopes.layers, strict=True)
+    ]
+    return Parts(slopes.x, mix.view_as(parts.mix), position_gradient(plan, parts, trace, slopes), sets, layers)
+
+
+def position_gradient(plan: Plan, parts: Parts, trace: Trace, slopes: Slopes) -> Tensor:
+    found = torch.zeros_like(parts.position)
+    for layer, slope in zip(trace.layers, slopes.layers, strict=True):
+        width = slope.scores.shape[-1]
+        found[:width] += product(slope.scores, layer.self_attended.query.unflatten(-1, (plan.H, plan.K)))
+    return found
+
+
+def layer_gradients(plan: Plan, part: LayerWeights, trace: LayerTrace, slope: LayerSlopes) -> LayerWeights:
+    found = LayerWeights(
+        query=product(slope.query, trace.attention.entered),
+        query_bias=rows(slope.query).sum(0),
+        out=product(slope.attention_out, trace.self_attended.read),
+        inner=product(slope.inner, trace.feed.entered),
+        inner_bias=rows(slope.inner).sum(0),
+        outer=product(slope.feed_out, trace.active),
+        outer_bias=rows(slope.feed_out).sum(0),
+        ramp=ramp_gradient(part.ramp, slope.scores) if part.ramp is not None else None,
+    )
+    found.attention_scale, found.attention_shift = norm_gradient(trace.attention, slope.attention_left)
+    found.feed_scale, found.feed_shift = norm_gradient(trace.feed, slope.feed_left)
+    if trace.cross is not None:
+        cross_gradients(plan, trace, slope, found)
+    return found
+
+
+def ramp_gradient(ramp: Tensor, scores: Tensor) -> Tensor:
+    """weights = softmax(scores + log ramp), so a ramp's gradient is its score's, divided by it. (H, W)"""
+    total = scores.sum((0, 1))
+    return torch.where(ramp > 0, total / ramp, 0)
+
+
+def norm_gradient(sublayer: Sublayer, given: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    if given is None or sublayer.left is None:
+        return None, None
+    return (rows(given) * rows(sublayer.left)).sum(0), rows(given).sum(0)
+
+
+def cross_gradients(plan: Plan, trace: LayerTrace, slope: LayerSlopes, found: LayerWeights) -> None:
+    """The source's keys and values are read at every step: their gradients are one product too."""
+    sublayer, attended = trace.cross, trace.cross_attended
+    assert sublayer is not None and attended is not None
+    assert slope.cross_query is not None and slope.cross_out is not None
+    assert slope.cross_scores is not None and slope.cross_read is not None
+    found.cross_query = product(slope.cross_query, sublayer.entered)
+    found.cross_query_bias = rows(slope.cross_query).sum(0)
+    found.cross_out = product(slope.cross_out, attended.read)
+    found.cross_scale, found.cross_shift = norm_gradient(sublayer, slope.cross_left)
+
+    def heads(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(-1, (plan.H, plan.K))
+
+    found.cross_keys = torch.einsum("tbhj,tbhk->bhjk", slope.cross_scores, heads(attended.query))
+    found.cross_values = torch.einsum("tbhj,tbhk->bhjk", attended.used, heads(slope.cross_read))

@@ -1,0 +1,24 @@
+"""What a training came to, to show a colleague: one HTML file that needs nothing else, a PNG for a README.
+
+`gather` reads run folders, `write_html` and `write_png` show them; `summary` makes a table of them and
+`headline` a sentence.
+"""
+
+from stairwell.report.page import write_html
+from stairwell.report.picture import write_png
+from stairwell.report.reading import Attention, Belief, Curves, RunReport, Validation, gather
+from stairwell.report.summing import Table, headline, summary
+
+__all__ = [
+    "Attention",
+    "Belief",
+    "Curves",
+    "RunReport",
+    "Table",
+    "Validation",
+    "gather",
+    "headline",
+    "summary",
+    "write_html",
+    "write_png",
+]

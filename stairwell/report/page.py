@@ -1,0 +1,130 @@
+"""The page: one HTML file with its styles, scripts and numbers inside, which needs no network and no other file.
+
+Text, tables and pictures that stand still are written here; `charts.js` and `belief.js` draw what moves from the JSON
+that the page carries. Whatever comes from outside (names, notes, configs) is escaped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from html import escape
+from importlib.resources import files
+from string import Template
+from typing import Any
+
+import stairwell
+from stairwell.files import write_text
+from stairwell.report import parts
+from stairwell.report.reading import RunReport, finite
+from stairwell.report.summing import Model, Table, headline, models, summary
+
+
+def write_html(
+    path: str | os.PathLike[str],
+    title: str,
+    runs: list[RunReport],
+    tables: list[Table] | None = None,
+    notes: list[str] | None = None,
+    lead: str | None = None,
+    provenance: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the report.
+
+    `lead` is the result in one sentence, made from the scores if not given; without `tables` the runs are summed up in
+    one; `provenance` says how the report was made if this process does not know."""
+    found = models(runs)
+    walks = gather_walks(found)
+    sections = [
+        parts.tables(tables or ([summary(runs)] if runs else []), notes or [], found),
+        parts.walks(walks, seeds=any(len(model.runs) > 1 for model in found)),
+        parts.learning(found),
+        parts.learned(found),
+        parts.attention(found),
+        parts.provenance(found, provenance or {}),
+    ]
+    text = Template(resource("page.html")).substitute(
+        title=escape(title),
+        lead=escape(lead if lead is not None else headline(runs)),
+        cards=parts.cards(found),
+        sections="\n".join(section for section in sections if section),
+        version=escape(stairwell.__version__),
+        css=resource("page.css"),
+        theme=resource("theme.js"),
+        script=resource("charts.js") + resource("belief.js"),
+        data=embed(page_data(found, walks)),
+    )
+    write_text(path, text)
+
+
+def resource(name: str) -> str:
+    return (files("stairwell.report") / name).read_text(encoding="utf-8")
+
+
+def embed(data: Any) -> str:
+    """JSON that may stand in a script element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def page_data(found: list[Model], walks: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the scripts draw from."""
+    return {
+        "metrics": metrics(found),
+        "models": [
+            {"name": model.name, "colour": model.colour, "runs": [curves_of(run) for run in model.runs]}
+            for model in found
+        ],
+        "walks": walks,
+        "attention": {
+            str(i): {"attention": asdict(run.attention), "colour": model.colour}
+            for i, model, run in parts.with_attention(found)
+            if run.attention is not None
+        },
+    }
+
+
+def curves_of(run: RunReport) -> dict[str, Any]:
+    validations = [asdict(validation) for validation in run.validations]
+    return {"seed": run.seed, "curves": asdict(run.curves), "validations": validations}
+
+
+def metrics(found: list[Model]) -> list[str]:
+    """What can be drawn against tokens and time: the scores that decide first, then the loss."""
+    runs = [run for model in found for run in model.runs]
+    wanted = dict.fromkeys([*(run.metric for run in runs), "accuracy", "loss"])
+    return [
+        metric
+        for metric in wanted
+        if any(
+            any(value is not None for value in getattr(run.curves, metric, []))
+            or any(point.scores.get(metric) is not None for point in run.validations)
+            for run in runs
+        )
+    ]
+
+
+def gather_walks(found: list[Model]) -> list[dict[str, Any]]:
+    """Random walks of the same episodes side by side, one run a model."""
+    walks: dict[Any, dict[str, Any]] = {}
+    for model in found:
+        run = next((run for run in model.runs if run.beliefs), None)
+        if run is None:
+            continue
+        first = run.beliefs[0]
+        walk = walks.setdefault(
+            (first.grid, tuple(tuple(belief.actions) for belief in run.beliefs)),
+            {
+                "grid": first.grid,
+                "episodes": [
+                    {"actions": belief.actions, "cells": belief.cells, "headings": belief.headings}
+                    for belief in run.beliefs
+                ],
+                "models": [],
+            },
+        )
+        minds = [{"answers": belief.answers, "probabilities": belief.probabilities} for belief in run.beliefs]
+        walk["models"].append({"name": model.name, "colour": model.colour, "minds": minds})
+    return list(walks.values())
