@@ -184,7 +184,7 @@ class LanguageModel(nn.Module):
             embedding = Embedding(config.inputs, D)
             self.embedding, self.head = embedding, Head(config.V, D, embedding if config.tied else None)
         # With pre-norm the last thing a token meets is a norm; it is in no memory and not between passes.
-        self.norm = nn.LayerNorm(D) if getattr(config.core, "norm", None) == "pre" else nn.Identity()
+        self.norm = nn.LayerNorm(D) if self.core.final_norm else nn.Identity()
 
     def init_state(
         self, batch: int, source: Tensor | None = None, source_mask: Tensor | None = None, slack: int = 0

@@ -233,6 +233,14 @@ def test_seeds_of_a_model_share_a_line_and_other_configs_do_not(runs: dict[str, 
     assert [row[0] for row in summary([one, wider]).rows] == ["Feedback (feedback)", "Feedback (wider)"]
 
 
+def test_only_like_is_compared_with_like(runs: dict[str, RunReport]) -> None:
+    both = {"valid_accuracy": 80.0, "test_accuracy": 70.0}
+    one, two = replace(runs["feedback"], scores=both), replace(runs["lstm"], scores={"valid_accuracy": 75.0})
+    assert "Feedback reaches 80.0% accuracy, LSTM 75.0% (validation)" in headline([one, two])
+    longer = replace(two, config={**two.config, "task": {"length": 400}})
+    assert "LSTM" not in headline([one, longer])
+
+
 def test_the_picture_is_a_small_png(runs: dict[str, RunReport], tmp_path: Path) -> None:
     write_png(tmp_path / "curves.png", list(runs.values()))
     content = (tmp_path / "curves.png").read_bytes()

@@ -62,6 +62,7 @@ class Core(nn.Module):
     """Base of every core: checks what comes in, draws what is random, and hands over to an engine."""
 
     state_type: type[State]
+    final_norm: bool = False  # whether a model should normalise the core's output
     engine: Engine | None = None  # none: the reference, `self.walk`
     engine_name: str = "the reference engine"
     seen: Seen | None = None  # set by `inspect`
@@ -172,6 +173,11 @@ class TransformerCore(Core):
     config: Any  # the core's own kind of LayerConfig
     layers: Sequence[Layer]
     position: RelativePosition
+
+    @property
+    def final_norm(self) -> bool:  # type: ignore[override]
+        """With pre-norm nothing has normalised the last layer's output."""
+        return self.config.norm == "pre"
 
     def depth(self) -> int:
         """How many layers a token goes through, all passes counted."""

@@ -88,7 +88,7 @@ class CachedStaircaseConfig(StaircaseConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GlobalCachedStaircaseConfig(LayerConfig):
-    """Global Cached Staircase (Ju et al., 2021): all earlier chunks stay in the cache; the state grows with the text."""
+    """Global Cached Staircase (Ju et al., 2021): all earlier chunks stay in the cache, so the state grows."""
 
     sees_itself: bool = True
     "whether a token attends to itself, at distance 0; a Staircase always does"
@@ -238,24 +238,22 @@ class Staircase(TransformerCore):
             h = x[:, first:last]  # H^0
             if M == 0:
                 cached.append(h)
-            climbing: list[list[Tensor]] = []
             for n in passes:
-                climbing.append([])
+                layer_inputs: list[Tensor] = []
                 for l, layer in enumerate(self.layers):
-                    climbing[-1].append(h)
+                    layer_inputs.append(h)
                     slots = self.slots(layer, h, n, past[l], cache[l] if self.caches else None, age[:, first])
                     depth = (n - 1) * L + l
                     kept = masks.at(depth, first, last) if masks is not None else KEEP_ALL
                     h, weights = layer(h, slots, self.position, sources[l], kept)
                     if self.seen is not None:
                         self.seen.add(depth, weights, slots.distance, 0)
+                    # The span's own keys come last. Only this pass and earlier ones ever look at them.
+                    past[l][n - 1].append_projected(slots.keys[-1], slots.values[-1])
+                inputs[n - 1].append(torch.stack(layer_inputs, 2))
                 if n == M:
                     cached.append(h)
             outputs.append(h)
-            for n, layer_inputs in zip(passes, climbing, strict=True):
-                inputs[n - 1].append(torch.stack(layer_inputs, 2))
-                for l, layer_input in enumerate(layer_inputs):
-                    past[l][n - 1].append(layer_input)
             for keys_values in cache:
                 keys_values.append(cached[-1])
         count, room = counts(state.count, state.room, start, age, self.slack(state))

@@ -95,15 +95,14 @@ class KeysValues:
 
     def append(self, memory: Tensor) -> None:
         """Project new memory vectors (B, t, D) and put them at the end."""
-        keys, values = self.project(memory)
+        self.append_projected(*self.project(memory))
+
+    def append_projected(self, keys: Tensor, values: Tensor) -> None:
         self.keys.append(keys)
         self.values.append(values)
 
     def back(self, near: int, far: int) -> tuple[list[Tensor], list[Tensor]]:
         return self.keys.back(near, far), self.values.back(near, far)
-
-    def __len__(self) -> int:
-        return sum(piece.shape[2] for piece in self.keys.pieces)
 
 
 def stack(vectors: Sequence[Tensor]) -> Tensor:

@@ -29,7 +29,7 @@ def contender(core: str, updates: int) -> Experiment:
         "task.length": str(LENGTH),
         "train.curriculum": f"length=8..{LENGTH}",
         "train.steps": str(updates),
-        "train.validate_every": "0",
+        "train.validate_every": str(max(updates // 10, 1)),
         "train.log_every": "20",
         "train.decay": "cosine",
     }

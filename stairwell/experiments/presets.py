@@ -102,9 +102,9 @@ def preset(name: str) -> Experiment:
 
 def sizes(kind: type[Any], recipe: Recipe) -> dict[str, Any]:
     """Width and depth. An LSTM layer has 8 D^2 weights where a transformer layer has 12 D^2: it gets more width."""
-    if kind is LSTMConfig:
-        return {"width": round(recipe.width * 1.25 / 8) * 8, "layers": recipe.layers}
-    return {"width": recipe.width, "layers": recipe.layers, "heads": recipe.heads}
+    width = round(recipe.width * 1.25 / 8) * 8 if kind is LSTMConfig else recipe.width
+    wanted = {"width": width, "layers": recipe.layers, "heads": recipe.heads}
+    return {name: size for name, size in wanted.items() if name in kind.__dataclass_fields__}
 
 
 def look_back(core_name: str, recipe: Recipe) -> dict[str, Any]:

@@ -41,7 +41,7 @@ def cards(found: list[Model]) -> str:
         items.append(
             f'<li class="card" {colour(model)}><div class="model">{escape(model.name)}</div>'
             f'<div class="value">{value}</div>'
-            f'<div class="what">{escape(metric_text(run.metric))}, {model.split}<br>{about}</div></li>'
+            f'<div class="what">{escape(metric_text(run.metric))}, {model.scored_on}<br>{about}</div></li>'
         )
     return f'<ul class="scores">{"".join(items)}</ul>' if items else ""
 

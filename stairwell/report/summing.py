@@ -35,29 +35,29 @@ class Table:
 
 @dataclass(frozen=True)
 class Model:
-    """The runs of one name: one model, a seed each."""
+    """The runs of one name: one model, a seed each. All models of a report are scored on the same split."""
 
     name: str
     colour: int
+    split: str
     runs: list[RunReport] = field(default_factory=list)
 
     @property
-    def scores(self) -> list[tuple[str, float]]:
-        return [run.score for run in self.runs if run.score is not None]
+    def scores(self) -> list[float]:
+        found = [run.scores.get(f"{self.split}_{run.metric}") for run in self.runs]
+        return [value for value in found if value is not None]
 
     @property
     def score(self) -> float | None:
-        return statistics.mean(value for _, value in self.scores) if self.scores else None
+        return statistics.mean(self.scores) if self.scores else None
 
     @property
     def deviation(self) -> float | None:
-        return statistics.stdev(value for _, value in self.scores) if len(self.scores) > 1 else None
+        return statistics.stdev(self.scores) if len(self.scores) > 1 else None
 
     @property
-    def split(self) -> str:
-        """What the scores are of; validation as soon as one of them is."""
-        splits = {split for split, _ in self.scores}
-        return "test" if splits == {"test"} else "validation"
+    def scored_on(self) -> str:
+        return {"valid": "validation"}.get(self.split, self.split)
 
 
 def tell_apart(runs: list[RunReport]) -> list[RunReport]:
@@ -86,24 +86,26 @@ def without_seed(config: dict[str, Any]) -> dict[str, Any]:
 def models(runs: list[RunReport]) -> list[Model]:
     """The runs by model, in the order they came, each model with its colour."""
     found: dict[str, Model] = {}
+    tested = all(run.score is None or run.score[0] == "test" for run in runs)
     for run in tell_apart(runs):
         if run.name not in found:
             taken = {model.colour for model in found.values()}
             wanted = PREFERRED.get(run.core, -1)
             free = [colour for colour in range(COLOURS) if colour not in taken]
             others = [colour for colour in free if colour >= len(PREFERRED)] or free or [len(found) % COLOURS]
-            found[run.name] = Model(run.name, wanted if wanted in free else others[0])
+            colour = wanted if wanted in free else others[0]
+            found[run.name] = Model(run.name, colour, "test" if tested else "valid")
         found[run.name].runs.append(run)
     return list(found.values())
 
 
 def headline(runs: list[RunReport]) -> str:
-    """The result in one sentence."""
+    """The result in one sentence, of all models that did the same task as the first."""
     scored = [model for model in models(runs) if model.score is not None]
     if not scored:
         return "Nothing has been scored yet."
     first = scored[0].runs[0]
-    alike = [model for model in scored if (model.runs[0].task, model.runs[0].metric) == (first.task, first.metric)]
+    alike = [model for model in scored if same_task(model.runs[0], first)]
     ranked = sorted(alike, key=lambda model: model.score or 0.0, reverse=first.higher_is_better)
     best, rest = ranked[0], ranked[1:]
     words = f"{best.name} reaches {score_text(best.score, first.metric)} {metric_text(first.metric)}"
@@ -113,7 +115,11 @@ def headline(runs: list[RunReport]) -> str:
     # The data, without the sizes of its parts.
     about = re.split(r"[;,] (?:train|an? )", first.about)[0].replace(": ", ", ", 1)
     seeds = f", means of {len(best.runs)} seeds" if len(best.runs) > 1 else ""
-    return f"{about[:1].upper()}{about[1:]}: {words} ({best.split}{seeds})."
+    return f"{about[:1].upper()}{about[1:]}: {words} ({best.scored_on}{seeds})."
+
+
+def same_task(one: RunReport, other: RunReport) -> bool:
+    return (one.task, one.config.get("task")) == (other.task, other.config.get("task"))
 
 
 def summary(runs: list[RunReport]) -> Table:
@@ -130,7 +136,7 @@ def summary(runs: list[RunReport]) -> Table:
         tokens = statistics.mean(run.tokens for run in model.runs)
         seconds = statistics.mean(run.seconds for run in model.runs)
         rows.append(
-            [model.name, value, model.split, run.weights, count_text(tokens), time_text(seconds), len(model.runs)]
+            [model.name, value, model.scored_on, run.weights, count_text(tokens), time_text(seconds), len(model.runs)]
         )
     name = metric_text(metrics.pop()) if len(metrics) == 1 else "score"
     columns = ["model", name, "scored on", "weights", "tokens trained on", "training time", "seeds"]
