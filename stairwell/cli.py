@@ -209,9 +209,10 @@ def eval_command(
 
     if split not in ("valid", "test"):
         raise ValueError(f"--split must be valid or test, not '{split}'")
-    result = evaluate_run(
-        run, "valid" if split == "valid" else "test", data, rows, segment, device, engine, evaluating(as_json)
-    )
+    watch = evaluating(as_json)
+    result = evaluate_run(run, "valid" if split == "valid" else "test", data, rows, segment, device, engine, watch)
+    if watch is not None:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the counter has done its work
     print(json.dumps(result) if as_json else result_text(result))
 
 

@@ -117,7 +117,8 @@ class Live(Silence):
 
     def panel(self) -> Any:
         name, *about = self.title.splitlines()
-        lines = [self.Text(name, style="bold"), *(self.Text(line, style="dim") for line in about)]
+        lines = [self.Text(name, style="bold")]
+        lines += [self.Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in about]
         lines += [self.Text(line) for line in (self.latest, self.valid, self.note) if line]
         if len(self.losses) > 1:
             lines.append(self.Text(f"loss      {curve(self.losses)}  {self.losses[-1]:.4f}", style="cyan"))

@@ -60,7 +60,14 @@ class Run:
                 raise ValueError(
                     f"another training is writing to {self.path}; wait for it or choose another --out"
                 ) from None
+            self.tidy()
             yield
+
+    def tidy(self) -> None:
+        """Remove what a killed process had begun to write."""
+        for pattern in ("checkpoints/.step-*.tmp", ".model.safetensors.*.tmp", ".*.json*.tmp"):
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Everything measured so far. A last line that a crash cut short is passed over."""

@@ -225,6 +225,7 @@ class Trainer:
             raise ValueError(
                 f"train.accumulate {config.accumulate} does not divide the {len(self.rows)} rows of a process"
             )
+        self.check_precision()
         self.curriculum = Curriculum.parse(config.curriculum, config.curriculum_accuracy)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.best: float | None = None
@@ -335,6 +336,19 @@ class Trainer:
                 loss = loss + self.model.core.span_loss()
             loss.backward()
         return nll, predictions
+
+    def check_precision(self) -> None:
+        """Not every device has every operation in bf16: find out before anything is trained."""
+        if self.config.precision == "float32":
+            return
+        try:
+            with torch.random.fork_rng(devices=[]), self.autocast():
+                self.model.train()(torch.zeros(1, 1, dtype=torch.int64, device=self.device), self.model.init_state(1))
+        except RuntimeError as error:
+            raise ValueError(
+                f"this {self.device.type} cannot run the model in bf16 ({str(error).splitlines()[0]}); "
+                "leave --train.precision at float32"
+            ) from None
 
     def autocast(self) -> Any:
         if self.config.precision == "float32":

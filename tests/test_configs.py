@@ -1,0 +1,135 @@
+"""Configs: every field explains itself, comes from text and from JSON with its type, and every preset works."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+
+from stairwell import configs
+from stairwell.cores import CORES
+from stairwell.experiments import Experiment, preset
+from stairwell.models import LanguageModelConfig
+from stairwell.runs import Run
+from stairwell.tasks import TASKS, task_type
+from stairwell.train import TrainConfig, Trainer
+
+KINDS = {
+    **{f"core {name}": kind for name, (kind, _) in CORES.items()},
+    **{f"task {name}": task_type(name)[0] for name in TASKS},
+    "model": LanguageModelConfig,
+    "train": TrainConfig,
+}
+READS_FILES = ("lm", "labelled")
+PRESETS = [f"{task}/{core}" for task in TASKS for core in CORES]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_field_says_what_it_is(name: str) -> None:
+    help = configs.field_help(KINDS[name])
+    for field in configs.field_types(KINDS[name]):
+        assert help.get(field), f"{name}: {field} has no help"
+        assert len(help[field]) < 160 and not help[field].endswith("."), f"{name}: {field}"
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [
+        ("12", int, 12), ("1_000", int, 1000), (" 3 ", int, 3), ("1e-3", float, 1e-3), ("2", float, 2.0),
+        ("true", bool, True), ("off", bool, False), ("No", bool, False), ("word", str, "word"), ("", str, ""),
+        ("none", int | None, None), ("7", int | None, 7), ("post", Literal["pre", "post"], "post"),
+        ("1,2, 3", tuple[int, ...], (1, 2, 3)), ("", tuple[int, ...], ()), ("top", int | str, "top"),
+        ("2", int | str, 2),
+    ],
+)  # fmt: skip
+def test_text_becomes_a_value_of_its_type(text: str, kind: Any, value: Any) -> None:
+    parsed = configs.parse(text, kind, "here")
+    assert parsed == value and type(parsed) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("1.5", int), ("many", float), ("nan", float), ("inf", float), ("maybe", bool),
+        ("middle", Literal["pre", "post"]), ("1,x", tuple[int, ...]), ("", int),
+    ],
+)  # fmt: skip
+def test_text_of_another_type_is_refused(text: str, kind: Any) -> None:
+    with pytest.raises(ValueError, match=r"here: .* is not a"):
+        configs.parse(text, kind, "here")
+
+
+def test_an_unknown_option_names_the_nearest() -> None:
+    with pytest.raises(
+        ValueError, match=r"unknown option --train\.learning_rat; did you mean --train\.learning_rate\?"
+    ):
+        configs.set_fields(TrainConfig(), {"learning_rat": "1"}, "train")
+    with pytest.raises(ValueError, match="follows from the task and the core"):
+        preset("parity/lstm").with_options({"model.inputs": "3"})
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_survives_json(name: str) -> None:
+    experiment = preset(name)
+    data = json.loads(json.dumps(experiment.to_json()))
+    assert Experiment.from_json(data, "here") == experiment
+    assert Experiment.from_json(data, "here").to_json() == data
+
+
+def test_missing_fields_keep_their_defaults_and_lists_become_tuples() -> None:
+    data = preset("parity/lstm").to_json()
+    data["train"] = {"steps": 3}
+    data["model"] = {"adaptive": [2, 4]}
+    experiment = Experiment.from_json(data, "here")
+    assert experiment.train == TrainConfig(steps=3) and experiment.model.adaptive == (2, 4)
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.partition("/")[0] not in READS_FILES])
+def test_every_preset_builds_and_trains(name: str, tmp_path: Path) -> None:
+    """One update of the preset's own model, with few rows and segments just long enough that something is scored."""
+    options = {"train.batch": "2", "train.segment": "5", "train.accumulate": "2"}
+    if name.startswith("algorithmic"):
+        options["train.segment"] = "24"
+    if name.startswith("counting"):
+        options["task.length"] = "2"
+    train_one(preset(name).with_options(options), tmp_path)
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_every_preset_that_reads_files_builds_and_trains(core: str, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a rose is a rose\n" * 40)
+    (tmp_path / "mine.tokens").write_text("a b a b\n" * 40)
+    (tmp_path / "mine.labels").write_text("0 1 - 1\n" * 40)
+    for task, file in (("lm", "text.txt"), ("labelled", "mine.tokens")):
+        options = {"train.batch": "2", "train.segment": "5", "task.path": str(tmp_path / file)}
+        train_one(preset(f"{task}/{core}").with_options(options), tmp_path)
+
+
+def train_one(experiment: Experiment, folder: Path) -> None:
+    tasks = experiment.make_tasks()
+    model = experiment.make_model(tasks[0])
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    trainer = Trainer(model, tasks, experiment.train, Run(folder))
+    trainer.update()
+    assert torch.tensor(float(trainer.window.loss)).isfinite() and trainer.window.updates == 1
+    changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
+    assert all(parameter.isfinite().all() for parameter in model.parameters()) and sum(changed) > len(changed) // 2
+
+
+def test_all_cores_of_a_task_have_about_as_many_weights() -> None:
+    for task in (name for name in TASKS if name not in READS_FILES):
+        sizes = {}
+        for core in CORES:
+            experiment = preset(f"{task}/{core}")
+            model = experiment.make_model(experiment.make_tasks()[0])
+            sizes[core] = sum(parameter.numel() for parameter in model.parameters())
+        assert max(sizes.values()) < 2 * min(sizes.values()), (task, sizes)
+
+
+def test_a_config_class_stays_frozen() -> None:
+    for kind in KINDS.values():
+        assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]

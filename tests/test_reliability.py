@@ -1,0 +1,212 @@
+"""A training loses nothing: killed, interrupted, out of disk, damaged, diverged, it goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from stairwell.runs import Run, load_tensors
+from tests.commands import TINY, Ended, assert_same_weights, begin, measured, newest_step, stairwell
+
+STEPS = 40
+EVERYTHING = [
+    *TINY, "--steps", STEPS, "--quiet", "--model.embedding_dropout", "0.1", "--model.output_dropout", "0.1",
+    "--train.curriculum", "length=2..8", "--train.curriculum_accuracy", "3", "--train.accumulate", "2",
+]  # fmt: skip
+EXPERIMENTS = {
+    "random-walk/feedback": ["--core.heads", "2", "--core.memory", "6", "--core.attention_dropout", "0.1"],
+    "parity/staircase": ["--core.heads", "2", "--core.chunk", "3", "--core.passes", "2", "--core.relu_dropout", "0.1"],
+    "random-walk/lstm": ["--core.dropout", "0.1", "--core.layers", "2"],
+}
+KILLS = 3
+
+
+def train(folder: Path, name: str, out: str, *more: object) -> Ended:
+    ended = stairwell(folder, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", out, *more)
+    assert ended.status == 0, ended
+    return ended
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one training from beginning to end."""
+    folder = tmp_path_factory.mktemp("whole")
+    train(folder, "random-walk/lstm", "run")
+    return folder
+
+
+def copy_of(uninterrupted: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(uninterrupted / "run", folder / "run"))
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_killed_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    """kill -9 at random moments, several times; weights, optimizer, states and metrics end up the same."""
+    train(tmp_path, name, "whole")
+    dice, run, kills = random.Random(name), tmp_path / "killed", []
+    arguments: list[object] = [name, *EVERYTHING, *EXPERIMENTS[name]]
+    moments = sorted(dice.sample(range(2, STEPS - 2), KILLS))
+    for moment in moments:
+        command = begin(tmp_path, "train", *arguments, "--out", run)
+        assert command.until(lambda moment=moment: newest_step(run) >= moment)
+        time.sleep(dice.uniform(0, 0.03))
+        command.kill()
+        assert command.end().status == -signal.SIGKILL
+        kept = [path.stem for path in Run(run).checkpoints()]
+        kills.append(f"at update {newest_step(run)}+ with {', '.join(kept) or 'no checkpoint'}")
+        arguments = ["--resume", "--quiet"]
+    ended = stairwell(tmp_path, "train", *arguments, "--out", run)
+    assert ended.status == 0, ended
+    print(f"{name}: killed {'; '.join(kills)}; resumed each time, all weights bit-identical after {STEPS} updates")
+    assert_same_weights(run, tmp_path / "whole")
+    assert measured(run) == measured(tmp_path / "whole")
+    assert not list(run.rglob("*.tmp")), "what was half-written is gone"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_training_saves_and_says_how_to_go_on(number: int, uninterrupted: Path, tmp_path: Path) -> None:
+    name = "random-walk/lstm"
+    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run")
+    assert command.until(lambda: newest_step(tmp_path / "run") >= 3)
+    command.kill(number)
+    ended = command.end()
+    assert ended.status == 130 and ended.out == "", ended
+    line = ended.err.strip().splitlines()[-1]
+    assert line.startswith("stopped and saved at update ") and "Traceback" not in ended.err
+    told = line.partition("go on with: stairwell ")[2].split()
+    assert told == ["train", "--resume", "--out", "run"]
+    assert Run(tmp_path / "run").checkpoints()
+    assert stairwell(tmp_path, *told).status == 0
+    assert_same_weights(tmp_path / "run", uninterrupted / "run")
+    assert measured(tmp_path / "run") == measured(uninterrupted / "run")
+
+
+def test_a_finished_training_that_is_resumed_stays_as_it_is(uninterrupted: Path, tmp_path: Path) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").status == 0
+    assert_same_weights(run, uninterrupted / "run")
+    assert measured(run) == measured(uninterrupted / "run")
+
+
+def test_more_updates_than_first_asked_for_equal_a_longer_training(uninterrupted: Path, tmp_path: Path) -> None:
+    train(tmp_path, "random-walk/lstm", "longer", "--steps", 50)
+    copy_of(uninterrupted, tmp_path)
+    assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet", "--steps", 50).status == 0
+    assert_same_weights(tmp_path / "run", tmp_path / "longer")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip_a_byte(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_byte])
+def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_used(
+    damage: object, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    older, newest = Run(run).checkpoints()
+    damage(newest)  # type: ignore[operator]
+    ended = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet")
+    assert ended.status == 0
+    assert f"{newest.name} is damaged" in ended.err and "going back to the one before" in ended.err
+    assert ended.err.count("\n") == 1
+    assert_same_weights(run, uninterrupted / "run")
+    assert measured(run) == measured(uninterrupted / "run")
+    for path in Run(run).checkpoints():
+        damage(path)  # type: ignore[operator]
+    line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").line
+    assert "no checkpoint in run can be read" in line and "going back" not in line
+
+
+def test_every_flipped_byte_of_a_checkpoint_is_found(uninterrupted: Path, tmp_path: Path) -> None:
+    newest = Run(copy_of(uninterrupted, tmp_path)).checkpoints()[-1]
+    whole, dice = newest.read_bytes(), random.Random(0)
+    header = int.from_bytes(whole[:8], "little") + 8
+    places = [*range(8), *dice.sample(range(8, header), 150), *dice.sample(range(header, len(whole)), 50)]
+    for place in places:
+        flipped = bytearray(whole)
+        flipped[place] ^= 1 << dice.randrange(8)
+        newest.write_bytes(flipped)
+        with pytest.raises(ValueError, match="is damaged"):
+            load_tensors(newest)
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
+    """The operating system refuses to make files as large as a checkpoint."""
+    run, size = tmp_path / "run", Run(uninterrupted / "run").checkpoints()[-1].stat().st_size
+    name = "random-walk/lstm"
+    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run")
+    assert command.until(lambda: len(Run(run).checkpoints()) == 2)
+    command.kill()
+    command.end()
+    before = {path.name: path.read_bytes() for path in Run(run).checkpoints()}
+    ended = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet", TEST_FILE_LIMIT=str(size // 2))
+    assert ended.status == 1 and ended.err.count("\n") == 1, ended
+    assert "could not be written" in ended.err and "Traceback" not in ended.err
+    assert {path.name: path.read_bytes() for path in Run(run).checkpoints()} == before
+    assert not list(run.rglob("*.tmp"))
+    assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").status == 0
+    assert_same_weights(run, uninterrupted / "run")
+
+
+@pytest.mark.parametrize("log_every", [1, 100])
+def test_a_diverging_training_stops_and_keeps_what_was_good(log_every: int, tmp_path: Path) -> None:
+    options = [*TINY, "--train.learning_rate", "1e30", "--train.warmup", "0", "--train.log_every", log_every]
+    ended = stairwell(tmp_path, "train", "random-walk/lstm", *options, "--steps", "60", "--out", "run", "--quiet")
+    assert ended.status == 1 and ended.out == "" and ended.err.count("\n") == 1, ended
+    assert "the training has diverged" in ended.err and "smaller --train.learning_rate" in ended.err
+    run = Run(tmp_path / "run")
+    for path in [*run.checkpoints(), *(tmp_path / "run").glob("model.safetensors")]:
+        tensors, _ = load_tensors(path)
+        assert all(tensor.isfinite().all() for tensor in tensors.values()), path
+
+
+def test_a_training_that_diverges_late_keeps_its_good_model(uninterrupted: Path, tmp_path: Path) -> None:
+    """A finite loss far beyond guessing is divergence too."""
+    run = copy_of(uninterrupted, tmp_path)
+    good, kept = (run / "model.safetensors").read_bytes(), Run(run).checkpoints()[-1]
+    config = json.loads((run / "config.json").read_text())
+    config["train"] |= {"learning_rate": 1000.0, "steps": 400, "clip": 0.0}
+    (run / "config.json").write_text(json.dumps(config))
+    ended = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet")
+    assert ended.status == 1 and "the training has diverged: the loss is" in ended.err
+    assert kept.exists() or Run(run).checkpoints()
+    assert (run / "model.safetensors").read_bytes() == good
+    assert math.isfinite(json.loads(stairwell(tmp_path, "eval", "run", "--json").out)["loss"])
+
+
+def test_what_a_killed_training_had_half_written_is_removed(uninterrupted: Path, tmp_path: Path) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    halves = [run / "checkpoints" / ".step-000000050.safetensors.x.tmp", run / ".model.safetensors.x.tmp"]
+    for half in halves:
+        half.write_bytes(b"half")
+    assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").status == 0
+    assert not any(half.exists() for half in halves)
+
+
+def test_two_trainings_cannot_share_a_folder(uninterrupted: Path, tmp_path: Path) -> None:
+    name = "random-walk/lstm"
+    first = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run")
+    assert first.until(lambda: newest_step(tmp_path / "run") >= 3)
+    first.kill(signal.SIGSTOP)  # so that it is surely still at work when the others come
+    resumed = stairwell(tmp_path, "train", "--resume", "--out", "run")
+    begun = stairwell(tmp_path, "train", name, *EVERYTHING, "--out", "run")
+    first.kill(signal.SIGCONT)
+    assert first.end().status == 0
+    assert "another training is writing to run" in resumed.line
+    assert "run holds a training already" in begun.line
+    assert_same_weights(tmp_path / "run", uninterrupted / "run")
+    assert measured(tmp_path / "run") == measured(uninterrupted / "run")
