@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -39,7 +40,9 @@ NARROW = 11  # characters for an option's type in the help
 
 
 def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    """To stderr; of processes that train together only the first speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr, flush=True)
 
 
 def dotted_options() -> list[tuple[str, str, str]]:
@@ -186,7 +189,7 @@ def train_command(
     else:
         result = train_seeds(planned, seeds, device, engine, progress)
     if result is not None:
-        print(json.dumps(result) if as_json else result_text(result))
+        print(strict_json(result) if as_json else result_text(result))
 
 
 train_command.__doc__ = f"{train_command.__doc__}\n\n{EXAMPLES}"
@@ -213,7 +216,7 @@ def eval_command(
     result = evaluate_run(run, "valid" if split == "valid" else "test", data, rows, segment, device, engine, watch)
     if watch is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the counter has done its work
-    print(json.dumps(result) if as_json else result_text(result))
+    print(strict_json(result) if as_json else result_text(result))
 
 
 @app.command()
@@ -327,6 +330,14 @@ def data_check(path: Annotated[Path, typer.Argument(help="a file or folder")]) -
         print(f"  {verdict.file.name}: {verdict.size:,} bytes, {word}; {verdict.detail}")
     if report.holds is False:
         raise typer.Exit(1)
+
+
+def strict_json(result: dict[str, Any]) -> str:
+    """JSON has no infinity and no NaN: they become null."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in result.items()
+    }
+    return json.dumps(finite)
 
 
 def result_text(result: dict[str, Any]) -> str:

@@ -28,6 +28,17 @@ class Curriculum:
                 stages.append({name: values[min(i, len(values) - 1)] for name, values in options.items()})
         return Curriculum(stages, accuracy)
 
+    @staticmethod
+    def reaching(text: str, goals: dict[str, int]) -> str:
+        """A curriculum that ends where the task is: stages beyond a goal are cut, and a last one reaches it."""
+        stages: list[dict[str, int]] = []
+        for stage in Curriculum.parse(text).stages:
+            stages.append({name: min(value, goals.get(name, value)) for name, value in stage.items()})
+        if stages:
+            stages.append({name: goals.get(name, value) for name, value in stages[-1].items()})
+        unlike = [stage for i, stage in enumerate(stages) if i == 0 or stage != stages[i - 1]]
+        return ";".join(",".join(f"{name}={value}" for name, value in stage.items()) for stage in unlike)
+
     @property
     def options(self) -> dict[str, int]:
         return self.stages[self.stage]

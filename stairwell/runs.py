@@ -139,7 +139,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -
     """Tensors and a note in one safetensors file, with a hash over all of it, whole or not at all."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(note)
-    metadata = {"note": text, "hash": _hash(tensors, text)}
+    # One key only: safetensors writes several in no fixed order, and equal contents should be equal files.
+    metadata = {"stairwell": json.dumps({"note": text, "hash": _hash(tensors, text)})}
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
     except (SafetensorError, OSError) as error:  # a full disk comes as either
@@ -149,7 +150,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
+            metadata = json.loads((file.metadata() or {}).get("stairwell", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is damaged ({error})") from None

@@ -76,6 +76,8 @@ class TrainConfig:
     "updates between validations; 0: only at the end"
     valid_rows: int = 32
     "parallel rows of a validation; published numbers use one row, or rows cut at document starts"
+    valid_tokens: int = 0
+    "about how many tokens of the validation split to read during training; 0: all of it"
     patience: int = 0
     "validations without improvement after which training stops; 0: never"
     checkpoint_every: int = 500
@@ -95,6 +97,7 @@ class TrainConfig:
             "validate_every",
             "checkpoint_every",
             "patience",
+            "valid_tokens",
         )
         for name in (*counts, "clip", "seed"):
             if getattr(self, name) < 0:
@@ -166,9 +169,16 @@ def on(batch: Batch, device: torch.device) -> Batch:
 
 @torch.no_grad()
 def evaluate(
-    model: LanguageModel, task: Task, split: Split, rows: int = 1, segment: int = 128, watch: Watch | None = None
+    model: LanguageModel,
+    task: Task,
+    split: Split,
+    rows: int = 1,
+    segment: int = 128,
+    watch: Watch | None = None,
+    tokens: int = 0,
 ) -> dict[str, float]:
-    """Stream a whole split through the model once and score it. The result does not depend on `segment`."""
+    """Stream a whole split through the model once and score it; with `tokens`, no more than about so many of them. The
+    result does not depend on `segment`."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
@@ -181,6 +191,8 @@ def evaluate(
             done += batch.tokens.numel()
             if watch is not None:
                 watch({"event": "evaluating", "split": split, "tokens": done})
+            if tokens and done >= tokens:
+                break
     finally:
         model.train(was_training)
     return {**score.result(), "rows": rows}
@@ -407,7 +419,7 @@ class Trainer:
         scores: dict[str, float] = {}
         if self.world.first:
             rows, length = self.config.valid_rows, self.config.segment
-            scores = evaluate(self.model, self.task, "valid", rows, length, self.watch)
+            scores = evaluate(self.model, self.task, "valid", rows, length, self.watch, self.config.valid_tokens)
         (scores,) = self.world.share_json(scores)
         if scores["scored"] and not math.isfinite(scores["loss"]):
             raise self.diverged(scores["loss"])

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from stairwell.curriculum import WINDOW, Curriculum
+from stairwell.experiments import preset
 
 
 def test_a_range_grows_by_a_quarter_and_ends_where_it_should() -> None:
@@ -62,3 +63,14 @@ def test_a_pause_changes_nothing() -> None:
         paused = again
         assert whole.mastered(right, 10) == paused.mastered(right, 10)
         assert whole.options == paused.options and whole.finished == paused.finished
+
+
+def test_a_curriculum_ends_where_the_task_does() -> None:
+    assert Curriculum.reaching("length=8..100", {"length": 12}) == "length=8;length=10;length=12"
+    assert Curriculum.reaching("length=8..10", {"length": 20}) == "length=8;length=10;length=20"
+    assert Curriculum.reaching("length=8..100", {"grid": 4}) == Curriculum.reaching("length=8..100", {})
+    assert Curriculum.reaching("", {"length": 5}) == ""
+    short = preset("random-walk/lstm").with_options({"task.length": "10"})
+    assert short.train.curriculum == "length=8;length=10"
+    own = preset("random-walk/lstm").with_options({"task.length": "10", "train.curriculum": "length=2..5"})
+    assert own.train.curriculum == "length=2..5"

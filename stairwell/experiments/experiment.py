@@ -11,6 +11,7 @@ import torch
 
 from stairwell import configs
 from stairwell.cores import config_type
+from stairwell.curriculum import Curriculum
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.tasks import Task, make_task, task_type
 from stairwell.train import TrainConfig
@@ -41,6 +42,12 @@ class Experiment:
                 raise ValueError(f"--model.{min(set(values) & set(DERIVED))} follows from the task and the core")
             if values:
                 changed[section] = configs.set_fields(getattr(self, section), values, section)
+        if "task" in changed and "train.curriculum" not in options:
+            # Who asks for a length wants to be trained to that length, not to the preset's.
+            asked = (name.removeprefix("task.") for name in options if name.startswith("task."))
+            goals = {name: value for name in asked if type(value := getattr(changed["task"], name)) is int}
+            train = changed.get("train", self.train)
+            changed["train"] = dataclasses.replace(train, curriculum=Curriculum.reaching(train.curriculum, goals))
         return dataclasses.replace(self, **changed)
 
     def to_json(self) -> dict[str, Any]:

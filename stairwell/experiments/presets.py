@@ -72,6 +72,7 @@ RECIPES: dict[str, Recipe] = {
         128, 3, 4, recall=64, context=64, chunk=16,
         train=TrainConfig(
             steps=2000, batch=32, segment=64, learning_rate=1.5e-3, warmup=200, validate_every=500,
+            valid_tokens=200_000,
         ),
     ),
     "labelled": Recipe(

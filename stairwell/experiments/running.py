@@ -8,7 +8,7 @@ import os
 import platform
 import statistics
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,9 +115,10 @@ def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: Wor
         for word in damaged:
             watch({"event": "warning", "text": word})
         trainer.watch = with_tensorboard(watch, run) if world.first else watch
-        scores = trainer.run()
+        trainer.run()
     if not world.first:
         return None
+    scores = run.load_model()[1]["valid"]  # of the weights that are kept: the best, not always the last
     result = {
         "run": str(run.path),
         "updates": trainer.step,
@@ -126,6 +127,16 @@ def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: Wor
     }
     result |= {"weights": weights, "best_update": trainer.best_step}
     return result | {f"valid_{name}": value for name, value in scores.items()}
+
+
+def fit(
+    experiment: Experiment, out: str | os.PathLike[str], device: str = "auto", engine: str = "auto"
+) -> dict[str, Any]:
+    """Train an experiment into a new folder, or go on with the training there, without showing anything."""
+    run = Run(out)
+    result = train(Plan(experiment, run, resume=run.exists), device, engine, lambda *_: nullcontext(lambda event: None))
+    assert result is not None, "fit is for a single process"
+    return result
 
 
 def prepare_folder(plan: Plan, task: Task) -> None:
