@@ -23,6 +23,7 @@ from stairwell import (
     inspect,
 )
 from stairwell.cores.core import TransformerCore
+from stairwell.layers import coins
 from stairwell.models import IGNORE
 from tests import laws
 
@@ -272,6 +273,17 @@ def test_the_span_loss_is_the_price_of_the_spans() -> None:
     assert core.layers[1].span.z.tolist() == [50.0, 0.0]
     assert core.span_loss().item() == 0.5 * 25
     assert build(FeedbackConfig(width=8, heads=2)).span_loss() == 0
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.2, 0.5, 0.97])
+def test_coins_fall_as_often_as_they_should(rate: float) -> None:
+    torch.manual_seed(0)
+    kept = coins(rate, (1000, 333), torch.device("cpu"))
+    assert kept.float().mean().item() == pytest.approx(1 - rate, abs=0.004)
+    # Neighbours, four of which come from one number, know nothing of each other.
+    for gap in (1, 2, 3):
+        both = (kept[:, gap:] & kept[:, :-gap]).float().mean().item()
+        assert both == pytest.approx((1 - rate) ** 2, abs=0.006)
 
 
 def test_dropout_only_acts_in_training() -> None:

@@ -7,12 +7,25 @@ from __future__ import annotations
 
 from stairwell.cores.core import Core, Engine
 from stairwell.cores.feedback import Feedback
-from stairwell.fast import native
+from stairwell.cores.staircase import GlobalCachedStaircase, Staircase
+from stairwell.cores.transformer_xl import TransformerXL
+from stairwell.cores.universal import Universal
+from stairwell.fast import native, staircase, transformer_xl
 from stairwell.fast.feedback import FeedbackEngine
+
+# Cores whose engine is PyTorch everywhere.
+WALKS: dict[type[Core], Engine] = {
+    TransformerXL: transformer_xl.walk,
+    Universal: transformer_xl.walk,
+    Staircase: staircase.walk,
+    GlobalCachedStaircase: staircase.walk,
+}
 
 
 def find(core: Core) -> tuple[Engine | None, str]:
     """The best engine for a core, or none, and why in plain words."""
+    if type(core) in WALKS:
+        return WALKS[type(core)], f"the fast {type(core).__name__} engine runs, in PyTorch"
     if type(core) is not Feedback:
         return None, f"there is no fast engine for {type(core).__name__}; the reference runs"
     like = next(core.parameters())
@@ -25,7 +38,7 @@ def describe() -> str:
     """Which back end the fast engines have here, and why."""
     if native.MISSING:
         return f"fast engines: PyTorch ({native.MISSING})"
-    return f"fast engines: C++ with {native.INSTRUCTION_SETS[native.BEST]} on the CPU, PyTorch elsewhere"
+    return f"fast engines: Feedback in C++ with {native.INSTRUCTION_SETS[native.BEST]} on the CPU, PyTorch otherwise"
 
 
 __all__ = ["describe", "find"]

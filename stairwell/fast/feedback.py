@@ -81,6 +81,7 @@ def prepare(
     source: Source | None,
     masks: Masks | None,
 ) -> tuple[Parts, Plan]:
+    """A call as a segment of the layers that are left, folded."""
     config = core.config
     reach = tuple(core.reach(core.layers[l], config.memory) for l in alive)
     R = max(reach)
@@ -88,7 +89,7 @@ def prepare(
     names = sorted(set(groups))
     # Nearest slot first, and no more of them than anyone looks at.
     memory = state.memory[:, -R:].flip(1)
-    sets = [project(core, memory[:, :, g], projecting, source) for projecting, g in names]
+    sets = [project(core.layers[projecting], memory[:, :, g]) for projecting, g in names]
     layers = [fold(core.layers[l], R_l, core, source) for l, R_l in zip(alive, reach, strict=True)]
     parts = Parts(x.transpose(0, 1).contiguous(), mix, core.position.vectors[: R + config.sees_itself], sets, layers)
 
@@ -135,9 +136,8 @@ def fold_norm(norm: nn.LayerNorm, weight: Tensor, bias: Tensor | None = None) ->
     return weight * norm.weight, added if bias is None else added + bias
 
 
-def project(core: Feedback, memory: Tensor, projecting: int, source: Source | None) -> Projection:
-    """memory (B, R, D), nearest first, through the norm and projections of a layer."""
-    layer = core.layers[projecting]
+def project(layer: Layer, memory: Tensor) -> Projection:
+    """memory (B, R, D), nearest slot first, through the norm and projections of a layer."""
     weight = torch.cat([layer.attention.key.weight, layer.attention.value.weight])
     if not layer.pre:
         return Projection(nn.functional.linear(memory, weight), weight, None)

@@ -62,13 +62,13 @@ class NativeBackend:
 
     def forward(self, plan: Plan, parts: Parts, trace: Trace) -> None:
         torch.ops.stairwell.feedback_forward(
-            *numbers(plan), dense(parts.flat()), masks(plan), dense(flat_trace(trace)), self.instruction_set, POISON
+            *numbers(plan), dense(parts.flat()), masks(plan), filled(flat_trace(trace)), self.instruction_set, POISON
         )
 
     def backward(self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes) -> None:
         torch.ops.stairwell.feedback_backward(
             *numbers(plan),
-            *(dense(parts.flat()), masks(plan), dense(flat_trace(trace)), y, made, dense(flat_slopes(slopes))),
+            *(dense(parts.flat()), masks(plan), filled(flat_trace(trace)), y, made, filled(flat_slopes(slopes))),
             *(self.instruction_set, POISON),
         )
 
@@ -89,9 +89,15 @@ def masks(plan: Plan) -> list[Tensor]:
     return dense([plan.age, plan.source_mask, *(layer(kind, a) for a in range(plan.A) for kind in kinds)])
 
 
-def dense(tensors: list[Tensor | None]) -> list[Tensor]:
+def filled(tensors: list[Tensor | None]) -> list[Tensor]:
+    """With an empty tensor for none; the tensors themselves, because the loops write into them."""
     none = torch.empty(0)
-    return [none if tensor is None else tensor.contiguous() for tensor in tensors]
+    return [none if tensor is None else tensor for tensor in tensors]
+
+
+def dense(tensors: list[Tensor | None]) -> list[Tensor]:
+    """The same for what the loops only read, without gaps."""
+    return [tensor.contiguous() for tensor in filled(tensors)]
 
 
 def flat_trace(trace: Trace) -> list[Tensor | None]:

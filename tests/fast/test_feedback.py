@@ -16,8 +16,8 @@ from stairwell import fast
 from stairwell.cores import build
 from stairwell.cores.core import Source
 from stairwell.cores.feedback import Feedback, FeedbackConfig
+from stairwell.cores.lstm import LSTMConfig
 from stairwell.cores.time import ages
-from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.fast import native, segment
 from stairwell.fast.feedback import FeedbackEngine, prepare
 from stairwell.fast.feedback_torch import TorchBackend
@@ -207,8 +207,8 @@ def test_find_says_what_runs_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     core = build(FeedbackConfig(width=4, heads=1))
     engine, why = fast.find(core)
     assert isinstance(engine, FeedbackEngine) and "Feedback" in why
-    none, why = fast.find(build(TransformerXLConfig(width=4, heads=1)))
-    assert none is None and "TransformerXL" in why
+    none, why = fast.find(build(LSTMConfig(width=4)))
+    assert none is None and "LSTM" in why
     monkeypatch.setattr(native, "MISSING", "the native extension was not built")
     assert "not built" in fast.find(core)[1] and "not built" in fast.describe()
     x, state = torch.randn(1, 5, 4), core.init_state(1)
@@ -227,6 +227,6 @@ def test_the_operators_keep_their_schema() -> None:
     trace = segment.make_trace(plan, parts)
     arguments = (
         *native.numbers(plan),
-        *(native.dense(parts.flat()), native.masks(plan), native.dense(native.flat_trace(trace)), native.BEST, False),
+        *(native.dense(parts.flat()), native.masks(plan), native.filled(native.flat_trace(trace)), native.BEST, False),
     )
     torch.library.opcheck(torch.ops.stairwell.feedback_forward.default, arguments)

@@ -213,7 +213,7 @@ struct Backward : Tile<real> {
     real *slopes = heads.d_scores + place, along = 0;
     if (heads.kept) {
       const bool* kept = heads.kept + ((b * p.H + h) * p.T + t) * heads.kept_width;
-      for (i64 j = 0; j < n; ++j) grads[j] = kept[j] ? grads[j] * p.attention_factor : 0;
+      for (i64 j = 0; j < n; ++j) grads[j] *= kept[j] * p.attention_factor;
     }
 #pragma omp simd reduction(+ : along)
     for (i64 j = 0; j < n; ++j) along += weights[j] * grads[j];

@@ -6,7 +6,8 @@
 #include <torch/csrc/stable/tensor.h>
 #include <torch/headeronly/core/ScalarType.h>
 
-#include <cmath>
+#include <algorithm>
+#include <atomic>
 #include <limits>
 #include <new>
 #include <string>
@@ -148,9 +149,11 @@ class Call {
     const i64 threads = torch::stable::get_num_threads();
     const i64 tiles = std::min(plan.B, threads * ((plan.B + threads * MOST_ROWS - 1) / (threads * MOST_ROWS)));
     const auto walk = forward ? use.forward : use.backward;
-    torch::stable::parallel_for(0, tiles, 1, [&](i64 first, i64 last) {
+    // Each thread takes the next tile when it is done with one: a slow core does not hold up the others.
+    std::atomic<i64> next{0};
+    torch::stable::parallel_for(0, std::min(threads, tiles), 1, [&](i64, i64) {
       Scratch<real> work(use.workspace(plan, (plan.B + tiles - 1) / tiles), poison);
-      for (i64 tile = first; tile < last; ++tile)
+      for (i64 tile = next++; tile < tiles; tile = next++)
         walk(plan, plan.B * tile / tiles, plan.B * (tile + 1) / tiles, work.data());
     });
   }
@@ -158,8 +161,8 @@ class Call {
  private:
   void read_sizes(const std::vector<i64>& sizes) {
     size_t at = 0;
-    for (i64* to : {&plan.B, &plan.T, &plan.D, &plan.H, &plan.K, &plan.F, &plan.R, &plan.G, &plan.A, &plan.J, &plan.sets,
-                    &plan.steps, &kept_width})
+    for (i64* to : {&plan.B, &plan.T, &plan.D, &plan.H, &plan.K, &plan.F, &plan.R, &plan.G, &plan.A, &plan.J,
+                    &plan.sets, &plan.steps, &kept_width})
       *to = sizes[at++];
     plan.pre = sizes[at++];
     plan.itself = sizes[at++];
@@ -325,8 +328,9 @@ STABLE_TORCH_LIBRARY(stairwell, m) {
       "feedback_forward(int[] sizes, float eps, float attention_rate, float relu_rate, Tensor[] parts, Tensor[] masks, "
       "Tensor(a!)[] trace, int instruction_set, bool poison) -> ()");
   m.def(
-      "feedback_backward(int[] sizes, float eps, float attention_rate, float relu_rate, Tensor[] parts, Tensor[] masks, "
-      "Tensor[] trace, Tensor y, Tensor made, Tensor(a!)[] slopes, int instruction_set, bool poison) -> ()");
+      "feedback_backward(int[] sizes, float eps, float attention_rate, float relu_rate, Tensor[] parts, "
+      "Tensor[] masks, Tensor[] trace, Tensor y, Tensor made, Tensor(a!)[] slopes, int instruction_set, bool poison) "
+      "-> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(stairwell, CPU, m) {

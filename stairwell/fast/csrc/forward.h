@@ -92,7 +92,7 @@ struct Forward : Tile<real> {
     for (i64 r = 0; r < M; ++r) {
       const bool* kept = layer.relu_kept + ((b0 + r) * p.T + t) * p.F;
       real* row = active + r * p.F;
-      for (i64 f = 0; f < p.F; ++f) row[f] = row[f] > 0 && kept[f] ? row[f] * p.relu_factor : 0;
+      for (i64 f = 0; f < p.F; ++f) row[f] = (row[f] > 0 ? row[f] : 0) * (kept[f] * p.relu_factor);
     }
   }
 
@@ -131,7 +131,7 @@ struct Forward : Tile<real> {
     if (!heads.kept) return weights;
     const bool* kept = heads.kept + ((b * p.H + h) * p.T + t) * heads.kept_width;
     real* used = heads.used + place;
-    for (i64 j = 0; j < width; ++j) used[j] = kept[j] ? weights[j] * p.attention_factor : 0;
+    for (i64 j = 0; j < width; ++j) used[j] = weights[j] * (kept[j] * p.attention_factor);
     return used;
   }
 

@@ -18,7 +18,9 @@ struct Tile {
 
   static i64 score_row(const Plan<real>& p) { return most(p.R + 1, p.J) + ROOM; }
 
-  static i64 workspace(const Plan<real>& p, i64 rows) { return rows * (p.H * (score_row(p) + 2 * p.K) + 3 * p.D) + p.J + ROOM; }
+  static i64 workspace(const Plan<real>& p, i64 rows) {
+    return rows * (p.H * (score_row(p) + 2 * p.K) + 3 * p.D) + p.J + ROOM;
+  }
 
   Tile(const Plan<real>& plan, i64 first, i64 last, real* work) : p(plan), b0(first), M(last - first) {
     scores = work;

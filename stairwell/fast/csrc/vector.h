@@ -132,7 +132,7 @@ static void multiply(i64 M, i64 N, i64 depth, const real* A, i64 lda, Packed<rea
   }
 }
 
-// out_i = the sum of the lanes of of(i), for eight i. What is summed is asked for as late as possible: registers are few.
+// out_i = the sum of the lanes of of(i), for eight i. Each is asked for as late as possible: registers are few.
 template <class real, class Of>
 ALWAYS void store_totals(real* out, Of of) {
   for (int i = 0; i < 8; ++i) out[i] = total<real>(of(i));
@@ -153,7 +153,8 @@ ALWAYS __m256 four_totals(Of of, int i) {
 template <class Of>
 ALWAYS void store_totals(float* out, Of of) {
   const __m256 low = four_totals(of, 0), high = four_totals(of, 4);
-  _mm256_storeu_ps(out, _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31)));
+  const __m256 first = _mm256_permute2f128_ps(low, high, 0x20), second = _mm256_permute2f128_ps(low, high, 0x31);
+  _mm256_storeu_ps(out, _mm256_add_ps(first, second));
 }
 #endif
 

@@ -7,8 +7,10 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#define STAIRWELL_TARGET "avx2,fma,avx512f,avx512dq,avx512vl,avx512bw"
+
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,avx512f,avx512dq,avx512vl,avx512bw"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target(STAIRWELL_TARGET))), apply_to = function)
 #else
 #pragma GCC push_options
 #pragma GCC target("avx2,fma,avx512f,avx512dq,avx512vl,avx512bw")

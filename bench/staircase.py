@@ -1,0 +1,142 @@
+"""What passes cost: training steps of Staircases over those of a Transformer-XL with the same parameters.
+
+Every model sees 256 tokens (Cached: 384) and reads segments of 256. Beside each ratio of times stand the ratio of
+multiplications, counted here, and what the Staircase paper measured on GPUs (arXiv 2106.04279, tables 2 and 3).
+Before anything is timed each fast engine must agree with its reference, values and gradients; nothing is printed
+otherwise. The width is small enough for a CPU.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bench.speed import SYMBOLS, Step
+from stairwell import LanguageModel, LanguageModelConfig
+from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
+from stairwell.cores.transformer_xl import TransformerXLConfig
+
+B, T = 8, 256
+SIZES: dict[str, Any] = {"width": 256, "layers": 4, "heads": 4}
+ROUNDS = 5
+TOLERANCE = 1e-9
+
+
+@dataclass(frozen=True)
+class Contestant:
+    name: str
+    core: Any
+    paper: float | None = None  # time over Transformer-XL
+
+
+CONTESTANTS = (
+    Contestant("transformer-xl", TransformerXLConfig(memory=256, **SIZES), 1.0),
+    Contestant("staircase-2", StaircaseConfig(passes=2, chunk=128, **SIZES), 1.7),
+    Contestant("staircase-4", StaircaseConfig(passes=4, chunk=64, **SIZES), 3.3),
+    Contestant("staircase-8", StaircaseConfig(passes=8, chunk=32, **SIZES), 6.4),
+    Contestant("cached-1", CachedStaircaseConfig(passes=3, chunk=128, compute=1, **SIZES), 1.4),
+)
+
+
+def multiplications(core: Any) -> float:
+    """What one token costs in a layer stack, all passes counted, when a segment of T follows a full memory.
+
+    A token at a pass costs its projections and feed-forward, and three products (keys, positions, values) with each
+    slot that it sees; a slot handed in with the state costs its key and value, once for each pass that it is seen at.
+    """
+    D, F, HK = core.width, core.F, core.heads * core.K
+    token, slot, look = 4 * D * HK + 2 * D * F, 2 * D * HK, 3 * HK
+    if isinstance(core, TransformerXLConfig):
+        return core.layers * (token + slot * core.memory / T + look * core.memory)
+    C, N, E = core.chunk, core.N, core.computed
+    # On a full diagonal a token at pass n sees (N - n) chunks and half of its own; at segments' edges nothing differs.
+    seen = sum((N - n) * C + (C + 1) / 2 for n in range(1, E + 1))
+    projected = sum(n * C for n in range(1, E))  # chunk -d at pass n + d > d, from the state
+    if E < N:
+        projected += (N - 1) * C + (T - C)  # the cache: what is handed in, and what is put there for later chunks
+    return core.layers * (token * E + slot * projected / T + look * seen)
+
+
+def model_for(core: Any, engine: str) -> LanguageModel:
+    torch.manual_seed(0)
+    return LanguageModel(LanguageModelConfig(core=core, inputs=SYMBOLS), engine)
+
+
+def training_step(core: Any, engine: str, rows: int = B) -> Step:
+    model = model_for(core, engine).train()
+    optimizer = torch.optim.Adam(model.parameters())
+    tokens, targets = torch.randint(SYMBOLS, (2, rows, T))
+    state = model.init_state(rows)
+
+    def step() -> None:
+        nonlocal state
+        optimizer.zero_grad()
+        losses, after = model.nll(tokens, targets, state)
+        losses.mean().backward()
+        optimizer.step()
+        state = after.detach()
+
+    return step
+
+
+def results(core: Any, engine: str) -> list[torch.Tensor]:
+    """Losses, final state and every gradient of a second segment, two rows."""
+    model = model_for(core, engine).double().eval()  # in float32 one ReLU on its edge is already a visible difference
+    tokens, targets = torch.randint(SYMBOLS, (2, 2, T))
+    with torch.no_grad():
+        _, state = model.nll(tokens, targets, model.init_state(2))
+    losses, state = model.nll(tokens, targets, state)
+    losses.sum().backward()
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return [losses.detach(), *(tensor.detach() for _, tensor in state.tensors() if tensor.numel()), *gradients]
+
+
+def check_equal(contestant: Contestant) -> None:
+    fast, reference = results(contestant.core, "fast"), results(contestant.core, "reference")
+    for ours, theirs in zip(fast, reference, strict=True):
+        error = float((ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-6))
+        if not error < TOLERANCE:
+            sys.exit(f"the fast engine of {contestant.name} differs from the reference ({error:.2g}); no figures")
+
+
+def measure() -> list[dict[str, Any]]:
+    steps: dict[tuple[str, str], Step] = {}
+    for contestant in CONTESTANTS:
+        check_equal(contestant)
+        for engine in ("fast", "reference"):
+            steps[contestant.name, engine] = training_step(contestant.core, engine)
+    times: dict[tuple[str, str], list[float]] = {key: [] for key in steps}
+    for step in steps.values():
+        for _ in range(2):  # until the memory is full and everything is warm
+            step()
+    for _ in range(ROUNDS):  # in turns, so that a slow moment of the machine hits everyone
+        for key, step in steps.items():
+            began = time.perf_counter()
+            step()
+            times[key].append(time.perf_counter() - began)
+    return [record(contestant, times) for contestant in CONTESTANTS]
+
+
+def record(contestant: Contestant, times: dict[tuple[str, str], list[float]]) -> dict[str, Any]:
+    base = CONTESTANTS[0]
+    fast, reference = times[contestant.name, "fast"], times[contestant.name, "reference"]
+    median = statistics.median(fast)
+    over = median / statistics.median(times[base.name, "fast"])
+    counted = multiplications(contestant.core) / multiplications(base.core)
+    return {
+        "case": "staircase",
+        "what": contestant.name,
+        "parameters": sum(parameter.numel() for parameter in model_for(contestant.core, "reference").parameters()),
+        "tokens_per_second": round(B * T / median),
+        "spread": round((max(fast) - min(fast)) / median, 2),
+        "time_over_transformer_xl": round(over, 2),
+        "operations_over_transformer_xl": round(counted, 2),
+        "time_over_operations": round(over / counted, 2),
+        "paper": contestant.paper,
+        "reference_over_fast": round(statistics.median(reference) / median, 2),
+    }

@@ -1,0 +1,58 @@
+"""The fast engine of Transformer-XL and Universal: the walk of `stairwell.cores.transformer_xl`, attending by bands.
+
+    z_t^l = Attn(x_t^{l-1}, {x_{t-S}^{l-1}, ..., x_{t-1}^{l-1}})       S scores a token, not the S + T of a full matrix
+
+Queries, keys and values of a segment come from one product a layer, those of the memory from another; see `banded`.
+Letters: B rows, T tokens, S memory slots, D width, L layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stairwell.cores.core import Source
+from stairwell.cores.time import ages, counts, slide
+from stairwell.cores.transformer_xl import TransformerXL
+from stairwell.fast.banded import Band, FastLayer, ramp
+from stairwell.layers import KEEP_ALL, Masks
+from stairwell.state import State
+
+
+def walk(
+    core: TransformerXL,
+    x: Tensor,
+    state: Any,
+    start: Tensor | None = None,
+    source: Source | None = None,
+    masks: Masks | None = None,
+) -> tuple[Tensor, State]:
+    """The reference's walk, with scores only where the memory's window lies."""
+    if torch.is_autocast_enabled(x.device.type):
+        return core.walk(x, state, start, source, masks)  # autocast chooses types op by op, so it needs the ops
+    B, T, _ = x.shape
+    config = core.config
+    age = ages(state.count, start, T)
+    # Whether any slot is empty is asked only where the answer costs nothing: a GPU would have to be waited for.
+    youngest = 0 if x.is_cuda else int(age.min())
+    sources = core.source_slots(source)
+    layers = {id(layer): FastLayer(layer, given, B * T) for layer, given in zip(core.layers, sources, strict=True)}
+    inputs: list[Tensor] = []
+    for l, layer in enumerate(core.stack()):
+        inputs.append(x)
+        kept = masks.at(l, 0, T) if masks is not None else KEEP_ALL
+        if kept.dropped:
+            continue
+        farthest = core.reach(layer, config.memory)
+        some_empty = youngest < farthest
+        band = Band(config.heads, config.first, farthest, age if some_empty else None, kept.attention)
+        memory = state.memory[:, state.memory.shape[1] - farthest :, l]
+        fast = layers[id(layer)]
+        fading = ramp(layer, config.first, core.position.vectors.shape[0])
+        x = fast(x, [fast.keys_values(memory)], core.position.vectors, fading, band, kept)
+    count, room = counts(state.count, state.room, start, age, core.slack(state))
+    staying = max(T - state.memory.shape[1], 0)  # tokens before this one leave the memory within the call
+    memory = slide(state.memory, torch.stack([layer_input[:, staying:] for layer_input in inputs], 2), count, start)
+    return x, type(state)(count, room, memory)

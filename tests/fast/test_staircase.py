@@ -1,0 +1,158 @@
+"""The wavefront gives the reference's values and gradients for every Staircase, whatever the options and the phase."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from stairwell.cores import build
+from stairwell.cores.staircase import (
+    CachedStaircaseConfig,
+    GlobalCachedStaircaseConfig,
+    Staircase,
+    StaircaseConfig,
+)
+from stairwell.fast import banded, find, staircase
+from stairwell.fast.staircase import Wavefront, walk
+from tests import laws
+from tests.cores.test_laws import cases as any_cases
+from tests.cores.test_laws import configs
+
+EXAMPLES = settings(max_examples=12, deadline=None, derandomize=True)
+FEW = settings(max_examples=4, deadline=None, derandomize=True)
+NAMES = ["staircase", "cached-staircase", "global-cached-staircase", "multi-vector-rnn", "memory-network"]
+BLOCKS = st.sampled_from([1, 3, 32])  # shorter and longer than a diagonal, and such that do not divide it
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh memory holds NaN in every test here: whoever reads what nobody wrote is found out."""
+    monkeypatch.setattr(banded, "fresh", lambda like, *shape: like.new_full(shape, torch.nan))
+
+
+@pytest.fixture
+def never_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> None:
+        raise AssertionError("the rows climb together here, so the wavefront must run")
+
+    monkeypatch.setattr(staircase, "say_why_not", refuse)
+
+
+@st.composite
+def cases(draw: Any, name: str, slack: int = 0) -> laws.Case:
+    """All rows at the same place of their chunks, the first one perhaps some chunks ahead; all may start at once."""
+    B, T = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 5, 8, 11]))
+    config = draw(configs(name))
+    case = laws.make_case(config, B, T, seed=draw(st.integers(0, 2**20)), starts=0.0, warm=0, slack=slack)
+    for place in draw(st.lists(st.integers(0, 10), max_size=1)):
+        case.start[:, place % T] = True
+    with torch.no_grad():
+        for tokens in (draw(st.integers(0, 2)) * config.chunk, draw(st.sampled_from([0, 1, 4, 9]))):
+            case.state = case.state.reset(range(1, B))
+            if tokens:
+                case.state = case.run(torch.randn(B, tokens, config.width, dtype=torch.float64), case.state, None)[1]
+    return case
+
+
+@pytest.mark.usefixtures("never_the_reference")
+@pytest.mark.parametrize("name", NAMES)
+def test_every_option_gives_the_reference_values_and_gradients(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name, slack=1), block=BLOCKS)
+    def law(case: laws.Case, block: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(banded, "BLOCK", block)
+            patch.setattr(banded, "FUSED", 9)
+            laws.same_as_reference(case, walk)
+
+    law()
+
+
+@pytest.mark.usefixtures("never_the_reference")
+@pytest.mark.parametrize("name", NAMES)
+def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(name: str) -> None:
+    @EXAMPLES
+    @given(case=cases(name), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 3))
+    def law(case: laws.Case, rates: tuple[float, float, float]) -> None:
+        laws.same_as_reference(case, walk, laws.draw_masks(case, *rates))
+
+    law()
+
+
+@pytest.mark.usefixtures("never_the_reference")
+@pytest.mark.parametrize("before", [0, 5, 8])
+@pytest.mark.parametrize(("passes", "compute"), [(1, 0), (3, 0), (3, 1), (3, 2), (3, 3)])
+def test_longer_calls_at_any_phase_give_the_reference_values_and_gradients(
+    passes: int, compute: int, before: int
+) -> None:
+    config = CachedStaircaseConfig(width=4, heads=2, layers=2, inner=5, chunk=4, passes=passes, compute=compute)
+    case = laws.make_case(config, B=2, T=18, starts=0.0, warm=0)
+    if before:
+        case.state = case.run(torch.randn(2, before, 4, dtype=torch.float64), case.state, None)[1].detach()
+    laws.same_as_reference(case, walk)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_laws_hold_with_the_engine(name: str) -> None:
+    """Starts here and there too: where they set rows apart, the engine hands over to the reference."""
+
+    @FEW
+    @given(case=any_cases(name, slack=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
+    def check(case: laws.Case, cuts: list[int], place: int) -> None:
+        case.core.engine = walk
+        B, T, _ = case.x.shape
+        laws.split(case, [cut for cut in cuts if cut < T])
+        laws.causal(case, place % T)
+        laws.rows(case, list(range(B))[::-1])
+        laws.start(case)
+        laws.pure(case)
+        laws.detach(case)
+        laws.decode(case)
+        laws.window(case)
+        laws.crop(case, [place % 4] * B)
+
+    check()
+
+
+def test_rows_out_of_step_are_left_to_the_reference_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    case = laws.make_case(StaircaseConfig(width=4, heads=2, layers=2, chunk=3, passes=2), B=2, T=7, starts=0.0, warm=0)
+    case.start[0, 2] = True
+    staircase.say_why_not.cache_clear()
+    for _ in range(2):
+        laws.same_as_reference(case, walk)
+    assert ["different places" in record.message for record in caplog.records] == [True]
+
+
+@pytest.mark.parametrize(("passes", "chunk", "T"), [(4, 4, 16), (2, 3, 11), (1, 4, 9)])
+def test_a_call_takes_a_step_for_each_chunk_and_for_each_pass_but_one(
+    passes: int, chunk: int, T: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    one = Wavefront.diagonal
+
+    def counted(self: Wavefront, s: int, h: torch.Tensor) -> torch.Tensor:
+        steps.append(h.shape[1])
+        return one(self, s, h)
+
+    monkeypatch.setattr(Wavefront, "diagonal", counted)
+    core: Any = build(StaircaseConfig(width=4, heads=1, layers=1, chunk=chunk, passes=passes))
+    walk(core, torch.randn(1, T, 4), core.init_state(1))
+    assert len(steps) == -(-T // chunk) + passes - 1
+    assert sum(steps) == T * passes
+
+
+def test_a_global_cache_that_is_full_says_so() -> None:
+    core: Any = build(GlobalCachedStaircaseConfig(width=4, heads=1, layers=1, chunk=2, max_tokens=5))
+    assert isinstance(core, Staircase)
+    with pytest.raises(ValueError, match="max_tokens=5"):
+        walk(core, torch.randn(1, 6, 4), core.init_state(1))
+
+
+@pytest.mark.parametrize("kind", [StaircaseConfig, CachedStaircaseConfig, GlobalCachedStaircaseConfig])
+def test_find_says_what_runs(kind: Any) -> None:
+    engine, why = find(build(kind(width=4, heads=1)))
+    assert engine is walk and "Staircase" in why
