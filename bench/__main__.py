@@ -1,4 +1,4 @@
-"""python -m bench data|speed|staircase: measure, print, and add to bench/results/ with commit, versions and machine."""
+"""python -m bench data|decode|speed|staircase: measure, print, and add to bench/results/ with commit, versions and machine."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 import sys
 from pathlib import Path
 
-from bench import data, speed, staircase
+from bench import data, decode, speed, staircase
 from stairwell.provenance import provenance
 
-CASES = {"data": data.measure, "speed": speed.measure, "staircase": staircase.measure}
+CASES = {"data": data.measure, "decode": decode.measure, "speed": speed.measure, "staircase": staircase.measure}
 RESULTS = Path(__file__).parent / "results"
 
 

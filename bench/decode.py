@@ -68,7 +68,7 @@ def make_model(case: Case, kind: str) -> LanguageModel:
 def full(model: LanguageModel, B: int, span: int) -> State:
     """A state whose memory is full, without reading that many tokens: the cost does not depend on what is in it."""
     state = model.init_state(B)
-    tensors = {name: tensor for name, tensor in state.tensors()}
+    tensors = dict(state.tensors())
     tensors["count"] = torch.full_like(tensors["count"], span)
     tensors["memory"] = torch.randn_like(tensors["memory"])
     return type(state).from_tensors(tensors)
@@ -93,8 +93,9 @@ def gpt2_step(case: Case, B: int) -> tuple[Step, int]:
     from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
-    sizes = {"n_embd": case.width, "n_layer": case.layers, "n_head": case.heads}
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=SYMBOLS, n_positions=case.span + 64, **sizes)).eval()
+    sizes: dict[str, Any] = {"n_embd": case.width, "n_layer": case.layers, "n_head": case.heads}
+    sizes |= {"n_positions": case.span + 64, "bos_token_id": None, "eos_token_id": None}
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=SYMBOLS, **sizes)).eval()
     K = case.width // case.heads
     past = torch.randn(2, case.layers, B, case.heads, case.span, K)
     cache: Any = None
@@ -164,13 +165,15 @@ def measure_case(case: Case) -> list[dict[str, Any]]:
             "span": case.span,
             "state_megabytes": round(state_bytes / 2**20, 1),
             "tokens_per_second": round(rates[contestant], 1),
-            "spread": round(
-                (max(times[contestant]) - min(times[contestant])) / statistics.median(times[contestant]), 2
-            ),
+            "spread": spread(times[contestant]),
             "feedback_over_this": round(rates[case.contestants[0]] / rates[contestant], 2),
         }
         for contestant, (_, state_bytes) in steps.items()
     ]
+
+
+def spread(times: list[float]) -> float:
+    return round((max(times) - min(times)) / statistics.median(times), 2)
 
 
 def measure_flat(tokens: int = LONG) -> list[dict[str, Any]]:

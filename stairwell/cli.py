@@ -223,7 +223,7 @@ def eval_command(
 def reproduce(
     name: Annotated[str, typer.Argument(help="what to reproduce; `demo` is there so far")],
     out: Annotated[Path | None, typer.Option(help="where runs and report go; runs/NAME if not given")] = None,
-    updates: Annotated[int, typer.Option(help="updates of each model at most", min=1)] = 8000,
+    updates: Annotated[int, typer.Option(help="updates of each model", min=1)] = 4000,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")] = "auto",
     engine: Annotated[str, typer.Option(help="auto, fast or reference")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
@@ -266,6 +266,29 @@ def print_table(table: Any) -> None:
     for row in table.rows:
         shown.add_row(*(str(cell) for cell in row))
     Console().print(shown)
+
+
+@app.command()
+def generate(
+    run: Annotated[Path, typer.Argument(help="the run folder of a language model")],
+    prompt: Annotated[str, typer.Option(help="the text to go on from")] = "\n",
+    tokens: Annotated[int, typer.Option(help="how many tokens to write", min=1)] = 500,
+    temperature: Annotated[
+        float, typer.Option(help="below 1 bolder words get rarer; 0 always takes the likeliest", min=0)
+    ] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="choose among so many likeliest tokens only")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="choose among the likeliest tokens that together have this chance")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed writes the same text")] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")] = "auto",
+) -> None:
+    """Let a trained language model write, token by token as it comes."""
+    from stairwell.generate import generate_text
+
+    for piece in generate_text(run, prompt, tokens, temperature, top_k, top_p, seed, device):
+        print(piece, end="", flush=True)
+    print()
 
 
 @app.command()

@@ -83,7 +83,7 @@ def spell(ids: Iterable[int], vocabulary: text.Vocabulary, before: int) -> Itera
 def bytes_of(vocabulary: text.Bytes | text.BPE, i: int) -> bytes:
     if isinstance(vocabulary, text.Bytes):
         return bytes([i])
-    return bytes(BYTE_OF[letter] for letter in vocabulary.tokenizer.id_to_token(i))
+    return bytes(BYTE_OF[letter] for letter in vocabulary.tokenizer.id_to_token(i) or "")
 
 
 def byte_level_alphabet() -> dict[str, int]:

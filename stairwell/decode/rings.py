@@ -1,0 +1,200 @@
+"""Ring buffers for decoding: where keys and values of the past stay put while the present moves round them.
+
+A ring has R slots a row. All rows write the same slot at a step, the one at the hand h, so a slot lies at the same
+distance in every row and a row's own age only decides how much of the ring it sees:
+
+    distance of slot j = first + (h - first - j) mod R,     R = S + 1 - first
+
+where first is 0 if a token sees itself, else 1.
+
+Nothing is rolled when the hand moves: the position vectors lie twice in a row in a table, in ring order, and the
+slots' vectors are the view of R of them that begins at R - h. Letters: B rows, H heads, K head width, R slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stairwell.layers import AdaptiveSpan, RelativePosition
+
+
+class Rows:
+    """A tensor (capacity, ...) of which the first rows are in use; rows come, go and change places."""
+
+    def __init__(self, like: Tensor, capacity: int, *shape: int) -> None:
+        self.all = like.new_zeros(capacity, *shape)
+
+    def grow(self, capacity: int) -> None:
+        grown = self.all.new_zeros(capacity, *self.all.shape[1:])
+        grown[: self.all.shape[0]] = self.all
+        self.all = grown
+
+    def move(self, places: Tensor, parents: Tensor) -> None:
+        """Row places[i] becomes what row parents[i] was."""
+        self.all.index_copy_(0, places, self.all.index_select(0, parents))
+
+    def clear(self, rows: Tensor) -> None:
+        self.all.index_fill_(0, rows, 0)
+
+
+class RawRing(Rows):
+    """The raw memory (capacity, slots, ...), which makes the state again. It may have no slots at all."""
+
+    def __init__(self, like: Tensor, capacity: int, *shape: int) -> None:
+        super().__init__(like, capacity, *shape)
+        self.hand = 0  # the oldest slot, the next to be written
+
+    def slot(self, batch: int) -> Tensor:
+        """The slot to be written, (B, ...); nothing where nothing is kept."""
+        return self.all[:batch, self.hand : self.hand + 1]
+
+    def turn(self) -> None:
+        self.hand = (self.hand + 1) % max(1, self.all.shape[1])
+
+    def load(self, first: int, memory: Tensor) -> None:
+        """memory (b, slots, ...), oldest first"""
+        self.all[first : first + memory.shape[0]] = memory.roll(self.hand, 1)
+
+    def memory(self, batch: int) -> Tensor:
+        return self.all[:batch].roll(-self.hand, 1)
+
+
+class KeyRing:
+    """Keys and values as one layer (or all layers) reads them. Slots that a row has not filled hold zero values, so a
+    row that sees nothing reads nothing, whatever its weights are.
+
+    A head's slots lie side by side, (B, H, K, R): products with one query run along them, which on a CPU is up to twice
+    as fast as across; a write, once a token, is scattered for it."""
+
+    def __init__(self, like: Tensor, capacity: int, H: int, R: int, K: int) -> None:
+        self.keys, self.values = Rows(like, capacity, H, K, R), Rows(like, capacity, H, K, R)
+
+    def fit(self, B: int) -> None:
+        """Make the views that a step of B rows needs."""
+        self.key_slots, self.value_slots = self.keys.all[:B], self.values.all[:B]
+        self.flat_keys = self.key_slots.flatten(0, 1)  # (B * H, K, R)
+        self.flat_values = self.value_slots.flatten(0, 1).transpose(1, 2)  # (B * H, R, K)
+
+    def write(self, slot: int, keys: Tensor, values: Tensor) -> None:
+        """keys, values (B, H * K)"""
+        shape = self.key_slots.shape[:-1]
+        self.key_slots.select(3, slot).copy_(keys.view(shape))
+        self.value_slots.select(3, slot).copy_(values.view(shape))
+
+    def load(self, first: int, keys: Tensor, values: Tensor, begin: int) -> None:
+        """Rows from `first` on get keys, values (b, H, S, K), oldest first; the oldest goes to slot `begin`."""
+        b, _, S, _ = keys.shape
+        R = self.keys.all.shape[3]
+        slots = torch.arange(begin, begin + S, device=keys.device) % R
+        for rows, given in ((self.keys, keys), (self.values, values)):
+            rows.all[first : first + b].index_copy_(3, slots, given.transpose(2, 3))
+
+
+class Dial:
+    """Which distance each slot has, for any place of the hand."""
+
+    def __init__(self, position: RelativePosition, S: int) -> None:
+        self.first = position.first
+        self.R = S + 1 - self.first
+        self.hand = 0
+        index = (-torch.arange(2 * self.R, device=position.vectors.device) - self.first) % self.R
+        self.vectors = position.vectors.detach()[index]  # (2R, K), in ring order, twice
+        self.distance = index + self.first  # (2R,)
+
+    def turn(self) -> None:
+        self.hand = (self.hand + 1) % self.R
+
+    @property
+    def oldest(self) -> int:
+        """The slot of the farthest distance."""
+        return (self.hand + 1 - self.first) % self.R
+
+    def window(self) -> slice:
+        """Where the slots 0..R-1 lie in the tables."""
+        return slice(self.R - self.hand, 2 * self.R - self.hand)
+
+    def pieces(self, reach: int) -> list[slice]:
+        """The slots of the nearest `reach` distances, oldest first: one or two ranges."""
+        if reach >= self.R:
+            return [slice(0, self.R)]
+        last = (self.hand - self.first) % self.R + 1
+        if last >= reach:
+            return [slice(last - reach, last)]
+        return [slice(self.R + last - reach, self.R), slice(0, last)]
+
+
+def log_ramp(span: AdaptiveSpan, distance: Tensor) -> Tensor:
+    """The logarithm of a layer's span at distances (n,): (H, n), to be added to the scores."""
+    ramp = span(distance[None]).detach()[:, 0]
+    return ramp.log().clamp_(min=lowest(ramp.dtype) / 4)
+
+
+def lowest(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).min
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What all layers have in common at one step, in slot order."""
+
+    dial: Dial
+    window: slice
+    vectors: Tensor  # (K, R)
+    hidden: Tensor | None  # (B, 1, R) bool: slots that a row has not filled; none if every row is full
+
+    @staticmethod
+    def at(dial: Dial, count: Tensor, youngest: int) -> Sight:
+        window = dial.window()
+        hidden = None
+        if youngest < dial.R - 1 + dial.first:
+            hidden = (dial.distance[window] > count[:, None])[:, None]
+        return Sight(dial, window, dial.vectors[window].T, hidden)
+
+
+class Reader:
+    """Attention of one token a row to a ring, in buffers that are made once for a number of rows."""
+
+    def __init__(self, like: Tensor, B: int, H: int, R: int, K: int) -> None:
+        self.B, self.H, self.K = B, H, K
+        self.scores, self.weights = like.new_empty(2, B * H, 1, R)
+        self.read = like.new_empty(B * H, 1, K)
+
+    def __call__(self, q: Tensor, ring: KeyRing, sight: Sight, ramp: Tensor | None, reach: int) -> Tensor:
+        """q (B, H * K), already divided by sqrt(K) -> (B, H * K)"""
+        q = q.reshape(self.B * self.H, 1, self.K)
+        if reach < sight.dial.R:
+            return self.near(q, ring, sight, ramp, sight.dial.pieces(reach))
+        torch.mm(q[:, 0], sight.vectors, out=self.scores[:, 0])
+        self.scores.baddbmm_(q, ring.flat_keys)
+        self.veil(self.scores, sight, ramp, slice(0, sight.dial.R))
+        torch.softmax(self.scores, -1, out=self.weights)
+        torch.bmm(self.weights, ring.flat_values, out=self.read)
+        return self.read.view(self.B, self.H * self.K)
+
+    def near(self, q: Tensor, ring: KeyRing, sight: Sight, ramp: Tensor | None, pieces: list[slice]) -> Tensor:
+        """The same for a layer whose learned span is shorter than the ring."""
+        scores = []
+        for piece in pieces:
+            scores.append(torch.baddbmm(q @ sight.vectors[:, piece], q, ring.flat_keys[:, :, piece]))
+            self.veil(scores[-1], sight, ramp, piece)
+        return read_parts(scores, [ring.flat_values[:, piece] for piece in pieces]).view(self.B, self.H * self.K)
+
+    def veil(self, scores: Tensor, sight: Sight, ramp: Tensor | None, piece: slice) -> None:
+        """Let spans fade and hide what a row has not filled. scores (B * H, 1, slots of the piece)"""
+        by_head = scores.view(self.B, self.H, scores.shape[-1])
+        if ramp is not None:
+            by_head += ramp[:, sight.window][:, piece]
+        if sight.hidden is not None:
+            by_head.masked_fill_(sight.hidden[..., piece], lowest(scores.dtype))
+
+
+def read_parts(scores: list[Tensor], values: list[Tensor]) -> Tensor:
+    """Attention whose slots lie in several places. scores (B * H, 1, j), values (B * H, j, K) -> (B * H, 1, K)"""
+    weights = torch.softmax(torch.cat(scores, -1), -1).split([part.shape[-1] for part in scores], -1)
+    read = torch.bmm(weights[0], values[0])
+    for weight, part in zip(weights[1:], values[1:]):
+        read.baddbmm_(weight, part)
+    return read

@@ -1,0 +1,184 @@
+"""A decoding session: streams that are read token by token, with everything about their past projected once.
+
+    session = Session(model, model.init_state(batch))        or any state that the model has returned
+    logits = session.read(prompt)                            (B, T) -> (B, V), in one call of the model
+    logits = session.step(tokens)                            (B,) -> (B, V)
+    state = session.state()                                  what model.forward would have returned by now
+
+A state is a value and never changes; a session is the opposite: it lives in buffers that are made once and written in
+place, and a token costs the same however many came before. Rows may be taken several times or leave (`select`), come
+(`join`) and begin anew (`reset`). It belongs to the weights that it was made from and refuses to go on with others.
+
+All transformer cores keep keys and values in ring buffers, but for Global Cached Staircase, whose memory grows with the
+stream: its session, like that of an LSTM, which has nothing to project, calls the model with one token at a time.
+Letters: B rows, T tokens, V output symbols.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from stairwell.cores.core import Core
+from stairwell.cores.feedback import Feedback
+from stairwell.cores.staircase import Staircase
+from stairwell.cores.transformer_xl import TransformerXL
+from stairwell.decode.staircase import StaircaseSteps
+from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
+from stairwell.models import LanguageModel
+from stairwell.state import Rows, State
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def outside_autograd(method: Method) -> Method:
+    """No graph; and no tensors of inference mode either: buffers outlive the call, and only that mode could change
+    them."""
+    return torch.inference_mode(False)(torch.no_grad()(method))
+
+
+def steps_for(core: Core, capacity: int, slack: int) -> Steps:
+    if isinstance(core, Feedback):
+        return FeedbackSteps(core, capacity, slack)
+    if isinstance(core, TransformerXL):
+        return TransformerXLSteps(core, capacity, slack)
+    if type(core) is Staircase:
+        return StaircaseSteps(core, capacity, slack)
+    return CarriedSteps(core)
+
+
+class Bond:
+    """Remembers a module's parameters, so that a change is found at the price of a few looks."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.places = [
+            (holder._parameters, name, parameter)
+            for holder in module.modules()
+            for name, parameter in holder._parameters.items()
+            if parameter is not None
+        ]
+        self.weights = [parameter for _, _, parameter in self.places]
+        self.seen = self.look()
+
+    def look(self) -> list[tuple[int, int]]:
+        # A tensor made in inference mode counts no versions.
+        return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.weights]
+
+    def broken(self) -> bool:
+        return self.look() != self.seen or any(holder[name] is not weight for holder, name, weight in self.places)
+
+
+class Session:
+    """`capacity` rows are made room for from the beginning; more may come, at the price of one larger copy."""
+
+    count: Tensor  # (B,) int64: tokens that each row has read since its start
+    room: Tensor  # (B,) int64: as in the state
+    youngest: int  # the least count
+
+    @outside_autograd
+    def __init__(self, model: LanguageModel, state: State, capacity: int | None = None) -> None:
+        core = model.core
+        core.check_state(state, state.batch)
+        if getattr(core.config, "cross", False):
+            raise ValueError("this core was built with cross=True and needs a source, which a session cannot give it")
+        if capacity is not None and capacity < state.batch:
+            raise ValueError(f"a capacity of {capacity} rows is too small for a state of {state.batch}")
+        self.model = model
+        self.slack = core.slack(state)
+        self.bond = Bond(model)
+        self.steps: Steps = steps_for(core, capacity or state.batch, self.slack)
+        self._load(0, state)
+
+    @property
+    def batch(self) -> int:
+        return self.count.shape[0]
+
+    @outside_autograd
+    def step(self, tokens: Tensor) -> Tensor:
+        """Read one token a row; the logits for what follows. (B,) int64 -> (B, V)"""
+        model = self.model
+        if tokens.shape != (self.batch,):
+            raise ValueError(f"a step takes one token for each of {self.batch} rows, not {tuple(tokens.shape)}")
+        self._check()
+        model.check_symbols(tokens[:, None], "token", model.config.inputs)
+        y = self.steps.step(model.embedding(tokens), self.count, self.youngest)
+        self.count += 1
+        self.room.add_(1).clamp_(max=self.slack)
+        self.youngest += 1
+        return model.head(model.norm(y))
+
+    @outside_autograd
+    def read(self, tokens: Tensor) -> Tensor:
+        """Read many tokens a row in one call of the model; the logits for what follows. (B, T) -> (B, V)"""
+        self._check()
+        x, state = self.model.hidden(tokens, self.state())
+        self._load(0, state)
+        return self.model.head(x[:, -1])
+
+    @outside_autograd
+    def state(self) -> State:
+        """The state after everything read so far: a value, which later steps do not touch."""
+        return self.steps.state(self.count.clone(), self.room.clone())
+
+    @outside_autograd
+    def select(self, rows: Rows) -> None:
+        """Go on with the given rows in the given order. A row may be taken several times (a beam's parents) or left."""
+        index = self._places(rows)
+        self.steps.select(index)
+        self.count, self.room = self.count[index], self.room[index]
+        self._find_youngest()
+
+    @outside_autograd
+    def join(self, other: State | Session) -> None:
+        """The rows of another stream (or of several) come in after the rows that are here."""
+        state = other.state() if isinstance(other, Session) else other
+        core = self.model.core
+        self._check_model()
+        core.check_state(state, state.batch)
+        if core.slack(state) != self.slack:
+            raise ValueError(f"a state with slack {core.slack(state)} cannot join a session with slack {self.slack}")
+        self._load(self.batch, state)
+
+    @outside_autograd
+    def reset(self, rows: Rows) -> None:
+        """The given rows begin anew, as if they had never read a token."""
+        index = self._places(rows)
+        self.steps.clear(index)
+        self.count[index] = 0
+        self.room[index] = 0
+        self._find_youngest()
+
+    def _places(self, rows: Rows) -> Tensor:
+        """Rows as numbers, read (and refused) as a state would."""
+        numbers = torch.arange(self.batch, device=self.count.device)
+        return State(numbers, self.room).select(rows).count
+
+    def _load(self, first: int, state: State) -> None:
+        self.steps.load(first, state)
+        if first:
+            self.count = torch.cat([self.count, state.count])
+            self.room = torch.cat([self.room, state.room])
+        else:
+            self.count, self.room = state.count.clone(), state.room.clone()
+        self._find_youngest()
+
+    def _find_youngest(self) -> None:
+        """Known here, so that no step has to ask the device whether every row has filled its memory."""
+        self.youngest = int(self.count.min()) if self.batch else 0
+
+    def _check(self) -> None:
+        if not self.batch:
+            raise ValueError("every row has left the session; join some first")
+        self._check_model()
+
+    def _check_model(self) -> None:
+        if self.model.training:
+            raise RuntimeError("decoding with dropout is not meant: call model.eval() first")
+        if self.bond.broken():
+            raise RuntimeError(
+                "the model's weights have changed since this session projected the past with them; "
+                "make a new one: Session(model, session.state())"
+            )
