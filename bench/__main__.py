@@ -1,4 +1,4 @@
-"""python -m bench data|decode|speed|staircase: measure, print, and add to bench/results/ with commit, versions and machine."""
+"""python -m bench CASE: measure, print, and add to bench/results/ with commit, versions and machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from pathlib import Path
 from bench import data, decode, speed, staircase
 from stairwell.provenance import provenance
 
-CASES = {"data": data.measure, "decode": decode.measure, "speed": speed.measure, "staircase": staircase.measure}
+CASES = {
+    "cores": speed.measure_cores,
+    "data": data.measure,
+    "decode": decode.measure,
+    "speed": speed.measure,
+    "staircase": staircase.measure,
+}
 RESULTS = Path(__file__).parent / "results"
 
 

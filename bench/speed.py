@@ -17,7 +17,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMConfig, TransformerXLConfig
+from stairwell import CORES, FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMConfig, TransformerXLConfig
+from stairwell.experiments import preset
 
 SYMBOLS = 256
 ROUNDS = 5
@@ -171,15 +172,7 @@ def measure_case(case: Case) -> list[dict[str, Any]]:
             steps[name] = CONTESTANTS[name](case)
         except ImportError as missing:
             print(f"{name} left out: {missing}", file=sys.stderr)
-    times: dict[str, list[float]] = {name: [] for name in steps}
-    for step in steps.values():
-        for _ in range(3):  # until the memory is full and everything is warm
-            step()
-    for _ in range(ROUNDS):  # in turns, so that a slow moment of the machine hits everyone
-        for name, step in steps.items():
-            began = time.perf_counter()
-            step()
-            times[name].append(time.perf_counter() - began)
+    times = take_turns(steps)
     tokens = case.B * case.segment
     medians = {name: tokens / statistics.median(taken) for name, taken in times.items()}
     return [
@@ -187,11 +180,49 @@ def measure_case(case: Case) -> list[dict[str, Any]]:
             "case": case.name,
             "what": name,
             "tokens_per_second": round(medians[name]),
-            "spread": round((max(times[name]) - min(times[name])) / statistics.median(times[name]), 2),
+            "spread": spread(times[name]),
             "feedback_over_this": round(medians["feedback"] / medians[name], 2),
         }
         for name in steps
     ]
+
+
+def measure_cores() -> list[dict[str, Any]]:
+    """Every core of the registry as its language-modelling preset has it, taking turns."""
+    case = Case("cores", B=32)
+    contestants = {name: preset(f"lm/{name}").core for name in CORES}
+    steps = {name: stairwell_step(case, core, "auto") for name, core in contestants.items()}
+    times = take_turns(steps)
+    tokens = case.B * case.segment
+    rates = {name: tokens / statistics.median(taken) for name, taken in times.items()}
+    return [
+        {
+            "case": case.name,
+            "what": name,
+            "tokens_per_second": round(rate),
+            "spread": spread(times[name]),
+            "over_feedback": round(rate / rates["feedback"], 2),
+        }
+        for name, rate in rates.items()
+    ]
+
+
+def take_turns(steps: dict[str, Step]) -> dict[str, list[float]]:
+    """Seconds of each step, ROUNDS times, in turns, so that a slow moment of the machine hits everyone."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        for _ in range(3):  # until the memory is full and everything is warm
+            step()
+    for _ in range(ROUNDS):
+        for name, step in steps.items():
+            began = time.perf_counter()
+            step()
+            times[name].append(time.perf_counter() - began)
+    return times
+
+
+def spread(times: list[float]) -> float:
+    return round((max(times) - min(times)) / statistics.median(times), 2)
 
 
 def measure() -> list[dict[str, Any]]:
