@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from bench import data, decode, speed, staircase
+from bench import data, decode, speed, staircase, table
 from stairwell.provenance import provenance
 
 CASES = {
@@ -20,9 +20,12 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1] not in CASES:
-        sys.exit(f"usage: python -m bench {'|'.join(CASES)}")
+    if len(sys.argv) != 2 or sys.argv[1] not in (*CASES, "table"):
+        sys.exit(f"usage: python -m bench {'|'.join(CASES)}|table")
     case = sys.argv[1]
+    if case == "table":
+        table.write()
+        return
     about = provenance(f"python -m bench {case}")
     records = CASES[case]()
     RESULTS.mkdir(exist_ok=True)
