@@ -52,7 +52,7 @@ def dotted_options() -> list[tuple[str, str, str]]:
     from stairwell.experiments.experiment import DERIVED
     from stairwell.models import LanguageModelConfig
     from stairwell.tasks import TASKS, task_type
-    from stairwell.train import TrainConfig
+    from stairwell.train_config import TrainConfig
 
     kinds: dict[str, dict[str, type]] = {
         "core": {name: kind for name, (kind, _) in CORES.items()},

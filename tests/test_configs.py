@@ -16,7 +16,8 @@ from stairwell.experiments import Experiment, preset
 from stairwell.models import LanguageModelConfig
 from stairwell.runs import Run
 from stairwell.tasks import TASKS, task_type
-from stairwell.train import TrainConfig, Trainer
+from stairwell.train import Trainer
+from stairwell.train_config import TrainConfig
 
 KINDS = {
     **{f"core {name}": kind for name, (kind, _) in CORES.items()},

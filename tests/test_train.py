@@ -14,7 +14,8 @@ import torch
 from stairwell.experiments import Experiment, preset
 from stairwell.experiments.running import Plan, sum_up, with_tensorboard
 from stairwell.runs import Run
-from stairwell.train import TrainConfig, Trainer, evaluate
+from stairwell.train import Trainer, evaluate
+from stairwell.train_config import TrainConfig
 from tests.commands import TINY, assert_same_weights, measured, stairwell
 
 TRAIN = {

@@ -14,7 +14,7 @@ from stairwell.cores import config_type
 from stairwell.curriculum import Curriculum
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.tasks import Task, make_task, task_type
-from stairwell.train import TrainConfig
+from stairwell.train_config import TrainConfig
 
 SECTIONS = ("core", "model", "task", "train")
 DERIVED = ("core", "inputs", "outputs")  # fields of the model's config that follow from the other sections
