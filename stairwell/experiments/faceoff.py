@@ -17,6 +17,7 @@ from stairwell.experiments.running import Plan, Show, evaluate_run, train
 from stairwell.files import write_text
 from stairwell.provenance import provenance
 from stairwell.runs import Run
+from stairwell.train import Interrupted
 
 LENGTH = 50
 NAMES = {"feedback": "Feedback", "transformer-xl": "Transformer-XL"}
@@ -45,11 +46,11 @@ def face_off(out: Path, updates: int, device: str, engine: str, show: Show) -> d
         run = Run(out / core)
         finished = run.path / "result.json"
         if not finished.exists():
-            experiment = contender(core, updates)
-            resume = bool(run.exists and run.checkpoints())
-            if not resume and run.exists:
-                raise ValueError(f"{run.path} was stopped before its first checkpoint; delete {out} and start again")
-            result = train(Plan(experiment, run, resume), device, engine, show)
+            try:
+                result = train(Plan(contender(core, updates), run, resume=run.exists), device, engine, show)
+            except Interrupted as stopped:
+                saved = str(stopped).partition(";")[0]
+                raise Interrupted(f"{NAMES[core]} {saved}; the same command again goes on from there") from None
             assert result is not None
             result["test"] = evaluate_run(run.path, "test", None, 50, 101, device, engine, None)
             result["provenance"] = provenance()
