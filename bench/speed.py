@@ -46,6 +46,8 @@ CASES = {
     for case in (
         Case("b16", B=16),
         Case("b64", B=64),
+        Case("b256", B=256, contestants=("feedback", "transformer-xl", "x-transformers")),
+        Case("b16-dropout", B=16, dropout=0.2, contestants=("feedback", "transformer-xl", "x-transformers")),
         Case("b64-dropout", B=64, dropout=0.2, contestants=("feedback", "transformer-xl", "x-transformers")),
         Case(
             "small", B=128, layers=2, width=64, heads=1, memory=16, segment=32,
