@@ -125,7 +125,7 @@ def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: Wor
         "tokens": trainer.tokens,
         "seconds": round(trainer.seconds, 1),
     }
-    result |= {"weights": weights, "best_update": trainer.best_step}
+    result |= {"data": trainer.task.describe(), "weights": weights, "best_update": trainer.best_step}
     return result | {f"valid_{name}": value for name, value in scores.items()}
 
 
@@ -238,6 +238,7 @@ def evaluate_run(
     _, note = Run(path).load_model()
     return {
         "run": str(path),
+        "data": task.describe(),
         "split": split,
         "update": note["step"],
         **evaluate(model, task, split, rows, segment, watch),
