@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.speed import ROUNDS
+
 HERE = Path(__file__).parent
 BEGIN, END = "<!-- speed: made by `python -m bench table` -->", "<!-- end of speed -->"
 CASES = {
@@ -39,7 +41,11 @@ def table(records: list[dict[str, Any]]) -> str:
     about = records[0]
     machine = f"{about['cpu']}, {about['threads']} threads"
     lines += ["", f"`{about['command']}` at {about['commit']}, torch {about['torch']}, {machine}, all in one process"]
-    lines += ["taking turns; more than 1 means that Feedback is faster."]
+    worst = max(record["spread"] for record in records)
+    lines += [
+        f"taking turns, one run; more than 1 means that Feedback is faster. Slowest minus fastest of the {ROUNDS} rounds"
+    ]
+    lines += [f"is up to {worst:.2f} of the median: ratios within about a fifth of 1 are a tie."]
     return "\n".join(lines)
 
 
