@@ -42,10 +42,8 @@ def table(records: list[dict[str, Any]]) -> str:
     machine = f"{about['cpu']}, {about['threads']} threads"
     lines += ["", f"`{about['command']}` at {about['commit']}, torch {about['torch']}, {machine}, all in one process"]
     worst = max(record["spread"] for record in records)
-    lines += [
-        f"taking turns, one run; more than 1 means that Feedback is faster. Slowest minus fastest of the {ROUNDS} rounds"
-    ]
-    lines += [f"is up to {worst:.2f} of the median: ratios within about a fifth of 1 are a tie."]
+    lines += ["taking turns, one run; more than 1 means that Feedback is faster. Slowest minus fastest of the"]
+    lines += [f"{ROUNDS} rounds is up to {worst:.2f} of the median: read ratios within about a fifth of 1 as a tie."]
     return "\n".join(lines)
 
 
