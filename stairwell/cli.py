@@ -113,6 +113,12 @@ def complete_experiment(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
+def complete_study(incomplete: str) -> list[str]:
+    from stairwell.experiments.study import catalogue
+
+    return [name for name in ("demo", *catalogue()) if name.startswith(incomplete)]
+
+
 @app.command("list")
 def list_command(
     what: Annotated[
@@ -135,8 +141,13 @@ def list_command(
             print(f"{name:24} {words}")
 
     def experiments() -> None:
-        print("TASK/CORE, such as random-walk/feedback: every task goes with every core.")
-        print(f"tasks  {', '.join(TASKS)}\ncores  {', '.join(CORES)}")
+        from stairwell.experiments.reproducing import describe
+
+        print("To train: TASK/CORE, such as random-walk/feedback; every task goes with every core.")
+        print(f"tasks  {', '.join(TASKS)}\ncores  {', '.join(CORES)}\n")
+        print("To reproduce (stairwell reproduce NAME --scale laptop|paper):\n")
+        print("demo\n  Feedback against a Transformer on the random walk, live; 9 minutes on two cores\n")
+        describe(print)
 
     kinds = {"experiments": experiments, "tasks": tasks, "cores": cores, "data": data_list}
     if what is not None and what not in kinds:
@@ -219,23 +230,65 @@ def eval_command(
     print(strict_json(result) if as_json else result_text(result))
 
 
-@app.command()
-def reproduce(
-    name: Annotated[str, typer.Argument(help="what to reproduce; `demo` is there so far")],
-    out: Annotated[Path | None, typer.Option(help="where runs and report go; runs/NAME if not given")] = None,
-    updates: Annotated[int, typer.Option(help="updates of each model", min=1)] = 4000,
+REPRODUCE_EXAMPLES = """Examples:
+
+    stairwell reproduce demo
+
+    stairwell reproduce staircase.table1.random-walk --dry-run
+
+    stairwell reproduce feedback.figure5 --task.path ptb --jobs 2
+
+`stairwell list experiments` tells the names. A name without its last part stands for all parts.
+"""
+
+
+def reproduce_command(
+    name: Annotated[str, typer.Argument(help="demo, or a table or figure", autocompletion=complete_study)],
+    scale: Annotated[
+        str, typer.Option(help="laptop: two cores, minutes to hours; paper: the papers' sizes")
+    ] = "laptop",
+    out: Annotated[Path | None, typer.Option(help="where runs and report go; runs/NAME-SCALE if not given")] = None,
+    seeds: Annotated[int | None, typer.Option(help="train every model so many times", min=1)] = None,
+    jobs: Annotated[int, typer.Option(help="trainings at a time, each with its share of the threads", min=1)] = 1,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what would run and for how long")] = False,
+    updates: Annotated[int | None, typer.Option(help="the same as --train.steps", min=1)] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")] = "auto",
     engine: Annotated[str, typer.Option(help="auto, fast or reference")] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="no progress")] = False,
+    options: Any = None,
 ) -> None:
     """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
     from stairwell.display import display
+    from stairwell.experiments import reproducing, study
+
+    progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
+    if name == "demo":
+        demo(out or Path("runs/demo"), updates or 4000, device, engine, progress)
+        return
+    if scale not in study.SCALES:
+        raise ValueError(f"--scale must be laptop or paper, not '{scale}'")
+    changes = {**(options or {}), **({"train.steps": str(updates)} if updates else {})}
+    for planned in study.find(name, "paper" if scale == "paper" else "laptop"):
+        wanted = planned.changed(changes, seeds)
+        place = out / wanted.name if out and name != wanted.name else out or Path("runs") / f"{wanted.name}-{scale}"
+        if dry_run:
+            print_table(reproducing.plan_table(wanted, place, device))
+            continue
+        result = reproducing.reproduce(
+            wanted, place, device, engine, jobs, progress, (lambda _: None) if quiet else say
+        )
+        page = reproducing.write_report(wanted, place, result)
+        print_table(reproducing.table(result))
+        print(f"The whole story: {page}")
+
+
+reproduce_command.__doc__ = f"{reproduce_command.__doc__}\n\n{REPRODUCE_EXAMPLES}"
+app.command("reproduce")(with_dotted_options(reproduce_command))
+
+
+def demo(place: Path, updates: int, device: str, engine: str, progress: Any) -> None:
     from stairwell.experiments import faceoff
 
-    if name != "demo":
-        raise ValueError(f"cannot reproduce '{name}' yet; there is: demo")
-    place = out or Path("runs") / name
-    progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
     results = faceoff.face_off(place, updates, device, engine, progress)
     page = faceoff.write_report(place, results)
     print_table(faceoff.table(results))

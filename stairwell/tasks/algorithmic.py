@@ -52,6 +52,8 @@ class Config:
     """how many variables there are (the papers: 3 and 5)"""
     equality: bool = False
     """compare with == too"""
+    fresh: bool = False
+    """begin every program with an empty memory; otherwise nothing but `END` tells, as in the papers"""
     train_episodes: int = 0
     """size of the training set, which repeats (the papers: 10000 programs); 0 draws new programs without end"""
     valid_episodes: int = 200
@@ -66,8 +68,8 @@ class Programs:
     variables: int
     most_variables: int  # of the vocabulary, while a curriculum may begin with fewer
     equality: bool
+    documents: bool
     adjustable: ClassVar[tuple[str, ...]] = ("statements", "variables")
-    documents: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_at_least(1, statements=self.statements)
@@ -191,7 +193,7 @@ def _write(facts: Facts, dice: Dice) -> Played:
 
 class Algorithmic(GeneratedTask):
     def __init__(self, config: Config) -> None:
-        programs = Programs(config.statements, config.variables, config.variables, config.equality)
+        programs = Programs(config.statements, config.variables, config.variables, config.equality, config.fresh)
         super().__init__(config, programs)
         self.config = config
         self.inputs = FIRST_VARIABLE + config.variables

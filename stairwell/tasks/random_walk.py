@@ -34,6 +34,8 @@ class Config:
     """actions in an episode (the first paper: 100, the second: 400)"""
     grid: int = 8
     """cells along each side of the grid"""
+    fresh: bool = False
+    """begin every episode with an empty memory; otherwise nothing but `reset` tells, as in the papers"""
     train_episodes: int = 0
     """size of the training set, which repeats (the papers: 10000); 0 draws new episodes without end"""
     valid_episodes: int = 200
@@ -46,8 +48,8 @@ class Config:
 class Walks:
     length: int
     grid: int
+    documents: bool
     adjustable: ClassVar[tuple[str, ...]] = ("length",)
-    documents: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
@@ -72,7 +74,7 @@ class Walks:
 
 class RandomWalk(GeneratedTask):
     def __init__(self, config: Config) -> None:
-        super().__init__(config, Walks(config.length, config.grid))
+        super().__init__(config, Walks(config.length, config.grid, config.fresh))
         self.config = config
         self.inputs = len(ACTIONS)
         self.outputs = config.grid**2

@@ -80,7 +80,10 @@ class Episodes(Protocol):
     apart; what follows from them is worked out for all rows at once, which is what makes it fast."""
 
     adjustable: ClassVar[tuple[str, ...]]  # the options that a curriculum may change
-    documents: ClassVar[bool]  # every episode begins anew, with a start flag at its first token
+
+    @property
+    def documents(self) -> bool:
+        """Whether every episode begins anew, with a start flag at its first token."""
 
     @property
     def size(self) -> int:

@@ -1,0 +1,143 @@
+"""A study: one table or figure of a paper, its rows as trainings, its columns as measurements, its numbers beside ours.
+
+    study = find("staircase.table7", "laptop")[0]
+    for row in study.rows: row.model, row.experiment, row.paper
+
+Studies are functions of a scale: `paper` has the papers' hyperparameters, `laptop` is made for two CPU cores, with one
+recipe for all the models of a table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from stairwell.experiments.experiment import Experiment
+from stairwell.runs import Run
+
+Scale = Literal["laptop", "paper"]
+SCALES: tuple[Scale, ...] = ("laptop", "paper")
+
+FEEDBACK = "Fan et al. 2020 (arXiv 2002.09402)"
+STAIRCASE = "Ju et al. 2021 (arXiv 2106.04279)"
+
+
+class Column(Protocol):
+    """Something that is measured on a finished training; `measures.py` has the kinds there are."""
+
+    @property
+    def title(self) -> str: ...
+
+    def measure(self, run: Run, device: str, engine: str) -> float | None: ...
+
+
+@dataclass(frozen=True)
+class Row:
+    model: str
+    "as the paper calls it, with what sets it apart from its neighbours"
+    experiment: Experiment
+    paper: tuple[str, ...] = ()
+    "the paper's number for each column as it is printed; empty where it prints none"
+
+    @property
+    def folder(self) -> str:
+        return re.sub(r"[^a-z0-9.]+", "-", self.model.lower()).strip("-")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Study:
+    name: str
+    title: str
+    paper: str
+    scale: Scale
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    seeds: int = 1
+    seeds_of: dict[str, int] = dataclasses.field(default_factory=dict)
+    "rows with another number of seeds"
+    claim: str = ""
+    "what the paper concludes, in our words"
+    notes: tuple[str, ...] = ()
+    "what the papers leave open or contradict, and what was taken; what a laptop's scale makes smaller"
+    data: str = ""
+    "the corpus that --task.path must name; empty where the task makes its own data or has one at hand"
+
+    def __post_init__(self) -> None:
+        folders = [row.folder for row in self.rows]
+        assert len(set(folders)) == len(folders), f"{self.name}: two rows of one name"
+        assert all(len(row.paper) in (0, len(self.columns)) for row in self.rows), f"{self.name}: numbers and columns"
+
+    def trainings(self) -> list[Training]:
+        """Every row and seed, seed by seed, so that a study that was cut short has seen all its rows."""
+        most = max((self.seeds_for(row) for row in self.rows), default=0)
+        return [Training(row, seed) for seed in range(most) for row in self.rows if seed < self.seeds_for(row)]
+
+    def seeds_for(self, row: Row) -> int:
+        return self.seeds_of.get(row.model, self.seeds)
+
+    def changed(self, options: dict[str, str], seeds: int | None = None) -> Study:
+        """The study with fields of all its experiments set from text, and another number of seeds."""
+        rows = tuple(dataclasses.replace(row, experiment=row.experiment.with_options(options)) for row in self.rows)
+        changed = dataclasses.replace(self, rows=rows)
+        return dataclasses.replace(changed, seeds=seeds, seeds_of={}) if seeds is not None else changed
+
+
+@dataclass(frozen=True)
+class Training:
+    row: Row
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.row.model}, seed {self.seed}"
+
+    @property
+    def folder(self) -> str:
+        return f"{self.row.folder}/seed-{self.seed}"
+
+    @property
+    def experiment(self) -> Experiment:
+        train = dataclasses.replace(self.row.experiment.train, seed=self.seed)
+        return dataclasses.replace(self.row.experiment, train=train)
+
+
+def memory_in_words(experiment: Experiment) -> str:
+    """How far a model looks back, which is what models of one table differ in."""
+    core: Any = experiment.core
+    if experiment.core_name == "lstm":
+        return "its state"
+    if experiment.core_name == "global-cached-staircase":
+        return f"everything since the start, chunks of {core.chunk}"
+    if hasattr(core, "chunk"):
+        return f"{core.passes} chunks of {core.chunk}"
+    return f"{core.memory} tokens"
+
+
+def spread_in_words(values: list[float]) -> str:
+    """Mean and deviation of several seeds, or the one value there is."""
+    if len(values) < 2:
+        return f"{values[0]:.4g}" if values else ""
+    return f"{statistics.mean(values):.4g} ± {statistics.stdev(values):.2g}"
+
+
+Maker = Callable[[Scale], Study]
+
+
+def catalogue() -> dict[str, Maker]:
+    """Every study by its name, in the order of the papers."""
+    from stairwell.experiments import feedback_paper, staircase_paper
+
+    return {**feedback_paper.STUDIES, **staircase_paper.STUDIES}
+
+
+def find(name: str, scale: Scale) -> list[Study]:
+    """The study of a name, or all those of a table: `staircase.table1` has a part for each task."""
+    studies = catalogue()
+    found = [make for known, make in studies.items() if known == name or known.startswith(f"{name}.")]
+    if not found:
+        raise ValueError(f"nothing is called '{name}'; there are demo, {', '.join(studies)}")
+    return [make(scale) for make in found]
