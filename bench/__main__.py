@@ -1,38 +1,82 @@
-"""python -m bench CASE: measure, print, and add to bench/results/ with commit, versions and machine."""
+"""python -m bench NAME [CASE...]: measure, print, and add to bench/results/ with commit, versions and machine."""
 
 from __future__ import annotations
 
-import json
 import sys
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from bench import data, decode, speed, staircase, table
+from bench import data, decode, limit, memory, plot, profile, records, scaling, speed, staircase, table
 from stairwell.provenance import provenance
 
-CASES = {
-    "cores": speed.measure_cores,
-    "data": data.measure,
-    "decode": decode.measure,
-    "speed": speed.measure,
-    "staircase": staircase.measure,
+
+@dataclass(frozen=True)
+class Measurement:
+    """`measure` takes some of the cases, if there are several."""
+
+    words: str
+    measure: Callable[..., list[dict[str, Any]]]
+    cases: tuple[str, ...] = ()
+
+
+MEASUREMENTS = {
+    "speed": Measurement("training steps against peers", speed.measure, tuple(speed.CASES)),
+    "cores": Measurement("training steps of every core", speed.measure_cores),
+    "limit": Measurement("training steps against the machine's matrix products", limit.measure, limit.CASES),
+    "profile": Measurement("where the time of a Feedback step goes", profile.measure, profile.CASES),
+    "memory": Measurement("peak memory of a step, size of a state", memory.measure, (*memory.CASES, "decoding")),
+    "decode": Measurement("decoding against peers", decode.measure, (*decode.CASES, "flat")),
+    "staircase": Measurement("training steps of the Staircases", staircase.measure),
+    "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
+    "data": Measurement("whether data keeps up with training", data.measure),
 }
-RESULTS = Path(__file__).parent / "results"
+PAGES = {
+    "table": ("write the tables of README.md and docs/performance.md from bench/results", table.write),
+    "plot": ("draw docs/pictures/scaling.png from bench/results", plot.write),
+}
+
+
+def usage() -> str:
+    lines = ["usage: python -m bench NAME [CASE...]      also: stairwell bench NAME [CASE...]", ""]
+    lines += ["measure, print and add to bench/results/; all cases if none is named"]
+    for name, measurement in MEASUREMENTS.items():
+        lines.append(f"  {name:10} {measurement.words}")
+        if measurement.cases:
+            lines.append(f"  {'':10}   cases: {', '.join(measurement.cases)}")
+    lines += ["", "write what the results say", *(f"  {name:10} {words}" for name, (words, _) in PAGES.items())]
+    return "\n".join(lines)
+
+
+def run(arguments: Sequence[str]) -> None:
+    """What was typed after `bench`. A mistake is a ValueError."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(usage())
+        return
+    name, *cases = arguments
+    if name in PAGES and not cases:
+        PAGES[name][1]()
+        return
+    if name not in MEASUREMENTS:
+        raise ValueError(f"cannot measure '{' '.join(arguments)}'; there are: {', '.join((*MEASUREMENTS, *PAGES))}")
+    measurement = MEASUREMENTS[name]
+    for case in cases:
+        if case not in measurement.cases:
+            there = f"there are: {', '.join(measurement.cases)}" if measurement.cases else "it has no cases"
+            raise ValueError(f"unknown case '{case}' of {name}; {there}")
+    about = provenance(" ".join(["python -m bench", *arguments]))
+    found = measurement.measure(cases) if cases else measurement.measure()
+    records.add(name, found, about)
+    for record in found:
+        print("  ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in record.values()))
 
 
 def main() -> None:
-    if len(sys.argv) != 2 or sys.argv[1] not in (*CASES, "table"):
-        sys.exit(f"usage: python -m bench {'|'.join(CASES)}|table")
-    case = sys.argv[1]
-    if case == "table":
-        table.write()
-        return
-    about = provenance(f"python -m bench {case}")
-    records = CASES[case]()
-    RESULTS.mkdir(exist_ok=True)
-    with open(RESULTS / f"{case}.jsonl", "a", encoding="utf-8") as file:
-        for record in records:
-            file.write(json.dumps({**record, **about}) + "\n")
-            print("  ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in record.values()))
+    try:
+        run(sys.argv[1:])
+    except ValueError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,18 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from bench.speed import SYMBOLS, Step, full_state, spread
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.decode import Session
-from stairwell.state import State
 
-SYMBOLS = 256
 ROUNDS = 9
 LONG = 10_000  # tokens of the flat-cost measurement
-
-Step = Callable[[], None]
 
 
 @dataclass(frozen=True)
@@ -65,18 +62,9 @@ def make_model(case: Case, kind: str) -> LanguageModel:
     return LanguageModel(LanguageModelConfig(core=core, inputs=SYMBOLS)).eval()
 
 
-def full(model: LanguageModel, B: int, span: int) -> State:
-    """A state whose memory is full, without reading that many tokens: the cost does not depend on what is in it."""
-    state = model.init_state(B)
-    tensors = dict(state.tensors())
-    tensors["count"] = torch.full_like(tensors["count"], span)
-    tensors["memory"] = torch.randn_like(tensors["memory"])
-    return type(state).from_tensors(tensors)
-
-
-def session_step(model: LanguageModel, B: int, span: int) -> tuple[Step, int]:
+def session_step(model: LanguageModel, B: int) -> tuple[Step, int]:
     """A step, and the bytes of the state that it carries."""
-    state = full(model, B, span)
+    state = full_state(model, B)
     session = Session(model, state)
     tokens = torch.zeros(B, dtype=torch.int64)
 
@@ -117,7 +105,7 @@ def gpt2_step(case: Case, B: int) -> tuple[Step, int]:
 def make_step(case: Case, contestant: Contestant) -> tuple[Step, int]:
     if contestant.kind == "gpt2":
         return gpt2_step(case, contestant.B)
-    return session_step(make_model(case, contestant.kind), contestant.B, case.span)
+    return session_step(make_model(case, contestant.kind), contestant.B)
 
 
 @torch.no_grad()
@@ -125,7 +113,7 @@ def check_equal(case: Case, kind: str) -> None:
     """A session against its model at this shape, two rows from a full memory: logits and the state after."""
     model = make_model(case, kind)
     tokens = torch.randint(SYMBOLS, (2, 6))
-    state = full(model, 2, case.span)
+    state = full_state(model, 2)
     session = Session(model, state)
     logits, after = model(tokens, state)
     stepped = torch.stack([session.step(tokens[:, t]) for t in range(tokens.shape[1])], 1)
@@ -166,14 +154,11 @@ def measure_case(case: Case) -> list[dict[str, Any]]:
             "state_megabytes": round(state_bytes / 2**20, 1),
             "tokens_per_second": round(rates[contestant], 1),
             "spread": spread(times[contestant]),
+            "rounds": ROUNDS,
             "feedback_over_this": round(rates[case.contestants[0]] / rates[contestant], 2),
         }
         for contestant, (_, state_bytes) in steps.items()
     ]
-
-
-def spread(times: list[float]) -> float:
-    return round((max(times) - min(times)) / statistics.median(times), 2)
 
 
 def measure_flat(tokens: int = LONG) -> list[dict[str, Any]]:
@@ -195,5 +180,5 @@ def measure_flat(tokens: int = LONG) -> list[dict[str, Any]]:
     return records
 
 
-def measure() -> list[dict[str, Any]]:
-    return [*(record for case in CASES.values() for record in measure_case(case)), *measure_flat()]
+def measure(cases: Sequence[str] = (*CASES, "flat")) -> list[dict[str, Any]]:
+    return [record for name in cases for record in (measure_flat() if name == "flat" else measure_case(CASES[name]))]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from bench.speed import SYMBOLS, Step
+from bench.speed import SYMBOLS, Step, spread
 from stairwell import LanguageModel, LanguageModelConfig
 from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
 from stairwell.cores.transformer_xl import TransformerXLConfig
@@ -133,7 +133,8 @@ def record(contestant: Contestant, times: dict[tuple[str, str], list[float]]) ->
         "what": contestant.name,
         "parameters": sum(parameter.numel() for parameter in model_for(contestant.core, "reference").parameters()),
         "tokens_per_second": round(B * T / median),
-        "spread": round((max(fast) - min(fast)) / median, 2),
+        "spread": spread(fast),
+        "rounds": ROUNDS,
         "time_over_transformer_xl": round(over, 2),
         "operations_over_transformer_xl": round(counted, 2),
         "time_over_operations": round(over / counted, 2),

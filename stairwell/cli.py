@@ -6,6 +6,7 @@ mistake, 130 interrupted and saved.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import math
@@ -351,6 +352,23 @@ def info() -> None:
 
     for name, value in information().items():
         print(f"{name:12} {value}")
+
+
+# The measurements have a help of their own, which lists them with their cases.
+@app.command("bench", add_help_option=False, context_settings={"ignore_unknown_options": True})
+def bench_command(
+    arguments: Annotated[list[str] | None, typer.Argument(help="what to measure, then cases", metavar="NAME")] = None,
+) -> None:
+    """Measure speed and memory, from a checkout of the sources; `--help` lists what there is."""
+    import stairwell
+
+    for place in (Path.cwd(), Path(stairwell.__file__).resolve().parent.parent):
+        # A folder of this name beside the package: nobody else's is run.
+        if (place / "bench/__main__.py").is_file() and (place / "stairwell/__init__.py").is_file():
+            sys.path.insert(0, str(place))
+            importlib.import_module("bench.__main__").run(arguments or [])
+            return
+    raise ValueError("the measurements come with the sources: clone them and run `stairwell bench` in that folder")
 
 
 def evaluating(hidden: bool) -> Callable[[dict[str, Any]], None] | None:

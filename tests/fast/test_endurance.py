@@ -1,0 +1,218 @@
+"""The fast engines over time: they hold on to nothing, can be exchanged in the middle of a training, and do not depend
+on how many threads there are."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig, fast
+from stairwell.cores.staircase import StaircaseConfig
+from stairwell.cores.time import ages
+from stairwell.decode import Session
+from stairwell.experiments import Experiment, preset
+from stairwell.experiments.running import Plan, train
+from stairwell.fast import native, segment
+from stairwell.fast.feedback import prepare
+from stairwell.runs import Run
+from tests import laws
+from tests.commands import measured, weights
+
+LIBC = ctypes.CDLL(None)
+STEPS = 1000
+ROOM = 100_000  # bytes that a process may grow by in STEPS steps: a hundred a step, less than any tensor
+ROWS, TOKENS, SYMBOLS = 8, 16, 64
+
+needs_native = pytest.mark.skipif(bool(native.MISSING), reason=native.MISSING or "built")
+needs_glibc = pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="glibc tells what is in use, from 2.33 on")
+
+
+class MallocInfo(ctypes.Structure):
+    """What glibc's mallinfo2 tells; `uordblks` and `hblkhd` are the bytes in use, in its heaps and in maps."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+    )]  # fmt: skip
+
+
+def held() -> int:
+    """Bytes that the process has asked for and not given back. The resident size would not do: memory that an earlier
+    test has freed lies there to be used again, and a leak of that size would not be seen."""
+    gc.collect()
+    ask = LIBC.mallinfo2
+    ask.restype = MallocInfo
+    found = ask()
+    return int(found.uordblks + found.hblkhd)
+
+
+def growth(step: Callable[[], None]) -> int:
+    """Bytes by which the process grows in STEPS steps, after as many as it takes for everything to be in place."""
+    for _ in range(100):
+        step()
+    before = held()
+    for _ in range(STEPS):
+        step()
+    return held() - before
+
+
+def tiny_model() -> LanguageModel:
+    torch.manual_seed(0)
+    core = FeedbackConfig(width=32, heads=2, inner=32, layers=2, memory=8, attention_dropout=0.1)
+    return LanguageModel(LanguageModelConfig(core=core, inputs=SYMBOLS))
+
+
+@needs_native
+@needs_glibc
+def test_a_long_training_does_not_grow() -> None:
+    model = tiny_model().train()
+    optimizer = torch.optim.Adam(model.parameters())
+    tokens, targets = torch.randint(SYMBOLS, (2, ROWS, TOKENS))
+    state = model.init_state(ROWS)
+
+    def step() -> None:
+        nonlocal state
+        optimizer.zero_grad()
+        losses, after = model.nll(tokens, targets, state)
+        losses.mean().backward()
+        optimizer.step()
+        state = after.detach()
+
+    assert growth(step) < ROOM
+
+
+@needs_glibc
+def test_a_long_stream_of_decoding_does_not_grow() -> None:
+    model = tiny_model().eval()
+    session = Session(model, model.init_state(ROWS))
+    tokens = torch.zeros(ROWS, dtype=torch.int64)
+
+    def step() -> None:
+        nonlocal tokens
+        tokens = session.step(tokens).argmax(-1)
+
+    assert growth(step) < ROOM
+
+
+FIRST, ALL = 3, 9  # updates before the engine changes, and in all
+TRAINED = {
+    "random-walk/feedback": {"core.memory": "6"},
+    "random-walk/transformer-xl": {"core.memory": "6"},
+    "random-walk/staircase": {"core.chunk": "3", "core.passes": "2"},
+}
+SMALL = {
+    "core.width": "8", "core.layers": "2", "core.heads": "2", "core.attention_dropout": "0.2",
+    "core.relu_dropout": "0.2", "model.embedding_dropout": "0.1", "train.batch": "4", "train.segment": "8",
+    "train.log_every": "1", "train.validate_every": "3", "train.valid_rows": "2", "train.warmup": "2",
+    "train.curriculum": "", "task.length": "8", "task.valid_episodes": "4", "task.test_episodes": "4",
+}  # fmt: skip
+
+
+@pytest.fixture
+def in_float64() -> Iterator[None]:
+    """In float32 rounding alone turns a ReLU here and there, and Adam makes much of little."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def train_to(experiment: Experiment, folder: Path, steps: int, engine: str) -> None:
+    """Begin a training or go on with it, and make sure that the engine asked for is the one that runs."""
+    run, titles = Run(folder), []
+
+    def show(title: str, *_: int) -> Any:
+        titles.append(title)
+        return nullcontext(lambda event: None)
+
+    asked = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
+    train(Plan(asked, run, resume=run.exists), "cpu", engine, show)
+    assert f"the {engine}" in titles[0], titles
+
+
+@pytest.mark.usefixtures("in_float64")
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_training_goes_on_with_the_other_engine(name: str, tmp_path: Path) -> None:
+    """Weights, optimizer, states and metrics are what either engine alone would have come to."""
+    experiment = preset(name).with_options({**SMALL, **TRAINED[name]})
+    for one, other in (("fast", "reference"), ("reference", "fast")):
+        train_to(experiment, tmp_path / one, ALL, one)
+        train_to(experiment, tmp_path / f"{one}, {other}", FIRST, one)
+        train_to(experiment, tmp_path / f"{one}, {other}", ALL, other)
+    expected, *others = sorted(tmp_path.iterdir())
+    for found in others:
+        assert_nearly_same(found, expected)
+
+
+def assert_nearly_same(found: Path, expected: Path) -> None:
+    ours, theirs = weights(found), weights(expected)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in theirs.items():
+        if tensor is not None:
+            torch.testing.assert_close(ours[name], tensor, rtol=1e-7, atol=1e-9)
+    for line, other in zip(measured(found), measured(expected), strict=True):
+        torch.testing.assert_close(line, other, rtol=1e-5, atol=1e-7)  # losses are added up in float32
+
+
+@needs_native
+def test_every_operator_of_the_extension_passes_opcheck() -> None:
+    """Schemas and shapes, of what fills a trace and of what fills the slopes. The forward one alone is in
+    `test_feedback`; two more take no tensors at all."""
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("stairwell::")}
+    operators = {"feedback_forward", "feedback_backward", "layout", "best_instruction_set"}
+    assert registered == {f"stairwell::{name}" for name in operators}
+    case = laws.make_case(FeedbackConfig(width=4, heads=2, inner=3, layers=2, memory=3, sees_itself=True), B=2, T=3)
+    core: Any = case.core
+    age = ages(case.state.count, case.start, 3)
+    parts, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), None, None)  # type: ignore[arg-type]
+    assert plan.keep
+    parts = segment.Parts.unflat(plan, [part.detach() if part is not None else None for part in parts.flat()])
+    trace = segment.make_trace(plan, parts)
+    given = (*native.numbers(plan), native.dense(parts.flat()), native.masks(plan))
+    filled = native.filled(native.flat_trace(trace))
+    forward = (*given, filled, native.BEST, False)
+    torch.library.opcheck(torch.ops.stairwell.feedback_forward.default, forward)
+    torch.ops.stairwell.feedback_forward(*forward)
+    slopes = native.filled(native.flat_slopes(segment.make_slopes(plan, trace)))
+    backward = (*given, filled, torch.randn_like(trace.y), torch.randn_like(trace.made), slopes, native.BEST, False)
+    torch.library.opcheck(torch.ops.stairwell.feedback_backward.default, backward)
+    for operator in (torch.ops.stairwell.layout.default, torch.ops.stairwell.best_instruction_set.default):
+        torch.library.opcheck(operator, (), test_utils="test_schema")
+
+
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+# Large enough for torch to share its work among threads; no larger, because they wait for each other at every product.
+SIZES: dict[str, Any] = {"width": 32, "heads": 2}
+CONFIGS = [
+    FeedbackConfig(memory=20, layers=2, **SIZES),
+    TransformerXLConfig(memory=20, layers=2, **SIZES),
+    StaircaseConfig(passes=2, chunk=8, layers=1, **SIZES),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+def test_any_number_of_threads_gives_the_same_with_dropout(config: Any, threads: Any) -> None:
+    case = laws.make_case(config, B=35, T=8, starts=0, warm=8)
+    engine, _ = fast.find(case.core)
+    assert engine is not None
+    masks = laws.draw_masks(case, 0.2, 0.2, 0.0)
+    results = []
+    for count in (1, 2, 8):
+        threads(count)
+        x = case.x.clone().requires_grad_()
+        y, after = engine(case.core, x, case.state, case.start, None, masks)
+        results.append([y, *laws.gradients(case, laws.weighed(y, after), x)])
+    for result in results[1:]:
+        laws.assert_close(result, results[0], "result")
