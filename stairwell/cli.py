@@ -251,6 +251,7 @@ def reproduce_command(
     out: Annotated[Path | None, typer.Option(help="where runs and report go; runs/NAME-SCALE if not given")] = None,
     seeds: Annotated[int | None, typer.Option(help="train every model so many times", min=1)] = None,
     jobs: Annotated[int, typer.Option(help="trainings at a time, each with its share of the threads", min=1)] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="train this model alone; may be given several times")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what would run and for how long")] = False,
     updates: Annotated[int | None, typer.Option(help="the same as --train.steps", min=1)] = None,
     device: Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")] = "auto",
@@ -276,7 +277,7 @@ def reproduce_command(
             print_table(reproducing.plan_table(wanted, place, device))
             continue
         result = reproducing.reproduce(
-            wanted, place, device, engine, jobs, progress, (lambda _: None) if quiet else say
+            wanted, place, device, engine, jobs, progress, (lambda _: None) if quiet else say, tuple(only or ())
         )
         page = reproducing.write_report(wanted, place, result)
         print_table(reproducing.table(result))

@@ -72,7 +72,7 @@ def _option(option: str, text: str) -> tuple[str, list[int]]:
         low, high = int(first), int(last) if dots else int(first)
     except ValueError:
         low, high = 1, 0
-    if not name.strip() or low < 1 or high < low:
+    if not name.strip() or low < 0 or high < low:
         raise ValueError(
             f"cannot read the curriculum '{text}' at '{option}'; "
             "write name=8..100, or stages such as name=1,other=5;name=2,other=9"

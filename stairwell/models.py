@@ -74,16 +74,26 @@ class Embedding(nn.Module):
         return F.embedding(tokens, self.vectors) * self.scale
 
 
+def refer(module: nn.Module, name: str, other: nn.Module | None) -> None:
+    """Keep another module at hand without owning it, so that its weights are counted and saved once."""
+    object.__setattr__(module, name, other)
+
+
 class Head(nn.Module):
     """Logits, one a symbol; with the embedding's vectors if tied."""
 
+    embedding: Embedding | None
+
     def __init__(self, symbols: int, width: int, tied: Embedding | None) -> None:
         super().__init__()
-        self.vectors = tied.vectors if tied is not None else nn.Parameter(torch.randn(symbols, width) / width**0.5)
+        refer(self, "embedding", tied)
+        if tied is None:
+            self.vectors = nn.Parameter(torch.randn(symbols, width) / width**0.5)
         self.bias = None if tied is not None else nn.Parameter(torch.zeros(symbols))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.vectors, self.bias)
+        vectors = self.vectors if self.embedding is None else self.embedding.vectors
+        return F.linear(x, vectors, self.bias)
 
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
         """x (n, D), targets (n,) -> (n,)"""
@@ -124,9 +134,14 @@ class AdaptiveEmbedding(nn.Module):
 class AdaptiveHead(nn.Module):
     """Adaptive softmax (Grave et al., 2017): a frequent word or a cluster first, then the word within its cluster."""
 
-    def __init__(self, vectors: AdaptiveVectors, width: int) -> None:
+    vectors: AdaptiveVectors
+
+    def __init__(self, vectors: AdaptiveVectors, width: int, tied: bool) -> None:
         super().__init__()
-        self.vectors = vectors
+        if tied:
+            refer(self, "vectors", vectors)
+        else:
+            self.vectors = vectors
         self.clusters = vectors.clusters
         self.rare = nn.Parameter(torch.randn(len(self.clusters) - 1, width) / width**0.5)
 
@@ -179,7 +194,8 @@ class LanguageModel(nn.Module):
             cutoffs, factor = config.adaptive, config.adaptive_factor
             vectors = AdaptiveVectors(config.inputs, D, cutoffs, factor)
             self.embedding = AdaptiveEmbedding(vectors, D)
-            self.head = AdaptiveHead(vectors if config.tied else AdaptiveVectors(config.V, D, cutoffs, factor), D)
+            own = vectors if config.tied else AdaptiveVectors(config.V, D, cutoffs, factor)
+            self.head = AdaptiveHead(own, D, config.tied)
         else:
             embedding = Embedding(config.inputs, D)
             self.embedding, self.head = embedding, Head(config.V, D, embedding if config.tied else None)

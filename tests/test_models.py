@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,6 +27,7 @@ from stairwell import (
 from stairwell.cores.core import TransformerCore
 from stairwell.layers import coins
 from stairwell.models import IGNORE
+from stairwell.runs import Run
 from tests import laws
 
 SMALL: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2}
@@ -332,3 +335,17 @@ def test_importing_stairwell_loads_nothing_heavy() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     heavy = {"matplotlib", "typer", "rich", "tokenizers", "transformers", "tensorboard", "gymnasium", "sacrebleu"}
     assert not heavy & set(loaded)
+
+
+@pytest.mark.parametrize("adaptive", [{}, {"adaptive": (4, 9)}], ids=str)
+def test_tied_vectors_are_saved_once_and_come_back(adaptive: dict[str, Any], tmp_path: Path) -> None:
+    """One tensor in the file, in the embedding and in the head, also after a copy or a change of type."""
+    model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, tied=True, **adaptive)
+    run = Run(tmp_path)
+    run.save_model(dict(model.state_dict()), {"step": 1})
+    other = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, tied=True, **adaptive)
+    other.load_state_dict({name: tensor.double() for name, tensor in run.load_model()[0].items()})
+    tokens, _ = stream(17)
+    for same in (other, copy.deepcopy(model), model.float().double()):
+        torch.testing.assert_close(same(tokens, same.init_state(2))[0], model(tokens, model.init_state(2))[0])
+    assert not any(name.startswith("head.vectors") for name in model.state_dict())

@@ -106,3 +106,18 @@ class DecodingSpeed:
         for _ in range(self.steps):
             session.step(tokens).sum().item()  # wait for the device
         return rows * self.steps / (time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A metric on about so many tokens of a text's split, read on from 16 places: where all of it would take longer
+    than the training."""
+
+    title: str
+    metric: str
+    split: Split
+    tokens: int
+
+    def measure(self, run: Run, device: str, engine: str) -> float:
+        model, task = load(run.path, device, engine)
+        return evaluate(model, task, self.split, ROWS[False], segment=128, tokens=self.tokens)[self.metric]

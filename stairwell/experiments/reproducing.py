@@ -6,6 +6,7 @@ A study's folder holds one run folder a row and seed, each with its `result.json
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import torch
@@ -23,6 +25,7 @@ from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.running import Plan, Show, choose_device, train, without_format
 from stairwell.experiments.study import Study, Training, catalogue, memory_in_words, spread_in_words
 from stairwell.files import write_text
+from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
 from stairwell.runs import Run
 from stairwell.train import Interrupted
@@ -44,10 +47,15 @@ def missing(study: Study, out: Path) -> list[Training]:
     return wanted
 
 
-def reproduce(study: Study, out: Path, device: str, engine: str, jobs: int, show: Show, say: Say) -> dict[str, Any]:
-    """Train and measure what is missing; the result of the whole, which is also written to `out`."""
+def reproduce(
+    study: Study, out: Path, device: str, engine: str, jobs: int, show: Show, say: Say, only: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Train and measure what is missing, of all rows or `only` some; the result, which is also written to `out`."""
     check_data(study)
-    wanted = [training for training in missing(study, out) if not taken_over(study, training, out, device, engine)]
+    if unknown := set(only) - {row.model for row in study.rows}:
+        raise ValueError(f"{study.name} has no row '{min(unknown)}'; it has {', '.join(r.model for r in study.rows)}")
+    wanted = [training for training in missing(study, out) if not only or training.row.model in only]
+    wanted = [training for training in wanted if not taken_over(study, training, out, device, engine)]
     if jobs > 1:
         train_beside(study, wanted, out, device, engine, jobs, say)
     else:
@@ -99,8 +107,11 @@ def train_beside(
     """Several trainings at a time, each in a process of its own with its share of the threads: small models use two
     cores better one each than two together."""
     threads = str(max(1, torch.get_num_threads() // jobs))
+    stopping = Event()
 
     def work(training: Training) -> None:
+        if stopping.is_set():
+            return
         run = Run(out / training.folder)
         if run.exists:
             asked = ["--resume"]
@@ -112,6 +123,8 @@ def train_beside(
         command += ["--device", device, "--engine", engine]
         environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            stopping.set()  # nobody begins anything new
         if done.returncode == 130:
             raise Interrupted("stopped and saved; the same command again goes on from there")
         if done.returncode:
@@ -128,6 +141,7 @@ def train_beside(
                 left = (time.monotonic() - began) / count * (len(wanted) - count)
                 say(f"{study.name}, {count} of {len(wanted)} done: {futures[future].name}; {in_words(left)} to go")
         except BaseException:
+            stopping.set()
             pool.shutdown(wait=True, cancel_futures=True)
             raise
 
@@ -198,9 +212,9 @@ def table(result: dict[str, Any]) -> Any:
 
     several = any(len(row["seeds"]) > 1 for row in result["rows"])
     columns = ["model", "looks back", "weights", "tokens"]
+    printed = {title for row in result["rows"] for title, number in row["paper"].items() if number}
     for title in result["columns"]:
-        columns += [f"ours, {title}"] + ([f"best seed, {title}"] if several else [])
-        columns += [f"paper, {title}"] if any(row["paper"].get(title) for row in result["rows"]) else []
+        columns += [title, *(["best seed"] if several else []), *(["paper"] if title in printed else [])]
     rows = []
     for row in result["rows"]:
         cells = [row["model"], row["looks_back"]]
@@ -211,7 +225,7 @@ def table(result: dict[str, Any]) -> Any:
             if several:
                 best = row["best"].get(title)
                 cells.append(f"{best:.4g}" if best is not None else "")
-            if f"paper, {title}" in columns:
+            if title in printed:
                 cells.append(row["paper"].get(title, ""))
         rows.append(cells)
     seeds = sorted({len(row["seeds"]) for row in result["rows"] if row["seeds"]})
@@ -283,18 +297,27 @@ def describe(say: Say) -> None:
 
 def estimate(experiment: Experiment, rate: float) -> float:
     """About how many seconds a training takes where matrix products run at `rate` operations a second."""
-    tasks = experiment.make_tasks()
+    inputs, outputs = symbols(experiment)
+    config = dataclasses.replace(experiment.model, core=experiment.core, inputs=inputs, outputs=outputs)
     with torch.device("meta"):
-        model = experiment.make_model(tasks[0], "meta", "reference")
+        model = LanguageModel(config, "reference")
     core: Any = experiment.core
-    weights = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name)
-    seen = getattr(core, "memory", None) or getattr(core, "distances", 0)
-    passes = (
-        getattr(core, "computed", getattr(core, "passes", 1)) if experiment.core_name != "universal" else core.passes
-    )
-    attention = 2 * getattr(core, "layers", 0) * core.width * seen
-    config = experiment.train
-    return config.total * config.batch * config.segment * 6 * passes * (weights + attention) / (SHARE * rate)
+    weights = sum(parameter.numel() for name, parameter in model.named_parameters() if "embed" not in name)
+    seen: int = getattr(core, "memory", 0) or getattr(core, "distances", 0)
+    passes: int = getattr(core, "computed", 0) or getattr(core, "passes", 1)
+    attention = 2 * core.layers * core.width * seen
+    train = experiment.train
+    return train.total * train.batch * train.segment * 6 * passes * (weights + attention) / (SHARE * rate)
+
+
+def symbols(experiment: Experiment) -> tuple[int, int]:
+    """How many input and output symbols there are; for texts, which may not be there yet, about how many."""
+    if experiment.task_name != "lm":
+        task = experiment.make_tasks()[0]
+        return task.inputs, task.outputs
+    usual = {"bytes": 256, "characters": 50, "words": 267_735, "bpe": 8000}  # words: those of WikiText-103
+    size = experiment.task.vocabulary or usual[experiment.task.unit]
+    return size, size
 
 
 def machine_rate(device: str) -> float:

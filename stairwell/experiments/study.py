@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from stairwell import configs
 from stairwell.experiments.experiment import Experiment
 from stairwell.runs import Run
 
@@ -80,9 +81,15 @@ class Study:
         return self.seeds_of.get(row.model, self.seeds)
 
     def changed(self, options: dict[str, str], seeds: int | None = None) -> Study:
-        """The study with fields of all its experiments set from text, and another number of seeds."""
-        rows = tuple(dataclasses.replace(row, experiment=row.experiment.with_options(options)) for row in self.rows)
-        changed = dataclasses.replace(self, rows=rows)
+        """The study with fields of its experiments set from text, and another number of seeds. An option of a core is
+        for the rows whose core has it."""
+        known = {f"core.{name}" for row in self.rows for name in configs.field_types(type(row.experiment.core))}
+        rows = []
+        for row in self.rows:
+            own = {f"core.{name}" for name in configs.field_types(type(row.experiment.core))}
+            fits = {name: text for name, text in options.items() if name in own or name not in known}
+            rows.append(dataclasses.replace(row, experiment=row.experiment.with_options(fits)))
+        changed = dataclasses.replace(self, rows=tuple(rows))
         return dataclasses.replace(changed, seeds=seeds, seeds_of={}) if seeds is not None else changed
 
 
@@ -111,7 +118,7 @@ def memory_in_words(experiment: Experiment) -> str:
     if experiment.core_name == "lstm":
         return "its state"
     if experiment.core_name == "global-cached-staircase":
-        return f"everything since the start, chunks of {core.chunk}"
+        return f"all chunks of {core.chunk}"
     if hasattr(core, "chunk"):
         return f"{core.passes} chunks of {core.chunk}"
     return f"{core.memory} tokens"

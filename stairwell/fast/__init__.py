@@ -1,6 +1,6 @@
 """Engines built for speed: the same results as the cores' own walks, from the same parameters.
 
-    engine, why = find(core)        core.engine = engine        none: the reference runs, and `why` says why
+`engine, why = find(core)`, then `core.engine = engine`; with none the reference runs, and `why` says why.
 """
 
 from __future__ import annotations

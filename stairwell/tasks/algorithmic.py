@@ -52,6 +52,10 @@ class Config:
     """how many variables there are (the papers: 3 and 5)"""
     equality: bool = False
     """compare with == too"""
+    prints: int = 1
+    """how many times as likely as any other statement a print is (the papers: 1); what a curriculum may begin with"""
+    ifs: int = 1
+    """how many times as likely as any other statement an `if` is (the papers: 1); 0 for none"""
     fresh: bool = False
     """begin every program with an empty memory; otherwise nothing but `END` tells, as in the papers"""
     train_episodes: int = 0
@@ -69,10 +73,13 @@ class Programs:
     most_variables: int  # of the vocabulary, while a curriculum may begin with fewer
     equality: bool
     documents: bool
-    adjustable: ClassVar[tuple[str, ...]] = ("statements", "variables")
+    prints: int
+    ifs: int
+    adjustable: ClassVar[tuple[str, ...]] = ("statements", "variables", "prints", "ifs")
 
     def __post_init__(self) -> None:
-        check_at_least(1, statements=self.statements)
+        check_at_least(1, statements=self.statements, prints=self.prints)
+        check_at_least(0, ifs=self.ifs)
         if not 1 <= self.most_variables <= len(NAMES):
             raise ValueError(f"variables is {self.most_variables}; it must be between 1 and {len(NAMES)}")
         if not 1 <= self.variables <= self.most_variables:
@@ -100,7 +107,7 @@ class Programs:
         values = np.zeros((self.variables, E), dtype=np.int8)
         facts = np.empty((S, len(Facts._fields), E), dtype=np.int8)
         for t in range(S):
-            facts[t] = _execute(values, Dice(*(die[t] for die in dice)))
+            facts[t] = _execute(values, Dice(*(die[t] for die in dice)), self.prints, self.ifs)
         return _write(Facts(*facts.transpose(1, 0, 2)), dice)
 
 
@@ -127,11 +134,11 @@ class Facts(NamedTuple):
     value: Array  # of this variable before the statement
 
 
-def _execute(values: Array, dice: Dice) -> Facts:
+def _execute(values: Array, dice: Dice, prints: int, ifs: int) -> Facts:
     """Choose one statement for each program and execute it on the programs' values (V, E), in place."""
     V, E = values.shape
     each = np.arange(E)
-    legal = _legal(values)
+    legal = _legal(values, prints, ifs)
     kind, left = divmod(_choose(legal, dice.statement), V)
     conditional = kind == IF
     body_kind, body_variable = divmod(_choose(legal[: PRINT * V], dice.body), V)
@@ -154,16 +161,17 @@ def _execute(values: Array, dice: Dice) -> Facts:
     return Facts(conditional, left, right, kind, variable, value)
 
 
-def _legal(values: Array) -> Array:
-    """(5 V, E): of which variables each kind of statement can be made now."""
+def _legal(values: Array, prints: int, ifs: int) -> Array:
+    """(5 V, E): of which variables each kind of statement can be made now, and how likely each is."""
     known = values > 0
-    return np.concatenate([~known, known & (values < VALUES[-1]), values > VALUES[0], known, known])
+    kinds = (~known, known & (values < VALUES[-1]), values > VALUES[0], known * np.int16(prints), known * np.int16(ifs))
+    return np.concatenate(kinds)
 
 
 def _choose(legal: Array, die: Array) -> Array:
-    """The row of one True in each column of (N, E), all equally likely; N where there is none."""
-    rank = np.cumsum(legal, axis=0, dtype=np.int8)
-    return (rank <= (die * rank[-1]).astype(np.int8)).sum(axis=0)
+    """A row of each column of (N, E), as likely as its number there says; N where all are 0."""
+    rank = np.cumsum(legal, axis=0, dtype=np.int16)
+    return (rank <= (die * rank[-1]).astype(np.int16)).sum(axis=0)
 
 
 def _roll(die: Array, faces: Array) -> Array:
@@ -193,7 +201,8 @@ def _write(facts: Facts, dice: Dice) -> Played:
 
 class Algorithmic(GeneratedTask):
     def __init__(self, config: Config) -> None:
-        programs = Programs(config.statements, config.variables, config.variables, config.equality, config.fresh)
+        c = config
+        programs = Programs(c.statements, c.variables, c.variables, c.equality, c.fresh, c.prints, c.ifs)
         super().__init__(config, programs)
         self.config = config
         self.inputs = FIRST_VARIABLE + config.variables

@@ -132,7 +132,8 @@ def training_stream(data: Encoded, rows: range, batch: int) -> FiniteStream:
     tokens, targets, starts = (
         cast(Array, Column(read, len(data))) for read in (data.tokens, data.targets, data.starts)
     )
-    return FiniteStream(tokens, targets, rows, batch, None if data.begins is None else starts)
+    unit = data.size if isinstance(data, Episodic) else 1  # rows that begin with an episode stay in step
+    return FiniteStream(tokens, targets, rows, batch, None if data.begins is None else starts, unit)
 
 
 def split_batches(data: Encoded, rows: int, segment: int) -> Iterator[Batch]:

@@ -29,11 +29,11 @@ class FiniteStream:
 
     `tokens`, `targets` and `starts` are arrays of one length, memory-mapped ones included: only what is read is loaded.
     Without `targets` the target is the following token, and the last token of the sequence has none. With `starts` a
-    row also begins anew at its own first token and wherever it wraps around.
+    row also begins anew at its own first token and wherever it wraps around. Rows begin at multiples of `unit` tokens.
     """
 
     def __init__(
-        self, tokens: Array, targets: Array | None, rows: range, batch: int, starts: Array | None = None
+        self, tokens: Array, targets: Array | None, rows: range, batch: int, starts: Array | None = None, unit: int = 1
     ) -> None:
         if len(tokens) == 0:
             raise ValueError("the training sequence is empty; it needs at least one token")
@@ -42,7 +42,7 @@ class FiniteStream:
                 raise ValueError(f"{len(other)} {name} for {len(tokens)} tokens; there must be one for each token")
         check_rows(rows, batch)
         self.tokens, self.targets, self.starts = tokens, targets, starts
-        self._begins = np.array([row * len(tokens) // batch for row in rows], dtype=np.int64)
+        self._begins = np.array([row * (len(tokens) // unit) // batch * unit for row in rows], dtype=np.int64)
         self._offsets = self._begins.copy()  # never wrapped, so that a row's first token is told from its second lap
 
     def read(self, length: int) -> Batch:

@@ -1,0 +1,97 @@
+"""Carrying a study out: what is missing is run, what was cut goes on, what is done is left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stairwell.experiments import publishing, reproducing
+from stairwell.experiments.study import find
+from tests.commands import TINY, begin, stairwell
+
+NAME = "staircase.table1.random-walk"
+MODELS = ("lstm", "transformer-xl", "feedback", "staircase", "cached-staircase", "global-cached-staircase")
+OPTIONS = [*TINY, "--core.heads", "1", "--core.memory", "4", "--core.chunk", "2", "--updates", "4", "--seeds", "2"]
+
+
+def reproduce(folder: Path, *more: str) -> list[str]:
+    return ["reproduce", NAME, *OPTIONS, "--out", str(folder / "study"), *more]
+
+
+def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_papers(tmp_path: Path) -> None:
+    ended = stairwell(tmp_path, *reproduce(tmp_path))
+    assert ended.status == 0, ended
+    result = json.loads((tmp_path / "study" / "result.json").read_text())
+    assert [row["model"] for row in result["rows"]] == [row.model for row in find(NAME, "laptop")[0].rows]
+    for row in result["rows"]:
+        assert row["seeds"] == [0, 1] and len(row["measured"]["test error (%)"]) == 2
+        assert row["tokens"] == 4 * 4 * 8 and row["updates"] == 4
+        assert row["best"]["test error (%)"] in row["measured"]["test error (%)"]
+    assert result["rows"][1]["paper"] == {"test error (%)": "84.1"} and "84.1" in ended.out
+    assert result["provenance"]["command"].startswith("stairwell reproduce") and result["scale"] == "laptop"
+    assert "Random walk" in (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "study" / "curves.png").stat().st_size > 1000
+
+    # Done is done: the second time nothing is trained.
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("study/*/*/model.safetensors")}
+    assert len(before) == 12
+    again = stairwell(tmp_path, *reproduce(tmp_path, "--dry-run"))
+    assert again.status == 0 and again.out.count("0 of 2") == 6
+    again = stairwell(tmp_path, *reproduce(tmp_path))
+    assert again.status == 0 and {path: path.stat().st_mtime_ns for path in before} == before
+
+    # The same trainings for another study beside it are taken over, not done again.
+    copied = stairwell(tmp_path, *reproduce(tmp_path)[:-1], str(tmp_path / "other"))
+    assert copied.status == 0 and "training 1" not in copied.err
+    other = json.loads((tmp_path / "other" / "result.json").read_text())
+    assert [row["measured"] for row in other["rows"]] == [row["measured"] for row in result["rows"]]
+
+
+def test_a_study_that_was_cut_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "a" / "whole", tmp_path / "b" / "cut"
+    longer = ["reproduce", NAME, *OPTIONS, "--seeds", "1", "--updates", "30"]
+    assert stairwell(tmp_path, *longer, "--out", str(whole)).status == 0
+    command = begin(tmp_path, *longer, "--out", str(cut))
+    assert command.until(lambda: (cut / "feedback/seed-0/metrics.jsonl").exists())
+    command.kill(2)
+    stopped = command.end()
+    assert stopped.status == 130 and "the same command again goes on" in stopped.err, stopped
+    assert not (cut / "result.json").exists()
+    assert stairwell(tmp_path, *longer, "--out", str(cut)).status == 0
+    results = [json.loads((path / "result.json").read_text())["rows"] for path in (whole, cut)]
+    assert [row["measured"] for row in results[0]] == [row["measured"] for row in results[1]]
+
+
+def test_jobs_train_beside_each_other_to_the_same_numbers(tmp_path: Path) -> None:
+    """In processes of their own."""
+    only = [*OPTIONS, "--seeds", "1"]
+    for folder, jobs in (("a/one", "1"), ("b/two", "2")):
+        ended = stairwell(tmp_path, "reproduce", NAME, *only, "--out", folder, "--jobs", jobs)
+        assert ended.status == 0, ended
+    results = [json.loads((tmp_path / path / "result.json").read_text())["rows"] for path in ("a/one", "b/two")]
+    assert [row["measured"] for row in results[0]] == [row["measured"] for row in results[1]]
+
+
+def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
+    assert "there are demo, " in stairwell(tmp_path, "reproduce", "table99").line
+    assert "laptop or paper" in stairwell(tmp_path, "reproduce", NAME, "--scale", "huge").line
+    assert stairwell(tmp_path, *reproduce(tmp_path, "--seeds", "1")).status == 0
+    changed = stairwell(tmp_path, *reproduce(tmp_path, "--train.warmup", "9"))
+    assert "another config" in changed.line
+
+
+def test_a_text_that_is_not_there_is_found_out_before_anything_is_trained(tmp_path: Path) -> None:
+    for path in ([], ["--task.path", "nowhere"]):
+        assert "--task.path" in stairwell(tmp_path, "reproduce", "feedback.figure5", *path).line
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_the_page_of_results_is_made_from_them() -> None:
+    assert publishing.PAGE.read_text(encoding="utf-8") == publishing.page()
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.2, "1 seconds"), (80, "80 seconds"), (150, "2.5 minutes")])
+def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
+    assert reproducing.in_words(seconds) == words

@@ -1,0 +1,270 @@
+"""Studies: every table at both scales, its sizes, hyperparameters and numbers against what the papers print."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from stairwell.experiments.experiment import Experiment
+from stairwell.experiments.feedback_paper import ALGORITHMIC, as_large_as, on_more_variables
+from stairwell.experiments.reproducing import symbols
+from stairwell.experiments.study import SCALES, Row, Scale, Study, catalogue, find
+from stairwell.models import LanguageModel
+
+NAMES = list(catalogue())
+MILLION = 1_000_000
+
+
+@cache
+def study(name: str, scale: Scale) -> Study:
+    return catalogue()[name](scale)
+
+
+def row(name: str, model: str, scale: Scale = "paper") -> Row:
+    return next(row for row in study(name, scale).rows if row.model.startswith(model))
+
+
+def weights(experiment: Experiment) -> int:
+    inputs, outputs = symbols(experiment)
+    config = dataclasses.replace(experiment.model, core=experiment.core, inputs=inputs, outputs=outputs)
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in LanguageModel(config, "reference").parameters())
+
+
+def fields(value: Any, **expected: Any) -> None:
+    assert {name: getattr(value, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_study_can_be_made_without_any_data(name: str, scale: Scale) -> None:
+    made = study(name, scale)
+    assert made.name == name and made.scale == scale and made.rows
+    assert made.paper and made.title and (made.claim or name.startswith("extra"))
+    assert made.notes or scale == "paper", "a laptop's study says what is smaller"
+    assert all(len(row.paper) in (0, len(made.columns)) for row in made.rows)
+    assert len({column.title for column in made.columns}) == len(made.columns)
+    for each in made.rows:
+        assert Experiment.from_json(each.experiment.to_json(), name) == each.experiment
+        if each.experiment.task_name != "lm":
+            each.experiment.make_tasks()
+        elif not each.experiment.task.path:
+            assert made.data, "a study of text that is not at hand says which text it reads"
+
+
+def test_a_name_without_its_last_part_stands_for_all_parts() -> None:
+    assert [made.name.rpartition(".")[2] for made in find("staircase.table1", "laptop")] == [
+        "random-walk", "algorithm", "enwik8", "reddit", "base",
+    ]  # fmt: skip
+    assert len(find("feedback.table1", "paper")) == 7
+    assert len(find("feedback.figure9", "laptop")) == 2
+    assert {name.split(".")[0] for name in NAMES} == {"feedback", "staircase", "extra"}
+
+
+@pytest.mark.parametrize(
+    ("millions", "name", "model"),
+    [
+        (3.2, "feedback.table1.random-walk", "Transformer"),
+        (3.2, "feedback.table1.random-walk", "Feedback"),
+        (3.2, "feedback.table1.algorithmic-3", "Feedback"),
+        (10.7, "feedback.figure5", "Transformer"),
+        (10.7, "feedback.figure8", "Feedback, weighted"),
+        (77, "feedback.table4", "Feedback"),
+        (140, "feedback.table3", "Transformer"),
+        (126, "feedback.table3", "Feedback"),
+        (139, "feedback.table6", "Transformer, plain"),
+        (44, "feedback.figure9.wikitext-103", "Transformer, 4"),
+        (117, "staircase.table2", "Transformer-XL"),
+        (218, "staircase.table2", "Transformer-XL, twice"),
+        (102, "staircase.table2", "Feedback"),
+        (117, "staircase.table2", "Cached"),
+        (117, "staircase.table2", "Staircase, N = 2"),
+        (117, "staircase.table2", "Staircase, N = 8"),
+        (29, "staircase.table2", "Universal Transformer, 16 passes"),
+        (120, "staircase.table2", "Universal Transformer, 8 passes, as large"),
+    ],
+)
+def test_paper_scale_has_the_papers_sizes(millions: float, name: str, model: str) -> None:
+    assert weights(row(name, model).experiment) == pytest.approx(millions * MILLION, rel=0.03)
+
+
+@pytest.mark.parametrize("name", ["feedback.figure5", "feedback.figure8", "feedback.figure9.char-ptb"])
+@pytest.mark.parametrize("scale", SCALES)
+def test_models_of_a_figure_have_the_same_number_of_weights(name: str, scale: Scale) -> None:
+    sizes = [weights(each.experiment) for each in study(name, scale).rows]
+    assert max(sizes) <= (1.02 if scale == "laptop" else 1.025) * min(sizes)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["feedback.figure9.wikitext-103", "staircase.table7", "staircase.table6", "staircase.table9", "staircase.table3"],
+)
+def test_models_of_a_table_have_the_same_number_of_weights(name: str) -> None:
+    sizes = [weights(each.experiment) for each in study(name, "paper").rows]
+    assert max(sizes) <= 1.02 * min(sizes)
+
+
+def test_an_lstm_as_large_as_a_transformer() -> None:
+    transformer = row("feedback.figure5", "Transformer", "laptop").experiment
+    lstm = as_large_as(transformer, row("feedback.table4", "Feedback", "laptop").experiment, 50)
+    assert weights(row("feedback.figure5", "LSTM", "laptop").experiment) == pytest.approx(
+        weights(transformer), rel=0.02
+    )
+    assert lstm.core.inner % 8 == 0
+
+
+def test_the_first_papers_hyperparameters() -> None:
+    """Table 9 and section 7.6."""
+    walk = row("feedback.table1.random-walk", "Feedback").experiment
+    fields(walk.core, layers=4, width=256, F=1024, heads=4, K=64, memory=100, attention_dropout=0.2, relu_dropout=0.2)
+    fields(walk.train, segment=64, batch=512, learning_rate=1e-4, clip=0.1, warmup=1000)
+    fields(walk.task, length=100, train_episodes=10_000)
+
+    ptb = row("feedback.figure5", "Feedback, memory").experiment
+    fields(ptb.core, layers=6, width=384, F=1536, heads=4, K=96, memory=512, attention_dropout=0.5)
+    fields(ptb.train, segment=128, batch=2048, learning_rate=1.5e-3, clip=1.0, warmup=1000)
+    fields(ptb.train, steps=15_000, finetune_steps=1000, finetune_rate=0.1)
+    assert ptb.train.patience and ptb.task.separated
+
+    enwik8 = row("feedback.table4", "Feedback").experiment
+    fields(enwik8.core, layers=12, width=512, F=4096, heads=8, K=128, memory=8192, adaptive_span=True, span_loss=5e-7)
+    fields(enwik8.core, attention_dropout=0.5, relu_dropout=0.5)
+    fields(enwik8.train, segment=128, segment_warmup=64, batch=1024, learning_rate=1.5e-3, clip=0.1, warmup=8000)
+    fields(enwik8.train, steps=100_000, finetune_steps=10_000)
+
+    small = row("feedback.figure9.wikitext-103", "Feedback, 4").experiment
+    fields(small.core, layers=4, width=512, F=4096, heads=8, K=128, memory=512, attention_dropout=0.1)
+    fields(small.model, embedding_dropout=0.1, output_dropout=0.1, tied=True)
+
+    for model in ("Transformer", "Feedback"):
+        large = row("feedback.table3", model).experiment
+        fields(large.core, layers=8, width=1024, F=4096, heads=8, K=128, memory=2048, span_loss=1e-5)
+        fields(large.core, attention_dropout=0.3, relu_dropout=0.3, norm="pre")
+        fields(large.model, embedding_dropout=0.2, output_dropout=0.2, adaptive=(20_000, 40_000, 200_000))
+        fields(large.train, segment=256, batch=512, learning_rate=7e-4, clip=0.1, warmup=8000)
+        fields(large.train, steps=200_000, finetune_steps=10_000, finetune_task="end_of_line=true")
+        assert large.task.end_of_line is False
+
+
+def test_the_rows_of_table_6_differ_as_printed() -> None:
+    rows = study("feedback.table6", "paper").rows
+    assert [each.paper[0] for each in rows] == ["22.9", "22.9", "21.0", "20.6", "19.7", "19.9", "19.6", "19.0"]
+    assert [each.experiment.core.norm for each in rows] == ["post", "post", "pre", "pre"] * 2
+    assert [each.experiment.core.memory for each in rows] == [512, 512, 512, 2048] * 2
+    grows = [each.experiment.train.segment_warmup > 0 for each in rows]
+    assert grows == [False, True, True, False, False, True, True, True]
+    assert not any(each.experiment.train.finetune_steps for each in rows)
+
+
+def test_depth_changes_head_and_inner_width_inversely() -> None:
+    for each in study("feedback.figure9.char-ptb", "paper").rows:
+        core = each.experiment.core
+        assert core.layers * core.K == 6 * 96 and core.layers * core.F == 6 * 1536
+
+
+def test_the_second_papers_hyperparameters() -> None:
+    """Tables 4 and 5 and appendix A."""
+    walk = row("staircase.table1.random-walk", "Staircase").experiment
+    fields(walk.core, layers=4, width=256, heads=4, passes=8, chunk=8, attention_dropout=0.2)
+    fields(walk.train, segment=128, batch=512, learning_rate=1e-4, clip=0.1, warmup=1000, steps=50_000)
+    assert walk.task.length == 400
+
+    programs = row("staircase.table1.algorithm", "Staircase").experiment
+    fields(programs.core, layers=4, width=256, heads=4, passes=8, chunk=8, attention_dropout=0.2)
+    fields(programs.train, segment=128, batch=256, learning_rate=1e-4, clip=0.1, warmup=1000, steps=100_000)
+    fields(programs.task, variables=3, statements=100)
+
+    reddit = row("staircase.table1.reddit", "Staircase").experiment
+    fields(reddit.core, layers=8, width=1024, heads=8, passes=8, chunk=32, attention_dropout=0.3)
+    fields(reddit.train, segment=256, batch=512, learning_rate=7e-4, clip=0.1, warmup=8000, steps=100_000)
+    assert reddit.model.embedding_dropout == 0.2
+    assert row("staircase.table1.base", "Staircase").experiment.train.steps == 80_000
+
+    enwik8 = row("staircase.table1.enwik8", "Staircase").experiment
+    fields(enwik8.core, layers=8, width=512, heads=8, passes=4, chunk=64, attention_dropout=0.3)
+    fields(enwik8.train, segment=256, batch=512, learning_rate=7e-4, clip=0.1, warmup=8000, steps=100_000)
+
+    best = {"random-walk": (256, 4), "algorithm": (64, 4), "reddit": (384, 128), "base": (384, 128), "enwik8": (260, 4)}
+    for task, (step, forward) in best.items():
+        core = row(f"staircase.table1.{task}", "Cached").experiment.core
+        assert (core.passes * core.chunk, core.chunk, core.compute) == (step, forward, 1)
+
+    memory = {"table6": 32, "table7": 64, "table2": 512, "table9": 256}
+    for table, size in memory.items():
+        assert row(f"staircase.{table}", "Feedback").experiment.core.memory == size
+
+
+def test_the_toy_tasks_have_ten_seeds_and_five_of_cached_staircase() -> None:
+    for name in ("staircase.table1.random-walk", "staircase.table1.algorithm", "staircase.table6", "staircase.table7"):
+        made = study(name, "paper")
+        for each in made.rows:
+            assert made.seeds_for(each) == (5 if each.model.startswith("Cached") else 10)
+            longer = each.model.startswith("Global")
+            assert (each.experiment.train.steps == 400_000) == longer
+            assert each.experiment.task.fresh == longer
+    assert study("staircase.table2", "paper").seeds == 1
+
+
+STEPS = {
+    "table2": [(1, 384, 128), (2, 256, 128), (4, 256, 64), (8, 256, 32)],
+    "table3": [(1, 288, 32), (1, 320, 64), (1, 384, 128), (2, 128, 64), (2, 256, 128), (4, 128, 32), (4, 256, 64)],
+    "table6": [(8, 64, 8), (4, 64, 16), (2, 64, 32), (2, 128, 64), (1, 64, 4), (1, 64, 8), (1, 64, 16)],
+    "table7": [(8, 64, 8), (4, 64, 16), (2, 64, 32), (2, 128, 64), (1, 256, 4), (1, 256, 8), (1, 256, 16)],
+    "table8": [(1, 256, 32), (1, 256, 64), (1, 256, 128), (2, 256, 128), (4, 256, 64), (8, 256, 32)],
+    "table9": [(1, 260, 4), (1, 288, 32), (1, 320, 64), (1, 384, 128), (2, 256, 128), (4, 256, 64)],
+}
+
+
+@pytest.mark.parametrize("table", STEPS)
+def test_recurrent_steps_step_and_forward_sizes_are_as_printed(table: str) -> None:
+    """Table 2 prints 256 for Cached Staircase's step size where tables 3 and 5 have 384."""
+    stairs = [
+        each.experiment.core
+        for each in study(f"staircase.{table}", "paper").rows
+        if each.experiment.core_name in ("staircase", "cached-staircase")
+    ]
+    assert [(core.M, core.passes * core.chunk, core.chunk) for core in stairs] == STEPS[table]
+
+
+@pytest.mark.parametrize(
+    ("name", "numbers"),
+    [
+        ("feedback.table1.copy", [(), ("59.1", "6.2"), ("76.2", "23.6")]),
+        ("feedback.table1.reverse", [(), ("50.2", "5.9"), ("74.8", "29.2")]),
+        ("feedback.table1.counting-50", [(), ("99.6",), ("99.7",)]),
+        ("feedback.table1.counting-1000", [(), ("82.4",), ("95.3",)]),
+        ("feedback.table1.random-walk", [(), ("68",), ("100",)]),
+        ("feedback.table1.algorithmic-3", [("82.8",), ("33.7",), ("47.4",), ("99.1",)]),
+        ("feedback.table1.algorithmic-5", [("32.1",), ("37.5",), ("29.1",), ("92.6",)]),
+        ("feedback.table5", [("296K", "592"), ("84.4K", "2176")]),
+        ("staircase.table1.enwik8", [("1.38",), ("1.15",), ("1.12",), ("1.14",), ("1.13",)]),
+        ("staircase.table1.reddit", [("26.2",), ("25.5",), ("22.6",), ("26.1",)]),
+        ("staircase.table1.base", [("28.0",), ("26.6",), ("23.0",), ("27.8",)]),
+    ],
+)
+def test_the_papers_numbers_stand_beside_their_rows(name: str, numbers: list[tuple[str, ...]]) -> None:
+    assert [each.paper for each in study(name, "paper").rows] == numbers
+
+
+def test_table_8_reads_episodes_and_the_others_one_stream() -> None:
+    assert {each.experiment.task.episode for each in study("staircase.table8", "paper").rows} == {256}
+    assert {each.experiment.task.episode for each in study("staircase.table2", "paper").rows} == {0}
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "feedback.table6"])
+def test_all_models_of_a_laptops_table_have_one_recipe(name: str) -> None:
+    recipes = {dataclasses.astuple(each.experiment.train) for each in study(name, "laptop").rows}
+    assert len(recipes) == 1
+
+
+def test_a_curriculum_goes_on_to_five_variables() -> None:
+    longer = on_more_variables("variables=1,statements=4;variables=3,statements=4..6", 5)
+    assert longer == (
+        "variables=1,statements=4;variables=3,statements=4;"
+        "variables=5,statements=4;variables=5,statements=5;variables=5,statements=6"
+    )
+    assert on_more_variables(ALGORITHMIC["laptop"].train.curriculum, 3) == ALGORITHMIC["laptop"].train.curriculum
