@@ -262,6 +262,7 @@ def reproduce_command(
     """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
     from stairwell.display import display
     from stairwell.experiments import reproducing, study
+    from stairwell.train import Interrupted
 
     progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
     if name == "demo":
@@ -276,9 +277,11 @@ def reproduce_command(
         if dry_run:
             print_table(reproducing.plan_table(wanted, place, device))
             continue
-        result = reproducing.reproduce(
-            wanted, place, device, engine, jobs, progress, (lambda _: None) if quiet else say, tuple(only or ())
-        )
+        tell: Callable[[str], None] = (lambda _: None) if quiet else say
+        try:
+            result = reproducing.reproduce(wanted, place, device, engine, jobs, progress, tell, tuple(only or ()))
+        except KeyboardInterrupt:  # while nothing was training
+            raise Interrupted("interrupted; the same command again goes on from there") from None
         page = reproducing.write_report(wanted, place, result)
         print_table(reproducing.table(result))
         print(f"The whole story: {page}")

@@ -12,8 +12,9 @@ from stairwell.experiments.study import find
 from tests.commands import TINY, begin, stairwell
 
 NAME = "staircase.table1.random-walk"
-MODELS = ("lstm", "transformer-xl", "feedback", "staircase", "cached-staircase", "global-cached-staircase")
 OPTIONS = [*TINY, "--core.heads", "1", "--core.memory", "4", "--core.chunk", "2", "--updates", "4", "--seeds", "2"]
+
+TWO = ["--only", "LSTM", "--only", "Feedback"]
 
 
 def reproduce(folder: Path, *more: str) -> list[str]:
@@ -51,7 +52,7 @@ def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_paper
 
 def test_a_study_that_was_cut_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     whole, cut = tmp_path / "a" / "whole", tmp_path / "b" / "cut"
-    longer = ["reproduce", NAME, *OPTIONS, "--seeds", "1", "--updates", "30"]
+    longer = ["reproduce", NAME, *OPTIONS, "--seeds", "1", "--updates", "30", *TWO]
     assert stairwell(tmp_path, *longer, "--out", str(whole)).status == 0
     command = begin(tmp_path, *longer, "--out", str(cut))
     assert command.until(lambda: (cut / "feedback/seed-0/metrics.jsonl").exists())
@@ -61,12 +62,13 @@ def test_a_study_that_was_cut_goes_on_to_the_same_numbers(tmp_path: Path) -> Non
     assert not (cut / "result.json").exists()
     assert stairwell(tmp_path, *longer, "--out", str(cut)).status == 0
     results = [json.loads((path / "result.json").read_text())["rows"] for path in (whole, cut)]
+    assert [len(row["seeds"]) for row in results[0]] == [1, 0, 1, 0, 0, 0]
     assert [row["measured"] for row in results[0]] == [row["measured"] for row in results[1]]
 
 
 def test_jobs_train_beside_each_other_to_the_same_numbers(tmp_path: Path) -> None:
     """In processes of their own."""
-    only = [*OPTIONS, "--seeds", "1"]
+    only = [*OPTIONS, "--seeds", "1", *TWO]
     for folder, jobs in (("a/one", "1"), ("b/two", "2")):
         ended = stairwell(tmp_path, "reproduce", NAME, *only, "--out", folder, "--jobs", jobs)
         assert ended.status == 0, ended
@@ -77,7 +79,8 @@ def test_jobs_train_beside_each_other_to_the_same_numbers(tmp_path: Path) -> Non
 def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
     assert "there are demo, " in stairwell(tmp_path, "reproduce", "table99").line
     assert "laptop or paper" in stairwell(tmp_path, "reproduce", NAME, "--scale", "huge").line
-    assert stairwell(tmp_path, *reproduce(tmp_path, "--seeds", "1")).status == 0
+    assert "it has LSTM, " in stairwell(tmp_path, *reproduce(tmp_path, "--only", "GRU")).line
+    assert stairwell(tmp_path, *reproduce(tmp_path, "--seeds", "1", *TWO)).status == 0
     changed = stairwell(tmp_path, *reproduce(tmp_path, "--train.warmup", "9"))
     assert "another config" in changed.line
 
