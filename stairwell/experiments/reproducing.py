@@ -30,7 +30,8 @@ from stairwell.provenance import provenance
 from stairwell.runs import Run
 from stairwell.train import Interrupted
 
-SHARE = 0.4  # of the rate of large matrix products that a training comes to, about
+SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
+USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale
 
 Say = Callable[[str], None]
 
@@ -278,14 +279,14 @@ def plan_table(study: Study, out: Path, device: str) -> Any:
 
 def describe(say: Say) -> None:
     """Every study: the paper, the models, how long on both scales, the paper's numbers."""
-    rate = machine_rate("auto")
     for name, make in catalogue().items():
         laptop, paper = make("laptop"), make("paper")
         times = []
         for study in (laptop, paper):
+            rate, machine = USUAL[study.scale]
             seconds = sum(study.seeds_for(row) * estimate(row.experiment, rate) for row in study.rows)
-            times.append(f"{study.scale} {in_words(seconds)}")
-        say(f"{name}\n  {paper.title} ({paper.paper})\n  about {', '.join(times)} on this machine")
+            times.append(f"{study.scale} scale about {in_words(seconds)} on {machine}")
+        say(f"{name}\n  {paper.title} ({paper.paper})\n  {', '.join(times)}")
         for title, place in ((column.title, i) for i, column in enumerate(paper.columns)):
             numbers = [f"{row.model} {row.paper[place]}" for row in paper.rows if row.paper and row.paper[place]]
             if numbers:
@@ -302,12 +303,12 @@ def estimate(experiment: Experiment, rate: float) -> float:
     with torch.device("meta"):
         model = LanguageModel(config, "reference")
     core: Any = experiment.core
-    weights = sum(parameter.numel() for name, parameter in model.named_parameters() if "embed" not in name)
+    inside, outside = (sum(p.numel() for p in part.parameters()) for part in (model.core, model.head))
     seen: int = getattr(core, "memory", 0) or getattr(core, "distances", 0)
     passes: int = getattr(core, "computed", 0) or getattr(core, "passes", 1)
     attention = 2 * core.layers * core.width * seen
     train = experiment.train
-    return train.total * train.batch * train.segment * 6 * passes * (weights + attention) / (SHARE * rate)
+    return train.total * train.batch * train.segment * 6 * (passes * (inside + attention) + outside) / (SHARE * rate)
 
 
 def symbols(experiment: Experiment) -> tuple[int, int]:
@@ -325,7 +326,7 @@ def machine_rate(device: str) -> float:
     chosen = choose_device(device)
     a = torch.randn(1024, 1024, device=chosen)
     times = []
-    for _ in range(5):
+    for _ in range(20):
         began = time.perf_counter()
         (a @ a).sum().item()
         times.append(time.perf_counter() - began)

@@ -172,7 +172,7 @@ def table7(scale: Scale) -> Study:
         scale=scale,
         columns=ERRORS,
         rows=rows,
-        seeds=3 if scale == "laptop" else 10,
+        seeds=2 if scale == "laptop" else 10,
         seeds_of=five_of_cached(rows, scale),
         claim="small chunks solve it, and the larger a chunk the worse; Transformer-XL fails",
         notes=(*RANDOM_WALK_NOTES[scale], *((CHUNKS,) if scale == "laptop" else ())),
