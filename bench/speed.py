@@ -22,6 +22,8 @@ from stairwell import CORES, FeedbackConfig, LanguageModel, LanguageModelConfig,
 from stairwell.cores.feedback import FeedbackState
 from stairwell.cores.transformer_xl import TransformerXLState
 from stairwell.experiments import preset
+from stairwell.fast.feedback import FeedbackEngine
+from stairwell.fast.feedback_torch import TorchBackend
 
 SYMBOLS = 256
 ROUNDS = 7
@@ -53,6 +55,9 @@ CASES = {
     for case in (
         Case("b16", B=16),
         Case("b64", B=64),
+        # Where no compiler was at hand, or on a GPU, the same loops run in PyTorch.
+        Case("b16-loops", B=16, contestants=("feedback", "feedback-torch", "reference")),
+        Case("b64-loops", B=64, contestants=("feedback", "feedback-torch", "reference")),
         Case("b256", B=256, contestants=("feedback", "transformer-xl", "x-transformers")),
         Case("b16-dropout", B=16, dropout=0.2, contestants=("feedback", "transformer-xl", "x-transformers")),
         Case("b64-dropout", B=64, dropout=0.2, contestants=("feedback", "transformer-xl", "x-transformers")),
@@ -75,9 +80,9 @@ CASES = {
 }  # fmt: skip
 
 
-def make_model(case: Case, core: Any, engine: str) -> LanguageModel:
+def make_model(case: Case, core: Any, engine: str, kind: type[LanguageModel] = LanguageModel) -> LanguageModel:
     torch.manual_seed(0)
-    model = LanguageModel(LanguageModelConfig(core=core, inputs=SYMBOLS), engine)
+    model = kind(LanguageModelConfig(core=core, inputs=SYMBOLS), engine)
     for name, parameter in model.named_parameters():
         if name.endswith("span.z"):
             nn.init.constant_(parameter, case.span or 0)
@@ -95,8 +100,10 @@ def full_state(model: LanguageModel, B: int) -> State:
     return type(state).from_tensors(tensors)
 
 
-def stairwell_step(case: Case, core: Any, engine: str, full: bool = True) -> Step:
-    model = make_model(case, core, engine).train()
+def stairwell_step(
+    case: Case, core: Any, engine: str, full: bool = True, kind: type[LanguageModel] = LanguageModel
+) -> Step:
+    model = make_model(case, core, engine, kind).train()
     optimizer = torch.optim.Adam(model.parameters())
     tokens, targets = torch.randint(SYMBOLS, (2, case.B, case.segment))
     state = full_state(model, case.B) if full else model.init_state(case.B)
@@ -110,6 +117,17 @@ def stairwell_step(case: Case, core: Any, engine: str, full: bool = True) -> Ste
         state = after.detach()
 
     return step
+
+
+def torch_loops_step(case: Case) -> Step:
+    """Feedback as it trains without the extension."""
+
+    class InPyTorch(LanguageModel):
+        def __init__(self, config: LanguageModelConfig, engine: str) -> None:
+            super().__init__(config, engine)
+            self.core.engine = FeedbackEngine(TorchBackend())
+
+    return stairwell_step(case, FeedbackConfig(**sizes(case)), "auto", kind=InPyTorch)
 
 
 def sizes(case: Case) -> dict[str, Any]:
@@ -177,6 +195,7 @@ def feedback_pytorch_step(case: Case) -> Step:
 
 CONTESTANTS: dict[str, Callable[[Case], Step]] = {
     "feedback": lambda case: stairwell_step(case, FeedbackConfig(**sizes(case)), "auto"),
+    "feedback-torch": torch_loops_step,
     "reference": lambda case: stairwell_step(case, FeedbackConfig(**sizes(case)), "reference"),
     "transformer-xl": lambda case: stairwell_step(case, TransformerXLConfig(**sizes(case)), "auto"),
     "transformer-xl-reference": lambda case: stairwell_step(case, TransformerXLConfig(**sizes(case)), "reference"),

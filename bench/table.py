@@ -19,6 +19,8 @@ CHAR_PTB = "6 layers, width 384, memory 512, segment 128, 16 rows (the paper's c
 SHAPES = {
     "b16": MAIN,
     "b64": "the same, 64 rows",
+    "b16-loops": "the same, 16 rows, again",
+    "b64-loops": "the same, 64 rows, again",
     "b256": "the same, 256 rows",
     "b16-dropout": "the same, 16 rows, dropout 0.2",
     "b64-dropout": "the same, 64 rows, dropout 0.2",
@@ -30,6 +32,7 @@ PEERS = {
     "x-transformers": "x-transformers' Transformer-XL",
     "transformer-xl": "our Transformer-XL",
     "feedback-pytorch": "feedback-transformer-pytorch",
+    "feedback-torch": "its loops in PyTorch",
     "reference": "our reference engine",
     "lstm": "torch.nn.LSTM",
 }
