@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 from typing import Any
+
+from PIL import Image
 
 from stairwell.experiments.reproducing import in_words, table
 from stairwell.experiments.study import SCALES, catalogue
@@ -40,7 +41,8 @@ def publish(folder: Path, verdict: str) -> Path:
     RESULTS.mkdir(exist_ok=True)
     write_text(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
     if (folder / "curves.png").exists():
-        shutil.copyfile(folder / "curves.png", PICTURES / f"{name}.png")
+        small = Image.open(folder / "curves.png").convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
+        small.save(PICTURES / f"{name}.png", optimize=True)
     return RESULTS / f"{name}.json"
 
 
