@@ -551,8 +551,8 @@ CHAR_PTB: dict[Scale, Setting] = {
     "laptop": Setting(
         task_name="lm", task=CHAR_PTB_TASK, layers=4, width=128, heads=4, core={"memory": 64}, dropout=0.1,
         train=TrainConfig(
-            steps=1000, batch=32, segment=64, learning_rate=1.5e-3, warmup=100, finetune_steps=100,
-            validate_every=100, valid_rows=32, valid_tokens=100_000,
+            steps=500, batch=32, segment=64, learning_rate=1.5e-3, warmup=50, finetune_steps=50,
+            validate_every=50, valid_rows=32, valid_tokens=50_000,
         ),
     ),
     "paper": Setting(
@@ -568,7 +568,7 @@ NO_NUMBERS = "The figure's numbers are not in the paper's text; only its conclus
 CHAR_PTB_NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
         "Laptop scale: 4 layers of width 128 instead of 6 of 384, 0.8 million weights instead of 10.7, a span of 64 "
-        "characters instead of 512, 1,000 updates of 32 rows of 64 characters and 100 at a tenth of the rate instead "
+        "characters instead of 512, 500 updates of 32 rows of 64 characters and 50 at a tenth of the rate instead "
         "of 15,000 of 2,048 rows of 128 and 1,000.",
         "All models have the same number of weights: Feedback shares one pair of key and value projections and has a "
         "wider feed-forward instead.",
