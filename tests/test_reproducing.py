@@ -95,6 +95,6 @@ def test_the_page_of_results_is_made_from_them() -> None:
     assert publishing.PAGE.read_text(encoding="utf-8") == publishing.page()
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.2, "1 seconds"), (80, "80 seconds"), (150, "2.5 minutes")])
+@pytest.mark.parametrize(("seconds", "words"), [(0.2, "a second"), (80, "80 seconds"), (150, "2.5 minutes")])
 def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
     assert reproducing.in_words(seconds) == words

@@ -338,4 +338,4 @@ def in_words(seconds: float) -> str:
     for size, name in ((365 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {name}"
-    return f"{max(seconds, 1):.0f} seconds"
+    return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"
