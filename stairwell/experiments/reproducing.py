@@ -131,6 +131,7 @@ def train_beside(
         if done.returncode:
             raise ValueError(f"{training.name}: {(done.stderr.strip() or 'it failed').splitlines()[-1]}")
         result = {**json.loads(done.stdout), "threads": int(threads)}
+        torch.set_num_threads(int(threads))  # others are still training
         finish(study, training, out, result, device, engine)
 
     began = time.monotonic()
