@@ -658,7 +658,9 @@ def by_depth(setting: Setting, scale: Scale, depths: tuple[int, ...]) -> tuple[R
             if core == "feedback":
                 own["share_kv"] = scale == "laptop"
             experiment = setting.experiment(core, **own)
-            if scale == "laptop":
+            if depth == setting.layers:  # the very training that other figures have too
+                experiment = base if core == "transformer-xl" else feedback_of(setting, scale)
+            elif scale == "laptop":
                 experiment = as_large_as(base, experiment)
             rows.append(Row(f"{model}, {depth} layer{'s' if depth > 1 else ''}", experiment))
     return tuple(rows)
