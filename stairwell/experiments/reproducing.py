@@ -232,7 +232,7 @@ def table(result: dict[str, Any]) -> Any:
         rows.append(cells)
     seeds = sorted({len(row["seeds"]) for row in result["rows"] if row["seeds"]})
     caption = f"{result['scale']} scale; {' or '.join(map(str, seeds)) or 'no'} seed{'s' if seeds != [1] else ''} a row"
-    return Table(result["title"], columns, rows, f"{caption}; the paper: {result['paper']}")
+    return Table(result["title"], columns, rows, f"{caption}; {result['paper']}")
 
 
 def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
