@@ -10,6 +10,7 @@ Letters: B rows, T tokens of a segment.
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import resource
@@ -190,6 +191,13 @@ class Trainer:
             final = self.valid_now or self.validate()
             self.save()
         return final
+
+    def part(self) -> None:
+        """Let go of DistributedDataParallel before the processes part. If it held the last reference to their group, it
+        would join the group's threads with Python's lock in hand, and one of them may be waiting for that lock."""
+        if self.world.size > 1:
+            self.call = Step(self.model)
+            gc.collect()
 
     def finetune(self) -> None:
         """The last phase: the same streams go on, unless it reads other data. Scores on that cannot be compared with

@@ -115,7 +115,10 @@ def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: Wor
         for word in damaged:
             watch({"event": "warning", "text": word})
         trainer.watch = with_tensorboard(watch, run) if world.first else watch
-        trainer.run()
+        try:
+            trainer.run()
+        finally:
+            trainer.part()
     if not world.first:
         return None
     scores = run.load_model()[1]["valid"]  # of the weights that are kept: the best, not always the last
