@@ -334,7 +334,7 @@ class Trainer:
         if self.world.first:
             rows, length = self.config.valid_rows, self.config.segment
             scores = evaluate(self.model, self.task, "valid", rows, length, self.watch, self.config.valid_tokens)
-        (scores,) = self.world.share_json(scores)
+        scores = self.world.share_json(scores)
         if scores["scored"] and not math.isfinite(scores["loss"]):
             raise self.diverged(scores["loss"])
         value = scores[self.task.headline]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,14 +23,20 @@ class World:
         self.device = device or torch.device("cpu")
 
     @staticmethod
-    def join(device: torch.device) -> World:
-        """Meet the other processes if torchrun started this one."""
+    @contextmanager
+    def together(device: torch.device) -> Iterator[World]:
+        """Meet the other processes if torchrun started this one. Within such a block further ones find them met: were
+        the processes to part and meet again at the same port, a quick one could find the old meeting still there."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
-        if size == 1:
-            return World(device=device)
-        if not dist.is_initialized():
-            dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-        return World(dist.get_rank(), size, device)
+        met = dist.is_available() and dist.is_initialized()
+        if size == 1 or met:
+            yield World(dist.get_rank() if met else 0, size, device)
+            return
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        try:
+            yield World(dist.get_rank(), size, device)
+        finally:
+            dist.destroy_process_group()
 
     @property
     def first(self) -> bool:
@@ -78,9 +86,9 @@ class World:
         padded = torch.tensor(list(text.ljust(length)), dtype=torch.uint8)
         return [json.loads(bytes(part.cpu().tolist()).decode()) for part in self.gather(padded)]
 
-    def share_json(self, value: Any) -> list[Any]:
+    def share_json(self, value: Any) -> Any:
         """The first process's value, for all."""
-        return self.gather_json(value)[:1]
+        return self.gather_json(value)[0]
 
     def gather_state(self, state: State) -> dict[str, Tensor]:
         """All rows of all processes, in the order of the stream."""
@@ -89,7 +97,3 @@ class World:
     def wait(self) -> None:
         if self.size > 1:
             dist.barrier()
-
-    def leave(self) -> None:
-        if self.size > 1 and dist.is_initialized():
-            dist.destroy_process_group()

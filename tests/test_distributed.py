@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from stairwell.runs import Run, load_tensors
+from stairwell.world import World
 from tests.commands import PATIENCE, TINY, Command, Ended, assert_same_weights, begin, measured, newest_step, stairwell
 
 # Two processes add up gradients in another order than one: rounding, which grows from update to update.
@@ -97,9 +98,24 @@ def test_two_processes_repeat_themselves_bit_for_bit_with_dropout_and_accumulati
 
 
 def test_seeds_are_trained_by_all_processes_and_summed_up_by_the_first(tmp_path: Path) -> None:
-    ended = two(tmp_path, "train", *options("lstm"), "--steps", 3, "--seeds", 2, "--out", "seeds")
+    ended = two(tmp_path, "train", *options("lstm"), "--steps", 3, "--seeds", 4, "--out", "seeds")
     assert "mean" in ended.out
     assert all("null" not in path.read_text() for path in tmp_path.glob("seeds/*/result.json"))
+
+
+def test_processes_meet_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Meeting again at the same port, a quick process could find the meeting that a slow one has not yet left."""
+    calls: list[str] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: calls[-1:] == ["meet"])
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda backend: calls.append("meet"))
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: calls.append("part"))
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    with World.together(torch.device("cpu")) as all_seeds:
+        for _ in range(2):
+            with World.together(torch.device("cpu")) as one_seed:
+                assert (one_seed.rank, one_seed.size) == (all_seeds.rank, all_seeds.size) == (1, 2)
+    assert calls == ["meet", "part"]
 
 
 def test_rows_that_cannot_be_dealt_are_refused(tmp_path: Path) -> None:

@@ -87,18 +87,16 @@ def without_format(config: dict[str, Any]) -> dict[str, Any]:
 def train(plan: Plan, device: str, engine: str, show: Show) -> dict[str, Any] | None:
     """Train to the end; the result, or nothing on all processes but the first."""
     chosen = choose_device(device)
-    world = World.join(chosen)
     try:
-        if not world.first:
-            return _train(plan, chosen, engine, show, world)
-        with plan.run.locked():
-            if plan.run.exists and not plan.resume:
-                raise holds_a_training(plan.run)
-            return _train(plan, chosen, engine, show, world)
+        with World.together(chosen) as world:
+            if not world.first:
+                return _train(plan, chosen, engine, show, world)
+            with plan.run.locked():
+                if plan.run.exists and not plan.resume:
+                    raise holds_a_training(plan.run)
+                return _train(plan, chosen, engine, show, world)
     except Interrupted as stopped:
         raise Interrupted(f"{stopped}; go on with: stairwell train --resume --out {plan.run.path}") from None
-    finally:
-        world.leave()
 
 
 def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: World) -> dict[str, Any] | None:
@@ -172,25 +170,29 @@ def with_tensorboard(watch: Watch, run: Run) -> Watch:
 def train_seeds(plan: Plan, seeds: int, device: str, engine: str, show: Show) -> dict[str, Any] | None:
     """The same training with several seeds, each in a folder of its own; those that are done are not done again."""
     first = plan.experiment.train.seed
-    results = []
-    for seed in range(first, first + seeds):
-        train_config = dataclasses.replace(plan.experiment.train, seed=seed)
-        experiment = dataclasses.replace(plan.experiment, train=train_config)
-        run = Run(plan.run.path / f"seed-{seed}")
-        done = run.path / "result.json"
-        if run.exists and without_format(run.read_config()) != experiment.to_json():
-            raise ValueError(f"{run.path} holds a training with another config; choose another --out")
-        if not done.exists():
-            result = train(Plan(experiment, run, resume=run.exists), device, engine, show)
-            if result is None:  # the first process writes and sums up
-                continue
-            write_text(done, json.dumps(result) + "\n")
-        results.append(json.loads(done.read_text(encoding="utf-8")))
-    if not results or os.environ.get("RANK", "0") != "0":
+    with World.together(choose_device(device)) as world:
+        results = [train_seed(plan, seed, device, engine, show, world) for seed in range(first, first + seeds)]
+    if not world.first:
         return None
     summary = sum_up(results, headline(plan.experiment))
     write_text(plan.run.path / "seeds.json", json.dumps({**summary, "runs": results}, indent=2) + "\n")
     return summary
+
+
+def train_seed(plan: Plan, seed: int, device: str, engine: str, show: Show, world: World) -> dict[str, Any]:
+    train_config = dataclasses.replace(plan.experiment.train, seed=seed)
+    experiment = dataclasses.replace(plan.experiment, train=train_config)
+    run = Run(plan.run.path / f"seed-{seed}")
+    result = run.path / "result.json"
+    # What the first process finds holds for all: a slower one might find what the first has begun to write.
+    begun, done = world.share_json([run.exists, result.exists()])
+    if begun and without_format(run.read_config()) != experiment.to_json():
+        raise ValueError(f"{run.path} holds a training with another config; choose another --out")
+    if not done:
+        trained = train(Plan(experiment, run, resume=begun), device, engine, show)
+        if world.first:
+            write_text(result, json.dumps(trained) + "\n")
+    return json.loads(result.read_text(encoding="utf-8")) if world.first else {}
 
 
 def headline(experiment: Experiment) -> tuple[str, bool]:
