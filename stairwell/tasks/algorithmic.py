@@ -52,8 +52,10 @@ class Config:
     """how many variables there are (the papers: 3 and 5)"""
     equality: bool = False
     """compare with == too"""
+    assigns: int = 1
+    """how many times as likely as any other statement an assignment is (the papers: 1); what curricula begin with"""
     prints: int = 1
-    """how many times as likely as any other statement a print is (the papers: 1); what a curriculum may begin with"""
+    """how many times as likely as any other statement a print is (the papers: 1)"""
     ifs: int = 1
     """how many times as likely as any other statement an `if` is (the papers: 1); 0 for none"""
     fresh: bool = False
@@ -73,12 +75,13 @@ class Programs:
     most_variables: int  # of the vocabulary, while a curriculum may begin with fewer
     equality: bool
     documents: bool
-    prints: int
-    ifs: int
-    adjustable: ClassVar[tuple[str, ...]] = ("statements", "variables", "prints", "ifs")
+    assigns: int = 1
+    prints: int = 1
+    ifs: int = 1
+    adjustable: ClassVar[tuple[str, ...]] = ("statements", "variables", "assigns", "prints", "ifs")
 
     def __post_init__(self) -> None:
-        check_at_least(1, statements=self.statements, prints=self.prints)
+        check_at_least(1, statements=self.statements, assigns=self.assigns, prints=self.prints)
         check_at_least(0, ifs=self.ifs)
         if not 1 <= self.most_variables <= len(NAMES):
             raise ValueError(f"variables is {self.most_variables}; it must be between 1 and {len(NAMES)}")
@@ -106,8 +109,9 @@ class Programs:
         )
         values = np.zeros((self.variables, E), dtype=np.int8)
         facts = np.empty((S, len(Facts._fields), E), dtype=np.int8)
+        chances = np.array([self.assigns, 1, 1, self.prints, self.ifs], dtype=np.int32)
         for t in range(S):
-            facts[t] = _execute(values, Dice(*(die[t] for die in dice)), self.prints, self.ifs)
+            facts[t] = _execute(values, Dice(*(die[t] for die in dice)), chances)
         return _write(Facts(*facts.transpose(1, 0, 2)), dice)
 
 
@@ -134,11 +138,11 @@ class Facts(NamedTuple):
     value: Array  # of this variable before the statement
 
 
-def _execute(values: Array, dice: Dice, prints: int, ifs: int) -> Facts:
+def _execute(values: Array, dice: Dice, chances: Array) -> Facts:
     """Choose one statement for each program and execute it on the programs' values (V, E), in place."""
     V, E = values.shape
     each = np.arange(E)
-    legal = _legal(values, prints, ifs)
+    legal = _legal(values, chances)
     kind, left = divmod(_choose(legal, dice.statement), V)
     conditional = kind == IF
     body_kind, body_variable = divmod(_choose(legal[: PRINT * V], dice.body), V)
@@ -161,17 +165,17 @@ def _execute(values: Array, dice: Dice, prints: int, ifs: int) -> Facts:
     return Facts(conditional, left, right, kind, variable, value)
 
 
-def _legal(values: Array, prints: int, ifs: int) -> Array:
+def _legal(values: Array, chances: Array) -> Array:
     """(5 V, E): of which variables each kind of statement can be made now, and how likely each is."""
     known = values > 0
-    kinds = (~known, known & (values < VALUES[-1]), values > VALUES[0], known * np.int16(prints), known * np.int16(ifs))
-    return np.concatenate(kinds)
+    kinds = np.stack([~known, known & (values < VALUES[-1]), values > VALUES[0], known, known])
+    return (kinds * chances[:, None, None]).reshape(-1, values.shape[1])
 
 
 def _choose(legal: Array, die: Array) -> Array:
     """A row of each column of (N, E), as likely as its number there says; N where all are 0."""
-    rank = np.cumsum(legal, axis=0, dtype=np.int16)
-    return (rank <= (die * rank[-1]).astype(np.int16)).sum(axis=0)
+    rank = np.cumsum(legal, axis=0, dtype=np.int32)
+    return (rank <= (die * rank[-1]).astype(np.int32)).sum(axis=0)
 
 
 def _roll(die: Array, faces: Array) -> Array:
@@ -202,7 +206,7 @@ def _write(facts: Facts, dice: Dice) -> Played:
 class Algorithmic(GeneratedTask):
     def __init__(self, config: Config) -> None:
         c = config
-        programs = Programs(c.statements, c.variables, c.variables, c.equality, c.fresh, c.prints, c.ifs)
+        programs = Programs(c.statements, c.variables, c.variables, c.equality, c.fresh, c.assigns, c.prints, c.ifs)
         super().__init__(config, programs)
         self.config = config
         self.inputs = FIRST_VARIABLE + config.variables
