@@ -54,6 +54,8 @@ class Config:
     """compare with == too"""
     assigns: int = 1
     """how many times as likely as any other statement an assignment is (the papers: 1); what curricula begin with"""
+    changes: int = 1
+    """how many times as likely as any other statement `++` and `--` are (the papers: 1); 0 for none"""
     prints: int = 1
     """how many times as likely as any other statement a print is (the papers: 1)"""
     ifs: int = 1
@@ -76,13 +78,16 @@ class Programs:
     equality: bool
     documents: bool
     assigns: int = 1
+    changes: int = 1
     prints: int = 1
     ifs: int = 1
-    adjustable: ClassVar[tuple[str, ...]] = ("statements", "variables", "assigns", "prints", "ifs")
+    adjustable: ClassVar[tuple[str, ...]] = ("statements", "variables", "assigns", "changes", "prints", "ifs")
 
     def __post_init__(self) -> None:
         check_at_least(1, statements=self.statements, assigns=self.assigns, prints=self.prints)
-        check_at_least(0, ifs=self.ifs)
+        check_at_least(0, changes=self.changes, ifs=self.ifs)
+        if self.ifs and not self.changes:
+            raise ValueError("changes is 0, so nothing is left for an `if` to do; let ifs be 0 too")
         if not 1 <= self.most_variables <= len(NAMES):
             raise ValueError(f"variables is {self.most_variables}; it must be between 1 and {len(NAMES)}")
         if not 1 <= self.variables <= self.most_variables:
@@ -109,7 +114,7 @@ class Programs:
         )
         values = np.zeros((self.variables, E), dtype=np.int8)
         facts = np.empty((S, len(Facts._fields), E), dtype=np.int8)
-        chances = np.array([self.assigns, 1, 1, self.prints, self.ifs], dtype=np.int32)
+        chances = np.array([self.assigns, self.changes, self.changes, self.prints, self.ifs], dtype=np.int32)
         for t in range(S):
             facts[t] = _execute(values, Dice(*(die[t] for die in dice)), chances)
         return _write(Facts(*facts.transpose(1, 0, 2)), dice)
@@ -206,7 +211,9 @@ def _write(facts: Facts, dice: Dice) -> Played:
 class Algorithmic(GeneratedTask):
     def __init__(self, config: Config) -> None:
         c = config
-        programs = Programs(c.statements, c.variables, c.variables, c.equality, c.fresh, c.assigns, c.prints, c.ifs)
+        programs = Programs(
+            c.statements, c.variables, c.variables, c.equality, c.fresh, c.assigns, c.changes, c.prints, c.ifs
+        )
         super().__init__(config, programs)
         self.config = config
         self.inputs = FIRST_VARIABLE + config.variables

@@ -183,6 +183,22 @@ def test_programs_have_as_many_statements_as_asked_for(statements: int) -> None:
     assert {len(run.statements) for run in runs} == {statements}
 
 
+def test_a_curriculum_may_make_kinds_of_statement_more_likely() -> None:
+    """Second statements: one variable is set to neither 1 nor 10, so that of each kind as many are legal as are set or
+    not set."""
+    runs, _ = draw(4000, variables=3, statements=2, assigns=6, prints=4, ifs=2)
+    second = [run.statements[1] for run in runs if run.statements[0].split()[-1] not in ("1", "10")]
+    mix = Counter(map(kind, second))
+    expected = {"=": 12 / 20, "print": 4 / 20, "if": 2 / 20, "++": 1 / 20, "--": 1 / 20}
+    assert {name: count / len(second) for name, count in mix.items()} == pytest.approx(expected, abs=0.03)
+    none, _ = draw(200, statements=20, ifs=0)
+    assert not any(kind(statement) == "if" for run in none for statement in run.statements)
+    fixed, _ = draw(200, statements=20, changes=0, ifs=0)
+    assert {kind(statement) for run in fixed for statement in run.statements} == {"=", "print"}
+    with pytest.raises(ValueError, match="changes is 0"):
+        draw(1, changes=0)
+
+
 def test_the_mix_of_statements_resembles_the_printed_program() -> None:
     runs, _ = draw(1000)
     mix = Counter(kind(statement) for run in runs for statement in run.statements)
