@@ -35,8 +35,9 @@ def walk(
     B, T, _ = x.shape
     config = core.config
     age = ages(state.count, start, T)
-    # Whether any slot is empty is asked only where the answer costs nothing: a GPU would have to be waited for.
-    youngest = 0 if x.is_cuda else int(age.min())
+    # Which slots are empty, for some tokens or for all, is asked only where the answer costs nothing: a GPU would have
+    # to be waited for.
+    youngest, oldest = (0, config.memory) if x.is_cuda else (int(age.min()), max(1, int(age.max())))
     sources = core.source_slots(source)
     layers = {id(layer): FastLayer(layer, given, B * T) for layer, given in zip(core.layers, sources, strict=True)}
     inputs: list[Tensor] = []
@@ -45,7 +46,7 @@ def walk(
         kept = masks.at(l, 0, T) if masks is not None else KEEP_ALL
         if kept.dropped:
             continue
-        farthest = core.reach(layer, config.memory)
+        farthest = min(core.reach(layer, config.memory), oldest)
         some_empty = youngest < farthest
         band = Band(config.heads, config.first, farthest, age if some_empty else None, kept.attention)
         memory = state.memory[:, state.memory.shape[1] - farthest :, l]
