@@ -83,7 +83,9 @@ def prepare(
 ) -> tuple[Parts, Plan]:
     """A call as a segment of the layers that are left, folded."""
     config = core.config
-    reach = tuple(core.reach(core.layers[l], config.memory) for l in alive)
+    # Slots that no row has filled are left out where asking costs nothing: a GPU would have to be waited for.
+    filled = config.memory if x.is_cuda else min(config.memory, max(1, int(age.max())))
+    reach = tuple(core.reach(core.layers[l], filled) for l in alive)
     R = max(reach)
     groups = key_groups(core, alive)
     names = sorted(set(groups))
