@@ -69,13 +69,13 @@ class Visible:
 
 
 class Kept:
-    """Dropout masks as factors, time first."""
+    """Dropout masks of the steps begin .. end-1 as factors, time first."""
 
-    def __init__(self, plan: Plan, dtype: torch.dtype) -> None:
+    def __init__(self, plan: Plan, dtype: torch.dtype, begin: int, end: int) -> None:
         def factors(masks: tuple[Tensor, ...], a: int, width: int) -> Tensor | None:
             if not masks:
                 return None
-            return masks[a][..., :width].permute(2, 0, 1, 3).to(dtype) / (1 - plan.attention_rate)
+            return masks[a][:, :, begin:end, :width].permute(2, 0, 1, 3).to(dtype) / (1 - plan.attention_rate)
 
         self.attention = [factors(plan.attention_kept, a, plan.width(a)) for a in range(plan.A)]
         width = plan.source_mask.shape[1] if plan.source_mask is not None else 0
@@ -87,7 +87,7 @@ class Forward:
 
     def __init__(self, plan: Plan, parts: Parts, trace: Trace) -> None:
         self.plan, self.parts, self.trace = plan, parts, trace
-        self.visible, self.kept = Visible(plan, parts), Kept(plan, parts.x.dtype)
+        self.visible, self.kept = Visible(plan, parts), Kept(plan, parts.x.dtype, 0, plan.T)
         self.absent: Tensor | None = None
         if plan.source_mask is not None:
             self.absent = ~plan.source_mask[:, None, :]
@@ -221,24 +221,28 @@ def window(plan: Plan, trace: Trace, a: int, t: int) -> tuple[Tensor, Tensor]:
 
 
 class Backward:
-    """The same walk in reverse."""
+    """The same walk in reverse, over the steps end-1 .. begin; i is a step's place among them."""
 
-    def __init__(self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes) -> None:
+    def __init__(
+        self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes, begin: int, end: int
+    ) -> None:
         self.plan, self.parts, self.trace = plan, parts, trace
         self.y, self.made, self.slopes = y, made, slopes
-        self.kept = Kept(plan, parts.x.dtype)
+        self.begin, self.end = begin, end
+        self.kept = Kept(plan, parts.x.dtype, begin, end)
 
     def run(self) -> None:
         plan, mix = self.plan, self.parts.mix
-        for t in reversed(range(plan.T)):
+        for t in reversed(range(self.begin, self.end)):
             self.recall(t)
             dx = self.y[t].clone()
             for a in reversed(range(plan.A)):
                 dx += self.from_memory(mix[:, a + 1], t)
                 dx = self.layer(a, t, dx)
             torch.add(dx, self.from_memory(mix[:, 0], t), out=self.slopes.x[t])
-        for s in range(len(self.parts.sets)):
-            self.pull_old(s)
+        if self.begin == 0:
+            for s in range(len(self.parts.sets)):
+                self.pull_old(s)
 
     def from_memory(self, weights: Tensor, t: int) -> Tensor:
         """What a level owes to the memories it went into. weights (G,) -> (B, D)"""
@@ -287,7 +291,7 @@ class Backward:
     def layer(self, a: int, t: int, dx: Tensor) -> Tensor:
         part, trace, slope = self.parts.layers[a], self.trace.layers[a], self.slopes.layers[a]
         dx = self.leave(trace.feed, t, dx, part.feed_scale, slope.feed_left, slope.feed_out)
-        inner = torch.mm(dx, part.outer, out=slope.inner[t]).mul_(trace.active[t] > 0)
+        inner = torch.mm(dx, part.outer, out=slope.inner[t - self.begin]).mul_(trace.active[t] > 0)
         if self.plan.relu_kept:
             inner.mul_(1 / (1 - self.plan.relu_rate))
         dx = self.enter(trace.feed, t, dx, inner @ part.inner)
@@ -303,9 +307,9 @@ class Backward:
     ) -> Tensor:
         if left is not None:
             assert sublayer.left is not None and scale is not None
-            left[t] = dx
+            left[t - self.begin] = dx
             dx = standardise_back(dx * scale, sublayer.left[t], sublayer.deviation[t])
-        return out[t].copy_(dx)
+        return out[t - self.begin].copy_(dx)
 
     def enter(self, sublayer: Sublayer, t: int, dx: Tensor, entered: Tensor) -> Tensor:
         if self.plan.pre:
@@ -315,7 +319,7 @@ class Backward:
     def attend(self, a: int, t: int, dx: Tensor) -> Tensor:
         """The gradient of what attention entered with. (B, D) -> (B, D)"""
         plan, part, trace, slope = self.plan, self.parts.layers[a], self.trace.layers[a], self.slopes.layers[a]
-        B, H, K, width, itself = plan.B, plan.H, plan.K, plan.width(a), int(plan.itself)
+        B, H, K, width, itself, i = plan.B, plan.H, plan.K, plan.width(a), int(plan.itself), t - self.begin
         keys, values = window(plan, self.trace, a, t)
         read = torch.mm(dx, part.out, out=slope.read[t]).view(B * H, K, 1)
         grad = segment.fresh(dx, B * H, width, 1)
@@ -324,13 +328,14 @@ class Backward:
         if own is not None:
             grad.view(B, H, width)[..., 0] = (own[:, 1] * read.view(B, H, K)).sum(-1)
         kept = self.kept.attention[a]
-        scores = softmax_back(grad.view(B, H, width), trace.self_attended, t, kept, slope.scores[t])
-        query = slope.query[t].view(B * H, 1, K)
+        factor = kept[i] if kept is not None else None
+        scores = softmax_back(grad.view(B, H, width), trace.self_attended.weights[t], factor, slope.scores[t])
+        query = slope.query[i].view(B * H, 1, K)
         torch.mm(scores.view(B * H, width), self.parts.position[:width], out=query.view(B * H, K))
         query.baddbmm_(scores.view(B * H, 1, width)[..., itself:], keys)
         if own is not None:
             query.view(B, H, K).addcmul_(scores[..., :1], own[:, 0])
-        entered = slope.query[t] @ part.query
+        entered = slope.query[i] @ part.query
         if own is not None:
             entered += self.own(a, t, scores[..., :1])
         return entered
@@ -339,22 +344,24 @@ class Backward:
         """Through the token's own key and value. score (B, H, 1) -> (B, D)"""
         plan, seen, slope = self.plan, self.trace.layers[a].self_attended, self.slopes.layers[a]
         assert slope.own is not None
-        own = slope.own[t].view(plan.B, 2, plan.H, plan.K)
+        flat = slope.own[t - self.begin]
+        own = flat.view(plan.B, 2, plan.H, plan.K)
         torch.mul(seen.query[t].view(plan.B, plan.H, plan.K), score, out=own[:, 0])
         torch.mul(slope.read[t].view(plan.B, plan.H, plan.K), seen.used[t][..., :1], out=own[:, 1])
-        return slope.own[t] @ self.parts.sets[plan.set_of[a]].weight
+        return flat @ self.parts.sets[plan.set_of[a]].weight
 
     def attend_source(self, a: int, t: int, dx: Tensor) -> Tensor:
         plan, part, seen, slope = self.plan, self.parts.layers[a], *source_of(self.trace, self.slopes, a)
         assert part.cross_out is not None and part.cross_query is not None
         assert part.cross_keys is not None and part.cross_values is not None
         assert slope.cross_read is not None and slope.cross_scores is not None and slope.cross_query is not None
-        read = torch.mm(dx, part.cross_out, out=slope.cross_read[t]).view(plan.B, plan.H, plan.K, 1)
+        i, kept = t - self.begin, self.kept.cross[a]
+        read = torch.mm(dx, part.cross_out, out=slope.cross_read[i]).view(plan.B, plan.H, plan.K, 1)
         grad = (part.cross_values @ read).squeeze(-1)
-        scores = softmax_back(grad, seen, t, self.kept.cross[a], slope.cross_scores[t])
-        out = slope.cross_query[t].view(plan.B, plan.H, 1, plan.K)
+        scores = softmax_back(grad, seen.weights[t], kept[i] if kept is not None else None, slope.cross_scores[i])
+        out = slope.cross_query[i].view(plan.B, plan.H, 1, plan.K)
         torch.matmul(scores.unsqueeze(-2), part.cross_keys, out=out)
-        return slope.cross_query[t] @ part.cross_query
+        return slope.cross_query[i] @ part.cross_query
 
 
 def source_of(trace: Trace, slopes: Slopes, a: int) -> tuple[Attended, LayerSlopes]:
@@ -363,12 +370,9 @@ def source_of(trace: Trace, slopes: Slopes, a: int) -> tuple[Attended, LayerSlop
     return seen, slopes.layers[a]
 
 
-def softmax_back(grad: Tensor, seen: Attended, t: int, kept: Tensor | None, out: Tensor) -> Tensor:
-    """From the gradient of the used weights to that of the scores. (B, H, W) -> (B, H, W)"""
-    if kept is not None:
-        grad = grad * kept[t]
-    weights = seen.weights[t]
-    torch.mul(grad, weights, out=out)
+def softmax_back(grad: Tensor, weights: Tensor, kept: Tensor | None, out: Tensor) -> Tensor:
+    """From the gradient of the used weights to that of the scores, all (B, H, W)."""
+    torch.mul(grad if kept is None else grad * kept, weights, out=out)
     return out.addcmul_(weights, out.sum(-1, keepdim=True), value=-1)
 
 
@@ -385,5 +389,7 @@ class TorchBackend:
     def forward(self, plan: Plan, parts: Parts, trace: Trace) -> None:
         Forward(plan, parts, trace).run()
 
-    def backward(self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes) -> None:
-        Backward(plan, parts, trace, y, made, slopes).run()
+    def backward(
+        self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes, begin: int, end: int
+    ) -> None:
+        Backward(plan, parts, trace, y, made, slopes, begin, end).run()

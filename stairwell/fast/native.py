@@ -16,7 +16,7 @@ from torch import Tensor
 from stairwell.fast.segment import Attended, LayerTrace, Parts, Plan, Slopes, Sublayer, Trace
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT = 1  # of the lists below; the same number stands in csrc/feedback.cpp
+LAYOUT = 2  # of the lists below; the same number stands in csrc/feedback.cpp
 POISON = False  # fill the loops' own scratch memory with NaN; for tests
 
 
@@ -65,11 +65,13 @@ class NativeBackend:
             *numbers(plan), dense(parts.flat()), masks(plan), filled(flat_trace(trace)), self.instruction_set, POISON
         )
 
-    def backward(self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes) -> None:
+    def backward(
+        self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes, begin: int, end: int
+    ) -> None:
         torch.ops.stairwell.feedback_backward(
             *numbers(plan),
             *(dense(parts.flat()), masks(plan), filled(flat_trace(trace)), y, made, filled(flat_slopes(slopes))),
-            *(self.instruction_set, POISON),
+            *(begin, end, self.instruction_set, POISON),
         )
 
 

@@ -2,7 +2,8 @@
 
     forward    for t = 1..T        a back end's loop (`feedback_torch`, `native`) fills a `Trace`
     backward   for t = T..1        the same back end fills a `Slopes`: gradients of each step's inputs and outputs
-    weights    dW = dY' X          here, once a segment: one large product over all T * B rows, never inside the loops
+    weights    dW = dY' X          here, once a block of steps: one large product over all its rows, never inside the
+                                   loops; so only a block's dY are kept at a time, not the segment's
 
 What is linear in the parameters is folded before the segment begins, by ordinary autograd (see `feedback.fold`): the
 affine half of a pre-norm, the 1 / sqrt(K) of the scores, the softmax of the mix, the projection of old memory. What is
@@ -18,12 +19,14 @@ F inner width, A layers (those that LayerDrop leaves), G memories, J source toke
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+
+ROWS = 1024  # of a block of steps: enough for products to run at their full speed
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,11 @@ class Plan:
     def steps(self) -> int:
         """Steps that are kept: all for a gradient, else the last one only."""
         return self.T if self.keep else 1
+
+    @property
+    def block(self) -> int:
+        """Steps between which weight gradients are taken."""
+        return min(self.T, -(-ROWS // self.B))
 
     def width(self, a: int) -> int:
         """Slots of layer a's attention, itself included (W)."""
@@ -128,6 +136,11 @@ class Parts:
         rest = iter(tensors[3:])
         sets = [_take(Projection, rest) for _ in plan.memory_of]
         return Parts(tensors[0], tensors[1], tensors[2], sets, [_take(LayerWeights, rest) for _ in plan.reach])
+
+
+def zeros(tensors: Iterable[Tensor | None]) -> list[Any]:
+    """Something to add to, for each of them."""
+    return [torch.zeros_like(tensor) if tensor is not None else None for tensor in tensors]
 
 
 def _values(parts: Sequence[Any]) -> Iterator[Tensor | None]:
@@ -227,22 +240,23 @@ def make_trace(plan: Plan, parts: Parts) -> Trace:
 
 @dataclass
 class LayerSlopes:
-    """Gradients of what one layer computes, step by step; names as in LayerTrace."""
+    """Gradients of what one layer computes, step by step; names as in LayerTrace. Those that earlier steps will ask for
+    are kept for all steps, the others for the N steps of a block."""
 
-    attention_out: Tensor  # (T, B, D): of the sublayer's output
-    attention_left: Tensor | None  # (T, B, D): of what its post-norm gave
-    query: Tensor  # (T, B, HK)
+    attention_out: Tensor  # (N, B, D): of the sublayer's output
+    attention_left: Tensor | None  # (N, B, D): of what its post-norm gave
+    query: Tensor  # (N, B, HK)
     scores: Tensor  # (T, B, H, W)
     read: Tensor  # (T, B, HK)
-    own: Tensor | None
-    cross_out: Tensor | None
-    cross_left: Tensor | None
-    cross_query: Tensor | None
-    cross_scores: Tensor | None
-    cross_read: Tensor | None
-    feed_out: Tensor
-    feed_left: Tensor | None
-    inner: Tensor  # (T, B, F): before ReLU
+    own: Tensor | None  # (N, B, 2HK)
+    cross_out: Tensor | None  # (N, B, D)
+    cross_left: Tensor | None  # (N, B, D)
+    cross_query: Tensor | None  # (N, B, HK)
+    cross_scores: Tensor | None  # (N, B, H, J)
+    cross_read: Tensor | None  # (N, B, HK)
+    feed_out: Tensor  # (N, B, D)
+    feed_left: Tensor | None  # (N, B, D)
+    inner: Tensor  # (N, B, F): before ReLU
 
 
 @dataclass
@@ -257,35 +271,38 @@ class Slopes:
 
 
 def make_slopes(plan: Plan, trace: Trace) -> Slopes:
-    def like(tensor: Tensor | None) -> Tensor | None:
-        return fresh(tensor, *tensor.shape) if tensor is not None else None
-
-    def alike(tensor: Tensor) -> Tensor:
+    def whole(tensor: Tensor) -> Tensor:
         return fresh(tensor, *tensor.shape)
+
+    def block(tensor: Tensor) -> Tensor:
+        return fresh(tensor, plan.block, *tensor.shape[1:])
+
+    def optional(tensor: Tensor | None) -> Tensor | None:
+        return block(tensor) if tensor is not None else None
 
     def layer(trace: LayerTrace) -> LayerSlopes:
         cross, at, far = trace.cross, trace.self_attended, trace.cross_attended
         return LayerSlopes(
-            attention_out=alike(trace.attention.entered),
-            attention_left=like(trace.attention.left),
-            query=alike(at.query),
-            scores=alike(at.weights),
-            read=alike(at.read),
-            own=like(trace.own),
-            cross_out=like(cross.entered) if cross else None,
-            cross_left=like(cross.left) if cross else None,
-            cross_query=like(far.query) if far else None,
-            cross_scores=like(far.weights) if far else None,
-            cross_read=like(far.read) if far else None,
-            feed_out=alike(trace.feed.entered),
-            feed_left=like(trace.feed.left),
-            inner=alike(trace.active),
+            attention_out=block(trace.attention.entered),
+            attention_left=optional(trace.attention.left),
+            query=block(at.query),
+            scores=whole(at.weights),
+            read=whole(at.read),
+            own=optional(trace.own),
+            cross_out=optional(cross.entered) if cross else None,
+            cross_left=optional(cross.left) if cross else None,
+            cross_query=optional(far.query) if far else None,
+            cross_scores=optional(far.weights) if far else None,
+            cross_read=optional(far.read) if far else None,
+            feed_out=block(trace.feed.entered),
+            feed_left=optional(trace.feed.left),
+            inner=block(trace.active),
         )
 
     HK2 = 2 * plan.H * plan.K
     return Slopes(
-        alike(trace.y),
-        alike(trace.made),
+        whole(trace.y),
+        whole(trace.made),
         [fresh(trace.y, plan.B, plan.R, HK2) for _ in trace.keys],
         [fresh(trace.y, plan.T, plan.B, HK2) for _ in trace.keys],
         [layer(layer_trace) for layer_trace in trace.layers],
@@ -293,11 +310,14 @@ def make_slopes(plan: Plan, trace: Trace) -> Slopes:
 
 
 class Backend(Protocol):
-    """The two loops over time. Each fills every tensor it is handed."""
+    """The two loops over time. Each fills every tensor it is handed; backward does the steps end-1 .. begin, of whose
+    block the first is at 0, and is called for the last block first."""
 
     def forward(self, plan: Plan, parts: Parts, trace: Trace) -> None: ...
 
-    def backward(self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes) -> None: ...
+    def backward(
+        self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes, begin: int, end: int
+    ) -> None: ...
 
 
 class Segment(torch.autograd.Function):
@@ -324,9 +344,19 @@ class Segment(torch.autograd.Function):
         parts, trace = Parts.unflat(plan, saved), take_back(ctx.trace, saved)
         slopes = make_slopes(plan, trace)
         y, made = y.transpose(0, 1).contiguous(), made.permute(2, 1, 0, 3).contiguous()
-        ctx.backend.backward(plan, parts, trace, y, made, slopes)
-        found = weight_gradients(plan, parts, trace, slopes).flat()
-        return None, None, *(grad if given is not None else None for grad, given in zip(found, parts.flat()))
+        sets = [
+            Projection(old, *zeros([part.weight, part.bias])) for old, part in zip(slopes.old, parts.sets, strict=True)
+        ]
+        layers = [LayerWeights(*zeros(_values([part]))) for part in parts.layers]
+        found = Parts(slopes.x, torch.zeros_like(parts.mix), torch.zeros_like(parts.position), sets, layers)
+        for begin in reversed(range(0, plan.T, plan.block)):
+            end = min(begin + plan.block, plan.T)
+            ctx.backend.backward(plan, parts, trace, y, made, slopes, begin, end)
+            for a, (layer, slope) in enumerate(zip(trace.layers, slopes.layers, strict=True)):
+                kept, given = steps(layer, begin, end), steps(slope, 0, end - begin)
+                add_layer(plan, kept, given, found.layers[a], found.sets[plan.set_of[a]])
+        add_whole(plan, parts, trace, slopes, found)
+        return None, None, *found.flat()
 
 
 def set_aside(tree: Any, tensors: list[Tensor | None], places: dict[int, int]) -> Any:
@@ -352,86 +382,77 @@ def _rebuild(tree: Any, change: Callable[[Any], Any]) -> Any:
     return type(tree)(*(change(getattr(tree, field.name)) for field in dataclasses.fields(tree)))
 
 
+def steps(tree: Any, begin: int, end: int) -> Any:
+    """The steps begin .. end-1 of a tree whose tensors are all time first."""
+    return tree[begin:end] if isinstance(tree, Tensor) else _rebuild(tree, lambda part: steps(part, begin, end))
+
+
 def rows(tensor: Tensor) -> Tensor:
     """All steps and rows as one: (T, B, n) -> (T * B, n)"""
     return tensor.reshape(-1, tensor.shape[-1])
 
 
-def product(outputs: Tensor, inputs: Tensor) -> Tensor:
-    """dW = dY' X over all rows."""
-    return rows(outputs).T @ rows(inputs)
+def add_product(weight: Tensor | None, bias: Tensor | None, outputs: Tensor | None, inputs: Tensor) -> None:
+    """dW += dY' X over all rows, and the bias's gradient if there is one."""
+    assert weight is not None and outputs is not None
+    weight.addmm_(rows(outputs).T, rows(inputs))
+    if bias is not None:
+        bias += rows(outputs).sum(0)
 
 
-def weight_gradients(plan: Plan, parts: Parts, trace: Trace, slopes: Slopes) -> Parts:
-    sets = []
-    for s, (old, new) in enumerate(zip(slopes.old, slopes.new, strict=True)):
-        weight = product(new, trace.entered[plan.memory_of[s]])
-        bias = rows(new).sum(0)
-        for a in plan.readers(s) if plan.itself else ():
-            own = slopes.layers[a].own
-            assert own is not None
-            weight += product(own, trace.layers[a].attention.entered)
-            bias += rows(own).sum(0)
-        sets.append(Projection(old, weight, bias))
-    mix = torch.stack([torch.dot(made.view(-1), level.view(-1)) for made in slopes.made for level in trace.levels])
-    layers = [
-        layer_gradients(plan, part, layer, slope)
-        for part, layer, slope in zip(parts.layers, trace.layers, slopes.layers, strict=True)
-    ]
-    return Parts(slopes.x, mix.view_as(parts.mix), position_gradient(plan, parts, trace, slopes), sets, layers)
-
-
-def position_gradient(plan: Plan, parts: Parts, trace: Trace, slopes: Slopes) -> Tensor:
-    found = torch.zeros_like(parts.position)
-    for layer, slope in zip(trace.layers, slopes.layers, strict=True):
-        width = slope.scores.shape[-1]
-        found[:width] += product(slope.scores, layer.self_attended.query.unflatten(-1, (plan.H, plan.K)))
-    return found
-
-
-def layer_gradients(plan: Plan, part: LayerWeights, trace: LayerTrace, slope: LayerSlopes) -> LayerWeights:
-    found = LayerWeights(
-        query=product(slope.query, trace.attention.entered),
-        query_bias=rows(slope.query).sum(0),
-        out=product(slope.attention_out, trace.self_attended.read),
-        inner=product(slope.inner, trace.feed.entered),
-        inner_bias=rows(slope.inner).sum(0),
-        outer=product(slope.feed_out, trace.active),
-        outer_bias=rows(slope.feed_out).sum(0),
-        ramp=ramp_gradient(part.ramp, slope.scores) if part.ramp is not None else None,
-    )
-    found.attention_scale, found.attention_shift = norm_gradient(trace.attention, slope.attention_left)
-    found.feed_scale, found.feed_shift = norm_gradient(trace.feed, slope.feed_left)
+def add_layer(plan: Plan, trace: LayerTrace, slope: LayerSlopes, found: LayerWeights, project: Projection) -> None:
+    """What a block of steps adds to the gradients of a layer's weights."""
+    add_product(found.query, found.query_bias, slope.query, trace.attention.entered)
+    add_product(found.out, None, slope.attention_out, trace.self_attended.read)
+    add_product(found.inner, found.inner_bias, slope.inner, trace.feed.entered)
+    add_product(found.outer, found.outer_bias, slope.feed_out, trace.active)
+    add_norm(found.attention_scale, found.attention_shift, slope.attention_left, trace.attention)
+    add_norm(found.feed_scale, found.feed_shift, slope.feed_left, trace.feed)
+    if plan.itself:
+        add_product(project.weight, project.bias, slope.own, trace.attention.entered)
     if trace.cross is not None:
-        cross_gradients(plan, trace, slope, found)
-    return found
+        add_cross(plan, trace, slope, found)
+
+
+def add_norm(scale: Tensor | None, shift: Tensor | None, given: Tensor | None, sublayer: Sublayer) -> None:
+    if given is None:
+        return
+    assert scale is not None and shift is not None and sublayer.left is not None
+    scale += (rows(given) * rows(sublayer.left)).sum(0)
+    shift += rows(given).sum(0)
+
+
+def add_cross(plan: Plan, trace: LayerTrace, slope: LayerSlopes, found: LayerWeights) -> None:
+    """The source's keys and values are read at every step: their gradients are one product too."""
+    sublayer, attended = trace.cross, trace.cross_attended
+    assert sublayer is not None and attended is not None
+    assert slope.cross_scores is not None and slope.cross_read is not None
+    assert found.cross_keys is not None and found.cross_values is not None
+    add_product(found.cross_query, found.cross_query_bias, slope.cross_query, sublayer.entered)
+    add_product(found.cross_out, None, slope.cross_out, attended.read)
+    add_norm(found.cross_scale, found.cross_shift, slope.cross_left, sublayer)
+
+    def heads(tensor: Tensor) -> Tensor:
+        return tensor.unflatten(-1, (plan.H, plan.K))
+
+    found.cross_keys += torch.einsum("tbhj,tbhk->bhjk", slope.cross_scores, heads(attended.query))
+    found.cross_values += torch.einsum("tbhj,tbhk->bhjk", attended.used, heads(slope.cross_read))
+
+
+def add_whole(plan: Plan, parts: Parts, trace: Trace, slopes: Slopes, found: Parts) -> None:
+    """What is added from all steps at once, since their slopes are kept anyway."""
+    for project, new, g in zip(found.sets, slopes.new, plan.memory_of, strict=True):
+        add_product(project.weight, project.bias, new, trace.entered[g])
+    mix = [torch.dot(made.view(-1), level.view(-1)) for made in slopes.made for level in trace.levels]
+    found.mix += torch.stack(mix).view_as(found.mix)
+    for part, layer, slope, given in zip(parts.layers, trace.layers, slopes.layers, found.layers, strict=True):
+        query = layer.self_attended.query.unflatten(-1, (plan.H, plan.K))
+        add_product(found.position[: slope.scores.shape[-1]], None, slope.scores, query)
+        if part.ramp is not None:
+            given.ramp = ramp_gradient(part.ramp, slope.scores)
 
 
 def ramp_gradient(ramp: Tensor, scores: Tensor) -> Tensor:
     """weights = softmax(scores + log ramp), so a ramp's gradient is its score's, divided by it. (H, W)"""
     total = scores.sum((0, 1))
     return torch.where(ramp > 0, total / ramp, 0)
-
-
-def norm_gradient(sublayer: Sublayer, given: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
-    if given is None or sublayer.left is None:
-        return None, None
-    return (rows(given) * rows(sublayer.left)).sum(0), rows(given).sum(0)
-
-
-def cross_gradients(plan: Plan, trace: LayerTrace, slope: LayerSlopes, found: LayerWeights) -> None:
-    """The source's keys and values are read at every step: their gradients are one product too."""
-    sublayer, attended = trace.cross, trace.cross_attended
-    assert sublayer is not None and attended is not None
-    assert slope.cross_query is not None and slope.cross_out is not None
-    assert slope.cross_scores is not None and slope.cross_read is not None
-    found.cross_query = product(slope.cross_query, sublayer.entered)
-    found.cross_query_bias = rows(slope.cross_query).sum(0)
-    found.cross_out = product(slope.cross_out, attended.read)
-    found.cross_scale, found.cross_shift = norm_gradient(sublayer, slope.cross_left)
-
-    def heads(tensor: Tensor) -> Tensor:
-        return tensor.unflatten(-1, (plan.H, plan.K))
-
-    found.cross_keys = torch.einsum("tbhj,tbhk->bhjk", slope.cross_scores, heads(attended.query))
-    found.cross_values = torch.einsum("tbhj,tbhk->bhjk", attended.used, heads(slope.cross_read))

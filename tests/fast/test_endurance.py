@@ -180,7 +180,8 @@ def test_every_operator_of_the_extension_passes_opcheck() -> None:
     torch.library.opcheck(torch.ops.stairwell.feedback_forward.default, forward)
     torch.ops.stairwell.feedback_forward(*forward)
     slopes = native.filled(native.flat_slopes(segment.make_slopes(plan, trace)))
-    backward = (*given, filled, torch.randn_like(trace.y), torch.randn_like(trace.made), slopes, native.BEST, False)
+    outputs = (torch.randn_like(trace.y), torch.randn_like(trace.made))
+    backward = (*given, filled, *outputs, slopes, 0, 3, native.BEST, False)
     torch.library.opcheck(torch.ops.stairwell.feedback_backward.default, backward)
     for operator in (torch.ops.stairwell.layout.default, torch.ops.stairwell.best_instruction_set.default):
         torch.library.opcheck(operator, (), test_utils="test_schema")

@@ -40,13 +40,15 @@ def engine(request: pytest.FixtureRequest) -> FeedbackEngine:
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory holds NaN in every test here: whoever reads what nobody wrote is found out."""
+    """Fresh memory holds NaN in every test here: whoever reads what nobody wrote is found out. And blocks are short, so
+    that a segment has several."""
 
     def poisoned(like: Tensor, *shape: int) -> Tensor:
         return like.new_full(shape, torch.nan)
 
     monkeypatch.setattr(segment, "fresh", poisoned)
     monkeypatch.setattr(native, "POISON", True)
+    monkeypatch.setattr(segment, "ROWS", 4)
 
 
 @pytest.fixture

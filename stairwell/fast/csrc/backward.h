@@ -18,7 +18,7 @@ struct Backward : Tile<real> {
   using Tile<real>::Tile;
 
   void run() {
-    for (i64 t = p.T - 1; t >= 0; --t) {
+    for (i64 t = p.end - 1; t >= p.begin; --t) {
       recall(t);
       copy(p.d_y + at(t, p.D), dx, M * p.D);
       for (i64 a = p.A - 1; a >= 0; --a) {
@@ -28,8 +28,12 @@ struct Backward : Tile<real> {
       from_memory(0, t);
       copy(dx, p.d_x + at(t, p.D), M * p.D);
     }
-    for (i64 s = 0; s < p.sets; ++s) pull_old(s);
+    if (p.begin == 0)
+      for (i64 s = 0; s < p.sets; ++s) pull_old(s);
   }
+
+  // Where the tile's part of step t begins in a tensor that is kept for the steps of this call only.
+  i64 in_block(i64 t, i64 width) const { return at(t - p.begin, width); }
 
   // What a level owes to the memories it went into.
   void from_memory(i64 level, i64 t) {
@@ -127,37 +131,38 @@ struct Backward : Tile<real> {
   void layer_backward(const Layer<real>& layer, i64 t) {
     const i64 D = p.D, HK = p.H * p.K, F = p.F;
     leave_back(layer.feed, t);
-    real* inner = layer.d_inner + at(t, F);
+    real* inner = layer.d_inner + in_block(t, F);
     multiply(M, F, D, dx, D, layer.outer.back, inner, F);
     rectify_back(layer, t, inner);
     multiply(M, D, F, inner, F, layer.inner.back, grad, D);
     enter_back(layer.feed, t);
     if (layer.source.q) {
       leave_back(layer.cross, t);
-      multiply(M, HK, D, dx, D, layer.source.out.back, layer.source.d_read + at(t, HK), HK);
+      multiply(M, HK, D, dx, D, layer.source.out.back, layer.source.d_read + in_block(t, HK), HK);
       attend_source_back(layer, t);
-      multiply(M, D, HK, layer.source.d_query + at(t, HK), HK, layer.source.query.back, grad, D);
+      multiply(M, D, HK, layer.source.d_query + in_block(t, HK), HK, layer.source.query.back, grad, D);
       enter_back(layer.cross, t);
     }
     leave_back(layer.attention, t);
     multiply(M, HK, D, dx, D, layer.self.out.back, layer.self.d_read + at(t, HK), HK);
     attend_back(layer, t);
-    multiply(M, D, HK, layer.self.d_query + at(t, HK), HK, layer.self.query.back, grad, D);
+    multiply(M, D, HK, layer.self.d_query + in_block(t, HK), HK, layer.self.query.back, grad, D);
     if (p.itself)
-      multiply(M, D, 2 * HK, layer.d_own + at(t, 2 * HK), 2 * HK, p.set[layer.set].project.back, grad, D, grad, D);
+      multiply(M, D, 2 * HK, layer.d_own + in_block(t, 2 * HK), 2 * HK, p.set[layer.set].project.back, grad, D, grad,
+               D);
     enter_back(layer.attention, t);
   }
 
   void leave_back(const Sublayer<real>& sub, i64 t) {
     const i64 n = M * p.D;
     if (!p.pre) {
-      copy(dx, sub.d_left + at(t, p.D), n);
+      copy(dx, sub.d_left + in_block(t, p.D), n);
       for (i64 r = 0; r < M; ++r)
         for (i64 d = 0; d < p.D; ++d) grad[r * p.D + d] = dx[r * p.D + d] * sub.scale[d];
       zero(dx, n);
       standardise_back(grad, sub.left + at(t, p.D), sub.deviation + at(t, 1), M, p.D, dx);
     }
-    copy(dx, sub.d_out + at(t, p.D), n);
+    copy(dx, sub.d_out + in_block(t, p.D), n);
   }
 
   void enter_back(const Sublayer<real>& sub, i64 t) {
@@ -179,19 +184,20 @@ struct Backward : Tile<real> {
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
         const i64 b = b0 + r, n = seen(layer, b, h, t), first = ((b * p.H + h) * P + p.T - t) * p.K;
-        const i64 head = at(t, HK) + r * HK + h * p.K, pair = at(t, 2 * HK) + r * 2 * HK + h * p.K;
-        const real *read = layer.self.d_read + head, *own = p.itself ? layer.own + pair : nullptr;
-        real *query = layer.self.d_query + head, *grads = scores;
+        const i64 head = at(t, HK) + r * HK + h * p.K, pair = r * 2 * HK + h * p.K;
+        const real *read = layer.self.d_read + head, *own = p.itself ? layer.own + at(t, 2 * HK) + pair : nullptr;
+        real *query = layer.self.d_query + in_block(t, HK) + r * HK + h * p.K, *grads = scores;
         zero(grads, n + p.itself);
         if (own) dots(read, own + HK, 1, p.K, grads);
         dots(read, set.values + first, n, p.K, grads + p.itself);
-        const real* slopes = softmax_back(layer.self, b, h, t, grads, n + p.itself, width);
+        real* slopes = layer.self.d_scores + ((t * p.B + b) * p.H + h) * width;
+        softmax_back(layer.self, b, h, t, grads, n + p.itself, width, slopes);
         zero(query, p.K);
         if (own) gather(slopes, 1, own, 0, 1, p.K, query);
         gather(slopes + p.itself, 1, set.keys + first, p.K, n, p.K, query);
-        if (own) own_back(layer, head, pair, slopes[0], ((t * p.B + b) * p.H + h) * width);
+        if (own) own_back(layer, head, in_block(t, 2 * HK) + pair, slopes[0], ((t * p.B + b) * p.H + h) * width);
       }
-    real* query = layer.self.d_query + at(t, HK);
+    real* query = layer.self.d_query + in_block(t, HK);
     multiply(M * p.H, p.K, width, layer.self.d_scores + at(t, p.H * width), width, p.position_back, query, p.K, query,
              p.K);
   }
@@ -207,10 +213,9 @@ struct Backward : Tile<real> {
   }
 
   // From the gradients of the used weights to those of the scores, zero beyond the n that are seen.
-  const real* softmax_back(const Attended<real>& heads, i64 b, i64 h, i64 t, real* grads, i64 n, i64 width) {
-    const i64 place = ((t * p.B + b) * p.H + h) * width;
-    const real* weights = heads.weights + place;
-    real *slopes = heads.d_scores + place, along = 0;
+  void softmax_back(const Attended<real>& heads, i64 b, i64 h, i64 t, real* grads, i64 n, i64 width, real* slopes) {
+    const real* weights = heads.weights + ((t * p.B + b) * p.H + h) * width;
+    real along = 0;
     if (heads.kept) {
       const bool* kept = heads.kept + ((b * p.H + h) * p.T + t) * heads.kept_width;
       for (i64 j = 0; j < n; ++j) grads[j] *= kept[j] * p.attention_factor;
@@ -219,17 +224,17 @@ struct Backward : Tile<real> {
     for (i64 j = 0; j < n; ++j) along += weights[j] * grads[j];
     for (i64 j = 0; j < n; ++j) slopes[j] = weights[j] * (grads[j] - along);
     zero(slopes + n, width - n);
-    return slopes;
   }
 
   void attend_source_back(const Layer<real>& layer, i64 t) {
     const i64 HK = p.H * p.K, J = p.J;
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
-        const i64 b = b0 + r, head = at(t, HK) + r * HK + h * p.K, first = (b * p.H + h) * J * p.K;
+        const i64 b = b0 + r, head = in_block(t, HK) + r * HK + h * p.K, first = (b * p.H + h) * J * p.K;
+        real* slopes = layer.source.d_scores + in_block(t, p.H * J) + (r * p.H + h) * J;
         zero(scores, J);
         dots(layer.source.d_read + head, layer.source_values + first, J, p.K, scores);
-        const real* slopes = softmax_back(layer.source, b, h, t, scores, J, J);
+        softmax_back(layer.source, b, h, t, scores, J, J, slopes);
         zero(layer.source.d_query + head, p.K);
         gather(slopes, 1, layer.source_keys + first, p.K, J, p.K, layer.source.d_query + head);
       }

@@ -25,7 +25,7 @@ constexpr i64 MOST_ROWS = 24;  // of a tile: more would push its keys and values
 constexpr std::align_val_t LINE{64};
 
 // Changes with the order of the lists that the operators take: an extension built before is not used.
-constexpr i64 LAYOUT = 1;
+constexpr i64 LAYOUT = 2;
 
 i64 layout() { return LAYOUT; }
 
@@ -124,7 +124,10 @@ class Call {
     plan.levels = levels.data();
   }
 
-  void read_slopes(const Tensor& y, const Tensor& made, const Tensors& slopes) {
+  void read_slopes(const Tensor& y, const Tensor& made, const Tensors& slopes, i64 begin, i64 end) {
+    STD_TORCH_CHECK(0 <= begin && begin < end && end <= plan.T, "feedback: no such steps");
+    plan.begin = begin;
+    plan.end = end;
     plan.d_y = static_cast<const real*>(y.data_ptr());
     plan.d_made_given = static_cast<const real*>(made.data_ptr());
     Reader next(slopes);
@@ -309,11 +312,11 @@ void feedback_forward(std::vector<i64> sizes, double eps, double attention_rate,
 }
 
 void feedback_backward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate, Tensors parts,
-                       Tensors masks, Tensors trace, Tensor y, Tensor made, Tensors slopes, i64 instruction_set,
-                       bool poison) {
+                       Tensors masks, Tensors trace, Tensor y, Tensor made, Tensors slopes, i64 begin, i64 end,
+                       i64 instruction_set, bool poison) {
   by_type(parts[0], [&](auto type) {
     Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, parts, masks, trace);
-    call.read_slopes(y, made, slopes);
+    call.read_slopes(y, made, slopes, begin, end);
     call.run(false, instruction_set, poison);
   });
 }
@@ -329,8 +332,8 @@ STABLE_TORCH_LIBRARY(stairwell, m) {
       "Tensor(a!)[] trace, int instruction_set, bool poison) -> ()");
   m.def(
       "feedback_backward(int[] sizes, float eps, float attention_rate, float relu_rate, Tensor[] parts, "
-      "Tensor[] masks, Tensor[] trace, Tensor y, Tensor made, Tensor(a!)[] slopes, int instruction_set, bool poison) "
-      "-> ()");
+      "Tensor[] masks, Tensor[] trace, Tensor y, Tensor made, Tensor(a!)[] slopes, int begin, int end, "
+      "int instruction_set, bool poison) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(stairwell, CPU, m) {

@@ -77,6 +77,7 @@ struct Plan {
   real *y, *made, *entered, *deviation;
   const real *d_y, *d_made_given;
   real *d_x, *d_made;
+  i64 begin, end;                           // the steps that backward does
 };
 
 // The loops for one instruction set. `work` holds `workspace` reals for a tile of so many rows.
