@@ -65,7 +65,7 @@ def around_the_core(case: Case, rounds: int) -> float:
     tokens, targets = torch.randint(speed.SYMBOLS, (2, case.B, case.segment))
 
     def step() -> None:
-        x = model.norm(model.embedding(tokens))
+        x = model.norm(model.embed(tokens, torch.ones_like(tokens)))
         model.head.nll(x.flatten(0, 1), targets.flatten()).mean().backward()
 
     return statistics.median(speed.take_turns({"": step}, rounds)[""])

@@ -36,6 +36,7 @@ def pack(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "seconds": trainer.seconds,
         "phase": trainer.phase,
         "best": trainer.best,
+        "best_loss": trainer.best_loss,
         "best_step": trainer.best_step,
         "unimproved": trainer.unimproved,
         "smooth_loss": trainer.smooth_loss,
@@ -62,7 +63,8 @@ def unpack(trainer: Trainer, tensors: dict[str, Tensor], note: dict[str, Any]) -
     if len(rows) != trainer.config.batch:
         raise ValueError(f"the checkpoint has {len(rows)} rows, the config {trainer.config.batch}")
     trainer.begin_phase(note["phase"])
-    for name in ("step", "tokens", "seconds", "best", "best_step", "unimproved", "smooth_loss", "valid_now"):
+    kept = ("step", "tokens", "seconds", "best", "best_loss", "best_step", "unimproved", "smooth_loss", "valid_now")
+    for name in kept:
         setattr(trainer, name, note[name])
     if trainer.curriculum.stages:
         trainer.curriculum.seek(note["curriculum"])

@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stairwell.cores import Core, Seen, build
 from stairwell.cores.feedback import FeedbackConfig
+from stairwell.cores.time import ages
 from stairwell.state import State
 
 IGNORE = -100  # a target that is not scored
@@ -37,6 +38,8 @@ class LanguageModelConfig:
     "number of output symbols (V); the inputs if not given"
     tied: bool = False
     "use the input vectors for the output too"
+    first_token: bool = True
+    "add a learned vector to a row's first token; without it a core that sees itself cannot count a run of equal tokens"
     embedding_dropout: float = 0.0
     "dropout rate on the embedded input"
     output_dropout: float = 0.0
@@ -72,6 +75,21 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         return F.embedding(tokens, self.vectors) * self.scale
+
+
+class FirstToken(nn.Module):
+    """Tells a row's first token apart: a learned vector, zero at first, is added to its input.
+
+    Positions enter keys only, so attention over equal tokens is an average of equal values, the same for one and for
+    many. A core that sees itself could not tell `1` from `11` at the beginning of a row otherwise."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.vector = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor, age: Tensor) -> Tensor:
+        """x (..., D), age (...): how many tokens the row has read before -> (..., D)"""
+        return torch.addcmul(x, (age == 0).to(x.dtype)[..., None], self.vector)
 
 
 def refer(module: nn.Module, name: str, other: nn.Module | None) -> None:
@@ -199,6 +217,7 @@ class LanguageModel(nn.Module):
         else:
             embedding = Embedding(config.inputs, D)
             self.embedding, self.head = embedding, Head(config.V, D, embedding if config.tied else None)
+        self.first_token = FirstToken(D) if config.first_token else None
         # With pre-norm the last thing a token meets is a norm; it is in no memory and not between passes.
         self.norm = nn.LayerNorm(D) if self.core.final_norm else nn.Identity()
 
@@ -238,9 +257,16 @@ class LanguageModel(nn.Module):
         if tokens.dim() != 2:
             raise ValueError(f"tokens must be (rows, tokens), not {tuple(tokens.shape)}")
         self.check_symbols(tokens, "token", self.config.inputs)
-        x = F.dropout(self.embedding(tokens), self.config.embedding_dropout, self.training)
+        x = self.embed(tokens, ages(state.count, start, tokens.shape[1]))
         x, state = self.core(x, state, start)
         return F.dropout(self.norm(x), self.config.output_dropout, self.training), state
+
+    def embed(self, tokens: Tensor, age: Tensor) -> Tensor:
+        """What the core reads. tokens, age (...) -> (..., D); age 0 is a row's first token"""
+        x = self.embedding(tokens)
+        if self.first_token is not None:
+            x = self.first_token(x, age)
+        return F.dropout(x, self.config.embedding_dropout, self.training)
 
     @staticmethod
     def check_symbols(symbols: Tensor, what: str, size: int, ignore: int | None = None) -> None:

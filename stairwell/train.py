@@ -148,6 +148,7 @@ class Trainer:
         self.curriculum = Curriculum.parse(config.curriculum, config.curriculum_accuracy)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
         self.best: float | None = None
+        self.best_loss = math.inf
         self.best_step, self.unimproved = 0, 0
         self.smooth_loss: float | None = None
         self.valid_now: dict[str, Any] | None = None  # the scores of a validation since the last update
@@ -339,10 +340,12 @@ class Trainer:
             raise self.diverged(scores["loss"])
         value = scores[self.task.headline]
         sign = 1 if self.task.higher_is_better else -1
-        better = self.best is None or sign * value > sign * self.best
+        # Among equal scores the lower loss is the better model: accuracy is at its ceiling long before the loss is.
+        tied = value == self.best and scores["loss"] < self.best_loss
+        better = self.best is None or sign * value > sign * self.best or tied
         self.unimproved = 0 if better else self.unimproved + 1
         if better:
-            self.best, self.best_step = value, self.step
+            self.best, self.best_loss, self.best_step = value, scores["loss"], self.step
             if self.world.first:
                 self.save_model(scores)
         self.write(

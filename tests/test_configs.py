@@ -87,6 +87,7 @@ def test_missing_fields_keep_their_defaults_and_lists_become_tuples() -> None:
     data["model"] = {"adaptive": [2, 4]}
     experiment = Experiment.from_json(data, "here")
     assert experiment.train == TrainConfig(steps=3) and experiment.model.adaptive == (2, 4)
+    assert not experiment.model.first_token  # as it was before there was this option
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.partition("/")[0] not in READS_FILES])

@@ -71,6 +71,33 @@ def test_adaptive_probabilities_add_up_to_one() -> None:
     torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, 9, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("name", ["staircase", "cached-staircase", "global-cached-staircase", "universal"])
+def test_a_core_that_sees_itself_can_count_equal_tokens_only_if_the_first_one_is_told_apart(name: str) -> None:
+    """An average of equal values is the same for one and for many."""
+    tokens, chunk = torch.ones(1, 4, dtype=torch.int64), {"chunk": 4} if "staircase" in name else {}
+    for told in (False, True):
+        model = model_of(CORES[name][0](**SMALL, **chunk), inputs=2, first_token=told)
+        laws.scramble(model)
+        logits, _ = model(tokens, model.init_state(1))
+        same = [bool(torch.allclose(logits[:, 0], logits[:, t])) for t in (1, 2, 3)]
+        assert same == [not told] * 3
+
+
+def test_the_vector_of_a_first_token_is_added_where_a_row_begins_and_nowhere_else() -> None:
+    model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=5)
+    assert not model.first_token.vector.any()  # a new model is what it would be without
+    plain = model.embedding(tokens := torch.tensor([[1, 2, 3], [4, 0, 1]]))
+    model.first_token.vector.data += 7
+    start = torch.tensor([[False, False, True], [False, False, False]])
+    seen: list[torch.Tensor] = []
+    model.core.register_forward_pre_hook(lambda core, given: seen.append(given[0]))
+    _, state = model(tokens, model.init_state(2), start)
+    model(tokens, state)
+    begins = torch.tensor([[1, 0, 1], [1, 0, 0]], dtype=plain.dtype)[..., None]
+    torch.testing.assert_close(seen[0], plain + 7 * begins)
+    torch.testing.assert_close(seen[1], plain)
+
+
 class Largest(TorchDispatchMode):
     """Watches every operation and keeps the size of the largest result."""
 

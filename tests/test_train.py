@@ -166,12 +166,13 @@ def test_a_mastered_curriculum_ends_the_training_if_asked(tmp_path: Path) -> Non
 def test_the_model_to_use_is_the_best_by_validation(tmp_path: Path) -> None:
     run = trainer(tmp_path, train__validate_every=1, train__learning_rate=0.3, train__steps=12, train__clip=0)
     run.run()
-    records = {record["step"]: record["valid"]["accuracy"] for record in measured(tmp_path) if "valid" in record}
+    valid = {record["step"]: record["valid"] for record in measured(tmp_path) if "valid" in record}
+    records = {step: (scores["accuracy"], -scores["loss"]) for step, scores in valid.items()}
     best = max(records.values())
     weights, note = Run(tmp_path).load_model()
     assert note["step"] == run.best_step == min(step for step, value in records.items() if value == best)
     run.model.load_state_dict(weights)
-    assert evaluate(run.model, run.task, "valid", 2, 8)["accuracy"] == best
+    assert evaluate(run.model, run.task, "valid", 2, 8)["accuracy"] == best[0]
 
 
 @pytest.mark.parametrize("core", ["feedback", "transformer-xl", "staircase", "cached-staircase", "universal", "lstm"])
@@ -184,6 +185,22 @@ def test_evaluation_does_not_depend_on_segment_or_rows(core: str, tmp_path: Path
         for name in set(result) - {"rows"}:
             assert result[name] == pytest.approx(results[0][name], rel=1e-5), name
     assert run.model.training
+
+
+def test_among_equal_scores_the_lower_loss_is_the_better_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(tmp_path, train__steps=5, train__validate_every=1)
+    told = iter([(90, 0.5), (100, 0.3), (100, 0.1), (100, 0.2), (95, 0.01)])
+
+    def evaluated(*_: Any) -> dict[str, float]:
+        accuracy, loss = next(told)
+        return {"accuracy": accuracy, "loss": loss, "scored": 1}
+
+    monkeypatch.setattr("stairwell.train.evaluate", evaluated)
+    run.run()
+    assert run.best_step == Run(tmp_path).load_model()[1]["step"] == 3
+    resumed = trainer(tmp_path, train__steps=5, train__validate_every=1)
+    resumed.resume()
+    assert (resumed.best, resumed.best_loss) == (100, 0.1)
 
 
 def test_several_seeds_are_summed_up_and_not_trained_twice(tmp_path: Path) -> None:
@@ -219,7 +236,12 @@ def test_the_best_of_several_is_the_smallest_where_less_is_better() -> None:
 def test_bf16_autocast_learns_or_is_refused(core: str, tmp_path: Path) -> None:
     """Not every processor has an LSTM in bf16."""
     options = {} if core == "lstm" else {"core__memory": 4, "core__heads": 2}
-    options |= {"train__precision": "bf16", "train__steps": 50, "train__learning_rate": 5e-3, "task__length": 1}
+    options |= {
+        "train__precision": "bf16",
+        "train__steps": 150 if core == "lstm" else 50,
+        "train__learning_rate": 5e-3,
+        "task__length": 1,
+    }
     try:
         run = trainer(tmp_path, f"copy/{core}", **options)
     except ValueError as error:

@@ -81,5 +81,7 @@ class LSTM(Core):
                 y, (hidden, cell) = self.lstm(x[:, first:last], (hidden.contiguous(), cell.contiguous()))
                 outputs.append(y)
         count, room = counts(state.count, state.room, start, ages(state.count, start, T), 0)
-        after = LSTMState(count, room, *(part.transpose(0, 1).contiguous() for part in (hidden, cell)))
+        # Under autocast torch gives the carry back in a narrower type; the state keeps the weights' own.
+        carry = (part.transpose(0, 1).to(state.hidden.dtype).contiguous() for part in (hidden, cell))
+        after = LSTMState(count, room, *carry)
         return torch.cat(outputs, 1), after

@@ -104,7 +104,7 @@ class Session:
             raise ValueError(f"a step takes one token for each of {self.batch} rows, not {tuple(tokens.shape)}")
         self._check()
         model.check_symbols(tokens[:, None], "token", model.config.inputs)
-        y = self.steps.step(model.embedding(tokens), self.count, self.youngest)
+        y = self.steps.step(model.embed(tokens, self.count), self.count, self.youngest)
         self.count += 1
         self.room.add_(1).clamp_(max=self.slack)
         self.youngest += 1

@@ -73,8 +73,10 @@ class Experiment:
             "task": task_type(task_name)[0],
             "train": TrainConfig,
         }
+        # Models that were configured before there was a vector for a row's first token do not have one.
+        absent = {"model": {"first_token": False}}
         sections = {
-            name: configs.from_json(kind, data.get(name, {}), f"{where}: section '{name}'")
+            name: configs.from_json(kind, absent.get(name, {}) | data.get(name, {}), f"{where}: section '{name}'")
             for name, kind in kinds.items()
         }
         return Experiment(task_name=task_name, core_name=core_name, **sections)
