@@ -115,9 +115,9 @@ def complete_experiment(incomplete: str) -> list[str]:
 
 
 def complete_study(incomplete: str) -> list[str]:
-    from stairwell.experiments.study import catalogue
+    from stairwell.experiments.papers import CATALOGUE
 
-    return [name for name in ("demo", *catalogue()) if name.startswith(incomplete)]
+    return [name for name in ("demo", *CATALOGUE) if name.startswith(incomplete)]
 
 
 @app.command("list")
@@ -261,7 +261,7 @@ def reproduce_command(
 ) -> None:
     """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
     from stairwell.display import display
-    from stairwell.experiments import reproducing, study
+    from stairwell.experiments import papers, reproducing, study
     from stairwell.train import Interrupted
 
     progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
@@ -271,7 +271,7 @@ def reproduce_command(
     if scale not in study.SCALES:
         raise ValueError(f"--scale must be laptop or paper, not '{scale}'")
     changes = {**(options or {}), **({"train.steps": str(updates)} if updates else {})}
-    for planned in study.find(name, "paper" if scale == "paper" else "laptop"):
+    for planned in papers.studies(name, "paper" if scale == "paper" else "laptop"):
         wanted = planned.changed(changes, seeds)
         place = out / wanted.name if out and name != wanted.name else out or Path("runs") / f"{wanted.name}-{scale}"
         if dry_run:

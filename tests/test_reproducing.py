@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from stairwell.experiments import publishing, reproducing
-from stairwell.experiments.study import find
+from stairwell.experiments.papers import studies
 from tests.commands import TINY, begin, stairwell
 
 NAME = "staircase.table1.random-walk"
@@ -25,7 +25,7 @@ def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_paper
     ended = stairwell(tmp_path, *reproduce(tmp_path))
     assert ended.status == 0, ended
     result = json.loads((tmp_path / "study" / "result.json").read_text())
-    assert [row["model"] for row in result["rows"]] == [row.model for row in find(NAME, "laptop")[0].rows]
+    assert [row["model"] for row in result["rows"]] == [row.model for row in studies(NAME, "laptop")[0].rows]
     for row in result["rows"]:
         assert row["seeds"] == [0, 1] and len(row["measured"]["test error (%)"]) == 2
         assert row["tokens"] == 4 * 4 * 8 and row["updates"] == 4

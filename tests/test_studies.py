@@ -10,18 +10,21 @@ import pytest
 import torch
 
 from stairwell.experiments.experiment import Experiment
-from stairwell.experiments.feedback_paper import ALGORITHMIC, as_large_as, on_more_variables
+from stairwell.experiments.papers import CATALOGUE, studies
+from stairwell.experiments.papers.feedback.settings import ALGORITHMIC
+from stairwell.experiments.papers.feedback.sizes import as_large_as
+from stairwell.experiments.papers.feedback.table1 import on_more_variables
 from stairwell.experiments.reproducing import symbols
-from stairwell.experiments.study import SCALES, Row, Scale, Study, catalogue, find
+from stairwell.experiments.study import SCALES, Row, Scale, Study
 from stairwell.models import LanguageModel
 
-NAMES = list(catalogue())
+NAMES = list(CATALOGUE)
 MILLION = 1_000_000
 
 
 @cache
 def study(name: str, scale: Scale) -> Study:
-    return catalogue()[name](scale)
+    return CATALOGUE[name](scale)
 
 
 def row(name: str, model: str, scale: Scale = "paper") -> Row:
@@ -57,11 +60,11 @@ def test_every_study_can_be_made_without_any_data(name: str, scale: Scale) -> No
 
 
 def test_a_name_without_its_last_part_stands_for_all_parts() -> None:
-    assert [made.name.rpartition(".")[2] for made in find("staircase.table1", "laptop")] == [
+    assert [made.name.rpartition(".")[2] for made in studies("staircase.table1", "laptop")] == [
         "random-walk", "algorithm", "enwik8", "reddit", "base",
     ]  # fmt: skip
-    assert len(find("feedback.table1", "paper")) == 7
-    assert len(find("feedback.figure9", "laptop")) == 2
+    assert len(studies("feedback.table1", "paper")) == 7
+    assert len(studies("feedback.figure9", "laptop")) == 2
     assert {name.split(".")[0] for name in NAMES} == {"feedback", "staircase", "extra"}
 
 

@@ -15,8 +15,9 @@ from typing import Any
 
 from PIL import Image
 
+from stairwell.experiments.papers import CATALOGUE
 from stairwell.experiments.reproducing import in_words, table
-from stairwell.experiments.study import SCALES, catalogue
+from stairwell.experiments.study import SCALES
 from stairwell.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -55,15 +56,15 @@ def published() -> dict[tuple[str, str], dict[str, Any]]:
 def page() -> str:
     results = published()
     parts = [TOP, "## What was run\n", overview(results)]
-    parts += [section(results[name, scale]) for name in catalogue() for scale in SCALES if (name, scale) in results]
-    absent = [f"{name} ({scale})" for name in catalogue() for scale in SCALES if (name, scale) not in results]
+    parts += [section(results[name, scale]) for name in CATALOGUE for scale in SCALES if (name, scale) in results]
+    absent = [f"{name} ({scale})" for name in CATALOGUE for scale in SCALES if (name, scale) not in results]
     parts.append("## Not run\n\n" + "".join(f"- {name}\n" for name in absent))
     return "\n".join(parts)
 
 
 def overview(results: dict[tuple[str, str], dict[str, Any]]) -> str:
     lines = ["| study | scale | outcome |", "|---|---|---|"]
-    for name in catalogue():
+    for name in CATALOGUE:
         for scale in SCALES:
             if (result := results.get((name, scale))) is not None:
                 anchor = f"{name}-{scale}".replace(".", "")

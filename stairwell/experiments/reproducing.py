@@ -22,8 +22,9 @@ from typing import Any
 import torch
 
 from stairwell.experiments.experiment import Experiment
+from stairwell.experiments.papers import CATALOGUE
 from stairwell.experiments.running import Plan, Show, choose_device, train, without_format
-from stairwell.experiments.study import Study, Training, catalogue, memory_in_words, spread_in_words
+from stairwell.experiments.study import Study, Training, memory_in_words, spread_in_words
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
@@ -280,7 +281,7 @@ def plan_table(study: Study, out: Path, device: str) -> Any:
 
 def describe(say: Say) -> None:
     """Every study: the paper, the models, how long on both scales, the paper's numbers."""
-    for name, make in catalogue().items():
+    for name, make in CATALOGUE.items():
         laptop, paper = make("laptop"), make("paper")
         times = []
         for study in (laptop, paper):

@@ -1,6 +1,6 @@
 """A study: one table or figure of a paper, its rows as trainings, its columns as measurements, its numbers beside ours.
 
-    study = find("staircase.table7", "laptop")[0]
+    study = studies("staircase.table7", "laptop")[0]        from stairwell.experiments.papers
     for row in study.rows: row.model, row.experiment, row.paper
 
 Studies are functions of a scale: `paper` has the papers' hyperparameters, `laptop` is made for two CPU cores, with one
@@ -132,19 +132,3 @@ def spread_in_words(values: list[float]) -> str:
 
 
 Maker = Callable[[Scale], Study]
-
-
-def catalogue() -> dict[str, Maker]:
-    """Every study by its name, in the order of the papers."""
-    from stairwell.experiments import feedback_paper, staircase_paper
-
-    return {**feedback_paper.STUDIES, **staircase_paper.STUDIES}
-
-
-def find(name: str, scale: Scale) -> list[Study]:
-    """The study of a name, or all those of a table: `staircase.table1` has a part for each task."""
-    studies = catalogue()
-    found = [make for known, make in studies.items() if known == name or known.startswith(f"{name}.")]
-    if not found:
-        raise ValueError(f"nothing is called '{name}'; there are demo, {', '.join(studies)}")
-    return [make(scale) for make in found]

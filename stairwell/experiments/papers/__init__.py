@@ -1,0 +1,29 @@
+"""Every table and figure of both papers, one file each, and a few studies of ours (`extra`).
+
+A file's functions make a study at a scale; its `STUDIES` gives them their names."""
+
+from __future__ import annotations
+
+from stairwell.errors import UserError
+from stairwell.experiments.papers import extra
+from stairwell.experiments.papers.feedback import figure5, figure8, figure9, table1, table3, table4, table5, table6
+from stairwell.experiments.papers.staircase import figure2, figure3, table2, table7, table8, table9
+from stairwell.experiments.papers.staircase import table1 as staircase_table1
+from stairwell.experiments.papers.staircase import table3 as staircase_table3
+from stairwell.experiments.papers.staircase import table6 as staircase_table6
+from stairwell.experiments.study import Maker, Scale, Study
+
+FEEDBACK = (table1, figure5, table3, table4, table5, figure8, table6, figure9)
+STAIRCASE = (staircase_table1, figure2, figure3, table2, staircase_table3, staircase_table6, table7, table8, table9)
+# Every study by its name, in the order of the papers.
+CATALOGUE: dict[str, Maker] = {
+    name: make for module in (*FEEDBACK, extra, *STAIRCASE) for name, make in module.STUDIES.items()
+}
+
+
+def studies(name: str, scale: Scale) -> list[Study]:
+    """The study of a name, or all those of a table: `staircase.table1` has a part for each task."""
+    found = [make for known, make in CATALOGUE.items() if known == name or known.startswith(f"{name}.")]
+    if not found:
+        raise UserError(f"nothing is called '{name}'; there are demo, {', '.join(CATALOGUE)}")
+    return [make(scale) for make in found]

@@ -1,0 +1,89 @@
+"""Two yardsticks of ours that are in neither paper: parity and the word problem of S5."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stairwell.experiments.measures import Score
+from stairwell.experiments.papers.feedback.settings import RANDOM_WALK
+from stairwell.experiments.setting import Setting
+from stairwell.experiments.study import Column, Maker, Row, Scale, Study
+from stairwell.tasks import parity, permutations
+from stairwell.train_config import TrainConfig
+
+PARITY: dict[Scale, Setting] = {
+    "laptop": Setting(
+        task_name="parity", task=parity.Config(length=40, test_episodes=200), layers=2, width=32, heads=1,
+        train=TrainConfig(
+            steps=1500, batch=256, segment=40, learning_rate=2e-3, warmup=100, decay="cosine",
+            curriculum="length=2..40", valid_rows=50,
+        ),
+    ),
+    "paper": dataclasses.replace(
+        RANDOM_WALK["paper"], task_name="parity", task=parity.Config(length=40), dropout=0.0,
+        train=dataclasses.replace(RANDOM_WALK["paper"].train, segment=40, curriculum="length=2..40"),
+    ),
+}  # fmt: skip
+S5: dict[Scale, Setting] = {
+    "laptop": Setting(
+        task_name="s5", task=permutations.Config(generators=True, length=40, test_length=200, test_episodes=200),
+        layers=2, width=64, heads=2,
+        train=TrainConfig(
+            steps=2500, batch=128, segment=40, learning_rate=1e-3, warmup=300, decay="cosine",
+            curriculum="length=1..40", valid_rows=50,
+        ),
+    ),
+    "paper": dataclasses.replace(
+        RANDOM_WALK["paper"], task_name="s5", task=permutations.Config(length=40, test_length=200), dropout=0.0,
+        train=dataclasses.replace(RANDOM_WALK["paper"].train, segment=40, curriculum="length=1..40"),
+    ),
+}  # fmt: skip
+
+
+def yardstick(name: str, title: str, setting: Setting, scale: Scale, tested: tuple[int, ...]) -> Study:
+    columns: tuple[Column, ...] = tuple(
+        Score(f"accuracy at {length} (%)", "accuracy", task={"test_length": length}) for length in tested
+    )
+    last = Score(f"last token at {tested[-1]} (%)", "last_accuracy", task={"test_length": tested[-1]})
+    train, large = setting.train, "as the first paper's random walk has them"
+    layers = f"{setting.layers} layers of width {setting.width}"
+    small = f"laptop scale, {layers}, {train.steps:,} updates of {train.batch} rows"
+    sizes = f"Sizes and training are {small if scale == 'laptop' else large}."
+    return Study(
+        name=name,
+        title=title,
+        paper="not in the papers; a yardstick of state tracking",
+        scale=scale,
+        columns=(*columns, last),
+        rows=(
+            Row("LSTM", setting.experiment("lstm")),
+            Row("Transformer-XL", setting.experiment("transformer-xl", memory=64)),
+            Row("Feedback", setting.experiment("feedback", memory=8)),
+            Row("Staircase", setting.experiment("staircase", chunk=2, passes=4)),
+            Row("Cached Staircase", setting.experiment("cached-staircase", chunk=1, passes=9)),
+            Row("Global Cached Staircase", setting.experiment("global-cached-staircase", chunk=1, distances=128)),
+        ),
+        notes=(
+            f"Trained on lengths up to {setting.task.length}, by the same curriculum for all. {sizes}",
+            "Transformer-XL sees 64 tokens, more than a training sequence has; the others carry a state on and see 8 "
+            "or 9, Global Cached Staircase all of a sequence.",
+        ),
+    )
+
+
+def extra_parity(scale: Scale) -> Study:
+    title = "Parity: trained on 40 bits, tested on up to 400"
+    return yardstick("extra.parity", title, PARITY[scale], scale, tested=(40, 80, 400))
+
+
+def extra_s5(scale: Scale) -> Study:
+    title = "Products of permutations (S5): trained on 40 factors, tested on up to 200"
+    study = yardstick("extra.s5", title, S5[scale], scale, tested=(20, 40, 200))
+    factors = "Laptop scale: the factors are a swap and a cycle, of which all 120 permutations are made."
+    return dataclasses.replace(study, notes=(*study.notes, factors)) if scale == "laptop" else study
+
+
+STUDIES: dict[str, Maker] = {
+    "extra.parity": extra_parity,
+    "extra.s5": extra_s5,
+}

@@ -1,0 +1,47 @@
+"""Figure 5 of Fan et al. 2020: what the memory is made of."""
+
+from __future__ import annotations
+
+from stairwell.experiments.measures import ByTime
+from stairwell.experiments.papers.feedback.settings import (
+    BITS,
+    CHAR_PTB,
+    CHAR_PTB_DATA,
+    CHAR_PTB_NOTES,
+    CHAR_PTB_SYMBOLS,
+)
+from stairwell.experiments.papers.feedback.sizes import as_large_as, feedback_of
+from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+
+
+def figure5(scale: Scale) -> Study:
+    setting, small = CHAR_PTB[scale], scale == "laptop"
+    transformer = setting.experiment("transformer-xl")
+    lstm = as_large_as(transformer, setting.experiment("lstm"), CHAR_PTB_SYMBOLS)
+    return Study(
+        name="feedback.figure5",
+        title="What the memory is made of: characters of the Penn Treebank",
+        paper=f"{FEEDBACK}, figure 5",
+        scale=scale,
+        columns=(BITS, ByTime("valid bits per character after 2 minutes", "bits_per_character", 2))
+        if small
+        else (BITS,),
+        rows=(
+            *((Row("LSTM", lstm),) if small else ()),
+            Row("Transformer", transformer),
+            Row("Feedback, recurrent memory", feedback_of(setting, scale, make_up="recurrent")),
+            Row("Feedback, top-only memory", feedback_of(setting, scale, make_up=setting.layers)),
+            Row("Feedback, memory of all layers", feedback_of(setting, scale)),
+        ),
+        claim="all layers make the best memory, the top one alone is close; recurrence within a layer is not enough",
+        notes=(
+            *CHAR_PTB_NOTES[scale],
+            *(("The LSTM is ours.", "Times are of this machine, validations not counted.") if small else ()),
+        ),
+        data=CHAR_PTB_DATA,
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "feedback.figure5": figure5,
+}

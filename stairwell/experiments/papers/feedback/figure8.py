@@ -1,0 +1,39 @@
+"""Figure 8 of Fan et al. 2020: which layer makes the best memory."""
+
+from __future__ import annotations
+
+from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB, CHAR_PTB_DATA, CHAR_PTB_NOTES
+from stairwell.experiments.papers.feedback.sizes import feedback_of
+from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+
+
+def figure8(scale: Scale) -> Study:
+    setting = CHAR_PTB[scale]
+    single = (
+        Row(f"Feedback, memory of layer {layer} alone", feedback_of(setting, scale, make_up=layer))
+        for layer in range(setting.layers + 1)
+    )
+    return Study(
+        name="feedback.figure8",
+        title="Which layer makes the best memory: characters of the Penn Treebank",
+        paper=f"{FEEDBACK}, figure 8",
+        scale=scale,
+        columns=(BITS,),
+        rows=(
+            Row("Transformer", setting.experiment("transformer-xl")),
+            *single,
+            Row("Feedback, average of all layers", feedback_of(setting, scale, make_up="average")),
+            Row("Feedback, weighted sum of all layers", feedback_of(setting, scale)),
+        ),
+        claim=(
+            "the higher the layer the better a memory it makes; the first is no better than a Transformer, the average "
+            "is fair, and the weighted sum matches the best"
+        ),
+        notes=(*CHAR_PTB_NOTES[scale], "Layer 0 is the token's embedding."),
+        data=CHAR_PTB_DATA,
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "feedback.figure8": figure8,
+}

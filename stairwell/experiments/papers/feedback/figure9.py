@@ -1,0 +1,98 @@
+"""Figure 9 of Fan et al. 2020: depth at equal weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from stairwell.experiments.measures import Score
+from stairwell.experiments.papers.feedback.settings import (
+    BITS,
+    CHAR_PTB,
+    CHAR_PTB_DATA,
+    CHAR_PTB_NOTES,
+    KEYS_EACH,
+    NO_NUMBERS,
+    WIKITEXT,
+    WIKITEXT_DATA,
+    WIKITEXT_NOTES,
+    WIKITEXT_SMALL,
+    WITH_LINE_ENDS,
+)
+from stairwell.experiments.papers.feedback.sizes import as_large_as, feedback_of
+from stairwell.experiments.setting import Setting
+from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+
+
+def by_depth(setting: Setting, scale: Scale, depths: tuple[int, ...]) -> tuple[Row, ...]:
+    """Both models at each depth, head and inner width changed inversely with it, so that the weights stay the same."""
+    base = setting.experiment("transformer-xl")
+    rows = []
+    for core, model in (("transformer-xl", "Transformer"), ("feedback", "Feedback")):
+        for depth in depths:
+            head_width, inner = (setting.layers * size // depth for size in (base.core.K, base.core.F))
+            own: dict[str, Any] = {"layers": depth, "head_width": head_width, "inner": inner}
+            if core == "feedback":
+                own["share_kv"] = scale == "laptop"
+            experiment = setting.experiment(core, **own)
+            if depth == setting.layers:  # the very training that other figures have too
+                experiment = base if core == "transformer-xl" else feedback_of(setting, scale)
+            elif scale == "laptop":
+                experiment = as_large_as(base, experiment)
+            rows.append(Row(f"{model}, {depth} layer{'s' if depth > 1 else ''}", experiment))
+    return tuple(rows)
+
+
+DEPTH_CLAIM = "a Transformer gets better with depth, at equal weights; Feedback hardly needs it"
+DEPTHS_NOT_PRINTED = "The figure's depths are not in the text; those taken divide the weights evenly."
+
+
+def figure9_char_ptb(scale: Scale) -> Study:
+    return Study(
+        name="feedback.figure9.char-ptb",
+        title="Depth at equal weights: characters of the Penn Treebank",
+        paper=f"{FEEDBACK}, figure 9 (left)",
+        scale=scale,
+        columns=(BITS,),
+        rows=by_depth(CHAR_PTB[scale], scale, (1, 2, 4) if scale == "laptop" else (1, 2, 3, 4, 6, 8)),
+        claim=f"{DEPTH_CLAIM}: two layers are its best here",
+        notes=(*CHAR_PTB_NOTES[scale], DEPTHS_NOT_PRINTED),
+        data=CHAR_PTB_DATA,
+    )
+
+
+def figure9_wikitext_103(scale: Scale) -> Study:
+    small = scale == "laptop"
+    setting = dataclasses.replace(WIKITEXT["laptop"], core={"memory": 64}) if small else WIKITEXT_SMALL
+    if not small:
+        setting = dataclasses.replace(setting, core={**setting.core, "memory": 512})
+    train = dataclasses.replace(setting.train, finetune_task="end_of_line=true")
+    return Study(
+        name="feedback.figure9.wikitext-103",
+        title="Depth at equal weights: words of Wikipedia",
+        paper=f"{FEEDBACK}, figure 9 (right)",
+        scale=scale,
+        columns=(Score("test perplexity", "perplexity"),),
+        rows=by_depth(dataclasses.replace(setting, train=train), scale, (1, 2, 4) if small else (1, 2, 4, 8)),
+        claim=DEPTH_CLAIM,
+        notes=(
+            *WIKITEXT_NOTES[scale],
+            "Which size the figure has is not printed: the small one of table 9, with 44 million weights.",
+            "All models have the same number of weights: "
+            + (
+                "Feedback has a wider feed-forward for the key and value projections that it shares."
+                if small
+                else KEYS_EACH
+            ),
+            WITH_LINE_ENDS,
+            DEPTHS_NOT_PRINTED,
+            NO_NUMBERS,
+        ),
+        data=WIKITEXT_DATA[scale],
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "feedback.figure9.char-ptb": figure9_char_ptb,
+    "feedback.figure9.wikitext-103": figure9_wikitext_103,
+}

@@ -1,0 +1,42 @@
+"""Models of equal size: how wide a model must be to have as many weights as another."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+
+from stairwell.cores import build
+from stairwell.experiments.experiment import Experiment
+from stairwell.experiments.setting import Setting
+from stairwell.experiments.study import Scale
+
+
+def weights(core: Any) -> int:
+    """How many weights a core has, from its config alone."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in build(core).parameters())
+
+
+def as_large_as(goal: Experiment, experiment: Experiment, symbols: int = 0) -> Experiment:
+    """The experiment with as many weights as another: by its inner width or, an LSTM, by its width, which the vectors
+    of its `symbols` have too."""
+    core, wanted = experiment.core, weights(goal.core)
+    if experiment.core_name == "lstm":
+        # 8 L (D^2 + D) weights in L layers of width D
+        excess = lambda D: abs(8 * core.layers * D * (D + 1) + 2 * symbols * (D - goal.core.width) - wanted)  # noqa: E731
+        return dataclasses.replace(
+            experiment, core=dataclasses.replace(core, width=min(range(2, 8 * core.width, 2), key=excess))
+        )
+    least, next_one = (weights(dataclasses.replace(core, inner=inner)) for inner in (8, 16))
+    inner = 8 * max(1, 1 + round((wanted - least) / (next_one - least)))
+    return dataclasses.replace(experiment, core=dataclasses.replace(core, inner=inner))
+
+
+def feedback_of(setting: Setting, scale: Scale, **own: Any) -> Experiment:
+    """Feedback with as many weights as the Transformer of its setting: with keys of its own in every layer at paper
+    scale; with one pair, and a wider feed-forward instead, at laptop scale."""
+    if scale == "paper":
+        return setting.experiment("feedback", share_kv=False, **own)
+    return as_large_as(setting.experiment("transformer-xl"), setting.experiment("feedback", **own))

@@ -1,0 +1,115 @@
+"""Figure 2 of Ju et al. 2021: what recurrent steps bring."""
+
+from __future__ import annotations
+
+from stairwell.experiments.papers.feedback import settings as first
+from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte
+from stairwell.experiments.papers.staircase.settings import (
+    ALGORITHMIC_NOTES,
+    CACHED_SIZE,
+    EIGHT,
+    ENWIK8,
+    ENWIK8_COMMON,
+    ENWIK8_NOTES,
+    PERPLEXITY,
+    RANDOM_WALK_NOTES,
+    REDDIT_SIZES,
+    TEST_ERROR,
+    five_of_cached,
+    on_reddit,
+    pick,
+    with_numbers,
+)
+from stairwell.experiments.papers.staircase.table2 import reddit_rows
+from stairwell.experiments.papers.staircase.table6 import algorithm_rows
+from stairwell.experiments.papers.staircase.table7 import random_walk_rows
+from stairwell.experiments.papers.staircase.table9 import enwik8_rows
+from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
+
+FIGURE2 = (
+    "The figure's numbers are not in the text; those beside ours are of {table}. Which rows it has is not said either: "
+    "Staircase with 2, 4 and 8 recurrent steps at one step size, and the baselines."
+)
+
+
+def figure2_random_walk(scale: Scale) -> Study:
+    rows = pick(
+        with_numbers(random_walk_rows(scale), slice(1, 2)),
+        "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8",
+    )  # fmt: skip
+    return Study(
+        name="staircase.figure2.random-walk",
+        title="Random walk: how many recurrent steps it takes",
+        paper=f"{STAIRCASE}, figure 2",
+        scale=scale,
+        columns=TEST_ERROR,
+        rows=rows,
+        seeds=3 if scale == "laptop" else 10,
+        seeds_of=five_of_cached(rows, scale),
+        claim="two recurrent steps are enough to track a state",
+        notes=(*RANDOM_WALK_NOTES[scale][:-1], FIGURE2.format(table="table 7")),
+    )
+
+
+def figure2_algorithm(scale: Scale) -> Study:
+    rows = pick(
+        with_numbers(algorithm_rows(scale), slice(1, None)),
+        "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8",
+    )  # fmt: skip
+    return Study(
+        name="staircase.figure2.algorithm",
+        title="Programs: how many recurrent steps it takes",
+        paper=f"{STAIRCASE}, figure 2",
+        scale=scale,
+        columns=algorithmic_columns(scale, "error"),
+        rows=rows,
+        seeds=1 if scale == "laptop" else 10,
+        seeds_of=five_of_cached(rows, scale),
+        claim="two recurrent steps are enough to track a state",
+        notes=(*ALGORITHMIC_NOTES[scale][:-1], FIGURE2.format(table="table 6")),
+    )
+
+
+def figure2_enwik8(scale: Scale) -> Study:
+    rows = with_numbers(enwik8_rows(scale), slice(1, 2))
+    most = EIGHT.row(ENWIK8[scale], scale, ())
+    return Study(
+        name="staircase.figure2.enwik8",
+        title="Bytes of Wikipedia (enwik8): what recurrent steps bring",
+        paper=f"{STAIRCASE}, figure 2",
+        scale=scale,
+        columns=bits_per_byte(scale)[1:],
+        rows=(*pick(rows, "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4"), most),
+        claim="more recurrent steps bring little here, where the context matters most",
+        notes=(
+            *ENWIK8_NOTES[scale],
+            *ENWIK8_COMMON,
+            FIGURE2.format(table="table 9"),
+            "Table 9 has no Staircase with 8 steps; ours is there to go on with the curve.",
+        ),
+        data=first.ENWIK8_DATA,
+    )
+
+
+def figure2_reddit(scale: Scale) -> Study:
+    rows = with_numbers(reddit_rows(scale), slice(1, 2))
+    return on_reddit(
+        scale,
+        "staircase.figure2.reddit",
+        title="Discussions (Reddit): what recurrent steps bring",
+        paper=f"{STAIRCASE}, figure 2",
+        columns=PERPLEXITY[1:],
+        rows=pick(
+            rows, "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8"
+        ),
+        claim="the more recurrent steps, the better",
+        notes=(*REDDIT_SIZES, CACHED_SIZE, FIGURE2.format(table="table 2")),
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "staircase.figure2.random-walk": figure2_random_walk,
+    "staircase.figure2.algorithm": figure2_algorithm,
+    "staircase.figure2.enwik8": figure2_enwik8,
+    "staircase.figure2.reddit": figure2_reddit,
+}

@@ -1,0 +1,33 @@
+"""Figure 3 of Ju et al. 2021: training time and perplexity."""
+
+from __future__ import annotations
+
+from stairwell.experiments.papers.staircase.settings import (
+    CACHED_SIZE,
+    PERPLEXITY,
+    REDDIT_SIZES,
+    SPEED,
+    on_reddit,
+    with_numbers,
+)
+from stairwell.experiments.papers.staircase.table2 import reddit_rows
+from stairwell.experiments.study import STAIRCASE, Column, Maker, Scale, Study
+
+
+def figure3(scale: Scale) -> Study:
+    columns: tuple[Column, ...] = (PERPLEXITY[1], SPEED)
+    return on_reddit(
+        scale,
+        "staircase.figure3",
+        title="Discussions (Reddit): training time and perplexity",
+        paper=f"{STAIRCASE}, figure 3",
+        columns=columns,
+        rows=with_numbers(reddit_rows(scale), slice(1, None)),
+        claim="Staircase buys perplexity with training time at the same number of weights; Feedback is far slower",
+        notes=(*REDDIT_SIZES, CACHED_SIZE, "The models, and the numbers beside ours, are those of table 2."),
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "staircase.figure3": figure3,
+}

@@ -1,0 +1,218 @@
+"""What the tables and figures of Ju et al. 2021, "Staircase Attention for Recurrent Processing of Sequences", share.
+
+Table 1 has each model's best seed by validation, tables 6 and 7 mean and deviation over the seeds; ours show both.
+The hyperparameters are those of tables 4 and 5 and of appendix A. N is how many chunks are in sight and, for Staircase,
+how often each is computed (the paper's recurrent steps); C is the size of a chunk (its forward size); N C is its step
+size. On text Transformer-XL sees the current token too, as a Staircase does; on the toy tasks, which are the first
+paper's, it is the first paper's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from stairwell.experiments.measures import Score, TrainingSpeed
+from stairwell.experiments.papers.feedback import settings as first
+from stairwell.experiments.papers.feedback.settings import STATEMENTS
+from stairwell.experiments.setting import Setting
+from stairwell.experiments.study import Row, Scale, Study
+from stairwell.models import LanguageModelConfig
+from stairwell.tasks import algorithmic, language, random_walk
+from stairwell.train_config import TrainConfig
+
+Rows = tuple[Row, ...]
+Numbers = tuple[str, ...]
+ERRORS = (Score("valid error (%)", "error", "valid"), Score("test error (%)", "error"))
+TEST_ERROR = ERRORS[1:]
+GLOBAL_STARTS = (
+    "Global Cached Staircase keeps everything since its row's start, so it alone begins each episode with an empty "
+    "memory; the others are told by the reset symbol alone."
+)
+SPAN_NOT_PRINTED = "The paper does not print Transformer-XL's span; ours holds a whole episode."
+EPISODES_NOT_PRINTED = "The number of training episodes is not printed; 10,000 as in the first paper."
+SAME_WEIGHTS = (
+    "Feedback has its own key and value projections in every layer, for the paper says that all models of a task have "
+    "the same number of weights."
+)
+CHUNKS = "Chunks and memories are smaller too; the paper's number stands beside the row that takes its place."
+NAMES = {
+    "staircase": "Staircase",
+    "cached-staircase": "Cached Staircase",
+    "global-cached-staircase": "Global Cached Staircase",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Stairs:
+    """A staircase of a table at either scale: (N, C), or (0, C) where N grows."""
+
+    core: str
+    laptop: tuple[int, int]
+    paper: tuple[int, int]
+
+    def row(self, setting: Setting, scale: Scale, numbers: Numbers, **more: Any) -> Row:
+        N, C = self.laptop if scale == "laptop" else self.paper
+        looks_back: dict[str, Any] = {"chunk": C, "passes": N} if N else {"chunk": C}
+        name = f"{NAMES[self.core]}, {f'N = {N}, ' if N else ''}C = {C}"
+        return Row(name, setting.experiment(self.core, **looks_back, **more), numbers)
+
+
+def pick(rows: Rows, *names: str) -> Rows:
+    """The first row that begins with each name."""
+    return tuple(next(row for row in rows if row.model.startswith(name)) for name in names)
+
+
+def with_numbers(rows: Rows, places: slice) -> Rows:
+    """Rows with only some of the paper's numbers, for fewer columns."""
+    return tuple(dataclasses.replace(row, paper=row.paper[places]) for row in rows)
+
+
+def five_of_cached(rows: Rows, scale: Scale) -> dict[str, int]:
+    """Appendix A: every setting was run ten times, Cached Staircase five times."""
+    return {} if scale == "laptop" else {row.model: 5 for row in rows if row.model.startswith("Cached")}
+
+
+RANDOM_WALK: dict[Scale, Setting] = {
+    "laptop": first.RANDOM_WALK["laptop"],
+    "paper": dataclasses.replace(
+        first.RANDOM_WALK["paper"],
+        task=random_walk.Config(length=400, train_episodes=10_000),
+        train=dataclasses.replace(first.RANDOM_WALK["paper"].train, segment=128),
+    ),
+}
+RANDOM_WALK_NOTES: dict[Scale, tuple[str, ...]] = {
+    "laptop": (
+        "Laptop scale: episodes of 100 actions instead of 400, models of 0.1 million weights instead of 3.2, new "
+        "episodes without end instead of 10,000, and for every model the same curriculum over the length (8 to 100, "
+        "the next at 92% accuracy); Transformer-XL is trained without it too, as in the paper. Staircase has 4 heads, "
+        "the others one.",
+        SPAN_NOT_PRINTED,
+        GLOBAL_STARTS,
+    ),
+    "paper": (EPISODES_NOT_PRINTED, SPAN_NOT_PRINTED, SAME_WEIGHTS, GLOBAL_STARTS),
+}
+FRESH = {"fresh": True}
+PLAIN = {"curriculum": ""}  # the paper's setting
+LONGER = {"steps": 400_000}  # of Global Cached Staircase on both toy tasks
+ALGORITHMIC: dict[Scale, Setting] = {
+    "laptop": first.ALGORITHMIC["laptop"],
+    "paper": dataclasses.replace(
+        first.ALGORITHMIC["paper"],
+        task=algorithmic.Config(statements=100, variables=3, train_episodes=10_000),
+        train=dataclasses.replace(first.ALGORITHMIC["paper"].train, batch=256, segment=128),
+    ),
+}
+ALGORITHMIC_NOTES: dict[Scale, tuple[str, ...]] = {
+    "laptop": (
+        "Laptop scale: models of 0.1 million weights instead of 3.2, new programs without end instead of 10,000, and "
+        "one curriculum over variables, kinds of statement and length for all models. They are scored on programs of "
+        f"{STATEMENTS} statements, and by how long programs can get; the paper's have 100.",
+        "The paper does not print Transformer-XL's span; ours, 128, holds a program of 30 statements. Feedback "
+        "remembers 16 tokens instead of 32.",
+        GLOBAL_STARTS.replace("reset symbol", "END symbol"),
+    ),
+    "paper": (
+        EPISODES_NOT_PRINTED,
+        "The paper does not print Transformer-XL's span; ours, 512, holds a whole program.",
+        SAME_WEIGHTS,
+        GLOBAL_STARTS.replace("reset symbol", "END symbol"),
+    ),
+}
+ENWIK8: dict[Scale, Setting] = {
+    "laptop": Setting(
+        task_name="lm", task=first.ENWIK8_TASK, layers=2, width=128, heads=4,
+        train=TrainConfig(
+            steps=2000, batch=32, segment=64, learning_rate=1.5e-3, warmup=200, decay="cosine",
+            validate_every=250, valid_rows=32, valid_tokens=100_000,
+        ),
+    ),
+    "paper": Setting(
+        task_name="lm", task=first.ENWIK8_TASK, layers=8, width=512, heads=8, dropout=0.3,
+        model=LanguageModelConfig(embedding_dropout=0.2),
+        train=TrainConfig(
+            steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, clip=0.1,
+            validate_every=2000, checkpoint_every=1000, valid_rows=16, valid_tokens=1_000_000,
+        ),
+    ),
+}  # fmt: skip
+ENWIK8_NOTES: dict[Scale, tuple[str, ...]] = {
+    "laptop": (
+        "Laptop scale: 2 layers of width 128 instead of 8 of 512, 0.5 million weights instead of 25, segments of 64 "
+        "bytes instead of 256 and chunks and memories a quarter as large, 2,000 updates of 32 rows instead of 100,000 "
+        f"of 512, no dropout, scored on {first.ENWIK8_SAMPLE:,} bytes of each split.",
+    ),
+    "paper": (),
+}
+ENWIK8_COMMON = (
+    "Transformer-XL's span is the step size that table 9 prints for it, 256; Feedback's memory is as large.",
+    SAME_WEIGHTS,
+)
+REDDIT: dict[Scale, Setting] = {
+    "laptop": Setting(
+        task_name="lm", task=language.Config(path="stdlib", unit="bpe", vocabulary=8000, documents="none"),
+        layers=2, width=128, heads=4,
+        train=TrainConfig(
+            steps=1500, batch=16, segment=64, learning_rate=1.5e-3, warmup=200, decay="cosine",
+            validate_every=250, valid_rows=16, valid_tokens=100_000,
+        ),
+    ),
+    "paper": Setting(
+        task_name="lm", task=language.Config(path="", unit="bpe", vocabulary=8000, documents="none"),
+        layers=8, width=1024, heads=8, dropout=0.3, model=LanguageModelConfig(embedding_dropout=0.2),
+        train=TrainConfig(
+            steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, clip=0.1,
+            validate_every=2000, checkpoint_every=1000, valid_rows=16, valid_tokens=1_000_000,
+        ),
+    ),
+}  # fmt: skip
+REDDIT_DATA: dict[Scale, str] = {
+    "laptop": "",
+    "paper": "a folder with train, valid and test files of Reddit discussions (pushshift.io), which are not public",
+}
+BASE_DATA: dict[Scale, str] = {
+    "laptop": "",
+    "paper": "a folder with train, valid and test files of the corpora of Lewis et al. 2021, which are not public",
+}
+TEXT_NOTES: dict[Scale, tuple[str, ...]] = {
+    "laptop": (
+        "Laptop scale: the sources of Python's standard library, for the paper's text is not public; --task.path takes "
+        "any other, WikiText-2 for instance. 8,000 byte pairs as at paper scale, 2 layers of width 128 instead of 8 of "
+        "1,024, segments of 64 tokens instead of 256 and chunks and memories a quarter as large, 1,500 updates of 16 "
+        "rows instead of 100,000 of 512, no dropout. Perplexities of different texts cannot be compared; the order of "
+        "the models can.",
+    ),
+    "paper": (
+        "The width is 1,024 as in appendix A; table 4 prints 512, which does not give 117 million weights. The size of "
+        "the vocabulary is not printed: 8,000 byte pairs give the printed numbers of weights.",
+    ),
+}
+REDDIT_SIZES = (
+    "Transformer-XL's span is not printed: the segment's length, as in table 9.",
+    "Feedback shares one pair of key and value projections among its layers, which gives the printed 102 million "
+    "weights where the others have 117.",
+)
+CACHED_SIZE = "Cached Staircase has N = 3 and C = 128, a step size of 384, as in tables 3 and 5; table 2 prints 256."
+ONCE = "The paper trained each model once."
+PERPLEXITY = (Score("valid perplexity", "perplexity", "valid"), Score("test perplexity", "perplexity"))
+SPEED = TrainingSpeed("training (tokens/s; the paper: ms a batch)")
+MOST_STEPS = "the more recurrent steps, the better; eight beat a Transformer-XL twice as deep and large"
+TWO = Stairs("staircase", (2, 32), (2, 128))
+FOUR = Stairs("staircase", (4, 16), (4, 64))
+EIGHT = Stairs("staircase", (8, 8), (8, 32))
+CACHED = Stairs("cached-staircase", (3, 32), (3, 128))
+
+
+def transformer_xl(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
+    experiment = setting.experiment("transformer-xl", memory=64 if scale == "laptop" else 256, sees_itself=True)
+    return Row("Transformer-XL", experiment, numbers)
+
+
+def feedback(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
+    return Row("Feedback", setting.experiment("feedback", memory=128 if scale == "laptop" else 512), numbers)
+
+
+def on_reddit(scale: Scale, name: str, **rest: Any) -> Study:
+    """What all studies of Reddit share."""
+    notes = (*TEXT_NOTES[scale], *rest.pop("notes"), *((ONCE,) if scale == "paper" else ()))
+    return Study(name=name, scale=scale, notes=notes, data=REDDIT_DATA[scale], **rest)

@@ -1,0 +1,182 @@
+"""Table 1 of Ju et al. 2021: the best of each model on every task."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from stairwell.experiments.papers.feedback import settings as first
+from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte, of_100
+from stairwell.experiments.papers.staircase.settings import (
+    ALGORITHMIC,
+    ALGORITHMIC_NOTES,
+    BASE_DATA,
+    CACHED,
+    CACHED_SIZE,
+    EIGHT,
+    ENWIK8,
+    ENWIK8_COMMON,
+    ENWIK8_NOTES,
+    FRESH,
+    LONGER,
+    ONCE,
+    PERPLEXITY,
+    PLAIN,
+    RANDOM_WALK,
+    RANDOM_WALK_NOTES,
+    REDDIT,
+    REDDIT_SIZES,
+    TEST_ERROR,
+    TEXT_NOTES,
+    feedback,
+    five_of_cached,
+    on_reddit,
+    pick,
+    transformer_xl,
+    with_numbers,
+)
+from stairwell.experiments.papers.staircase.table2 import reddit_rows
+from stairwell.experiments.papers.staircase.table9 import enwik8_rows
+from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
+
+
+def table1_random_walk(scale: Scale) -> Study:
+    """Table 1, random walk, and the Global Cached Staircase of its appendix."""
+    setting = RANDOM_WALK[scale]
+    small = scale == "laptop"
+    rows = (
+        Row("LSTM", setting.experiment("lstm"), ("0.6",)),
+        Row("Transformer-XL", setting.experiment("transformer-xl", memory=101 if small else 512), ("84.1",)),
+        *(
+            (Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=101)),)
+            if small
+            else ()
+        ),
+        Row("Feedback", setting.experiment("feedback", memory=16 if small else 64, share_kv=small), ("0.1",)),
+        Row(
+            "Staircase",
+            setting.experiment("staircase", chunk=2, passes=4, heads=4)
+            if small
+            else setting.experiment("staircase", chunk=8, passes=8),
+            ("0.1",),
+        ),
+        Row(
+            "Cached Staircase",
+            setting.experiment("cached-staircase", chunk=1 if small else 4, passes=17 if small else 64),
+            ("0.1",),
+        ),
+        Row(
+            "Global Cached Staircase",
+            setting.experiment("global-cached-staircase", FRESH, chunk=1, distances=128)
+            if small
+            else setting.experiment("global-cached-staircase", FRESH, LONGER, chunk=8),
+            ("0.0 (table 7)",),
+        ),
+    )
+    return Study(
+        name="staircase.table1.random-walk",
+        title="Random walk: where is the agent?",
+        paper=f"{STAIRCASE}, tables 1 and 7",
+        scale=scale,
+        columns=TEST_ERROR,
+        rows=rows,
+        seeds=3 if small else 10,
+        seeds_of=five_of_cached(rows, scale),
+        claim="all models that carry a state through time solve it, and a Transformer-XL does not",
+        notes=RANDOM_WALK_NOTES[scale],
+    )
+
+
+def table1_algorithm(scale: Scale) -> Study:
+    setting, small = ALGORITHMIC[scale], scale == "laptop"
+    own: dict[str, tuple[str, dict[str, Any], str]] = {
+        "LSTM": ("lstm", {}, "1.0"),
+        "Transformer-XL": ("transformer-xl", {"memory": 128 if small else 512}, "48.7"),
+        "Feedback": ("feedback", {"memory": 16 if small else 32, "share_kv": small}, "0.2"),
+        "Staircase": ("staircase", {"chunk": 8, "passes": 4 if small else 8}, "0.2"),
+        "Cached Staircase": ("cached-staircase", {"chunk": 4, "passes": 8 if small else 16}, "1.2"),
+    }
+    rows = tuple(
+        Row(name, setting.experiment(core, **options), of_100(scale, number))
+        for name, (core, options, number) in own.items()
+    )
+    best = setting.experiment("global-cached-staircase", FRESH, {} if small else LONGER, chunk=4 if small else 8)
+    rows += (Row("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),)
+    return Study(
+        name="staircase.table1.algorithm",
+        title="Programs on 3 variables: what do they print?",
+        paper=f"{STAIRCASE}, tables 1 and 6",
+        scale=scale,
+        columns=algorithmic_columns(scale, "error"),
+        rows=rows,
+        seeds=1 if small else 10,
+        seeds_of=five_of_cached(rows, scale),
+        claim="all models that carry a state through time solve it, and a Transformer-XL does not",
+        notes=(*ALGORITHMIC_NOTES[scale], "The LSTM's number is quoted by the paper from Irie et al. 2021."),
+    )
+
+
+def table1_enwik8(scale: Scale) -> Study:
+    rows = pick(
+        with_numbers(enwik8_rows(scale), slice(1, 2)), "Transformer-XL", "Feedback", "Staircase, N = 4", "Cached"
+    )
+    return Study(
+        name="staircase.table1.enwik8",
+        title="Bytes of Wikipedia (enwik8)",
+        paper=f"{STAIRCASE}, table 1",
+        scale=scale,
+        columns=bits_per_byte(scale)[1:],
+        rows=(Row("LSTM", ENWIK8[scale].experiment("lstm"), ("1.38",)), *rows),
+        claim="Feedback, Cached Staircase and Staircase are a little better than Transformer-XL, an LSTM far worse",
+        notes=(
+            *ENWIK8_NOTES[scale],
+            *ENWIK8_COMMON,
+            "The LSTM's size is not printed; ours has as many layers as the others and about as many weights.",
+        ),
+        data=first.ENWIK8_DATA,
+    )
+
+
+def table1_reddit(scale: Scale) -> Study:
+    rows = with_numbers(reddit_rows(scale), slice(1, 2))
+    return on_reddit(
+        scale,
+        "staircase.table1.reddit",
+        title="Discussions (Reddit)",
+        paper=f"{STAIRCASE}, table 1",
+        columns=PERPLEXITY[1:],
+        rows=pick(rows, "Transformer-XL", "Feedback", "Staircase, N = 8", "Cached"),
+        claim="Staircase is far better than Transformer-XL and Feedback with the same number of weights",
+        notes=(*REDDIT_SIZES, CACHED_SIZE),
+    )
+
+
+def table1_base(scale: Scale) -> Study:
+    setting = REDDIT[scale]
+    if scale == "paper":
+        setting = dataclasses.replace(setting, train=dataclasses.replace(setting.train, steps=80_000))
+    return Study(
+        name="staircase.table1.base",
+        title="A large mix of texts (BASE data)",
+        paper=f"{STAIRCASE}, table 1",
+        scale=scale,
+        columns=PERPLEXITY[:1],
+        rows=(
+            transformer_xl(setting, scale, ("28.0",)),
+            feedback(setting, scale, ("26.6",)),
+            EIGHT.row(setting, scale, ("23.0",)),
+            CACHED.row(setting, scale, ("27.8",)),
+        ),
+        claim="Staircase is far better than Transformer-XL and Feedback with the same number of weights",
+        notes=(*TEXT_NOTES[scale], *REDDIT_SIZES, *((ONCE,) if scale == "paper" else ())),
+        data=BASE_DATA[scale],
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "staircase.table1.random-walk": table1_random_walk,
+    "staircase.table1.algorithm": table1_algorithm,
+    "staircase.table1.enwik8": table1_enwik8,
+    "staircase.table1.reddit": table1_reddit,
+    "staircase.table1.base": table1_base,
+}

@@ -1,0 +1,74 @@
+"""Table 2 of Ju et al. 2021: discussions (Reddit) in detail."""
+
+from __future__ import annotations
+
+from stairwell.experiments.papers.staircase.settings import (
+    CACHED,
+    CACHED_SIZE,
+    EIGHT,
+    FOUR,
+    MOST_STEPS,
+    PERPLEXITY,
+    REDDIT,
+    REDDIT_SIZES,
+    SPEED,
+    TWO,
+    Numbers,
+    Rows,
+    feedback,
+    on_reddit,
+    transformer_xl,
+)
+from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
+
+
+def reddit_rows(scale: Scale) -> Rows:
+    """Table 2, in its order: valid and test perplexity, milliseconds a batch."""
+    setting, small = REDDIT[scale], scale == "laptop"
+    memory = 64 if small else 256
+
+    def universal(passes: int, numbers: Numbers) -> Row:
+        experiment = setting.experiment("universal", layers=1, memory=memory, passes=passes)
+        return Row(f"Universal Transformer, {passes} passes", experiment, numbers)
+
+    deep = setting.experiment("transformer-xl", layers=2 * setting.layers, memory=memory, sees_itself=True)
+    # One layer so wide that with its vectors for the symbols it has the weights of Transformer-XL
+    wide = setting.experiment("universal", layers=1, width=136 if small else 2560, memory=memory, passes=8)
+    return (
+        transformer_xl(setting, scale, ("26.5", "26.2", "178")),
+        Row("Transformer-XL, twice as deep", deep, ("23.7", "23.4", "359")),
+        feedback(setting, scale, ("25.8", "25.5", "3260")),
+        CACHED.row(setting, scale, ("26.4", "26.1", "246")),
+        TWO.row(setting, scale, ("25.0", "24.8", "297")),
+        universal(2, ("39.9", "39.5", "51")),
+        FOUR.row(setting, scale, ("23.7", "23.4", "580")),
+        universal(4, ("34.9", "34.5", "88")),
+        EIGHT.row(setting, scale, ("22.9", "22.6", "1147")),
+        universal(8, ("32.3", "32.0", "163")),
+        Row("Universal Transformer, 8 passes, as large", wide, ("25.9", "25.6", "766")),
+        universal(16, ("31.5", "31.1", "328")),
+    )
+
+
+def table2(scale: Scale) -> Study:
+    return on_reddit(
+        scale,
+        "staircase.table2",
+        title="Discussions (Reddit) in detail",
+        paper=f"{STAIRCASE}, table 2",
+        columns=(*PERPLEXITY, SPEED),
+        rows=reddit_rows(scale),
+        claim=MOST_STEPS,
+        notes=(
+            *REDDIT_SIZES,
+            CACHED_SIZE,
+            "The large Universal Transformer's width is not printed: "
+            + ("136 gives" if scale == "laptop" else "2,560 gives the printed 120 million weights,")
+            + " about as many weights as Transformer-XL has.",
+        ),
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "staircase.table2": table2,
+}

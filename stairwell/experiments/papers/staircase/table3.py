@@ -1,0 +1,43 @@
+"""Table 3 of Ju et al. 2021: how large a chunk may be, on discussions."""
+
+from __future__ import annotations
+
+from stairwell.experiments.papers.staircase.settings import (
+    CACHED,
+    FOUR,
+    PERPLEXITY,
+    REDDIT,
+    SPEED,
+    TWO,
+    Stairs,
+    on_reddit,
+)
+from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
+
+
+def table3(scale: Scale) -> Study:
+    setting = REDDIT[scale]
+    stairs = {
+        Stairs("cached-staircase", (9, 8), (9, 32)): ("26.4", "489"),
+        Stairs("cached-staircase", (5, 16), (5, 64)): ("26.4", "318"),
+        CACHED: ("26.4", "246"),
+        Stairs("staircase", (2, 16), (2, 64)): ("25.2", "310"),
+        TWO: ("25.0", "297"),
+        Stairs("staircase", (4, 8), (4, 32)): ("23.8", "605"),
+        FOUR: ("23.7", "580"),
+    }
+    return on_reddit(
+        scale,
+        "staircase.table3",
+        title="Discussions (Reddit): how large a chunk may be",
+        paper=f"{STAIRCASE}, table 3",
+        columns=(PERPLEXITY[0], SPEED),
+        rows=tuple(each.row(setting, scale, numbers) for each, numbers in stairs.items()),
+        claim="for the same number of recurrent steps the size of a chunk hardly matters; larger ones are faster",
+        notes=(),
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "staircase.table3": table3,
+}

@@ -1,0 +1,77 @@
+"""Table 6 of Ju et al. 2021: programs in detail."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stairwell.experiments.measures import Score
+from stairwell.experiments.papers.feedback.settings import REACH, STATEMENTS, of_100
+from stairwell.experiments.papers.staircase.settings import (
+    ALGORITHMIC,
+    ALGORITHMIC_NOTES,
+    CHUNKS,
+    ERRORS,
+    FRESH,
+    LONGER,
+    Rows,
+    Stairs,
+    five_of_cached,
+)
+from stairwell.experiments.papers.staircase.table1 import table1_algorithm
+from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
+
+
+def algorithm_rows(scale: Scale) -> Rows:
+    """Table 6, in its order."""
+    setting, small = ALGORITHMIC[scale], scale == "laptop"
+    stairs = {
+        Stairs("staircase", (8, 4), (8, 8)): ("12.8 ± 16.5", "12.6 ± 16.2"),
+        Stairs("staircase", (4, 8), (4, 16)): ("0.5 ± 0.5", "0.5 ± 0.7"),
+        Stairs("staircase", (2, 16), (2, 32)): ("0.6 ± 0.2", "0.5 ± 0.2"),
+        Stairs("staircase", (2, 32), (2, 64)): ("48.5 ± 48.1", "48.5 ± 48.1"),
+        Stairs("cached-staircase", (16, 2), (16, 4)): ("24.6 ± 21.8", "24.3 ± 21.7"),
+        Stairs("cached-staircase", (8, 4), (8, 8)): ("31.7 ± 28.7", "31.3 ± 28.7"),
+        Stairs("cached-staircase", (4, 8), (4, 16)): ("27.8 ± 13.6", "27.3 ± 13.6"),
+    }
+    unbounded = {
+        Stairs("global-cached-staircase", (0, 4), (0, 8)): ("0.0 ± 0.1", "0.0 ± 0.1"),
+        Stairs("global-cached-staircase", (0, 8), (0, 16)): ("7.1 ± 19.3", "7.1 ± 19.3"),
+        Stairs("global-cached-staircase", (0, 16), (0, 32)): ("20.0 ± 23.0", "19.7 ± 22.7"),
+    }
+    xl, feedback = table1_algorithm(scale).rows[1:3]
+    return (
+        dataclasses.replace(xl, paper=of_100(scale, "59.1 ± 12.5", "59.1 ± 12.4")),
+        dataclasses.replace(feedback, paper=of_100(scale, "0.3 ± 0.0", "0.3 ± 0.0")),
+        *(each.row(setting, scale, of_100(scale, *numbers)) for each, numbers in stairs.items()),
+        *(
+            each.row(setting, scale, of_100(scale, *numbers), task=FRESH, train={} if small else LONGER)
+            for each, numbers in unbounded.items()
+        ),
+    )
+
+
+def table6(scale: Scale) -> Study:
+    rows, small = algorithm_rows(scale), scale == "laptop"
+    at = {"statements": STATEMENTS}
+    laptop = (
+        Score(f"valid error at {STATEMENTS} statements (%)", "error", "valid", at),
+        Score(f"test error at {STATEMENTS} statements (%)", "error", "test", at),
+        REACH,
+    )
+    return Study(
+        name="staircase.table6",
+        title="Programs in detail: how large a chunk may be",
+        paper=f"{STAIRCASE}, table 6",
+        scale=scale,
+        columns=laptop if small else ERRORS,
+        rows=rows,
+        seeds=1 if small else 10,
+        seeds_of=five_of_cached(rows, scale),
+        claim="Staircase solves it with chunks that are not too large; Cached Staircase depends on the seed",
+        notes=(*ALGORITHMIC_NOTES[scale], *((CHUNKS,) if small else ())),
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "staircase.table6": table6,
+}

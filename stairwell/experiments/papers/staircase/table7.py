@@ -1,0 +1,70 @@
+"""Table 7 of Ju et al. 2021: the random walk in detail."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stairwell.experiments.papers.staircase.settings import (
+    CHUNKS,
+    ERRORS,
+    FRESH,
+    LONGER,
+    RANDOM_WALK,
+    RANDOM_WALK_NOTES,
+    Rows,
+    Stairs,
+    five_of_cached,
+    pick,
+)
+from stairwell.experiments.papers.staircase.table1 import table1_random_walk
+from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
+
+
+def random_walk_rows(scale: Scale) -> Rows:
+    """Table 7, in its order."""
+    setting, small = RANDOM_WALK[scale], scale == "laptop"
+    stairs = {
+        Stairs("staircase", (8, 2), (8, 8)): ("0.2 ± 0.1", "0.2 ± 0.1"),
+        Stairs("staircase", (4, 4), (4, 16)): ("0.2 ± 0.2", "0.2 ± 0.2"),
+        Stairs("staircase", (2, 8), (2, 32)): ("1.0 ± 1.3", "1.0 ± 1.2"),
+        Stairs("staircase", (2, 16), (2, 64)): ("42.1 ± 48.1", "42.1 ± 48.1"),
+        Stairs("cached-staircase", (16, 2), (64, 4)): ("0.1 ± 0.0", "0.1 ± 0.0"),
+        Stairs("cached-staircase", (8, 4), (32, 8)): ("1.9 ± 2.0", "1.9 ± 2.0"),
+        Stairs("cached-staircase", (4, 8), (16, 16)): ("27.2 ± 8.0", "27.3 ± 8.2"),
+    }
+    unbounded = {
+        Stairs("global-cached-staircase", (0, 2), (0, 8)): ("0.0 ± 0.0", "0.0 ± 0.0"),
+        Stairs("global-cached-staircase", (0, 4), (0, 16)): ("1.4 ± 0.6", "1.3 ± 0.5"),
+        Stairs("global-cached-staircase", (0, 8), (0, 32)): ("52.4 ± 16.4", "52.4 ± 16.4"),
+    }
+    xl, feedback = pick(table1_random_walk(scale).rows, "Transformer-XL", "Feedback")
+    return (
+        dataclasses.replace(xl, paper=("90.1 ± 4.6", "90.1 ± 4.6")),
+        dataclasses.replace(feedback, paper=("0.1 ± 0.0", "0.1 ± 0.0")),
+        *(each.row(setting, scale, numbers) for each, numbers in stairs.items()),
+        *(
+            each.row(setting, scale, numbers, task=FRESH, train={} if small else LONGER)
+            for each, numbers in unbounded.items()
+        ),
+    )
+
+
+def table7(scale: Scale) -> Study:
+    rows = random_walk_rows(scale)
+    return Study(
+        name="staircase.table7",
+        title="Random walk in detail: how large a chunk may be",
+        paper=f"{STAIRCASE}, table 7",
+        scale=scale,
+        columns=ERRORS,
+        rows=rows,
+        seeds=2 if scale == "laptop" else 10,
+        seeds_of=five_of_cached(rows, scale),
+        claim="small chunks solve it, and the larger a chunk the worse; Transformer-XL fails",
+        notes=(*RANDOM_WALK_NOTES[scale], *((CHUNKS,) if scale == "laptop" else ())),
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "staircase.table7": table7,
+}

@@ -1,0 +1,56 @@
+"""Table 8 of Ju et al. 2021: discussions in episodes of one length."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from stairwell.experiments.papers.staircase.settings import (
+    EIGHT,
+    FOUR,
+    PERPLEXITY,
+    REDDIT,
+    TWO,
+    Stairs,
+    on_reddit,
+    transformer_xl,
+)
+from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
+from stairwell.tasks import language
+
+
+def table8(scale: Scale) -> Study:
+    length = 64 if scale == "laptop" else 256
+    documents: language.Documents = "files" if scale == "laptop" else "lines"
+    task = dataclasses.replace(REDDIT[scale].task, episode=length, documents=documents)
+    setting = dataclasses.replace(REDDIT[scale], task=task)
+    stairs = {
+        Stairs("cached-staircase", (8, 8), (8, 32)): ("27.9", "27.6"),
+        Stairs("cached-staircase", (4, 16), (4, 64)): ("27.8", "27.6"),
+        Stairs("cached-staircase", (2, 32), (2, 128)): ("27.6", "27.3"),
+        TWO: ("26.7", "26.4"),
+        FOUR: ("25.2", "24.9"),
+        EIGHT: ("24.3", "24.0"),
+    }
+    return on_reddit(
+        scale,
+        "staircase.table8",
+        title="Discussions (Reddit) in episodes of one length",
+        paper=f"{STAIRCASE}, table 8",
+        columns=PERPLEXITY,
+        rows=(
+            transformer_xl(setting, scale, ("27.6", "27.3")),
+            *(each.row(setting, scale, numbers) for each, numbers in stairs.items()),
+        ),
+        claim="within short episodes too, more recurrent steps are better",
+        notes=(
+            f"Episodes of {length} tokens, each with a fresh start: "
+            + (
+                "files are cut." if scale == "laptop" else "a line of the text is a discussion, cut where it is longer."
+            ),
+        ),
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "staircase.table8": table8,
+}

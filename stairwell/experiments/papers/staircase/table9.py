@@ -1,0 +1,48 @@
+"""Table 9 of Ju et al. 2021: bytes of Wikipedia in detail."""
+
+from __future__ import annotations
+
+from stairwell.experiments.papers.feedback import settings as first
+from stairwell.experiments.papers.feedback.settings import bits_per_byte
+from stairwell.experiments.papers.staircase.settings import ENWIK8, ENWIK8_COMMON, ENWIK8_NOTES, Rows, Stairs
+from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
+
+
+def enwik8_rows(scale: Scale) -> Rows:
+    """Table 9, in its order; what it calls ppl are bits per byte."""
+    setting, small = ENWIK8[scale], scale == "laptop"
+    memory = 64 if small else 256
+    xl = setting.experiment("transformer-xl", memory=memory, sees_itself=True)
+    feedback = setting.experiment("feedback", memory=memory, share_kv=False)
+    stairs = {
+        Stairs("cached-staircase", (17, 4), (65, 4)): ("1.14", "1.13"),
+        Stairs("cached-staircase", (9, 8), (9, 32)): ("1.15", "1.13"),
+        Stairs("cached-staircase", (5, 16), (5, 64)): ("1.15", "1.13"),
+        Stairs("cached-staircase", (3, 32), (3, 128)): ("1.15", "1.13"),
+        Stairs("staircase", (2, 32), (2, 128)): ("1.15", "1.14"),
+        Stairs("staircase", (4, 16), (4, 64)): ("1.14", "1.14"),
+    }
+    return (
+        Row("Transformer-XL", xl, ("1.17", "1.15")),
+        Row("Feedback", feedback, ("1.13", "1.12")),
+        *(each.row(setting, scale, numbers) for each, numbers in stairs.items()),
+    )
+
+
+def table9(scale: Scale) -> Study:
+    return Study(
+        name="staircase.table9",
+        title="Bytes of Wikipedia (enwik8) in detail",
+        paper=f"{STAIRCASE}, table 9",
+        scale=scale,
+        columns=bits_per_byte(scale),
+        rows=enwik8_rows(scale),
+        claim="all staircases are a little better than Transformer-XL and a little worse than Feedback",
+        notes=(*ENWIK8_NOTES[scale], *ENWIK8_COMMON, "What the table calls perplexity are bits per byte."),
+        data=first.ENWIK8_DATA,
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "staircase.table9": table9,
+}
