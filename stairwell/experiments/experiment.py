@@ -73,11 +73,12 @@ class Experiment:
             "task": task_type(task_name)[0],
             "train": TrainConfig,
         }
-        # Models that were configured before there was a vector for a row's first token do not have one.
-        absent = {"model": {"first_token": False}}
+        given = {name: data.get(name, {}) for name in kinds}
+        if isinstance(given["model"], dict):
+            # Models that were configured before there was a vector for a row's first token do not have one.
+            given["model"] = {"first_token": False, **given["model"]}
         sections = {
-            name: configs.from_json(kind, absent.get(name, {}) | data.get(name, {}), f"{where}: section '{name}'")
-            for name, kind in kinds.items()
+            name: configs.from_json(kind, given[name], f"{where}: section '{name}'") for name, kind in kinds.items()
         }
         return Experiment(task_name=task_name, core_name=core_name, **sections)
 
