@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from stairwell.experiments import publishing, reproducing
+from stairwell.experiments import reproducing
 from stairwell.experiments.papers import studies
 from tests.commands import TINY, begin, stairwell
+from tools import publish
 
 NAME = "staircase.table1.random-walk"
 OPTIONS = [*TINY, "--core.heads", "1", "--core.memory", "4", "--core.chunk", "2", "--updates", "4", "--seeds", "2"]
@@ -92,7 +93,7 @@ def test_a_text_that_is_not_there_is_found_out_before_anything_is_trained(tmp_pa
 
 
 def test_the_page_of_results_is_made_from_them() -> None:
-    assert publishing.PAGE.read_text(encoding="utf-8") == publishing.page()
+    assert publish.PAGE.read_text(encoding="utf-8") == publish.page()
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.2, "a second"), (80, "80 seconds"), (150, "2.5 minutes")])

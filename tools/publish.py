@@ -1,7 +1,7 @@
-"""From a study's folder to the project's published results: results/NAME-SCALE.json, a picture, docs/reproduction.md.
+"""Publishing: from a study's folder to the project's published results: results/NAME-SCALE.json, a picture, docs/reproduction.md.
 
-    python -m stairwell.experiments.publishing runs/NAME-laptop --verdict "Agrees in sign and size: ..."
-    python -m stairwell.experiments.publishing             writes docs/reproduction.md anew from results/
+    python -m tools.publish runs/NAME-laptop --verdict "Agrees in sign and size: ..."
+    python -m tools.publish                                writes docs/reproduction.md anew from results/
 
 What was not run is listed as not run.
 """
@@ -20,13 +20,13 @@ from stairwell.experiments.reproducing import in_words, table
 from stairwell.experiments.study import SCALES
 from stairwell.files import write_text
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURES, PAGE = ROOT / "results", ROOT / "docs" / "pictures", ROOT / "docs" / "reproduction.md"
 
 TOP = """# Reproduction
 
 What came of running the papers' experiments with stairwell. This page is made from the files in `results/` by
-`python -m stairwell.experiments.publishing`; each of them has the configs, the numbers of every seed, the commit and
+`python -m tools.publish`; each of them has the configs, the numbers of every seed, the commit and
 the machine. Laptop scale means two CPU cores and minutes: smaller models, shorter sequences, fewer tokens than in the
 papers, and one recipe for all the models of a table. A number is only comparable with the others of its table.
 
@@ -68,7 +68,7 @@ def overview(results: dict[tuple[str, str], dict[str, Any]]) -> str:
         for scale in SCALES:
             if (result := results.get((name, scale))) is not None:
                 anchor = f"{name}-{scale}".replace(".", "")
-                lines.append(f"| [{name}](#{anchor}) | {scale} | {result['verdict'].partition('. ')[0].rstrip('.')} |")
+                lines.append(f"| [{name}](#{anchor}) | {scale} | {result['verdict']} |")
     return "\n".join([*lines, ""])
 
 
