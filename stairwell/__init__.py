@@ -14,8 +14,7 @@ from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
 from stairwell.models import LanguageModel, LanguageModelConfig, inspect
 from stairwell.state import State
-
-__version__ = "0.1.0"
+from stairwell.version import __version__
 
 __all__ = [
     "CORES",
@@ -31,6 +30,7 @@ __all__ = [
     "State",
     "TransformerXLConfig",
     "UniversalConfig",
+    "__version__",
     "build",
     "inspect",
 ]

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-import stairwell
+from stairwell.version import __version__
 
 
 def provenance(command: str | None = None) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def provenance(command: str | None = None) -> dict[str, Any]:
         "command": command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "commit": commit(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "stairwell": stairwell.__version__,
+        "stairwell": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cpu": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
@@ -32,7 +32,7 @@ def commit() -> str:
     """The commit that the package runs from, if it runs from a checkout."""
     source = Path(__file__).resolve().parent.parent
     if not (source / ".git").exists():
-        return f"stairwell {stairwell.__version__} as installed"
+        return f"stairwell {__version__} as installed"
     asked = ["git", "-C", str(source), "describe", "--always", "--dirty"]
     try:
         return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()

@@ -1,4 +1,4 @@
-"""Publishing: from a study's folder to the project's published results: results/NAME-SCALE.json, a picture, docs/reproduction.md.
+"""Publishing a study: from its folder to results/NAME-SCALE.json, a picture and docs/reproduction.md.
 
     python -m tools.publish runs/NAME-laptop --verdict "Agrees in sign and size: ..."
     python -m tools.publish                                writes docs/reproduction.md anew from results/

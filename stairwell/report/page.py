@@ -15,11 +15,11 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-import stairwell
 from stairwell.files import write_text
 from stairwell.report import parts
 from stairwell.report.reading import RunReport, finite
 from stairwell.report.summing import Model, Table, headline, models, summary
+from stairwell.version import __version__
 
 
 def write_html(
@@ -50,7 +50,7 @@ def write_html(
         lead=escape(lead if lead is not None else headline(runs)),
         cards=parts.cards(found),
         sections="\n".join(section for section in sections if section),
-        version=escape(stairwell.__version__),
+        version=escape(__version__),
         css=resource("page.css"),
         theme=resource("theme.js"),
         script=resource("charts.js") + resource("belief.js"),
