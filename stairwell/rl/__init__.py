@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+from contextlib import suppress
 
 from .environments import ENVIRONMENTS, Batched, make
 
 __all__ = ["ENVIRONMENTS", "Batched", "make"]
 
-if find_spec("gymnasium"):
-    from . import gym  # noqa: F401  (registers the environments)
+# Registers them; without gymnasium everything but this works.
+with suppress(ImportError):
+    from . import gym  # noqa: F401

@@ -20,7 +20,7 @@ import numpy as np
 if TYPE_CHECKING:
     import gymnasium
 
-MISSING_GYMNASIUM = "gymnasium is not installed: pip install 'stairwell[rl]'"
+MISSING_GYMNASIUM = "gymnasium 1.1 or newer is not installed: pip install 'stairwell[rl]'"
 
 
 @dataclass(frozen=True)

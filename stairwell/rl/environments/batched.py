@@ -4,6 +4,9 @@ A row is one stream of episodes. What happens in it depends on the seed, its own
 numbers are a hash of (seed, row, episode, how many were drawn before), so that they are drawn for all rows in one go,
 and nothing but counts has to be saved. An environment's whole state is a few named arrays.
 
+How an episode begins can be worked out before its time, too: when a row needs a beginning, the next ones of all other
+rows are made along with it, because many mazes cost little more than one.
+
     environment = MazeNavigation(Config(), rows=range(256), seed=1)
     observations = environment.reset()
     observations, rewards, terminated, truncated = environment.step(actions)
@@ -44,6 +47,8 @@ class Batched(ABC):
     observation_space: MultiDiscrete
     action_names: tuple[str, ...]
     limit: int
+    numbers_to_begin: int
+    """how many random numbers `beginning` takes"""
     arrays: ClassVar[tuple[str, ...]] = ("key", "episode", "drawn", "time", "over")
     """names of the attributes that make up the state, each an array over rows"""
 
@@ -59,6 +64,9 @@ class Batched(ABC):
         self.drawn = np.zeros(B, dtype=np.int64)  # random numbers that the episode has used
         self.time = np.zeros(B, dtype=np.int64)
         self.over = np.ones(B, dtype=bool)
+        # Beginnings that were made, and of which episode of each row.
+        self._made: dict[str, Array] = {}
+        self._made_for = np.full(B, -1, dtype=np.int64)
 
     @property
     def B(self) -> int:
@@ -77,10 +85,13 @@ class Batched(ABC):
         rows = np.flatnonzero(mask)
         if len(rows):
             self.episode[rows] += 1
-            self.drawn[rows] = 0
+            self.drawn[rows] = self.numbers_to_begin
             self.time[rows] = 0
             self.over[rows] = False
-            self.begin(rows)
+            if (self._made_for[rows] != self.episode[rows]).any():
+                self._make_beginnings(self.episode + ~mask)
+            for name, made in self._made.items():
+                getattr(self, name)[rows] = made[rows]
         return self.observe()
 
     def step(self, actions: Array) -> Step:
@@ -101,8 +112,8 @@ class Batched(ABC):
         return Step(self.observe(), rewards, terminated, truncated)
 
     @abstractmethod
-    def begin(self, rows: Array) -> None:
-        """Set up a new episode in these rows (n,)."""
+    def beginning(self, numbers: Array) -> dict[str, Array]:
+        """How n episodes begin, by names of `arrays`, from random numbers (n, numbers_to_begin)."""
 
     @abstractmethod
     def advance(self, actions: Array) -> tuple[Array, Array]:
@@ -120,9 +131,7 @@ class Batched(ABC):
         """The next `count` random numbers of each of these rows: (n, count) uint64."""
         first = self.drawn[rows]
         self.drawn[rows] += count
-        key = _hash(self.key[rows].view(np.uint64), self.episode[rows].view(np.uint64))
-        numbers = first[:, None] + np.arange(count)
-        return _hash(key[:, None], numbers.view(np.uint64))
+        return self._numbers(rows, self.episode[rows], first[:, None] + np.arange(count))
 
     def position(self) -> Position:
         """The whole state, by name."""
@@ -141,6 +150,22 @@ class Batched(ABC):
                 )
         for name in self.arrays:
             setattr(self, name, np.array(position[name]))
+        self._made_for[:] = -1
+
+    def _make_beginnings(self, episodes: Array) -> None:
+        """Of one episode (B,) of each row, where it has not been made yet."""
+        rows = np.flatnonzero(self._made_for != episodes)
+        self._made_for[rows] = episodes[rows]
+        counts = np.arange(self.numbers_to_begin)
+        for name, made in self.beginning(self._numbers(rows, episodes[rows], counts[None])).items():
+            if name not in self._made:
+                self._made[name] = np.empty_like(getattr(self, name))
+            self._made[name][rows] = made
+
+    def _numbers(self, rows: Array, episodes: Array, counts: Array) -> Array:
+        """Random numbers by their place `counts` (n or 1, m) in an episode (n,) of these rows (n,): (n, m) uint64."""
+        key = _hash(self.key[rows].view(np.uint64), episodes.view(np.uint64))
+        return _hash(key[:, None], counts.view(np.uint64))
 
 
 def below(numbers: Array, size: int) -> Array:

@@ -57,18 +57,16 @@ class Corridor(Batched):
         self.limit = config.limit or 4 * (config.length + 1)
         self.observation_space = MultiDiscrete((config.colours + 1,) * (config.colours + 1))
         self.action_names = ("forward", *(f"door {i + 1}" for i in range(config.colours)))
+        self.numbers_to_begin = 1 + config.colours
         self.colour = np.zeros(self.B, dtype=np.int64)
-        self.doors = np.tile(np.arange(config.colours), (self.B, 1))  # (B, doors): the colour of each
+        self.doors = np.zeros((self.B, config.colours), dtype=np.int64)  # (B, doors): the colour of each
         self.cell = np.zeros(self.B, dtype=np.int64)
         self._rows = np.arange(self.B)
 
-    def begin(self, rows: Array) -> None:
+    def beginning(self, numbers: Array) -> dict[str, Array]:
         n = self.config.colours
-        numbers = self.random(rows, 1 + n)
-        self.colour[rows] = below(numbers[:, 0], n)
-        if self.config.shuffled:
-            self.doors[rows] = shuffled(numbers[:, 1:])
-        self.cell[rows] = 0
+        doors = shuffled(numbers[:, 1:]) if self.config.shuffled else np.arange(n)
+        return {"colour": below(numbers[:, 0], n), "doors": doors, "cell": np.array(0)}
 
     def advance(self, actions: Array) -> tuple[Array, Array]:
         length, penalty = self.config.length, self.config.penalty

@@ -128,17 +128,17 @@ class MazeNavigation(Batched):
         self._inside = (inside[:, None] * self.width + inside).ravel()
         self._steps, self._surroundings = steps(self.width), surroundings(self.width)
         self._first = np.arange(self.B) * self.width**2  # each row's first place in `cells`
+        self.numbers_to_begin = 2 + len(plan(config.side).blocks) + len(plan(config.side).rooms) + config.side**2
         self.cells = np.full((self.B, self.width**2), WALL, dtype=np.int8)
         self.cell, self.direction, self.target = np.zeros((3, self.B), dtype=np.int64)
 
-    def begin(self, rows: Array) -> None:
+    def beginning(self, numbers: Array) -> dict[str, Array]:
         side, targets = self.config.side, self.config.targets
         rooms, blocks, _, _ = plan(side)
-        sizes = (len(blocks), len(rooms), side**2, 2)
-        order, ways, places, rest = np.split(self.random(rows, sum(sizes)), np.cumsum(sizes)[:-1], axis=1)
+        rest, order, ways, places = np.split(numbers, np.cumsum((2, len(blocks), len(rooms))), axis=1)
         opened = open_dead_ends(spanning_trees(shuffled(order), side), ways, side)
 
-        maze = np.full((len(rows), side**2), WALL, dtype=np.int8)
+        maze = np.full((len(numbers), side**2), WALL, dtype=np.int8)
         maze[:, rooms] = FREE
         maze[:, blocks] = np.where(opened, FREE, WALL)
         # Walls come last in a random order of cells; objects take the first, the agent the next.
@@ -146,10 +146,14 @@ class MazeNavigation(Batched):
         taken = shuffled(places)[:, : targets + 1]
         np.put_along_axis(maze, taken[:, :targets], np.arange(OBJECT, OBJECT + targets, dtype=np.int8)[None], axis=1)
 
-        self.cells[rows[:, None], self._inside] = maze
-        self.cell[rows] = self._inside[taken[:, targets]]
-        self.target[rows] = below(rest[:, 0], targets)
-        self.direction[rows] = self.first_direction(rest[:, 1])
+        cells = np.full((len(numbers), self.width**2), WALL, dtype=np.int8)
+        cells[:, self._inside] = maze
+        return {
+            "cells": cells,
+            "cell": self._inside[taken[:, targets]],
+            "direction": self.first_direction(rest[:, 0]),
+            "target": below(rest[:, 1], targets),
+        }
 
     def first_direction(self, numbers: Array) -> Array:
         return below(numbers, 4)

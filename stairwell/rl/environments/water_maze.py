@@ -50,23 +50,22 @@ class WaterMaze(Batched):
         self.config, self.limit = config, config.steps
         self.cells = config.side**2
         self.observation_space = MultiDiscrete((self.cells, self.cells, 10))
+        self.numbers_to_begin = 2 + self.cells
         self.numbers = np.zeros((self.B, self.cells), dtype=np.int32)  # of each cell
         self.goal, self.cell = np.zeros((2, self.B), dtype=np.int64)
         self._rows = np.arange(self.B)
         self._next = _transitions(config.side)
 
-    def begin(self, rows: Array) -> None:
-        numbers = self.random(rows, self.cells + 2)
-        self.numbers[rows] = shuffled(numbers[:, 2:])
-        self.goal[rows] = below(numbers[:, 0], self.cells)
-        self.cell[rows] = self._elsewhere(rows, numbers[:, 1])
+    def beginning(self, numbers: Array) -> dict[str, Array]:
+        goal = below(numbers[:, 0], self.cells)
+        return {"numbers": shuffled(numbers[:, 2:]), "goal": goal, "cell": self._elsewhere(goal, numbers[:, 1])}
 
     def advance(self, actions: Array) -> tuple[Array, Array]:
         self.cell = self._next[self.cell, actions]
         reached = self.cell == self.goal
         rows = np.flatnonzero(reached)
         if len(rows):
-            self.cell[rows] = self._elsewhere(rows, self.random(rows, 1)[:, 0])
+            self.cell[rows] = self._elsewhere(self.goal[rows], self.random(rows, 1)[:, 0])
         return reached.astype(np.float32), np.zeros(self.B, dtype=bool)
 
     def observe(self) -> Array:
@@ -96,9 +95,9 @@ class WaterMaze(Batched):
         picture.disc(at[0] + 1, at[1] + 1, AGENT, radius=0.3)
         return picture.array()
 
-    def _elsewhere(self, rows: Array, numbers: Array) -> Array:
-        """A random cell that is not the goal."""
-        return (self.goal[rows] + 1 + below(numbers, self.cells - 1)) % self.cells
+    def _elsewhere(self, goal: Array, numbers: Array) -> Array:
+        """Random cells that are not the goal."""
+        return (goal + 1 + below(numbers, self.cells - 1)) % self.cells
 
 
 def _transitions(side: int) -> Array:
