@@ -113,7 +113,7 @@ class Vector(VectorEnv[Array, Array, Array]):
             raise
         if ended.any():
             observations = self._batched.reset(ended)
-        return observations, np.where(ended, 0.0, rewards), terminated & ~ended, truncated & ~ended
+        return observations, np.where(ended, 0.0, rewards.astype(np.float64)), terminated & ~ended, truncated & ~ended
 
     def render(self) -> tuple[Array, ...] | None:
         return tuple(self._batched.render(row) for row in range(self.num_envs)) if self.render_mode else None
