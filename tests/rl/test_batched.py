@@ -161,6 +161,32 @@ def test_a_saved_state_goes_on_bit_for_bit(case: str, tmp_path: Path) -> None:
 
 
 @every_case
+def test_what_was_made_in_advance_is_forgotten_when_a_state_is_restored(case: str) -> None:
+    first = np.arange(20) == 0
+    one, other = build(case, range(20), seed=1), build(case, range(20), seed=2)
+    for environment in (one, other):
+        environment.reset()
+        environment.reset(first)  # makes the second episode of all the others too
+    other.seek(one.position())
+    one.reset()
+    other.reset()
+    assert all(np.array_equal(one.position()[name], other.position()[name]) for name in one.arrays)
+
+
+def test_beginnings_are_made_for_all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = build("maze", range(40))
+    made = []
+    beginning = environment.beginning
+    monkeypatch.setattr(environment, "beginning", lambda numbers: made.append(len(numbers)) or beginning(numbers))
+    environment.reset()
+    for _ in range(3):
+        for row in range(40):
+            environment.reset(np.arange(40) == row)
+    # Never one by one: with the first row that needs its next episode, all the others' are made.
+    assert made == [40, 40, 40, 40]
+
+
+@every_case
 def test_arrays_are_not_shared_with_the_caller(case: str) -> None:
     """What was given out may be kept, and written over, without harm to either side."""
     environment, untouched = build(case, range(5)), build(case, range(5))
