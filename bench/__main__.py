@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench import data, decode, limit, memory, plot, profile, records, scaling, speed, staircase, table
+from bench import data, decode, environments, limit, memory, plot, profile, records, scaling, speed, staircase, table
 from stairwell.provenance import provenance
 
 
@@ -30,6 +30,7 @@ MEASUREMENTS = {
     "staircase": Measurement("training steps of the Staircases", staircase.measure),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
     "data": Measurement("whether data keeps up with training", data.measure),
+    "environments": Measurement("steps a second of the batched environments", environments.measure),
 }
 PAGES = {
     "table": ("write the tables of README.md and docs/performance.md from bench/results", table.write),
@@ -41,10 +42,10 @@ def usage() -> str:
     lines = ["usage: python -m bench NAME [CASE...]      also: stairwell bench NAME [CASE...]", ""]
     lines += ["measure, print and add to bench/results/; all cases if none is named"]
     for name, measurement in MEASUREMENTS.items():
-        lines.append(f"  {name:10} {measurement.words}")
+        lines.append(f"  {name:12} {measurement.words}")
         if measurement.cases:
-            lines.append(f"  {'':10}   cases: {', '.join(measurement.cases)}")
-    lines += ["", "write what the results say", *(f"  {name:10} {words}" for name, (words, _) in PAGES.items())]
+            lines.append(f"  {'':12}   cases: {', '.join(measurement.cases)}")
+    lines += ["", "write what the results say", *(f"  {name:12} {words}" for name, (words, _) in PAGES.items())]
     return "\n".join(lines)
 
 
