@@ -140,6 +140,37 @@ def masked_softmax(scores: Tensor, visible: Tensor, ramp: Tensor | None = None) 
     return powers / total.masked_fill(total == 0, 1)
 
 
+def weighted_sum(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
+    """weights (B, H, T, J), values in parts (B, H, j, K) -> (B, H, T, K)"""
+    sizes = [part.shape[2] for part in values]
+    return torch.stack([w @ part for w, part in zip(weights.split(sizes, -1), values, strict=True)]).sum(0)
+
+
+def sum_of_visible(weights: Tensor, values: Sequence[Tensor], visible: Tensor) -> Tensor:
+    """The same where some values may not be finite: 0 times NaN is NaN, so what a query does not see is left out of its
+    sum, and what it does see makes it NaN. visible (B, 1 or H, 1 or T, J)"""
+    broken = [~part.isfinite() for part in values]
+    whole = [part.masked_fill(where, 0) for part, where in zip(values, broken, strict=True)]
+    seen = weighted_sum(visible.to(weights.dtype), [where.to(weights.dtype) for where in broken]) > 0
+    return weighted_sum(weights, whole).masked_fill(seen, torch.nan)
+
+
+def can_be_asked(x: Tensor) -> bool:
+    """Whether a decision may depend on the values: not on an accelerator, which would have to be waited for, and not
+    where a tensor stands for many values, in a trace or a transform."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+
+
+def is_finite(x: Tensor) -> bool:
+    """Whether every value is a finite number. Their sum says so in one operation; false, too, if it overflows."""
+    return math.isfinite(float(x.detach().sum()))
+
+
+def transformed() -> bool:
+    """Whether torch.func (vmap, grad, jvp, ...) looks on. PyTorch's own autograd functions ask the same."""
+    return torch._C._are_functorch_transforms_active()
+
+
 def coins(rate: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
     """True with probability 1 - rate, to within 1/65536. Random numbers are what costs time: each makes four coins."""
     count = math.prod(shape)
@@ -253,8 +284,10 @@ class Attention(nn.Module):
                     -1, (slots.distance - position.first).clamp(0, kept.shape[-1] - 1).expand_as(weights)
                 )
             used = weights * kept / (1 - self.rate)
-        sizes = [part.shape[2] for part in slots.values]
-        z = torch.stack([w @ part for w, part in zip(used.split(sizes, -1), slots.values, strict=True)]).sum(0)
+        z = weighted_sum(used, slots.values)
+        if not (can_be_asked(z) and is_finite(z)):
+            visible = slots.visible[:, None] if ramp is None else slots.visible[:, None] & (ramp > 0)
+            z = sum_of_visible(used, slots.values, visible)
         return self.out(z.transpose(1, 2).reshape(B, T, self.H * self.K)), weights
 
 

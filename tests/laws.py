@@ -150,6 +150,11 @@ def causal(case: Case, place: int) -> None:
     after, _ = case.run(changed, case.state, case.start)
     assert torch.equal(y[:, :place], after[:, :place])
     assert not torch.equal(y[:, place], after[:, place])
+    # Not even one that is not a number, which 0 times anything would let through; and it is never hidden.
+    changed[:, place] = torch.nan
+    after, _ = case.run(changed, case.state, case.start)
+    torch.testing.assert_close(after[:, :place], y[:, :place], **CLOSE)
+    assert after[:, place].isnan().all()
 
 
 def rows(case: Case, order: Sequence[int]) -> None:
@@ -189,6 +194,23 @@ def start(case: Case) -> None:
                 pieces.append(piece)
         torch.testing.assert_close(torch.cat(pieces, 1)[0], y[b], **CLOSE)
         assert_same_state(after.select([b]), state)
+    forget_nan(case, y, after)
+
+
+def forget_nan(case: Case, y: Tensor, after: State) -> None:
+    """4. What was not a number before a row's last start, in the call or in the state, is gone after it."""
+    x, state = case.x.clone(), case.state.map(Tensor.clone)
+    last = [max(row.nonzero().flatten().tolist(), default=-1) for row in case.start]
+    for b, begins in enumerate(last):
+        if begins >= 0:
+            x[b, :begins] = torch.nan
+            for _, tensor in state.tensors():
+                if tensor.is_floating_point():
+                    tensor[b][tensor[b] != 0] = torch.nan
+    again, end = case.run(x, state, case.start)
+    for b, begins in enumerate(last):
+        torch.testing.assert_close(again[b, max(begins, 0) :], y[b, max(begins, 0) :], **CLOSE)
+        assert_same_state(end.select([b]), after.select([b]))
 
 
 def pure(case: Case) -> None:

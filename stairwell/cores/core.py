@@ -12,7 +12,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from stairwell.layers import AdaptiveSpan, Layer, Masks, RelativePosition, Slots
+from stairwell.layers import AdaptiveSpan, Layer, Masks, RelativePosition, Slots, can_be_asked, is_finite, transformed
 from stairwell.state import State
 
 
@@ -28,7 +28,9 @@ class Source:
     """What cross-attention looks at: vectors (B, R, D) and which of them are there (B, R), true for yes."""
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
-        self.vectors, self.mask = vectors, mask
+        # What is not there must not matter, even if it is not a number: 0 times NaN is NaN.
+        self.vectors = vectors if mask is None else vectors.masked_fill(~mask[..., None], 0)
+        self.mask = mask
 
 
 class Seen:
@@ -120,9 +122,14 @@ class Core(nn.Module):
         self.check(x, state, start, source, source_mask)
         given = Source(source, source_mask) if source is not None else None
         masks = self.draw(x, state, given) if self.training else None
-        if self.engine is None or self.seen is not None:
+        # Transforms need operations that they can see into; an engine's autograd function is none.
+        if self.engine is None or self.seen is not None or transformed():
             return self.walk(x, state, start, given, masks)
-        return self.engine(self, x, state, start, given, masks)
+        y, after = self.engine(self, x, state, start, given, masks)
+        # Engines multiply what nobody sees by 0, and 0 times NaN is NaN: who is NaN is for the reference to say.
+        if can_be_asked(y) and not is_finite(y):
+            return self.walk(x, state, start, given, masks)
+        return y, after
 
     def check(
         self, x: Tensor, state: State, start: Tensor | None, source: Tensor | None, source_mask: Tensor | None

@@ -291,7 +291,7 @@ class Backward:
     def layer(self, a: int, t: int, dx: Tensor) -> Tensor:
         part, trace, slope = self.parts.layers[a], self.trace.layers[a], self.slopes.layers[a]
         dx = self.leave(trace.feed, t, dx, part.feed_scale, slope.feed_left, slope.feed_out)
-        inner = torch.mm(dx, part.outer, out=slope.inner[t - self.begin]).mul_(trace.active[t] > 0)
+        inner = torch.mm(dx, part.outer, out=slope.inner[t - self.begin]).mul_(trace.active[t] != 0)
         if self.plan.relu_kept:
             inner.mul_(1 / (1 - self.plan.relu_rate))
         dx = self.enter(trace.feed, t, dx, inner @ part.inner)

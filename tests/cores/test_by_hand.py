@@ -1,121 +1,148 @@
-"""One tiny Feedback and one tiny Staircase, worked out by separate straight-line code from the papers' equations.
-
-Nothing here calls the package's layers: numpy, loops over tokens, layers, heads and slots, weights read by name.
-"""
+"""Every core against its listing: separate straight-line code from the papers' equations, in NumPy (examples/)."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from stairwell.cores import build
+from examples import listings
+from stairwell.cores import CORES, build
 from stairwell.cores.feedback import FeedbackConfig
-from stairwell.cores.staircase import StaircaseConfig
+from stairwell.cores.lstm import LSTMConfig
+from stairwell.cores.staircase import (
+    CachedStaircaseConfig,
+    GlobalCachedStaircaseConfig,
+    MemoryNetworkConfig,
+    MultiVectorRNNConfig,
+    StaircaseConfig,
+)
+from stairwell.cores.transformer_xl import TransformerXLConfig
+from stairwell.cores.universal import UniversalConfig
+from stairwell.models import choose_engine
 from tests import laws
 
-Array = np.ndarray
+T, R = 9, 3  # tokens; the span's ramp, so short that some slots fade, some are out of sight
+SHAPE: dict[str, Any] = {"width": 4, "heads": 2, "head_width": 3, "inner": 5, "layers": 2}
+Listing = Callable[[listings.Weights, listings.Array], listings.Array]
+
+norms = pytest.mark.parametrize("norm", ["pre", "post"])
+spans = pytest.mark.parametrize("span", [False, True], ids=["all", "span"])
+itself = pytest.mark.parametrize("sees_itself", [False, True], ids=["past", "itself"])
 
 
-def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
-    return (x - x.mean()) / math.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * weight + bias
-
-
-class Hand:
-    """A layer by hand: `layer(l, x, slots)` where slots are (vector, distance) pairs."""
-
-    def __init__(self, core: torch.nn.Module, heads: int, head_width: int, norm: str, shared: bool, first: int) -> None:
-        self.w = {name: tensor.detach().numpy() for name, tensor in core.state_dict().items()}
-        self.H, self.K, self.norm, self.shared, self.first = heads, head_width, norm, shared, first
-
-    def normed(self, l: int, which: str, x: Array) -> Array:
-        return layer_norm(x, self.w[f"layers.{l}.{which}.weight"], self.w[f"layers.{l}.{which}.bias"])
-
-    def attention(self, l: int, x: Array, slots: list[tuple[Array, int]]) -> Array:
-        keys_from = 0 if self.shared else l
-        query_input = self.normed(l, "attention_norm", x) if self.norm == "pre" else x
-        q = self.w[f"layers.{l}.attention.query.weight"] @ query_input
-        heads = []
-        for h in range(self.H):
-            part = slice(h * self.K, (h + 1) * self.K)
-            scores, values = [], []
-            for vector, distance in slots:
-                m = self.normed(keys_from, "attention_norm", vector) if self.norm == "pre" else vector
-                k = (self.w[f"layers.{keys_from}.attention.key.weight"] @ m)[part]
-                v = (self.w[f"layers.{keys_from}.attention.value.weight"] @ m)[part]
-                p = self.w["position.vectors"][distance - self.first]
-                scores.append(float(q[part] @ (k + p)) / math.sqrt(self.K))
-                values.append(v)
-            if not slots:
-                heads.append(np.zeros(self.K))
-                continue
-            powers = np.exp(np.array(scores) - max(scores))
-            heads.append(sum(w * v for w, v in zip(powers / powers.sum(), values)))
-        return self.w[f"layers.{l}.attention.out.weight"] @ np.concatenate(heads)
-
-    def feed_forward(self, l: int, x: Array) -> Array:
-        inner = self.w[f"layers.{l}.feed_forward.inner.weight"] @ x + self.w[f"layers.{l}.feed_forward.inner.bias"]
-        return (
-            self.w[f"layers.{l}.feed_forward.out.weight"] @ np.maximum(inner, 0)
-            + self.w[f"layers.{l}.feed_forward.out.bias"]
-        )
-
-    def layer(self, l: int, x: Array, slots: list[tuple[Array, int]]) -> Array:
-        if self.norm == "pre":
-            z = x + self.attention(l, x, slots)
-            return z + self.feed_forward(l, self.normed(l, "feed_forward_norm", z))
-        z = self.normed(l, "attention_norm", x + self.attention(l, x, slots))
-        return self.normed(l, "feed_forward_norm", z + self.feed_forward(l, z))
-
-
-def our_output(config: Any, T: int) -> tuple[torch.nn.Module, Array, Array]:
+def assert_as_listed(config: Any, listing: Listing) -> None:
+    """Outputs of the reference and of the fast engine, for scrambled weights, are the listing's."""
     torch.manual_seed(11)
-    core = laws.scramble(build(config)).double()
+    core = laws.scramble(build(config)).double().eval()
+    w = {name: tensor.numpy() for name, tensor in core.state_dict().items()}
     x = torch.randn(1, T, config.width, dtype=torch.float64)
-    y, _ = core(x, core.init_state(1))  # type: ignore[operator]
-    return core, x[0].numpy(), y[0].detach().numpy()
+    wanted = listing(w, x[0].numpy())
+    for engine in ("reference", "auto"):
+        choose_engine(core, engine)  # type: ignore[arg-type]
+        with torch.no_grad():
+            y, _ = core(x, core.init_state(1))  # type: ignore[operator]
+        np.testing.assert_allclose(y[0].numpy(), wanted, rtol=1e-9, atol=1e-11, err_msg=engine)
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-@pytest.mark.parametrize("shared", [True, False])
-def test_feedback_by_hand(norm: Any, shared: bool) -> None:
-    L, S, T = 2, 3, 8
-    config = FeedbackConfig(width=4, heads=2, head_width=3, inner=5, layers=L, memory=S, norm=norm, share_kv=shared)
-    core, x, ours = our_output(config, T)
-    hand = Hand(core, heads=2, head_width=3, norm=norm, shared=shared, first=1)
-    mix = np.exp(hand.w["mix.weights"][0])
-    mix /= mix.sum()
-    memory: list[Array] = []
-    for t in range(T):
-        levels = [x[t]]
-        for l in range(L):
-            slots = [(memory[t - distance], distance) for distance in range(1, S + 1) if t - distance >= 0]
-            levels.append(hand.layer(l, levels[-1], slots))
-        np.testing.assert_allclose(ours[t], levels[-1], rtol=1e-10, atol=1e-12)
-        memory.append(sum(mix[l] * levels[l] for l in range(L + 1)))
+def shared(norm: str, span: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options that all transformers have, for a config and for a listing."""
+    return {**SHAPE, "norm": norm, "adaptive_span": span, "span_ramp": R}, {"norm": norm, "R": R}
 
 
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_staircase_by_hand(norm: Any) -> None:
-    """Equation 3 as it is printed: step by step N chunks on a diagonal go through the core together."""
-    L, N, C, T = 2, 3, 2, 12
-    config = StaircaseConfig(width=4, heads=2, head_width=3, inner=5, layers=L, passes=N, chunk=C, norm=norm)
-    core, x, ours = our_output(config, T)
-    hand = Hand(core, heads=2, head_width=3, norm=norm, shared=False, first=0)
-    H = {(i, 0): [x[i * C + j] for j in range(C)] for i in range(T // C)}  # H[chunk, passes done]
-    for step in range(T // C + N - 1):
-        # The diagonal of this step, oldest chunk first: chunk i enters with step - i passes done.
-        chunks = [i for i in range(step - N + 1, step + 1) if 0 <= i < T // C]
-        tokens = [(i * C + j, H[i, step - i][j]) for i in chunks for j in range(C)]
-        for l in range(L):
-            tokens = [
-                (place, hand.layer(l, vector, [(v, place - p) for p, v in tokens if p <= place]))
-                for place, vector in tokens
-            ]
-        for i in chunks:
-            H[i, step - i + 1] = [vector for place, vector in tokens if place // C == i]
-    for t in range(T):
-        np.testing.assert_allclose(ours[t], H[t // C, N][t % C], rtol=1e-10, atol=1e-12)
+@norms
+@spans
+@itself
+@pytest.mark.parametrize("share_kv", [True, False], ids=["shared", "unshared"])
+@pytest.mark.parametrize("make_up", ["all", "average", "recurrent", 0, 1, 3])
+def test_feedback_by_hand(make_up: Any, share_kv: bool, sees_itself: bool, span: bool, norm: str) -> None:
+    ours, theirs = shared(norm, span)
+    options = {"make_up": make_up, "sees_itself": sees_itself}
+    config = FeedbackConfig(**{**ours, "layers": 3}, memory=3, share_kv=share_kv, **options)
+    assert_as_listed(config, lambda w, x: listings.feedback(w, x, S=3, **options, **theirs))
+
+
+@norms
+@spans
+@itself
+@pytest.mark.parametrize("S", [1, 4, 20])
+def test_transformer_xl_by_hand(S: int, sees_itself: bool, span: bool, norm: str) -> None:
+    ours, theirs = shared(norm, span)
+    config = TransformerXLConfig(**ours, memory=S, sees_itself=sees_itself)
+    assert_as_listed(config, lambda w, x: listings.transformer_xl(w, x, S, sees_itself, **theirs))
+
+
+@norms
+@spans
+@itself
+@pytest.mark.parametrize("N", [1, 3])
+def test_universal_by_hand(N: int, sees_itself: bool, span: bool, norm: str) -> None:
+    ours, theirs = shared(norm, span)
+    config = UniversalConfig(**ours, memory=3, passes=N, sees_itself=sees_itself)
+    assert_as_listed(config, lambda w, x: listings.universal(w, x, 3, N, sees_itself, **theirs))
+
+
+@norms
+@spans
+@pytest.mark.parametrize(("C", "N"), [(1, 2), (2, 1), (2, 3), (3, 2), (20, 2)])
+def test_staircase_by_hand(C: int, N: int, span: bool, norm: str) -> None:
+    """The last chunk is short for a chunk of 2; a chunk of 20 never ends."""
+    ours, theirs = shared(norm, span)
+    config = StaircaseConfig(**ours, chunk=C, passes=N)
+    assert_as_listed(config, lambda w, x: listings.staircase(w, x, C, N, **theirs))
+
+
+@norms
+@spans
+@pytest.mark.parametrize("M", [0, 1, 2, 3])
+@pytest.mark.parametrize("C", [1, 2])
+def test_cached_staircase_by_hand(C: int, M: int, span: bool, norm: str) -> None:
+    ours, theirs = shared(norm, span)
+    config = CachedStaircaseConfig(**ours, chunk=C, passes=3, compute=M)
+    assert_as_listed(config, lambda w, x: listings.cached_staircase(w, x, C, 3, M, **theirs))
+
+
+@norms
+@spans
+@pytest.mark.parametrize("M", [0, 1, 2])
+@pytest.mark.parametrize("distances", [4, 20])
+def test_global_cached_staircase_by_hand(distances: int, M: int, span: bool, norm: str) -> None:
+    """With four learned distances most of the past shares the last."""
+    ours, theirs = shared(norm, span)
+    config = GlobalCachedStaircaseConfig(**ours, chunk=2, compute=M, distances=distances)
+    assert_as_listed(config, lambda w, x: listings.cached_staircase(w, x, 2, None, M, **theirs))
+
+
+@norms
+def test_multi_vector_rnn_and_memory_network_by_hand(norm: str) -> None:
+    """Section 3.3: they are staircases of single tokens."""
+    rnn = MultiVectorRNNConfig(**SHAPE, norm=norm)  # type: ignore[arg-type]
+    assert_as_listed(rnn, lambda w, x: listings.staircase(w, x, C=1, N=2, norm=norm))
+    network = MemoryNetworkConfig(**SHAPE, norm=norm, passes=5)  # type: ignore[arg-type]
+    assert_as_listed(network, lambda w, x: listings.cached_staircase(w, x, C=1, N=5, M=0, norm=norm))
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_lstm_by_hand(layers: int) -> None:
+    assert_as_listed(LSTMConfig(width=4, layers=layers), listings.lstm)
+
+
+@norms
+def test_a_staircase_is_a_cached_one_that_computes_every_pass(norm: str) -> None:
+    """The two listings are separate code: equation 3 by diagonals, and chunk by chunk."""
+    torch.manual_seed(11)
+    core = laws.scramble(build(StaircaseConfig(**SHAPE, norm=norm, chunk=2, passes=3))).double()  # type: ignore[arg-type]
+    w = {name: tensor.numpy() for name, tensor in core.state_dict().items()}
+    x = np.random.default_rng(0).normal(size=(T, 4))
+    by_diagonals = listings.staircase(w, x, 2, 3, norm=norm)
+    np.testing.assert_allclose(listings.cached_staircase(w, x, 2, 3, 3, norm=norm), by_diagonals, rtol=1e-10)
+
+
+def test_every_core_has_a_listing() -> None:
+    listed = {"multi-vector-rnn": "staircase", "memory-network": "cached-staircase"}
+    listed["global-cached-staircase"] = "cached-staircase"
+    for name in CORES:
+        assert callable(getattr(listings, listed.get(name, name).replace("-", "_")))

@@ -175,7 +175,7 @@ struct Backward : Tile<real> {
   void rectify_back(const Layer<real>& layer, i64 t, real* inner) {
     const real* active = layer.active + at(t, p.F);
     const real factor = layer.relu_kept ? p.relu_factor : 1;
-    for (i64 n = 0; n < M * p.F; ++n) inner[n] = active[n] > 0 ? inner[n] * factor : 0;
+    for (i64 n = 0; n < M * p.F; ++n) inner[n] = active[n] <= 0 ? 0 : inner[n] * factor;
   }
 
   void attend_back(const Layer<real>& layer, i64 t) {

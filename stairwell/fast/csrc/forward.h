@@ -84,15 +84,16 @@ struct Forward : Tile<real> {
       for (i64 d = 0; d < p.D; ++d) out[r * p.D + d] = left[r * p.D + d] * sub.scale[d] + sub.shift[d];
   }
 
+  // NaN is neither above nor below zero, and goes on.
   void rectify(const Layer<real>& layer, i64 t, real* active) {
     if (!layer.relu_kept) {
-      for (i64 n = 0; n < M * p.F; ++n) active[n] = active[n] > 0 ? active[n] : 0;
+      for (i64 n = 0; n < M * p.F; ++n) active[n] = active[n] <= 0 ? 0 : active[n];
       return;
     }
     for (i64 r = 0; r < M; ++r) {
       const bool* kept = layer.relu_kept + ((b0 + r) * p.T + t) * p.F;
       real* row = active + r * p.F;
-      for (i64 f = 0; f < p.F; ++f) row[f] = (row[f] > 0 ? row[f] : 0) * (kept[f] * p.relu_factor);
+      for (i64 f = 0; f < p.F; ++f) row[f] = (row[f] <= 0 ? 0 : row[f]) * (kept[f] * p.relu_factor);
     }
   }
 

@@ -1,0 +1,65 @@
+"""NaN is never hidden: an engine says NaN wherever the reference does, whichever parameter is damaged."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from stairwell.cores.feedback import FeedbackConfig
+from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
+from stairwell.cores.transformer_xl import TransformerXLConfig
+from stairwell.fast import native, staircase, transformer_xl
+from stairwell.fast.feedback import FeedbackEngine
+from stairwell.fast.feedback_torch import TorchBackend
+from tests import laws
+
+SHAPE: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "inner": 9}
+NATIVE = [] if native.MISSING else list(range(native.BEST + 1))
+ENGINES = {
+    "Feedback in PyTorch": (FeedbackConfig(**SHAPE, memory=4), FeedbackEngine(TorchBackend(), 1)),
+    "Feedback, post-norm": (FeedbackConfig(**SHAPE, memory=4, norm="post"), FeedbackEngine(TorchBackend(), 1)),
+    "Transformer-XL": (TransformerXLConfig(**SHAPE, memory=4), transformer_xl.walk),
+    "Staircase": (StaircaseConfig(**SHAPE, chunk=2, passes=2), staircase.walk),
+    "Cached Staircase": (CachedStaircaseConfig(**SHAPE, chunk=2, passes=3), staircase.walk),
+    **{
+        f"Feedback with {native.INSTRUCTION_SETS[one]}, {norm}-norm": (
+            FeedbackConfig(**SHAPE, memory=4, norm=norm),  # type: ignore[arg-type]
+            FeedbackEngine(native.NativeBackend(one), 1),
+        )
+        for one in NATIVE
+        for norm in ("pre", "post")
+    },
+}
+
+
+@pytest.mark.parametrize("dropping", [False, True], ids=["whole", "with dropout"])
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_damaged_parameter_shows_wherever_it_does_in_the_reference(name: str, dropping: bool) -> None:
+    config, engine = ENGINES[name]
+    case = laws.make_case(config, B=3, T=6, starts=0.0, warm=0)
+    masks = laws.draw_masks(case, 0.3, 0.3, 0.0) if dropping else None
+    for parameter_name, parameter in case.core.named_parameters():
+        parameter.requires_grad_(False)
+        kept = parameter.flatten()[0].item()
+        parameter.view(-1)[0] = torch.nan
+        wanted, _ = case.core.walk(case.x, case.state, None, None, masks)
+        found, _ = engine(case.core, case.x, case.state, None, None, masks)  # type: ignore[operator]
+        assert wanted.isnan().any(), parameter_name
+        assert found[wanted.isnan()].isnan().all(), parameter_name
+        parameter.view(-1)[0] = kept
+
+
+@pytest.mark.parametrize("engine", ["reference", "fast"])
+@pytest.mark.parametrize("name", sorted(ENGINES))
+def test_an_absent_token_of_a_source_may_be_anything(name: str, engine: str) -> None:
+    config = dataclasses.replace(ENGINES[name][0], cross=True)
+    case = laws.make_case(config, B=3, T=6)
+    case.core.engine = ENGINES[name][1] if engine == "fast" else None  # type: ignore[assignment]
+    y, after = case.run(case.x, case.state, case.start)
+    case.source["source"][~case.source["source_mask"]] = torch.nan
+    again, end = case.run(case.x, case.state, case.start)
+    assert torch.equal(again, y)
+    laws.assert_same_state(end, after, exact=True)
