@@ -26,12 +26,13 @@ from torch import Tensor
 from stairwell.cores.core import Source
 from stairwell.cores.staircase import FOREVER, Staircase
 from stairwell.cores.time import Track, ages, stack
+from stairwell.fast import native
 from stairwell.fast.banded import Band, FastLayer, ramp
 from stairwell.fast.staircase_diagonals import Diagonals
-from stairwell.fast.staircase_small import SmallSteps
+from stairwell.fast.staircase_native import NativeSteps
 from stairwell.layers import Masks
 
-SMALL = 32  # tokens on a diagonal up to which calls of PyTorch cost more than products: then one function does all
+SMALL = 32  # tokens on a diagonal up to which PyTorch's calls cost more than its larger products save
 
 
 def walk(
@@ -50,14 +51,15 @@ def walk(
     if not bool((phase == phase[:1]).all()):
         say_why_not()
         return core.walk(x, state, start, source, masks)
-    steps = SmallSteps if is_small(core, source, masks) else Wavefront
+    steps = NativeSteps if in_native(core, x, source, masks) else Wavefront
     return steps(core, x, state, start, age, source, masks).climb()
 
 
-def is_small(core: Staircase, source: Source | None, masks: Masks | None) -> bool:
-    """Whether diagonals are short, and there is nothing that `staircase_segment` does not know."""
+def in_native(core: Staircase, x: Tensor, source: Source | None, masks: Masks | None) -> bool:
+    """Whether native loops are there, know everything that is asked for, and diagonals are short enough for them."""
     config = core.config
-    return config.chunk * config.computed <= SMALL and source is None and not (masks and all(masks.dropped))
+    nothing_left = masks is not None and all(masks.dropped)
+    return native.supports(x) and config.chunk * config.computed <= SMALL and source is None and not nothing_left
 
 
 @cache

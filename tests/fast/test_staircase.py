@@ -16,7 +16,7 @@ from stairwell.cores.staircase import (
     Staircase,
     StaircaseConfig,
 )
-from stairwell.fast import banded, find, staircase, staircase_segment
+from stairwell.fast import banded, find, native, segment, staircase, staircase_segment
 from stairwell.fast.staircase import Wavefront, walk
 from tests import laws
 from tests.cores.test_laws import cases as any_cases
@@ -31,8 +31,9 @@ BLOCKS = st.sampled_from([1, 3, 32])  # shorter and longer than a diagonal, and 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh memory holds NaN in every test here: whoever reads what nobody wrote is found out."""
-    for module in (banded, staircase_segment):
+    for module in (banded, segment, staircase_segment):
         monkeypatch.setattr(module, "fresh", lambda like, *shape: like.new_full(shape, torch.nan))
+    monkeypatch.setattr(native, "POISON", True)
 
 
 @pytest.fixture
