@@ -1,4 +1,4 @@
-"""The two loops of a Feedback segment in C++ (`csrc/`), if the extension was built; otherwise why it is not there.
+"""The loops of Feedback's and the Staircases' segments in C++ (`csrc/`), if the extension was built; otherwise why not.
 
 The operators take a plan as plain lists; an empty tensor stands for an option that is off. Letters as in `segment`.
 """
@@ -16,7 +16,7 @@ from torch import Tensor
 from stairwell.fast.segment import Attended, LayerTrace, Parts, Plan, Slopes, Sublayer, Trace
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT = 2  # of the lists below; the same number stands in csrc/feedback.cpp
+LAYOUT = 3  # of the lists below; the same number stands in csrc/feedback.cpp
 POISON = False  # fill the loops' own scratch memory with NaN; for tests
 
 
@@ -39,6 +39,8 @@ if not MISSING:
     # They give nothing back and only fill what they are handed: there is nothing to say about shapes.
     torch.library.register_fake("stairwell::feedback_forward", lambda *_: None)
     torch.library.register_fake("stairwell::feedback_backward", lambda *_: None)
+    torch.library.register_fake("stairwell::staircase_forward", lambda *_: None)
+    torch.library.register_fake("stairwell::staircase_backward", lambda *_: None)
 
 
 def why_not(x: Tensor) -> str:
@@ -73,6 +75,37 @@ class NativeBackend:
             *(dense(parts.flat()), masks(plan), filled(flat_trace(trace)), y, made, filled(flat_slopes(slopes))),
             *(begin, end, self.instruction_set, POISON),
         )
+
+
+def staircase_forward(plan: Plan, parts: Parts, trace: Trace, stairs: Any, old: list[Tensor]) -> None:
+    """stairs: a `staircase_segment.Stairs`. old (B, slots, 2HK), a layer each: what came before the call."""
+    torch.ops.stairwell.staircase_forward(
+        *numbers(plan),
+        *(dense(parts.flat()), masks(plan), filled(flat_trace(trace)), stairs.numbers(), levels(stairs, trace, old)),
+        *(BEST, POISON),
+    )
+
+
+def staircase_backward(
+    plan: Plan,
+    parts: Parts,
+    trace: Trace,
+    stairs: Any,
+    old: list[Tensor],
+    y: Tensor,
+    slopes: Slopes,
+    stairs_slopes: list[Tensor | None],
+    *block: int,
+) -> None:
+    torch.ops.stairwell.staircase_backward(
+        *numbers(plan),
+        *(dense(parts.flat()), masks(plan), filled(flat_trace(trace)), stairs.numbers(), levels(stairs, trace, old)),
+        *(y, filled(flat_slopes(slopes)), filled(stairs_slopes), *block, BEST, POISON),
+    )
+
+
+def levels(stairs: Any, trace: Trace, old: list[Tensor]) -> list[Tensor]:
+    return [*trace.levels, *dense([*old, *stairs.masks()])]
 
 
 def numbers(plan: Plan) -> tuple[Any, ...]:

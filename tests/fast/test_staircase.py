@@ -16,7 +16,7 @@ from stairwell.cores.staircase import (
     Staircase,
     StaircaseConfig,
 )
-from stairwell.fast import banded, find, staircase
+from stairwell.fast import banded, find, native, segment, staircase, staircase_segment
 from stairwell.fast.staircase import Wavefront, walk
 from tests import laws
 from tests.cores.test_laws import cases as any_cases
@@ -31,7 +31,9 @@ BLOCKS = st.sampled_from([1, 3, 32])  # shorter and longer than a diagonal, and 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh memory holds NaN in every test here: whoever reads what nobody wrote is found out."""
-    monkeypatch.setattr(banded, "fresh", lambda like, *shape: like.new_full(shape, torch.nan))
+    for module in (banded, segment, staircase_segment):
+        monkeypatch.setattr(module, "fresh", lambda like, *shape: like.new_full(shape, torch.nan))
+    monkeypatch.setattr(native, "POISON", True)
 
 
 @pytest.fixture
@@ -139,6 +141,7 @@ def test_a_call_takes_a_step_for_each_chunk_and_for_each_pass_but_one(
         return one(self, s, h)
 
     monkeypatch.setattr(Wavefront, "diagonal", counted)
+    monkeypatch.setattr(staircase, "SMALL", 0)
     core: Any = build(StaircaseConfig(width=4, heads=1, layers=1, chunk=chunk, passes=passes))
     walk(core, torch.randn(1, T, 4), core.init_state(1))
     assert len(steps) == -(-T // chunk) + passes - 1

@@ -80,6 +80,31 @@ struct Plan {
   i64 begin, end;                           // the steps that backward does
 };
 
+// A diagonal of a Staircase: its tokens' place among those of all diagonals, how many, the first one's place in the
+// call, how many step on and off, cached slots in sight, and slots from before the call.
+struct Diagonal {
+  i64 place, t, begin, on, off, low, high, old_first, old_last;
+
+  i64 known() const { return high + old_last - old_first; }  // slots before the diagonal's own tokens
+  i64 slots(i64 i) const { return known() - low + i + 1; }   // that token i sees, itself included
+};
+
+// What a Staircase's call has besides a plan, whose tokens are those of all diagonals. Letters as in staircase_native.py.
+template <class real>
+struct Stairs {
+  i64 T, S, O, before, now, slots, kept_width;
+  bool caches_input;
+  const Diagonal* diagonals;
+  const i64* pass;                                 // of each token of each diagonal
+  real* const* levels;                             // A + 1: (R, B, D)
+  const real* const* old;                          // a layer each: (B, O, 2HK)
+  real *const *d_old, *const *d_keys, *const *d_values;
+  const bool *const *kept, *const *relu_kept;      // a pass and layer each: (B, H, T, kept_width), (B, T, F); or null
+  const real* const* extra;                        // A + 1: (R, B, D), what the state owes to each level; or null
+  real* later;                                     // (t, B, D): gradient of the first level of the diagonal after this
+  i64 first, last;                                 // the diagonals that backward does
+};
+
 // The loops for one instruction set. `work` holds `workspace` reals for a tile of so many rows.
 template <class real>
 struct Kernels {
@@ -87,6 +112,9 @@ struct Kernels {
   i64 (*workspace)(const Plan<real>&, i64 rows);
   void (*forward)(const Plan<real>&, i64 first, i64 last, real* work);
   void (*backward)(const Plan<real>&, i64 first, i64 last, real* work);
+  i64 (*climb_workspace)(const Plan<real>&, const Stairs<real>&, i64 rows);
+  void (*climb)(const Plan<real>&, const Stairs<real>&, i64 first, i64 last, real* work);
+  void (*descend)(const Plan<real>&, const Stairs<real>&, i64 first, i64 last, real* work);
 };
 
 template <class real> const Kernels<real>& kernels_generic();

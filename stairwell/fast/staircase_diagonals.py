@@ -1,0 +1,117 @@
+"""Where everything lies on the diagonals of a Staircase's call: chunks, what came before the call, the cache.
+
+    [ cached chunks s-N+1 .. s-E ] [ chunks before the call, from the state, at their passes ] [ this call's tokens ]
+
+is what a token on diagonal s sees, up to itself. A call may begin and end inside a chunk: then the first chunk's
+earlier tokens come from the state, and the last one is short. Letters as in `staircase`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stairwell.cores.core import Source
+from stairwell.cores.staircase import FOREVER, Staircase, spans
+from stairwell.cores.time import counts, slide
+from stairwell.layers import KEEP_ALL, LayerMasks, Masks
+
+
+class Diagonals:
+    """One call, seen as diagonals."""
+
+    def __init__(
+        self,
+        core: Staircase,
+        x: Tensor,
+        state: Any,
+        start: Tensor | None,
+        age: Tensor,
+        source: Source | None,
+        masks: Masks | None,
+    ) -> None:
+        self.core, self.x, self.state, self.start, self.age = core, x, state, start, age
+        self.source, self.masks = source, masks
+        config = core.config
+        self.C, self.E, self.L = config.chunk, config.computed, config.layers
+        self.chunks = list(spans(age, config.chunk))
+        self.open = int(age[0, 0]) % config.chunk  # tokens of the first chunk that came before this call
+        self.youngest, self.oldest = int(age[:, 0].min()), int(age[:, 0].max())
+        self.begun = start is not None and bool(start.any())
+        self.sees_cache = core.caches and config.N > self.E  # with one chunk in sight there is nothing to see
+        self.alive = [l for l in range(self.L) if masks is None or not masks.dropped[l]]
+
+    @property
+    def steps(self) -> int:
+        return len(self.chunks) + self.E - 1
+
+    def on(self, s: int) -> range:
+        """The call's chunks that are on diagonal s, oldest first."""
+        return range(max(s - self.E + 1, 0), min(s, len(self.chunks) - 1) + 1)
+
+    def full(self, begin: int, slots: int) -> bool:
+        """Whether every row is known to have read as many slots before the call's token `begin`."""
+        return not self.begun and self.youngest + begin >= slots
+
+    def learned_distances(self) -> Tensor:
+        """p for every distance of this call; those beyond the last learned one share it."""
+        vectors = self.core.position.vectors
+        missing = self.oldest + self.x.shape[1] - vectors.shape[0]
+        if missing <= 0 or self.core.config.N < FOREVER:
+            return vectors
+        return torch.cat([vectors, vectors[-1:].expand(missing, -1)])
+
+    def slots_back(self, c: int) -> tuple[int, int]:
+        """Where chunk c <= 0 lies before this call: (near, far) slots back, no farther than any row goes."""
+        near, far = (0, self.open) if c == 0 else (self.open + (-c - 1) * self.C, self.open - c * self.C)
+        return min(near, self.oldest), min(far, self.oldest)
+
+    def old_inputs(self, s: int) -> list[Tensor]:
+        """Layer inputs (B, o, L, D) of the chunks on diagonal s that came before this call, from the state: of chunk -d
+        at pass s+1+d, and of the open chunk at pass s+1; oldest first."""
+        parts = []
+        for d in range(self.E - 1 - s, -1, -1):
+            near, far = self.slots_back(-d)
+            if near < far:
+                memory = self.state.passes[s + d]
+                parts.append(memory[:, memory.shape[1] - far : memory.shape[1] - near])
+        return parts
+
+    def old_cache(self) -> Tensor:
+        """The state's cache, as far as any chunk looks. (B, slots, D)"""
+        if not self.sees_cache:
+            return self.state.cache[:, :0]
+        slots = min(self.slots_back(1 - self.core.config.N)[1], self.state.cache.shape[1])
+        return self.state.cache[:, self.state.cache.shape[1] - slots :]
+
+    def cached(self, s: int) -> tuple[int, int]:
+        """The cached chunks s-N+1 .. s-E as slots (first, last) of what diagonal s looks at: counted from the call's
+        beginning, negative before it."""
+        first, last = s - self.core.config.N + 1, s - self.E
+        if not self.sees_cache:
+            return 0, 0
+        high = self.chunks[last][1] if last >= 0 else -self.slots_back(last)[0]
+        low = self.chunks[first][0] if first > 0 else -self.slots_back(first)[1]
+        return low, high
+
+    def kept(self, s: int, l: int) -> LayerMasks:
+        """The random part of a diagonal: each chunk has that of its own pass."""
+        if self.masks is None:
+            return KEEP_ALL
+        parts = [self.masks.at((s - c) * self.L + l, *self.chunks[c]) for c in self.on(s)]
+
+        def joined(name: str) -> Tensor | None:
+            found = [getattr(part, name) for part in parts]
+            return None if found[0] is None else torch.cat(found, -2)
+
+        return LayerMasks(joined("attention"), joined("relu"), joined("cross"))
+
+    def state_after(self, inputs: Sequence[Tensor], cached: list[Tensor]) -> Any:
+        """inputs (B, t, L, D) of the newest tokens at each pass, and what is cached of the call's tokens, in parts."""
+        core, state, start = self.core, self.state, self.start
+        count, room = counts(state.count, state.room, start, self.age, core.slack(state))
+        passes = tuple(slide(old, new, count, start) for old, new in zip(state.passes, inputs, strict=True))
+        return type(state)(count, room, passes, core.next_cache(state, cached, count, start))

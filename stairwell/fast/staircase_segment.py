@@ -1,0 +1,249 @@
+"""A call of a Staircase as one autograd function around native loops over its diagonals (`csrc/climb.h`).
+
+    forward    for s = 0..S-1      a diagonal's tokens go through the layers
+    backward   for s = S-1..0      gradients of each token's inputs and outputs, at each pass and layer
+    weights    dW = dY' X          here, once a block of diagonals: one large product over all its tokens and rows
+
+A token of a diagonal is a step of Feedback's `segment` that sees itself, so folded weights, traces, slopes and weight
+gradients are those of `segment`; its tokens are here those of all diagonals, one after another. Each layer has its own
+keys and values: what is cached, by slot, and after it what else a diagonal sees. Distances are ordered the farthest
+first, so that what a token sees is a suffix.
+Letters as in `segment`; T tokens of the call, R of all diagonals together, W distances, L layers, A left by LayerDrop.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stairwell.fast import segment
+from stairwell.fast.native import staircase_backward, staircase_forward
+from stairwell.fast.segment import LayerSlopes, LayerTrace, LayerWeights, Parts, Plan, Projection, Slopes, Trace, fresh
+
+
+@dataclass(frozen=True)
+class Diagonal:
+    """The order of the first nine is that of csrc/plan.h."""
+
+    place: int  # of its first token among those of all diagonals
+    t: int  # its tokens
+    begin: int  # its first token's place in the call
+    on: int  # tokens that step on: its last ones
+    off: int  # tokens that step off afterwards: its first ones
+    low: int  # cached slots in sight, low .. high-1 of [ cache before the call | the call's tokens ]
+    high: int
+    old_first: int  # slots before the call at their passes, of all such slots
+    old_last: int
+    passes: tuple[int, ...]  # of each token, from 0
+
+    @property
+    def J(self) -> int:
+        """Slots that its last token sees."""
+        return self.high - self.low + self.old_last - self.old_first + self.t
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """Tokens first .. last-1 of all diagonals, whose inputs to all layers are remembered at a place of pass n."""
+
+    n: int
+    first: int
+    last: int
+    place: int
+
+
+@dataclass(frozen=True)
+class Stairs:
+    """What no gradient flows to, besides a plan whose T are the tokens of all diagonals."""
+
+    plan: Plan
+    T: int
+    diagonals: tuple[Diagonal, ...]
+    old: int  # slots before the call, of all passes
+    cached_before: int  # slots of the cache before the call
+    cached_now: int  # tokens of the call that later chunks of it see in the cache
+    caches_input: bool  # the cache holds embeddings (M = 0)
+    level_of: tuple[int, ...]  # for each layer of the core, which level is its input
+    leaving: tuple[Leaving, ...]
+    remembered: tuple[int, ...]  # tokens to be remembered of each pass
+    attention_kept: tuple[Tensor, ...]  # a pass and layer each: (B, H, T, distances) bool; empty without dropout
+    relu_kept: tuple[Tensor, ...]  # (B, T, F) bool
+
+    @property
+    def slots(self) -> int:
+        return max(d.low + d.J for d in self.diagonals)
+
+    @property
+    def steps(self) -> int:
+        """Tokens whose traces are kept: all for a gradient, else those of one diagonal."""
+        return self.plan.T if self.plan.keep else max(d.t for d in self.diagonals)
+
+    def numbers(self) -> list[int]:
+        passes = max(n for d in self.diagonals for n in d.passes) + 1
+        width = self.attention_kept[0].shape[-1] if self.attention_kept else 0
+        sizes = [self.T, len(self.diagonals), self.old, self.cached_before, self.cached_now, self.slots, width, passes]
+        places = [number for d in self.diagonals for number in dataclasses.astuple(d)[:9]]
+        return [*sizes, int(self.caches_input), *places, *(n for d in self.diagonals for n in d.passes)]
+
+    def masks(self) -> list[Tensor | None]:
+        depth = (max(n for d in self.diagonals for n in d.passes) + 1) * self.plan.A
+        none: list[Tensor | None] = [None] * depth
+        return [*(self.attention_kept[:depth] or none), *(self.relu_kept[:depth] or none)]
+
+    def blocks(self) -> Iterator[tuple[int, int]]:
+        """Diagonals between which weight gradients are taken, the last ones first."""
+        last = tokens = 0
+        found = []
+        for s, d in enumerate(self.diagonals):
+            tokens += d.t
+            if tokens * self.plan.B >= segment.ROWS or s + 1 == len(self.diagonals):
+                found.append((last, s + 1))
+                last, tokens = s + 1, 0
+        return reversed(found)
+
+
+def make_trace(stairs: Stairs, parts: Parts) -> Trace:
+    plan, x = stairs.plan, parts.x
+    B, D, A = plan.B, plan.D, plan.A
+    layers = segment.make_trace(dataclasses.replace(plan, T=stairs.steps, keep=True), parts).layers
+    room = [fresh(x, B, plan.H, stairs.slots, plan.K) for _ in range(2 * A)]
+    return Trace(
+        y=fresh(x, stairs.T, B, D),
+        made=x.new_empty(0),
+        levels=[fresh(x, plan.T, B, D) for _ in range(A + 1)],
+        entered=fresh(x, stairs.cached_now, B, D),
+        deviation=fresh(x, stairs.cached_now, B),
+        keys=room[:A],
+        values=room[A:],
+        layers=layers,
+    )
+
+
+class Climb(torch.autograd.Function):
+    """-> y (B, T, D), and for each pass what is remembered of it (B, tokens, L, D)"""
+
+    @staticmethod
+    def forward(ctx: Any, stairs: Stairs, layers: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Tensors are keys and values of what came before the call (B, slots, 2HK), a layer each, and the parts."""
+        old, parts = list(tensors[:layers]), Parts.unflat(stairs.plan, tensors[layers:])
+        trace = make_trace(stairs, parts)
+        staircase_forward(stairs.plan, parts, trace, stairs, old)
+        ctx.set_materialize_grads(False)
+        if stairs.plan.keep:
+            # Saved as tensors, not as an attribute: then they are freed as soon as backward is done with them.
+            saved: list[Tensor | None] = [*tensors]
+            places = {id(tensor): i for i, tensor in enumerate(tensors)}
+            ctx.stairs, ctx.layers, ctx.trace = stairs, layers, segment.set_aside(trace, saved, places)
+            ctx.save_for_backward(*saved)
+        return (trace.y.transpose(0, 1).contiguous(), *remember(stairs, trace.levels))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, y: Tensor | None, *remembered: Tensor | None) -> tuple[Any, ...]:
+        stairs, layers, saved = ctx.stairs, ctx.layers, ctx.saved_tensors
+        plan, old, parts = stairs.plan, saved[:layers], Parts.unflat(stairs.plan, saved[layers:])
+        trace = segment.take_back(ctx.trace, saved)
+        y = torch.zeros_like(trace.y) if y is None else y.transpose(0, 1).contiguous()
+        blocks = list(stairs.blocks())
+        most = max(sum(d.t for d in stairs.diagonals[first:last]) for first, last in blocks)
+        slopes = make_slopes(stairs, parts, trace, most)
+        old_slopes = [torch.zeros_like(part) for part in old]
+        room = [torch.zeros_like(part) for part in (*trace.keys, *trace.values)]
+        later = fresh(trace.y, max(d.t for d in stairs.diagonals), plan.B, plan.D)
+        owed = owed_by_state(stairs, trace, remembered)
+        found = Parts(
+            slopes.x,
+            torch.zeros_like(parts.mix),
+            torch.zeros_like(parts.position),
+            [Projection(old, *segment.zeros([p.weight, p.bias])) for old, p in zip(slopes.old, parts.sets, strict=True)],
+            [LayerWeights(*segment.zeros(dataclass_values(part))) for part in parts.layers],
+        )
+        for first, last in blocks:
+            begin, end = stairs.diagonals[first].place, stairs.diagonals[last - 1].place + stairs.diagonals[last - 1].t
+            staircase_backward(
+                *(plan, parts, trace, stairs, list(old), y, slopes, [*old_slopes, *room, *owed, later]),
+                *(begin, end, first, last),
+            )
+            for a, (layer, slope) in enumerate(zip(trace.layers, slopes.layers, strict=True)):
+                kept, given = segment.steps(layer, begin, end), segment.steps(slope, 0, end - begin)
+                segment.add_layer(plan, kept, given, found.layers[a], found.sets[a])
+                add_scores(plan, parts.layers[a], kept, given, found.position, found.layers[a])
+        for project, new in zip(found.sets, slopes.new, strict=True):
+            segment.add_product(project.weight, project.bias, new, trace.entered)
+        return None, None, *old_slopes, *found.flat()
+
+
+def remember(stairs: Stairs, levels: Sequence[Tensor]) -> list[Tensor]:
+    """The inputs of all layers at the newest tokens of each pass. (B, tokens, L, D)"""
+    B, D = stairs.plan.B, stairs.plan.D
+    remembered = [fresh(levels[0], B, tokens, len(stairs.level_of), D) for tokens in stairs.remembered]
+    for part in stairs.leaving:
+        to = remembered[part.n][:, part.place : part.place + part.last - part.first]
+        for l, level in enumerate(stairs.level_of):
+            to[:, :, l] = levels[level][part.first : part.last].transpose(0, 1)
+    return remembered
+
+
+def owed_by_state(stairs: Stairs, trace: Trace, remembered: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """The gradient of each level through what is remembered of it; none where nobody asks."""
+    if all(part is None for part in remembered):
+        return [None for _ in trace.levels]
+    owed = [torch.zeros_like(level) for level in trace.levels]
+    for part in stairs.leaving:
+        given = remembered[part.n]
+        for l, level in enumerate(stairs.level_of):
+            if given is not None:
+                tokens = given[:, part.place : part.place + part.last - part.first, l]
+                owed[level][part.first : part.last] += tokens.transpose(0, 1)
+    return list(owed)
+
+
+def make_slopes(stairs: Stairs, parts: Parts, trace: Trace, tokens: int) -> Slopes:
+    """Those of layers for the tokens of a block only."""
+
+    def block(tensor: Tensor | None) -> Any:
+        return None if tensor is None else fresh(tensor, tokens, *tensor.shape[1:])
+
+    def layer(trace: LayerTrace) -> LayerSlopes:
+        attended = trace.self_attended
+        return LayerSlopes(
+            attention_out=block(trace.attention.entered),
+            attention_left=block(trace.attention.left),
+            query=block(attended.query),
+            scores=block(attended.weights),
+            read=trace.attention.entered[:0],
+            own=block(trace.own),
+            **dict.fromkeys(["cross_out", "cross_left", "cross_query", "cross_scores", "cross_read"]),
+            feed_out=block(trace.feed.entered),
+            feed_left=block(trace.feed.left),
+            inner=block(trace.active),
+        )
+
+    plan, width = stairs.plan, 2 * stairs.plan.H * stairs.plan.K
+    return Slopes(
+        x=torch.zeros_like(parts.x),
+        made=trace.made,
+        old=[torch.zeros_like(part.old) for part in parts.sets],
+        new=[fresh(trace.y, stairs.cached_now, plan.B, width) for _ in parts.sets],
+        layers=[layer(part) for part in trace.layers],
+    )
+
+
+def add_scores(
+    plan: Plan, weights: LayerWeights, trace: LayerTrace, slope: LayerSlopes, position: Tensor, found: LayerWeights
+) -> None:
+    """What a block's scores add to the gradients of positions and span."""
+    query = trace.self_attended.query.unflatten(-1, (plan.H, plan.K))
+    segment.add_product(position, None, slope.scores, query)
+    if weights.ramp is not None:
+        assert found.ramp is not None
+        found.ramp += segment.ramp_gradient(weights.ramp, slope.scores)
+
+
+def dataclass_values(part: Any) -> Iterator[Tensor | None]:
+    return (getattr(part, field.name) for field in dataclasses.fields(part))
