@@ -17,6 +17,7 @@ Letters: B rows, T tokens, C chunk, N chunks in sight, M cached after, E = max(M
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -198,12 +199,13 @@ class Wavefront:
 
     def state_after(self) -> Any:
         core, state, start, T = self.core, self.state, self.start, self.x.shape[1]
-        count, room = counts(state.count, state.room, start, self.age, core.slack(state))
+        count, room = counts(state.count, state.room, start, self.age, state.slack)
         remembered = []
         for old, by_layer in zip(state.passes, self.inputs, strict=True):
             new = torch.stack([newest(parts, min(old.shape[1], T)) for parts in by_layer], 2)
             remembered.append(slide(old, new, count, start))
-        return type(state)(count, room, tuple(remembered), core.next_cache(state, self.cached, count, start))
+        cache = core.next_cache(state, self.cached, count, start)
+        return replace(state, count=count, room=room, passes=tuple(remembered), cache=cache)
 
 
 def newest(parts: list[Tensor], needed: int) -> Tensor:
