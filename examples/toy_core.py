@@ -9,15 +9,15 @@ Letters: B rows, T tokens, D width, H heads, L layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Core, Source
+from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts, slide
 from stairwell.layers import Masks
-from stairwell.state import State
+from stairwell.state import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,9 @@ class GatedAverageConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class GatedAverageState(State):
-    hidden: Tensor  # (B, 1 + slack, L, D): h of the last token, and of those before it as far as they can be taken back
+class GatedAverageState(CoreState):
+    # (B, 1 + slack, L, D): h of the last token, and of those before it as far as they can be taken back.
+    hidden: Tensor = field(metadata=SLOTS)
 
 
 class GatedLayer(nn.Module):
@@ -74,9 +75,6 @@ class GatedAverage(Core):
     def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
         return {"hidden": (1 + slack, self.config.layers, self.width)}
 
-    def slack(self, state: GatedAverageState) -> int:
-        return state.hidden.shape[1] - 1
-
     def walk(
         self,
         x: Tensor,
@@ -92,6 +90,6 @@ class GatedAverage(Core):
         for l, layer in enumerate(self.layers):
             x, hidden = layer(x, state.hidden[:, -1, l], begins)
             made.append(hidden)
-        count, room = counts(state.count, state.room, start, age, self.slack(state))
+        count, room = counts(state.count, state.room, start, age, state.slack)
         memory = slide(state.hidden, torch.stack(made, 2), count, start)
-        return x, GatedAverageState(count, room, memory)
+        return x, replace(state, count=count, room=room, hidden=memory)

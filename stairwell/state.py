@@ -1,86 +1,152 @@
 """A state is a value: everything a model remembers of its streams, as batch-first tensors in a frozen dataclass.
 
 It holds raw memory and counts, so it can be saved, moved, reordered, cut and compared. It knows no model: a core
-defines its own subclass with one tensor (or a tuple of tensors) a field, each `(B, slots, ...)`, oldest slot first.
-Letters: B rows.
+defines its own subclass, one tensor (or a tuple of tensors) a field, and writes at each field what role it plays:
+
+    memory: Tensor = field(metadata=SLOTS)
+
+A field may also be another state: a translator's state holds its decoder's. Tensors are then named by their path,
+`decoder.memory`. A state is a pytree of PyTorch, so `torch.func`, `torch.export` and `torch.compile` take it.
+Letters: B rows, N numbers a row.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
+from stairwell.errors import UserError
 from stairwell.files import write_atomically
 
-Rows = Tensor | Sequence[int]
-FORMAT = "stairwell.state.1"
+RowNumbers = Tensor | Sequence[int]  # rows by their numbers, or one bool a row
+FORMAT = "stairwell.state.2"
 
 
-@dataclass(frozen=True, eq=False)
+class Role(Enum):
+    """What happens to a field when rows begin anew, come together or take tokens back."""
+
+    SLOTS = "one place a token, (B, slots, ...), oldest first: fresh rows are zero, crop shifts"
+    GROWING = "slots of which there are as many as the longest row has tokens"
+    CARRY = "handed from token to token, (B, ...): fresh rows are zero, crop is impossible"
+    STATIC = "stays as it is, (B, length, ...): fresh rows keep it; lengths may differ, a mask is false beyond its own"
+    COUNT = "a number of tokens, (B,) int64"
+    NESTED = "another state"
+    SIZE = "a plain number that says how large the state was made; no tensor"
+
+
+SLOTS, GROWING, CARRY, STATIC, COUNT, NESTED, SIZE = ({"role": role} for role in Role)
+
+
+class Leaf(NamedTuple):
+    """A tensor of a state."""
+
+    path: str
+    role: Role
+    tensor: Tensor
+
+
 class State:
-    """The base of every core's state. A fresh row is all zeros."""
+    """The base of every state. A fresh row is all zeros, but for what is static.
 
-    count: Tensor  # (B,) int64: tokens since the row's own start
-    room: Tensor  # (B,) int64: how many of the last tokens `crop` can still take back
+    A core's state has `count`, `room` and `slack` of its own; one that holds another state has that one's."""
 
     kinds: ClassVar[dict[str, type[State]]] = {}  # every state class by name, for `load`
+
+    if TYPE_CHECKING:
+
+        @property
+        def count(self) -> Tensor:
+            """(B,) int64: tokens since the row's own start"""
+
+        @property
+        def room(self) -> Tensor:
+            """(B,) int64: how many of the last tokens `crop` can still take back"""
+
+        @property
+        def slack(self) -> int:
+            """How many tokens `crop` can take back at most."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         State.kinds[cls.__name__] = cls
+        _register_pytree(cls)
 
     @property
     def batch(self) -> int:
         return self.count.shape[0]
 
+    def leaves(self, prefix: str = "") -> Iterator[Leaf]:
+        """Every tensor with its path and role; the tensors of a tuple are `name.0`, `name.1`, ..."""
+        for name, role, value in self._fields():
+            path = prefix + name
+            if role is Role.NESTED:
+                yield from value.leaves(f"{path}.")
+            elif isinstance(value, tuple):
+                yield from (Leaf(f"{path}.{i}", role, tensor) for i, tensor in enumerate(value))
+            elif role is not Role.SIZE:
+                yield Leaf(path, role, value)
+
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every tensor with its name; the tensors of a tuple are `name.0`, `name.1`, ..."""
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, tuple):
-                yield from ((f"{field.name}.{i}", tensor) for i, tensor in enumerate(value))
-            else:
-                yield field.name, value
+        """Every tensor with its path."""
+        return ((leaf.path, leaf.tensor) for leaf in self.leaves())
+
+    def form(self) -> dict[str, Any]:
+        """What the tensors do not say, as JSON: the kind of the state, its sizes, and the form of states within."""
+        form: dict[str, Any] = {"kind": type(self).__name__}
+        for name, role, value in self._fields():
+            if role is Role.NESTED:
+                form[name] = value.form()
+            elif role is Role.SIZE:
+                form[name] = value
+        return form
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Self:
         """A new state with `change` applied to every tensor."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        changed: dict[str, Any] = {
-            name: tuple(change(tensor) for tensor in value) if isinstance(value, tuple) else change(value)
-            for name, value in fields.items()
-        }
-        return type(self)(**changed)
+        return self._with(change(leaf.tensor) for leaf in self.leaves())
 
-    def select(self, rows: Rows) -> Self:
+    def select(self, rows: RowNumbers) -> Self:
         """The given rows, in the given order; a row may be taken several times (a beam's parents)."""
-        index = self._index(rows)
-        return self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))
+        index = row_numbers(rows, self.batch, self.count.device)
+        return self.map(lambda tensor: tensor.index_select(0, index.to(tensor.device)))._trimmed()
 
-    def reset(self, rows: Rows) -> Self:
-        """The same state with the given rows fresh, as if they had never seen a token."""
+    def reset(self, rows: RowNumbers) -> Self:
+        """The same state with the given rows fresh, as if they had never seen a token; what is static stays."""
         fresh = torch.zeros(self.batch, dtype=torch.bool, device=self.count.device)
-        fresh[self._index(rows)] = True
-        return self.map(lambda tensor: tensor.masked_fill(fresh.view(-1, *[1] * (tensor.dim() - 1)), 0))
+        fresh[row_numbers(rows, self.batch, self.count.device)] = True
+
+        def change(leaf: Leaf) -> Tensor:
+            if leaf.role is Role.STATIC:
+                return leaf.tensor
+            return leaf.tensor.masked_fill(fresh.view(-1, *[1] * (leaf.tensor.dim() - 1)), 0)
+
+        return self._with(map(change, self.leaves()))._trimmed()
 
     @classmethod
     def join(cls, states: Sequence[Self]) -> Self:
-        """The rows of several states as one: rows may come and go while a stream runs."""
-        fields: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            values = [getattr(state, field.name) for state in states]
-            if isinstance(values[0], tuple):
-                fields[field.name] = tuple(torch.cat(tensors) for tensors in zip(*values, strict=True))
-            else:
-                fields[field.name] = torch.cat(values)
-        return cls(**fields)
+        """The rows of several states as one: rows may come and go while a stream runs.
+
+        Sources and growing slots may differ in length; all else must be alike."""
+        if not states:
+            raise ValueError("join needs at least one state")
+        first = states[0]
+        for state in states:
+            if not isinstance(state, cls):
+                raise TypeError(f"{cls.__name__}.join takes states of that kind, not a {type(state).__name__}")
+            if state.form() != first.form():
+                raise ValueError(f"cannot join states that are not alike: {first.form()} and {state.form()}")
+        together = zip(*(state.leaves() for state in states), strict=True)
+        return first._with(_joined(leaves) for leaves in together)
 
     def detach(self) -> Self:
         """The same numbers, with no way for a gradient to flow further back."""
@@ -101,14 +167,102 @@ class State:
 
         Possible as far as the state was made with `slack`, within what a row has read since it last began.
         """
-        back = torch.as_tensor(tokens, device=self.count.device).expand(self.batch)
+        for leaf in self.leaves():
+            if leaf.role is Role.CARRY:
+                raise ValueError(
+                    f"this {type(self).__name__} cannot take tokens back: its '{leaf.path}' holds no single token; "
+                    "keep an earlier state instead"
+                )
+        back = self._tokens_back(tokens)
+
+        def change(leaf: Leaf) -> Tensor:
+            if leaf.role is Role.COUNT:
+                return leaf.tensor - back.to(leaf.tensor.device)
+            return leaf.tensor if leaf.role is Role.STATIC else _shift(leaf.tensor, back)
+
+        return self._with(map(change, self.leaves()))._trimmed()
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state as a safetensors file, whole or not at all."""
+        tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors()}
+        note = {"format": FORMAT, "form": json.dumps(self.form())}
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=note))
+
+    @staticmethod
+    def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> State:
+        """Read a state that `save` wrote; its core's module must have been imported."""
+        where = os.fspath(path)
+        try:
+            with safe_open(path, framework="pt", device=str(device)) as file:
+                note = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except SafetensorError as error:
+            raise UserError(f"{where} is not a readable state: {error}") from error
+        if note.get("format") != FORMAT:
+            raise UserError(f"{where} is not a stairwell state (its note says {note or 'nothing'})")
+        try:
+            form = json.loads(note.get("form", ""))
+        except ValueError as error:
+            raise UserError(f"{where} does not say what kind of state it is: {error}") from error
+        return State.from_tensors(tensors, form, where)
+
+    @classmethod
+    def from_tensors(
+        cls, tensors: dict[str, Tensor], form: dict[str, Any] | None = None, where: str = "the state"
+    ) -> Self:
+        """The inverse of `tensors()` and `form()`; without a form, a state of this class with its usual sizes. NaN and
+        infinity are refused: no stream recovers from them."""
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+                raise UserError(f"{where}: '{name}' holds NaN or infinity; start from a fresh state instead")
+        left = dict(tensors)
+        state = _assemble(form or {"kind": cls.__name__}, left, where)
+        if left:
+            raise UserError(f"{where}: '{min(left)}' belongs to no {type(state).__name__}")
+        if not isinstance(state, cls):
+            raise UserError(f"{where} is a {type(state).__name__}, not a {cls.__name__}")
+        rows = {name: tensor.shape[:1] for name, tensor in tensors.items()}
+        if len(set(rows.values())) > 1:
+            raise UserError(f"{where}: its tensors differ in their number of rows: {rows}")
+        return state
+
+    def _fields(self) -> Iterator[tuple[str, Role, Any]]:
+        return ((name, role, getattr(self, name)) for name, role in roles(type(self)))
+
+    def _with(self, tensors: Iterable[Tensor]) -> Self:
+        """The same state with other tensors, in the order of `leaves`."""
+        rest = iter(tensors)
+        fields: dict[str, Any] = {}
+        for name, role, value in self._fields():
+            if role is Role.NESTED:
+                fields[name] = value._with(rest)
+            elif isinstance(value, tuple):
+                fields[name] = tuple(next(rest) for _ in value)
+            else:
+                fields[name] = value if role is Role.SIZE else next(rest)
+        return type(self)(**fields)
+
+    def _trimmed(self) -> Self:
+        """Without growing slots that no row uses, so that a state does not remember rows that left."""
+        if all(leaf.role is not Role.GROWING for leaf in self.leaves()):
+            return self
+        longest = int(self.count.max()) if self.batch else 0
+        return self._with(
+            leaf.tensor[:, leaf.tensor.shape[1] - longest :].clone() if leaf.role is Role.GROWING else leaf.tensor
+            for leaf in self.leaves()
+        )
+
+    def _tokens_back(self, tokens: int | Tensor | Sequence[int]) -> Tensor:
+        """How many tokens to take back of each row, (B,), after making sure that it can be done."""
+        wanted = f"crop takes a whole number of tokens, or one for each of {self.batch} rows"
+        back = _whole_numbers(tokens, wanted, self.count.device)
+        if back.dtype == torch.bool:
+            raise TypeError(f"{wanted}, not bools")
+        if back.shape not in ((), (self.batch,)):
+            raise ValueError(f"{wanted}, not numbers of shape {tuple(back.shape)}")
+        back = back.expand(self.batch)
         if (back < 0).any():
             raise ValueError(f"crop takes 0 or more tokens back, not {int(back.min())}")
-        self._check_room(back)
-        cropped = self.map(lambda tensor: _shift(tensor, back) if tensor.dim() > 1 else tensor)
-        return dataclasses.replace(cropped, count=self.count - back, room=self.room - back)
-
-    def _check_room(self, back: Tensor) -> None:
         short = (back > self.room).nonzero().flatten().tolist()
         if short:
             row = short[0]
@@ -117,53 +271,70 @@ class State:
                 f"(read since its start: {int(self.count[row])}); make the state with init_state(batch, slack=...) "
                 "of at least as many tokens as will be taken back"
             )
+        return back
 
-    def _index(self, rows: Rows) -> Tensor:
-        index = torch.as_tensor(rows, device=self.count.device)
-        if index.dtype == torch.bool:
-            if index.shape != (self.batch,):
-                raise ValueError(f"a mask of rows must have shape ({self.batch},), not {tuple(index.shape)}")
-            return index.nonzero().flatten()
-        index = index.to(torch.int64)  # an empty list is a float tensor to torch
-        if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < self.batch:
-            raise IndexError(f"rows must be in 0..{self.batch - 1}, got {index.tolist()}")
-        return index
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as a safetensors file, whole or not at all."""
-        tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors()}
-        note = {"format": FORMAT, "kind": type(self).__name__}
-        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=note))
+def row_numbers(rows: RowNumbers, batch: int, device: torch.device | None = None) -> Tensor:
+    """Rows given by number, or by one bool a row, as numbers (n,) in 0..batch-1."""
+    index = _whole_numbers(rows, "rows are whole numbers, or one bool a row", device)
+    if index.dtype == torch.bool:
+        if index.shape != (batch,):
+            raise ValueError(f"a mask of rows must have shape ({batch},), not {tuple(index.shape)}")
+        return index.nonzero().flatten()
+    if index.dim() != 1:
+        raise ValueError(f"rows must be a list of numbers, not of shape {tuple(index.shape)}")
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < batch:
+        raise IndexError(f"rows must be in 0..{batch - 1}, got {index.tolist()}")
+    return index
 
-    @staticmethod
-    def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> State:
-        """Read a state that `save` wrote; its core's module must have been imported."""
-        try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                note = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise ValueError(f"{os.fspath(path)} is not a readable state: {error}") from error
-        if note.get("format") != FORMAT or note.get("kind") not in State.kinds:
-            raise ValueError(f"{os.fspath(path)} is not a stairwell state (its note says {note or 'nothing'})")
-        return State.kinds[note["kind"]].from_tensors(tensors, where=os.fspath(path))
 
-    @classmethod
-    def from_tensors(cls, tensors: dict[str, Tensor], where: str = "the state") -> Self:
-        """The inverse of `tensors()`. NaN and infinity are refused: no stream recovers from them."""
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise ValueError(f"{where}: '{name}' holds NaN or infinity; start from a fresh state instead")
-        fields: dict[str, Any] = {}
-        for field in dataclasses.fields(cls):
-            several = {int(name.split(".")[1]): tensors[name] for name in tensors if name.startswith(f"{field.name}.")}
-            if several:
-                fields[field.name] = tuple(several[i] for i in sorted(several))
-            elif field.name in tensors:
-                fields[field.name] = tensors[field.name]
-            else:
-                raise ValueError(f"{where}: '{field.name}' is missing; a {cls.__name__} needs it")
-        return cls(**fields)
+def padded(leaf: Leaf, length: int) -> Tensor:
+    """A leaf (B, l, ...) with zeros up to `length`: slots where the oldest are, what is static at its far end."""
+    missing = length - leaf.tensor.shape[1]
+    ends = [0, missing] if leaf.role is Role.STATIC else [missing, 0]
+    return torch.nn.functional.pad(leaf.tensor, [0, 0] * (leaf.tensor.dim() - 2) + ends)
+
+
+def roles(kind: type[State]) -> list[tuple[str, Role]]:
+    """The fields of a kind of state with their roles."""
+    found = []
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if "role" not in field.metadata:
+            raise TypeError(
+                f"{kind.__name__}.{field.name} has no role; write `{field.name}: Tensor = field(metadata=SLOTS)`, or "
+                "CARRY, STATIC, COUNT, NESTED, SIZE"
+            )
+        found.append((field.name, field.metadata["role"]))
+    return found
+
+
+def _whole_numbers(values: Any, wanted: str, device: torch.device | None) -> Tensor:
+    """The given numbers as integers, or bools if they are; `wanted` is what the error says otherwise."""
+    try:
+        numbers = torch.as_tensor(values, device=device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{wanted}, not {values!r}") from error
+    if not numbers.numel():  # an empty list is a float tensor to torch
+        return numbers.to(torch.int64)
+    if numbers.is_floating_point() or numbers.is_complex():
+        raise TypeError(f"{wanted}, not {numbers.tolist()}")
+    return numbers if numbers.dtype == torch.bool else numbers.to(torch.int64)
+
+
+def _joined(leaves: Sequence[Leaf]) -> Tensor:
+    """The same leaf of several states, with the rows of all."""
+    first = leaves[0]
+    if first.role in (Role.GROWING, Role.STATIC):
+        longest = max(leaf.tensor.shape[1] for leaf in leaves)
+        leaves = [leaf._replace(tensor=padded(leaf, longest)) for leaf in leaves]
+    for leaf in leaves:
+        ours, theirs = ((x.tensor.shape[1:], x.tensor.dtype, x.tensor.device) for x in (leaves[0], leaf))
+        if ours != theirs:
+            raise ValueError(
+                f"cannot join states that are not alike: '{first.path}' is {tuple(ours[0])} a row, {ours[1]} on "
+                f"{ours[2]} in one, {tuple(theirs[0])}, {theirs[1]} on {theirs[2]} in another"
+            )
+    return torch.cat([leaf.tensor for leaf in leaves])
 
 
 def _shift(memory: Tensor, back: Tensor) -> Tensor:
@@ -174,3 +345,58 @@ def _shift(memory: Tensor, back: Tensor) -> Tensor:
     row = torch.arange(memory.shape[0], device=memory.device)[:, None]
     shifted = memory[row, slot.clamp(min=0)]
     return shifted.masked_fill((slot < 0).view(*slot.shape, *[1] * (memory.dim() - 2)), 0)
+
+
+def _assemble(form: Any, tensors: dict[str, Tensor], where: str, prefix: str = "") -> State:
+    """A state of the given form; takes its tensors out of `tensors`."""
+    kind = State.kinds.get(str(form.get("kind"))) if isinstance(form, dict) else None
+    if kind is None:
+        raise UserError(f"{where}: {form} is no known kind of state; import the module of its core first")
+    fields: dict[str, Any] = {}
+    for name, role in roles(kind):
+        path = prefix + name
+        if role is Role.NESTED:
+            fields[name] = _assemble(form.get(name), tensors, where, f"{path}.")
+        elif role is Role.SIZE:
+            if name in form:
+                fields[name] = _size(form[name], path, where)
+        elif path in tensors:
+            fields[name] = tensors.pop(path)
+        elif f"{path}.0" in tensors:
+            several = itertools.takewhile(tensors.__contains__, (f"{path}.{i}" for i in itertools.count()))
+            fields[name] = tuple(tensors.pop(part) for part in list(several))
+        else:
+            raise UserError(f"{where}: '{path}' is missing; a {kind.__name__} needs it")
+    return kind(**fields)
+
+
+def _size(value: Any, path: str, where: str) -> int | None:
+    if value is not None and (type(value) is not int or value < 0):
+        raise UserError(f"{where}: '{path}' must be a whole number, 0 or more, not {value!r}")
+    return value
+
+
+def _register_pytree(kind: type[State]) -> None:
+    """Let PyTorch look into a kind of state: tensors are its leaves, sizes part of its form."""
+
+    def flatten_with_keys(state: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        parts = [(pytree.GetAttrKey(name), getattr(state, name)) for name, role in roles(kind) if role is not Role.SIZE]
+        return parts, tuple(getattr(state, name) for name, role in roles(kind) if role is Role.SIZE)
+
+    def flatten(state: Any) -> tuple[list[Any], tuple[Any, ...]]:
+        parts, sizes = flatten_with_keys(state)
+        return [value for _, value in parts], sizes
+
+    def unflatten(parts: Iterable[Any], sizes: tuple[Any, ...]) -> State:
+        left, fixed = iter(parts), iter(sizes)
+        return kind(**{name: next(fixed if role is Role.SIZE else left) for name, role in roles(kind)})
+
+    pytree.register_pytree_node(
+        kind,
+        flatten,
+        unflatten,
+        serialized_type_name=f"{kind.__module__}.{kind.__qualname__}",
+        to_dumpable_context=list,
+        from_dumpable_context=tuple,
+        flatten_with_keys_fn=flatten_with_keys,
+    )

@@ -181,7 +181,7 @@ def start(case: Case) -> None:
     """4. A start inside a segment equals separate runs from fresh states, whole states compared."""
     B, T, _ = case.x.shape
     y, after = case.run(case.x, case.state, case.start)
-    slack = case.core.slack(case.state)
+    slack = case.state.slack
     for b in range(B):
         state = case.state.select([b])
         edges = [0, *case.start[b].nonzero().flatten().tolist(), T]
@@ -279,7 +279,7 @@ def decode(case: Case) -> None:
 
 def window(case: Case) -> None:
     """9. Slots kept only as slack have no effect on output or gradient."""
-    slack = case.core.slack(case.state)
+    slack = case.state.slack
     assert slack > 0
     state, memory = leaf(case.state)
     y, _ = case.run(case.x, state, case.start)
@@ -325,7 +325,7 @@ def crop(case: Case, back: Sequence[int]) -> None:
         y, end = case.run(case.x, kept, None)
         again, again_end = case.run(case.x, after, None)
         torch.testing.assert_close(again, y, **CLOSE)
-        slack = case.core.slack(kept)
+        slack = kept.slack
         for (name, a), (_, b) in zip(again_end.tensors(), end.tensors(), strict=True):
             if a.is_floating_point() and a.shape[1]:
                 first = slack if reads_by_window(case.core, name) else 0

@@ -157,7 +157,7 @@ def test_crop_stops_at_a_rows_start() -> None:
 
 
 def test_an_lstm_says_that_it_cannot_crop() -> None:
-    with pytest.raises(ValueError, match="LSTM cannot take tokens back"):
+    with pytest.raises(ValueError, match="LSTMState cannot take tokens back"):
         used("lstm").crop(1)
     with pytest.raises(ValueError, match="use slack=0"):
         build(LSTMConfig(**SMALL)).init_state(2, slack=1)

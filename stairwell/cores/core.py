@@ -6,14 +6,25 @@ y, state = core(x, state)        x, y (B, T, D), any T >= 1; any way of cutting 
 from __future__ import annotations
 
 import difflib
+import operator
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from stairwell.layers import AdaptiveSpan, Layer, Masks, RelativePosition, Slots, can_be_asked, is_finite, transformed
-from stairwell.state import State
+from stairwell.state import COUNT, NESTED, SIZE, STATIC, Role, State
+
+
+@dataclass(frozen=True, eq=False)
+class CoreState(State):
+    """The base of every core's state. `slack` is how many slots it has beyond those that the core looks at."""
+
+    count: Tensor = field(metadata=COUNT)  # (B,) int64: tokens since the row's own start
+    room: Tensor = field(metadata=COUNT)  # (B,) int64: how many of the last tokens `crop` can still take back
+    slack: int = field(default=0, kw_only=True, metadata=SIZE)
 
 
 class Engine(Protocol):
@@ -31,6 +42,27 @@ class Source:
         # What is not there must not matter, even if it is not a number: 0 times NaN is NaN.
         self.vectors = vectors if mask is None else vectors.masked_fill(~mask[..., None], 0)
         self.mask = mask
+
+
+@dataclass(frozen=True, eq=False)
+class SourceState(State):
+    """A core's state and the source that it attends to, which every row has for as long as it lives."""
+
+    decoder: CoreState = field(metadata=NESTED)
+    source: Tensor = field(metadata=STATIC)  # (B, R, D)
+    source_mask: Tensor = field(metadata=STATIC)  # (B, R) bool, true where the source is there
+
+    @property
+    def count(self) -> Tensor:
+        return self.decoder.count
+
+    @property
+    def room(self) -> Tensor:
+        return self.decoder.room
+
+    @property
+    def slack(self) -> int:
+        return self.decoder.slack
 
 
 class Seen:
@@ -63,7 +95,7 @@ class Seen:
 class Core(nn.Module):
     """Base of every core: checks what comes in, draws what is random, and hands over to an engine."""
 
-    state_type: type[State]
+    state_type: type[CoreState]
     final_norm: bool = False  # whether a model should normalise the core's output
     engine: Engine | None = None  # none: the reference, `self.walk`
     engine_name: str = "the reference engine"
@@ -73,8 +105,12 @@ class Core(nn.Module):
         super().__init__()
         self.width = width
 
-    def init_state(self, batch: int, slack: int = 0) -> State:
+    def init_state(self, batch: int, slack: int = 0) -> CoreState:
         """A fresh state for `batch` rows, from which `crop` can take back up to `slack` tokens."""
+        try:
+            batch, slack = operator.index(batch), operator.index(slack)
+        except TypeError:
+            raise TypeError(f"batch and slack are whole numbers, not {batch!r} and {slack!r}") from None
         if batch < 1 or slack < 0:
             raise ValueError(f"a state needs batch >= 1 and slack >= 0, got {batch} and {slack}")
         like = next(self.parameters())
@@ -83,14 +119,11 @@ class Core(nn.Module):
             for name, shape in self.memory_shapes(slack).items()
         }
         zero = torch.zeros(batch, dtype=torch.int64, device=like.device)
-        return self.state_type.from_tensors({"count": zero, "room": zero.clone(), **tensors})
+        form = {"kind": self.state_type.__name__, "slack": slack}
+        return self.state_type.from_tensors({"count": zero, "room": zero.clone(), **tensors}, form)
 
     def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor of the state's memory, without the rows."""
-        raise NotImplementedError
-
-    def slack(self, state: Any) -> int:
-        """How much slack a state was made with."""
         raise NotImplementedError
 
     def walk(
@@ -154,18 +187,21 @@ class Core(nn.Module):
                 f"the state has {state.batch} rows, the input {batch}; use state.select or init_state({batch})"
             )
         like = next(self.parameters())
-        expected = self.memory_shapes(max(self.slack(state), 0))
-        found = {field: tensor for field, tensor in state.tensors() if field not in ("count", "room")}
-        for field in expected.keys() | found.keys():
-            shape = tuple(found[field].shape[1:]) if field in found else None
-            if shape != expected.get(field):
+        expected = self.memory_shapes(state.slack)
+        found = {leaf.path: leaf for leaf in state.leaves() if leaf.role is not Role.COUNT}
+        for path in dict.fromkeys([*expected, *found]):
+            wanted, leaf = expected.get(path), found.get(path)
+            if wanted is not None and leaf is not None and leaf.role is Role.GROWING:
+                wanted = (int(state.count.max()), *wanted[1:])
+            shape = tuple(leaf.tensor.shape[1:]) if leaf is not None else None
+            if leaf is None or shape != wanted:
                 raise ValueError(
-                    f"the state belongs to another model: its '{field}' is {shape} a row, this {name} has "
-                    f"{expected.get(field)}; make one with init_state(batch)"
+                    f"the state belongs to another model: its '{path}' is {shape} a row, this {name} has {wanted} "
+                    f"with slack {state.slack}; make one with init_state(batch)"
                 )
-            if found[field].dtype != like.dtype or found[field].device != like.device:
+            if leaf.tensor.dtype != like.dtype or leaf.tensor.device != like.device:
                 raise ValueError(
-                    f"the state's '{field}' is {found[field].dtype} on {found[field].device}, the model's weights are "
+                    f"the state's '{path}' is {leaf.tensor.dtype} on {leaf.tensor.device}, the model's weights are "
                     f"{like.dtype} on {like.device}; use state.to(device, dtype)"
                 )
 

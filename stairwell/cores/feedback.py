@@ -12,16 +12,16 @@ Letters: B rows, T tokens, S memory slots, D width, L layers, G memories (1; L f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Source, TransformerCore, module_list
+from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
 from stairwell.cores.time import KeysValues, ages, counts, slide, stack
 from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
-from stairwell.state import State
+from stairwell.state import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +52,8 @@ class FeedbackConfig(LayerConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class FeedbackState(State):
-    memory: Tensor  # (B, S + slack, G, D): m_t as it was made, before norm and projection
+class FeedbackState(CoreState):
+    memory: Tensor = field(metadata=SLOTS)  # (B, S + slack, G, D): m_t as it was made, before norm and projection
 
 
 class Mix(nn.Module):
@@ -93,9 +93,6 @@ class Feedback(TransformerCore):
 
     def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
         return {"memory": (self.config.memory + slack, self.config.memories, self.width)}
-
-    def slack(self, state: FeedbackState) -> int:
-        return state.memory.shape[1] - self.config.memory
 
     def projecting_layer(self, l: int) -> Layer:
         """The layer whose norm and projections make the keys and values that layer l reads."""
@@ -148,8 +145,9 @@ class Feedback(TransformerCore):
                     keys_values.append(m_t[:, :, min(l, self.config.memories - 1)])
         if self.seen is not None:
             self.seen.layer_weights = mix.detach()
-        count, room = counts(state.count, state.room, start, age, self.slack(state))
-        return stack(outputs), FeedbackState(count, room, slide(state.memory, stack(made), count, start))
+        count, room = counts(state.count, state.room, start, age, state.slack)
+        memory = slide(state.memory, stack(made), count, start)
+        return stack(outputs), replace(state, count=count, room=room, memory=memory)
 
     def slots(self, l: int, x: Tensor, past: KeysValues, reach: int, age: Tensor) -> Slots:
         """What layer l sees of the past, and of itself if it may: the last `reach` slots that the row has filled."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Core, Source
+from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts
 from stairwell.layers import Masks
-from stairwell.state import State
+from stairwell.state import CARRY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +31,9 @@ class LSTMConfig:
 
 
 @dataclass(frozen=True, eq=False)
-class LSTMState(State):
-    hidden: Tensor  # (B, L, D)
-    cell: Tensor  # (B, L, D)
-
-    def crop(self, tokens: Any) -> Self:
-        raise ValueError(
-            "an LSTM cannot take tokens back: its state holds no single token; keep an earlier state instead"
-        )
+class LSTMState(CoreState):
+    hidden: Tensor = field(metadata=CARRY)  # (B, L, D)
+    cell: Tensor = field(metadata=CARRY)  # (B, L, D)
 
 
 class LSTM(Core):
@@ -56,9 +50,6 @@ class LSTM(Core):
             raise ValueError("an LSTM cannot take tokens back, so it has no slack; use slack=0")
         shape = (self.config.layers, self.width)
         return {"hidden": shape, "cell": shape}
-
-    def slack(self, state: LSTMState) -> int:
-        return 0
 
     def walk(
         self,
@@ -82,6 +73,5 @@ class LSTM(Core):
                 outputs.append(y)
         count, room = counts(state.count, state.room, start, ages(state.count, start, T), 0)
         # Under autocast torch gives the carry back in a narrower type; the state keeps the weights' own.
-        carry = (part.transpose(0, 1).to(state.hidden.dtype).contiguous() for part in (hidden, cell))
-        after = LSTMState(count, room, *carry)
-        return torch.cat(outputs, 1), after
+        hidden, cell = (part.transpose(0, 1).to(state.hidden.dtype).contiguous() for part in (hidden, cell))
+        return torch.cat(outputs, 1), replace(state, count=count, room=room, hidden=hidden, cell=cell)

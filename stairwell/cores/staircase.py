@@ -14,19 +14,18 @@ Letters: B rows, T tokens, C chunk, N passes, M computed passes, L layers, D wid
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stairwell.cores.core import Source, TransformerCore, module_list
+from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
 from stairwell.cores.time import KeysValues, ages, counts, forget, slide, stack
+from stairwell.errors import UserError
 from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
-from stairwell.state import State
+from stairwell.state import GROWING, SIZE, SLOTS
 
 FOREVER = 1 << 40  # more chunks than any stream has
 
@@ -147,43 +146,21 @@ class MemoryNetworkConfig(CachedStaircaseConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class StaircaseState(State):
-    passes: tuple[Tensor, ...]  # for pass n = 1..computed (B, n*C - 1 + slack, L, D): every layer's input at that pass
-    cache: Tensor  # (B, N*C - 1 + slack, D): the state each token is cached in; no slots where nothing is cached
+class StaircaseState(CoreState):
+    # For pass n = 1..computed (B, n*C - 1 + slack, L, D): every layer's input at that pass.
+    passes: tuple[Tensor, ...] = field(metadata=SLOTS)
+    # (B, N*C - 1 + slack, D): the state each token is cached in; no slots where nothing is cached.
+    cache: Tensor = field(metadata=SLOTS)
 
 
 @dataclass(frozen=True, eq=False)
 class GlobalCachedStaircaseState(StaircaseState):
-    """cache (B, tokens of the longest row, D)."""
-
-    def crop(self, tokens: Any) -> Self:
-        cropped = super().crop(tokens)
-        longest = int(cropped.count.max())
-        return dataclasses.replace(cropped, cache=cropped.cache[:, cropped.cache.shape[1] - longest :])
-
-    def select(self, rows: Any) -> Self:
-        return super().select(rows)._trimmed()
-
-    def reset(self, rows: Any) -> Self:
-        return super().reset(rows)._trimmed()
-
-    def _trimmed(self) -> Self:
-        """Without the slots that no row uses, so that a state does not remember rows that left."""
-        longest = int(self.count.max()) if self.batch else 0
-        return dataclasses.replace(self, cache=self.cache[:, self.cache.shape[1] - longest :].clone())
-
-    @classmethod
-    def join(cls, states: Any) -> Self:
-        longest = max(state.cache.shape[1] for state in states)
-        padded = [
-            dataclasses.replace(state, cache=nn.functional.pad(state.cache, (0, 0, longest - state.cache.shape[1], 0)))
-            for state in states
-        ]
-        return super().join(padded)
+    cache: Tensor = field(metadata=GROWING)  # (B, tokens of the longest row, D)
+    max_tokens: int | None = field(default=None, kw_only=True, metadata=SIZE)
 
 
 class Staircase(TransformerCore):
-    state_type: type[State] = StaircaseState
+    state_type: type[CoreState] = StaircaseState
 
     def __init__(self, config: StaircaseConfig | GlobalCachedStaircaseConfig) -> None:
         super().__init__(config.width)
@@ -208,9 +185,6 @@ class Staircase(TransformerCore):
 
     def cache_slots(self, slack: int) -> int:
         return self.config.N * self.config.chunk - 1 + slack if self.caches else 0
-
-    def slack(self, state: StaircaseState) -> int:
-        return state.passes[0].shape[1] - (self.config.chunk - 1)
 
     def walk(
         self,
@@ -256,9 +230,10 @@ class Staircase(TransformerCore):
             outputs.append(h)
             for keys_values in cache:
                 keys_values.append(cached[-1])
-        count, room = counts(state.count, state.room, start, age, self.slack(state))
+        count, room = counts(state.count, state.room, start, age, state.slack)
         remembered = tuple(slide(old, stack(new), count, start) for old, new in zip(state.passes, inputs, strict=True))
-        return stack(outputs), type(state)(count, room, remembered, self.next_cache(state, cached, count, start))
+        cache_after = self.next_cache(state, cached, count, start)
+        return stack(outputs), replace(state, count=count, room=room, passes=remembered, cache=cache_after)
 
     def next_cache(self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None) -> Tensor:
         return slide(state.cache, stack(cached), count, start) if self.caches else state.cache
@@ -306,22 +281,14 @@ class Staircase(TransformerCore):
 
 
 class GlobalCachedStaircase(Staircase):
-    state_type: type[State] = GlobalCachedStaircaseState
+    state_type: type[CoreState] = GlobalCachedStaircaseState
     config: GlobalCachedStaircaseConfig
 
     def cache_slots(self, slack: int) -> int:
         return 0
 
-    def check_state(self, state: State, batch: int) -> None:
-        # The cache has as many slots as the longest row has tokens; everything else has a fixed shape.
-        if isinstance(state, GlobalCachedStaircaseState):
-            longest = int(state.count.max())
-            if state.cache.shape[1] != longest:
-                raise ValueError(
-                    f"the state's cache has {state.cache.shape[1]} slots for a longest row of {longest} tokens"
-                )
-            state = dataclasses.replace(state, cache=state.cache[:, :0])
-        super().check_state(state, batch)
+    def init_state(self, batch: int, slack: int = 0) -> CoreState:
+        return replace(super().init_state(batch, slack), max_tokens=self.config.max_tokens)  # type: ignore[call-arg]
 
     def distances(self, state: GlobalCachedStaircaseState, T: int) -> int:
         return state.cache.shape[1] + T
@@ -329,7 +296,7 @@ class GlobalCachedStaircase(Staircase):
     def next_cache(self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None) -> Tensor:
         longest = int(count.max())
         if self.config.max_tokens is not None and longest > self.config.max_tokens:
-            raise ValueError(
+            raise UserError(
                 f"a row has read {longest} tokens since its start, more than max_tokens={self.config.max_tokens}; "
                 "begin anew (start flags or state.reset) or raise max_tokens"
             )

@@ -8,16 +8,16 @@ Letters: B rows, T tokens, S memory slots, D width, L layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stairwell.cores.core import Source, TransformerCore, module_list
+from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
 from stairwell.cores.time import ages, counts, slide
 from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
-from stairwell.state import State
+from stairwell.state import SLOTS, State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,12 @@ class TransformerXLConfig(LayerConfig):
 
 
 @dataclass(frozen=True, eq=False)
-class TransformerXLState(State):
-    memory: Tensor  # (B, S + slack, L, D): the input x^{l-1} of every layer
+class TransformerXLState(CoreState):
+    memory: Tensor = field(metadata=SLOTS)  # (B, S + slack, L, D): the input x^{l-1} of every layer
 
 
 class TransformerXL(TransformerCore):
-    state_type: type[State] = TransformerXLState
+    state_type: type[CoreState] = TransformerXLState
 
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config.width)
@@ -52,9 +52,6 @@ class TransformerXL(TransformerCore):
 
     def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
         return {"memory": (self.config.memory + slack, self.depth(), self.width)}
-
-    def slack(self, state: Any) -> int:
-        return state.memory.shape[1] - self.config.memory
 
     def walk(
         self,
@@ -75,9 +72,9 @@ class TransformerXL(TransformerCore):
             x, weights = layer(x, slots, self.position, sources[l % len(sources)], kept)
             if self.seen is not None:
                 self.seen.add(l, weights, slots.distance, self.config.first)
-        count, room = counts(state.count, state.room, start, age, self.slack(state))
+        count, room = counts(state.count, state.room, start, age, state.slack)
         memory = slide(state.memory, torch.stack(inputs, 2), count, start)
-        return x, type(state)(count, room, memory)
+        return x, replace(state, count=count, room=room, memory=memory)
 
     def slots(self, layer: Layer, memory: Tensor, x: Tensor, age: Tensor) -> Slots:
         """The last S inputs of this layer before each token (itself too, if it may), those of the memory first."""

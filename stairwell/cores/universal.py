@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stairwell.cores.core import CoreState
 from stairwell.cores.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 from stairwell.layers import Layer
-from stairwell.state import State
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class UniversalState(TransformerXLState):
 
 
 class Universal(TransformerXL):
-    state_type: type[State] = UniversalState
+    state_type: type[CoreState] = UniversalState
     config: UniversalConfig
 
     def depth(self) -> int:

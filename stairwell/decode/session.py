@@ -29,7 +29,7 @@ from stairwell.cores.transformer_xl import TransformerXL
 from stairwell.decode.staircase import StaircaseSteps
 from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
 from stairwell.models import LanguageModel
-from stairwell.state import Rows, State
+from stairwell.state import RowNumbers, State, row_numbers
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -87,7 +87,7 @@ class Session:
         if capacity is not None and capacity < state.batch:
             raise ValueError(f"a capacity of {capacity} rows is too small for a state of {state.batch}")
         self.model = model
-        self.slack = core.slack(state)
+        self.slack = state.slack
         self.bond = Bond(model)
         self.steps: Steps = steps_for(core, capacity or state.batch, self.slack)
         self._load(0, state)
@@ -124,7 +124,7 @@ class Session:
         return self.steps.state(self.count.clone(), self.room.clone())
 
     @outside_autograd
-    def select(self, rows: Rows) -> None:
+    def select(self, rows: RowNumbers) -> None:
         """Go on with the given rows in the given order. A row may be taken several times (a beam's parents) or left."""
         index = self._places(rows)
         self.steps.select(index)
@@ -138,12 +138,12 @@ class Session:
         core = self.model.core
         self._check_model()
         core.check_state(state, state.batch)
-        if core.slack(state) != self.slack:
-            raise ValueError(f"a state with slack {core.slack(state)} cannot join a session with slack {self.slack}")
+        if state.slack != self.slack:
+            raise ValueError(f"a state with slack {state.slack} cannot join a session with slack {self.slack}")
         self._load(self.batch, state)
 
     @outside_autograd
-    def reset(self, rows: Rows) -> None:
+    def reset(self, rows: RowNumbers) -> None:
         """The given rows begin anew, as if they had never read a token."""
         index = self._places(rows)
         self.steps.clear(index)
@@ -151,10 +151,9 @@ class Session:
         self.room[index] = 0
         self._find_youngest()
 
-    def _places(self, rows: Rows) -> Tensor:
+    def _places(self, rows: RowNumbers) -> Tensor:
         """Rows as numbers, read (and refused) as a state would."""
-        numbers = torch.arange(self.batch, device=self.count.device)
-        return State(numbers, self.room).select(rows).count
+        return row_numbers(rows, self.batch, self.count.device)
 
     def _load(self, first: int, state: State) -> None:
         self.steps.load(first, state)

@@ -43,7 +43,7 @@ class TimeRing(KeyRing):
 class StaircaseSteps(RowSteps):
     def __init__(self, core: Staircase, capacity: int, slack: int) -> None:
         config = core.config
-        self.core, self.H, self.K = core, config.heads, config.K
+        self.core, self.H, self.K, self.slack = core, config.heads, config.K, slack
         self.like = like = next(core.parameters()).detach()
         C, computed = config.chunk, range(1, config.computed + 1)
         self.past = [[TimeRing(like, capacity, self.H, n * C, self.K) for _ in core.layers] for n in computed]
@@ -90,7 +90,7 @@ class StaircaseSteps(RowSteps):
 
     def state(self, count: Tensor, room: Tensor) -> State:
         passes = tuple(raw.memory(self.batch) for raw in self.raw_past)
-        return self.core.state_type(count, room, passes, self.raw_cache.memory(self.batch))  # type: ignore[call-arg]
+        return StaircaseState(count, room, passes, self.raw_cache.memory(self.batch), slack=self.slack)
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         M = self.core.config.M

@@ -120,7 +120,7 @@ class RingSteps(RowSteps):
 
     def __init__(self, core: Any, capacity: int, slack: int, rings: int) -> None:
         config = core.config
-        self.core, self.H, self.K = core, config.heads, config.K
+        self.core, self.H, self.K, self.slack = core, config.heads, config.K, slack
         self.like = next(core.parameters()).detach()
         self.dial = Dial(core.position, config.memory)
         self.rings = [KeyRing(self.like, capacity, self.H, self.dial.R, self.K) for _ in range(rings)]
@@ -154,7 +154,7 @@ class RingSteps(RowSteps):
         self.fit(first + b)
 
     def state(self, count: Tensor, room: Tensor) -> State:
-        return self.core.state_type(count, room, self.raw.memory(self.batch))
+        return self.core.state_type(count, room, self.raw.memory(self.batch), slack=self.slack)
 
 
 class FeedbackSteps(RingSteps):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +58,8 @@ class FeedbackEngine:
             y, made = Segment.apply(self.backend or best_backend(x), plan, *parts.flat())
         else:
             y, made = x.clone(), x[:, :, None] * mix.view(1, 1, -1, 1)
-        count, room = counts(state.count, state.room, start, age, core.slack(state))
-        return y, FeedbackState(count, room, slide(state.memory, made, count, start))
+        count, room = counts(state.count, state.room, start, age, state.slack)
+        return y, replace(state, count=count, room=room, memory=slide(state.memory, made, count, start))
 
 
 def best_backend(x: Tensor) -> Backend:

@@ -9,6 +9,7 @@ earlier tokens come from the state, and the last one is short. Letters as in `st
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -112,6 +113,7 @@ class Diagonals:
     def state_after(self, inputs: Sequence[Tensor], cached: list[Tensor]) -> Any:
         """inputs (B, t, L, D) of the newest tokens at each pass, and what is cached of the call's tokens, in parts."""
         core, state, start = self.core, self.state, self.start
-        count, room = counts(state.count, state.room, start, self.age, core.slack(state))
+        count, room = counts(state.count, state.room, start, self.age, state.slack)
         passes = tuple(slide(old, new, count, start) for old, new in zip(state.passes, inputs, strict=True))
-        return type(state)(count, room, passes, core.next_cache(state, cached, count, start))
+        cache = core.next_cache(state, cached, count, start)
+        return replace(state, count=count, room=room, passes=passes, cache=cache)

@@ -8,6 +8,7 @@ Letters: B rows, T tokens, S memory slots, D width, L layers.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -53,7 +54,7 @@ def walk(
         fast = layers[id(layer)]
         fading = ramp(layer, config.first, core.position.vectors.shape[0])
         x = fast(x, [fast.keys_values(memory)], core.position.vectors, fading, band, kept)
-    count, room = counts(state.count, state.room, start, age, core.slack(state))
+    count, room = counts(state.count, state.room, start, age, state.slack)
     staying = max(T - state.memory.shape[1], 0)  # tokens before this one leave the memory within the call
     memory = slide(state.memory, torch.stack([layer_input[:, staying:] for layer_input in inputs], 2), count, start)
-    return x, type(state)(count, room, memory)
+    return x, replace(state, count=count, room=room, memory=memory)
