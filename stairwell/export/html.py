@@ -1,0 +1,2 @@
+class Shown: pass
+export_html = from_runs = None
