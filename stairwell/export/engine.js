@@ -25,10 +25,12 @@ function linear(weight, bias, x, y) {
 }
 
 function softmax(scores) {
-  const highest = scores.reduce((most, score) => Math.max(most, score), -Infinity);
-  const powers = Float64Array.from(scores, (score) => Math.exp(score - highest));
-  const total = powers.reduce((sum, power) => sum + power, 0);
-  return powers.map((power) => power / total);
+  const powers = new Float64Array(scores.length);
+  let highest = -Infinity, total = 0;
+  for (let i = 0; i < powers.length; i++) highest = Math.max(highest, scores[i]);
+  for (let i = 0; i < powers.length; i++) total += powers[i] = Math.exp(scores[i] - highest);
+  for (let i = 0; i < powers.length; i++) powers[i] /= total;
+  return powers;
 }
 
 class Norm {
@@ -138,8 +140,9 @@ class Layer {
     this.read.fill(0);
     for (let h = 0; h < H; h++) {
       const total = this.score(h * K, sight, this.span ? this.span[h] : null);
-      if (total > 0) this.gather(h * K, sight, total);
-      if (look) attention.weights.push(Float32Array.from(this.scores.subarray(0, slots), (w) => (total > 0 ? w / total : 0)));
+      // With nothing in sight nothing is read.
+      if (total > 0) this.gather(h * K, sight, slots, total);
+      if (look) attention.weights.push(Float32Array.from(this.scores.subarray(0, slots)));
     }
     return attention;
   }
@@ -172,13 +175,15 @@ class Layer {
     return total;
   }
 
-  gather(head, sight, total) {
+  // Scores become weights, and the values are read by them.
+  gather(head, sight, slots, total) {
     const { K, read, scores } = this;
+    for (let i = 0; i < slots; i++) scores[i] /= total;
     let j = 0;
     for (const [ring, near, far] of sight) {
       const values = ring.values;
       for (let back = near; back < far; back++, j++) {
-        const weight = scores[j] / total;
+        const weight = scores[j];
         if (weight === 0) continue;
         for (let i = 0, v = ring.at(back) + head; i < K; i++) read[head + i] += weight * values[v + i];
       }

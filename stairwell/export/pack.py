@@ -2,7 +2,8 @@
 
 The header holds the core's config and where each parameter lies in the block:
 
-    {"core": {"name": "feedback", "width": 64, ...}, "outputs": 64, "tensors": {"norm.weight": {"offset": 0, "size": 64}}}
+    {"core": {"name": "feedback", "width": 64, ...}, "outputs": 64,
+     "tensors": {"core.position.vectors": {"offset": 0, "size": 1024}, ...}}
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from stairwell.tasks.base import IGNORE
 from stairwell.tasks.copying import Copying
 from stairwell.tasks.counting import SYMBOLS, Counting
 from stairwell.tasks.labelled import Labelled
+from stairwell.tasks.language import Language
 from stairwell.tasks.parity import Parity
 from stairwell.tasks.permutations import Permutations, generators, images, products
 from stairwell.tasks.random_walk import ACTIONS, RESET, RandomWalk, _transitions
@@ -29,10 +30,11 @@ SAMPLE = 600  # tokens of the test split
 
 def describe(subject: Task | text.Vocabulary) -> dict[str, Any]:
     """The page's side of a task, or of a vocabulary alone."""
-    vocabulary = subject if isinstance(subject, text.Vocabulary) else getattr(subject, "vocabulary", None)
     if isinstance(subject, Labelled):
-        return {"kind": "symbols", "symbols": list(vocabulary.symbols), "labels": list(vocabulary.labels)}
-    if vocabulary is not None:
+        words = subject.vocabulary
+        return {"kind": "symbols", "symbols": list(words.symbols), "labels": list(words.labels)}
+    vocabulary = subject.vocabulary if isinstance(subject, Language) else subject
+    if isinstance(vocabulary, text.Vocabulary):
         return {"kind": "text", "vocabulary": vocabulary_json(vocabulary)}
     return task_json(subject)
 

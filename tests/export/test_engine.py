@@ -22,7 +22,7 @@ from stairwell.export import html, pack
 from stairwell.models import LanguageModel, LanguageModelConfig, inspect
 from tests.laws import scramble
 
-TOKENS = 48
+TOKENS = 40
 SYMBOLS = 5
 
 
@@ -59,7 +59,7 @@ class Case:
     def start(self) -> Tensor:
         start = torch.zeros(1, TOKENS, dtype=torch.bool)
         # The first part is longer than any memory here but the longest, the last one than a chunk.
-        start[0, [30, 33]] = True
+        start[0, [26, 29]] = True
         return start
 
     def to_json(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def drawn(name: str, number: int) -> Any:
 
 
 def every_case() -> list[Case]:
-    cores = [(name, drawn(name, number)) for name in sorted(CORES) for number in range(8)]
+    cores = [(name, drawn(name, number)) for name in sorted(CORES) for number in range(6)]
     small = {"width": 6, "heads": 2, "layers": 2, "inner": 5}
     for make_up, norm, share_kv, itself in itertools.product(
         ("all", "average", "recurrent", 0, 2), ("pre", "post"), (True, False), (True, False)

@@ -25,23 +25,25 @@ from tests.export.test_html import make_task, shown, shown_text
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed to open the page in")
 FLAGS = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=20000"
-).split()
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
+    "--virtual-time-budget=20000",
+)  # fmt: skip
 WATCH = """<script>
 const problems = [];
 addEventListener("error", (event) => problems.push(event.message));
 addEventListener("securitypolicyviolation", (event) => problems.push(event.violatedDirective));
-const press = (key, target = document.body) => target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+const key = (name) => new KeyboardEvent("keydown", { key: name, bubbles: true });
+const press = (name, target = document.body) => target.dispatchEvent(key(name));
 const wait = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
 const live = () => document.getElementById("live").textContent;
 const type = (words) => { page.prompt.value = words; page.prompt.dispatchEvent(new Event("input")); };
 </script>"""
 
 
-def open_page(path: Path, *flags: str, address: str = "") -> str:
+def open_page(path: Path, *flags: str) -> str:
     profile = f"--user-data-dir={path.parent / 'profile'}"
-    command = [str(BROWSER), *FLAGS, profile, *flags, f"{path.as_uri()}{address}"]
+    command = [str(BROWSER), *FLAGS, profile, *flags, path.as_uri()]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
@@ -147,12 +149,12 @@ def test_symbols_are_pressed_by_number_and_a_sample_is_played(tmp_path: Path) ->
     result = drive(
         [parity],
         f"""
-        const steps = [];
-        for (const bit of {bits}) {{ press(String(bit + 1)); steps.push([[...page.minds[0].believed], page.minds[0].known]); }}
+        const steps = [], [mind] = page.minds;
+        for (const bit of {bits}) {{ press(String(bit + 1)); steps.push([[...mind.believed], mind.known]); }}
         page.inside.open = true;
         await wait(50);
-        return {{ steps, names: [...page.minds[0].belief.box.querySelectorAll("span:nth-child(3n+1)")].map((n) => n.textContent),
-                  inside: page.boxes[0].textContent }};""",
+        const names = [...mind.belief.box.querySelectorAll("span:nth-child(3n+1)")].map((name) => name.textContent);
+        return {{ steps, names, inside: page.boxes[0].textContent }};""",
         tmp_path,
     )
     found = torch.tensor([step[0] for step in result["steps"]])
@@ -207,7 +209,8 @@ def test_text_goes_on_as_greedy_decoding_does(tmp_path: Path) -> None:
         press("Escape");
         const more = page.tokens.length;
         await wait(500);
-        return { empty, unknown, written, ids, looked, attention, picked, spoken, heads, more, still: page.tokens.length };""",
+        const still = page.tokens.length;
+        return { empty, unknown, written, ids, looked, attention, picked, spoken, heads, more, still };""",
         tmp_path,
     )
     assert "Type something" in result["empty"] and "never seen “z”" in result["unknown"]
@@ -231,10 +234,10 @@ def test_the_page_is_drawn_in_light_and_dark(kind: str, tmp_path: Path) -> None:
     one = shown(make_task("random-walk")) if kind == "grid" else shown_text(text.Bytes())
     export_html([one], tmp_path / "page.html")
     light = {}
-    for theme in ("light", "dark"):
+    dark = "--blink-settings=preferredColorScheme=0"
+    for theme, flags in (("light", []), ("dark", [dark])):
         picture = tmp_path / f"{theme}.png"
-        size = ("--window-size=900,1000", f"--screenshot={picture}")
-        open_page(tmp_path / "page.html", *size, address=f"#{theme}")
+        open_page(tmp_path / "page.html", "--window-size=900,1000", f"--screenshot={picture}", *flags)
         pixels = imread(picture)[..., :3]
         assert pixels.shape[:2] == (1000, 900)
         light[theme] = pixels.mean()

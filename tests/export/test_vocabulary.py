@@ -13,7 +13,9 @@ from stairwell.export import html
 from stairwell.export.subject import vocabulary_json
 from tests.export.test_engine import run_node
 
-TRAINING = "It's a long way;  we'll go on!\n\tHe said 42 times: “naïve café”\r\nto be, or not to be\n\n日本語 𝒳𝒴 x²\xa0end\n"
+TRAINING = (
+    "It's a long way;  we'll go on!\n\tHe said 42 times: “naïve café”\r\nto be, or not to be\n\n日本語 𝒳𝒴 x²\xa0end\n"
+)
 ALPHABET = "aehilnot  \n\t'12.,;“é日𝒳\xa0\x1c\u2028\ufeff"
 
 
