@@ -19,7 +19,7 @@ from typing import Any
 import stairwell
 from stairwell import text
 from stairwell.errors import UserError
-from stairwell.export.pack import pack
+from stairwell.export.pack import check, pack
 from stairwell.export.subject import describe
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
@@ -74,7 +74,7 @@ def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Shown]:
     found = []
     for path in paths:
         model, task = load(path, device="cpu", engine="reference")
-        core = str(pack(model).header["core"]["name"])
+        core = check(model)
         found.append(Shown(TITLES.get(core, core), model, task))
     return numbered(found)
 

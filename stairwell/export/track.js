@@ -156,7 +156,8 @@ class Mind {
   }
 
   score() {
-    return this.asked ? `Right so far: ${this.right} of ${this.asked} (${((100 * this.right) / this.asked).toFixed(0)}%)` : "Nothing scored yet";
+    if (this.asked) return `Right so far: ${this.right} of ${this.asked} (${((100 * this.right) / this.asked).toFixed(0)}%)`;
+    return this.spec.machine || this.spec.sample ? "Nothing scored yet" : "";
   }
 
   verdict() {
@@ -210,12 +211,12 @@ class TrackPage {
     const keys = html(bar, "div", { class: "keys", role: "group", "aria-label": spec.kind === "grid" ? "actions" : "symbols" });
     if (spec.kind === "grid") {
       for (const [symbol, words, key] of [[1, "↺ left", "ArrowLeft"], [0, "↑ forward", "ArrowUp"], [2, "↻ right", "ArrowRight"]]) {
-        button(keys, words, () => this.press(symbol), { "aria-keyshortcuts": key, "data-symbol": symbol });
+        button(keys, words, () => this.own(symbol), { "aria-keyshortcuts": key, "data-symbol": symbol });
       }
     } else {
       spec.symbols.forEach((name, symbol) => {
         const shortcut = symbol < 9 ? { "aria-keyshortcuts": String(symbol + 1) } : {};
-        button(keys, name, () => this.press(symbol), { "data-symbol": symbol, ...shortcut });
+        button(keys, name, () => this.own(symbol), { "data-symbol": symbol, ...shortcut });
       });
     }
     const options = html(bar, "div", { class: "options" });
@@ -224,7 +225,7 @@ class TrackPage {
     button(options, spec.kind === "grid" ? "Reset" : "Begin anew", () => { this.stop(); this.begin(spec.kind !== "grid" || spec.fresh); });
     this.words = html(bar, "p", { class: "happened" });
     const shortcuts = spec.kind === "grid" ? "Arrow keys drive" : spec.symbols.length < 10 ? "Keys 1, 2, … press a symbol" : "Tab and Enter press a symbol";
-    html(bar, "p", { class: "hint" }, `${shortcuts}, P plays and pauses, R begins anew.`);
+    html(bar, "p", { class: "hint" }, `${shortcuts}${this.player ? ", P plays and pauses" : ""}, R begins anew.`);
   }
 
   key(root) {
@@ -287,6 +288,12 @@ class TrackPage {
     this.show("reset: the agent is put into the north-west corner, facing east");
   }
 
+  // A symbol of the user's own: a sample does not go on after it.
+  own(symbol) {
+    this.place = null;
+    this.press(symbol);
+  }
+
   press(symbol, given = null) {
     const from = this.truth.state;
     const label = this.truth.step(symbol, given), to = this.truth.state;
@@ -337,7 +344,7 @@ class TrackPage {
       this.place = 0;
     }
     const at = this.place % sample.tokens.length;
-    if (sample.start[at] && this.place) {
+    if (this.place && (sample.start[at] || at === 0)) {
       // The score goes on over the sequences of a sample.
       this.minds.forEach((mind) => mind.model.engine.reset());
       this.read = [];
@@ -361,7 +368,7 @@ class TrackPage {
     let symbol = null;
     if (spec.kind === "grid" && key in arrows) symbol = arrows[key];
     if (spec.kind !== "grid" && key >= "1" && key <= "9" && Number(key) <= spec.symbols.length) symbol = Number(key) - 1;
-    if (symbol !== null) this.press(symbol);
+    if (symbol !== null) this.own(symbol);
     else if (key === "p" && this.player) this.player.click();
     else if (key === "r") { this.stop(); this.begin(spec.kind !== "grid" || spec.fresh); }
     else return;

@@ -191,7 +191,7 @@ class WritePage {
 
   // The mean over heads of the layer that is chosen, or over all layers.
   shade() {
-    for (const token of this.shaded ?? []) token.element.removeAttribute("style");
+    for (const token of this.shaded ?? []) token.element.classList.remove("seen");
     const { attention } = this.tokens[this.picked];
     const layers = this.layer < 0 ? attention : [attention[this.layer]];
     const shares = [];
@@ -203,6 +203,7 @@ class WritePage {
     shares.forEach((share, distance) => {
       const token = this.tokens[this.picked - distance];
       if (!token || share < 0.002) return;
+      token.element.classList.add("seen");
       token.element.style.setProperty("--weight", `${(55 * Math.sqrt(share)).toFixed(0)}%`);
       this.shaded.push(token);
     });

@@ -173,22 +173,26 @@ def test_a_task_without_a_rule_is_played_from_its_test_split(tmp_path: Path) -> 
         press("p");
         const steps = [];
         for (let i = 0; i < 50; i++) { await wait(90); steps.push([[...page.minds[0].believed], page.minds[0].known]); }
-        return steps;""",
+        press("1");
+        page.next();
+        return { steps, after: page.read };""",
         tmp_path,
     )
-    batch = next(iter(task.batches("test", 1, 50)))
+    batch, steps = next(iter(task.batches("test", 1, 50))), result["steps"]
     with torch.no_grad():
         logits, _ = one.model(batch.tokens, one.model.init_state(1), batch.start)
-    found = torch.tensor([step[0] for step in result])
+    found = torch.tensor([step[0] for step in steps])
     torch.testing.assert_close(found, logits[0].softmax(-1), rtol=0, atol=1e-5)
-    assert [-100 if step[1] is None else step[1] for step in result] == batch.targets[0].tolist()
+    assert [-100 if step[1] is None else step[1] for step in steps] == batch.targets[0].tolist()
+    # After a symbol of one's own nothing is known of the truth, so a sample begins from its beginning.
+    assert result["after"] == batch.tokens[0, :1].tolist()
 
 
 def test_text_goes_on_as_greedy_decoding_does(tmp_path: Path) -> None:
     vocabulary = text.Characters("\n abcdé")
-    one = shown_text(vocabulary)
+    one, lstm = shown_text(vocabulary), shown_text(vocabulary, "LSTM", "lstm")
     result = drive(
-        [one, shown_text(vocabulary, "LSTM", "lstm")],
+        [one, lstm],
         """
         page.go.click();
         const empty = live();
@@ -199,7 +203,8 @@ def test_text_goes_on_as_greedy_decoding_does(tmp_path: Path) -> None:
         for (let i = 0; i < 40; i++) page.write();
         const written = page.paper.textContent, ids = page.tokens.map((token) => token.id);
         page.tokens[44].element.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
-        const looked = page.tokens.map((token) => parseFloat(token.element.style.getPropertyValue("--weight")) || 0);
+        const weight = ({ element }) => parseFloat(getComputedStyle(element).getPropertyValue("--weight"));
+        const looked = page.tokens.map((token) => (token.element.matches(".seen") ? weight(token) : 0));
         const attention = page.tokens[44].attention.map((layer) => layer.weights.map((row) => [...row]));
         page.tokens[20].element.focus();
         press("ArrowRight", page.tokens[20].element);
@@ -210,7 +215,12 @@ def test_text_goes_on_as_greedy_decoding_does(tmp_path: Path) -> None:
         const more = page.tokens.length;
         await wait(500);
         const still = page.tokens.length;
-        return { empty, unknown, written, ids, looked, attention, picked, spoken, heads, more, still };""",
+        const choice = document.querySelector("select");
+        choice.value = 1;
+        choice.dispatchEvent(new Event("change"));
+        for (let i = 0; i < 9; i++) page.write();
+        const other = page.tokens.map((token) => token.id), none = page.side.textContent;
+        return { empty, unknown, written, ids, looked, attention, picked, spoken, heads, more, still, other, none };""",
         tmp_path,
     )
     assert "Type something" in result["empty"] and "never seen “z”" in result["unknown"]
@@ -227,6 +237,8 @@ def test_text_goes_on_as_greedy_decoding_does(tmp_path: Path) -> None:
     assert result["looked"][43] == pytest.approx(55 * shares[0] ** 0.5, abs=1)
     assert result["picked"] == 21 and "layer 2 looks most at" in result["spoken"] and result["heads"] == 4
     assert 46 < result["more"] == result["still"]
+    wanted = greedy(Session(lstm.model, lstm.model.init_state(1)), prompt[None], 9)[0].tolist()
+    assert result["other"] == [*prompt.tolist(), *wanted] and "attends to nothing" in result["none"]
 
 
 @pytest.mark.parametrize("kind", ["grid", "text"])

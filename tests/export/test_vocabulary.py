@@ -14,7 +14,8 @@ from stairwell.export.subject import vocabulary_json
 from tests.export.test_engine import run_node
 
 TRAINING = (
-    "It's a long way;  we'll go on!\n\tHe said 42 times: “naïve café”\r\nto be, or not to be\n\n日本語 𝒳𝒴 x²\xa0end\n"
+    "It's a long way;  we'll go on!\n\tHe said 42 times: “naïve café”\r\n"
+    "to be, or not to be\n\n日本語 𝒳𝒴 x² aaaa aaaa\xa0end\n"
 )
 ALPHABET = "aehilnot  \n\t'12.,;“é日𝒳\xa0\x1c\u2028\ufeff"
 
@@ -23,7 +24,7 @@ def texts() -> list[str]:
     chance = random.Random(0)
     drawn = ["".join(chance.choices(ALPHABET, k=chance.randint(1, 30))) for _ in range(150)]
     words = [" ".join(chance.choices(TRAINING.split(), k=8)) + "\nnot in it" for _ in range(20)]
-    return [TRAINING, "", "\n", " ", "  two  spaces ", "it'll don't 's", *drawn, *words]
+    return [TRAINING, "", "\n", " ", "  two  spaces ", "it'll don't 's", "aaa aaaaa aaaaaaa", *drawn, *words]
 
 
 VOCABULARIES: list[text.Vocabulary] = [
