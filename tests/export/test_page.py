@@ -175,7 +175,7 @@ def test_a_task_without_a_rule_is_played_from_its_test_split(tmp_path: Path) -> 
         for (let i = 0; i < 50; i++) { await wait(90); steps.push([[...page.minds[0].believed], page.minds[0].known]); }
         press("1");
         page.next();
-        return { steps, after: page.read };""",
+        return { steps, after: page.read, place: page.place };""",
         tmp_path,
     )
     batch, steps = next(iter(task.batches("test", 1, 50))), result["steps"]
@@ -185,7 +185,7 @@ def test_a_task_without_a_rule_is_played_from_its_test_split(tmp_path: Path) -> 
     torch.testing.assert_close(found, logits[0].softmax(-1), rtol=0, atol=1e-5)
     assert [-100 if step[1] is None else step[1] for step in steps] == batch.targets[0].tolist()
     # After a symbol of one's own nothing is known of the truth, so a sample begins from its beginning.
-    assert result["after"] == batch.tokens[0, :1].tolist()
+    assert result["after"] == batch.tokens[0, :1].tolist() and result["place"] == 1
 
 
 def test_text_goes_on_as_greedy_decoding_does(tmp_path: Path) -> None:
