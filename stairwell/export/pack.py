@@ -1,0 +1,72 @@
+"""A model as the page's engine reads it: a JSON header and one block of float32 numbers, in base64.
+
+The header holds the core's config and where each parameter lies in the block:
+
+    {"core": {"name": "feedback", "width": 64, ...}, "outputs": 64,
+     "tensors": {"core.position.vectors": {"offset": 0, "size": 1024}, ...}}
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from stairwell import configs
+from stairwell.cores import CORES
+from stairwell.errors import UserError
+from stairwell.layers import LayerConfig
+from stairwell.models import LanguageModel
+
+# What engine.js can run.
+RUNS = (
+    "feedback",
+    "transformer-xl",
+    "staircase",
+    "cached-staircase",
+    "global-cached-staircase",
+    "multi-vector-rnn",
+    "memory-network",
+    "universal",
+    "lstm",
+)
+
+
+@dataclass(frozen=True)
+class Packed:
+    header: dict[str, Any]
+    block: str
+
+
+def pack(model: LanguageModel) -> Packed:
+    """The header and the parameters of a model; what the page's engine cannot run is refused."""
+    name = check(model)
+    parameters = {key: value.detach().to("cpu", torch.float32) for key, value in model.state_dict().items()}
+    tensors, offset = {}, 0
+    for key, value in parameters.items():
+        tensors[key] = {"offset": offset, "size": value.numel()}
+        offset += value.numel()
+    block = torch.cat([value.flatten() for value in parameters.values()]).numpy().astype("<f4").tobytes()
+    header = {"core": core_header(name, model.config.core), "outputs": model.config.V, "tensors": tensors}
+    return Packed(header, base64.b64encode(block).decode("ascii"))
+
+
+def check(model: LanguageModel) -> str:
+    """The name of the model's core, if the page can run it."""
+    core = model.config.core
+    name = next((name for name, (kind, _) in CORES.items() if type(core) is kind), None)
+    if name not in RUNS:
+        raise UserError(f"a page cannot run the core {name or type(core).__name__}; it can run {', '.join(RUNS)}")
+    if model.config.adaptive:
+        raise UserError("a page cannot run adaptive embeddings and softmax; train with an empty model.adaptive")
+    if getattr(core, "cross", False):
+        raise UserError("a page cannot run cross-attention; train with core.cross=false")
+    return name
+
+
+def core_header(name: str, config: Any) -> dict[str, Any]:
+    """The core's config with what follows from it: head width and nearest distance."""
+    derived = {"K": config.K, "first": config.first} if isinstance(config, LayerConfig) else {}
+    return {"name": name, **configs.to_json(config), **derived}

@@ -1,0 +1,58 @@
+"""The page's vocabularies under node: the ids and the text of stairwell/text.py."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from stairwell import text
+from stairwell.export import html
+from stairwell.export.subject import vocabulary_json
+from tests.export.test_engine import run_node
+
+TRAINING = (
+    "It's a long way;  we'll go on!\n\tHe said 42 times: “naïve café”\r\n"
+    "to be, or not to be\n\n日本語 𝒳𝒴 x² aaaa aaaa\xa0end\n"
+)
+ALPHABET = "aehilnot  \n\t'12.,;“é日𝒳\xa0\x1c\u2028\ufeff"
+
+
+def texts() -> list[str]:
+    chance = random.Random(0)
+    drawn = ["".join(chance.choices(ALPHABET, k=chance.randint(1, 30))) for _ in range(150)]
+    words = [" ".join(chance.choices(TRAINING.split(), k=8)) + "\nnot in it" for _ in range(20)]
+    return [TRAINING, "", "\n", " ", "  two  spaces ", "it'll don't 's", "aaa aaaaa aaaaaaa", *drawn, *words]
+
+
+VOCABULARIES: list[text.Vocabulary] = [
+    text.Bytes(),
+    text.Characters.build([TRAINING]),
+    text.Words.build([TRAINING]),
+    text.Words.build([TRAINING], end_of_line=False, limit=9),
+    text.Separated.build([TRAINING]),
+    text.BPE.build([TRAINING * 3], 300),
+]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, object]]]:
+    file = tmp_path_factory.mktemp("cases") / "cases.json"
+    cases = [{"spec": vocabulary_json(vocabulary), "texts": texts()} for vocabulary in VOCABULARIES]
+    file.write_text(json.dumps(cases))
+    script = Path(html.__file__).with_name("vocabulary.js")
+    return run_node(Path(__file__).with_name("vocabulary_cases.js"), script, file)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("number", range(len(VOCABULARIES)), ids=lambda n: f"{VOCABULARIES[n].kind}-{n}")
+def test_the_page_encodes_and_spells_as_python_does(number: int, results: list[list[dict[str, object]]]) -> None:
+    vocabulary = VOCABULARIES[number]
+    for given, found in zip(texts(), results[number], strict=True):
+        try:
+            ids = vocabulary.encode(given).tolist() if given else []
+        except text.UnknownSymbolError:
+            assert "never seen" in str(found["error"]), given
+            continue
+        assert found == {"ids": ids, "spelled": vocabulary.decode(ids)}, given
