@@ -131,4 +131,5 @@ def look_back(core_name: str, recipe: Recipe) -> dict[str, Any]:
         "multi-vector-rnn": {},
         "memory-network": {"passes": recipe.context + 1},
         "lstm": {},
+        "deltanet": {},
     }.get(core_name, {})
