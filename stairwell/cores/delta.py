@@ -174,7 +174,7 @@ class DeltaNet(Core):
     def after(self, state: DeltaNetState, start: Tensor | None, T: int, matrices: Sequence[Tensor]) -> DeltaNetState:
         """The state when each layer's matrices have become these (B, H, K, K)."""
         count, room = counts(state.count, state.room, start, ages(state.count, start, T), 0)
-        return DeltaNetState(count, room, torch.stack(list(matrices), 1).to(state.matrix.dtype))
+        return DeltaNetState(count, room, torch.stack(list(matrices), 1))
 
 
 def correct(S: Tensor, todo: Corrections, t: int) -> tuple[Tensor, Tensor]:
