@@ -1,6 +1,7 @@
 """Transformers that read their own past thoughts: the Feedback Transformer, Staircase attention, their baselines."""
 
 from stairwell.cores import CORES, build
+from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.cores.staircase import (
@@ -19,6 +20,7 @@ from stairwell.version import __version__
 __all__ = [
     "CORES",
     "CachedStaircaseConfig",
+    "DeltaNetConfig",
     "FeedbackConfig",
     "GlobalCachedStaircaseConfig",
     "LSTMConfig",

@@ -231,7 +231,7 @@ def test_lists_and_information(place: Path) -> None:
         assert word in listed.out
     cores = stairwell(place, "list", "cores").out.splitlines()
     words = [line.split(maxsplit=1)[1] for line in cores]
-    assert len(set(words)) == len(words) == 9
+    assert len(set(words)) == len(words) == 10
     told = stairwell(place, "info").out
     for word in ("stairwell", "python", "torch", "device", "threads", "engine"):
         assert f"\n{word}" in f"\n{told}"

@@ -150,7 +150,8 @@ def test_the_table_says_how_much_a_state_holds(name: str) -> None:
     core, tokens = build(config), 7
     with torch.no_grad():
         _, state = core(torch.randn(1, tokens, 8), core.init_state(1))
-    letters = {"D": 8, "L": 3, "S": 5, "G": 1, "C": 4, "N": getattr(config, "passes", 0), "M": 2, "tokens": tokens}
+    letters = {"D": 8, "H": 2, "L": 3, "S": 5, "G": 1, "C": 4, "M": 2, "tokens": tokens}
+    letters["N"] = getattr(config, "passes", 0)
     held = sum(tensor.numel() for _, tensor in state.tensors() if tensor.is_floating_point())
     assert held == eval(numbers_in_the_table()[name], {}, letters)
     # What the tensors say is what the memory really holds, and two integers.

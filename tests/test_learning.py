@@ -76,11 +76,21 @@ def test_counting(tmp_path: Path) -> None:
     assert scores["accuracy"] >= 95
 
 
-@pytest.mark.parametrize("name", ["parity/lstm", "parity/feedback", "parity/staircase"])
+@pytest.mark.parametrize("name", ["parity/lstm", "parity/feedback", "parity/staircase", "parity/deltanet"])
 def test_parity(name: str, tmp_path: Path) -> None:
     sight = {"parity/feedback": {"core.memory": 4}, "parity/staircase": {"core.chunk": 1, "core.passes": 3}}
     options = toy(8, **{"train.steps": 400, "train.curriculum": "length=2..8", **sight.get(name, {})})
     assert learn(tmp_path, name, options)["accuracy"] >= 99
+
+
+LEAGUE = ("parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic", "group-words")
+
+
+@pytest.mark.parametrize("task", LEAGUE)
+def test_the_tasks_of_the_league(task: str, tmp_path: Path) -> None:
+    lengths = {"task.min_length": 2, "task.length": 6, "task.test_min_length": 2, "task.test_length": 6}
+    rest = {"task.label": "every", "train.curriculum": "length=2..6", "train.steps": 1200, "train.learning_rate": 5e-3}
+    assert learn(tmp_path, f"{task}/lstm", {**lengths, **rest})["last_accuracy"] >= 95
 
 
 @pytest.mark.parametrize("name", ["s5/lstm", "s5/feedback"])

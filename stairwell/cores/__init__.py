@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from stairwell.cores.core import Core, Seen, nearest
+from stairwell.cores.delta import DeltaNet, DeltaNetConfig
 from stairwell.cores.feedback import Feedback, FeedbackConfig
 from stairwell.cores.lstm import LSTM, LSTMConfig
 from stairwell.cores.staircase import (
@@ -29,6 +30,7 @@ CORES: dict[str, tuple[type[Any], type[Core]]] = {
     "memory-network": (MemoryNetworkConfig, Staircase),
     "universal": (UniversalConfig, Universal),
     "lstm": (LSTMConfig, LSTM),
+    "deltanet": (DeltaNetConfig, DeltaNet),
 }
 
 

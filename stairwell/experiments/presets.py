@@ -81,6 +81,16 @@ RECIPES: dict[str, Recipe] = {
     ),
 }  # fmt: skip
 RECIPES["reverse"] = Recipe(**{**vars(RECIPES["copy"]), "task": {"test_episodes": 100, "reverse": True}})
+# The published tables have no curriculum and 100,000 updates; this is for minutes.
+LEAGUE = Recipe(
+    64, 2, 4, recall=8, context=64, chunk=2,
+    train=TrainConfig(
+        steps=5000, batch=128, segment=40, learning_rate=2e-3, warmup=300, decay="cosine", curriculum="length=3..40",
+        valid_rows=50,
+    ),
+)  # fmt: skip
+for name in ("parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic", "group-words"):
+    RECIPES[name] = LEAGUE
 
 
 def preset(name: str) -> Experiment:
@@ -121,4 +131,5 @@ def look_back(core_name: str, recipe: Recipe) -> dict[str, Any]:
         "multi-vector-rnn": {},
         "memory-network": {"passes": recipe.context + 1},
         "lstm": {},
+        "deltanet": {},
     }.get(core_name, {})

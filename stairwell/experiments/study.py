@@ -115,7 +115,7 @@ class Training:
 def memory_in_words(experiment: Experiment) -> str:
     """How far a model looks back, which is what models of one table differ in."""
     core: Any = experiment.core
-    if experiment.core_name == "lstm":
+    if experiment.core_name in ("lstm", "deltanet"):
         return "its state"
     if experiment.core_name == "global-cached-staircase":
         return f"all chunks of {core.chunk}"

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from stairwell.cores.core import Core, Engine
+from stairwell.cores.delta import DeltaNet
 from stairwell.cores.feedback import Feedback
 from stairwell.cores.staircase import GlobalCachedStaircase, Staircase
 from stairwell.cores.transformer_xl import TransformerXL
 from stairwell.cores.universal import Universal
-from stairwell.fast import native, staircase, transformer_xl
+from stairwell.fast import delta, native, staircase, transformer_xl
 from stairwell.fast.feedback import FeedbackEngine
 
 # Cores whose engine is PyTorch everywhere.
@@ -19,6 +20,7 @@ WALKS: dict[type[Core], Engine] = {
     Universal: transformer_xl.walk,
     Staircase: staircase.walk,
     GlobalCachedStaircase: staircase.walk,
+    DeltaNet: delta.walk,
 }
 
 

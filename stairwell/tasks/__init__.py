@@ -18,6 +18,11 @@ TASKS: dict[str, tuple[str, str, str]] = {
     "counting": ("counting", "Counting", "as many Bs as there were As"),
     "parity": ("parity", "Parity", "whether the number of ones so far is odd"),
     "s5": ("permutations", "Permutations", "the running product of permutations of five elements"),
+    "parity-check": ("parity_check", "ParityCheck", "whether the number of ones is odd, asked at the last bit only"),
+    "even-pairs": ("even_pairs", "EvenPairs", "whether the number of neighbours that differ is odd"),
+    "cycle-navigation": ("cycle_navigation", "CycleNavigation", "where a walk on a circle of five places ends"),
+    "modular-arithmetic": ("modular_arithmetic", "ModularArithmetic", "the value of an expression modulo five"),
+    "group-words": ("group_words", "Words", "the product of a word over generators of A5 or S5"),
     "lm": ("language", "Language", "language modelling on any text file or folder"),
     "labelled": ("labelled", "Labelled", "your own state tracking: two parallel files of tokens and labels"),
 }

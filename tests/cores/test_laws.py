@@ -43,6 +43,10 @@ def configs(draw: Any, name: str) -> Any:
     if name == "feedback":
         options["make_up"] = draw(st.sampled_from(["all", "average", "recurrent", 0, options["layers"]]))
         options["share_kv"] = draw(st.booleans())
+    if name == "deltanet":
+        options["products"] = draw(st.integers(1, 3))
+        options["negative_eigenvalues"] = draw(st.booleans())
+        options["gated"] = draw(st.booleans())
     if name == "universal":
         options["passes"] = draw(st.integers(1, 3))
     if name in ("staircase", "cached-staircase", "global-cached-staircase"):
