@@ -446,13 +446,24 @@ def result_text(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """The entry point: every expected error is one line."""
+    try:
+        status = command()
+    except KeyboardInterrupt:  # while everything is still being loaded
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        say("interrupted")
+    sys.exit(status)
+
+
+def command() -> int:
+    """Carry the command out; its exit status. A Ctrl-C arrives as a status too, in typer's way."""
     from stairwell.train import Diverged, Interrupted
 
     try:
         status = app(prog_name="stairwell", standalone_mode=False)
-    except (Interrupted, KeyboardInterrupt, typer.Abort) as error:
+    except (Interrupted, typer.Abort) as error:
         say(str(error) or "interrupted")
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except Diverged as error:
         fail(error, 1)
     except (ValueError, TypeError, *WRONG_PATHS) as error:
@@ -463,8 +474,10 @@ def main() -> None:
         usage_error(error)
         raise
     # Without a standalone mode `typer.Exit` arrives as a value.
-    sys.exit(status if isinstance(status, int) else 0)
+    return status if isinstance(status, int) else 0
 
+
+INTERRUPTED = 130
 
 # What the operating system says when a path is not what it was taken for.
 WRONG_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)

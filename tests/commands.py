@@ -152,6 +152,8 @@ def become(request: dict[str, Any]) -> None:
         os.dup2(file, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["stairwell", *request["arguments"]]
+    if place := os.environ.get("TEST_INTERRUPT_AT"):
+        interrupt_at(place)
     if limit := os.environ.get("TEST_FILE_LIMIT"):
         import resource
 
@@ -169,6 +171,19 @@ def become(request: dict[str, Any]) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
+
+
+def interrupt_at(place: str) -> None:
+    """Ctrl-C at the very moment when this process first opens or renames to a file whose path ends like that: the same
+    moment on an idle machine and on a busy one."""
+    waiting = [place]
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        if waiting and event in ("open", "os.rename") and any(str(path).endswith(place) for path in arguments[:2]):
+            waiting.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    sys.addaudithook(look)
 
 
 def weights(run: Path) -> dict[str, Any]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from stairwell.experiments import reproducing
 from stairwell.experiments.papers import studies
-from tests.commands import TINY, begin, stairwell
+from tests.commands import TINY, stairwell
 from tools import publish
 
 NAME = "staircase.table1.random-walk"
@@ -51,20 +52,35 @@ def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_paper
     assert [row["measured"] for row in other["rows"]] == [row["measured"] for row in result["rows"]]
 
 
-def test_a_study_that_was_cut_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
-    whole, cut = tmp_path / "a" / "whole", tmp_path / "b" / "cut"
-    longer = ["reproduce", NAME, *OPTIONS, "--seeds", "1", "--updates", "30", *TWO]
-    assert stairwell(tmp_path, *longer, "--out", str(whole)).status == 0
-    command = begin(tmp_path, *longer, "--out", str(cut))
-    assert command.until(lambda: (cut / "feedback/seed-0/metrics.jsonl").exists())
-    command.kill(2)
-    stopped = command.end()
+LONGER = ["reproduce", NAME, *OPTIONS, "--seeds", "1", "--updates", "12", *TWO]
+MOMENTS = {
+    "loading": "feedback/seed-0/.lock",
+    "before its first update": "feedback/seed-0/metrics.jsonl",
+    "training": "feedback/seed-0/checkpoints/step-000000005.safetensors",
+    "measuring": "feedback/seed-0/result.json",
+    "summing up": "cut/result.json",
+}
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("uncut")
+    assert stairwell(folder, *LONGER, "--out", "whole").status == 0
+    return json.loads((folder / "whole" / "result.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_study_that_was_cut_goes_on_to_the_same_numbers(
+    moment: str, uncut: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    stopped = stairwell(tmp_path, *LONGER, "--out", "cut", TEST_INTERRUPT_AT=MOMENTS[moment])
     assert stopped.status == 130 and "the same command again goes on" in stopped.err, stopped
-    assert not (cut / "result.json").exists()
-    assert stairwell(tmp_path, *longer, "--out", str(cut)).status == 0
-    results = [json.loads((path / "result.json").read_text())["rows"] for path in (whole, cut)]
-    assert [len(row["seeds"]) for row in results[0]] == [1, 0, 0, 1, 0, 0, 0]
-    assert [row["measured"] for row in results[0]] == [row["measured"] for row in results[1]]
+    assert "Traceback" not in stopped.err
+    assert not (tmp_path / "cut" / "result.json").exists()
+    assert stairwell(tmp_path, *LONGER, "--out", "cut").status == 0
+    rows = json.loads((tmp_path / "cut" / "result.json").read_text())["rows"]
+    assert [len(row["seeds"]) for row in rows] == [1, 0, 0, 1, 0, 0, 0]
+    assert [row["measured"] for row in rows] == [row["measured"] for row in uncut]
 
 
 def test_jobs_train_beside_each_other_to_the_same_numbers(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from stairwell.fast.once import Once, once
+
 ROWS = 1024  # of a block of steps: enough for products to run at their full speed
 
 
@@ -320,7 +322,7 @@ class Backend(Protocol):
     ) -> None: ...
 
 
-class Segment(torch.autograd.Function):
+class Segment(Once):
     """(x, mix, positions, old keys and values, weights) -> y (B, T, D), new memory (B, T, G, D)"""
 
     @staticmethod
@@ -338,7 +340,7 @@ class Segment(torch.autograd.Function):
         return trace.y.transpose(0, 1).contiguous(), trace.made.permute(2, 1, 0, 3).contiguous()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, y: Tensor, made: Tensor) -> tuple[Any, ...]:
         plan, saved = ctx.plan, ctx.saved_tensors
         parts, trace = Parts.unflat(plan, saved), take_back(ctx.trace, saved)
