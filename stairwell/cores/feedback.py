@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
 from stairwell.cores.time import KeysValues, ages, counts, slide, stack
 from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
-from stairwell.state import SLOTS
+from stairwell.roles import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)

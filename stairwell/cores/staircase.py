@@ -25,7 +25,7 @@ from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
 from stairwell.cores.time import KeysValues, ages, counts, forget, slide, stack
 from stairwell.errors import UserError
 from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
-from stairwell.state import GROWING, SIZE, SLOTS
+from stairwell.roles import GROWING, SIZE, SLOTS
 
 FOREVER = 1 << 40  # more chunks than any stream has
 
