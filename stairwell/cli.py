@@ -280,9 +280,9 @@ def reproduce_command(
         tell: Callable[[str], None] = (lambda _: None) if quiet else say
         try:
             result = reproducing.reproduce(wanted, place, device, engine, jobs, progress, tell, tuple(only or ()))
+            page = reproducing.write_report(wanted, place, result)
         except KeyboardInterrupt:  # while nothing was training
             raise Interrupted("interrupted; the same command again goes on from there") from None
-        page = reproducing.write_report(wanted, place, result)
         print_table(reproducing.table(result))
         print(f"The whole story: {page}")
 

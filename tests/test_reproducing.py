@@ -59,6 +59,7 @@ MOMENTS = {
     "training": "feedback/seed-0/checkpoints/step-000000005.safetensors",
     "measuring": "feedback/seed-0/result.json",
     "summing up": "cut/result.json",
+    "reporting": "cut/report.html",
 }
 
 
@@ -76,7 +77,7 @@ def test_a_study_that_was_cut_goes_on_to_the_same_numbers(
     stopped = stairwell(tmp_path, *LONGER, "--out", "cut", TEST_INTERRUPT_AT=MOMENTS[moment])
     assert stopped.status == 130 and "the same command again goes on" in stopped.err, stopped
     assert "Traceback" not in stopped.err
-    assert not (tmp_path / "cut" / "result.json").exists()
+    assert (tmp_path / "cut" / "result.json").exists() == (moment == "reporting")
     assert stairwell(tmp_path, *LONGER, "--out", "cut").status == 0
     rows = json.loads((tmp_path / "cut" / "result.json").read_text())["rows"]
     assert [len(row["seeds"]) for row in rows] == [1, 0, 0, 1, 0, 0, 0]
