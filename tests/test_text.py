@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stairwell import text
+from stairwell.errors import UserError
 
 SAMPLE = """To be, or not to be, that is the question:
 Whether 'tis nobler in the mind to suffer
@@ -147,7 +148,7 @@ def test_bpe_knows_how_many_bytes_a_symbol_stands_for() -> None:
 
 
 def test_a_missing_or_damaged_vocabulary_is_one_plain_line(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no vocabulary"):
+    with pytest.raises(UserError, match="no vocabulary"):
         text.load(tmp_path / "none.json")
     path = tmp_path / "vocabulary.json"
     bpe = json.loads(text.BPE.build([SAMPLE], 256).dumps())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stairwell.cores.core import Core, Seen, nearest
+from stairwell.cores.core import Core, Seen
 from stairwell.cores.feedback import Feedback, FeedbackConfig
 from stairwell.cores.lstm import LSTM, LSTMConfig
 from stairwell.cores.staircase import (
@@ -18,6 +18,7 @@ from stairwell.cores.staircase import (
 )
 from stairwell.cores.transformer_xl import TransformerXL, TransformerXLConfig
 from stairwell.cores.universal import Universal, UniversalConfig
+from stairwell.errors import UserError, nearest
 
 CORES: dict[str, tuple[type[Any], type[Core]]] = {
     "feedback": (FeedbackConfig, Feedback),
@@ -43,7 +44,7 @@ def build(config: Any) -> Core:
 def config_type(name: str) -> type[Any]:
     """The config of a core by its name."""
     if name not in CORES:
-        raise ValueError(f"unknown core '{name}'{nearest(name, CORES)}")
+        raise UserError(f"unknown core '{name}'{nearest(name, CORES)}")
     return CORES[name][0]
 
 
