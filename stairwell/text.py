@@ -15,7 +15,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +31,7 @@ FORMAT = "stairwell.vocabulary.1"
 END_OF_LINE = "\n"
 UNKNOWN = "<unk>"
 BPE_SIZE = 8000
+LONGEST_WORD = 10_000  # characters of a run of letters, digits, spaces or signs that merges are learned from at once
 
 Ids = Sequence[int] | np.ndarray
 
@@ -271,7 +272,7 @@ class BPE(Vocabulary):
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(_break_long_words(texts), trainer)
         return cls(tokenizer)
 
     @property
@@ -303,6 +304,20 @@ class BPE(Vocabulary):
             return cls(Tokenizer.from_str(text))
         except Exception as error:  # the library raises nothing more specific
             raise TypeError(f"the tokenizer cannot be read: {error}") from error
+
+
+def _break_long_words(texts: Iterable[str]) -> Iterator[str]:
+    """The same text in more pieces, where words are absurdly long: learning takes time that grows with the square of a
+    word's length."""
+    size = f"{{{LONGEST_WORD}}}"
+    long_word = re.compile(rf"[^\W\d_]{size}|\d{size}|[^\S\n]{size}|(?:[^\w\s]|_){size}")
+    for text in texts:
+        begin = 0
+        if max(map(len, text.split("\n"))) > LONGEST_WORD:
+            for found in long_word.finditer(text):
+                yield text[begin : found.end()]
+                begin = found.end()
+        yield text[begin:]
 
 
 def _as_str(text: str | bytes) -> str:

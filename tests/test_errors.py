@@ -17,6 +17,8 @@ from stairwell import (
     build,
 )
 from stairwell.cores import config_type
+from stairwell.errors import UserError, nearest
+from stairwell.tasks import task_type
 
 SMALL: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2}
 
@@ -135,3 +137,18 @@ def test_tokens_out_of_range() -> None:
 def test_an_unknown_core_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown core 'feedbak'; did you mean 'feedback'"):
         config_type("feedbak")
+
+
+def test_a_name_is_offered_only_if_it_is_near() -> None:
+    names = ["random-walk", "multi-vector-rnn", "universal", "transformer-xl"]
+    for typed, meant in (("randomwalk", "random-walk"), ("transformer", "transformer-xl"), ("univeral", "universal")):
+        assert nearest(typed, names) == f"; did you mean '{meant}'?"
+    assert nearest("univeral", names, "--core.{}") == "; did you mean --core.universal?"
+    for typed in ("unicorn", "walk", "", "x" * 40):
+        assert nearest(typed, names) == "; there are: random-walk, multi-vector-rnn, universal, transformer-xl"
+
+
+def test_unknown_names_of_all_kinds_are_mistakes_of_the_user() -> None:
+    for look_up in (config_type, task_type):
+        with pytest.raises(UserError, match=r"unknown .* 'unicorn'; there are: "):
+            look_up("unicorn")

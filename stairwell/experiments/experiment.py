@@ -76,13 +76,14 @@ class Experiment:
             "task": task_type(task_name)[0],
             "train": TrainConfig,
         }
-        # Models that were configured before there was a vector for a row's first token do not have one.
-        absent = {"model": {"first_token": False}}
-        sections = {
-            name: configs.from_json(kind, absent.get(name, {}) | data.get(name, {}), f"{where}: section '{name}'")
-            for name, kind in kinds.items()
+        sections = {name: data.get(name, {}) for name in kinds}
+        if isinstance(sections["model"], dict):
+            # Models that were configured before there was a vector for a row's first token do not have one.
+            sections["model"] = {"first_token": False, **sections["model"]}
+        made = {
+            name: configs.from_json(kind, sections[name], f"{where}: section '{name}'") for name, kind in kinds.items()
         }
-        return Experiment(task_name=task_name, core_name=core_name, **sections)
+        return Experiment(task_name=task_name, core_name=core_name, **made)
 
     def make_tasks(self, run: Path | None = None) -> list[Task]:
         """The task and, where the last phase reads other data, that one too, with the same symbols; those of a run
