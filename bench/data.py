@@ -54,8 +54,8 @@ def measure() -> list[dict[str, Any]]:
         {"case": "data", "what": "small LSTM trains", "tokens_per_second": round(consumed)}
     ]
     for name in TASKS:
-        stream = preset(f"{name}/lstm").make_tasks()[0].stream(range(ROWS), ROWS, seed=0)
-        delivered = rate(lambda stream=stream: stream.read(LENGTH))
+        feed = preset(f"{name}/lstm").make_tasks()[0].feed(range(ROWS), ROWS, seed=0)
+        delivered = rate(lambda feed=feed: feed.read(LENGTH))
         records.append(
             {
                 "case": "data",

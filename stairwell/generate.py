@@ -14,9 +14,9 @@ import torch
 
 from stairwell import text
 from stairwell.decode import Session, sampler, stream
+from stairwell.errors import UserError
 from stairwell.experiments.running import load
 from stairwell.models import LanguageModel
-from stairwell.tasks.language import Language
 
 
 def generate_text(
@@ -33,9 +33,9 @@ def generate_text(
     """What the language model of a run folder writes after the prompt, piece by piece; everything that can be wrong is
     found out before the first piece. Without a seed every call writes something else."""
     model, task = load(run, device, engine)
-    if not isinstance(task, Language):
-        raise ValueError(f"{os.fspath(run)} is no language model: only runs of the task 'lm' write text")
-    return write(model, task.vocabulary, prompt, tokens, temperature, top_k, top_p, seed)
+    if "text" not in task.vocabularies:
+        raise UserError(f"{os.fspath(run)} is no language model: only runs of the task 'lm' write text")
+    return write(model, task.vocabularies["text"], prompt, tokens, temperature, top_k, top_p, seed)
 
 
 def write(
@@ -52,9 +52,9 @@ def write(
     like = next(model.parameters())
     ids = torch.from_numpy(vocabulary.encode(prompt)).to(like.device)
     if not len(ids):
-        raise ValueError("the prompt is empty: give the model something to go on from")
+        raise UserError("the prompt is empty: give the model something to go on from")
     if tokens < 1:
-        raise ValueError(f"the number of tokens to write must be at least 1, not {tokens}")
+        raise UserError(f"the number of tokens to write must be at least 1, not {tokens}")
     generator = torch.Generator(like.device)
     if seed is None:
         generator.seed()

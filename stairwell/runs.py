@@ -3,7 +3,7 @@
 config.json              what was asked for; can be fed back in
 metrics.jsonl            one JSON object a line: training, validation
 model.safetensors        the weights to use: the best by validation, or the last where nothing was validated
-vocabulary.json          symbols <-> ids, for tasks that read a person's own data
+task.json                what is known of the data: symbols <-> ids, a hash of every split
 checkpoints/             the two newest moments to go on from, each one file, checked by a hash
 """
 

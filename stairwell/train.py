@@ -32,7 +32,7 @@ from stairwell.curriculum import Curriculum
 from stairwell.models import IGNORE, LOGITS_AT_ONCE, LanguageModel
 from stairwell.runs import Run
 from stairwell.state import State
-from stairwell.tasks.base import Batch, Split, Stream, Task
+from stairwell.tasks.base import Batch, Feed, Split, Task
 from stairwell.train_config import TrainConfig
 from stairwell.world import World
 
@@ -163,7 +163,7 @@ class Trainer:
         """Fresh streams and states: at the start, and where the last phase reads other data."""
         self.phase, self.unimproved = phase, 0
         self.task = self.tasks[min(phase, len(self.tasks) - 1)]
-        self.stream: Stream = self.task.stream(self.rows, self.config.batch, self.config.seed)
+        self.stream: Feed = self.task.feed(self.rows, self.config.batch, self.config.seed)
         parts = self.config.accumulate
         self.states = [self.model.init_state(len(self.rows) // parts) for _ in range(parts)]
 

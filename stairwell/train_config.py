@@ -48,7 +48,7 @@ class TrainConfig:
     validate_every: int = 500
     "updates between validations; 0: only at the end"
     valid_rows: int = 32
-    "parallel rows of a validation; published numbers use one row, or rows cut at document starts"
+    "parallel rows of a validation; one row is exact for a single stream of text, any number where documents are cut"
     valid_tokens: int = 0
     "about how many tokens of the validation split to read during training; 0: all of it"
     patience: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -81,6 +82,56 @@ def test_other_text_can_be_evaluated(place: Path) -> None:
     assert scores["scored"] == 31 and scores["bits_per_character"] > 0
 
 
+def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(place: Path, tmp_path: Path) -> None:
+    """As on another machine: the folder is copied, text and cache are gone."""
+    empty = {"STAIRWELL_CACHE": str(tmp_path / "cache")}
+    for run in ("text", "mine"):
+        shutil.copytree(place / run, tmp_path / run)
+    (tmp_path / "other.txt").write_text("lazy foxes jump over quick dogs\n")
+    (tmp_path / "more.tokens").write_text("b a b\n")
+    (tmp_path / "more.labels").write_text("1 - 0\n")
+
+    asked = ("generate", "text", "--prompt", "the ", "--tokens", "20", "--seed", "1")
+    written = stairwell(tmp_path, *asked, **empty)
+    assert written.status == 0 and len(written.out) == 21, written
+    assert written.out == stairwell(place, *asked).out
+    reported = stairwell(tmp_path, "report", "text", "mine", **empty)
+    page = (tmp_path / "report.html").read_text()
+    assert reported.status == 0 and "lm/lstm" in page and "labelled/lstm" in page, reported
+    assert not (tmp_path / "cache").exists(), "nothing was read yet that needs one"
+
+    scores = one_object(stairwell(tmp_path, "eval", "text", "--data", "other.txt", "--json", **empty))
+    assert scores["scored"] == 31 and "other.txt" in scores["data"]
+    (place / "other.txt").write_text("lazy foxes jump over quick dogs\n")
+    assert scores == one_object(stairwell(place, "eval", "text", "--data", "other.txt", "--json"))
+    assert one_object(stairwell(tmp_path, "eval", "mine", "--data", "more.tokens", "--json", **empty))["scored"] == 2
+
+    for command in (("eval", "text"), ("train", "--resume", "--out", "text")):
+        assert "there is no file or folder text.txt; the run was trained on it" in stairwell(tmp_path, *command).line
+
+
+def test_a_run_refuses_a_corpus_or_symbols_that_have_changed(place: Path, tmp_path: Path) -> None:
+    commands = [("train", "--resume", "--out", "text"), ("eval", "text"), ("eval", "text", "--split", "valid")]
+    shutil.copytree(place / "text", tmp_path / "text")
+    (tmp_path / "text.txt").write_text(PANGRAM * 80)
+    told = "text.txt has changed since the training began (in train and valid and test)"
+    for command in commands:
+        assert told in stairwell(tmp_path, *command).line
+    (tmp_path / "text.txt").write_text(PANGRAM * 40)
+    assert stairwell(tmp_path, "eval", "text").status == 0
+    assert stairwell(tmp_path, "train", "--resume", "--out", "text", "--quiet").status == 0
+
+    kept = (tmp_path / "text" / "task.json").read_text()
+    (tmp_path / "text" / "task.json").write_text(kept.replace("abc", "acb"))
+    others = [("generate", "text"), ("report", "text"), ("eval", "text", "--data", "text.txt")]
+    for command in commands + others:
+        assert "task.json was changed or damaged since the training wrote it" in stairwell(tmp_path, *command).line
+    (tmp_path / "text" / "task.json").unlink()
+    for command in commands + others:
+        assert "task.json is missing" in stairwell(tmp_path, *command).line
+    assert not (tmp_path / "text" / "task.json").exists(), "never made anew from today's text"
+
+
 def test_a_config_fed_back_in_gives_the_same_weights(place: Path) -> None:
     for run in ("walk", "text"):
         config = place / run / "config.json"
@@ -115,6 +166,9 @@ MISTAKES = {
     "train random-walk/lstm --train.curriculum length=2;lenght=4": "cannot change 'lenght'",
     "train random-walk/lstm --train.finetune_steps 1 --train.finetune_task length": "finetune_task must be name=value",
     "train random-walk/lstm --task.length 0": "length",
+    "train random-walk/lstm --task.length -3": "length is -3; it must be at least 1",
+    "train unicorn/lstm": "unknown task 'unicorn'; there are: random-walk, algorithmic",
+    "train random-walk/unicorn": "unknown core 'unicorn'; there are: feedback, transformer-xl",
     "train random-walk/lstm --device cuda:7": "device 'cuda:7' cannot be used",
     "train random-walk/lstm --device abacus": "device 'abacus' cannot be used",
     "train random-walk/lstm --engine warp": "engine must be auto, fast or reference",

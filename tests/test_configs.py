@@ -132,6 +132,18 @@ def test_all_cores_of_a_task_have_about_as_many_weights() -> None:
         assert max(sizes.values()) < 2 * min(sizes.values()), (task, sizes)
 
 
+def test_a_task_without_a_recipe_gets_a_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "my-parity", TASKS["parity"])
+    for core in CORES:
+        train_one(preset(f"my-parity/{core}").with_options({"train.batch": "2", "train.segment": "5"}), tmp_path)
+
+
+def test_a_length_that_cannot_be_is_told_before_a_curriculum_is_made_of_it() -> None:
+    for length in ("-3", "0"):
+        with pytest.raises(ValueError, match=f"^length is {length}; it must be at least 1$"):
+            preset("random-walk/lstm").with_options({"task.length": length})
+
+
 def test_a_config_class_stays_frozen() -> None:
     for kind in KINDS.values():
         assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]

@@ -83,9 +83,10 @@ def test_a_run_writes_what_its_model_says(tmp_path: Path) -> None:
     run = trained(tmp_path, "lm/feedback", **{"task.path": str(tmp_path / "text.txt")})
     pieces = list(generate_text(run, "Eine", 30, temperature=0))
     model, task = load(run)
-    prompt = torch.from_numpy(task.vocabulary.encode("Eine"))[None]  # type: ignore[attr-defined]
+    vocabulary = task.vocabularies["text"]
+    prompt = torch.from_numpy(vocabulary.encode("Eine"))[None]
     said = greedy(Session(model, model.init_state(1)), prompt, 30)[0]
-    assert "".join(pieces) == task.vocabulary.decode(said.numpy())  # type: ignore[attr-defined]
+    assert "".join(pieces) == vocabulary.decode(said.numpy())
 
 
 def test_a_run_of_another_task_is_refused(tmp_path: Path) -> None:

@@ -386,7 +386,7 @@ def test_vectors_that_are_no_packed_state_are_refused() -> None:
 
 
 def test_what_grows_packs_only_up_to_a_limit_and_a_source_not_at_all() -> None:
-    with pytest.raises(ValueError, match="'cache' grows with the stream; it packs only if .* max_tokens"):
+    with pytest.raises(ValueError, match=r"'cache' grows with the stream; it packs only if .* max_tokens"):
         used("global-cached-staircase").pack()
     with pytest.raises(ValueError, match="'source' is static"):
         with_source([2, 1]).pack()

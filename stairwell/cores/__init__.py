@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stairwell.cores.core import Core, Seen, nearest
+from stairwell.cores.core import Core, Seen
 from stairwell.cores.delta import DeltaNet, DeltaNetConfig
 from stairwell.cores.feedback import Feedback, FeedbackConfig
 from stairwell.cores.lstm import LSTM, LSTMConfig
@@ -19,6 +19,7 @@ from stairwell.cores.staircase import (
 )
 from stairwell.cores.transformer_xl import TransformerXL, TransformerXLConfig
 from stairwell.cores.universal import Universal, UniversalConfig
+from stairwell.errors import UserError, nearest
 
 CORES: dict[str, tuple[type[Any], type[Core]]] = {
     "feedback": (FeedbackConfig, Feedback),
@@ -45,7 +46,7 @@ def build(config: Any) -> Core:
 def config_type(name: str) -> type[Any]:
     """The config of a core by its name."""
     if name not in CORES:
-        raise ValueError(f"unknown core '{name}'{nearest(name, CORES)}")
+        raise UserError(f"unknown core '{name}'{nearest(name, CORES)}")
     return CORES[name][0]
 
 

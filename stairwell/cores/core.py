@@ -5,7 +5,6 @@ y, state = core(x, state)        x, y (B, T, D), any T >= 1; any way of cutting 
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -300,9 +299,3 @@ def check_start(start: Tensor | None, shape: Sequence[int]) -> None:
 def module_list(layers: Iterable[Layer]) -> Sequence[Layer]:
     """A ModuleList whose items are known to be layers."""
     return cast(Sequence[Layer], nn.ModuleList(layers))
-
-
-def nearest(name: str, names: Any) -> str:
-    """' did you mean ...?' for an unknown name, or nothing if none is near."""
-    near = difflib.get_close_matches(name, list(names), 1, 0.5)
-    return f"; did you mean '{near[0]}'?" if near else f"; there are: {', '.join(sorted(names))}"

@@ -12,8 +12,9 @@ import torch
 from stairwell import configs
 from stairwell.cores import config_type
 from stairwell.curriculum import Curriculum
+from stairwell.errors import UserError
 from stairwell.models import LanguageModel, LanguageModelConfig
-from stairwell.tasks import Task, make_task, task_type
+from stairwell.tasks import Spec, Task, kept_tasks, make_task, task_type
 from stairwell.train_config import TrainConfig
 
 SECTIONS = ("core", "model", "task", "train")
@@ -39,9 +40,11 @@ class Experiment:
         for section in SECTIONS:
             values = {name.partition(".")[2]: text for name, text in options.items() if name.startswith(section + ".")}
             if section == "model" and set(values) & set(DERIVED):
-                raise ValueError(f"--model.{min(set(values) & set(DERIVED))} follows from the task and the core")
+                raise UserError(f"--model.{min(set(values) & set(DERIVED))} follows from the task and the core")
             if values:
                 changed[section] = configs.set_fields(getattr(self, section), values, section)
+        if "task" in changed:
+            make_task(self.task_name, changed["task"])  # options that no task can have are told before all else
         if "task" in changed and "train.curriculum" not in options:
             # Who asks for a length wants to be trained to that length, not to the preset's.
             asked = (name.removeprefix("task.") for name in options if name.startswith("task."))
@@ -63,9 +66,9 @@ class Experiment:
     @staticmethod
     def from_json(data: dict[str, Any], where: str) -> Experiment:
         if unknown := sorted(set(data) - {"experiment", *SECTIONS}):
-            raise ValueError(f"{where}: unknown section '{unknown[0]}'; there are: {', '.join(SECTIONS)}")
+            raise UserError(f"{where}: unknown section '{unknown[0]}'; there are: {', '.join(SECTIONS)}")
         if not isinstance(data.get("experiment"), str):
-            raise ValueError(f"{where}: 'experiment' must be a task and a core, such as 'random-walk/feedback'")
+            raise UserError(f"{where}: 'experiment' must be a task and a core, such as 'random-walk/feedback'")
         task_name, _, core_name = data["experiment"].partition("/")
         kinds = {
             "core": config_type(core_name),
@@ -73,30 +76,35 @@ class Experiment:
             "task": task_type(task_name)[0],
             "train": TrainConfig,
         }
-        given = {name: data.get(name, {}) for name in kinds}
-        if isinstance(given["model"], dict):
+        sections = {name: data.get(name, {}) for name in kinds}
+        if isinstance(sections["model"], dict):
             # Models that were configured before there was a vector for a row's first token do not have one.
-            given["model"] = {"first_token": False, **given["model"]}
-        sections = {
-            name: configs.from_json(kind, given[name], f"{where}: section '{name}'") for name, kind in kinds.items()
+            sections["model"] = {"first_token": False, **sections["model"]}
+        made = {
+            name: configs.from_json(kind, sections[name], f"{where}: section '{name}'") for name, kind in kinds.items()
         }
-        return Experiment(task_name=task_name, core_name=core_name, **sections)
+        return Experiment(task_name=task_name, core_name=core_name, **made)
 
-    def make_tasks(self, vocabulary: Path | None = None) -> list[Task]:
-        """The task and, where the last phase reads other data, that one too, with the same symbols."""
-        task = make_task(self.task_name, self.task, vocabulary)
+    def make_tasks(self, run: Path | None = None) -> list[Task]:
+        """The task and, where the last phase reads other data, that one too, with the same symbols; those of a run
+        folder as it has kept them."""
+        later = self._finetune_config()
+        if run is not None:
+            return kept_tasks(self.task_name, [self.task, *later], run)
+        first = make_task(self.task_name, self.task)
+        return [first, *(first.with_config(config) for config in later)]
+
+    def _finetune_config(self) -> list[Any]:
+        """The task's options in the last phase, if they change there."""
         if not self.train.finetune_task:
-            return [task]
+            return []
         pairs = [option.partition("=") for option in self.train.finetune_task.split(",")]
         if not all(equals for _, equals, _ in pairs):
-            raise ValueError(f"train.finetune_task must be name=value, not '{self.train.finetune_task}'")
-        options = {name: value for name, _, value in pairs}
-        changed = configs.set_fields(self.task, {name.strip(): value for name, value in options.items()}, "task")
-        symbols = getattr(task, "vocabulary", None)
-        kind = task_type(self.task_name)[1]
-        return [task, kind(changed, symbols) if symbols is not None else kind(changed)]
+            raise UserError(f"train.finetune_task must be name=value, not '{self.train.finetune_task}'")
+        options = {name.strip(): value for name, _, value in pairs}
+        return [configs.set_fields(self.task, options, "task")]
 
-    def make_model(self, task: Task, device: torch.device | str = "cpu", engine: str = "auto") -> LanguageModel:
+    def make_model(self, task: Spec, device: torch.device | str = "cpu", engine: str = "auto") -> LanguageModel:
         """The model, its weights fixed by the seed whatever was drawn before."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)

@@ -11,6 +11,7 @@ from typing import Any
 
 from stairwell.cores import config_type
 from stairwell.cores.lstm import LSTMConfig
+from stairwell.errors import UserError
 from stairwell.experiments.experiment import Experiment
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import task_type
@@ -31,6 +32,11 @@ class Recipe:
     task: dict[str, Any] = field(default_factory=dict)
 
 
+# For a task of which nothing is known: a small model, a short training.
+PLAIN = Recipe(
+    64, 2, 2, recall=32, context=100, chunk=4,
+    train=TrainConfig(steps=2000, batch=32, segment=32, warmup=100),
+)  # fmt: skip
 RECIPES: dict[str, Recipe] = {
     "random-walk": Recipe(
         64, 2, 1, recall=16, context=100, chunk=4,
@@ -75,10 +81,7 @@ RECIPES: dict[str, Recipe] = {
             valid_tokens=200_000,
         ),
     ),
-    "labelled": Recipe(
-        64, 2, 2, recall=32, context=100, chunk=4,
-        train=TrainConfig(steps=2000, batch=32, segment=32, warmup=100),
-    ),
+    "labelled": PLAIN,
 }  # fmt: skip
 RECIPES["reverse"] = Recipe(**{**vars(RECIPES["copy"]), "task": {"test_episodes": 100, "reverse": True}})
 # The published tables have no curriculum and 100,000 updates; this is for minutes.
@@ -97,10 +100,10 @@ def preset(name: str) -> Experiment:
     """The experiment of a name `task/core`, such as `random-walk/feedback`."""
     task_name, slash, core_name = name.partition("/")
     if not slash:
-        raise ValueError(f"an experiment is a task and a core, such as '{name or 'random-walk'}/feedback'")
+        raise UserError(f"an experiment is a task and a core, such as '{name or 'random-walk'}/feedback'")
     task_config, _ = task_type(task_name)
     core_config = config_type(core_name)
-    recipe = RECIPES[task_name]
+    recipe = RECIPES.get(task_name, PLAIN)
     return Experiment(
         task_name=task_name,
         core_name=core_name,

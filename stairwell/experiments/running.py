@@ -17,12 +17,13 @@ import torch
 
 import stairwell
 from stairwell import fast
+from stairwell.errors import UserError
 from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.presets import preset
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
 from stairwell.runs import Run, read_config
-from stairwell.tasks import Split, Task
+from stairwell.tasks import Split, Task, spec
 from stairwell.train import Interrupted, Trainer, Watch, evaluate
 from stairwell.world import World
 
@@ -101,14 +102,14 @@ def train(plan: Plan, device: str, engine: str, show: Show) -> dict[str, Any] | 
 
 def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: World) -> dict[str, Any] | None:
     experiment, run = plan.experiment, plan.run
-    tasks = experiment.make_tasks(run.path / "vocabulary.json" if plan.resume else None)
+    tasks = experiment.make_tasks(run.path if plan.resume else None)
     model = experiment.make_model(tasks[0], device, engine)
     weights = sum(parameter.numel() for parameter in model.parameters())
     title = f"{experiment.name}: {weights:,} weights on {device} by {model.core.engine_name}\n{tasks[0].describe()}"
     trainer = Trainer(model, tasks, experiment.train, run, world)
     damaged = trainer.resume() if plan.resume else []
     if world.first:
-        prepare_folder(plan, tasks[0])
+        prepare_folder(plan, tasks)
     with show(title, experiment.train.total, trainer.step) as watch:
         for word in damaged:
             watch({"event": "warning", "text": word})
@@ -140,11 +141,10 @@ def fit(
     return result
 
 
-def prepare_folder(plan: Plan, task: Task) -> None:
+def prepare_folder(plan: Plan, tasks: list[Task]) -> None:
+    """The config last: with it the folder is a run, and a run has what it needs."""
+    spec.write(plan.run.path, plan.experiment.task_name, tasks)
     plan.run.write_config({"stairwell": stairwell.__version__, **plan.experiment.to_json()})
-    vocabulary = getattr(task, "vocabulary", None)
-    if vocabulary is not None:
-        vocabulary.save(plan.run.path / "vocabulary.json")
 
 
 def with_tensorboard(watch: Watch, run: Run) -> Watch:
@@ -217,29 +217,27 @@ def sum_up(results: list[dict[str, Any]], headline: tuple[str, bool]) -> dict[st
 
 
 def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto") -> tuple[LanguageModel, Task]:
-    """The trained model of a run folder and its task."""
+    """The trained model of a run folder and its task, from the folder alone: whatever has become of the data, it is not
+    opened before someone reads it."""
     run = Run(path)
     experiment = Experiment.from_json(without_format(run.read_config()), str(run.path / "config.json"))
     weights, _ = run.load_model()
-    task = experiment.make_tasks(run.path / "vocabulary.json")[-1]
+    task = experiment.make_tasks(run.path)[-1]
     model = experiment.make_model(task, choose_device(device), engine)
     try:
         model.load_state_dict(weights)
     except RuntimeError:
-        raise ValueError(
-            f"{run.path}: model.safetensors does not fit config.json or vocabulary.json; one of them was changed"
-        ) from None
+        raise UserError(f"{run.path}: model.safetensors does not fit config.json; one of them was changed") from None
     return model.eval(), task
 
 
 def evaluate_run(
     path: Path, split: Split, data: str | None, rows: int, segment: int, device: str, engine: str, watch: Watch | None
 ) -> dict[str, Any]:
+    """Scores of a split of the run's own data, or of other data with the run's symbols."""
     model, task = load(path, device, engine)
     if data is not None:
-        if not hasattr(task, "on"):
-            raise ValueError("--data is for tasks that read files; this one makes its own")
-        task = task.on(data)
+        task = task.with_data(data)
     _, note = Run(path).load_model()
     return {
         "run": str(path),

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from stairwell import inspect
 from stairwell.curriculum import Curriculum
+from stairwell.errors import UserError
 from stairwell.experiments.experiment import SECTIONS, Experiment
 from stairwell.experiments.presets import preset
 from stairwell.experiments.running import load, without_format
@@ -156,7 +157,7 @@ def gather(
         model, task = load(run.path, "cpu")
         note = run.load_model()[1]
     else:
-        task = experiment.make_tasks(run.path / "vocabulary.json")[-1]
+        task = experiment.make_tasks(run.path)[-1]
     records, result = run.metrics(), read_result(run)
     learned = inside(model) if model is not None else {}
     return RunReport(
@@ -321,12 +322,13 @@ def rounded(table: Tensor) -> list[list[float]]:
 
 
 def example(task: Task) -> Batch | None:
-    """The beginning of the test data, or of the validation data where there is no test split."""
+    """The beginning of the test data, or of the validation data where there is no test split; none where the data is
+    gone or has changed since."""
     splits: tuple[Split, ...] = ("test", "valid")
     for split in splits:
         try:
             return next(iter(task.batches(split, ROWS, LEAD_IN + LOOKED_AT)), None)
-        except ValueError:
+        except UserError:
             continue
     return None
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stairwell.tasks.base import IGNORE, Batch, Score, Split, Stream, Task
+from stairwell.errors import UserError, nearest
+from stairwell.tasks import spec
+from stairwell.tasks.base import IGNORE, Batch, Data, Feed, Known, Score, Spec, Split, Task
 
 # Name: module, class, what it is for. Modules are imported when they are used.
 TASKS: dict[str, tuple[str, str, str]] = {
@@ -31,22 +33,38 @@ TASKS: dict[str, tuple[str, str, str]] = {
 def task_type(name: str) -> tuple[type[Any], type[Any]]:
     """A task's config and class by its name."""
     if name not in TASKS:
-        near = difflib.get_close_matches(name, TASKS, 1, 0.5)
-        hint = f"did you mean '{near[0]}'?" if near else f"there are: {', '.join(TASKS)}"
-        raise ValueError(f"unknown task '{name}'; {hint}")
+        raise UserError(f"unknown task '{name}'{nearest(name, TASKS)}")
     module_name, class_name, _ = TASKS[name]
     module = importlib.import_module(f"stairwell.tasks.{module_name}")
     return module.Config, getattr(module, class_name)
 
 
-def make_task(name: str, config: Any, vocabulary: Path | None = None) -> Task:
-    """A task from its config; `vocabulary` is the file of a run whose symbols it must use."""
-    task = task_type(name)[1]
-    if vocabulary is not None and vocabulary.exists():
-        from stairwell import text
-
-        return task(config, text.load(vocabulary))
-    return task(config)
+def make_task(name: str, config: Any) -> Task:
+    """A task from its config. No file is opened."""
+    task: Task = task_type(name)[1](config)
+    return task
 
 
-__all__ = ["IGNORE", "TASKS", "Batch", "Score", "Split", "Stream", "Task", "make_task", "task_type"]
+def kept_tasks(name: str, configs: Sequence[Any], folder: Path) -> list[Task]:
+    """The tasks of a run's phases as its folder has kept them; what a task makes itself needs nothing kept."""
+    kind = task_type(name)[1]
+    if not kind.reads_files:
+        return [kind(config) for config in configs]
+    return [kind.kept(config, known) for config, known in zip(configs, spec.read(folder, name), strict=True)]
+
+
+__all__ = [
+    "IGNORE",
+    "TASKS",
+    "Batch",
+    "Data",
+    "Feed",
+    "Known",
+    "Score",
+    "Spec",
+    "Split",
+    "Task",
+    "kept_tasks",
+    "make_task",
+    "task_type",
+]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .generated import Array, check_at_least
 from .league import LeagueConfig, LeagueEpisodes, LeagueTask
-from .streams import Array, check_at_least
 
 
 @dataclass(frozen=True)

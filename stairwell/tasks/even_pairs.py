@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .generated import Array
 from .league import LeagueConfig, LeagueEpisodes, LeagueTask
-from .streams import Array
 
 Config = LeagueConfig
 

@@ -20,9 +20,9 @@ from typing import Literal
 
 import numpy as np
 
+from .generated import Array, check_at_least
 from .league import LeagueConfig, LeagueEpisodes, LeagueTask
 from .permutations import even, numbers, products, running_products
-from .streams import Array, check_at_least
 
 ELEMENTS = 5
 SWAP, SMALL_CYCLE, CYCLE = (1, 0, 2, 3, 4), (1, 2, 0, 3, 4), (1, 2, 3, 4, 0)

@@ -20,8 +20,8 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from .base import IGNORE
+from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import SequenceScore
-from .streams import Array, GeneratedTask, Played, check_at_least
 
 Label = Literal["last", "every"]
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .generated import Array, Played
 from .league import LeagueConfig, LeagueEpisodes, LeagueTask
-from .streams import Array, Played
 
 MODULUS = 5
 SYMBOLS = (*map(str, range(MODULUS)), "+", "-", "*", "=")

@@ -18,8 +18,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from stairwell.errors import UserError
+
+from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import SequenceScore
-from .streams import Array, GeneratedTask, Played, check_at_least
 
 MOST_ELEMENTS = 6  # the table of all products has factorial(elements) squared entries
 
@@ -55,7 +57,7 @@ class Words:
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
         if not 2 <= self.elements <= MOST_ELEMENTS:
-            raise ValueError(f"elements is {self.elements}; it must be between 2 and {MOST_ELEMENTS}")
+            raise UserError(f"elements is {self.elements}; it must be between 2 and {MOST_ELEMENTS}")
 
     @property
     def size(self) -> int:

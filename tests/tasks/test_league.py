@@ -79,7 +79,7 @@ def split(task: Any, which: Any) -> list[Episode]:
 @each
 def test_every_label_is_right_and_at_the_last_token_only(name: str) -> None:
     task = make(name, test_episodes=200)
-    for tokens, targets in whole(task.stream(range(32), 32, 0).read(400)) + split(task, "test"):
+    for tokens, targets in whole(task.feed(range(32), 32, 0).read(400)) + split(task, "test"):
         assert targets == [IGNORE] * (len(tokens) - 1) + [BY_HAND[name](tokens)]
         assert min(tokens) >= 0 and max(tokens) < task.inputs and targets[-1] < task.outputs
 
@@ -87,7 +87,7 @@ def test_every_label_is_right_and_at_the_last_token_only(name: str) -> None:
 @each
 def test_a_label_at_every_token_is_that_of_an_episode_that_ends_there(name: str) -> None:
     task = make(name, label="every")
-    for tokens, targets in whole(task.stream(range(16), 16, 0).read(200)):
+    for tokens, targets in whole(task.feed(range(16), 16, 0).read(200)):
         for t, target in enumerate(targets):
             operator = name == "modular-arithmetic" and 5 <= tokens[t] <= 7
             assert target == (IGNORE if operator else BY_HAND[name](tokens[: t + 1]))
@@ -95,7 +95,7 @@ def test_a_label_at_every_token_is_that_of_an_episode_that_ends_there(name: str)
 
 @each
 def test_asking_more_often_changes_no_token(name: str) -> None:
-    last, every = (make(name, label=label).stream(range(4), 4, 0).read(200) for label in ("last", "every"))
+    last, every = (make(name, label=label).feed(range(4), 4, 0).read(200) for label in ("last", "every"))
     assert torch.equal(last.tokens, every.tokens)
     asked = last.targets != IGNORE
     assert torch.equal(last.targets[asked], every.targets[asked]) and (every.targets != IGNORE).sum() > asked.sum()
@@ -120,7 +120,7 @@ def test_lengths_are_drawn_uniformly(name: str) -> None:
 
 @each
 def test_training_has_the_same_lengths_as_validation(name: str) -> None:
-    lengths = [len(tokens) for tokens, _ in whole(make(name).stream(range(50), 50, 0).read(2000))]
+    lengths = [len(tokens) for tokens, _ in whole(make(name).feed(range(50), 50, 0).read(2000))]
     assert min(lengths) == (4 if name == "modular-arithmetic" else 3) and max(lengths) == 40
     assert abs(sum(lengths) / len(lengths) - 21.5) < 1
 
@@ -128,7 +128,7 @@ def test_training_has_the_same_lengths_as_validation(name: str) -> None:
 @each
 def test_tokens_and_labels_are_drawn_evenly(name: str) -> None:
     task = make(name, min_length=30)
-    played = whole(task.stream(range(64), 64, 0).read(2000))
+    played = whole(task.feed(range(64), 64, 0).read(2000))
     labels = Counter(targets[-1] for _, targets in played)
     tokens = Counter(token for tokens, _ in played for token in tokens)
     for counter, symbols in ((labels, task.outputs), (tokens, task.inputs)):
@@ -143,10 +143,10 @@ def test_tokens_and_labels_are_drawn_evenly(name: str) -> None:
 @each
 def test_a_row_depends_on_its_number_and_the_seed_alone(name: str) -> None:
     task = make(name)
-    together = task.stream(range(6), 6, 3).read(150)
-    alone = task.stream(range(4, 5), 50, 3).read(150)
-    again = task.stream(range(6), 6, 3)
-    other = task.stream(range(6), 6, 4).read(150)
+    together = task.feed(range(6), 6, 3).read(150)
+    alone = task.feed(range(4, 5), 50, 3).read(150)
+    again = task.feed(range(6), 6, 3)
+    other = task.feed(range(6), 6, 4).read(150)
     assert torch.equal(together.tokens[4], alone.tokens[0]) and torch.equal(together.targets[4], alone.targets[0])
     assert torch.equal(together.tokens, torch.cat([again.read(70).tokens, again.read(80).tokens], 1))
     assert not torch.equal(together.tokens, other.tokens)
@@ -163,7 +163,7 @@ def test_a_split_is_the_same_in_any_number_of_rows(name: str) -> None:
 
 @each
 def test_a_curriculum_changes_the_longest(name: str) -> None:
-    stream = make(name).stream(range(20), 20, 0)
+    stream = make(name).feed(range(20), 20, 0)
     stream.read(7)
     stream.change(length=6)
     assert {len(tokens) for tokens, _ in whole(stream.read(400))} == ({4, 6} if "arithmetic" in name else {3, 4, 5, 6})
@@ -198,14 +198,14 @@ def test_a_task_says_what_it_is(name: str) -> None:
 
 def test_a_circle_can_have_other_sizes() -> None:
     task = make("cycle-navigation", places=3)
-    for tokens, targets in whole(task.stream(range(4), 4, 0).read(300)):
+    for tokens, targets in whole(task.feed(range(4), 4, 0).read(300)):
         assert targets[-1] == (tokens.count(2) - tokens.count(0)) % 3
     with pytest.raises(ValueError, match="places is 1"):
         make("cycle-navigation", places=1)
 
 
 def test_an_odd_longest_expression_is_longer_by_one() -> None:
-    stream = make("modular-arithmetic", min_length=1, length=5).stream(range(9), 9, 0)
+    stream = make("modular-arithmetic", min_length=1, length=5).feed(range(9), 9, 0)
     assert {len(tokens) for tokens, _ in whole(stream.read(200))} == {2, 4, 6}
 
 

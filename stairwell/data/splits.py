@@ -6,28 +6,21 @@
   if the part has no line edge).
 - A folder of 20 files or more deals whole files, in the order of a hash of their names: 5% to valid, 5% to test.
   With fewer files each of them is cut like a single one.
-
-Text is read in pieces, so a corpus may be larger than the memory. Files ending in `.gz` are unpacked on the way.
 """
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import re
 import sysconfig
-import zlib
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+
+from stairwell.data.files import Part, Parts, existing, pieces, read, size_of, whole
+from stairwell.errors import UserError
 
 STDLIB = "stdlib"
 CUSTOMARY_SIZE = 100_000_000
 FEWEST_TO_DEAL = 20
-PIECE = 1 << 20  # bytes that are read at once
-LONGEST_LINE = 1 << 24  # bytes after which a piece ends even without a line edge or a space
 
 _SPLIT_WORDS = {
     "train": "train",
@@ -40,16 +33,7 @@ _SPLIT_WORDS = {
 _SPLIT_IN_NAME = re.compile(rf"(?:^|(?<=[._-]))({'|'.join(_SPLIT_WORDS)})(?=[._-]|$)", re.IGNORECASE)
 
 
-@dataclass(frozen=True)
-class Part:
-    """Bytes `begin` to `end` of a file: a document, or a split's share of one."""
-
-    file: Path
-    begin: int
-    end: int
-
-
-Splits = dict[str, tuple[Part, ...]]
+Splits = dict[str, Parts]
 
 
 def find(path: str, prefix: str = "", files: str = "*", whole_characters: bool = True) -> Splits:
@@ -57,13 +41,13 @@ def find(path: str, prefix: str = "", files: str = "*", whole_characters: bool =
     of a folder; without `whole_characters` a customary cut may fall inside a character."""
     if path == STDLIB:
         return _deal(_standard_library(), Path(sysconfig.get_paths()["stdlib"]))
-    place = _existing(path)
+    place = _place(path)
     if place.is_file():
         return _cut_file(place, whole_characters)
     if family := _named_splits(place, prefix):
         return {split: (whole(family[split]),) for split in ("train", "valid", "test") if split in family}
     if prefix:
-        raise ValueError(f"{place} has no train and valid files that begin with {prefix!r}")
+        raise UserError(f"{place} has no train and valid files that begin with {prefix!r}")
     return _deal(_files_of(place, files), place)
 
 
@@ -72,7 +56,7 @@ def find_all(path: str, prefix: str = "", files: str = "*") -> Splits:
     if path == STDLIB:
         everything = _standard_library()
     else:
-        place = _existing(path)
+        place = _place(path)
         if place.is_dir() and (family := _named_splits(place, prefix)):
             return {split: (whole(file),) for split, file in family.items() if split != "train"}
         everything = [place] if place.is_file() else _files_of(place, files)
@@ -80,84 +64,16 @@ def find_all(path: str, prefix: str = "", files: str = "*") -> Splits:
     return {"valid": parts, "test": parts}
 
 
-def pieces(part: Part) -> Iterator[tuple[int, bytes]]:
-    """The bytes of a part and where they begin, about a megabyte at a time. A piece ends after a line end if it can,
-    otherwise before a single space, so that no word is cut."""
-    with _opened(part.file) as file:
-        file.seek(part.begin)
-        begin, rest = part.begin, b""
-        while begin + len(rest) < part.end:
-            block = file.read(min(PIECE, part.end - begin - len(rest)))
-            if not block:
-                raise ValueError(f"{part.file} became shorter while it was read")
-            rest += block
-            edge = _last_edge(rest)
-            if edge:
-                yield begin, rest[:edge]
-                begin, rest = begin + edge, rest[edge:]
-        if rest:
-            yield begin, rest
-
-
-def texts(parts: Iterable[Part], advice: str) -> Iterator[str]:
-    """The text of parts, piece by piece. It must be UTF-8; `advice` says what to do if it is not."""
-    for part in parts:
-        for begin, data in pieces(part):
-            try:
-                yield data.decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(
-                    f"{part.file} is not UTF-8 text: byte 0x{data[error.start]:02x} at position "
-                    f"{begin + error.start:,}; {advice}"
-                ) from error
-
-
-def digest(parts: Iterable[Part]) -> str:
-    """A hash of what the parts hold and where one ends and the next begins."""
-    content = hashlib.blake2b(digest_size=20)
-    for part in parts:
-        content.update(f"{part.end - part.begin}:".encode())
-        for _, data in pieces(part):
-            content.update(data)
-    return content.hexdigest()
-
-
-def _existing(path: str) -> Path:
+def _place(path: str) -> Path:
     if not path:
-        raise ValueError(f"no path is given; it must name a text file, a folder, or {STDLIB!r}")
-    place = Path(path).expanduser()
-    if not place.exists():
-        raise FileNotFoundError(f"there is no file or folder {place}")
-    return place
-
-
-def whole(file: Path) -> Part:
-    return Part(file, 0, _size(file))
-
-
-def _size(file: Path) -> int:
-    if file.suffix != ".gz":
-        return file.stat().st_size
-    with _opened(file) as unpacked:
-        size = 0
-        while block := unpacked.read(PIECE):
-            size += len(block)
-        return size
-
-
-@contextmanager
-def _opened(file: Path) -> Iterator[IO[bytes]]:
-    try:
-        with gzip.open(file, "rb") if file.suffix == ".gz" else open(file, "rb") as opened:
-            yield cast(IO[bytes], opened)
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ValueError(f"{file} is not a whole gzip file: {error}") from error
+        raise UserError(f"no path is given; it must name a text file, a folder, or {STDLIB!r}")
+    return existing(path)
 
 
 def _cut_file(file: Path, whole_characters: bool) -> Splits:
-    size = _size(file)
+    size = size_of(file)
     if size == 0:
-        raise ValueError(f"{file} is empty")
+        raise UserError(f"{file} is empty")
     first, second = size * 90 // 100, size * 95 // 100
     if size != CUSTOMARY_SIZE:
         first, second = _edge(file, first, second), _edge(file, second, size)
@@ -186,33 +102,12 @@ def _edge(file: Path, at: int, limit: int) -> int:
 
 
 def _character_edge(file: Path, at: int, limit: int) -> int:
-    with _opened(file) as opened:
-        opened.seek(at)
-        following = opened.read(min(4, limit - at))
+    following = read(file, at, min(at + 4, limit))
     # In UTF-8 the bytes 10xxxxxx go on with a character.
     inside = 0
     while inside < len(following) and following[inside] & 0xC0 == 0x80:
         inside += 1
     return at + inside if inside < len(following) else at
-
-
-def _last_edge(data: bytes) -> int:
-    """Where a piece may end: after the last line end, or before the last single space; 0 if it should go on."""
-    line = data.rfind(b"\n") + 1
-    if line or len(data) < PIECE:
-        return line
-    space = len(data)
-    while (space := data.rfind(b" ", 1, space)) > 0:
-        around = data[space - 1 : space + 2]
-        if len(around) == 3 and len(around.split()) == 2:
-            return space
-    if len(data) < LONGEST_LINE:
-        return 0
-    # The last character may be only half read: leave it to the next piece. Bytes that are no text have no such edge.
-    for back in range(1, 5):
-        if data[-back] & 0xC0 != 0x80:
-            return len(data) - back
-    return len(data)
 
 
 def _named_splits(folder: Path, prefix: str) -> dict[str, Path]:
@@ -226,7 +121,7 @@ def _named_splits(folder: Path, prefix: str) -> dict[str, Path]:
         family = families.setdefault((lead, tail), {})
         split = _SPLIT_WORDS[word]
         if split in family:
-            raise ValueError(f"{folder} has two {split} files, {family[split].name} and {file.name}; leave one")
+            raise UserError(f"{folder} has two {split} files, {family[split].name} and {file.name}; leave one")
         family[split] = file
     families = {names: family for names, family in families.items() if "train" in family and len(family) > 1}
     leads = [lead.rstrip("._-") for lead, _ in families]
@@ -238,12 +133,12 @@ def _named_splits(folder: Path, prefix: str) -> dict[str, Path]:
     choices = ", ".join(repr(name) for name in named)
     chosen = {name: family for name, family in named.items() if prefix in ("", name)}
     if named and not chosen:
-        raise ValueError(f"{folder} has no corpus {prefix!r}; prefix must be one of {choices}")
+        raise UserError(f"{folder} has no corpus {prefix!r}; prefix must be one of {choices}")
     if len(chosen) > 1:
-        raise ValueError(f"{folder} holds several corpora; prefix must be one of {choices}")
+        raise UserError(f"{folder} holds several corpora; prefix must be one of {choices}")
     for family in chosen.values():
         if "valid" not in family:
-            raise ValueError(
+            raise UserError(
                 f"{folder} has {family['train'].name} and {family['test'].name} but no valid file beside them"
             )
         return family
@@ -251,18 +146,18 @@ def _named_splits(folder: Path, prefix: str) -> dict[str, Path]:
 
 
 def _files_of(folder: Path, pattern: str) -> list[Path]:
-    """Every file below a folder that is not hidden, not empty and matches."""
-    found = [
-        file
-        for file in sorted(folder.rglob("*"))
-        if file.relative_to(folder).match(pattern)
-        and file.is_file()
-        and not any(name.startswith(".") for name in file.relative_to(folder).parts)
-        and file.stat().st_size > 0
-    ]
+    """Every file below a folder that is not hidden, not empty and matches; a file of several names once, by its own
+    name or else the first."""
+    found: dict[tuple[int, int], Path] = {}
+    for file in sorted(folder.rglob("*"), key=lambda file: (file.is_symlink(), file)):
+        name = file.relative_to(folder)
+        if name.match(pattern) and file.is_file() and not any(part.startswith(".") for part in name.parts):
+            status = file.stat()
+            if status.st_size > 0:
+                found.setdefault((status.st_dev, status.st_ino), file)
     if not found:
-        raise ValueError(f"{folder} has no file that matches {pattern!r} and is not empty")
-    return found
+        raise UserError(f"{folder} has no file that matches {pattern!r} and is not empty")
+    return sorted(found.values())
 
 
 def _standard_library() -> list[Path]:
@@ -278,7 +173,7 @@ def _standard_library() -> list[Path]:
                 continue
             found.append(file)
     if not found:
-        raise FileNotFoundError(f"the sources of the standard library are not installed in {root}")
+        raise UserError(f"the sources of the standard library are not installed in {root}")
     return found
 
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from stairwell import data
+from stairwell.data import published
+from stairwell.errors import UserError
 
 TEXT = b"".join(b"line %d of the corpus\n" % i for i in range(20_000))
 EXTRA = b"not part of the corpus"
@@ -31,9 +33,9 @@ def zipped(**files: bytes) -> bytes:
 ARCHIVE = zipped(**{"little/little": TEXT, "../escaped": EXTRA, "little/../../escaped": EXTRA, "little/notes": EXTRA})
 
 
-def published(name: str, content: bytes) -> data.File:
+def measured(name: str, content: bytes) -> published.File:
     checksums = hashlib.md5(content).hexdigest(), hashlib.sha256(content).hexdigest()
-    return data.File(name, len(content), *checksums, lines=content.count(b"\n"))
+    return published.File(name, len(content), *checksums, lines=content.count(b"\n"))
 
 
 @dataclass
@@ -87,21 +89,21 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 @pytest.fixture
-def little(server: Server, monkeypatch: pytest.MonkeyPatch) -> data.Corpus:
-    corpus = data.Corpus(
+def little(server: Server, monkeypatch: pytest.MonkeyPatch) -> published.Corpus:
+    corpus = published.Corpus(
         "little",
         "a little corpus",
         "free",
         (server.address,),
-        published("little.zip", ARCHIVE),
-        (published("little/little", TEXT),),
+        measured("little.zip", ARCHIVE),
+        (measured("little/little", TEXT),),
     )
-    monkeypatch.setattr(data, "CORPORA", {"little": corpus})
+    monkeypatch.setattr(published, "CORPORA", {"little": corpus})
     return corpus
 
 
-def change(monkeypatch: pytest.MonkeyPatch, corpus: data.Corpus, **changes: object) -> None:
-    monkeypatch.setattr(data, "CORPORA", {"little": replace(corpus, **changes)})  # type: ignore[arg-type]
+def change(monkeypatch: pytest.MonkeyPatch, corpus: published.Corpus, **changes: object) -> None:
+    monkeypatch.setattr(published, "CORPORA", {"little": replace(corpus, **changes)})  # type: ignore[arg-type]
 
 
 def names(folder: Path) -> list[str]:
@@ -121,9 +123,7 @@ def test_a_corpus_is_downloaded_verified_and_unpacked_and_nothing_else_is_left(t
 def test_an_interrupted_download_goes_on_where_it_stopped(server: Server, tmp_path: Path) -> None:
     server.breaks_after = [100_000, 50_000]
     for had in (100_000, 150_000):
-        with pytest.raises(
-            data.DataError, match=rf"ended after {had:,} of {len(ARCHIVE):,} bytes; run this again to go on"
-        ):
+        with pytest.raises(UserError, match=rf"ended after {had:,} of {len(ARCHIVE):,} bytes; run this again to go on"):
             data.get("little", tmp_path)
         assert (tmp_path / "little.zip.part").stat().st_size == had
     assert data.get("little", tmp_path).read_bytes() == TEXT
@@ -135,7 +135,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(server: Server, tmp_pa
 def test_a_server_that_cannot_go_on_in_the_middle_sends_everything_again(server: Server, tmp_path: Path) -> None:
     server.ranges = False
     server.breaks_after = [100_000]
-    with pytest.raises(data.DataError, match="ended after"):
+    with pytest.raises(UserError, match="ended after"):
         data.get("little", tmp_path)
     assert data.get("little", tmp_path).read_bytes() == TEXT
     assert server.asked == [None, "bytes=100000-"]
@@ -145,7 +145,7 @@ def test_a_server_that_cannot_go_on_in_the_middle_sends_everything_again(server:
 def test_a_truncated_archive_is_refused_and_removed(server: Server, tmp_path: Path) -> None:
     server.content = ARCHIVE[:-1000]
     message = f"not what was published: has {len(ARCHIVE) - 1000:,} bytes, not {len(ARCHIVE):,}"
-    with pytest.raises(data.DataError, match=message) as raised:
+    with pytest.raises(UserError, match=message) as raised:
         data.get("little", tmp_path)
     assert "\n" not in str(raised.value)
     assert names(tmp_path) == []
@@ -154,7 +154,7 @@ def test_a_truncated_archive_is_refused_and_removed(server: Server, tmp_path: Pa
 @pytest.mark.usefixtures("little")
 def test_a_wrong_checksum_is_refused_and_the_next_download_begins_anew(server: Server, tmp_path: Path) -> None:
     server.content = ARCHIVE[:5000] + bytes([ARCHIVE[5000] ^ 1]) + ARCHIVE[5001:]
-    with pytest.raises(data.DataError, match=r"has the md5 .*, has the sha256 .*; it was removed, run this again"):
+    with pytest.raises(UserError, match=r"has the md5 .*, has the sha256 .*; it was removed, run this again"):
         data.get("little", tmp_path)
     assert names(tmp_path) == []
     server.content = ARCHIVE
@@ -165,7 +165,7 @@ def test_a_wrong_checksum_is_refused_and_the_next_download_begins_anew(server: S
 @pytest.mark.usefixtures("little")
 def test_a_part_of_something_else_does_not_survive(server: Server, tmp_path: Path) -> None:
     (tmp_path / "little.zip.part").write_bytes(b"x" * 1000)
-    with pytest.raises(data.DataError, match="not what was published"):
+    with pytest.raises(UserError, match="not what was published"):
         data.get("little", tmp_path)
     assert data.get("little", tmp_path).read_bytes() == TEXT
 
@@ -178,7 +178,7 @@ def test_a_complete_part_is_not_asked_for_again(server: Server, tmp_path: Path) 
 
 
 def test_a_complete_part_of_unknown_size_is_recognised_by_the_server(
-    server: Server, little: data.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, little: published.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(monkeypatch, little, archive=replace(little.archive, size=None))
     (tmp_path / "little.zip.part").write_bytes(ARCHIVE)
@@ -187,21 +187,21 @@ def test_a_complete_part_of_unknown_size_is_recognised_by_the_server(
 
 
 def test_another_address_is_tried_and_every_failure_told(
-    server: Server, little: data.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, little: published.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = "http://127.0.0.1:9/little.zip"
     change(monkeypatch, little, addresses=(closed, server.address))
     server.status = 403
-    with pytest.raises(data.DataError, match=r"127\.0\.0\.1:9/.*; .*403"):
+    with pytest.raises(UserError, match=r"127\.0\.0\.1:9/.*; .*403"):
         data.get("little", tmp_path)
     server.status = 200
     assert data.get("little", tmp_path).read_bytes() == TEXT
 
 
 def test_an_archive_without_the_corpus_is_refused_and_leaves_nothing(
-    server: Server, little: data.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: Server, little: published.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    unknown = data.File("little.zip")  # nothing is published about it
+    unknown = published.File("little.zip")  # nothing is published about it
     change(monkeypatch, little, archive=unknown)
     for content, message in (
         (zipped(other=TEXT), "has no file little/little"),
@@ -210,7 +210,7 @@ def test_an_archive_without_the_corpus_is_refused_and_leaves_nothing(
         (ARCHIVE[:100] + b"!" * 50 + ARCHIVE[150:], "is damaged"),
     ):
         server.content = content
-        with pytest.raises(data.DataError, match=message) as raised:
+        with pytest.raises(UserError, match=message) as raised:
             data.get("little", tmp_path)
         assert "\n" not in str(raised.value)
         assert names(tmp_path) == []
@@ -222,7 +222,7 @@ def test_a_corpus_that_is_there_is_not_fetched_again_unless_it_is_damaged(server
     assert data.get("little", tmp_path) == path
     assert len(server.asked) == 1
     path.write_bytes(TEXT[:-1])
-    with pytest.raises(data.DataError, match=r"has .* bytes, not .*; move .* away"):
+    with pytest.raises(UserError, match=r"has .* bytes, not .*; move .* away"):
         data.get("little", tmp_path)
     assert path.read_bytes() == TEXT[:-1]  # it is the user's to remove
 
@@ -248,25 +248,25 @@ def test_a_copy_that_is_something_else_is_refused(tmp_path: Path) -> None:
         ("cut.gz", gzip.compress(TEXT)[:-50], "not a whole gzip file|is damaged"),
     ):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(data.DataError, match=message):
+        with pytest.raises(UserError, match=message):
             data.get("little", tmp_path / "data", source=tmp_path / name)
     (tmp_path / "empty").mkdir()
-    with pytest.raises(data.DataError, match="has no file little"):
+    with pytest.raises(UserError, match="has no file little"):
         data.get("little", tmp_path / "data", source=tmp_path / "empty")
-    with pytest.raises(FileNotFoundError, match="no file or folder"):
+    with pytest.raises(UserError, match="no file or folder"):
         data.get("little", tmp_path / "data", source=tmp_path / "nowhere")
     assert names(tmp_path / "data") == []
 
 
 def test_an_unknown_corpus_is_answered_with_the_nearest_name(tmp_path: Path) -> None:
-    with pytest.raises(data.DataError, match="unknown corpus 'wikitext2'; did you mean 'wikitext-2'"):
+    with pytest.raises(UserError, match="unknown corpus 'wikitext2'; did you mean 'wikitext-2'"):
         data.get("wikitext2", tmp_path)
-    with pytest.raises(data.DataError, match="there are enwik8, wikitext-103"):
+    with pytest.raises(UserError, match="there are: enwik8, wikitext-103"):
         data.get("qqq", tmp_path)
 
 
 def test_every_published_corpus_can_be_verified() -> None:
-    for corpus in data.CORPORA.values():
+    for corpus in published.CORPORA.values():
         assert corpus.archive.sha256 is not None and len(corpus.archive.sha256) == 64
         assert all(address.endswith(corpus.archive.name) for address in corpus.addresses)
         assert corpus.files and all(file.lines or file.sha256 for file in corpus.files)
@@ -309,5 +309,5 @@ def test_checking_ones_own_text_tells_its_size_and_whether_it_is_text(tmp_path: 
     (tmp_path / "binary").write_bytes(b"\xff\x00")
     assert "to be read by bytes" in data.check(tmp_path / "binary").summary
     assert data.check(tmp_path / "binary").holds is None
-    with pytest.raises(FileNotFoundError, match="no file or folder"):
+    with pytest.raises(UserError, match="no file or folder"):
         data.check(tmp_path / "nowhere")

@@ -1,27 +1,28 @@
 """Encoded text as a model reads it: documents one after the other, episodes of one length, tokens with labels. The ids
-may be memory-mapped; only what is read is loaded. Letters: n tokens, B rows, T tokens of one read.
+may be memory-mapped; only what is read is loaded. n tokens in all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
-from typing import ClassVar, Protocol, cast
+from typing import ClassVar, Protocol
 
 import numpy as np
-import torch
 
-from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.cache import Array
-from stairwell.tasks.streams import FiniteStream
+from stairwell.data.cache import Array
+
+IGNORE = -100  # a target that is not scored; the number that torch's cross entropy ignores
 
 
 class Encoded(Protocol):
     """A split: tokens one after the other. Places are of any shape, and so is what is read there."""
 
     divisible: ClassVar[bool]  # rows may be cut elsewhere than where the text begins anew
+
+    @property
+    def unit(self) -> int:
+        """Rows of training begin at multiples of that many tokens."""
 
     @property
     def begins(self) -> Array | None:
@@ -39,6 +40,7 @@ class Packed:
     last token before a start, where no model could know what comes next."""
 
     divisible: ClassVar[bool] = True
+    unit: ClassVar[int] = 1
     ids: Array  # (n,)
     begins: Array | None = None  # (documents,)
 
@@ -65,6 +67,10 @@ class Episodic:
     divisible: ClassVar[bool] = False
     packed: Packed
     size: int
+
+    @property
+    def unit(self) -> int:
+        return self.size  # so that rows stay in step
 
     @cached_property
     def _episodes(self) -> tuple[Array, Array]:
@@ -106,6 +112,7 @@ class LabelledTokens:
     """Episodes one after the other, and a label for each of their tokens."""
 
     divisible: ClassVar[bool] = False
+    unit: ClassVar[int] = 1
     ids: Array  # (n,)
     labels: Array  # (n,): 0 is not scored, i + 1 is label i
     begins: Array  # (episodes,)
@@ -126,69 +133,6 @@ class LabelledTokens:
 
     def starts(self, places: Array) -> Array:
         return _among(places, self.begins)
-
-
-def training_stream(data: Encoded, rows: range, batch: int) -> FiniteStream:
-    tokens, targets, starts = (
-        cast(Array, Column(read, len(data))) for read in (data.tokens, data.targets, data.starts)
-    )
-    unit = data.size if isinstance(data, Episodic) else 1  # rows that begin with an episode stay in step
-    return FiniteStream(tokens, targets, rows, batch, None if data.begins is None else starts, unit)
-
-
-def split_batches(data: Encoded, rows: int, segment: int) -> Iterator[Batch]:
-    """Every token of a split once, in `rows` rows.
-
-    With at least as many documents as rows, the rows are cut where documents begin, and how many there are changes no
-    result; episodes are never cut. Otherwise the cuts are even: the first tokens of a row are read without what came
-    before them. A row's first token is then the target of the last one of the row before, so that it is still scored.
-    """
-    if rows < 1 or segment < 1:
-        raise ValueError(f"{rows} rows of segments of {segment} tokens; both must be at least 1")
-    edges = _cuts(data, rows)
-    length = int(np.diff(edges).max())
-    return (_read(data, edges, begin, min(segment, length - begin)) for begin in range(0, length, segment))
-
-
-def _cuts(data: Encoded, rows: int) -> Array:
-    """Where each of the rows begins and, at last, where the last one ends: (rows + 1,)."""
-    even = np.arange(rows + 1) * len(data) // rows
-    if data.begins is None or (data.divisible and len(data.begins) < rows):
-        return even
-    edges = np.append(data.begins, len(data))
-    # Each cut moves to the nearest edge. A row that is left without a document has nothing but filling.
-    after = np.searchsorted(edges, even)
-    before = np.maximum(after - 1, 0)
-    return np.where(even - edges[before] < edges[after] - even, edges[before], edges[after])
-
-
-def _read(data: Encoded, edges: Array, begin: int, length: int) -> Batch:
-    """Tokens `begin` to `begin + length` of every row; a row that has ended is filled up with token 0, not scored."""
-    shape = (len(edges) - 1, length)
-    tokens, targets, start = np.zeros(shape, np.int64), np.full(shape, IGNORE, np.int64), np.zeros(shape, bool)
-    for row, (first, end) in enumerate(pairwise(edges)):
-        places = np.arange(first + begin, min(first + begin + length, end))
-        filled = len(places)
-        tokens[row, :filled] = data.tokens(places)
-        targets[row, :filled] = data.targets(places)
-        start[row, :filled] = data.starts(places)
-    return Batch(
-        torch.from_numpy(tokens), torch.from_numpy(targets), None if data.begins is None else torch.from_numpy(start)
-    )
-
-
-@dataclass(frozen=True)
-class Column:
-    """What is read at places, as something to index like an array."""
-
-    read: Callable[[Array], Array]
-    length: int
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, places: Array) -> Array:
-        return self.read(places)
 
 
 def _among(places: Array, members: Array) -> Array:

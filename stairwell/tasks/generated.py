@@ -1,78 +1,25 @@
-"""Training streams and evaluation splits, for sequences that lie on disk and for episodes that are made on the fly.
+"""Tasks that make their own episodes from random numbers: training feeds and splits.
 
-A `FiniteStream` deals one fixed sequence into parallel rows, a `GeneratedStream` the episodes that a task makes from
-random numbers. In both a row depends on its own number and the seed only. Letters: B rows, T tokens of one read, E
-episodes, W tokens of the longest of them.
+A row depends on its own number and the seed only. Letters: B rows, T tokens of one read, E episodes, W tokens of the
+longest of them.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self, cast
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
-from .base import IGNORE, Batch, Split
+from stairwell.data.cache import Array
+from stairwell.errors import UserError
+from stairwell.tasks.base import IGNORE, Batch, Kind, Known, Split
+from stairwell.tasks.feeds import check_position, check_rows, check_segments, to_batch
+from stairwell.text import Vocabulary
 
-Array = NDArray[Any]
-
-_SOURCES = {"train": 0, "valid": 1, "test": 2, "finite": 3}
-
-
-class FiniteStream:
-    """One fixed sequence in `batch` parallel rows, without end: row r begins at token `r * len(tokens) // batch` and
-    goes on with the sequence's first token after its last.
-
-    `tokens`, `targets` and `starts` are arrays of one length, memory-mapped ones included: only what is read is loaded.
-    Without `targets` the target is the following token, and the last token of the sequence has none. With `starts` a
-    row also begins anew at its own first token and wherever it wraps around. Rows begin at multiples of `unit` tokens.
-    """
-
-    def __init__(
-        self, tokens: Array, targets: Array | None, rows: range, batch: int, starts: Array | None = None, unit: int = 1
-    ) -> None:
-        if len(tokens) == 0:
-            raise ValueError("the training sequence is empty; it needs at least one token")
-        for name, other in (("targets", targets), ("starts", starts)):
-            if other is not None and len(other) != len(tokens):
-                raise ValueError(f"{len(other)} {name} for {len(tokens)} tokens; there must be one for each token")
-        check_rows(rows, batch)
-        self.tokens, self.targets, self.starts = tokens, targets, starts
-        self._begins = np.array([row * (len(tokens) // unit) // batch * unit for row in rows], dtype=np.int64)
-        self._offsets = self._begins.copy()  # never wrapped, so that a row's first token is told from its second lap
-
-    def read(self, length: int) -> Batch:
-        places = self._offsets[:, None] + np.arange(length)  # (B, T)
-        index = places % len(self.tokens)
-        start = None
-        if self.starts is not None:
-            start = self.starts[index].astype(bool) | (index == 0) | (places == self._begins[:, None])
-        self._offsets += length
-        return _batch(self.tokens[index], self._targets(index), start)
-
-    def _targets(self, index: Array) -> Array:
-        if self.targets is not None:
-            return self.targets[index]
-        last = len(self.tokens) - 1
-        following = self.tokens[np.minimum(index + 1, last)].astype(np.int64)
-        return np.where(index == last, IGNORE, following)
-
-    def position(self) -> dict[str, Any]:
-        return {"rows": self._offsets.tolist(), "options": {}}
-
-    def seek(self, position: dict[str, Any]) -> None:
-        check_position(position, len(self._offsets))
-        self._offsets = np.array(position["rows"], dtype=np.int64)
-
-    def change(self, **options: Any) -> None:
-        raise ValueError(
-            f"cannot change {', '.join(options) or 'anything'} of a fixed training sequence; "
-            "a curriculum needs an endless training set"
-        )
+_SOURCES = {"train": 0, "valid": 1, "test": 2, "finite": 3}  # of random numbers
 
 
 class Episodes(Protocol):
@@ -103,7 +50,7 @@ class Played:
     present: Array | None = None  # (E, W) bool: which of these tokens exist; None when all do
 
 
-class GeneratedStream:
+class GeneratedFeed:
     """Episodes in parallel rows, endless or a finite set of `count` episodes that repeats.
 
     Endless: block k of row r is drawn from the seed, r and k alone. Finite: a data set that is the same for every
@@ -115,7 +62,7 @@ class GeneratedStream:
     def __init__(self, episodes: Episodes, rows: range, batch: int, seed: int, count: int = 0) -> None:
         check_rows(rows, batch)
         if seed < 0:
-            raise ValueError(f"seed {seed}; a seed must be 0 or more")
+            raise UserError(f"seed {seed}; a seed must be 0 or more")
         self.episodes, self.rows, self.batch, self.seed, self.count = episodes, rows, batch, seed, count
         self._reader = _Reader([_Row(row) for row in rows], self._blocks)
 
@@ -135,7 +82,7 @@ class GeneratedStream:
     def change(self, **options: Any) -> None:
         """Every row leaves what it has not read of its block, an episode under way included, and begins a new one."""
         if self.count:
-            raise ValueError(
+            raise UserError(
                 f"cannot change {', '.join(options) or 'anything'} of a finite training set; "
                 "a curriculum needs an endless one (train_episodes = 0)"
             )
@@ -154,13 +101,12 @@ class GeneratedStream:
         return _play(self.episodes, orders)
 
 
-def split_batches(episodes: Episodes, count: int, split: Split, rows: int, segment: int) -> Iterator[Batch]:
+def episode_batches(episodes: Episodes, count: int, split: Split, rows: int, segment: int) -> Iterator[Batch]:
     """A split of `count` episodes once, `segment` tokens at a time. Episode e is the same however many rows there are;
     each row has a run of whole episodes, and rows that end early are filled up with token 0, not scored."""
-    if rows < 1 or segment < 1:
-        raise ValueError(f"{rows} rows of segments of {segment} tokens; both must be at least 1")
+    check_segments(rows, segment)
     shares = [range(row * count // rows, (row + 1) * count // rows) for row in range(rows)]
-    at_once = max(1, 32 * GeneratedStream.BLOCK // (episodes.size * rows))  # the fewer rows, the larger their blocks
+    at_once = max(1, 32 * GeneratedFeed.BLOCK // (episodes.size * rows))  # the fewer rows, the larger their blocks
 
     def blocks(wanted: list[tuple[int, int]]) -> list[Array]:
         runs = [shares[row][block * at_once : (block + 1) * at_once] for row, block in wanted]
@@ -186,8 +132,12 @@ class GeneratedTask:
     """What all generated tasks share. The splits are fresh episodes, the same for every seed; `valid` and `test` make
     theirs where these differ from the training's."""
 
+    kind: Kind = "language"
+    reads_files: ClassVar[bool] = False
     headline = "accuracy"
     higher_is_better = True
+    vocabularies: Mapping[str, Vocabulary] = {}
+    config: Any
 
     def __init__(
         self, counts: EpisodeCounts, train: Episodes, valid: Episodes | None = None, test: Episodes | None = None
@@ -200,12 +150,25 @@ class GeneratedTask:
             "test": (test or train, counts.test_episodes),
         }
 
-    def stream(self, rows: range, batch: int, seed: int) -> GeneratedStream:
-        return GeneratedStream(self.train, rows, batch, seed, count=self.counts.train_episodes)
+    def feed(self, rows: range, batch: int, seed: int) -> GeneratedFeed:
+        return GeneratedFeed(self.train, rows, batch, seed, count=self.counts.train_episodes)
 
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
         episodes, count = self.splits[split]
-        return split_batches(episodes, count, split, rows, segment)
+        return episode_batches(episodes, count, split, rows, segment)
+
+    def fingerprint(self) -> dict[str, str]:
+        return {}
+
+    @classmethod
+    def kept(cls, config: Any, known: Known) -> Self:
+        return cast(Any, cls)(config)
+
+    def with_config(self, config: Any) -> Self:
+        return cast(Any, type(self))(config)
+
+    def with_data(self, path: str) -> Self:
+        raise UserError("--data is for tasks that read files; this one makes its own")
 
     def sets(self) -> str:
         """The sizes of the sets, for `describe`."""
@@ -217,17 +180,7 @@ class GeneratedTask:
 def check_at_least(least: int, **options: int) -> None:
     for name, value in options.items():
         if value < least:
-            raise ValueError(f"{name} is {value}; it must be at least {least}")
-
-
-def check_rows(rows: range, batch: int) -> None:
-    if batch < 1 or len(rows) == 0 or min(rows) < 0 or max(rows) >= batch:
-        raise ValueError(f"rows {rows} of a batch of {batch}; rows must be some of 0..batch-1")
-
-
-def check_position(position: dict[str, Any], rows: int) -> None:
-    if len(position["rows"]) != rows:
-        raise ValueError(f"a position of {len(position['rows'])} rows for a stream of {rows} rows; they must agree")
+            raise UserError(f"{name} is {value}; it must be at least {least}")
 
 
 def _rng(source: str, number: int, block: int = 0, seed: int = 0) -> np.random.Generator:
@@ -238,7 +191,7 @@ def _rng(source: str, number: int, block: int = 0, seed: int = 0) -> np.random.G
 def _adjust(episodes: Episodes, options: dict[str, Any]) -> Episodes:
     for name in options:
         if name not in episodes.adjustable:
-            raise ValueError(f"cannot change '{name}' during training; {' and '.join(episodes.adjustable)} can change")
+            raise UserError(f"cannot change '{name}' during training; {' and '.join(episodes.adjustable)} can change")
     return replace(episodes, **options)  # type: ignore[type-var]
 
 
@@ -257,16 +210,8 @@ def _play(episodes: Episodes, orders: Sequence[Sequence[tuple[np.random.Generato
     return np.split(flat, ends[np.cumsum(episodes_of_order) - 1][:-1], axis=1)
 
 
-def _batch(tokens: Array, targets: Array, start: Array | None) -> Batch:
-    return Batch(
-        torch.from_numpy(np.asarray(tokens, dtype=np.int64)),
-        torch.from_numpy(np.asarray(targets, dtype=np.int64)),
-        None if start is None else torch.from_numpy(np.asarray(start, dtype=bool)),
-    )
-
-
 def _symbols_to_batch(symbols: Array, documents: bool) -> Batch:
-    return _batch(symbols[0], symbols[1], symbols[2] if documents else None)
+    return to_batch(symbols[0], symbols[1], symbols[2] if documents else None)
 
 
 @dataclass

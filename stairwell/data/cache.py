@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import zlib
 from array import array
 from collections.abc import Callable, Iterable
@@ -19,11 +18,13 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from platformdirs import user_cache_path
 
+from stairwell.errors import UserError
 from stairwell.files import write_atomically, write_text
 
 Array = NDArray[Any]
-VERSION = 1  # of the cache: raise it when the same text would be encoded otherwise
+VERSION = 2  # of the cache: raise it when the same text would be encoded otherwise
 
 
 def key_of(*ingredients: object) -> str:
@@ -33,13 +34,7 @@ def key_of(*ingredients: object) -> str:
 def cache_folder() -> Path:
     if chosen := os.environ.get("STAIRWELL_CACHE"):
         return Path(chosen).expanduser()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return base / "stairwell"
+    return user_cache_path("stairwell", appauthor=False)
 
 
 def writable_cache() -> Path:
@@ -47,9 +42,9 @@ def writable_cache() -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ValueError(f"cannot make the cache {folder} ({error}); STAIRWELL_CACHE may name another") from error
+        raise UserError(f"cannot make the cache {folder} ({error}); STAIRWELL_CACHE may name another") from error
     if not os.access(folder, os.W_OK):
-        raise ValueError(f"the cache {folder} cannot be written; STAIRWELL_CACHE may name another")
+        raise UserError(f"the cache {folder} cannot be written; STAIRWELL_CACHE may name another")
     return folder
 
 
@@ -62,7 +57,7 @@ def cached(key: str, symbols: int, encode: Callable[[], Iterable[tuple[Array, bo
         _write(folder, key, symbols, encode)
         entry = _open(folder, key)
     if entry is None:
-        raise ValueError(f"the cache {folder} does not keep what is written to it; STAIRWELL_CACHE may name another")
+        raise UserError(f"the cache {folder} does not keep what is written to it; STAIRWELL_CACHE may name another")
     return entry
 
 
