@@ -53,7 +53,7 @@ def dotted_options() -> list[tuple[str, str, str]]:
     from stairwell.experiments.experiment import DERIVED
     from stairwell.models import LanguageModelConfig
     from stairwell.tasks import TASKS, task_type
-    from stairwell.train_config import TrainConfig
+    from stairwell.train.config import TrainConfig
 
     kinds: dict[str, dict[str, type]] = {
         "core": {name: kind for name, (kind, _) in CORES.items()},
@@ -182,7 +182,7 @@ def train_command(
 ) -> None:
     """Train a model. Every field of an experiment can be set: see the panels below."""
     from stairwell.display import Silence, display
-    from stairwell.experiments.running import plan, train, train_seeds
+    from stairwell.experiments.trainings import plan, train, train_seeds
 
     options = dict(options or {})
     for name, value in (("train.steps", steps), ("train.seed", seed)):
@@ -220,7 +220,7 @@ def eval_command(
     as_json: Annotated[bool, typer.Option("--json", help="the result as one JSON object")] = False,
 ) -> None:
     """Stream a whole split through a trained model and score it."""
-    from stairwell.experiments.running import evaluate_run
+    from stairwell.experiments.trainings import evaluate_run
 
     if split not in ("valid", "test"):
         raise ValueError(f"--split must be valid or test, not '{split}'")
@@ -262,7 +262,7 @@ def reproduce_command(
     """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
     from stairwell.display import display
     from stairwell.experiments import reproducing, study
-    from stairwell.train import Interrupted
+    from stairwell.train.loop import Interrupted
 
     progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
     if name == "demo":
@@ -352,7 +352,7 @@ def generate(
 @app.command()
 def info() -> None:
     """Tell versions, device, engine and threads."""
-    from stairwell.experiments.running import information
+    from stairwell.experiments.trainings import information
 
     for name, value in information().items():
         print(f"{name:12} {value}")
@@ -446,7 +446,7 @@ def result_text(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """The entry point: every expected error is one line."""
-    from stairwell.train import Diverged, Interrupted
+    from stairwell.train.loop import Diverged, Interrupted
 
     try:
         status = app(prog_name="stairwell", standalone_mode=False)

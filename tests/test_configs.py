@@ -14,10 +14,10 @@ from stairwell import configs
 from stairwell.cores import CORES
 from stairwell.experiments import Experiment, preset
 from stairwell.models import LanguageModelConfig
-from stairwell.runs import Run
 from stairwell.tasks import TASKS, task_type
-from stairwell.train import Trainer
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
+from stairwell.train.loop import Trainer
+from stairwell.train.run import Run
 
 KINDS = {
     **{f"core {name}": kind for name, (kind, _) in CORES.items()},

@@ -11,7 +11,7 @@ import torch
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
 from stairwell.decode import Session, greedy
 from stairwell.display import Silence
-from stairwell.experiments.running import load, plan, train
+from stairwell.experiments.trainings import load, plan, train
 from stairwell.generate import generate_text, spell, write
 from stairwell.text import BPE, Bytes, Characters, Separated, Vocabulary, Words
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stairwell.display import Silence
-from stairwell.experiments.running import evaluate_run, plan, train
+from stairwell.experiments.trainings import evaluate_run, plan, train
 
 pytestmark = pytest.mark.slow
 

@@ -27,7 +27,7 @@ from stairwell import (
 from stairwell.cores.core import TransformerCore
 from stairwell.layers import coins
 from stairwell.models import IGNORE
-from stairwell.runs import Run
+from stairwell.train.run import Run
 from tests import laws
 
 SMALL: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2}

@@ -17,12 +17,12 @@ import torch
 
 from stairwell.display import Silence
 from stairwell.experiments.presets import preset
-from stairwell.experiments.running import Plan, load, train
+from stairwell.experiments.trainings import Plan, load, train
 from stairwell.report import RunReport, Table, gather, headline, summary, write_html, write_png
 from stairwell.report.page import embed, resource
 from stairwell.report.reading import command
-from stairwell.runs import Run
 from stairwell.tasks.random_walk import ACTIONS, trajectory
+from stairwell.train.run import Run
 
 NASTY = '</script><script>alert("x")</script> & <b>bold</b> $title'
 VOID = {"meta", "br", "input", "link", "img", "hr"}

@@ -11,10 +11,10 @@ import torch
 
 from stairwell import configs
 from stairwell.cores import config_type
-from stairwell.curriculum import Curriculum
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.tasks import Task, make_task, task_type
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
+from stairwell.train.curriculum import Curriculum
 
 SECTIONS = ("core", "model", "task", "train")
 DERIVED = ("core", "inputs", "outputs")  # fields of the model's config that follow from the other sections

@@ -13,11 +13,11 @@ from typing import Any
 
 from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.presets import preset
-from stairwell.experiments.running import Plan, Show, evaluate_run, train
+from stairwell.experiments.trainings import Plan, Show, evaluate_run, train
 from stairwell.files import write_text
 from stairwell.provenance import provenance
-from stairwell.runs import Run
-from stairwell.train import Interrupted
+from stairwell.train.loop import Interrupted
+from stairwell.train.run import Run
 
 LENGTH = 50
 NAMES = {"feedback": "Feedback", "transformer-xl": "Transformer-XL"}

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from stairwell.cores import build
-from stairwell.curriculum import Curriculum
 from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.measures import ByTime, DecodingSpeed, Reach, Sample, Score, TrainingSpeed
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import FEEDBACK, Column, Maker, Row, Scale, Study
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import algorithmic, copying, counting, language, parity, permutations, random_walk
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
+from stairwell.train.curriculum import Curriculum
 
 ACCURACY = (Score("test accuracy (%)", "accuracy"),)
 STATEMENTS = 20  # of the programs that the laptop's models are scored on

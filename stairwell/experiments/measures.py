@@ -11,11 +11,11 @@ import torch
 
 from stairwell import configs
 from stairwell.decode import Session
-from stairwell.experiments.running import load
-from stairwell.runs import Run
+from stairwell.experiments.trainings import load
 from stairwell.tasks import Split
 from stairwell.tasks.streams import GeneratedTask
-from stairwell.train import evaluate
+from stairwell.train.loop import evaluate
+from stairwell.train.run import Run
 
 ROWS = {True: 50, False: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of text
 

@@ -14,7 +14,7 @@ from stairwell.cores.lstm import LSTMConfig
 from stairwell.experiments.experiment import Experiment
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import task_type
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 from stairwell.experiments.experiment import Experiment
-from stairwell.experiments.running import Plan, Show, choose_device, train, without_format
 from stairwell.experiments.study import Study, Training, catalogue, memory_in_words, spread_in_words
+from stairwell.experiments.trainings import Plan, Show, choose_device, train, without_format
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
-from stairwell.runs import Run
-from stairwell.train import Interrupted
+from stairwell.train.loop import Interrupted
+from stairwell.train.run import Run
 
 SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
 USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale

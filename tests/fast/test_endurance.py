@@ -19,10 +19,10 @@ from stairwell.cores.staircase import StaircaseConfig
 from stairwell.cores.time import ages
 from stairwell.decode import Session
 from stairwell.experiments import Experiment, preset
-from stairwell.experiments.running import Plan, train
+from stairwell.experiments.trainings import Plan, train
 from stairwell.fast import native, segment
 from stairwell.fast.feedback import prepare
-from stairwell.runs import Run
+from stairwell.train.run import Run
 from tests import laws
 from tests.commands import measured, weights
 

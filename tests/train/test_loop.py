@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from stairwell.experiments import Experiment, preset
-from stairwell.experiments.running import Plan, sum_up, with_tensorboard
-from stairwell.runs import Run
-from stairwell.train import Trainer, evaluate
-from stairwell.train_config import TrainConfig
+from stairwell.experiments.trainings import Plan, sum_up, with_tensorboard
+from stairwell.train.config import TrainConfig
+from stairwell.train.loop import Trainer, evaluate
+from stairwell.train.run import Run
 from tests.commands import TINY, assert_same_weights, measured, stairwell
 
 TRAIN = {
@@ -195,7 +195,7 @@ def test_among_equal_scores_the_lower_loss_is_the_better_model(tmp_path: Path, m
         accuracy, loss = next(told)
         return {"accuracy": accuracy, "loss": loss, "scored": 1}
 
-    monkeypatch.setattr("stairwell.train.evaluate", evaluated)
+    monkeypatch.setattr("stairwell.train.loop.evaluate", evaluated)
     run.run()
     assert run.best_step == Run(tmp_path).load_model()[1]["step"] == 3
     resumed = trainer(tmp_path, train__steps=5, train__validate_every=1)

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from stairwell.curriculum import Curriculum
+from stairwell.train.curriculum import Curriculum
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,10 +21,10 @@ from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.presets import preset
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
-from stairwell.runs import Run, read_config
 from stairwell.tasks import Split, Task
-from stairwell.train import Interrupted, Trainer, Watch, evaluate
-from stairwell.world import World
+from stairwell.train.loop import Interrupted, Trainer, Watch, evaluate
+from stairwell.train.processes import World
+from stairwell.train.run import Run, read_config
 
 # Opens whatever shows a training's progress: a title, updates in all, updates done before.
 Show = Callable[[str, int, int], AbstractContextManager[Watch]]

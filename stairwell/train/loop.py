@@ -27,14 +27,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stairwell import checkpoint
-from stairwell.curriculum import Curriculum
 from stairwell.models import IGNORE, LOGITS_AT_ONCE, LanguageModel
-from stairwell.runs import Run
 from stairwell.state import State
 from stairwell.tasks.base import Batch, Split, Stream, Task
-from stairwell.train_config import TrainConfig
-from stairwell.world import World
+from stairwell.train import checkpoint
+from stairwell.train.config import TrainConfig
+from stairwell.train.curriculum import Curriculum
+from stairwell.train.processes import World
+from stairwell.train.run import Run
 
 
 class Interrupted(Exception):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stairwell.runs import Run, load_tensors
+from stairwell.train.run import Run, load_tensors
 from tests.commands import TINY, Ended, assert_same_weights, begin, measured, newest_step, stairwell
 
 STEPS = 40

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from stairwell.train import Trainer
+    from stairwell.train.loop import Trainer
 
 MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of each weight
 

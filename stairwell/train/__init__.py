@@ -1,0 +1,1 @@
+"""Training: one loop over objectives, feeds and validations, with checkpoints, curricula and several processes."""
