@@ -182,24 +182,24 @@ def train_command(
 ) -> None:
     """Train a model. Every field of an experiment can be set: see the panels below."""
     from stairwell.display import Silence, display
-    from stairwell.experiments.trainings import plan, train, train_seeds
+    from stairwell.experiments.trainings import job_to_resume, new_job, train, train_seeds
 
     options = dict(options or {})
     for name, value in (("train.steps", steps), ("train.seed", seed)):
         if value is not None:
             options[name] = str(value)
-    planned = plan(experiment, config, out, resume, options)
+    job = (job_to_resume if resume else new_job)(experiment, config, out, options)
     if show:
-        print(json.dumps(planned.experiment.to_json(), indent=2))
+        print(json.dumps(job.experiment.to_json(), indent=2))
         return
 
     def progress(title: str, total: int, done: int) -> Any:
         return display(title, total, done, quiet) if os.environ.get("RANK", "0") == "0" else Silence()
 
     if seeds == 1:
-        result = train(planned, device, engine, progress)
+        result = train(job, device, engine, progress)
     else:
-        result = train_seeds(planned, seeds, device, engine, progress)
+        result = train_seeds(job, seeds, device, engine, progress)
     if result is not None:
         print(strict_json(result) if as_json else result_text(result))
 
@@ -262,7 +262,7 @@ def reproduce_command(
     """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
     from stairwell.display import display
     from stairwell.experiments import reproducing, study
-    from stairwell.train.loop import Interrupted
+    from stairwell.train import Interrupted
 
     progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
     if name == "demo":
@@ -446,14 +446,14 @@ def result_text(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """The entry point: every expected error is one line."""
-    from stairwell.train.loop import Diverged, Interrupted
+    from stairwell.train import Diverged, Interrupted, NotSaved
 
     try:
         status = app(prog_name="stairwell", standalone_mode=False)
     except (Interrupted, KeyboardInterrupt, typer.Abort) as error:
         say(str(error) or "interrupted")
         sys.exit(130)
-    except Diverged as error:
+    except (Diverged, NotSaved) as error:
         fail(error, 1)
     except (ValueError, TypeError, *WRONG_PATHS) as error:
         fail(error, 2)

@@ -17,7 +17,7 @@ import torch
 
 from stairwell.display import Silence
 from stairwell.experiments.presets import preset
-from stairwell.experiments.trainings import Plan, load, train
+from stairwell.experiments.trainings import Job, load, train
 from stairwell.report import RunReport, Table, gather, headline, summary, write_html, write_png
 from stairwell.report.page import embed, resource
 from stairwell.report.reading import command
@@ -40,7 +40,7 @@ SMALL_WALK = {**TINY, "task.length": "8", "task.grid": "3", "task.valid_episodes
 
 def trained(folder: Path, name: str, **options: str) -> Path:
     experiment = preset(name).with_options(options)
-    train(Plan(experiment, Run(folder), resume=False), "cpu", "auto", lambda *_: Silence())
+    train(Job(experiment, Run(folder), resume=False), "cpu", "auto", lambda *_: Silence())
     return folder
 
 

@@ -14,8 +14,7 @@ from stairwell.decode import Session
 from stairwell.experiments.trainings import load
 from stairwell.tasks import Split
 from stairwell.tasks.streams import GeneratedTask
-from stairwell.train.loop import evaluate
-from stairwell.train.run import Run
+from stairwell.train import Run, evaluate
 
 ROWS = {True: 50, False: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of text
 

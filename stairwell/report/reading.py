@@ -24,8 +24,8 @@ from stairwell.models import LanguageModel
 from stairwell.tasks import Batch, Split, Task
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.curriculum import Curriculum
-from stairwell.train.loop import inside
 from stairwell.train.run import Run
+from stairwell.train.streams import inside
 
 TITLES = {
     "feedback": "Feedback",

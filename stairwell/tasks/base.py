@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+import torch
 from torch import Tensor
 
 IGNORE = -100  # a target that is not scored; the number that torch's cross entropy ignores
@@ -23,6 +24,26 @@ class Batch:
     tokens: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64, IGNORE where nothing is scored
     start: Tensor | None = None  # (B, T) bool: the row begins anew before this token
+    part: int = 0  # which part of an update's rows this is, where they are taken through in several
+
+    @property
+    def terms(self) -> int:
+        """How many targets are scored: what the loss is a sum over."""
+        return int((self.targets != IGNORE).sum())
+
+    @property
+    def size(self) -> int:
+        return self.tokens.numel()
+
+    def parts(self, count: int) -> list[Batch]:
+        """The rows in `count` equal parts."""
+        starts = [None] * count if self.start is None else self.start.chunk(count)
+        rows = zip(self.tokens.chunk(count), self.targets.chunk(count), starts)
+        return [Batch(tokens, targets, start, part) for part, (tokens, targets, start) in enumerate(rows)]
+
+    def to(self, device: torch.device | str) -> Batch:
+        start = None if self.start is None else self.start.to(device)
+        return Batch(self.tokens.to(device), self.targets.to(device), start, self.part)
 
 
 class Stream(Protocol):

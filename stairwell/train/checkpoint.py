@@ -1,119 +1,160 @@
-"""A training as one set of tensors and a note, and back: weights, optimizer, states, positions, generators.
+"""A training as named tensors and a note, and back. A checkpoint is the progress and the tensors of model, objective,
+optimizer and feed; it knows no trainer.
 
-States and positions of all processes are gathered in the order of the stream, so that any number of processes that
-divides the rows can go on from them.
+    model.*  objective.*      parameters and buffers           state.*    what the objective carries from call to call
+    optimizer.KEY.*           what the optimizer remembers     feed.*     tensors of the feed's position
+    rng.DEVICE.RANK           random generators
+
+States and positions of all processes are gathered in the order of the rows, so that any number of processes that
+divides them can go on.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
-if TYPE_CHECKING:
-    from stairwell.train.loop import Trainer
+from stairwell.errors import UserError
+from stairwell.train import optimizers
+from stairwell.train.objective import Feed, Objective
+from stairwell.train.processes import World
 
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of each weight
+
+@dataclass
+class Tally:
+    """What happened since the last line of metrics. Sums are this process's own and stay on the device, so that nothing
+    has to wait for them."""
+
+    updates: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    terms: int = 0
+    gradient_norm: Tensor | float = 0.0
+    sums: dict[str, Tensor | float] = field(default_factory=dict)
+    "of the loss and of the objective's metrics"
+
+    def add(self, sums: dict[str, Tensor]) -> None:
+        for name, value in sums.items():
+            self.sums[name] = self.sums.get(name, 0) + value
+
+    def totals(self, world: World) -> dict[str, float]:
+        """The sums over all processes."""
+        return dict(zip(self.sums, world.sum(*(float(value) for value in self.sums.values()))))
 
 
-def pack(trainer: Trainer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+@dataclass
+class Progress:
+    """How far a training has come."""
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    phase: int = 0
+    best: float | None = None
+    best_loss: float = math.inf
+    best_step: int = 0
+    unimproved: int = 0
+    "validations since the best one"
+    smooth_loss: float | None = None
+    valid: dict[str, Any] | None = None
+    "the scores of a validation since the last update"
+    tally: Tally = field(default_factory=Tally)
+    curriculum: list[int] = field(default_factory=list)
+
+    def to_json(self, world: World) -> dict[str, Any]:
+        """All processes take part; sums are those of all."""
+        tally = dataclasses.replace(
+            self.tally, gradient_norm=float(self.tally.gradient_norm), sums=dict(self.tally.totals(world))
+        )
+        return {**vars(self), "tally": vars(tally)}
+
+    @staticmethod
+    def from_json(data: dict[str, Any], world: World) -> Progress:
+        tally = Tally(**data["tally"])
+        if not world.first:  # one process takes up the sums of all
+            tally.sums = dict.fromkeys(tally.sums, 0.0)
+        return Progress(**{**data, "tally": tally})
+
+
+def pack(
+    progress: Progress, objective: Objective, optimizer: Optimizer, feed: Feed, world: World
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that is needed to go on. All processes take part; the first one's result is whole."""
-    world, state = trainer.world, type(trainer.states[0]).join(trainer.states)
-    tensors = {f"state.{name}": tensor for name, tensor in world.gather_state(state).items()}
-    tensors |= {f"model.{name}": tensor for name, tensor in trainer.model.state_dict().items()}
-    for name, parameter in trainer.model.named_parameters():
-        for key, value in trainer.optimizer.state.get(parameter, {}).items():
-            tensors[f"optimizer.{key}.{name}"] = torch.as_tensor(value)
-    for device, generator in generators(trainer).items():
+    own = objective.state_dict().items()
+    tensors = {name if name.startswith("model.") else f"objective.{name}": tensor for name, tensor in own}
+    tensors |= prefixed("optimizer", optimizers.tensors(optimizer, objective))
+    state = objective.carried()
+    if state is not None:
+        tensors |= prefixed("state", world.gather_state(state))
+    for device, generator in generators(objective).items():
         tensors |= {f"rng.{device}.{rank}": part for rank, part in enumerate(world.gather(generator))}
-    positions = world.gather_json(trainer.stream.position())
-    window = trainer.window
-    loss, right = world.sum(float(window.loss), float(window.right))
-    note = {
-        "step": trainer.step,
-        "tokens": trainer.tokens,
-        "seconds": trainer.seconds,
-        "phase": trainer.phase,
-        "best": trainer.best,
-        "best_loss": trainer.best_loss,
-        "best_step": trainer.best_step,
-        "unimproved": trainer.unimproved,
-        "smooth_loss": trainer.smooth_loss,
-        "valid_now": trainer.valid_now,
-        "curriculum": trainer.curriculum.position(),
-        "window": {
-            "updates": window.updates,
-            "tokens": window.tokens,
-            "seconds": window.seconds,
-            "scored": window.scored,
-            "predicted": window.predicted,
-            "norm": float(window.norm),
-            "loss": loss,
-            "right": right,
-        },
-        "position": {**positions[0], "rows": [row for position in positions for row in position["rows"]]},
-    }
-    return tensors, note
+    position = dict(feed.position())
+    for name, tensor in position.pop("tensors", {}).items():
+        tensors[f"feed.{name}"] = torch.cat(world.gather(tensor))
+    positions = world.gather_json(position)
+    rows = [row for part in positions for row in part["rows"]]
+    return tensors, {"progress": progress.to_json(world), "position": {**positions[0], "rows": rows}}
 
 
-def unpack(trainer: Trainer, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
-    """Bring a fresh trainer to where `pack` was called."""
+def unpack(
+    tensors: dict[str, Tensor],
+    note: dict[str, Any],
+    objective: Objective,
+    optimizer: Optimizer,
+    feed: Feed,
+    world: World,
+    rows: range,
+    seed: int,
+) -> None:
+    """Bring all of them to where `pack` was called; `rows` are those of this process."""
+    own = {name: tensor for name, tensor in tensors.items() if name.startswith(("model.", "objective."))}
+    objective.load_state_dict({name.removeprefix("objective."): tensor for name, tensor in own.items()})
+    optimizers.load(optimizer, objective, part_of(tensors, "optimizer"))
+    if state := part_of(tensors, "state"):
+        objective.carry(state, rows)
+    position = dict(note["position"])
+    if carried := part_of(tensors, "feed"):
+        position["tensors"] = {name: tensor[rows.start : rows.stop] for name, tensor in carried.items()}
+    feed.seek({**position, "rows": position["rows"][rows.start : rows.stop]})
+    restore_generators(objective, tensors, world, seed + 1 + world.rank + 1_000_003 * note["progress"]["step"])
+
+
+def check_rows(note: dict[str, Any], batch: int) -> None:
     rows = note["position"]["rows"]
-    if len(rows) != trainer.config.batch:
-        raise ValueError(f"the checkpoint has {len(rows)} rows, the config {trainer.config.batch}")
-    trainer.begin_phase(note["phase"])
-    kept = ("step", "tokens", "seconds", "best", "best_loss", "best_step", "unimproved", "smooth_loss", "valid_now")
-    for name in kept:
-        setattr(trainer, name, note[name])
-    if trainer.curriculum.stages:
-        trainer.curriculum.seek(note["curriculum"])
-    for name, value in note["window"].items():
-        setattr(trainer.window, name, value)
-    if not trainer.world.first:  # sums over all processes: one of them takes them up
-        trainer.window.loss, trainer.window.right = 0.0, 0
-    trainer.stream.seek({**note["position"], "rows": rows[trainer.rows.start : trainer.rows.stop]})
-    trainer.model.load_state_dict(_part(tensors, "model."))
-    _restore_states(trainer, _part(tensors, "state."))
-    _restore_optimizer(trainer, tensors)
-    _restore_generators(trainer, tensors)
+    if len(rows) != batch:
+        raise UserError(f"the checkpoint has {len(rows)} rows, the config {batch}")
 
 
-def generators(trainer: Trainer) -> dict[str, Tensor]:
+def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
+
+
+def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    start = f"{prefix}."
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+
+
+def generators(objective: Objective) -> dict[str, Tensor]:
     """The state of every random generator that a training draws from."""
+    device = next(objective.parameters()).device
     found = {"cpu": torch.get_rng_state()}
-    if trainer.device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(trainer.device)
+    if device.type == "cuda":
+        found["cuda"] = torch.cuda.get_rng_state(device)
     return found
 
 
-def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def _restore_states(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
-    whole = type(trainer.states[0]).from_tensors(tensors).to(trainer.device)
-    size = len(trainer.rows) // trainer.config.accumulate
-    trainer.states = [whole.select(range(first, first + size)) for first in trainer.rows[::size]]
-
-
-def _restore_optimizer(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
-    for name, parameter in trainer.model.named_parameters():
-        names = {key: f"optimizer.{key}.{name}" for key in MOMENTS}
-        if names["step"] in tensors:
-            # Adam counts its steps on the CPU, whatever device the weights are on.
-            trainer.optimizer.state[parameter] = {
-                key: tensors[saved] if key == "step" else tensors[saved].to(parameter.device)
-                for key, saved in names.items()
-            }
-
-
-def _restore_generators(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
-    """Dropout goes on as it would have; with another number of processes it begins anew from seed and update."""
-    rank, size = trainer.world.rank, trainer.world.size
-    if sum(name.startswith("rng.cpu.") for name in tensors) != size:
-        torch.manual_seed(trainer.config.seed + 1 + rank + 1_000_003 * trainer.step)
+def restore_generators(objective: Objective, tensors: dict[str, Tensor], world: World, seed: int) -> None:
+    """Dropout goes on as it would have; with another number of processes it begins anew from a seed."""
+    if sum(name.startswith("rng.cpu.") for name in tensors) != world.size:
+        torch.manual_seed(seed)
         return
-    torch.set_rng_state(tensors[f"rng.cpu.{rank}"])
-    if trainer.device.type == "cuda" and f"rng.cuda.{rank}" in tensors:
-        torch.cuda.set_rng_state(tensors[f"rng.cuda.{rank}"], trainer.device)
+    torch.set_rng_state(tensors[f"rng.cpu.{world.rank}"])
+    device = next(objective.parameters()).device
+    if device.type == "cuda" and f"rng.cuda.{world.rank}" in tensors:
+        torch.cuda.set_rng_state(tensors[f"rng.cuda.{world.rank}"], device)

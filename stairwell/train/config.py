@@ -6,7 +6,12 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from stairwell.errors import UserError
 from stairwell.train.curriculum import Curriculum
+
+Decay = Literal["none", "cosine", "inverse-sqrt"]
+# Which options an optimizer reads; those of the others must be left as they are.
+READ = {"adam": ("beta1", "beta2"), "adamw": ("beta1", "beta2"), "rmsprop": ("alpha", "momentum")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,11 +25,25 @@ class TrainConfig:
     segment_warmup: int = 0
     "segment during the first half of the updates, usually shorter; 0: the same as segment"
     learning_rate: float = 1e-3
-    "learning rate of Adam"
+    "largest learning rate"
     warmup: int = 100
     "updates over which the learning rate rises from 0"
-    decay: Literal["none", "cosine"] = "none"
+    decay: Decay = "none"
     "how the learning rate falls after the warm-up"
+    optimizer: Literal["adam", "adamw", "rmsprop"] = "adam"
+    "adamw takes weight decay apart from the gradient"
+    beta1: float = 0.9
+    "adam, adamw: how slowly the average of the gradient changes"
+    beta2: float = 0.999
+    "adam, adamw: how slowly the average of its square changes"
+    alpha: float = 0.99
+    "rmsprop: how slowly the average of the gradient's square changes"
+    momentum: float = 0.0
+    "rmsprop: momentum of the updates"
+    eps: float = 1e-8
+    "added to the root of that average"
+    weight_decay: float = 0.0
+    "how strongly all parameters are pulled towards 0"
     clip: float = 1.0
     "largest norm of the gradient; larger ones are scaled down; 0: no limit"
     accumulate: int = 1
@@ -60,29 +79,25 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         for name in ("batch", "segment", "accumulate", "log_every", "valid_rows"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"train.{name} must be at least 1, not {getattr(self, name)}")
-        counts = (
-            "steps",
-            "finetune_steps",
-            "warmup",
-            "segment_warmup",
-            "validate_every",
-            "checkpoint_every",
-            "patience",
-            "valid_tokens",
-        )
-        for name in (*counts, "clip", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"train.{name} must be at least 0, not {getattr(self, name)}")
+            self._check(name, getattr(self, name) >= 1, "at least 1")
+        counts = ("steps", "finetune_steps", "warmup", "segment_warmup", "validate_every", "checkpoint_every")
+        for name in (*counts, "patience", "valid_tokens", "clip", "seed", "weight_decay"):
+            self._check(name, getattr(self, name) >= 0, "at least 0")
+        for name in ("learning_rate", "finetune_rate", "eps"):
+            self._check(name, getattr(self, name) > 0, "above 0")
+        for name in ("beta1", "beta2", "alpha", "momentum"):
+            self._check(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
+        self._check("curriculum_accuracy", 0 <= self.curriculum_accuracy <= 100, "in 0..100 percent")
         if self.batch % self.accumulate:
-            raise ValueError(f"train.accumulate {self.accumulate} does not divide the batch of {self.batch} rows")
-        for name in ("learning_rate", "finetune_rate"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"train.{name} must be above 0, not {getattr(self, name)}")
-        if not 0 <= self.curriculum_accuracy <= 100:
-            raise ValueError(f"train.curriculum_accuracy must be in 0..100 percent, not {self.curriculum_accuracy}")
+            raise UserError(f"train.accumulate {self.accumulate} does not divide the batch of {self.batch} rows")
+        for name in {name for names in READ.values() for name in names} - {*READ[self.optimizer]}:
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                raise UserError(f"train.{name} is not read with train.optimizer {self.optimizer}")
         Curriculum.parse(self.curriculum)
+
+    def _check(self, name: str, right: bool, wanted: str) -> None:
+        if not right:
+            raise UserError(f"train.{name} must be {wanted}, not {getattr(self, name)}")
 
     @property
     def total(self) -> int:
@@ -93,10 +108,12 @@ class TrainConfig:
         if step >= self.steps:
             return self.learning_rate * self.finetune_rate
         rate = self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1))
-        if self.decay == "cosine" and step >= self.warmup:
-            done = (step - self.warmup) / max(self.steps - self.warmup, 1)
-            rate *= 0.5 * (1 + math.cos(math.pi * done))
-        return rate
+        if step < self.warmup or self.decay == "none":
+            return rate
+        if self.decay == "inverse-sqrt":
+            return rate * math.sqrt(max(self.warmup, 1) / (step + 1))
+        done = (step - self.warmup) / max(self.steps - self.warmup, 1)
+        return rate * (0.5 * (1 + math.cos(math.pi * done)))
 
     def length(self, step: int) -> int:
         """The segment of an update."""

@@ -1,44 +1,44 @@
-"""Training and evaluation: truncated backpropagation over parallel streams, with the state carried along.
+"""The one loop that trains everything: an objective, the phases of a training, a config, a run folder.
 
-    for segment in stream:
-        loss, state = model(segment, state);  loss.backward();  optimizer.step();  state = state.detach()
+    for every update:  batch = feed.read();  loss = objective(batch);  loss.backward();  optimizer.step()
 
-A seed fixes a training bit for bit, and a training that was stopped goes on as if it never had been. This file prints
-nothing: it tells a `watch` function what happens.
-Letters: B rows, T tokens of a segment.
+It knows steps, schedules, accumulation, phases, curricula, processes, signals and checkpoints, and nothing of what is
+learned. A seed fixes a training bit for bit, and a training that was stopped goes on as if it never had been. This file
+prints nothing: it tells a `watch` function what happens.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import math
-import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from stairwell.models import IGNORE, LOGITS_AT_ONCE, LanguageModel
-from stairwell.state import State
-from stairwell.tasks.base import Batch, Split, Stream, Task
-from stairwell.train import checkpoint
+from stairwell.errors import UserError
+from stairwell.train import checkpoint, optimizers
+from stairwell.train.checkpoint import Progress, Tally
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
+from stairwell.train.objective import Batch, Objective, Outcome, Phase
 from stairwell.train.processes import World
 from stairwell.train.run import Run
 
 
 class Interrupted(Exception):
     """Someone asked to stop; everything is saved."""
+
+
+class NotSaved(Exception):
+    """Someone asked to stop at once, or before anything had begun; what was done since the last checkpoint is lost."""
 
 
 class Diverged(Exception):
@@ -48,221 +48,145 @@ class Diverged(Exception):
 Watch = Callable[[dict[str, Any]], None]
 
 
-class Step(nn.Module):
-    """One call as the trainer needs it: losses, and the likeliest labels where the logits are small enough to look at.
-    A module of its own so that DistributedDataParallel sees the call."""
-
-    def __init__(self, model: LanguageModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, batch: Batch, state: State) -> tuple[Tensor, Tensor | None, State]:
-        """-> losses (B, T), predictions (B, T) or none, the state after"""
-        model, targets = self.model, batch.targets
-        if targets.numel() * model.config.V > LOGITS_AT_ONCE or model.config.adaptive:
-            nll, state = model.nll(batch.tokens, targets, state, batch.start)
-            return nll, None, state
-        model.check_symbols(targets, "target", model.config.V, ignore=IGNORE)
-        logits, state = model(batch.tokens, state, batch.start)
-        nll = F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten(), reduction="none").view(targets.shape)
-        return nll, logits.argmax(-1), state
-
-
-def on(batch: Batch, device: torch.device) -> Batch:
-    return Batch(
-        batch.tokens.to(device), batch.targets.to(device), None if batch.start is None else batch.start.to(device)
-    )
-
-
-@torch.no_grad()
-def evaluate(
-    model: LanguageModel,
-    task: Task,
-    split: Split,
-    rows: int = 1,
-    segment: int = 128,
-    watch: Watch | None = None,
-    tokens: int = 0,
-) -> dict[str, float]:
-    """Stream a whole split through the model once and score it; with `tokens`, no more than about so many of them. The
-    result does not depend on `segment`."""
-    device = next(model.parameters()).device
-    was_training = model.training
-    model.eval()
-    step, score, state, done = Step(model), task.score(), model.init_state(rows), 0
-    try:
-        for batch in task.batches(split, rows, segment):
-            nll, predictions, state = step(on(batch, device), state)
-            # Scores that look at predictions come with few labels; the others never look.
-            score.add(batch, nll, predictions if predictions is not None else batch.targets.new_zeros(()))
-            done += batch.tokens.numel()
-            if watch is not None:
-                watch({"event": "evaluating", "split": split, "tokens": done})
-            if tokens and done >= tokens:
-                break
-    finally:
-        model.train(was_training)
-    return {**score.result(), "rows": rows}
-
-
-class Window:
-    """What happened between two lines of metrics, kept on the device so that nothing has to wait for it."""
-
-    def __init__(self) -> None:
-        self.updates, self.tokens, self.seconds, self.scored, self.predicted = 0, 0, 0.0, 0, 0
-        self.loss: Tensor | float = 0.0
-        self.right: Tensor | int = 0
-        self.norm: Tensor | float = 0.0
-
-
 class Trainer:
-    """A training under way: the model, its optimizer, the streams and where they stand."""
+    """A training under way: the objective, its optimizer, the feed and how far they have come."""
 
     def __init__(
-        self,
-        model: LanguageModel,
-        tasks: list[Task],
-        config: TrainConfig,
-        run: Run,
-        world: World | None = None,
-        watch: Watch | None = None,
+        self, objective: Objective, phases: Sequence[Phase], config: TrainConfig, run: Run, world: World | None = None
     ) -> None:
-        """`tasks`: one for training and, if the last phase reads other data, one for that. The model is on its device
-        already; `torch.manual_seed(config.seed)` before it is made fixes its weights."""
-        self.model, self.tasks, self.config, self.folder = model, tasks, config, run
+        """`phases`: one for training and, if the last phase reads other data, one for that. The model is on its device
+        already; `torch.manual_seed(config.seed)` before it is made fixes its parameters."""
+        self.objective, self.phases, self.config, self.folder = objective, phases, config, run
+        self.model = objective.model
         self.world = world or World()
-        self.watch: Watch = watch or (lambda event: None)
-        self.device = next(model.parameters()).device
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
-        self.call: nn.Module = Step(model)
+        self.watch: Watch = lambda event: None
+        self.device = next(objective.parameters()).device
+        self.optimizer = optimizers.make(objective, config)
+        self.call: nn.Module = objective
         if self.world.size > 1:
-            # LayerDrop and adaptive softmax leave some weights without a gradient in some updates.
-            skips = bool(getattr(model.config.core, "layer_drop", 0) or model.config.adaptive)
-            self.call = DistributedDataParallel(self.call, find_unused_parameters=skips)
+            self.call = DistributedDataParallel(objective, find_unused_parameters=objective.skips_parameters)
         self.rows = self.world.rows(config.batch)
         if len(self.rows) % config.accumulate:
-            raise ValueError(
+            raise UserError(
                 f"train.accumulate {config.accumulate} does not divide the {len(self.rows)} rows of a process"
             )
         self.check_precision()
         self.curriculum = Curriculum.parse(config.curriculum, config.curriculum_accuracy)
-        self.step, self.tokens, self.seconds = 0, 0, 0.0
-        self.best: float | None = None
-        self.best_loss = math.inf
-        self.best_step, self.unimproved = 0, 0
-        self.smooth_loss: float | None = None
-        self.valid_now: dict[str, Any] | None = None  # the scores of a validation since the last update
+        self.progress = Progress()
         self.stop_asked = False
-        self.window = Window()
+        self.writes = False  # metrics and checkpoints: the first process, once it runs
         self.begin_phase(0)
         for stage in reversed(self.curriculum.stages):  # all are tried, so that a wrong one is found out now
-            self.stream.change(**stage)
+            self.feed.change(**stage)
         torch.manual_seed(config.seed + 1 + self.world.rank)  # dropout: different on every process
 
-    def begin_phase(self, phase: int) -> None:
-        """Fresh streams and states: at the start, and where the last phase reads other data."""
-        self.phase, self.unimproved = phase, 0
-        self.task = self.tasks[min(phase, len(self.tasks) - 1)]
-        self.stream: Stream = self.task.stream(self.rows, self.config.batch, self.config.seed)
-        parts = self.config.accumulate
-        self.states = [self.model.init_state(len(self.rows) // parts) for _ in range(parts)]
+    def begin_phase(self, number: int) -> None:
+        """A fresh feed and states: at the start, and where the last phase reads other data."""
+        self.progress.phase, self.progress.unimproved = number, 0
+        phase = self.phases[min(number, len(self.phases) - 1)]
+        self.validation = phase.validation
+        self.feed = phase.feed(self.rows, self.config.batch, self.config.seed)
+        self.objective.begin(len(self.rows), self.config.accumulate)
 
-    def run(self) -> dict[str, Any]:
-        """Train to the end; the last validation. Raises Interrupted or Diverged, which leave a folder to go on from."""
-        config = self.config
-        self.metrics = self.folder.open_metrics(self.step) if self.world.first else None
-        with self.stopping_on_signals():
-            while self.step < config.total:
-                if self.done_early:
-                    if self.phase or not config.finetune_steps:
-                        break
-                    self.step = config.steps  # on to the last phase
-                if self.step >= config.steps and self.phase == 0:
-                    self.finetune()
-                self.update()
-                if self.step % config.log_every == 0 or self.step == config.total:
-                    self.log()
-                if config.validate_every and self.step % config.validate_every == 0 and self.step < config.total:
-                    self.validate()
-                if self.world.any(self.stop_asked):
-                    self.save()
-                    raise Interrupted(f"stopped and saved at update {self.step:,} of {config.total:,}")
-                if config.checkpoint_every and self.step % config.checkpoint_every == 0 and self.step < config.total:
-                    self.save()
-            final = self.valid_now or self.validate()
-            self.save()
+    def tell(self, event: dict[str, Any]) -> None:
+        self.watch(event)
+
+    def run(self, watch: Watch | None = None) -> dict[str, Any]:
+        """Train to the end; the scores of the last validation (those of the best model are kept with it in the folder).
+        Raises Interrupted, NotSaved or Diverged, which leave a folder to go on from."""
+        self.watch = watch or self.watch
+        self.writes = self.world.first
+        if self.writes:
+            self.folder.begin_metrics(self.progress.step)
+        try:
+            with self.stopping_on_signals():
+                return self.run_to_the_end()
+        except KeyboardInterrupt:
+            raise NotSaved(self.what_is_lost()) from None
+
+    def run_to_the_end(self) -> dict[str, Any]:
+        config, progress = self.config, self.progress
+        while progress.step < config.total:
+            if self.done_early:
+                if progress.phase or not config.finetune_steps:
+                    break
+                progress.step = config.steps  # on to the last phase
+            if progress.step >= config.steps and progress.phase == 0:
+                self.finetune()
+            self.update()
+            step, more = progress.step, progress.step < config.total
+            if step % config.log_every == 0 or not more:
+                self.log()
+            if config.validate_every and step % config.validate_every == 0 and more:
+                self.validate()
+            if self.world.any(self.stop_asked):
+                self.save()
+                raise Interrupted(f"stopped and saved at update {step:,} of {config.total:,}")
+            if config.checkpoint_every and step % config.checkpoint_every == 0 and more:
+                self.save()
+        final = progress.valid or self.validate()
+        self.save()
         return final
 
-    def part(self) -> None:
+    def close(self) -> None:
         """Let go of DistributedDataParallel before the processes part. If it held the last reference to their group, it
         would join the group's threads with Python's lock in hand, and one of them may be waiting for that lock."""
         if self.world.size > 1:
-            self.call = Step(self.model)
+            self.call = self.objective
             gc.collect()
 
     def finetune(self) -> None:
-        """The last phase: the same streams go on, unless it reads other data. Scores on that cannot be compared with
-        those before, so the best model is looked for anew."""
-        self.phase, self.unimproved = 1, 0
-        if len(self.tasks) > 1:
+        """The last phase: the same feed goes on, unless there is another. Scores on that cannot be compared with those
+        before, so the best model is looked for anew."""
+        self.progress.phase, self.progress.unimproved = 1, 0
+        if len(self.phases) > 1:
             self.begin_phase(1)
-            self.best = None
+            self.progress.best = None
 
     @property
     def done_early(self) -> bool:
         """Whether nothing more is to be gained: no validation was better for long, or the curriculum is mastered."""
-        if self.config.stop_when_mastered and self.curriculum.finished and self.phase == 0:
+        if self.config.stop_when_mastered and self.curriculum.finished and self.progress.phase == 0:
             return True
-        return bool(self.config.patience) and self.unimproved >= self.config.patience
+        return bool(self.config.patience) and self.progress.unimproved >= self.config.patience
 
     def update(self) -> None:
-        """One update from the next segment of every row."""
-        config, began = self.config, time.perf_counter()
-        self.model.train()
+        """One update from the next batch."""
+        config, progress, tally, began = self.config, self.progress, self.progress.tally, time.perf_counter()
+        self.objective.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = config.rate(self.step)
-        segment = self.stream.read(config.length(self.step))
-        (scored,) = self.world.sum(int((segment.targets != IGNORE).sum()))
+            group["lr"] = config.rate(progress.step)
+        batch = self.feed.read(config.length(progress.step))
+        terms, tokens = (int(number) for number in self.world.sum(batch.terms, batch.size))
         self.optimizer.zero_grad(set_to_none=True)
-        right = torch.zeros((), dtype=torch.int64, device=self.device)
-        rows = len(self.rows) // config.accumulate
-        for part in range(config.accumulate):
-            batch = on(rows_of(segment, part * rows, (part + 1) * rows), self.device)
-            nll, predictions = self.backward(batch, part, scored)
-            self.window.loss += nll.detach().sum()
-            if predictions is not None:
-                right += (predictions == batch.targets).sum()
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), config.clip or math.inf)
+        parts, right = batch.parts(config.accumulate), []
+        for place, part in enumerate(parts, start=1):
+            outcome = self.backward(part.to(self.device), terms, last=place == len(parts))
+            tally.add({"loss": outcome.loss.detach(), **outcome.metrics})
+            right.append(outcome.metrics.get("right"))
+        norm = nn.utils.clip_grad_norm_(self.objective.parameters(), config.clip or math.inf)
         self.optimizer.step()
-        self.model.core.clamp_spans()
-        self.step, self.valid_now = self.step + 1, None
-        self.grow(right, scored)
-        tokens, seconds = segment.tokens.numel() * self.world.size, time.perf_counter() - began
-        self.tokens, self.seconds = self.tokens + tokens, self.seconds + seconds
-        window = self.window
-        window.updates, window.tokens, window.seconds = (
-            window.updates + 1,
-            window.tokens + tokens,
-            window.seconds + seconds,
-        )
-        window.scored, window.right, window.norm = window.scored + int(scored), window.right + right, window.norm + norm
-        window.predicted += int(scored) if predictions is not None else 0
-        self.watch({"event": "update", "step": self.step, "tokens": self.tokens, "seconds": self.seconds})
+        self.objective.after_update()
+        progress.step, progress.valid = progress.step + 1, None
+        self.grow(right, terms)
+        seconds = time.perf_counter() - began
+        progress.tokens, progress.seconds = progress.tokens + tokens, progress.seconds + seconds
+        tally.updates, tally.tokens, tally.seconds = tally.updates + 1, tally.tokens + tokens, tally.seconds + seconds
+        tally.terms, tally.gradient_norm = tally.terms + terms, tally.gradient_norm + norm
+        self.tell({"event": "update", "step": progress.step, "tokens": progress.tokens, "seconds": progress.seconds})
 
-    def backward(self, batch: Batch, part: int, scored: float) -> tuple[Tensor, Tensor | None]:
-        """Losses and gradients of one part of the rows; `scored` counts the tokens of all rows of all processes."""
-        last = part == self.config.accumulate - 1
+    def backward(self, part: Batch, terms: int, last: bool) -> Outcome:
+        """Loss and gradients of one part of the rows; `terms` counts those of all parts of all processes."""
         # While parts are still to come, processes need not exchange gradients.
         waits = not last and isinstance(self.call, DistributedDataParallel)
         with self.call.no_sync() if waits else nullcontext(), self.autocast():  # type: ignore[operator]
-            nll, predictions, state = self.call(batch, self.states[part])
-            self.states[part] = state.detach()
-            # Processes average their gradients, but the loss is a mean over the scored tokens of all of them.
-            loss = nll.sum() * (self.world.size / max(scored, 1))
-            if last:
-                loss = loss + self.model.core.span_loss()
+            outcome: Outcome = self.call(part)
+            # Processes average their gradients, but the loss is a mean over the terms of all of them.
+            loss = outcome.loss * (self.world.size / max(terms, 1))
+            if outcome.penalty is not None:
+                loss = loss + outcome.penalty
             loss.backward()
-        return nll, predictions
+        return outcome
 
     def check_precision(self) -> None:
         """Not every device has every operation in bf16: find out before anything is trained."""
@@ -270,9 +194,9 @@ class Trainer:
             return
         try:
             with torch.random.fork_rng(devices=[]), self.autocast():
-                self.model.train()(torch.zeros(1, 1, dtype=torch.int64, device=self.device), self.model.init_state(1))
+                self.objective.rehearse()
         except RuntimeError as error:
-            raise ValueError(
+            raise UserError(
                 f"this {self.device.type} cannot run the model in bf16 ({str(error).splitlines()[0]}); "
                 "leave --train.precision at float32"
             ) from None
@@ -282,106 +206,98 @@ class Trainer:
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    def grow(self, right: Tensor, scored: float) -> None:
-        """Begin the curriculum's next stage once this one is mastered."""
-        if not self.curriculum.stages or self.phase:
+    def grow(self, right: list[Tensor | None], terms: int) -> None:
+        """Begin the curriculum's next stage once this one is mastered; `right`: how many terms of each part are."""
+        if not self.curriculum.stages or self.progress.phase:
             return
-        (all_right,) = self.world.sum(int(right))
-        if self.curriculum.mastered(int(all_right), int(scored)):
-            self.stream.change(**self.curriculum.options)
-            self.watch({"event": "stage", "step": self.step, "stage": self.curriculum.options})
+        counts = [int(part) for part in right if part is not None]
+        if not counts:
+            raise UserError(
+                "a curriculum needs an objective that counts what is `right`; leave --train.curriculum empty"
+            )
+        (all_right,) = self.world.sum(sum(counts))
+        if self.curriculum.mastered(int(all_right), terms):
+            self.feed.change(**self.curriculum.options)
+            self.tell({"event": "stage", "step": self.progress.step, "stage": self.curriculum.options})
 
     def log(self) -> None:
         """Write a line of training metrics and look whether all is well."""
-        window, self.window = self.window, Window()
-        loss, right = self.world.sum(float(window.loss), float(window.right))
-        mean = loss / max(window.scored, 1)
-        record: dict[str, Any] = {
-            "step": self.step,
-            "tokens": self.tokens,
-            "seconds": round(self.seconds, 3),
-            "loss": mean,
-        }
-        if window.predicted:
-            record["accuracy"] = 100 * right / window.predicted
-        record["learning_rate"] = self.config.rate(self.step - 1)
-        record["gradient_norm"] = float(window.norm) / window.updates
-        record["tokens_per_second"] = round(window.tokens / window.seconds, 1)
+        tally, self.progress.tally = self.progress.tally, Tally()
+        sums = tally.totals(self.world)
+        loss = sums.pop("loss") / max(tally.terms, 1)
+        record = {**self.when(), "loss": loss, **self.objective.summary(sums, tally.terms)}
+        record["learning_rate"] = self.config.rate(self.progress.step - 1)
+        record["gradient_norm"] = float(tally.gradient_norm) / tally.updates
+        record["tokens_per_second"] = round(tally.tokens / tally.seconds, 1)
         record["peak_memory"] = peak_memory(self.device)
         if self.curriculum.stages:
             record["stage"] = self.curriculum.options
-        record.update(inside(self.model))
+        record.update(self.objective.inside())
         self.write(record)
-        self.check_loss(mean)
+        self.check_loss(loss)
+
+    def when(self) -> dict[str, Any]:
+        progress = self.progress
+        return {"step": progress.step, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
 
     def check_loss(self, loss: float) -> None:
-        """Stop if the loss is not a number, or for long three times that of guessing among all labels."""
-        self.smooth_loss = loss if self.smooth_loss is None else 0.8 * self.smooth_loss + 0.2 * loss
-        guessing = math.log(self.model.config.V + 1)
-        if not math.isfinite(loss) or self.smooth_loss > 3 * guessing + 1:
+        """Stop if the loss is not a number, or for long three times that of guessing."""
+        before = self.progress.smooth_loss
+        self.progress.smooth_loss = loss if before is None else 0.8 * before + 0.2 * loss
+        if not math.isfinite(loss) or self.progress.smooth_loss > 3 * self.objective.chance + 1:
             raise self.diverged(loss)
 
     def diverged(self, loss: float) -> Diverged:
         kept = self.folder.checkpoints()
         where = f"{kept[-1].name} and the models before it are kept" if kept else "no checkpoint had been written yet"
         return Diverged(
-            f"the training has diverged: the loss is {loss:.4g} at update {self.step:,}; {where}. "
+            f"the training has diverged: the loss is {loss:.4g} at update {self.progress.step:,}; {where}. "
             "Try a smaller --train.learning_rate or more --train.warmup"
         )
 
     def validate(self) -> dict[str, Any]:
         """Score the validation split; keep the model if it is the best so far."""
-        scores: dict[str, float] = {}
-        if self.world.first:
-            rows, length = self.config.valid_rows, self.config.segment
-            scores = evaluate(self.model, self.task, "valid", rows, length, self.watch, self.config.valid_tokens)
+        progress = self.progress
+        scores: dict[str, float] = self.validation(self.model, "valid") if self.world.first else {}
         scores = self.world.share_json(scores)
-        if scores["scored"] and not math.isfinite(scores["loss"]):
-            raise self.diverged(scores["loss"])
-        value = scores[self.task.headline]
-        sign = 1 if self.task.higher_is_better else -1
+        loss = scores.get("loss", math.inf)
+        if "loss" in scores and scores.get("scored", 1) and not math.isfinite(loss):
+            raise self.diverged(loss)
+        value = scores[self.validation.headline]
+        sign = 1 if self.validation.higher_is_better else -1
         # Among equal scores the lower loss is the better model: accuracy is at its ceiling long before the loss is.
-        tied = value == self.best and scores["loss"] < self.best_loss
-        better = self.best is None or sign * value > sign * self.best or tied
-        self.unimproved = 0 if better else self.unimproved + 1
+        tied = value == progress.best and loss < progress.best_loss
+        better = progress.best is None or sign * value > sign * progress.best or tied
+        progress.unimproved = 0 if better else progress.unimproved + 1
         if better:
-            self.best, self.best_loss, self.best_step = value, scores["loss"], self.step
-            if self.world.first:
+            progress.best, progress.best_loss, progress.best_step = value, loss, progress.step
+            if self.writes:
                 self.save_model(scores)
-        self.write(
-            {
-                "step": self.step,
-                "tokens": self.tokens,
-                "seconds": round(self.seconds, 3),
-                "valid": scores,
-                "best": better,
-            }
-        )
-        self.valid_now = scores
+        self.write({**self.when(), "valid": scores, "best": better})
+        progress.valid = scores
         return scores
 
     def write(self, record: dict[str, Any]) -> None:
-        if self.metrics is not None:
-            try:
-                self.metrics.write(json.dumps(record) + "\n")
-                self.metrics.flush()
-            except OSError as error:
-                raise OSError(f"{self.metrics.name} could not be written ({error.strerror})") from None
-        self.watch({"event": "metrics", **record})
+        if self.writes:
+            self.folder.add_metrics(record)
+        self.tell({"event": "metrics", **record})
 
     def save_model(self, scores: dict[str, float]) -> None:
-        note = {"step": self.step, "tokens": self.tokens, "valid": scores}
+        self.folder.check_there()
+        note = {"step": self.progress.step, "tokens": self.progress.tokens, "valid": scores}
         self.folder.save_model(dict(self.model.state_dict()), note)
 
     def save(self) -> None:
         """Write a checkpoint with everything that is needed to go on."""
-        tensors, note = checkpoint.pack(self)
+        self.progress.curriculum = self.curriculum.position()
+        tensors, note = checkpoint.pack(self.progress, self.objective, self.optimizer, self.feed, self.world)
         # Never replace a training that can go on by one that cannot.
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise self.diverged(math.nan)
-        if self.world.first:
-            self.folder.save_checkpoint(self.step, tensors, note)
-            self.watch({"event": "saved", "step": self.step})
+        if self.writes:
+            self.folder.check_there()
+            self.folder.save_checkpoint(self.progress.step, tensors, note)
+            self.tell({"event": "saved", "step": self.progress.step})
         self.world.wait()
 
     def resume(self) -> list[str]:
@@ -390,23 +306,42 @@ class Trainer:
         if not self.folder.checkpoints():
             return [f"{self.folder.path} holds no checkpoint yet; beginning from the start"]
         tensors, note, damaged = self.folder.load_checkpoint()
-        checkpoint.unpack(self, tensors, note)
+        checkpoint.check_rows(note, self.config.batch)
+        saved = Progress.from_json(note["progress"], self.world)
+        self.begin_phase(saved.phase)
+        self.progress = saved
+        if self.curriculum.stages:
+            self.curriculum.seek(saved.curriculum)
+        parts = (self.objective, self.optimizer, self.feed, self.world)
+        checkpoint.unpack(tensors, note, *parts, self.rows, self.config.seed)
         return damaged
+
+    def what_is_lost(self) -> str:
+        kept = self.folder.newest_step
+        since = f"since the checkpoint of update {kept:,}" if kept else "so far"
+        return f"stopped at once at update {self.progress.step:,}; what was learned {since} is not saved"
 
     @contextmanager
     def stopping_on_signals(self) -> Iterator[None]:
-        """Ctrl-C or SIGTERM: finish the update, save, stop. A second one stops at once."""
+        """Ctrl-C, SIGTERM, or the terminal's end (SIGHUP): finish the update, save, stop. A second Ctrl-C stops at
+        once; the others may come twice when a terminal is closed, and mean the same."""
 
         def ask(number: int, frame: Any) -> None:
-            if self.stop_asked:
+            if self.stop_asked and number == signal.SIGINT:
                 raise KeyboardInterrupt
-            self.stop_asked = True
-            self.watch({"event": "stopping"})
+            if not self.stop_asked:
+                self.stop_asked = True
+                self.tell({"event": "stopping"})
 
         if threading.current_thread() is not threading.main_thread():
             yield  # signals belong to the main thread
             return
-        before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        # Not on Windows; and who started us with `nohup` does not want us to stop.
+        hangup = getattr(signal, "SIGHUP", None)
+        if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+            numbers.append(hangup)
+        before = {number: signal.signal(number, ask) for number in numbers}
         try:
             yield
         finally:
@@ -414,27 +349,13 @@ class Trainer:
                 signal.signal(number, handler)
 
 
-def rows_of(batch: Batch, first: int, last: int) -> Batch:
-    start = None if batch.start is None else batch.start[first:last]
-    return Batch(batch.tokens[first:last], batch.targets[first:last], start)
-
-
-def inside(model: LanguageModel) -> dict[str, Any]:
-    """What a model has learned about itself: what its memory is made of, how far its heads look."""
-    found: dict[str, Any] = {}
-    mix = getattr(model.core, "mix", None)
-    if mix is not None and mix.weights is not None:
-        with torch.no_grad():
-            found["layer_weights"] = [[round(weight, 4) for weight in row] for row in mix(mix.weights).tolist()]
-    spans: list[Any] = getattr(model.core, "spans", list)()
-    if spans:
-        found["spans"] = [[round(z, 1) for z in span.z.tolist()] for span in spans]
-    return found
-
-
 def peak_memory(device: torch.device) -> int:
-    """The most memory used so far, in bytes: of the device, or of this process."""
+    """The most memory used so far, in bytes: of the device, or of this process; 0 where nobody can tell."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource  # not on Windows
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux kibibytes
