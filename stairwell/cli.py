@@ -1,7 +1,7 @@
 """The command line. The only room that parses arguments and prints.
 
-Results go to stdout, progress to stderr. Exit status: 0 done, 1 failed (a diverged training, a full disk), 2 the user's
-mistake, 130 interrupted and saved.
+Results go to stdout, progress to stderr. Exit status: 0 done, 1 failed (a diverged training, a full disk, a training
+interrupted before it could be saved), 2 the user's mistake, 130 interrupted and saved.
 """
 
 from __future__ import annotations
@@ -446,8 +446,10 @@ def result_text(result: dict[str, Any]) -> str:
 
 def main() -> None:
     """The entry point: every expected error is one line."""
+    from stairwell.display import go_on_unread
     from stairwell.train import Diverged, Interrupted, NotSaved
 
+    go_on_unread()
     try:
         status = app(prog_name="stairwell", standalone_mode=False)
     except (Interrupted, KeyboardInterrupt, typer.Abort) as error:

@@ -157,6 +157,8 @@ def become(request: dict[str, Any]) -> None:
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing more becomes an error instead of the end
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    if ignored := os.environ.get("TEST_IGNORED_SIGNAL"):
+        signal.signal(int(ignored), signal.SIG_IGN)
     status = 1
     try:
         cli.main()

@@ -110,8 +110,10 @@ def train(job: Job, device: str, engine: str, show: Show) -> dict[str, Any] | No
         raise Interrupted(f"{stopped}; {onwards}") from None
     except NotSaved as stopped:
         raise NotSaved(f"{stopped}; {onwards}") from None
-    except KeyboardInterrupt:  # not during an update: those are finished first
-        raise NotSaved("interrupted before the training began; nothing was done, nothing is saved") from None
+    except KeyboardInterrupt:
+        kept = job.run.newest_step
+        saved = f"the checkpoint of update {kept:,} is kept; {onwards}" if kept else "nothing is saved"
+        raise NotSaved(f"interrupted before the first update; {saved}") from None
 
 
 def _train(job: Job, device: torch.device, engine: str, show: Show, world: World) -> dict[str, Any] | None:
