@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +98,21 @@ def test_the_learning_rate_rises_stays_falls_and_is_a_tenth_in_the_last_phase() 
         [1.0, 2.0, 2.0, 1.0, 1 + math.cos(math.pi * 0.99)]
     )
     assert TrainConfig(warmup=0, learning_rate=2.0).rate(0) == 2.0
+    # Vaswani et al. 2017: linear to the warm-up's end, then as one over the root of the update.
+    root = TrainConfig(steps=1000, warmup=10, learning_rate=2.0, decay="inverse-sqrt")
+    assert [root.rate(step) for step in (4, 9, 39, 89)] == pytest.approx([1.0, 2.0, 1.0, 2 / 3])
+    assert TrainConfig(steps=9, warmup=0, learning_rate=2.0, decay="inverse-sqrt").rate(3) == pytest.approx(1.0)
+
+
+def test_without_the_module_resource_memory_is_not_told_and_nothing_else_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows: every command starts, and a training runs."""
+    blocked = "import sys; sys.modules['resource'] = sys.modules['fcntl'] = None; import stairwell.cli, stairwell.train"
+    assert subprocess.run([sys.executable, "-c", blocked], cwd=Path(__file__).parents[2]).returncode == 0
+    monkeypatch.setitem(sys.modules, "resource", None)
+    trainer(tmp_path).run()
+    assert Run(tmp_path).metrics()[0]["peak_memory"] == 0
 
 
 def test_segments_are_shorter_in_the_first_half_if_asked(tmp_path: Path) -> None:
