@@ -67,7 +67,7 @@ def test_the_options_reach_the_optimizer(name: str) -> None:
     for gradient in gradients:
         module.weight.grad = torch.full_like(module.weight, gradient)
         optimizer.step()
-    assert float(module.weight) == pytest.approx(worked_by_hand(name, gradients), rel=1e-9)
+    assert module.weight.item() == pytest.approx(worked_by_hand(name, gradients), rel=1e-9)
 
 
 def test_a_count_of_steps_stays_where_torch_wants_it() -> None:
