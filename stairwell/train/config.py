@@ -17,11 +17,11 @@ READ = {"adam": ("beta1", "beta2"), "adamw": ("beta1", "beta2"), "rmsprop": ("al
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     steps: int = 1000
-    "updates"
+    "updates of the parameters"
     batch: int = 32
-    "parallel streams (B)"
+    "batch size: rows that are read in parallel (B)"
     segment: int = 64
-    "tokens of each stream in one update: the length of backpropagation through time (T)"
+    "tokens of each row in one update: the length of backpropagation through time (T)"
     segment_warmup: int = 0
     "segment during the first half of the updates, usually shorter; 0: the same as segment"
     learning_rate: float = 1e-3
@@ -47,7 +47,7 @@ class TrainConfig:
     clip: float = 1.0
     "largest norm of the gradient; larger ones are scaled down; 0: no limit"
     accumulate: int = 1
-    "parts that the rows are taken through one after the other, to save memory; the result is the same"
+    "gradient accumulation: take the rows through in so many parts, to save memory; the result is the same"
     finetune_steps: int = 0
     "updates of a last phase with a smaller learning rate"
     finetune_rate: float = 0.1
@@ -63,7 +63,7 @@ class TrainConfig:
     precision: Literal["float32", "bf16"] = "float32"
     "bf16: autocast of matrix products, for devices where that is faster"
     seed: int = 0
-    "fixes weights, data order and dropout"
+    "fixes initial parameters, data order and dropout"
     validate_every: int = 500
     "updates between validations; 0: only at the end"
     valid_rows: int = 32

@@ -11,14 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from stairwell.state import State
-
-Split = Literal["valid", "test"]
+from stairwell.tasks.base import Split
 
 
 class Batch(Protocol):

@@ -71,14 +71,17 @@ class Run:
                 path.unlink(missing_ok=True)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Everything measured so far. A last line that a crash cut short is passed over."""
+        """Everything measured so far. Lines that cannot be read, such as a last one that a crash cut short, are passed
+        over: a damaged log must not keep a whole checkpoint from being used."""
         records = []
         path = self.path / "metrics.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_bytes().split(b"\n") if path.exists() else []:
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+                record = json.loads(line)
+            except ValueError:
                 continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
         return records
 
     def begin_metrics(self, step: int) -> None:

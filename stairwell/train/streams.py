@@ -17,10 +17,10 @@ from torch import Tensor
 
 from stairwell.models import LanguageModel
 from stairwell.state import State
-from stairwell.tasks.base import Batch, Task
+from stairwell.tasks.base import Batch, Split, Task
 from stairwell.train.config import TrainConfig
 from stairwell.train.loop import Trainer, Watch
-from stairwell.train.objective import Objective, Outcome, Phase, Split
+from stairwell.train.objective import Objective, Outcome, Phase
 from stairwell.train.processes import World
 from stairwell.train.run import Run
 

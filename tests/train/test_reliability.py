@@ -218,6 +218,17 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_used(
     assert "no checkpoint in run can be read" in line and "going back" not in line
 
 
+@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"[1, 2]\n", b'{"step": "many"}\n', b'{"loss": 1}\n', b'{"step": 40'])
+def test_a_damaged_log_does_not_keep_a_whole_checkpoint_from_being_used(
+    line: bytes, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(line)
+    assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").status == 0
+    assert measured(run) == measured(uninterrupted / "run")
+
+
 def test_every_flipped_byte_of_a_checkpoint_is_found(uninterrupted: Path, tmp_path: Path) -> None:
     newest = Run(copy_of(uninterrupted, tmp_path)).checkpoints()[-1]
     whole, dice = newest.read_bytes(), random.Random(0)
