@@ -10,6 +10,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,33 +104,50 @@ def test_a_training_begun_with_nohup_does_not_stop_with_its_terminal(tmp_path: P
     assert newest_step(tmp_path / "run") == STEPS
 
 
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGHUP])
-def test_a_second_interrupt_stops_at_once_and_does_not_claim_to_have_saved(
-    first: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The signals come in the middle of an update, after five have been saved."""
+@pytest.fixture
+def interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """A training that these signals meet in the middle of its eighth update, after five were saved: its status and the
+    last line it leaves."""
     forward = CrossEntropy.forward
-    calls: list[int] = []
 
-    def interrupted(self: CrossEntropy, batch: Any) -> Any:
-        calls.append(1)
-        if len(calls) == 8:
-            os.kill(os.getpid(), first)
-            os.kill(os.getpid(), first)  # a terminal that closes sends this twice
-            os.kill(os.getpid(), signal.SIGINT)
-        return forward(self, batch)
+    def run(*numbers: int) -> tuple[int, str]:
+        calls: list[int] = []
 
-    monkeypatch.setattr(CrossEntropy, "forward", interrupted)
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["stairwell", "train", "parity/lstm", *TINY, "--steps", "40", "--out", "run"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    told = capsys.readouterr()
-    assert ended.value.code == 1 and told.out == ""
-    line = told.err.splitlines()[-1]
+        def forward_with_signals(self: CrossEntropy, batch: Any) -> Any:
+            calls.append(1)
+            for number in numbers if len(calls) == 8 else ():
+                os.kill(os.getpid(), number)
+            return forward(self, batch)
+
+        monkeypatch.setattr(CrossEntropy, "forward", forward_with_signals)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["stairwell", "train", "parity/lstm", *TINY, "--steps", "40", "--out", "run"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        assert told.out == "" and "Traceback" not in told.err
+        return int(str(ended.value.code)), told.err.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_stops_at_once_and_does_not_claim_to_have_saved(
+    first: int, interrupted: Callable[..., tuple[int, str]]
+) -> None:
+    status, line = interrupted(first, signal.SIGINT)
+    assert status == 1
     assert "stopped at once at update 7; what was learned since the checkpoint of update 5 is not saved" in line
     assert line.endswith("go on with: stairwell train --resume --out run")
-    assert "Traceback" not in told.err
+
+
+def test_a_terminal_that_says_twice_that_it_is_gone_does_no_harm(interrupted: Callable[..., tuple[int, str]]) -> None:
+    status, line = interrupted(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)
+    assert status == 130 and line.startswith(
+        "stopped and saved at update 8 of 40; go on with: stairwell train --resume"
+    )
 
 
 def test_an_interrupt_before_the_first_update_says_that_nothing_is_saved(
