@@ -6,13 +6,14 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from types import TracebackType
 
 
 def is_command() -> bool:
     """Whether this process is `stairwell ...` or `python -m stairwell ...`."""
     name = sys.argv[0] if sys.argv else ""
-    module = name == "-m" and sys.orig_argv[1:3] == ["-m", "stairwell"]
+    module = name == "-m" and ("-m", "stairwell") in pairwise(sys.orig_argv)
     return module or os.path.basename(name) in ("stairwell", "stairwell.exe")
 
 
