@@ -1,5 +1,12 @@
 """Transformers that read their own past thoughts: the Feedback Transformer, Staircase attention, their baselines."""
 
+# isort: off
+from stairwell import startup
+
+if startup.is_command():
+    startup.prepare()
+# isort: on
+
 from stairwell.cores import CORES, build
 from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.feedback import FeedbackConfig

@@ -1,7 +1,7 @@
 """The command line. The only room that parses arguments and prints.
 
-Results go to stdout, progress to stderr. Exit status: 0 done, 1 failed (a diverged training, a full disk), 2 the user's
-mistake, 130 interrupted and saved.
+Results go to stdout, progress to stderr. Exit status: 0 done, 1 failed (a diverged training, a full disk, a training
+interrupted before it could be saved), 2 the user's mistake, 130 interrupted and saved.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def dotted_options() -> list[tuple[str, str, str]]:
     from stairwell.experiments.experiment import DERIVED
     from stairwell.models import LanguageModelConfig
     from stairwell.tasks import TASKS, task_type
-    from stairwell.train_config import TrainConfig
+    from stairwell.train.config import TrainConfig
 
     kinds: dict[str, dict[str, type]] = {
         "core": {name: kind for name, (kind, _) in CORES.items()},
@@ -182,24 +182,24 @@ def train_command(
 ) -> None:
     """Train a model. Every field of an experiment can be set: see the panels below."""
     from stairwell.display import Silence, display
-    from stairwell.experiments.running import plan, train, train_seeds
+    from stairwell.experiments.trainings import job_to_resume, new_job, train, train_seeds
 
     options = dict(options or {})
     for name, value in (("train.steps", steps), ("train.seed", seed)):
         if value is not None:
             options[name] = str(value)
-    planned = plan(experiment, config, out, resume, options)
+    job = (job_to_resume if resume else new_job)(experiment, config, out, options)
     if show:
-        print(json.dumps(planned.experiment.to_json(), indent=2))
+        print(json.dumps(job.experiment.to_json(), indent=2))
         return
 
     def progress(title: str, total: int, done: int) -> Any:
         return display(title, total, done, quiet) if os.environ.get("RANK", "0") == "0" else Silence()
 
     if seeds == 1:
-        result = train(planned, device, engine, progress)
+        result = train(job, device, engine, progress)
     else:
-        result = train_seeds(planned, seeds, device, engine, progress)
+        result = train_seeds(job, seeds, device, engine, progress)
     if result is not None:
         print(strict_json(result) if as_json else result_text(result))
 
@@ -220,7 +220,7 @@ def eval_command(
     as_json: Annotated[bool, typer.Option("--json", help="the result as one JSON object")] = False,
 ) -> None:
     """Stream a whole split through a trained model and score it."""
-    from stairwell.experiments.running import evaluate_run
+    from stairwell.experiments.trainings import evaluate_run
 
     if split not in ("valid", "test"):
         raise ValueError(f"--split must be valid or test, not '{split}'")
@@ -352,7 +352,7 @@ def generate(
 @app.command()
 def info() -> None:
     """Tell versions, device, engine and threads."""
-    from stairwell.experiments.running import information
+    from stairwell.experiments.trainings import information
 
     for name, value in information().items():
         print(f"{name:12} {value}")
@@ -457,14 +457,16 @@ def main() -> None:
 
 def command() -> int:
     """Carry the command out; its exit status. A Ctrl-C arrives as a status too, in typer's way."""
-    from stairwell.train import Diverged, Interrupted
+    from stairwell.display import go_on_unread
+    from stairwell.train import Diverged, Interrupted, NotSaved
 
+    go_on_unread()
     try:
         status = app(prog_name="stairwell", standalone_mode=False)
     except (Interrupted, typer.Abort) as error:
         say(str(error) or "interrupted")
         sys.exit(INTERRUPTED)
-    except Diverged as error:
+    except (Diverged, NotSaved) as error:
         fail(error, 1)
     except (ValueError, TypeError, *WRONG_PATHS) as error:
         fail(error, 2)

@@ -6,11 +6,41 @@ Part of the command line: everything goes to stderr, so that stdout holds result
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from itertools import pairwise
-from typing import Any
+from typing import Any, TextIO, cast
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 48  # characters
+
+
+class Unread:
+    """A stream that nobody has to read: once its reader or its terminal is gone, what is written to it is lost, and
+    nothing else happens."""
+
+    # A signal that comes while something is being written, and has something to say itself, is a RuntimeError.
+    ERRORS = (OSError, ValueError, RuntimeError)
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(*self.ERRORS):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(*self.ERRORS):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def go_on_unread() -> None:
+    """Nobody needs to read progress: a training goes on in silence when standard error is closed."""
+    if not isinstance(sys.stderr, Unread):
+        sys.stderr = cast(TextIO, Unread(sys.stderr))
 
 
 def curve(values: list[float], width: int = CURVE) -> str:

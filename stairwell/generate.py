@@ -15,7 +15,7 @@ import torch
 from stairwell import text
 from stairwell.decode import Session, sampler, stream
 from stairwell.errors import UserError
-from stairwell.experiments.running import load
+from stairwell.experiments.trainings import load
 from stairwell.models import LanguageModel
 
 

@@ -2,6 +2,7 @@
 
     logits, state = model(tokens, state)              tokens (B, T) int64 -> (B, T, V)
     losses, state = model.nll(tokens, targets, state)        per-token losses (B, T), for any size of vocabulary
+    losses, likeliest, state = model.losses(tokens, targets, state)          and the symbols it would have chosen
 
 Letters: B rows, T tokens, D width, V output symbols.
 """
@@ -114,9 +115,12 @@ class Head(nn.Module):
         vectors = self.vectors if self.embedding is None else self.embedding.vectors
         return F.linear(x, vectors, self.bias)
 
-    def nll(self, x: Tensor, targets: Tensor) -> Tensor:
-        """x (n, D), targets (n,) -> (n,)"""
-        return F.cross_entropy(self(x).float() if x.dtype != torch.float64 else self(x), targets, reduction="none")
+    def losses(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """x (..., D), targets (...) -> the loss of each target (...), the likeliest symbol (...)"""
+        logits = self(x)
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        nll = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none")
+        return nll.view(targets.shape), logits.detach().argmax(-1)
 
 
 class AdaptiveVectors(nn.Module):
@@ -180,9 +184,15 @@ class AdaptiveHead(nn.Module):
             steps.append(first[..., frequent + i - 1, None] + self.scores(x, i).log_softmax(-1))
         return torch.cat(steps, -1)
 
-    def nll(self, x: Tensor, targets: Tensor) -> Tensor:
+    def losses(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """x (..., D), targets (...) -> the loss of each target (...), the likeliest symbol (...)"""
+        flat, shape = x.flatten(0, -2), targets.shape
+        first = self.first_step(flat)
+        return self.nll(flat, targets.flatten(), first).view(shape), self.likeliest(flat, first).view(shape)
+
+    def nll(self, x: Tensor, targets: Tensor, first: Tensor) -> Tensor:
         """x (n, D), targets (n,) -> (n,). A cluster's words are scored only for the tokens that are in it."""
-        first, frequent = self.first_step(x), self.clusters[0][1]
+        frequent = self.clusters[0][1]
         losses = first.new_zeros(targets.shape)
         for i, (begin, end) in enumerate(self.clusters):
             where = ((targets >= begin) & (targets < end)).nonzero().flatten()
@@ -196,6 +206,23 @@ class AdaptiveHead(nn.Module):
                 loss = -first[where, frequent + i - 1] - inside
             losses = losses.index_put((where,), loss)
         return losses
+
+    @torch.no_grad()
+    def likeliest(self, x: Tensor, first: Tensor) -> Tensor:
+        """x (n, D) -> (n,). No word is likelier than its cluster, so a cluster is looked into only for the tokens for
+        which it is itself likelier than the best word so far."""
+        frequent = self.clusters[0][1]
+        best, word = first[:, :frequent].max(-1)
+        for i in range(1, len(self.clusters)):
+            where = (first[:, frequent + i - 1] > best).nonzero().flatten()
+            if not where.numel():
+                continue
+            inside, place = self.scores(x[where], i).log_softmax(-1).max(-1)
+            found = first[where, frequent + i - 1] + inside
+            better = found > best[where]
+            best[where[better]] = found[better]
+            word[where[better]] = place[better] + self.clusters[i][0]
+        return word
 
 
 class LanguageModel(nn.Module):
@@ -240,7 +267,15 @@ class LanguageModel(nn.Module):
         return self.head(x), state
 
     def nll(self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
-        """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, and the state after.
+        """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, and the state after"""
+        losses, _, state = self.losses(tokens, targets, state, start)
+        return losses, state
+
+    def losses(
+        self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, the likeliest symbols (B, T),
+        and the state after.
 
         A large vocabulary's logits are formed for a block of tokens at a time, never for the whole batch."""
         check_tensor(tokens, "tokens")
@@ -249,15 +284,16 @@ class LanguageModel(nn.Module):
         if targets.shape != tokens.shape:
             raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
         x, state = self.hidden(tokens, state, start)
-        flat, wanted = x.flatten(0, 1), targets.flatten()
         block = max(1, LOGITS_AT_ONCE // self.config.V)
-        if flat.shape[0] <= block:
-            return self.head.nll(flat, wanted).view(targets.shape), state
-        losses = [
-            checkpoint(self.head.nll, flat[i : i + block], wanted[i : i + block], use_reentrant=False)
+        if targets.numel() <= block:
+            return *self.head.losses(x, targets), state
+        flat, wanted = x.flatten(0, 1), targets.flatten()
+        blocks = [
+            checkpoint(self.head.losses, flat[i : i + block], wanted[i : i + block], use_reentrant=False)
             for i in range(0, flat.shape[0], block)
         ]
-        return torch.cat(losses).view(targets.shape), state
+        losses, likeliest = (torch.cat(parts).view(targets.shape) for parts in zip(*blocks))
+        return losses, likeliest, state
 
     def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """What the head reads: (B, T, D) after the last norm."""

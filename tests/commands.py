@@ -115,7 +115,7 @@ def serve() -> None:
 
     import stairwell.cli
     import stairwell.display
-    import stairwell.experiments.running  # noqa: F401
+    import stairwell.experiments.trainings  # noqa: F401
 
     # Torch loads much of itself with the first optimizer.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])
@@ -159,6 +159,8 @@ def become(request: dict[str, Any]) -> None:
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing more becomes an error instead of the end
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    if ignored := os.environ.get("TEST_IGNORED_SIGNAL"):
+        signal.signal(int(ignored), signal.SIG_IGN)
     status = 1
     try:
         cli.main()
@@ -188,7 +190,7 @@ def interrupt_at(place: str) -> None:
 
 def weights(run: Path) -> dict[str, Any]:
     """Every number that a training ends with: the model to use and the newest checkpoint, without the note."""
-    from stairwell.runs import load_tensors
+    from stairwell.train.run import load_tensors
 
     newest = max((run / "checkpoints").glob("step-*.safetensors"))
     model, _ = load_tensors(run / "model.safetensors")

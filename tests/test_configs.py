@@ -14,10 +14,8 @@ from stairwell import configs
 from stairwell.cores import CORES
 from stairwell.experiments import Experiment, preset
 from stairwell.models import LanguageModelConfig
-from stairwell.runs import Run
 from stairwell.tasks import TASKS, task_type
-from stairwell.train import Trainer
-from stairwell.train_config import TrainConfig
+from stairwell.train import Run, TrainConfig, stream_trainer
 
 KINDS = {
     **{f"core {name}": kind for name, (kind, _) in CORES.items()},
@@ -115,9 +113,10 @@ def train_one(experiment: Experiment, folder: Path) -> None:
     tasks = experiment.make_tasks()
     model = experiment.make_model(tasks[0])
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    trainer = Trainer(model, tasks, experiment.train, Run(folder))
+    trainer = stream_trainer(model, tasks, experiment.train, Run(folder))
     trainer.update()
-    assert torch.tensor(float(trainer.window.loss)).isfinite() and trainer.window.updates == 1
+    tally = trainer.progress.tally
+    assert torch.tensor(float(tally.sums["loss"])).isfinite() and tally.updates == 1
     changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert all(parameter.isfinite().all() for parameter in model.parameters()) and sum(changed) > len(changed) // 2
 

@@ -11,7 +11,7 @@ import torch
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
 from stairwell.decode import Session, greedy
 from stairwell.display import Silence
-from stairwell.experiments.running import load, plan, train
+from stairwell.experiments.trainings import load, new_job, train
 from stairwell.generate import generate_text, spell, write
 from stairwell.text import BPE, Bytes, Characters, Separated, Vocabulary, Words
 
@@ -74,7 +74,7 @@ def test_a_mistake_is_told_before_the_first_piece(options: dict[str, Any], told:
 
 def trained(folder: Path, name: str, **options: str) -> Path:
     sizes = {"core.width": "8", "core.layers": "1", "train.steps": "2", "train.batch": "2", "train.segment": "8"}
-    train(plan(name, None, folder / "run", False, {**sizes, **options}), "cpu", "auto", lambda *_: Silence())
+    train(new_job(name, None, folder / "run", {**sizes, **options}), "cpu", "auto", lambda *_: Silence())
     return folder / "run"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from stairwell.display import Silence
-from stairwell.experiments.running import evaluate_run, plan, train
+from stairwell.experiments.trainings import evaluate_run, new_job, train
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +33,8 @@ def learn(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
         "train.checkpoint_every": 0,
         **options,
     }
-    planned = plan(name, None, folder / "run", False, {key: str(value) for key, value in small.items()})
-    train(planned, "cpu", "auto", lambda title, total, done: Silence())
+    job = new_job(name, None, folder / "run", {key: str(value) for key, value in small.items()})
+    train(job, "cpu", "auto", lambda title, total, done: Silence())
     scores = evaluate_run(folder / "run", "test", None, 1, 256, "cpu", "auto", None)
     print(f"{name}: {scores}")
     return scores

@@ -25,7 +25,7 @@ from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.state import State
-from stairwell.world import World
+from stairwell.train.processes import World
 
 SMALL: dict[str, Any] = {"width": 4, "layers": 2}
 

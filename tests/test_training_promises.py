@@ -16,10 +16,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stairwell.experiments import Experiment, faceoff, preset, reproducing
 from stairwell.experiments.measures import Reach, Sample, Score
-from stairwell.experiments.running import evaluate_run, fit, load
-from stairwell.experiments.study import SCALES, catalogue, find
-from stairwell.runs import Run
-from stairwell.train import evaluate
+from stairwell.experiments.study import SCALES
+from stairwell.experiments.trainings import evaluate_run, fit, load
+from stairwell.train import Run, evaluate
 from tests.commands import TINY, stairwell
 
 # Splits of different sizes, so that the number of scored tokens says which one was read.
@@ -88,7 +87,7 @@ def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> Non
 def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None:
     """Nothing but what says valid or dev is read from the validation split."""
     seen = set()
-    for make in catalogue().values():
+    for make in CATALOGUE.values():
         for column in make(scale).columns:
             if isinstance(column, Score | Sample):
                 wanted = "valid" if column.title.startswith(("valid", "dev")) else "test"
@@ -168,7 +167,7 @@ def write_results(out: Path, study: Any, scores: list[dict[str, float]]) -> dict
     ids=["accuracy", "loss"],
 )
 def test_the_best_seed_of_a_table_is_the_best_by_validation(scores: list[dict[str, float]], tmp_path: Path) -> None:
-    study = find("staircase.table1.random-walk", "laptop")[0].changed({}, seeds=3)
+    study = studies("staircase.table1.random-walk", "laptop")[0].changed({}, seeds=3)
     measured = write_results(tmp_path, study, scores)
     summed = reproducing.sum_up(study, tmp_path)
     for row in summed["rows"]:

@@ -2,6 +2,6 @@
 
 from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.presets import preset
-from stairwell.experiments.running import fit, load
+from stairwell.experiments.trainings import fit, load
 
 __all__ = ["Experiment", "fit", "load", "preset"]

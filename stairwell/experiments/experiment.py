@@ -11,11 +11,11 @@ import torch
 
 from stairwell import configs
 from stairwell.cores import config_type
-from stairwell.curriculum import Curriculum
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.tasks import Spec, Task, kept_tasks, make_task, task_type
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
+from stairwell.train.curriculum import Curriculum
 
 SECTIONS = ("core", "model", "task", "train")
 DERIVED = ("core", "inputs", "outputs")  # fields of the model's config that follow from the other sections

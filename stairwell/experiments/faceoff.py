@@ -13,11 +13,10 @@ from typing import Any
 
 from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.presets import preset
-from stairwell.experiments.running import Plan, Show, evaluate_run, train
+from stairwell.experiments.trainings import Job, Show, evaluate_run, train
 from stairwell.files import write_text
 from stairwell.provenance import provenance
-from stairwell.runs import Run
-from stairwell.train import Interrupted
+from stairwell.train import Interrupted, Run
 
 LENGTH = 50
 NAMES = {"feedback": "Feedback", "transformer-xl": "Transformer-XL"}
@@ -47,7 +46,7 @@ def face_off(out: Path, updates: int, device: str, engine: str, show: Show) -> d
         finished = run.path / "result.json"
         if not finished.exists():
             try:
-                result = train(Plan(contender(core, updates), run, resume=run.exists), device, engine, show)
+                result = train(Job(contender(core, updates), run, resume=run.exists), device, engine, show)
             except Interrupted as stopped:
                 saved = str(stopped).partition(";")[0]
                 raise Interrupted(f"{NAMES[core]} {saved}; the same command again goes on from there") from None

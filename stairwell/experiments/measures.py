@@ -11,10 +11,9 @@ import torch
 
 from stairwell import configs
 from stairwell.decode import Session
-from stairwell.experiments.running import load
-from stairwell.runs import Run
+from stairwell.experiments.trainings import load
 from stairwell.tasks import Split
-from stairwell.train import evaluate
+from stairwell.train import Run, evaluate
 
 ROWS = {False: 50, True: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of files
 

@@ -15,7 +15,7 @@ from stairwell.errors import UserError
 from stairwell.experiments.experiment import Experiment
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import task_type
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
 
 
 @dataclass(frozen=True)

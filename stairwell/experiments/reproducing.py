@@ -23,13 +23,12 @@ import torch
 
 from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.papers import CATALOGUE
-from stairwell.experiments.running import Plan, Show, choose_device, train, without_format
 from stairwell.experiments.study import Study, Training, memory_in_words, spread_in_words
+from stairwell.experiments.trainings import Job, Show, choose_device, experiment_of, train
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
-from stairwell.runs import Run
-from stairwell.train import Interrupted
+from stairwell.train import Interrupted, Run
 
 SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
 USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale
@@ -42,7 +41,7 @@ def missing(study: Study, out: Path) -> list[Training]:
     wanted = []
     for training in study.trainings():
         run = Run(out / training.folder)
-        if run.exists and without_format(run.read_config()) != training.experiment.to_json():
+        if run.exists and experiment_of(run) != training.experiment:
             raise ValueError(f"{run.path} holds a training with another config; choose another --out")
         if not (run.path / "result.json").exists():
             wanted.append(training)
@@ -76,7 +75,7 @@ def taken_over(study: Study, training: Training, out: Path, device: str, engine:
         return False
     for done in sorted(out.parent.glob("*/*/seed-*/result.json")):
         other = Run(done.parent)
-        if not other.exists or without_format(other.read_config()) != training.experiment.to_json():
+        if not other.exists or experiment_of(other) != training.experiment:
             continue
         shutil.copytree(other.path, run.path, ignore=shutil.ignore_patterns("checkpoints", ".lock", "result.json"))
         result = json.loads(done.read_text(encoding="utf-8"))
@@ -95,7 +94,7 @@ def check_data(study: Study) -> None:
 def train_here(training: Training, out: Path, device: str, engine: str, show: Show) -> dict[str, Any]:
     run = Run(out / training.folder)
     try:
-        result = train(Plan(training.experiment, run, resume=run.exists), device, engine, show)
+        result = train(Job(training.experiment, run, resume=run.exists), device, engine, show)
     except Interrupted as stopped:
         saved = str(stopped).partition(";")[0]
         raise Interrupted(f"{training.name}: {saved}; the same command again goes on from there") from None

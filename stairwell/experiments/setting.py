@@ -9,7 +9,7 @@ from typing import Any
 from stairwell.cores import config_type
 from stairwell.experiments.experiment import Experiment
 from stairwell.models import LanguageModelConfig
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 
 from stairwell import configs
 from stairwell.experiments.experiment import Experiment
-from stairwell.runs import Run
+from stairwell.train.run import Run
 
 Scale = Literal["laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("laptop", "paper")

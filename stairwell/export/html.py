@@ -68,7 +68,7 @@ def export_html(shown: Sequence[Shown], path: str | os.PathLike[str]) -> int:
 
 def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Shown]:
     """The trained models of run folders, called after their cores."""
-    from stairwell.experiments.running import load
+    from stairwell.experiments.trainings import load
     from stairwell.report.reading import TITLES
 
     found = []

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from stairwell import inspect
-from stairwell.curriculum import Curriculum
 from stairwell.errors import UserError
 from stairwell.experiments.experiment import SECTIONS, Experiment
 from stairwell.experiments.presets import preset
-from stairwell.experiments.running import load, without_format
+from stairwell.experiments.trainings import load, without_format
 from stairwell.models import LanguageModel
-from stairwell.runs import Run
 from stairwell.tasks import Batch, Split, Task
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
-from stairwell.train import inside
+from stairwell.train.curriculum import Curriculum
+from stairwell.train.run import Run
+from stairwell.train.streams import inside
 
 TITLES = {
     "feedback": "Feedback",

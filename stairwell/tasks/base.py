@@ -10,7 +10,7 @@ A task speaks of token ids and labels only; it knows no model. Letters: B rows, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -30,20 +30,26 @@ class Batch:
     tokens: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64, IGNORE where nothing is scored
     start: Tensor | None = None  # (B, T) bool: the row begins anew before this token
+    part: int = 0  # which part of an update's rows this is, where they are taken through in several
 
     @property
     def terms(self) -> int:
-        """How many tokens are scored: what a mean loss is divided by."""
+        """How many targets are scored: what the loss is a sum over."""
         return int((self.targets != IGNORE).sum())
 
-    def rows(self, first: int, last: int) -> Batch:
-        """Rows `first` to `last` alone."""
-        start = None if self.start is None else self.start[first:last]
-        return replace(self, tokens=self.tokens[first:last], targets=self.targets[first:last], start=start)
+    @property
+    def size(self) -> int:
+        return self.tokens.numel()
+
+    def parts(self, count: int) -> list[Batch]:
+        """The rows in `count` equal parts."""
+        starts = [None] * count if self.start is None else self.start.chunk(count)
+        rows = zip(self.tokens.chunk(count), self.targets.chunk(count), starts)
+        return [Batch(tokens, targets, start, part) for part, (tokens, targets, start) in enumerate(rows)]
 
     def to(self, device: torch.device | str) -> Batch:
         start = None if self.start is None else self.start.to(device)
-        return replace(self, tokens=self.tokens.to(device), targets=self.targets.to(device), start=start)
+        return Batch(self.tokens.to(device), self.targets.to(device), start, self.part)
 
 
 class Feed(Protocol):

@@ -19,10 +19,10 @@ from stairwell.cores.staircase import StaircaseConfig
 from stairwell.cores.time import ages
 from stairwell.decode import Session
 from stairwell.experiments import Experiment, preset
-from stairwell.experiments.running import Plan, train
+from stairwell.experiments.trainings import Job, train
 from stairwell.fast import native, segment
 from stairwell.fast.feedback import prepare
-from stairwell.runs import Run
+from stairwell.train.run import Run
 from tests import laws
 from tests.commands import measured, weights
 
@@ -132,7 +132,7 @@ def train_to(experiment: Experiment, folder: Path, steps: int, engine: str) -> N
         return nullcontext(lambda event: None)
 
     asked = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
-    train(Plan(asked, run, resume=run.exists), "cpu", engine, show)
+    train(Job(asked, run, resume=run.exists), "cpu", engine, show)
     assert f"the {engine}" in titles[0], titles
 
 

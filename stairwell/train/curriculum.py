@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stairwell.errors import UserError
+
 WINDOW = 20  # updates over which accuracy is measured
 GROWTH = 1.25
 
@@ -73,7 +75,7 @@ def _option(option: str, text: str) -> tuple[str, list[int]]:
     except ValueError:
         low, high = 1, 0
     if not name.strip() or low < 0 or high < low:
-        raise ValueError(
+        raise UserError(
             f"cannot read the curriculum '{text}' at '{option}'; "
             "write name=8..100, or stages such as name=1,other=5;name=2,other=9"
         )

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.runs import Run, load_tensors
-from stairwell.world import World
+from stairwell.train.processes import World
+from stairwell.train.run import Run, load_tensors
 from tests.commands import PATIENCE, TINY, Command, Ended, assert_same_weights, begin, measured, newest_step, stairwell
 
 # Two processes add up gradients in another order than one: rounding, which grows from update to update.

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from stairwell.curriculum import WINDOW, Curriculum
 from stairwell.experiments import preset
+from stairwell.train.curriculum import WINDOW, Curriculum
 
 
 def test_a_range_grows_by_a_quarter_and_ends_where_it_should() -> None:

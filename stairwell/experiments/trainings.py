@@ -22,30 +22,28 @@ from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.presets import preset
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
-from stairwell.runs import Run, read_config
 from stairwell.tasks import Split, Task, spec
-from stairwell.train import Interrupted, Trainer, Watch, evaluate
-from stairwell.world import World
+from stairwell.train import Interrupted, NotSaved, Run, Watch, evaluate, stream_trainer
+from stairwell.train.processes import World
+from stairwell.train.run import read_config
 
 # Opens whatever shows a training's progress: a title, updates in all, updates done before.
 Show = Callable[[str, int, int], AbstractContextManager[Watch]]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A training that has been checked but not begun."""
+class Job:
+    """What to train and where: checked, but not begun."""
 
     experiment: Experiment
     run: Run
     resume: bool
 
 
-def plan(name: str | None, config: Path | None, out: Path | None, resume: bool, options: dict[str, str]) -> Plan:
-    """What is to be trained, and where. Nothing is written."""
-    if resume:
-        return plan_resume(name, config, out, options)
+def new_job(name: str | None, config: Path | None, out: Path | None, options: dict[str, str]) -> Job:
+    """A training of a named experiment, or of a run's config, with options set from text. Nothing is written."""
     if (name is None) == (config is None):
-        raise ValueError("name an experiment, such as random-walk/feedback, or give --config a run's config.json")
+        raise UserError("name an experiment, such as random-walk/feedback, or give --config a run's config.json")
     if config is not None:
         experiment = Experiment.from_json(without_format(read_config(config)), str(config))
     else:
@@ -54,27 +52,38 @@ def plan(name: str | None, config: Path | None, out: Path | None, resume: bool, 
     run = Run(out or default_folder(experiment))
     if run.exists:
         raise holds_a_training(run)
-    return Plan(experiment, run, resume=False)
+    return Job(experiment, run, resume=False)
 
 
-def plan_resume(name: str | None, config: Path | None, out: Path | None, options: dict[str, str]) -> Plan:
+def job_to_resume(name: str | None, config: Path | None, out: Path | None, options: dict[str, str]) -> Job:
+    """The training of a run folder, to go on with; only its number of steps may change."""
     if config is not None:
-        raise ValueError("--resume goes on with the config in --out; leave out --config")
+        raise UserError("--resume goes on with the config in --out; leave out --config")
     if out is None and name is None:
-        raise ValueError("--resume needs --out, the folder of the training to go on with")
+        raise UserError("--resume needs --out, the folder of the training to go on with")
     run = Run(out or default_folder(preset(str(name))))
-    kept = Experiment.from_json(without_format(run.read_config()), str(run.path / "config.json"))
+    kept = experiment_of(run)
     experiment = kept.with_options({key: value for key, value in options.items() if key == "train.steps"})
     changed = sorted(set(options) - {"train.steps"})
     if changed and kept.with_options(options) != experiment:
-        raise ValueError(f"a resumed training keeps its config: only --steps may change, not --{changed[0]}")
+        raise UserError(f"a resumed training keeps its config: only --steps may change, not --{changed[0]}")
     if name is not None and name != kept.name:
-        raise ValueError(f"{run.path} is a training of {kept.name}, not of {name}")
-    return Plan(experiment, run, resume=True)
+        raise UserError(f"{run.path} is a training of {kept.name}, not of {name}")
+    if experiment.train.total < min(run.newest_step, kept.train.total):
+        raise UserError(
+            f"{run.path} is at update {run.newest_step:,} already, beyond --steps {experiment.train.steps:,}; "
+            "leave out --steps, or name more"
+        )
+    return Job(experiment, run, resume=True)
 
 
-def holds_a_training(run: Run) -> ValueError:
-    return ValueError(f"{run.path} holds a training already; go on with it (--resume) or choose another --out")
+def experiment_of(run: Run) -> Experiment:
+    """What a run folder was asked to train."""
+    return Experiment.from_json(without_format(run.read_config()), str(run.path / "config.json"))
+
+
+def holds_a_training(run: Run) -> UserError:
+    return UserError(f"{run.path} holds a training already; go on with it (--resume) or choose another --out")
 
 
 def default_folder(experiment: Experiment) -> Path:
@@ -85,49 +94,57 @@ def without_format(config: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in ("format", "stairwell")}
 
 
-def train(plan: Plan, device: str, engine: str, show: Show) -> dict[str, Any] | None:
+def train(job: Job, device: str, engine: str, show: Show) -> dict[str, Any] | None:
     """Train to the end; the result, or nothing on all processes but the first."""
-    chosen = choose_device(device)
+    onwards = f"go on with: stairwell train --resume --out {job.run.path}"
     try:
+        chosen = choose_device(device)
         with World.together(chosen) as world:
             if not world.first:
-                return _train(plan, chosen, engine, show, world)
-            with plan.run.locked():
-                if plan.run.exists and not plan.resume:
-                    raise holds_a_training(plan.run)
-                return _train(plan, chosen, engine, show, world)
+                return _train(job, chosen, engine, show, world)
+            with job.run.locked():
+                if job.run.exists and not job.resume:
+                    raise holds_a_training(job.run)
+                return _train(job, chosen, engine, show, world)
     except Interrupted as stopped:
-        raise Interrupted(f"{stopped}; go on with: stairwell train --resume --out {plan.run.path}") from None
+        raise Interrupted(f"{stopped}; {onwards}") from None
+    except NotSaved as stopped:
+        raise NotSaved(f"{stopped}; {onwards}") from None
+    except KeyboardInterrupt:
+        kept = job.run.newest_step
+        saved = f"the checkpoint of update {kept:,} is kept; {onwards}" if kept else "nothing is saved"
+        raise NotSaved(f"interrupted before the first update; {saved}") from None
 
 
-def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: World) -> dict[str, Any] | None:
-    experiment, run = plan.experiment, plan.run
-    tasks = experiment.make_tasks(run.path if plan.resume else None)
+def _train(job: Job, device: torch.device, engine: str, show: Show, world: World) -> dict[str, Any] | None:
+    experiment, run = job.experiment, job.run
+    tasks = experiment.make_tasks(run.path if job.resume else None)
     model = experiment.make_model(tasks[0], device, engine)
-    weights = sum(parameter.numel() for parameter in model.parameters())
-    title = f"{experiment.name}: {weights:,} weights on {device} by {model.core.engine_name}\n{tasks[0].describe()}"
-    trainer = Trainer(model, tasks, experiment.train, run, world)
-    damaged = trainer.resume() if plan.resume else []
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    title = f"{experiment.name}: {parameters:,} parameters on {device}; {model.core.engine_name}\n{tasks[0].describe()}"
+    trainer = stream_trainer(model, tasks, experiment.train, run, world)
+    damaged = trainer.resume() if job.resume else []
+    progress = trainer.progress
     if world.first:
-        prepare_folder(plan, tasks)
-    with show(title, experiment.train.total, trainer.step) as watch:
+        prepare_folder(job, tasks)
+    with show(title, experiment.train.total, progress.step) as watch:
         for word in damaged:
             watch({"event": "warning", "text": word})
-        trainer.watch = with_tensorboard(watch, run) if world.first else watch
         try:
-            trainer.run()
+            trainer.run(with_tensorboard(watch, run) if world.first else watch)
         finally:
-            trainer.part()
+            trainer.close()
     if not world.first:
         return None
-    scores = run.load_model()[1]["valid"]  # of the weights that are kept: the best, not always the last
+    scores = run.load_model()[1]["valid"]  # of the parameters that are kept: the best, not always the last
     result = {
         "run": str(run.path),
-        "updates": trainer.step,
-        "tokens": trainer.tokens,
-        "seconds": round(trainer.seconds, 1),
+        "updates": progress.step,
+        "tokens": progress.tokens,
+        "seconds": round(progress.seconds, 1),
     }
-    result |= {"data": trainer.task.describe(), "weights": weights, "best_update": trainer.best_step}
+    data = tasks[min(progress.phase, len(tasks) - 1)].describe()
+    result |= {"data": data, "weights": parameters, "best_update": progress.best_step}
     return result | {f"valid_{name}": value for name, value in scores.items()}
 
 
@@ -136,15 +153,15 @@ def fit(
 ) -> dict[str, Any]:
     """Train an experiment into a new folder, or go on with the training there, without showing anything."""
     run = Run(out)
-    result = train(Plan(experiment, run, resume=run.exists), device, engine, lambda *_: nullcontext(lambda event: None))
+    result = train(Job(experiment, run, resume=run.exists), device, engine, lambda *_: nullcontext(lambda event: None))
     assert result is not None, "fit is for a single process"
     return result
 
 
-def prepare_folder(plan: Plan, tasks: list[Task]) -> None:
+def prepare_folder(job: Job, tasks: list[Task]) -> None:
     """The config last: with it the folder is a run, and a run has what it needs."""
-    spec.write(plan.run.path, plan.experiment.task_name, tasks)
-    plan.run.write_config({"stairwell": stairwell.__version__, **plan.experiment.to_json()})
+    spec.write(job.run.path, job.experiment.task_name, tasks)
+    job.run.write_config({"stairwell": stairwell.__version__, **job.experiment.to_json()})
 
 
 def with_tensorboard(watch: Watch, run: Run) -> Watch:
@@ -167,29 +184,33 @@ def with_tensorboard(watch: Watch, run: Run) -> Watch:
     return both
 
 
-def train_seeds(plan: Plan, seeds: int, device: str, engine: str, show: Show) -> dict[str, Any] | None:
+def train_seeds(job: Job, seeds: int, device: str, engine: str, show: Show) -> dict[str, Any] | None:
     """The same training with several seeds, each in a folder of its own; those that are done are not done again."""
-    first = plan.experiment.train.seed
+    if job.resume:
+        raise UserError(
+            f"{job.run.path} is one training; to go on with several --seeds, give the command that began them again"
+        )
+    first = job.experiment.train.seed
     with World.together(choose_device(device)) as world:
-        results = [train_seed(plan, seed, device, engine, show, world) for seed in range(first, first + seeds)]
+        results = [train_seed(job, seed, device, engine, show, world) for seed in range(first, first + seeds)]
     if not world.first:
         return None
-    summary = sum_up(results, headline(plan.experiment))
-    write_text(plan.run.path / "seeds.json", json.dumps({**summary, "runs": results}, indent=2) + "\n")
+    summary = sum_up(results, headline(job.experiment))
+    write_text(job.run.path / "seeds.json", json.dumps({**summary, "runs": results}, indent=2) + "\n")
     return summary
 
 
-def train_seed(plan: Plan, seed: int, device: str, engine: str, show: Show, world: World) -> dict[str, Any]:
-    train_config = dataclasses.replace(plan.experiment.train, seed=seed)
-    experiment = dataclasses.replace(plan.experiment, train=train_config)
-    run = Run(plan.run.path / f"seed-{seed}")
+def train_seed(job: Job, seed: int, device: str, engine: str, show: Show, world: World) -> dict[str, Any]:
+    train_config = dataclasses.replace(job.experiment.train, seed=seed)
+    experiment = dataclasses.replace(job.experiment, train=train_config)
+    run = Run(job.run.path / f"seed-{seed}")
     result = run.path / "result.json"
     # What the first process finds holds for all: a slower one might find what the first has begun to write.
     begun, done = world.share_json([run.exists, result.exists()])
-    if begun and without_format(run.read_config()) != experiment.to_json():
-        raise ValueError(f"{run.path} holds a training with another config; choose another --out")
+    if begun and experiment_of(run) != experiment:
+        raise UserError(f"{run.path} holds a training with another config; choose another --out")
     if not done:
-        trained = train(Plan(experiment, run, resume=begun), device, engine, show)
+        trained = train(Job(experiment, run, resume=begun), device, engine, show)
         if world.first:
             write_text(result, json.dumps(trained) + "\n")
     return json.loads(result.read_text(encoding="utf-8")) if world.first else {}
@@ -220,12 +241,12 @@ def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto
     """The trained model of a run folder and its task, from the folder alone: whatever has become of the data, it is not
     opened before someone reads it."""
     run = Run(path)
-    experiment = Experiment.from_json(without_format(run.read_config()), str(run.path / "config.json"))
-    weights, _ = run.load_model()
+    experiment = experiment_of(run)
+    parameters, _ = run.load_model()
     task = experiment.make_tasks(run.path)[-1]
     model = experiment.make_model(task, choose_device(device), engine)
     try:
-        model.load_state_dict(weights)
+        model.load_state_dict(parameters)
     except RuntimeError:
         raise UserError(f"{run.path}: model.safetensors does not fit config.json; one of them was changed") from None
     return model.eval(), task
@@ -257,7 +278,7 @@ def choose_device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ValueError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+        raise UserError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
     return device
 
 

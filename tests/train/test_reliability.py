@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import random
 import shutil
 import signal
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from stairwell.runs import Run, load_tensors
+from stairwell import cli
+from stairwell.train import CrossEntropy, Run
+from stairwell.train.run import load_tensors
 from tests.commands import TINY, Ended, assert_same_weights, begin, measured, newest_step, stairwell
 
 STEPS = 40
@@ -70,7 +76,7 @@ def test_a_killed_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> Non
     assert not list(run.rglob("*.tmp")), "what was half-written is gone"
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_training_saves_and_says_how_to_go_on(number: int, uninterrupted: Path, tmp_path: Path) -> None:
     name = "random-walk/lstm"
     command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run")
@@ -86,6 +92,105 @@ def test_an_interrupted_training_saves_and_says_how_to_go_on(number: int, uninte
     assert stairwell(tmp_path, *told).status == 0
     assert_same_weights(tmp_path / "run", uninterrupted / "run")
     assert measured(tmp_path / "run") == measured(uninterrupted / "run")
+
+
+def test_a_training_begun_with_nohup_does_not_stop_with_its_terminal(tmp_path: Path) -> None:
+    name = "random-walk/lstm"
+    options = [*EVERYTHING, *EXPERIMENTS[name], "--out", "run"]
+    command = begin(tmp_path, "train", name, *options, TEST_IGNORED_SIGNAL=str(int(signal.SIGHUP)))
+    assert command.until(lambda: newest_step(tmp_path / "run") >= 3)
+    command.kill(signal.SIGHUP)
+    assert command.end().status == 0
+    assert newest_step(tmp_path / "run") == STEPS
+
+
+@pytest.fixture
+def interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """A training that these signals meet in the middle of its eighth update, after five were saved: its status and the
+    last line it leaves."""
+    forward = CrossEntropy.forward
+
+    def run(*numbers: int) -> tuple[int, str]:
+        calls: list[int] = []
+
+        def forward_with_signals(self: CrossEntropy, batch: Any) -> Any:
+            calls.append(1)
+            for number in numbers if len(calls) == 8 else ():
+                os.kill(os.getpid(), number)
+            return forward(self, batch)
+
+        monkeypatch.setattr(CrossEntropy, "forward", forward_with_signals)
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["stairwell", "train", "parity/lstm", *TINY, "--steps", "40", "--out", "run"])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        told = capsys.readouterr()
+        assert told.out == "" and "Traceback" not in told.err
+        return int(str(ended.value.code)), told.err.splitlines()[-1]
+
+    return run
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_stops_at_once_and_does_not_claim_to_have_saved(
+    first: int, interrupted: Callable[..., tuple[int, str]]
+) -> None:
+    status, line = interrupted(first, signal.SIGINT)
+    assert status == 1
+    assert "stopped at once at update 7; what was learned since the checkpoint of update 5 is not saved" in line
+    assert line.endswith("go on with: stairwell train --resume --out run")
+
+
+def test_a_terminal_that_says_twice_that_it_is_gone_does_no_harm(interrupted: Callable[..., tuple[int, str]]) -> None:
+    status, line = interrupted(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)
+    assert status == 130 and line.startswith(
+        "stopped and saved at update 8 of 40; go on with: stairwell train --resume"
+    )
+
+
+def test_an_interrupt_before_the_first_update_says_that_nothing_is_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("stairwell.experiments.experiment.Experiment.make_model", interrupted)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["stairwell", "train", "parity/lstm", *TINY, "--out", "run"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "stairwell: interrupted before the first update; nothing is saved\n"
+
+
+def test_a_run_folder_that_is_deleted_during_a_training_is_told_at_once(tmp_path: Path) -> None:
+    name, run = "random-walk/lstm", tmp_path / "run"
+    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--steps", "100000", "--out", "run")
+    assert command.until(lambda: newest_step(run) >= 3)
+    command.kill(signal.SIGSTOP)
+    shutil.rmtree(run)
+    command.kill(signal.SIGCONT)
+    ended = command.end()
+    assert ended.status == 1 and ended.out == "", ended
+    assert ended.err == "stairwell: run was deleted during the training, so the training has stopped\n"
+    assert not run.exists()
+
+
+def test_resuming_with_fewer_updates_than_were_done_changes_nothing(uninterrupted: Path, tmp_path: Path) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    before = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--steps", "10").line
+    assert f"run is at update {STEPS} already, beyond --steps 10; leave out --steps, or name more" in line
+    assert {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_one_training_cannot_be_resumed_with_several_seeds(uninterrupted: Path, tmp_path: Path) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--seeds", "2").line
+    assert "run is one training; to go on with several --seeds, give the command that began them again" in line
+    assert not list(run.glob("seed-*"))
 
 
 def test_a_finished_training_that_is_resumed_stays_as_it_is(uninterrupted: Path, tmp_path: Path) -> None:
@@ -129,6 +234,17 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_used(
         damage(path)  # type: ignore[operator]
     line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").line
     assert "no checkpoint in run can be read" in line and "going back" not in line
+
+
+@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"[1, 2]\n", b'{"step": "many"}\n', b'{"loss": 1}\n', b'{"step": 40'])
+def test_a_damaged_log_does_not_keep_a_whole_checkpoint_from_being_used(
+    line: bytes, uninterrupted: Path, tmp_path: Path
+) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    with (run / "metrics.jsonl").open("ab") as file:
+        file.write(line)
+    assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").status == 0
+    assert measured(run) == measured(uninterrupted / "run")
 
 
 def test_every_flipped_byte_of_a_checkpoint_is_found(uninterrupted: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 config.json              what was asked for; can be fed back in
 metrics.jsonl            one JSON object a line: training, validation
-model.safetensors        the weights to use: the best by validation, or the last where nothing was validated
+model.safetensors        the parameters to use: the best by validation
 task.json                what is known of the data: symbols <-> ids, a hash of every split
 checkpoints/             the two newest moments to go on from, each one file, checked by a hash
 """
@@ -15,13 +15,14 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from stairwell.errors import UserError
 from stairwell.files import write_atomically, write_text
 
 FORMAT = 1
@@ -43,7 +44,7 @@ class Run:
 
     def read_config(self) -> dict[str, Any]:
         if not self.exists:
-            raise ValueError(f"{self.path} is not a run folder: it has no config.json")
+            raise UserError(f"{self.path} is not a run folder: it has no config.json")
         return read_config(self.path / "config.json")
 
     @contextmanager
@@ -57,7 +58,7 @@ class Run:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                raise ValueError(
+                raise UserError(
                     f"another training is writing to {self.path}; wait for it or choose another --out"
                 ) from None
             self.tidy()
@@ -70,29 +71,45 @@ class Run:
                 path.unlink(missing_ok=True)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Everything measured so far. A last line that a crash cut short is passed over."""
+        """Everything measured so far. Lines that cannot be read, such as a last one that a crash cut short, are passed
+        over: a damaged log must not keep a whole checkpoint from being used."""
         records = []
         path = self.path / "metrics.jsonl"
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_bytes().split(b"\n") if path.exists() else []:
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
+                record = json.loads(line)
+            except ValueError:
                 continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
         return records
 
-    def open_metrics(self, step: int) -> TextIO:
-        """To append to, after forgetting what was measured beyond `step`: it will be measured again."""
+    def begin_metrics(self, step: int) -> None:
+        """Forget what was measured beyond `step`: it will be measured again."""
         kept = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
         write_text(self.path / "metrics.jsonl", "".join(kept))
-        return open(self.path / "metrics.jsonl", "a", encoding="utf-8")
 
-    def save_model(self, weights: dict[str, Tensor], note: dict[str, Any]) -> None:
-        save_tensors(self.path / "model.safetensors", weights, note)
+    def add_metrics(self, record: dict[str, Any]) -> None:
+        self.check_there()
+        path = self.path / "metrics.jsonl"
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise OSError(f"{path} could not be written ({error.strerror})") from None
+
+    def check_there(self) -> None:
+        """A folder that someone deletes during a training must not come to life again without its config."""
+        if not (self.path / "metrics.jsonl").exists():
+            raise OSError(f"{self.path} was deleted during the training, so the training has stopped")
+
+    def save_model(self, parameters: dict[str, Tensor], note: dict[str, Any]) -> None:
+        save_tensors(self.path / "model.safetensors", parameters, note)
 
     def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         path = self.path / "model.safetensors"
         if not path.exists():
-            raise ValueError(f"{self.path} holds no model yet: train it, or resume it, until it is first saved")
+            raise UserError(f"{self.path} holds no model yet: train it, or resume it, until it is first saved")
         return load_tensors(path)
 
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
@@ -105,6 +122,12 @@ class Run:
         """Oldest first."""
         return sorted((self.path / "checkpoints").glob("step-*.safetensors"))
 
+    @property
+    def newest_step(self) -> int:
+        """The update of the newest checkpoint; 0 where there is none."""
+        found = self.checkpoints()
+        return int(found[-1].stem.removeprefix("step-")) if found else 0
+
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
         """The newest checkpoint that is whole, and a word on each one that is not."""
         damaged: list[str] = []
@@ -114,8 +137,8 @@ class Run:
             except ValueError as error:
                 damaged.append(str(error))
         if damaged:
-            raise ValueError(f"no checkpoint in {self.path} can be read: {'; '.join(damaged)}")
-        raise ValueError(f"{self.path} holds no checkpoint to resume from; start without --resume in another --out")
+            raise UserError(f"no checkpoint in {self.path} can be read: {'; '.join(damaged)}")
+        raise UserError(f"{self.path} holds no checkpoint to resume from; start without --resume in another --out")
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -123,13 +146,13 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not readable JSON: {error}") from None
+        raise UserError(f"{path} is not readable JSON: {error}") from None
     except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     if not isinstance(config, dict) or not isinstance(config.get("format"), int):
-        raise ValueError(f"{path} is not a stairwell config: it has no 'format'")
+        raise UserError(f"{path} is not a stairwell config: it has no 'format'")
     if config["format"] > FORMAT:
-        raise ValueError(
+        raise UserError(
             f"{path} was written by a newer stairwell (format {config['format']}, this one reads {FORMAT}); upgrade"
         )
     return config
@@ -153,9 +176,9 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             metadata = json.loads((file.metadata() or {}).get("stairwell", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is damaged ({error})") from None
+        raise UserError(f"{path} is damaged ({error})") from None
     if metadata.get("hash") != _hash(tensors, metadata.get("note", "")):
-        raise ValueError(f"{path} is damaged (its contents do not match their hash)")
+        raise UserError(f"{path} is damaged (its contents do not match their hash)")
     return tensors, json.loads(metadata["note"])
 
 

@@ -1,4 +1,4 @@
-"""The processes that train together: one, or as many as `torchrun` started. Rows of the stream are dealt among them."""
+"""The processes that train together: one, or as many as `torchrun` started. Rows are dealt among them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stairwell.errors import UserError
 from stairwell.state import State
 
 
@@ -43,9 +44,9 @@ class World:
         return self.rank == 0
 
     def rows(self, batch: int) -> range:
-        """The rows of the stream that this process reads."""
+        """The rows that this process reads."""
         if batch % self.size:
-            raise ValueError(
+            raise UserError(
                 f"{self.size} processes cannot share {batch} rows equally; choose a multiple of {self.size}"
             )
         share = batch // self.size

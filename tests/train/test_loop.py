@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,8 @@ import pytest
 import torch
 
 from stairwell.experiments import Experiment, preset
-from stairwell.experiments.running import Plan, sum_up, with_tensorboard
-from stairwell.runs import Run
-from stairwell.train import Trainer, evaluate
-from stairwell.train_config import TrainConfig
+from stairwell.experiments.trainings import Job, sum_up, with_tensorboard
+from stairwell.train import Run, TrainConfig, Trainer, evaluate, stream_trainer
 from tests.commands import TINY, assert_same_weights, measured, stairwell
 
 TRAIN = {
@@ -35,7 +35,11 @@ def experiment(name: str, **options: Any) -> Experiment:
 def trainer(folder: Path, name: str = "parity/feedback", **options: Any) -> Trainer:
     made = experiment(name, **options)
     tasks = made.make_tasks()
-    return Trainer(made.make_model(tasks[0]), tasks, made.train, Run(folder))
+    return stream_trainer(made.make_model(tasks[0]), tasks, made.train, Run(folder))
+
+
+def task_of(trainer: Trainer) -> Any:
+    return trainer.validation.task
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
@@ -66,7 +70,7 @@ def test_accumulation_gives_the_same_updates(core: str, tmp_path: Path) -> None:
 def test_an_update_is_the_mean_over_the_scored_tokens(tmp_path: Path) -> None:
     """Counting asks nothing at its A's: those tokens weigh nothing."""
     run = trainer(tmp_path, "counting/lstm", task__length=3, train__clip=0)
-    batch = run.task.feed(range(4), 4, 0).read(8)
+    batch = task_of(run).feed(range(4), 4, 0).read(8)
     nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(4), batch.start)
     asked = batch.targets != -100
     assert 0 < asked.sum() < asked.numel()
@@ -79,10 +83,10 @@ def test_an_update_is_the_mean_over_the_scored_tokens(tmp_path: Path) -> None:
 def test_the_state_is_carried_from_segment_to_segment_and_cut_from_the_graph(tmp_path: Path) -> None:
     run = trainer(tmp_path, "random-walk/lstm")
     run.update()
-    assert all(int(count) == 8 for count in run.states[0].count)
+    assert all(int(count) == 8 for count in run.objective.states[0].count)
     run.update()
-    assert all(int(count) == 16 for count in run.states[0].count)
-    assert not any(tensor.requires_grad for _, tensor in run.states[0].tensors())
+    assert all(int(count) == 16 for count in run.objective.states[0].count)
+    assert not any(tensor.requires_grad for _, tensor in run.objective.states[0].tensors())
 
 
 def test_the_learning_rate_rises_stays_falls_and_is_a_tenth_in_the_last_phase() -> None:
@@ -94,6 +98,21 @@ def test_the_learning_rate_rises_stays_falls_and_is_a_tenth_in_the_last_phase() 
         [1.0, 2.0, 2.0, 1.0, 1 + math.cos(math.pi * 0.99)]
     )
     assert TrainConfig(warmup=0, learning_rate=2.0).rate(0) == 2.0
+    # Vaswani et al. 2017: linear to the warm-up's end, then as one over the root of the update.
+    root = TrainConfig(steps=1000, warmup=10, learning_rate=2.0, decay="inverse-sqrt")
+    assert [root.rate(step) for step in (4, 9, 39, 89)] == pytest.approx([1.0, 2.0, 1.0, 2 / 3])
+    assert TrainConfig(steps=9, warmup=0, learning_rate=2.0, decay="inverse-sqrt").rate(3) == pytest.approx(1.0)
+
+
+def test_without_the_module_resource_memory_is_not_told_and_nothing_else_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows: every command starts, and a training runs."""
+    blocked = "import sys; sys.modules['resource'] = sys.modules['fcntl'] = None; import stairwell.cli, stairwell.train"
+    assert subprocess.run([sys.executable, "-c", blocked], cwd=Path(__file__).parents[2]).returncode == 0
+    monkeypatch.setitem(sys.modules, "resource", None)
+    trainer(tmp_path).run()
+    assert Run(tmp_path).metrics()[0]["peak_memory"] == 0
 
 
 def test_segments_are_shorter_in_the_first_half_if_asked(tmp_path: Path) -> None:
@@ -112,7 +131,7 @@ def test_the_last_phase_trains_at_a_tenth_and_goes_on_with_the_same_stream(tmp_p
     run.run(), whole.run()
     rates = [record["learning_rate"] for record in measured(tmp_path / "fine") if "loss" in record]
     assert rates == pytest.approx([2e-3] * 6 + [2e-4] * 3)
-    assert run.stream.position() == whole.stream.position()
+    assert run.feed.position() == whole.feed.position()
 
 
 def test_the_last_phase_may_read_other_data_with_the_same_symbols(tmp_path: Path) -> None:
@@ -146,7 +165,7 @@ def test_the_last_phase_may_read_other_data_with_the_same_symbols(tmp_path: Path
 def test_a_training_that_no_longer_improves_stops(tmp_path: Path) -> None:
     run = trainer(tmp_path, train__validate_every=2, train__patience=3, train__steps=500, train__learning_rate=1e-12)
     run.run()
-    assert run.step == 8, "one validation is the best, three more are no better"
+    assert run.progress.step == 8, "one validation is the best, three more are no better"
     records = [record for record in measured(tmp_path) if "valid" in record]
     assert [record["step"] for record in records] == [2, 4, 6, 8], "none is made twice"
     assert [record["best"] for record in records] == [True, False, False, False]
@@ -159,7 +178,7 @@ def test_a_mastered_curriculum_ends_the_training_if_asked(tmp_path: Path) -> Non
         train__steps=500,
     )  # fmt: skip
     run.run()
-    assert run.step == 40
+    assert run.progress.step == 40
     assert [record["stage"]["length"] for record in measured(tmp_path) if "loss" in record] == [2] * 19 + [3] * 21
 
 
@@ -170,9 +189,9 @@ def test_the_model_to_use_is_the_best_by_validation(tmp_path: Path) -> None:
     records = {step: (scores["accuracy"], -scores["loss"]) for step, scores in valid.items()}
     best = max(records.values())
     weights, note = Run(tmp_path).load_model()
-    assert note["step"] == run.best_step == min(step for step, value in records.items() if value == best)
+    assert note["step"] == run.progress.best_step == min(step for step, value in records.items() if value == best)
     run.model.load_state_dict(weights)
-    assert evaluate(run.model, run.task, "valid", 2, 8)["accuracy"] == best[0]
+    assert evaluate(run.model, task_of(run), "valid", 2, 8)["accuracy"] == best[0]
 
 
 @pytest.mark.parametrize("core", ["feedback", "transformer-xl", "staircase", "cached-staircase", "universal", "lstm"])
@@ -180,7 +199,7 @@ def test_evaluation_does_not_depend_on_segment_or_rows(core: str, tmp_path: Path
     run = trainer(tmp_path, f"parity/{core}")
     run.update()
     sizes = ((1, 1), (1, 7), (1, 500), (3, 5))
-    results = [evaluate(run.model, run.task, "valid", rows, segment) for rows, segment in sizes]
+    results = [evaluate(run.model, task_of(run), "valid", rows, segment) for rows, segment in sizes]
     for result in results[1:]:
         for name in set(result) - {"rows"}:
             assert result[name] == pytest.approx(results[0][name], rel=1e-5), name
@@ -195,12 +214,12 @@ def test_among_equal_scores_the_lower_loss_is_the_better_model(tmp_path: Path, m
         accuracy, loss = next(told)
         return {"accuracy": accuracy, "loss": loss, "scored": 1}
 
-    monkeypatch.setattr("stairwell.train.evaluate", evaluated)
+    monkeypatch.setattr("stairwell.train.streams.evaluate", evaluated)
     run.run()
-    assert run.best_step == Run(tmp_path).load_model()[1]["step"] == 3
+    assert run.progress.best_step == Run(tmp_path).load_model()[1]["step"] == 3
     resumed = trainer(tmp_path, train__steps=5, train__validate_every=1)
     resumed.resume()
-    assert (resumed.best, resumed.best_loss) == (100, 0.1)
+    assert (resumed.progress.best, resumed.progress.best_loss) == (100, 0.1)
 
 
 def test_several_seeds_are_summed_up_and_not_trained_twice(tmp_path: Path) -> None:
@@ -308,7 +327,7 @@ def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
 
 def test_a_plan_is_checked_before_anything_is_written(tmp_path: Path) -> None:
     made = experiment("parity/lstm")
-    assert Plan(made, Run(tmp_path / "run"), resume=False).experiment == made
+    assert Job(made, Run(tmp_path / "run"), resume=False).experiment == made
     assert not (tmp_path / "run").exists()
     for wrong in ({"train__curriculum": "height=3"}, {"train__curriculum": "length=2;height=3"}):
         with pytest.raises(ValueError, match="cannot change 'height'"):
