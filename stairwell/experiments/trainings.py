@@ -170,10 +170,12 @@ def with_tensorboard(watch: Watch, run: Run) -> Watch:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         return watch
-    writer = SummaryWriter(str(run.path / "tensorboard"))
+    folder = run.path / "tensorboard"
+    writer = SummaryWriter(str(folder))
 
     def both(event: dict[str, Any]) -> None:
-        if event["event"] == "metrics":
+        # Where the folder is gone the loop itself says so.
+        if event["event"] == "metrics" and folder.exists():
             for section, numbers in (("train", event), ("valid", event.get("valid", {}))):
                 for name, value in numbers.items():
                     if isinstance(value, int | float) and name != "step":

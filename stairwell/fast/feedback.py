@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from stairwell.cores.core import Source
 from stairwell.cores.feedback import Feedback, FeedbackState
+from stairwell.cores.staircase import Staircase
 from stairwell.cores.time import ages, counts, slide
 from stairwell.fast import native
 from stairwell.fast.feedback_torch import TorchBackend
@@ -149,7 +150,7 @@ def project(layer: Layer, memory: Tensor) -> Projection:
     return Projection(nn.functional.linear(normed, weight, bias), weight, bias)
 
 
-def fold(layer: Layer, reach: int, core: Feedback, source: Source | None) -> LayerWeights:
+def fold(layer: Layer, reach: int, core: Feedback | Staircase, source: Source | None) -> LayerWeights:
     """A layer's parameters as the segment wants them."""
     attention, feed = layer.attention, layer.feed_forward
     scale = 1 / math.sqrt(attention.K)
@@ -179,7 +180,7 @@ def fold(layer: Layer, reach: int, core: Feedback, source: Source | None) -> Lay
     return folded
 
 
-def ramp(layer: Layer, reach: int, core: Feedback) -> Tensor:
+def ramp(layer: Layer, reach: int, core: Feedback | Staircase) -> Tensor:
     """The span's factor at each distance, nearest first. (H, W)"""
     assert layer.span is not None
     distance = torch.arange(core.config.first, reach + 1, device=layer.span.z.device)

@@ -382,10 +382,10 @@ def test_an_empty_sequence_is_refused() -> None:
 
 
 @pytest.mark.parametrize("start", [None, torch.arange(12).view(4, 3) % 5 == 0])
-def test_a_batch_knows_its_terms_and_falls_into_rows(start: torch.Tensor | None) -> None:
+def test_a_batch_knows_its_terms_and_falls_into_parts(start: torch.Tensor | None) -> None:
     tokens = torch.arange(12).view(4, 3)
     batch = Batch(tokens, torch.where(tokens % 4 == 1, IGNORE, tokens), start)
-    parts = [batch.rows(0, 1), batch.rows(1, 4)]
+    parts = batch.parts(2)
     assert batch.terms == 9 == sum(part.terms for part in parts)
     assert same(joined(parts, 0), joined([batch]))
     moved = batch.to("meta")
