@@ -66,7 +66,7 @@ def test_accumulation_gives_the_same_updates(core: str, tmp_path: Path) -> None:
 def test_an_update_is_the_mean_over_the_scored_tokens(tmp_path: Path) -> None:
     """Counting asks nothing at its A's: those tokens weigh nothing."""
     run = trainer(tmp_path, "counting/lstm", task__length=3, train__clip=0)
-    batch = run.task.stream(range(4), 4, 0).read(8)
+    batch = run.task.feed(range(4), 4, 0).read(8)
     nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(4), batch.start)
     asked = batch.targets != -100
     assert 0 < asked.sum() < asked.numel()
