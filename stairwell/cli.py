@@ -128,6 +128,7 @@ def list_command(
 ) -> None:
     """Show what there is: experiments, tasks, cores, data."""
     from stairwell.cores import CORES
+    from stairwell.errors import UserError, nearest
     from stairwell.tasks import TASKS
 
     def cores() -> None:
@@ -152,7 +153,7 @@ def list_command(
 
     kinds = {"experiments": experiments, "tasks": tasks, "cores": cores, "data": data_list}
     if what is not None and what not in kinds:
-        raise ValueError(f"cannot list '{what}'; there are: {', '.join(kinds)}")
+        raise UserError(f"cannot list '{what}'{nearest(what, kinds)}")
     for name, show in kinds.items():
         if what is None:
             print(f"\n{name}\n{'-' * len(name)}")

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from stairwell.fast import segment
 from stairwell.fast.native import staircase_backward, staircase_forward
+from stairwell.fast.once import Once, once
 from stairwell.fast.segment import LayerSlopes, LayerTrace, LayerWeights, Parts, Plan, Projection, Slopes, Trace, fresh
 
 ROWS = 4096  # tokens times rows of a block: fewer make smaller products and more calls
@@ -126,7 +127,7 @@ def make_trace(stairs: Stairs, parts: Parts) -> Trace:
     )
 
 
-class Climb(torch.autograd.Function):
+class Climb(Once):
     """-> y (B, T, D), and for each pass what is remembered of it (B, tokens, L, D)"""
 
     @staticmethod
@@ -145,7 +146,7 @@ class Climb(torch.autograd.Function):
         return (trace.y.transpose(0, 1).contiguous(), *remember(stairs, trace.levels))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, y: Tensor | None, *remembered: Tensor | None) -> tuple[Any, ...]:
         stairs, layers, saved = ctx.stairs, ctx.layers, ctx.saved_tensors
         plan, old, parts = stairs.plan, saved[:layers], Parts.unflat(stairs.plan, saved[layers:])

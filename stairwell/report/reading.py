@@ -328,7 +328,7 @@ def example(task: Task) -> Batch | None:
     for split in splits:
         try:
             return next(iter(task.batches(split, ROWS, LEAD_IN + LOOKED_AT)), None)
-        except UserError:
+        except (UserError, OSError):
             continue
     return None
 

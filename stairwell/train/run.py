@@ -175,7 +175,7 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get("stairwell", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error})") from None
     if metadata.get("hash") != _hash(tensors, metadata.get("note", "")):
         raise UserError(f"{path} is damaged (its contents do not match their hash)")
