@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stairwell import LanguageModel, LanguageModelConfig, LSTMConfig
-from stairwell.experiments import preset
+from stairwell.runs import preset
 
 TASKS = ("random-walk", "algorithmic", "copy", "reverse", "counting", "parity", "s5")
 ROWS, LENGTH, REPEATS = 128, 32, 5

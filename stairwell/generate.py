@@ -15,8 +15,8 @@ import torch
 from stairwell import text
 from stairwell.decode import Session, sampler, stream
 from stairwell.errors import UserError
-from stairwell.experiments.trainings import load
 from stairwell.models import LanguageModel
+from stairwell.runs.trainings import load
 
 
 def generate_text(

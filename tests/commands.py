@@ -114,8 +114,8 @@ def serve() -> None:
     import torch
 
     import stairwell.cli
-    import stairwell.display
-    import stairwell.experiments.trainings  # noqa: F401
+    import stairwell.cli.display
+    import stairwell.runs.trainings  # noqa: F401
 
     # Torch loads much of itself with the first optimizer.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])

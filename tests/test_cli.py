@@ -306,7 +306,7 @@ def test_lists_and_information(place: Path) -> None:
 
 
 def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -> None:
-    from stairwell.cli import dotted_options
+    from stairwell.cli.options import dotted_options
 
     text = stairwell(place, "train", "--help", COLUMNS="80", TERMINAL_WIDTH="80").out
     words = set(text.replace("│", " ").split())

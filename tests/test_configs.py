@@ -12,8 +12,8 @@ import torch
 
 from stairwell import configs
 from stairwell.cores import CORES
-from stairwell.experiments import Experiment, preset
 from stairwell.models import LanguageModelConfig
+from stairwell.runs import Experiment, preset
 from stairwell.tasks import TASKS, task_type
 from stairwell.train import Run, TrainConfig, stream_trainer
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from stairwell.display import Silence
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
 from stairwell.decode import Session, greedy
-from stairwell.display import Silence
-from stairwell.experiments.trainings import load, new_job, train
 from stairwell.generate import generate_text, spell, write
+from stairwell.runs.trainings import load, new_job, train
 from stairwell.text import BPE, Bytes, Characters, Separated, Vocabulary, Words
 
 TEXT = "Hoch über den Wolken, 無限 — naïve 🙂🙃!\nEine zweite Zeile ohne Ende\n" * 3

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stairwell.display import Silence
-from stairwell.experiments.trainings import evaluate_run, new_job, train
+from stairwell.cli.display import Silence
+from stairwell.runs.trainings import evaluate_run, new_job, train
 
 pytestmark = pytest.mark.slow
 

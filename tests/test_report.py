@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.display import Silence
-from stairwell.experiments.presets import preset
-from stairwell.experiments.trainings import Job, load, train
+from stairwell.cli.display import Silence
 from stairwell.report import RunReport, Table, gather, headline, summary, write_html, write_png
 from stairwell.report.page import embed, resource
 from stairwell.report.reading import command
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import Job, load, train
 from stairwell.tasks.random_walk import ACTIONS, trajectory
 from stairwell.train.run import Run
 

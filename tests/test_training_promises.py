@@ -14,11 +14,12 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from stairwell.experiments import Experiment, faceoff, preset, reproducing
+from stairwell.experiments import faceoff, reproducing
 from stairwell.experiments.measures import Reach, Sample, Score
 from stairwell.experiments.papers import CATALOGUE, studies
 from stairwell.experiments.study import SCALES
-from stairwell.experiments.trainings import evaluate_run, fit, load
+from stairwell.runs import Experiment, preset
+from stairwell.runs.trainings import evaluate_run, fit, load
 from stairwell.train import Run, evaluate
 from tests.commands import TINY, stairwell
 

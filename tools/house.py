@@ -15,8 +15,9 @@ PICTURE = ROOT / "docs" / "pictures" / "house.png"
 
 # From the cellar to the roof; a room may know those before it and none after.
 ROOMS = (
-    "errors", "version", "files", "configs", "provenance", "state", "layers", "cores", "fast", "models", "decode",
-    "text", "data", "tasks", "train", "rl", "report", "experiments", "stream", "hf", "export", "serve", "cli",
+    "errors", "version", "files", "configs", "provenance", "roles", "state", "layers", "cores", "fast", "models",
+    "decode", "text", "data", "tasks", "train", "rl", "runs", "report", "experiments", "generate", "hf", "export",
+    "serve", "cli",
 )  # fmt: skip
 FRONT_DOOR = ("stairwell", "stairwell.__main__")  # what users import and start; they may know everything
 

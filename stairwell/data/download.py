@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from stairwell import __version__
 from stairwell.data.checking import faults_of, measure
 from stairwell.data.files import BLOCK, existing, looks_packed, opened
 from stairwell.data.published import Corpus, File, find
 from stairwell.errors import UserError
+from stairwell.version import __version__
 
 TIMEOUT = 60.0  # seconds without a byte before a download is given up
 

@@ -11,11 +11,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stairwell.experiments.experiment import Experiment
-from stairwell.experiments.presets import preset
-from stairwell.experiments.trainings import Job, Show, evaluate_run, train
+from stairwell import report
 from stairwell.files import write_text
 from stairwell.provenance import provenance
+from stairwell.report import Table
+from stairwell.runs.experiment import Experiment
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import Job, Show, evaluate_run, train
 from stairwell.train import Interrupted, Run
 
 LENGTH = 50
@@ -60,8 +62,6 @@ def face_off(out: Path, updates: int, device: str, engine: str, show: Show) -> d
 
 def write_report(out: Path, results: dict[str, Any]) -> Path:
     """The page, and the picture beside it."""
-    from stairwell import report
-
     runs = [
         report.gather(out / core, name=NAMES[core], scores=result["test"], provenance=result["provenance"])
         for core, result in results.items()
@@ -78,10 +78,8 @@ def write_report(out: Path, results: dict[str, Any]) -> Path:
     return page
 
 
-def table(results: dict[str, Any]) -> Any:
+def table(results: dict[str, Any]) -> Table:
     """Ours beside the paper's."""
-    from stairwell.report import Table
-
     rows = [
         [
             NAMES[core],

@@ -11,7 +11,7 @@ import torch
 
 from stairwell import configs
 from stairwell.decode import Session
-from stairwell.experiments.trainings import load
+from stairwell.runs.trainings import load
 from stairwell.tasks import Split
 from stairwell.train import Run, evaluate
 

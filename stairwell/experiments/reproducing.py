@@ -21,13 +21,15 @@ from typing import Any
 
 import torch
 
-from stairwell.experiments.experiment import Experiment
+from stairwell import report
 from stairwell.experiments.papers import CATALOGUE
 from stairwell.experiments.study import Study, Training, memory_in_words, spread_in_words
-from stairwell.experiments.trainings import Job, Show, choose_device, experiment_of, train
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
+from stairwell.report import Table
+from stairwell.runs.experiment import Experiment
+from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, train
 from stairwell.train import Interrupted, Run
 
 SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
@@ -208,10 +210,8 @@ def best_by_validation(experiment: Experiment, results: list[dict[str, Any]]) ->
     return results[0]
 
 
-def table(result: dict[str, Any]) -> Any:
+def table(result: dict[str, Any]) -> Table:
     """Our numbers beside the paper's, to print and for the report."""
-    from stairwell.report import Table
-
     several = any(len(row["seeds"]) > 1 for row in result["rows"])
     columns = ["model", "looks back", "weights", "tokens"]
     printed = {title for row in result["rows"] for title, number in row["paper"].items() if number}
@@ -237,8 +237,6 @@ def table(result: dict[str, Any]) -> Any:
 
 def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
     """The page, and the picture beside it."""
-    from stairwell import report
-
     runs = []
     for training in study.trainings():
         found = read(study, out, training)
@@ -251,10 +249,8 @@ def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
     return page
 
 
-def plan_table(study: Study, out: Path, device: str) -> Any:
+def plan_table(study: Study, out: Path, device: str) -> Table:
     """What would be trained and about how long that takes on this machine."""
-    from stairwell.report import Table
-
     rate = machine_rate(device)
     still, rows, total = {training.folder for training in missing(study, out)}, [], 0.0
     for row in study.rows:

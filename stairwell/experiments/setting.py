@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stairwell.cores import config_type
-from stairwell.experiments.experiment import Experiment
 from stairwell.models import LanguageModelConfig
+from stairwell.runs.experiment import Experiment
 from stairwell.train.config import TrainConfig
 
 

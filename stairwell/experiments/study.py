@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from stairwell import configs
-from stairwell.experiments.experiment import Experiment
+from stairwell.runs.experiment import Experiment
 from stairwell.train.run import Run
 
 Scale = Literal["laptop", "paper"]

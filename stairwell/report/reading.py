@@ -16,12 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stairwell import inspect
 from stairwell.errors import UserError
-from stairwell.experiments.experiment import SECTIONS, Experiment
-from stairwell.experiments.presets import preset
-from stairwell.experiments.trainings import load, without_format
-from stairwell.models import LanguageModel
+from stairwell.models import LanguageModel, inspect
+from stairwell.runs.experiment import SECTIONS, Experiment
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import load, without_format
 from stairwell.tasks import Batch, Split, Task
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.curriculum import Curriculum

@@ -5,13 +5,11 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stairwell.report.reading import RunReport
-
-Cell = str | int | float | None
+from stairwell.report.table import Cell, Table
 
 # One colour a model, the same in every report: a place in the palette for each core (Okabe and Ito, 2008).
 PREFERRED = {
@@ -23,14 +21,6 @@ PREFERRED = {
     "global-cached-staircase": 5,
 }
 COLOURS = 8
-
-
-@dataclass(frozen=True)
-class Table:
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
-    caption: str = ""
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,16 @@ import pytest
 import torch
 
 from stairwell import text
+from stairwell.cli.display import Silence
 from stairwell.cores import config_type
-from stairwell.display import Silence
 from stairwell.errors import UserError
-from stairwell.experiments.presets import preset
-from stairwell.experiments.trainings import Job, train
 from stairwell.export import Shown, export_html, from_runs
 from stairwell.export import html as page
 from stairwell.export.pack import pack
 from stairwell.export.subject import describe
 from stairwell.models import LanguageModel, LanguageModelConfig
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import Job, train
 from stairwell.tasks import task_type
 from stairwell.train import Run
 from tests.laws import scramble

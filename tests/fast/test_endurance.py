@@ -18,10 +18,10 @@ from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, Transf
 from stairwell.cores.staircase import StaircaseConfig
 from stairwell.cores.time import ages
 from stairwell.decode import Session
-from stairwell.experiments import Experiment, preset
-from stairwell.experiments.trainings import Job, train
 from stairwell.fast import native, segment
 from stairwell.fast.feedback import prepare
+from stairwell.runs import Experiment, preset
+from stairwell.runs.trainings import Job, train
 from stairwell.train.run import Run
 from tests import laws
 from tests.commands import measured, weights

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.experiments.presets import RECIPES
+from stairwell.runs.presets import RECIPES
 from stairwell.tasks import task_type
 from stairwell.tasks.base import IGNORE, Batch
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from stairwell.experiments import preset
+from stairwell.runs import preset
 from stairwell.train.curriculum import WINDOW, Curriculum
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.experiments import Experiment, preset
-from stairwell.experiments.trainings import Job, sum_up, with_tensorboard
+from stairwell.runs import Experiment, preset
+from stairwell.runs.trainings import Job, sum_up, with_tensorboard
 from stairwell.train import Run, TrainConfig, Trainer, evaluate, stream_trainer
 from tests.commands import TINY, assert_same_weights, measured, stairwell
 

@@ -156,7 +156,7 @@ def test_an_interrupt_before_the_first_update_says_that_nothing_is_saved(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stairwell.experiments.experiment.Experiment.make_model", interrupted)
+    monkeypatch.setattr("stairwell.runs.experiment.Experiment.make_model", interrupted)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["stairwell", "train", "parity/lstm", *TINY, "--out", "run"])
     with pytest.raises(SystemExit) as ended:

@@ -15,17 +15,18 @@ from typing import Any
 
 import torch
 
-import stairwell
+
 from stairwell import fast
 from stairwell.errors import UserError
-from stairwell.experiments.experiment import Experiment
-from stairwell.experiments.presets import preset
+from stairwell.runs.experiment import Experiment
+from stairwell.runs.presets import preset
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
 from stairwell.tasks import Split, Task, spec
 from stairwell.train import Interrupted, NotSaved, Run, Watch, evaluate, stream_trainer
 from stairwell.train.processes import World
 from stairwell.train.run import read_config
+from stairwell.version import __version__
 
 # Opens whatever shows a training's progress: a title, updates in all, updates done before.
 Show = Callable[[str, int, int], AbstractContextManager[Watch]]
@@ -161,7 +162,7 @@ def fit(
 def prepare_folder(job: Job, tasks: list[Task]) -> None:
     """The config last: with it the folder is a run, and a run has what it needs."""
     spec.write(job.run.path, job.experiment.task_name, tasks)
-    job.run.write_config({"stairwell": stairwell.__version__, **job.experiment.to_json()})
+    job.run.write_config({"stairwell": __version__, **job.experiment.to_json()})
 
 
 def with_tensorboard(watch: Watch, run: Run) -> Watch:
@@ -289,7 +290,7 @@ def information() -> dict[str, str]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
     return {
-        "stairwell": stairwell.__version__,
+        "stairwell": __version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": f"{device} ({name})",

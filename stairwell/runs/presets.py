@@ -12,7 +12,7 @@ from typing import Any
 from stairwell.cores import config_type
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.errors import UserError
-from stairwell.experiments.experiment import Experiment
+from stairwell.runs.experiment import Experiment
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import task_type
 from stairwell.train.config import TrainConfig
