@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import math
 import types
+from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from stairwell.errors import UserError, nearest
@@ -106,7 +107,19 @@ def set_fields(config: Any, values: dict[str, str], section: str) -> Any:
         if name not in kinds:
             raise UserError(f"unknown option --{section}.{name}{nearest(name, kinds, f'--{section}.{{}}')}")
     parsed = {name: parse(text, kinds[name], f"--{section}.{name}") for name, text in values.items()}
-    return dataclasses.replace(config, **parsed)
+    return changed(config, **parsed)
+
+
+def changed(config: Any, **fields: Any) -> Any:
+    """The config with other fields. What it says about fields that do not fit is about what a person asked for."""
+    return _asked(lambda: dataclasses.replace(config, **fields))
+
+
+def _asked(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -127,7 +140,7 @@ def from_json(kind: type, data: dict[str, Any], where: str) -> Any:
         if name not in kinds:
             raise UserError(f"{where}: unknown field '{name}'; it may come from another version of stairwell")
         values[name] = _checked(value, kinds[name], f"{where}: '{name}'")
-    return kind(**values)
+    return _asked(lambda: kind(**values))
 
 
 def _checked(value: Any, annotation: Any, where: str) -> Any:

@@ -24,6 +24,7 @@ from stairwell.cores import Core, Seen, build
 from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
+from stairwell.errors import UserError
 from stairwell.state import State
 
 IGNORE = -100  # a target that is not scored
@@ -335,14 +336,14 @@ class LanguageModel(nn.Module):
 def choose_engine(core: Core, engine: str) -> None:
     """Give the core the engine asked for: `reference`, `fast`, or `auto`, which is fast where that is possible."""
     if engine not in ("auto", "fast", "reference"):
-        raise ValueError(f"engine must be auto, fast or reference, not '{engine}'")
+        raise UserError(f"engine must be auto, fast or reference, not '{engine}'")
     found, why = None, "the reference was asked for"
     if engine != "reference":
         from stairwell import fast
 
         found, why = fast.find(core)
         if found is None and engine == "fast":
-            raise ValueError(f"no fast engine: {why}; use engine auto or reference")
+            raise UserError(f"no fast engine: {why}; use engine auto or reference")
     core.engine, core.engine_name = found, why if found is not None else "the reference engine"
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from stairwell.cores.core import check_tensor
 from stairwell.decode.session import Session
+from stairwell.errors import UserError
 
 Choose = Callable[[Tensor], Tensor]  # logits (B, V) -> tokens (B,)
 
@@ -64,11 +65,11 @@ def sampler(
     """How to draw: from the `top_k` most probable tokens, and of these from the fewest that hold `top_p` of the
     probability. A temperature of 0 is greedy."""
     if temperature < 0:
-        raise ValueError(f"temperature must be 0 or more, not {temperature}")
+        raise UserError(f"temperature must be 0 or more, not {temperature}")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, not {top_k}")
+        raise UserError(f"top_k must be at least 1, not {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, not {top_p}")
+        raise UserError(f"top_p must be above 0 and at most 1, not {top_p}")
     if temperature == 0:
         return most_probable
 
@@ -109,7 +110,7 @@ def beam(
     rows."""
     check_prompt(session, prompt, tokens)
     if width < 1:
-        raise ValueError(f"a beam's width must be at least 1, not {width}")
+        raise UserError(f"a beam's width must be at least 1, not {width}")
     B, W, V = prompt.shape[0], width, session.model.config.V
     logits = session.read(prompt)
     session.select(torch.arange(B, device=prompt.device).repeat_interleave(W))
@@ -176,6 +177,6 @@ def keep_aside(
 def check_prompt(session: Session, prompt: Tensor, tokens: int) -> None:
     check_tensor(prompt, "a prompt")
     if prompt.dim() != 2 or prompt.shape[0] != session.batch or prompt.shape[1] < 1:
-        raise ValueError(f"a prompt must be ({session.batch} rows, at least 1 token), not {tuple(prompt.shape)}")
+        raise UserError(f"a prompt must be ({session.batch} rows, at least 1 token), not {tuple(prompt.shape)}")
     if tokens < 1:
-        raise ValueError(f"the number of tokens to decode must be at least 1, not {tokens}")
+        raise UserError(f"the number of tokens to decode must be at least 1, not {tokens}")

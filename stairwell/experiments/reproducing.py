@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from stairwell import report
+from stairwell.errors import UserError
 from stairwell.experiments.papers import CATALOGUE
 from stairwell.experiments.study import Study, Training, memory_in_words, spread_in_words
 from stairwell.files import write_text
@@ -44,7 +45,7 @@ def missing(study: Study, out: Path) -> list[Training]:
     for training in study.trainings():
         run = Run(out / training.folder)
         if run.exists and experiment_of(run) != training.experiment:
-            raise ValueError(f"{run.path} holds a training with another config; choose another --out")
+            raise UserError(f"{run.path} holds a training with another config; choose another --out")
         if not (run.path / "result.json").exists():
             wanted.append(training)
     return wanted
@@ -56,7 +57,7 @@ def reproduce(
     """Train and measure what is missing, of all rows or `only` some; the result, which is also written to `out`."""
     check_data(study)
     if unknown := set(only) - {row.model for row in study.rows}:
-        raise ValueError(f"{study.name} has no row '{min(unknown)}'; it has {', '.join(r.model for r in study.rows)}")
+        raise UserError(f"{study.name} has no row '{min(unknown)}'; it has {', '.join(r.model for r in study.rows)}")
     wanted = [training for training in missing(study, out) if not only or training.row.model in only]
     wanted = [training for training in wanted if not taken_over(study, training, out, device, engine)]
     if jobs > 1:
@@ -90,7 +91,7 @@ def check_data(study: Study) -> None:
     """Text that is not there is found out before anything is trained."""
     for path in {getattr(row.experiment.task, "path", "stdlib") for row in study.rows}:
         if not path or (path != "stdlib" and not Path(path).exists()):
-            raise ValueError(f"{study.name} reads {study.data or 'a corpus'}: give its place with --task.path")
+            raise UserError(f"{study.name} reads {study.data or 'a corpus'}: give its place with --task.path")
 
 
 def train_here(training: Training, out: Path, device: str, engine: str, show: Show) -> dict[str, Any]:
@@ -131,7 +132,7 @@ def train_beside(
         if done.returncode == 130:
             raise Interrupted("stopped and saved; the same command again goes on from there")
         if done.returncode:
-            raise ValueError(f"{training.name}: {(done.stderr.strip() or 'it failed').splitlines()[-1]}")
+            raise UserError(f"{training.name}: {(done.stderr.strip() or 'it failed').splitlines()[-1]}")
         result = {**json.loads(done.stdout), "threads": int(threads)}
         torch.set_num_threads(int(threads))  # others are still training
         finish(study, training, out, result, device, engine)

@@ -108,5 +108,5 @@ class Experiment:
         """The model, its weights fixed by the seed whatever was drawn before."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
-            config = dataclasses.replace(self.model, core=self.core, inputs=task.inputs, outputs=task.outputs)
+            config = configs.changed(self.model, core=self.core, inputs=task.inputs, outputs=task.outputs)
             return LanguageModel(config, engine).to(device)

@@ -20,6 +20,8 @@ from typing import Literal
 
 import numpy as np
 
+from stairwell.errors import UserError
+
 from .generated import Array, check_at_least
 from .league import LeagueConfig, LeagueEpisodes, LeagueTask
 from .permutations import even, numbers, products, running_products
@@ -47,9 +49,9 @@ class GroupWords(LeagueEpisodes):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.group not in ("A5", "S5"):
-            raise ValueError(f"group is '{self.group}'; it must be 'A5' or 'S5'")
+            raise UserError(f"group is '{self.group}'; it must be 'A5' or 'S5'")
         if not 2 <= self.generators <= self.order:
-            raise ValueError(
+            raise UserError(
                 f"generators is {self.generators}; it must be between 2 and {self.order}, the elements of {self.group}"
             )
         check_at_least(0, generator_seed=self.generator_seed)

@@ -19,6 +19,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from stairwell.errors import UserError
+
 from .base import IGNORE
 from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import SequenceScore
@@ -63,11 +65,11 @@ class LeagueEpisodes:
     def __post_init__(self) -> None:
         check_at_least(1, min_length=self.min_length)
         if self.length < self.min_length:
-            raise ValueError(
+            raise UserError(
                 f"length is {self.length}; it must be at least the shortest length, which is {self.min_length}"
             )
         if self.label not in ("last", "every"):
-            raise ValueError(f"label is '{self.label}'; it must be 'last' or 'every'")
+            raise UserError(f"label is '{self.label}'; it must be 'last' or 'every'")
 
     @property
     def size(self) -> int:
