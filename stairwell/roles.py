@@ -91,7 +91,7 @@ class Leaf(NamedTuple):
             return tuple(self.tensor.shape[1:])
         if self.limit is None:
             raise ValueError(
-                f"'{self.path}' grows with the stream: it packs only if the core was built with max_tokens"
+                f"'{self.path}' grows with the stream; it packs only if its core was built with max_tokens"
             )
         return (self.limit, *self.tensor.shape[2:])
 

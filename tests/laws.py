@@ -108,7 +108,7 @@ def make_case(
 
 def with_source_in_state(case: Case) -> SourceCase:
     """The same case with a nested state, of a core that was built with cross=True."""
-    state = SourceState(case.state, **case.source)  # type: ignore[arg-type]
+    state = SourceState(decoder=case.state, **case.source)  # type: ignore[arg-type]
     return SourceCase(case.core, case.x, case.start, state, {})
 
 
@@ -246,7 +246,9 @@ def detach(case: Case) -> None:
 
 def matters(case: Case, state: State) -> bool:
     """Whether what the state remembers changes anything: one chunk of one token, for instance, remembers nothing."""
-    other = state.map(lambda tensor: tensor + 0.1 if tensor.is_floating_point() else tensor)
+    remembered = (Role.SLOTS, Role.GROWING, Role.CARRY)
+    tensors = {part.path: part.tensor + 0.1 if part.role in remembered else part.tensor for part in state.leaves()}
+    other = State.from_tensors(tensors, state.form())
     with torch.no_grad():
         return bool(weighed(*case.run(case.x, other, None)) != weighed(*case.run(case.x, state, None)))
 
@@ -289,13 +291,13 @@ def window(case: Case) -> None:
     state, memory = leaf(case.state)
     y, _ = case.run(case.x, state, case.start)
     grads = torch.autograd.grad((y * torch.randn_like(y)).sum(), memory, allow_unused=True)
-    for leaf_, grad in zip(floating(state), grads, strict=True):
-        if grad is not None and leaf_.role is Role.SLOTS:
-            assert grad[:, :slack].abs().sum() == 0, leaf_.path
+    for part, grad in zip(floating(state), grads, strict=True):
+        if grad is not None and part.role is Role.SLOTS:
+            assert grad[:, :slack].abs().sum() == 0, part.path
     poisoned = case.state.map(Tensor.clone)
-    for leaf_ in poisoned.leaves():
-        if leaf_.role is Role.SLOTS:
-            leaf_.tensor[:, :slack] = torch.randn_like(leaf_.tensor[:, :slack])
+    for part in poisoned.leaves():
+        if part.role is Role.SLOTS:
+            part.tensor[:, :slack] = torch.randn_like(part.tensor[:, :slack])
     again, _ = case.run(case.x, poisoned, case.start)
     assert torch.equal(again, y)
 
@@ -337,7 +339,7 @@ def crop(case: Case, back: Sequence[int]) -> None:
 
 
 def floating(state: State) -> list[Leaf]:
-    return [leaf_ for leaf_ in state.leaves() if leaf_.tensor.is_floating_point()]
+    return [part for part in state.leaves() if part.tensor.is_floating_point()]
 
 
 def packed(case: Case) -> None:

@@ -43,13 +43,14 @@ class Source:
         self.vectors, self.mask = vectors, mask
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SourceState(State):
     """A core's state and the source that it attends to, which every row has for as long as it lives."""
 
     decoder: CoreState = field(metadata=NESTED)
-    source: Tensor = field(metadata=STATIC)  # (B, R, D)
+    # The mask comes first: torch.export writes checks of the inputs, and takes `source` for the name of both otherwise.
     source_mask: Tensor = field(metadata=STATIC)  # (B, R) bool, true where the source is there
+    source: Tensor = field(metadata=STATIC)  # (B, R, D)
 
     @property
     def count(self) -> Tensor:
