@@ -19,6 +19,7 @@ ROOMS = (
     "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report", "experiments", "generate", "hf",
     "export", "serve", "cli",
 )  # fmt: skip
+SMALL = ("startup", "errors", "version", "files", "provenance")  # not drawn: everyone may know them
 FRONT_DOOR = ("stairwell", "stairwell.__main__")  # what users import and start; they may know everything
 
 
@@ -111,7 +112,7 @@ def draw(known: dict[str, set[str]]) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import FancyArrowPatch
 
-    floors = [name for name in ROOMS if name in known and name not in ("startup", "errors", "version", "files", "provenance")]
+    floors = [name for name in ROOMS if name in known and name not in SMALL]
     height = {name: floor for floor, name in enumerate(floors)}
     figure, axes = pyplot.subplots(figsize=(7, 0.42 * len(floors) + 0.6), dpi=110)
     for name, floor in height.items():
