@@ -267,7 +267,7 @@ def test_an_internal_error_can_be_traced(place: Path) -> None:
     assert "Traceback" in ended.err
 
 
-@pytest.mark.parametrize("moment", ["text/config.json", "text/vocabulary.json", "long.txt"])
+@pytest.mark.parametrize("moment", ["text/config.json", "text/task.json", "long.txt"])
 def test_interrupting_any_command_leaves_no_traceback(moment: str, place: Path) -> None:
     (place / "long.txt").write_text(PANGRAM * 20)
     ended = stairwell(place, "eval", "text", "--segment", "1", "--data", "long.txt", TEST_INTERRUPT_AT=moment)

@@ -66,7 +66,9 @@ class CrossEntropy(Objective):
         return type(self.states[0]).join(self.states)
 
     def carry(self, tensors: dict[str, Tensor], rows: range) -> None:
-        whole = type(self.states[0]).from_tensors(tensors, self.states[0].form()).to(next(self.model.parameters()).device)
+        whole = (
+            type(self.states[0]).from_tensors(tensors, self.states[0].form()).to(next(self.model.parameters()).device)
+        )
         size = len(rows) // len(self.states)
         self.states = [whole.select(range(first, first + size)) for first in rows[::size]]
 
