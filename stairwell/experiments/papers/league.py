@@ -2,8 +2,8 @@
 
 The tables are those of Terzić et al. (arXiv 2509.22284), with the protocol of Walker et al. (arXiv 2505.17761):
 episodes of 3 to 40 tokens in training and 40 to 256 in testing, one label, at the last token. Theirs have 2 blocks of
-width 128 and at most 100,000 steps of 256 rows, stopped at 99.95% in a validation on the test's lengths, and are means of
-5 seeds.
+width 128 and at most 100,000 steps of 256 rows, stopped at 99.95% in a validation on the test's lengths, and are means
+of 5 seeds.
 """
 
 from __future__ import annotations
