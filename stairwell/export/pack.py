@@ -16,6 +16,7 @@ import torch
 
 from stairwell import configs
 from stairwell.cores import CORES
+from stairwell.cores.delta import DeltaNetConfig
 from stairwell.errors import UserError
 from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModel
@@ -31,6 +32,7 @@ RUNS = (
     "memory-network",
     "universal",
     "lstm",
+    "deltanet",
 )
 
 
@@ -68,5 +70,7 @@ def check(model: LanguageModel) -> str:
 
 def core_header(name: str, config: Any) -> dict[str, Any]:
     """The core's config with what follows from it: head width and nearest distance."""
-    derived = {"K": config.K, "first": config.first} if isinstance(config, LayerConfig) else {}
+    derived = {"first": config.first} if isinstance(config, LayerConfig) else {}
+    if isinstance(config, LayerConfig | DeltaNetConfig):
+        derived["K"] = config.K
     return {"name": name, **configs.to_json(config), **derived}

@@ -108,6 +108,8 @@ def drawn(name: str, number: int) -> Any:
     }
     options["make_up"] = chance.choice(["all", "average", "recurrent", 0, options["layers"]])
     options["share_kv"] = chance.random() < 0.5
+    options |= {name: chance.random() < 0.5 for name in ("gated", "negative_eigenvalues")}
+    options["products"] = chance.randint(1, 3)
     options["compute"] = chance.randint(0, options["passes"])
     if "staircase" in name or name in ("multi-vector-rnn", "memory-network"):
         options["sees_itself"] = True
