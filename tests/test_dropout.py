@@ -117,7 +117,7 @@ def test_attention_dropout_acts_on_every_layers_weights(name: str) -> None:
             layer.attention_norm.bias.data.fill_(1 / 8)
             layer.attention.value.weight.data.fill_(1)  # eight times an eighth
     # One slot in sight, the token itself or else the one before: kept whole, or dropped.
-    tokens = 1 if core.config.sees_itself else 2
+    tokens = 1 if core.config.first == 0 else 2
     core(torch.randn(60, tokens, 8, dtype=torch.float64), core.init_state(60))
     for tap in taps:
         read = torch.cat(tap.inputs, 1)[:, tokens - 1 :, :: core.config.K]

@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Source
+from stairwell.cores.core import Source, TransformerCore
 from stairwell.cores.feedback import Feedback, FeedbackState
 from stairwell.cores.time import ages, counts, slide
 from stairwell.fast import native
@@ -149,7 +149,7 @@ def project(layer: Layer, memory: Tensor) -> Projection:
     return Projection(nn.functional.linear(normed, weight, bias), weight, bias)
 
 
-def fold(layer: Layer, reach: int, core: Feedback, source: Source | None) -> LayerWeights:
+def fold(layer: Layer, reach: int, core: TransformerCore, source: Source | None) -> LayerWeights:
     """A layer's parameters as the segment wants them."""
     attention, feed = layer.attention, layer.feed_forward
     scale = 1 / math.sqrt(attention.K)
@@ -179,7 +179,7 @@ def fold(layer: Layer, reach: int, core: Feedback, source: Source | None) -> Lay
     return folded
 
 
-def ramp(layer: Layer, reach: int, core: Feedback) -> Tensor:
+def ramp(layer: Layer, reach: int, core: TransformerCore) -> Tensor:
     """The span's factor at each distance, nearest first. (H, W)"""
     assert layer.span is not None
     distance = torch.arange(core.config.first, reach + 1, device=layer.span.z.device)

@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source
-from stairwell.cores.staircase import FOREVER, Staircase
-from stairwell.cores.time import Track, ages, stack
+from stairwell.cores.staircase import Staircase
+from stairwell.cores.time import Track, Window, ages, along_time
 from stairwell.fast import native
-from stairwell.fast.banded import Band, FastLayer, ramp
+from stairwell.fast.banded import Band, BandedLayer, ramp
 from stairwell.fast.staircase_diagonals import Diagonals
 from stairwell.fast.staircase_native import NativeSteps
 from stairwell.layers import Masks
@@ -78,8 +78,8 @@ class Wavefront(Diagonals):
         super().__init__(*call)
         core, tokens = self.core, self.x.shape[0] * self.x.shape[1]
         sources = core.source_slots(self.source)
-        self.layers = {l: FastLayer(core.layers[l], sources[l], tokens) for l in self.alive}
-        self.reach = {l: core.reach(core.layers[l], FOREVER) for l in self.alive}
+        self.layers = {l: BandedLayer(core.layers[l], sources[l], tokens) for l in self.alive}
+        self.reach = {l: core.reach(core.layers[l], self.oldest + self.x.shape[1]) for l in self.alive}
         self.vectors = self.learned_distances()
         self.ramps = {l: ramp(core.layers[l], 0, self.vectors.shape[0]) for l in self.alive}
         # What the cache holds: raw, and as each layer sees it.
@@ -111,7 +111,7 @@ class Wavefront(Diagonals):
             torch.stack([newest(parts, min(old.shape[1], T)) for parts in by_layer], 2)
             for old, by_layer in zip(self.state.passes, self.inputs, strict=True)
         ]
-        return stack(outputs), self.state_after(new, self.cached_chunks)
+        return along_time(outputs), self.state_after(new, self.cached_chunks)
 
     def diagonal(self, s: int, h: Tensor) -> Tensor:
         """h (B, t, D): the chunks on diagonal s, oldest first, before their pass -> after it"""
@@ -124,11 +124,11 @@ class Wavefront(Diagonals):
                 self.inputs[s - c][l].append(part)
             if l not in self.layers:
                 continue
-            olds = self.slots_before(s, l, stack(before) if before else None)
+            olds = self.slots_before(s, l, along_time(before) if before else None)
             full = self.full(begin, sum(old.shape[1] for old in olds))
             kept = self.kept(s, l)
             age = None if full else self.age[:, begin:end]
-            band = Band(self.core.config.heads, 0, self.reach[l], age, kept.attention)
+            band = Band(self.core.config.heads, Window(0, self.reach[l]), age, kept.attention)
             h = self.layers[l](h, olds, self.vectors, self.ramps[l], band, kept)
         return h
 
@@ -150,7 +150,7 @@ class Wavefront(Diagonals):
 
     def into_cache(self, c: int, final: Tensor) -> None:
         """Put chunk c into the cache as later chunks see it. final (B, t, D)"""
-        if not self.core.caches:
+        if not self.core.config.caches:
             return
         self.cached_chunks.append(final)
         if c + 1 < len(self.chunks):  # nobody comes after the last chunk of a call
@@ -165,4 +165,4 @@ def newest(parts: list[Tensor], needed: int) -> Tensor:
         if needed > 0:
             chosen.append(part[:, max(part.shape[1] - needed, 0) :])
             needed -= part.shape[1]
-    return stack(chosen[::-1]) if chosen else parts[0][:, :0]
+    return along_time(chosen[::-1]) if chosen else parts[0][:, :0]

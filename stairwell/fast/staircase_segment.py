@@ -160,7 +160,10 @@ class Climb(torch.autograd.Function):
             slopes.x,
             torch.zeros_like(parts.mix),
             torch.zeros_like(parts.position),
-            [Projection(old, *segment.zeros([p.weight, p.bias])) for old, p in zip(slopes.old, parts.sets, strict=True)],
+            [
+                Projection(old, *segment.zeros([part.weight, part.bias]))
+                for old, part in zip(slopes.old, parts.sets, strict=True)
+            ],
             [LayerWeights(*segment.zeros(dataclass_values(part))) for part in parts.layers],
         )
         for first, last in blocks:

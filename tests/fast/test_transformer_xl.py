@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stairwell import fast
 from stairwell.cores import build
+from stairwell.cores.time import Window
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
 from stairwell.fast import banded
@@ -111,7 +112,7 @@ def test_gradcheck(first: int, dropping: bool, block: int, monkeypatch: pytest.M
 
     distances = S + 1 - first
     kept = torch.rand(B, H, T, distances) < 0.7 if dropping else None
-    band = Band(H, first, S, torch.tensor([[0, 1, 2, 3, 4], [2, 3, 0, 1, 2]]), kept)
+    band = Band(H, Window(first, S), torch.tensor([[0, 1, 2, 3, 4], [2, 3, 0, 1, 2]]), kept)
     ramp = torch.rand(H, distances, dtype=torch.float64).add_(0.1).requires_grad_()
     leaves = (leaf(B, T, 3 * H * K), leaf(distances, K), ramp, leaf(B, 1, 2 * H * K), leaf(B, S - 1, 2 * H * K))
     assert torch.autograd.gradcheck(lambda *tensors: BandedAttention.apply(band, True, *tensors), leaves)
