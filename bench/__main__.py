@@ -27,7 +27,7 @@ MEASUREMENTS = {
     "profile": Measurement("where the time of a Feedback step goes", profile.measure, profile.CASES),
     "memory": Measurement("peak memory of a step, size of a state", memory.measure, (*memory.CASES, "decoding")),
     "decode": Measurement("decoding against peers", decode.measure, (*decode.CASES, "flat")),
-    "staircase": Measurement("training steps of the Staircases", staircase.measure),
+    "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
     "data": Measurement("whether data keeps up with training", data.measure),
     "environments": Measurement("steps a second of the batched environments", environments.measure),

@@ -190,6 +190,9 @@ def flat(records: list[Record]) -> list[str]:
 
 
 def staircase(records: list[Record]) -> list[str]:
+    records = [record for record in records if record["case"] == "staircase"]
+    if not records:
+        return [NOT_YET.format("staircase")]
     rows = [
         [
             NAMES[record["what"]],

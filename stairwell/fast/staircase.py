@@ -11,6 +11,7 @@ through the layers once, after slots that are already known:
 n chunks take n + E - 1 diagonals instead of n*E passes one by one. A call may begin and end inside a chunk: then the
 first chunk's earlier tokens come from the state, and the last one is short. Keys and values are projected once for
 each chunk, pass and layer. Rows must be at the same place of their chunks; otherwise the reference runs.
+Where diagonals are short, PyTorch's calls would cost more than their work, and native loops run (`staircase_native`).
 Letters: B rows, T tokens, C chunk, N chunks in sight, M cached after, E = max(M, 1) computed passes, L layers, D width.
 """
 
@@ -55,7 +56,7 @@ def walk(
     return steps(core, x, state, start, age, source, masks).climb()
 
 
-def in_native(core: Staircase, x: Tensor, source: Source | None, masks: Masks | None) -> bool:
+def in_native(core: Staircase, x: Tensor, source: Source | None = None, masks: Masks | None = None) -> bool:
     """Whether native loops are there, know everything that is asked for, and diagonals are short enough for them."""
     config = core.config
     nothing_left = masks is not None and all(masks.dropped)

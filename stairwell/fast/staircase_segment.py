@@ -25,6 +25,8 @@ from stairwell.fast import segment
 from stairwell.fast.native import staircase_backward, staircase_forward
 from stairwell.fast.segment import LayerSlopes, LayerTrace, LayerWeights, Parts, Plan, Projection, Slopes, Trace, fresh
 
+ROWS = 4096  # tokens times rows of a block: fewer make smaller products and more calls
+
 
 @dataclass(frozen=True)
 class Diagonal:
@@ -101,7 +103,7 @@ class Stairs:
         found = []
         for s, d in enumerate(self.diagonals):
             tokens += d.t
-            if tokens * self.plan.B >= segment.ROWS or s + 1 == len(self.diagonals):
+            if tokens * self.plan.B >= ROWS or s + 1 == len(self.diagonals):
                 found.append((last, s + 1))
                 last, tokens = s + 1, 0
         return reversed(found)
@@ -148,6 +150,8 @@ class Climb(torch.autograd.Function):
         stairs, layers, saved = ctx.stairs, ctx.layers, ctx.saved_tensors
         plan, old, parts = stairs.plan, saved[:layers], Parts.unflat(stairs.plan, saved[layers:])
         trace = segment.take_back(ctx.trace, saved)
+        # On its way back a diagonal's own keys and values cover what is cached later: not in what may be read again.
+        trace.keys, trace.values = ([part.clone() for part in room] for room in (trace.keys, trace.values))
         y = torch.zeros_like(trace.y) if y is None else y.transpose(0, 1).contiguous()
         blocks = list(stairs.blocks())
         most = max(sum(d.t for d in stairs.diagonals[first:last]) for first, last in blocks)
@@ -161,8 +165,8 @@ class Climb(torch.autograd.Function):
             torch.zeros_like(parts.mix),
             torch.zeros_like(parts.position),
             [
-                Projection(old, *segment.zeros([part.weight, part.bias]))
-                for old, part in zip(slopes.old, parts.sets, strict=True)
+                Projection(old, *segment.zeros([p.weight, p.bias]))
+                for old, p in zip(slopes.old, parts.sets, strict=True)
             ],
             [LayerWeights(*segment.zeros(dataclass_values(part))) for part in parts.layers],
         )

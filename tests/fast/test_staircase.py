@@ -36,6 +36,14 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "POISON", True)
 
 
+@pytest.fixture(params=["short", "long"])
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways to walk: native loops for short diagonals, PyTorch's operations for long ones."""
+    if request.param == "short" and native.MISSING:
+        pytest.skip(native.MISSING)
+    monkeypatch.setattr(staircase, "SMALL", 1000 if request.param == "short" else 0)
+
+
 @pytest.fixture
 def never_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
@@ -60,7 +68,7 @@ def cases(draw: Any, name: str, slack: int = 0) -> laws.Case:
     return case
 
 
-@pytest.mark.usefixtures("never_the_reference")
+@pytest.mark.usefixtures("never_the_reference", "path")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_gives_the_reference_values_and_gradients(name: str) -> None:
     @EXAMPLES
@@ -74,7 +82,7 @@ def test_every_option_gives_the_reference_values_and_gradients(name: str) -> Non
     law()
 
 
-@pytest.mark.usefixtures("never_the_reference")
+@pytest.mark.usefixtures("never_the_reference", "path")
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(name: str) -> None:
     @EXAMPLES
@@ -85,7 +93,7 @@ def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(name: str) -> 
     law()
 
 
-@pytest.mark.usefixtures("never_the_reference")
+@pytest.mark.usefixtures("never_the_reference", "path")
 @pytest.mark.parametrize("before", [0, 5, 8])
 @pytest.mark.parametrize(("passes", "compute"), [(1, 0), (3, 0), (3, 1), (3, 2), (3, 3)])
 def test_longer_calls_at_any_phase_give_the_reference_values_and_gradients(
@@ -98,6 +106,7 @@ def test_longer_calls_at_any_phase_give_the_reference_values_and_gradients(
     laws.same_as_reference(case, walk)
 
 
+@pytest.mark.usefixtures("path")
 @pytest.mark.parametrize("name", NAMES)
 def test_the_laws_hold_with_the_engine(name: str) -> None:
     """Starts here and there too: where they set rows apart, the engine hands over to the reference."""
@@ -118,6 +127,97 @@ def test_the_laws_hold_with_the_engine(name: str) -> None:
         laws.crop(case, [place % 4] * B)
 
     check()
+
+
+def small(chunk: int, passes: int | None, compute: int, **options: Any) -> Any:
+    """No passes: all earlier chunks stay in sight."""
+    sizes: dict[str, Any] = {"width": 6, "heads": 2, "layers": 2, "inner": 5, "chunk": chunk, "compute": compute}
+    if passes is None:
+        return GlobalCachedStaircaseConfig(distances=5, **sizes, **options)
+    return CachedStaircaseConfig(passes=passes, **sizes, **options)
+
+
+@pytest.fixture
+def only_native(monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.MISSING:
+        pytest.skip(native.MISSING)
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("diagonals are short here, so the native loops must run")
+
+    monkeypatch.setattr(Wavefront, "climb", refuse)
+
+
+SMALL_CHUNKS = [(C, N, M) for C in (1, 2, 3) for N in (1, 2, 3, 4) for M in range(N + 1)]
+GLOBAL_CHUNKS = [(C, None, M) for C in (1, 2, 3) for M in (0, 1, 2)]
+
+
+@pytest.mark.usefixtures("only_native", "never_the_reference")
+@pytest.mark.parametrize(("chunk", "passes", "compute"), [*SMALL_CHUNKS, *GLOBAL_CHUNKS])
+def test_small_chunks_give_the_reference_values_and_gradients(chunk: int, passes: int | None, compute: int) -> None:
+    """Calls that begin and end anywhere in a chunk, of rows that are some chunks apart, also with a start for all."""
+    for before, T, place in ((0, 7, None), (4, 1, None), (5, 8, None), (1, 6, 4)):
+        case = laws.make_case(small(chunk, passes, compute), B=3, T=T, starts=0.0, warm=0, slack=before % 3)
+        for tokens in (2 * chunk, before):
+            case.state = case.state.reset([1, 2])
+            if tokens:
+                case.state = case.run(torch.randn(3, tokens, 6, dtype=torch.float64), case.state, None)[1].detach()
+        if place is not None:
+            case.start[:, place] = True
+        laws.same_as_reference(case, walk)
+
+
+@pytest.mark.usefixtures("only_native", "never_the_reference")
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@pytest.mark.parametrize(("chunk", "passes", "compute"), [(1, 5, 1), (2, 3, 3), (2, 4, 2), (3, 3, 0), (2, None, 1)])
+def test_small_chunks_with_every_option_give_the_reference_values_and_gradients(
+    chunk: int, passes: int | None, compute: int, norm: str
+) -> None:
+    config = small(chunk, passes, compute, norm=norm, adaptive_span=True, span_ramp=2, attention_dropout=0.1)
+    case = laws.make_case(config, B=2, T=9, starts=0.0, warm=0)
+    case.state = case.run(torch.randn(2, 7, 6, dtype=torch.float64), case.state, None)[1].detach()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        masks = laws.draw_masks(case, 0.3, 0.3, 0.4)
+        if not all(masks.dropped):
+            laws.same_as_reference(case, walk, masks)
+
+
+@pytest.mark.usefixtures("only_native")
+def test_blocks_of_diagonals_and_repeated_backwards_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weight gradients after each diagonal or after all of them; asked for twice."""
+    case = laws.make_case(small(2, 4, 2), B=2, T=9, starts=0.0, warm=0)
+    found = []
+    for rows in (1, 5, 1 << 20):
+        monkeypatch.setattr(staircase_segment, "ROWS", rows)
+        y, after = walk(case.core, case.x, case.state)
+        total = laws.weighed(y, after)
+        for again in (True, False):
+            found.append(torch.autograd.grad(total, list(case.core.parameters()), retain_graph=again))
+    for other in found[1:]:
+        laws.assert_close(other, found[0], "gradient")
+
+
+@pytest.mark.usefixtures("only_native")
+@pytest.mark.parametrize("instruction_set", range(native.BEST + 1))
+def test_every_instruction_set_and_any_number_of_rows_give_the_reference_values(
+    instruction_set: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "BEST", instruction_set)
+    for B in (1, 5, 70):
+        case = laws.make_case(small(2, 3, 2), B=B, T=5, starts=0.0, warm=0)
+        laws.same_as_reference(case, walk)
+
+
+@pytest.mark.usefixtures("only_native")
+def test_the_same_call_gives_the_same_bits() -> None:
+    core = build(small(2, 4, 4))
+    x, state = torch.randn(70, 9, 6), core.init_state(70)
+    results = []
+    for _ in range(2):
+        y, after = walk(core, x, state)  # type: ignore[arg-type]
+        results.append([y, *torch.autograd.grad(laws.weighed(y, after), list(core.parameters()))])
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
 
 
 def test_rows_out_of_step_are_left_to_the_reference_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -131,18 +131,18 @@ class Call {
 
   void run(bool forward, i64 instruction_set, bool poison) {
     const Kernels<real>& use = kernels<real>(instruction_set);
-    run(forward, use, use.workspace, forward ? use.forward : use.backward, poison);
+    run(forward, use, use.workspace, forward ? use.forward : use.backward, MOST_ROWS, poison);
   }
 
   // The same with other loops.
   template <class Workspace, class Walk>
-  void run(bool forward, const Kernels<real>& use, Workspace workspace, Walk walk, bool poison) {
+  void run(bool forward, const Kernels<real>& use, Workspace workspace, Walk walk, i64 most_rows, bool poison) {
     i64 size = 0;
     const std::vector<Job<real>> jobs = packing(forward, use.panel, size);
     Scratch<real> packed(size, poison);
     pack(jobs, use.panel, packed.data());
     const i64 threads = torch::stable::get_num_threads();
-    const i64 tiles = std::min(plan.B, threads * ((plan.B + threads * MOST_ROWS - 1) / (threads * MOST_ROWS)));
+    const i64 tiles = std::min(plan.B, threads * ((plan.B + threads * most_rows - 1) / (threads * most_rows)));
     // Each thread takes the next tile when it is done with one: a slow core does not hold up the others.
     std::atomic<i64> next{0};
     torch::stable::parallel_for(0, std::min(threads, tiles), 1, [&](i64, i64) {

@@ -4,6 +4,8 @@
 namespace stairwell {
 namespace {
 
+constexpr i64 TILE = 64;  // most rows of a tile: what a short diagonal sees is small, so more rows share the weights
+
 // Everything that the stairs of a call point to.
 template <class real>
 class StairsCall {
@@ -57,7 +59,7 @@ class StairsCall {
     const auto walk = [&](const Plan<real>& plan, i64 first, i64 last, real* work) {
       (forward ? use.climb : use.descend)(plan, stairs, first, last, work);
     };
-    call.run(forward, use, workspace, walk, poison);
+    call.run(forward, use, workspace, walk, TILE, poison);
   }
 
  private:
