@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts, slide
 from stairwell.layers import Masks
-from stairwell.state import SLOTS
+from stairwell.roles import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -92,7 +92,7 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _restore_states(trainer: Trainer, tensors: dict[str, Tensor]) -> None:
-    whole = type(trainer.states[0]).from_tensors(tensors).to(trainer.device)
+    whole = type(trainer.states[0]).from_tensors(tensors, trainer.states[0].form()).to(trainer.device)
     size = len(trainer.rows) // trainer.config.accumulate
     trainer.states = [whole.select(range(first, first + size)) for first in trainer.rows[::size]]
 

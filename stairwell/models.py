@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from stairwell.cores import Core, Seen, build
+from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
 from stairwell.state import State
@@ -229,6 +230,10 @@ class LanguageModel(nn.Module):
             raise ValueError("a LanguageModel reads no source")
         return self.core.init_state(batch, slack)
 
+    def unpack(self, vector: Tensor, slack: int = 0) -> State:
+        """The state that `pack` made `vector` (B, N) of; `slack` is what that state was made with."""
+        return self.core.unpack(vector, slack)
+
     def forward(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """tokens (B, T) -> logits (B, T, V), the state after"""
         x, state = self.hidden(tokens, state, start)
@@ -238,6 +243,8 @@ class LanguageModel(nn.Module):
         """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, and the state after.
 
         A large vocabulary's logits are formed for a block of tokens at a time, never for the whole batch."""
+        check_tensor(tokens, "tokens")
+        check_tensor(targets, "targets")
         self.check_symbols(targets, "target", self.config.V, ignore=IGNORE)
         if targets.shape != tokens.shape:
             raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
@@ -254,9 +261,12 @@ class LanguageModel(nn.Module):
 
     def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """What the head reads: (B, T, D) after the last norm."""
+        check_tensor(tokens, "tokens")
         if tokens.dim() != 2:
             raise ValueError(f"tokens must be (rows, tokens), not {tuple(tokens.shape)}")
         self.check_symbols(tokens, "token", self.config.inputs)
+        self.core.check_state(state, tokens.shape[0])
+        check_start(start, tokens.shape)
         x = self.embed(tokens, ages(state.count, start, tokens.shape[1]))
         x, state = self.core(x, state, start)
         return F.dropout(self.norm(x), self.config.output_dropout, self.training), state

@@ -1,12 +1,9 @@
 """A state is a value: everything a model remembers of its streams, as batch-first tensors in a frozen dataclass.
 
 It holds raw memory and counts, so it can be saved, moved, reordered, cut and compared. It knows no model: a core
-defines its own subclass, one tensor (or a tuple of tensors) a field, and writes at each field what role it plays:
-
-    memory: Tensor = field(metadata=SLOTS)
-
-A field may also be another state: a translator's state holds its decoder's. Tensors are then named by their path,
-`decoder.memory`. A state is a pytree of PyTorch, so `torch.func`, `torch.export` and `torch.compile` take it.
+defines its own subclass, one tensor (or a tuple of tensors) a field, each with its role (see `roles`). A field may also
+be another state: a translator's state holds its decoder's. Tensors are named by their path, `decoder.memory`.
+A state is a pytree of PyTorch, so `torch.func`, `torch.export` and `torch.compile` take it.
 Letters: B rows, N numbers a row.
 """
 
@@ -17,8 +14,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -28,32 +24,10 @@ from torch.utils import _pytree as pytree
 
 from stairwell.errors import UserError
 from stairwell.files import write_atomically
+from stairwell.roles import PACKED_TYPES, Leaf, Role
 
 RowNumbers = Tensor | Sequence[int]  # rows by their numbers, or one bool a row
 FORMAT = "stairwell.state.2"
-
-
-class Role(Enum):
-    """What happens to a field when rows begin anew, come together or take tokens back."""
-
-    SLOTS = "one place a token, (B, slots, ...), oldest first: fresh rows are zero, crop shifts"
-    GROWING = "slots of which there are as many as the longest row has tokens"
-    CARRY = "handed from token to token, (B, ...): fresh rows are zero, crop is impossible"
-    STATIC = "stays as it is, (B, length, ...): fresh rows keep it; lengths may differ, a mask is false beyond its own"
-    COUNT = "a number of tokens, (B,) int64"
-    NESTED = "another state"
-    SIZE = "a plain number that says how large the state was made; no tensor"
-
-
-SLOTS, GROWING, CARRY, STATIC, COUNT, NESTED, SIZE = ({"role": role} for role in Role)
-
-
-class Leaf(NamedTuple):
-    """A tensor of a state."""
-
-    path: str
-    role: Role
-    tensor: Tensor
 
 
 class State:
@@ -62,6 +36,7 @@ class State:
     A core's state has `count`, `room` and `slack` of its own; one that holds another state has that one's."""
 
     kinds: ClassVar[dict[str, type[State]]] = {}  # every state class by name, for `load`
+    max_tokens: int | None = None  # how many growing slots there can ever be, where there are any; none: no limit
 
     if TYPE_CHECKING:
 
@@ -93,9 +68,9 @@ class State:
             if role is Role.NESTED:
                 yield from value.leaves(f"{path}.")
             elif isinstance(value, tuple):
-                yield from (Leaf(f"{path}.{i}", role, tensor) for i, tensor in enumerate(value))
+                yield from (Leaf(f"{path}.{i}", role, tensor, self.max_tokens) for i, tensor in enumerate(value))
             elif role is not Role.SIZE:
-                yield Leaf(path, role, value)
+                yield Leaf(path, role, value, self.max_tokens)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every tensor with its path."""
@@ -124,13 +99,7 @@ class State:
         """The same state with the given rows fresh, as if they had never seen a token; what is static stays."""
         fresh = torch.zeros(self.batch, dtype=torch.bool, device=self.count.device)
         fresh[row_numbers(rows, self.batch, self.count.device)] = True
-
-        def change(leaf: Leaf) -> Tensor:
-            if leaf.role is Role.STATIC:
-                return leaf.tensor
-            return leaf.tensor.masked_fill(fresh.view(-1, *[1] * (leaf.tensor.dim() - 1)), 0)
-
-        return self._with(map(change, self.leaves()))._trimmed()
+        return self._with(leaf.reset(fresh) for leaf in self.leaves())._trimmed()
 
     @classmethod
     def join(cls, states: Sequence[Self]) -> Self:
@@ -146,7 +115,7 @@ class State:
             if state.form() != first.form():
                 raise ValueError(f"cannot join states that are not alike: {first.form()} and {state.form()}")
         together = zip(*(state.leaves() for state in states), strict=True)
-        return first._with(_joined(leaves) for leaves in together)
+        return first._with(Leaf.join(leaves) for leaves in together)
 
     def detach(self) -> Self:
         """The same numbers, with no way for a gradient to flow further back."""
@@ -174,13 +143,31 @@ class State:
                     "keep an earlier state instead"
                 )
         back = self._tokens_back(tokens)
+        return self._with(leaf.crop(back) for leaf in self.leaves())._trimmed()
 
-        def change(leaf: Leaf) -> Tensor:
-            if leaf.role is Role.COUNT:
-                return leaf.tensor - back.to(leaf.tensor.device)
-            return leaf.tensor if leaf.role is Role.STATIC else _shift(leaf.tensor, back)
+    def pack(self) -> Tensor:
+        """One vector a row, (B, N), for libraries whose recurrent state is one; a core's or model's `unpack` is the way
+        back. A fresh row is zeros and zeros are a fresh row; gradients flow through all but the counts."""
+        leaves = list(self.leaves())
+        types = {leaf.tensor.dtype for leaf in leaves if leaf.role not in (Role.COUNT, Role.STATIC)}
+        if len(types) != 1 or not types <= set(PACKED_TYPES):
+            found = ", ".join(sorted(map(str, types)))
+            raise ValueError(f"a state packs in float32 or float64, not {found}; use state.to(dtype=torch.float32)")
+        return torch.cat([leaf.pack(*types) for leaf in leaves], 1)
 
-        return self._with(map(change, self.leaves()))._trimmed()
+    def unpack(self, vector: Tensor) -> Self:
+        """The state that was packed into `vector` (B, N). This one says what it is like; its own rows do not matter."""
+        leaves = list(self.leaves())
+        sizes = [leaf.packed_size for leaf in leaves]
+        if not isinstance(vector, Tensor) or vector.dim() != 2 or vector.dtype not in PACKED_TYPES:
+            found = f"{vector.dtype} of {tuple(vector.shape)}" if isinstance(vector, Tensor) else type(vector).__name__
+            raise TypeError(f"a packed state is (rows, {sum(sizes)}) of float32 or float64, not {found}")
+        if vector.shape[1] != sum(sizes):
+            raise ValueError(
+                f"a {type(self).__name__} with slack {self.slack} packs into {sum(sizes)} numbers a row, not "
+                f"{vector.shape[1]}; unpack with the core and the slack that it was made with"
+            )
+        return self._with(leaf.unpack(part) for leaf, part in zip(leaves, vector.split(sizes, 1)))._trimmed()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state as a safetensors file, whole or not at all."""
@@ -216,7 +203,7 @@ class State:
             if tensor.is_floating_point() and not torch.isfinite(tensor).all():
                 raise UserError(f"{where}: '{name}' holds NaN or infinity; start from a fresh state instead")
         left = dict(tensors)
-        state = _assemble(form or {"kind": cls.__name__}, left, where)
+        state = assemble(form or {"kind": cls.__name__}, left, where)
         if left:
             raise UserError(f"{where}: '{min(left)}' belongs to no {type(state).__name__}")
         if not isinstance(state, cls):
@@ -254,7 +241,7 @@ class State:
 
     def _tokens_back(self, tokens: int | Tensor | Sequence[int]) -> Tensor:
         """How many tokens to take back of each row, (B,), after making sure that it can be done."""
-        wanted = f"crop takes a whole number of tokens, or one for each of {self.batch} rows"
+        wanted = f"crop takes a whole number of tokens, or one for each of its {self.batch} rows"
         back = _whole_numbers(tokens, wanted, self.count.device)
         if back.dtype == torch.bool:
             raise TypeError(f"{wanted}, not bools")
@@ -288,15 +275,10 @@ def row_numbers(rows: RowNumbers, batch: int, device: torch.device | None = None
     return index
 
 
-def padded(leaf: Leaf, length: int) -> Tensor:
-    """A leaf (B, l, ...) with zeros up to `length`: slots where the oldest are, what is static at its far end."""
-    missing = length - leaf.tensor.shape[1]
-    ends = [0, missing] if leaf.role is Role.STATIC else [missing, 0]
-    return torch.nn.functional.pad(leaf.tensor, [0, 0] * (leaf.tensor.dim() - 2) + ends)
-
-
 def roles(kind: type[State]) -> list[tuple[str, Role]]:
     """The fields of a kind of state with their roles."""
+    if kind in _roles:
+        return _roles[kind]
     found = []
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]
         if "role" not in field.metadata:
@@ -305,7 +287,10 @@ def roles(kind: type[State]) -> list[tuple[str, Role]]:
                 "CARRY, STATIC, COUNT, NESTED, SIZE"
             )
         found.append((field.name, field.metadata["role"]))
-    return found
+    return _roles.setdefault(kind, found)
+
+
+_roles: dict[type[State], list[tuple[str, Role]]] = {}  # found once: torch.compile cannot look into a dataclass
 
 
 def _whole_numbers(values: Any, wanted: str, device: torch.device | None) -> Tensor:
@@ -321,33 +306,7 @@ def _whole_numbers(values: Any, wanted: str, device: torch.device | None) -> Ten
     return numbers if numbers.dtype == torch.bool else numbers.to(torch.int64)
 
 
-def _joined(leaves: Sequence[Leaf]) -> Tensor:
-    """The same leaf of several states, with the rows of all."""
-    first = leaves[0]
-    if first.role in (Role.GROWING, Role.STATIC):
-        longest = max(leaf.tensor.shape[1] for leaf in leaves)
-        leaves = [leaf._replace(tensor=padded(leaf, longest)) for leaf in leaves]
-    for leaf in leaves:
-        ours, theirs = ((x.tensor.shape[1:], x.tensor.dtype, x.tensor.device) for x in (leaves[0], leaf))
-        if ours != theirs:
-            raise ValueError(
-                f"cannot join states that are not alike: '{first.path}' is {tuple(ours[0])} a row, {ours[1]} on "
-                f"{ours[2]} in one, {tuple(theirs[0])}, {theirs[1]} on {theirs[2]} in another"
-            )
-    return torch.cat([leaf.tensor for leaf in leaves])
-
-
-def _shift(memory: Tensor, back: Tensor) -> Tensor:
-    """Drop the newest `back[b]` slots of each row and fill with zeros at the oldest end. memory (B, slots, ...)"""
-    slot = torch.arange(memory.shape[1], device=memory.device) - back.to(memory.device)[:, None]
-    if not memory.shape[1]:
-        return memory
-    row = torch.arange(memory.shape[0], device=memory.device)[:, None]
-    shifted = memory[row, slot.clamp(min=0)]
-    return shifted.masked_fill((slot < 0).view(*slot.shape, *[1] * (memory.dim() - 2)), 0)
-
-
-def _assemble(form: Any, tensors: dict[str, Tensor], where: str, prefix: str = "") -> State:
+def assemble(form: Any, tensors: dict[str, Tensor], where: str = "the state", prefix: str = "") -> Any:
     """A state of the given form; takes its tensors out of `tensors`."""
     kind = State.kinds.get(str(form.get("kind"))) if isinstance(form, dict) else None
     if kind is None:
@@ -356,7 +315,7 @@ def _assemble(form: Any, tensors: dict[str, Tensor], where: str, prefix: str = "
     for name, role in roles(kind):
         path = prefix + name
         if role is Role.NESTED:
-            fields[name] = _assemble(form.get(name), tensors, where, f"{path}.")
+            fields[name] = assemble(form.get(name), tensors, where, f"{path}.")
         elif role is Role.SIZE:
             if name in form:
                 fields[name] = _size(form[name], path, where)

@@ -63,16 +63,10 @@ class World:
         return self.sum(int(flag))[0] > 0
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all processes, in order; the sizes of their second dimension may differ: shorter ones are
-        filled with zeros at its beginning, where a state keeps its oldest slots."""
+        """The tensors of all processes, which are alike in shape, in order."""
         if self.size == 1:
             return [tensor]
         tensor = tensor.to(self.device)
-        if tensor.dim() > 1:
-            widths = torch.tensor([tensor.shape[1]], device=self.device)
-            dist.all_reduce(widths, dist.ReduceOp.MAX)
-            padding = [0, 0] * (tensor.dim() - 2) + [int(widths) - tensor.shape[1], 0]
-            tensor = torch.nn.functional.pad(tensor, padding)
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(parts, tensor.contiguous())
         return parts
@@ -91,8 +85,17 @@ class World:
         return self.gather_json(value)[0]
 
     def gather_state(self, state: State) -> dict[str, Tensor]:
-        """All rows of all processes, in the order of the stream."""
-        return {name: torch.cat(self.gather(tensor)) for name, tensor in state.tensors()}
+        """All rows of all processes, in the order of the stream, padded as `State.join` does."""
+        if self.size == 1:
+            return dict(state.tensors())
+        leaves = list(state.leaves())
+        own = [leaf.tensor.shape[1] if leaf.tensor.dim() > 1 else 0 for leaf in leaves]
+        lengths = torch.tensor(own, device=self.device)
+        dist.all_reduce(lengths, dist.ReduceOp.MAX)
+        return {
+            leaf.path: torch.cat(self.gather(leaf.pad(length) if leaf.tensor.dim() > 1 else leaf.tensor))
+            for leaf, length in zip(leaves, lengths.tolist(), strict=True)
+        }
 
     def wait(self) -> None:
         if self.size > 1:

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from stairwell.cores import Core, build
-from stairwell.cores.core import TransformerCore
+from stairwell.cores.core import SourceState, TransformerCore
+from stairwell.roles import Leaf, Role
 from stairwell.state import State
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
@@ -40,6 +42,24 @@ class Case:
     ) -> tuple[Tensor, State]:
         source = {name: tensor[list(rows)] if rows is not None else tensor for name, tensor in self.source.items()}
         return self.core(x, state, start, **source)
+
+    def fresh(self, row: int) -> State:
+        """A fresh state of one row, to stand for a row of this case."""
+        return self.core.init_state(1, self.state.slack)
+
+
+@dataclass(repr=False)
+class SourceCase(Case):
+    """A case whose state holds the source that its core attends to."""
+
+    state: SourceState
+
+    def run(self, x: Tensor, state: Any, start: Tensor | None, rows: Any = None) -> tuple[Tensor, State]:
+        y, decoder = self.core(x, state.decoder, start, state.source, state.source_mask)
+        return y, dataclasses.replace(state, decoder=decoder)
+
+    def fresh(self, row: int) -> State:
+        return dataclasses.replace(self.state.select([row]), decoder=self.core.init_state(1, self.state.slack))
 
 
 def scramble(module: nn.Module) -> nn.Module:
@@ -86,6 +106,12 @@ def make_case(
     return case
 
 
+def with_source_in_state(case: Case) -> SourceCase:
+    """The same case with a nested state, of a core that was built with cross=True."""
+    state = SourceState(decoder=case.state, **case.source)  # type: ignore[arg-type]
+    return SourceCase(case.core, case.x, case.start, state, {})
+
+
 def weighed(y: Tensor, state: State, seed: int = 1) -> Tensor:
     """A scalar in which every number of the output and of the final state has a weight of its own."""
     generator = torch.Generator().manual_seed(seed)
@@ -119,6 +145,8 @@ def assert_close(ours: Sequence[Tensor], theirs: Sequence[Tensor], what: str) ->
 
 
 def assert_same_state(ours: State, theirs: State, exact: bool = False) -> None:
+    assert ours.form() == theirs.form()
+    assert [name for name, _ in ours.tensors()] == [name for name, _ in theirs.tensors()]
     for (name, a), (_, b) in zip(ours.tensors(), theirs.tensors(), strict=True):
         tolerance = {"rtol": 0.0, "atol": 0.0} if exact or not a.is_floating_point() else CLOSE
         torch.testing.assert_close(a, b, **tolerance, msg=lambda text, name=name: f"state '{name}': {text}")
@@ -181,14 +209,13 @@ def start(case: Case) -> None:
     """4. A start inside a segment equals separate runs from fresh states, whole states compared."""
     B, T, _ = case.x.shape
     y, after = case.run(case.x, case.state, case.start)
-    slack = case.state.slack
     for b in range(B):
         state = case.state.select([b])
         edges = [0, *case.start[b].nonzero().flatten().tolist(), T]
         pieces = []
         for i, (first, last) in enumerate(pairwise(edges)):
             if i > 0:
-                state = case.core.init_state(1, slack)
+                state = case.fresh(b)
             if first < last:
                 piece, state = case.run(case.x[b : b + 1, first:last], state, None, rows=[b])
                 pieces.append(piece)
@@ -241,7 +268,9 @@ def detach(case: Case) -> None:
 
 def matters(case: Case, state: State) -> bool:
     """Whether what the state remembers changes anything: one chunk of one token, for instance, remembers nothing."""
-    other = state.map(lambda tensor: tensor + 0.1 if tensor.is_floating_point() else tensor)
+    remembered = (Role.SLOTS, Role.GROWING, Role.CARRY)
+    tensors = {part.path: part.tensor + 0.1 if part.role in remembered else part.tensor for part in state.leaves()}
+    other = State.from_tensors(tensors, state.form())
     with torch.no_grad():
         return bool(weighed(*case.run(case.x, other, None)) != weighed(*case.run(case.x, state, None)))
 
@@ -284,13 +313,13 @@ def window(case: Case) -> None:
     state, memory = leaf(case.state)
     y, _ = case.run(case.x, state, case.start)
     grads = torch.autograd.grad((y * torch.randn_like(y)).sum(), memory, allow_unused=True)
-    for name, grad in zip(floating(state), grads, strict=True):
-        if grad is not None and reads_by_window(case.core, name):
-            assert grad[:, :slack].abs().sum() == 0, name
+    for part, grad in zip(floating(state), grads, strict=True):
+        if grad is not None and part.role is Role.SLOTS:
+            assert grad[:, :slack].abs().sum() == 0, part.path
     poisoned = case.state.map(Tensor.clone)
-    for name, tensor in poisoned.tensors():
-        if tensor.is_floating_point() and reads_by_window(case.core, name):
-            tensor[:, :slack] = torch.randn_like(tensor[:, :slack])
+    for part in poisoned.leaves():
+        if part.role is Role.SLOTS:
+            part.tensor[:, :slack] = torch.randn_like(part.tensor[:, :slack])
     again, _ = case.run(case.x, poisoned, case.start)
     assert torch.equal(again, y)
 
@@ -326,19 +355,72 @@ def crop(case: Case, back: Sequence[int]) -> None:
         again, again_end = case.run(case.x, after, None)
         torch.testing.assert_close(again, y, **CLOSE)
         slack = kept.slack
-        for (name, a), (_, b) in zip(again_end.tensors(), end.tensors(), strict=True):
-            if a.is_floating_point() and a.shape[1]:
-                first = slack if reads_by_window(case.core, name) else 0
-                torch.testing.assert_close(a[:, first:], b[:, first:], **CLOSE)
+        for a, b in zip(floating(again_end), floating(end), strict=True):
+            first = slack if a.role is Role.SLOTS else 0
+            torch.testing.assert_close(a.tensor[:, first:], b.tensor[:, first:], **CLOSE)
 
 
-def floating(state: State) -> list[str]:
-    return [name for name, tensor in state.tensors() if tensor.is_floating_point()]
+def floating(state: State) -> list[Leaf]:
+    return [part for part in state.leaves() if part.tensor.is_floating_point()]
 
 
-def reads_by_window(core: Core, name: str) -> bool:
-    """Whether a tensor of the state holds slack: all do, but the cache that grows with the stream or is not kept."""
-    return name != "cache" or core.memory_shapes(1)["cache"][0] > core.memory_shapes(0)["cache"][0]
+def packed(case: Case) -> None:
+    """13. A state as one vector a row comes back bit for bit, zeros are a fresh state, and gradients flow through."""
+    core, (B, *_), slack = case.core, case.x.shape, case.state.slack
+    state, memory = leaf(case.state)
+    vector = state.pack()
+    again = core.unpack(vector, slack)
+    assert_same_state(again, case.state, exact=True)
+    narrow = case.state.to(dtype=torch.float32)
+    assert narrow.pack().dtype == torch.float32
+    assert_same_state(core.unpack(narrow.pack(), slack).to(dtype=torch.float32), narrow, exact=True)
+    # Rows of a vector are rows of the state, and zeros are rows that begin anew.
+    kept = (torch.arange(B) % 2 == 0)[:, None].double()
+    assert_same_state(core.unpack(vector * kept, slack), case.state.reset(kept[:, 0] == 0), exact=True)
+    assert_same_state(core.unpack(torch.zeros_like(vector), slack), core.init_state(B, slack), exact=True)
+    assert not core.init_state(B, slack).pack().any()
+    # A call on it is the same call.
+    y, after = case.run(case.x, state, case.start)
+    packed_y, packed_after = case.run(case.x, again, case.start)
+    assert torch.equal(packed_y, y)
+    assert_same_state(packed_after, after, exact=True)
+    grads = gradients(case, weighed(y, after), *memory)
+    assert_close(gradients(case, weighed(packed_y, packed_after), *memory), grads, "gradient through the vector")
+
+
+def tree(case: Case) -> None:
+    """14. A state is a pytree whose leaves are its tensors, named by their paths."""
+    leaves, spec = pytree.tree_flatten_with_path(case.state)
+    names = [pytree.keystr(path).replace("[", ".").replace("]", "").removeprefix(".") for path, _ in leaves]
+    assert names == [name for name, _ in case.state.tensors()]
+    assert all(a is b for (_, a), (_, b) in zip(leaves, case.state.tensors(), strict=True))
+    assert_same_state(pytree.tree_unflatten([tensor for _, tensor in leaves], spec), case.state, exact=True)
+    assert pytree.treespec_loads(pytree.treespec_dumps(spec)) == spec
+    doubled = pytree.tree_map(lambda tensor: tensor + tensor, case.state)
+    assert_same_state(doubled, case.state.map(lambda tensor: tensor + tensor), exact=True)
+
+
+def sources(case: SourceCase, lengths: Sequence[int]) -> None:
+    """15. Rows whose sources differ in length join, and what a shorter one is padded with changes nothing."""
+    alone = []
+    for b, length in enumerate(lengths):
+        row = case.state.select([b])
+        short = {"source": row.source[:, :length], "source_mask": row.source_mask[:, :length]}
+        alone.append(dataclasses.replace(row, **short))
+    joined = SourceState.join(alone)
+    assert joined.source.shape[1] == max(lengths)
+    y, after = case.run(case.x, joined, case.start)
+    for b, length in enumerate(lengths):
+        assert not joined.source_mask[b, length:].any()
+        assert torch.equal(joined.source[b, :length], alone[b].source[0])
+        expected, expected_after = case.run(case.x[b : b + 1], alone[b], case.start[b : b + 1])
+        torch.testing.assert_close(y[b : b + 1], expected, **CLOSE)
+        assert_same_state(after.select([b]).decoder, expected_after.decoder)  # type: ignore[attr-defined]
+    # A row that begins anew keeps its source.
+    fresh = joined.reset(range(len(lengths)))
+    assert torch.equal(fresh.source, joined.source)
+    assert torch.equal(fresh.source_mask, joined.source_mask)
+    assert_same_state(fresh.decoder, case.core.init_state(len(lengths), case.state.slack), exact=True)
 
 
 def draw_masks(case: Case, attention: float, relu: float, layer_drop: float) -> Any:

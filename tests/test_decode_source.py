@@ -55,7 +55,7 @@ def make_state(model: Decoder, lengths: list[int], warm: int = 0, slack: int = 0
     B, J = len(lengths), max(lengths)
     mask = torch.arange(J) < torch.tensor(lengths)[:, None]
     source = torch.randn(B, J, 4, dtype=torch.float64).masked_fill(~mask[..., None], torch.nan)
-    state = SourceState(model.core.init_state(B, slack), source, mask)  # type: ignore[arg-type]
+    state = SourceState(decoder=model.core.init_state(B, slack), source=source, source_mask=mask)
     if not warm:
         return state
     with torch.no_grad():

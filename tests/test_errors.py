@@ -17,6 +17,7 @@ from stairwell import (
     build,
 )
 from stairwell.cores import config_type
+from stairwell.decode import Session, greedy
 
 SMALL: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2}
 
@@ -135,3 +136,42 @@ def test_tokens_out_of_range() -> None:
 def test_an_unknown_core_names_the_nearest() -> None:
     with pytest.raises(ValueError, match="unknown core 'feedbak'; did you mean 'feedback'"):
         config_type("feedbak")
+
+
+def test_lists_where_tensors_belong() -> None:
+    model = LanguageModel(LanguageModelConfig(core=FeedbackConfig(**SMALL, memory=3), inputs=5)).eval()
+    tokens, state = torch.zeros(1, 2, dtype=torch.int64), model.init_state(1)
+    wrong: Any = [[0, 1]]
+    with pytest.raises(TypeError, match="tokens must be a tensor, not a list"):
+        model(wrong, state)
+    with pytest.raises(TypeError, match="targets must be a tensor, not a list"):
+        model.nll(tokens, wrong, state)
+    with pytest.raises(TypeError, match="tokens must be a tensor, not a list"):
+        model.nll(wrong, tokens, state)
+    for start in ([[False, True]], [False]):
+        with pytest.raises(TypeError, match="start must be a tensor, not a list"):
+            model(tokens, state, start)
+        with pytest.raises(TypeError, match="start must be a tensor, not a list"):
+            model.core(torch.zeros(1, 2, 4), state, start)
+    with pytest.raises(ValueError, match=r"start must be bool of shape \(1, 2\), not torch.float32"):
+        model(tokens, state, torch.zeros(1, 2))
+    with pytest.raises(TypeError, match="the input must be a tensor, not a list"):
+        model.core([[[0.0] * 4]], state)
+    with pytest.raises(TypeError, match="tokens must be a tensor, not a list"):
+        Session(model, state).step([0])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="a prompt must be a tensor, not a list"):
+        greedy(Session(model, state), wrong, 3)
+    cross = feedback(cross=True)
+    with pytest.raises(TypeError, match="the source must be a tensor, not a list"):
+        cross(torch.zeros(1, 1, 4), cross.init_state(1), source=[[0.0] * 4])
+    with pytest.raises(TypeError, match="source_mask must be a tensor, not a list"):
+        cross(torch.zeros(1, 1, 4), cross.init_state(1), source=torch.zeros(1, 1, 4), source_mask=[[True]])
+
+
+def test_a_model_is_given_a_state_that_is_none() -> None:
+    model = LanguageModel(LanguageModelConfig(core=FeedbackConfig(**SMALL, memory=3), inputs=5))
+    tokens = torch.zeros(2, 1, dtype=torch.int64)
+    with pytest.raises(TypeError, match="Feedback needs a FeedbackState, not a NoneType"):
+        model(tokens, None)
+    with pytest.raises(ValueError, match="the state has 3 rows, the input 2"):
+        model(tokens, model.init_state(3))

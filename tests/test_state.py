@@ -1,21 +1,31 @@
-"""The state as a value: reordered, cut, moved, saved and loaded without losing a bit."""
+"""The state as a value: reordered, cut, moved, packed, saved and loaded without losing a bit."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from stairwell.cores import CORES, build
+from stairwell.cores.core import CoreState, SourceState
 from stairwell.cores.feedback import FeedbackConfig, FeedbackState
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.cores.staircase import GlobalCachedStaircaseConfig
 from stairwell.cores.transformer_xl import TransformerXLConfig
+from stairwell.errors import UserError
+from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.state import State
+from stairwell.world import World
 
 SMALL: dict[str, Any] = {"width": 4, "layers": 2}
 
@@ -31,15 +41,33 @@ def used(name: str, slack: int = 0) -> State:
         return core(torch.randn(3, 7, 4), core.init_state(3, slack), start)[1]
 
 
+def with_source(lengths: list[int], name: str = "feedback", slack: int = 0) -> SourceState:
+    """A state that holds its decoder's, rows with sources of their own lengths."""
+    rows = []
+    for i, (length, row) in enumerate(zip(lengths, range(3), strict=False)):
+        torch.manual_seed(10 + i)
+        mask = torch.ones(1, length, dtype=torch.bool)
+        decoder: Any = used(name, slack).select([row])
+        rows.append(SourceState(decoder=decoder, source=torch.randn(1, length, 4), source_mask=mask))
+    return SourceState.join(rows)
+
+
+def assert_same(ours: State, theirs: State) -> None:
+    assert ours.form() == theirs.form()
+    for (path, a), (same, b) in zip(ours.tensors(), theirs.tensors(), strict=True):
+        assert path == same
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert torch.equal(a, b), path
+
+
 @pytest.mark.parametrize("name", sorted(CORES))
 def test_a_saved_state_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    state = used(name)
-    state.save(tmp_path / "state.safetensors")
-    again = State.load(tmp_path / "state.safetensors")
-    assert type(again) is type(state)
-    for (field, a), (same, b) in zip(state.tensors(), again.tensors(), strict=True):
-        assert field == same
-        assert torch.equal(a, b)
+    for state in (used(name), used(name, 0 if name == "lstm" else 2), with_source([2, 3], name)):
+        state.save(tmp_path / "state.safetensors")
+        again = State.load(tmp_path / "state.safetensors")
+        assert type(again) is type(state)
+        assert again.slack == state.slack
+        assert_same(again, state)
 
 
 def test_a_loaded_state_with_nan_is_refused(tmp_path: Path) -> None:
@@ -57,6 +85,39 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(2)}, tmp_path / "model")
     with pytest.raises(ValueError, match="not a stairwell state"):
         State.load(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("form", "message"),
+    [
+        ({"kind": "Nothing"}, "no known kind of state"),
+        ([], "no known kind of state"),
+        ({"kind": "SourceState"}, "no known kind of state"),
+        ({"kind": "LSTMState"}, "'hidden' is missing; a LSTMState needs it"),
+        ({"kind": "FeedbackState", "slack": -1}, "'slack' must be a whole number, 0 or more, not -1"),
+        ({"kind": "FeedbackState", "slack": "2"}, "'slack' must be a whole number"),
+    ],
+)
+def test_a_file_whose_form_does_not_fit_is_refused_in_one_line(form: Any, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    tensors = dict(used("feedback").tensors())
+    save_file(tensors, path, metadata={"format": "stairwell.state.2", "form": json.dumps(form)})
+    with pytest.raises(UserError, match=f"state: .*{message}") as error:
+        State.load(path)
+    assert "\n" not in str(error.value)
+    save_file(tensors, path, metadata={"format": "stairwell.state.2"})
+    with pytest.raises(UserError, match="does not say what kind of state it is"):
+        State.load(path)
+
+
+def test_tensors_too_many_or_of_other_rows_are_refused() -> None:
+    tensors = dict(used("feedback").tensors())
+    with pytest.raises(ValueError, match="'more' belongs to no FeedbackState"):
+        FeedbackState.from_tensors({**tensors, "more": torch.zeros(3)})
+    with pytest.raises(ValueError, match="differ in their number of rows"):
+        FeedbackState.from_tensors({**tensors, "count": tensors["count"][:2]})
+    with pytest.raises(ValueError, match="is a FeedbackState, not a SourceState"):
+        SourceState.from_tensors(tensors, used("feedback").form())
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +175,297 @@ def test_counts_stay_integers_when_a_state_changes_its_type() -> None:
 def test_a_state_cannot_be_changed_in_place() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         used("lstm").count = torch.zeros(3)  # type: ignore[misc]
+
+
+def test_a_field_without_a_role_is_refused() -> None:
+    @dataclass(frozen=True, eq=False)
+    class Careless(CoreState):
+        memory: Tensor
+
+    state = Careless(torch.zeros(1), torch.zeros(1), torch.zeros(1, 2))
+    with pytest.raises(TypeError, match=r"Careless.memory has no role; write .*field\(metadata=SLOTS\)"):
+        state.detach()
+
+
+def test_a_nested_state_names_its_tensors_by_path_and_has_one_count(tmp_path: Path) -> None:
+    state = with_source([2, 4, 1], "staircase", slack=2)
+    names = [name for name, _ in state.tensors()]
+    assert names[:3] == ["decoder.count", "decoder.room", "decoder.passes.0"]
+    assert names[-2:] == ["source_mask", "source"]
+    assert state.count is state.decoder.count
+    assert state.room is state.decoder.room
+    assert (state.batch, state.slack) == (3, 2)
+    assert state.nbytes == state.decoder.nbytes + state.source.nbytes + state.source_mask.nbytes
+    state.save(tmp_path / "state")
+    with safe_open(tmp_path / "state", framework="pt") as file:
+        form = json.loads(file.metadata()["form"])
+    assert form == {"kind": "SourceState", "decoder": {"kind": "StaircaseState", "slack": 2}}
+
+
+def test_a_nested_state_does_all_that_a_state_does() -> None:
+    state = with_source([2, 4, 1], slack=2)
+    decoder: Any = state.decoder
+    assert state.source_mask.sum(1).tolist() == [2, 4, 1]
+    assert_same(state.select([2, 0, 0]).decoder, decoder.select([2, 0, 0]))
+    assert torch.equal(state.select([2, 0, 0]).source, state.source[[2, 0, 0]])
+    reset, cropped = state.reset([0, 1]), state.crop([2, 1, 0])
+    assert_same(reset.decoder, decoder.reset([0, 1]))
+    assert_same(cropped.decoder, decoder.crop([2, 1, 0]))
+    for changed in (reset, cropped):
+        assert torch.equal(changed.source, state.source)
+        assert torch.equal(changed.source_mask, state.source_mask)
+    wide = state.to(dtype=torch.float64)
+    assert wide.source.dtype == wide.select([0]).decoder.memory.dtype == torch.float64  # type: ignore[attr-defined]
+    assert (wide.source_mask.dtype, wide.count.dtype) == (torch.bool, torch.int64)
+    graph = replace(state, source=state.source.requires_grad_())
+    assert graph.select([0]).source.requires_grad
+    assert not graph.detach().source.requires_grad
+    assert_same(State.from_tensors(dict(state.tensors()), state.form()), state)
+
+
+def test_joined_rows_are_padded_where_nobody_looks() -> None:
+    """Slots where the oldest are, sources at their far end, the mask false."""
+    name = "global-cached-staircase"
+    long, short = with_source([4], name), with_source([1, 2], name).select([1])
+    joined: Any = SourceState.join([short, long])
+    assert joined.source.shape[1] == 4
+    assert torch.equal(joined.source[0, :2], short.source[0])
+    assert joined.source[0, 2:].abs().sum() == 0
+    assert joined.source_mask.tolist() == [[True, True, False, False], [True] * 4]
+    assert joined.count.tolist() == [3, 7]
+    assert joined.decoder.cache[0, :4].abs().sum() == 0
+    assert torch.equal(joined.decoder.cache[0, 4:], short.decoder.cache[0])  # type: ignore[attr-defined]
+
+
+def test_join_refuses_states_that_are_not_alike() -> None:
+    kind = FeedbackState
+    with pytest.raises(ValueError, match="at least one state"):
+        kind.join([])
+    with pytest.raises(TypeError, match=r"FeedbackState.join takes states of that kind, not a LSTMState"):
+        kind.join([used("feedback"), used("lstm")])
+    with pytest.raises(ValueError, match=r"not alike: .*FeedbackState.* and .*LSTMState"):
+        State.join([used("feedback"), used("lstm")])
+    with pytest.raises(ValueError, match=r"not alike: .*'slack': 0.* and .*'slack': 1"):
+        kind.join([used("feedback"), used("feedback", slack=1)])
+    other = build(FeedbackConfig(**SMALL, memory=5)).init_state(1)
+    with pytest.raises(ValueError, match=r"'memory' is \(100, 1, 4\) a row.*\(5, 1, 4\)"):
+        State.join([used("feedback"), other])
+    with pytest.raises(ValueError, match=r"torch.float32 on cpu in one.*torch.float64 on cpu"):
+        kind.join([used("feedback"), used("feedback").to(dtype=torch.float64)])
+    wider = replace(with_source([2]), source=torch.zeros(1, 2, 6))
+    with pytest.raises(ValueError, match=r"'source' is \(2, 4\) a row.*\(2, 6\)"):
+        SourceState.join([with_source([2]), wider])
+    for wrong in (with_source([2]), with_source([2], "lstm")):
+        with pytest.raises(ValueError, match="not alike"):
+            SourceState.join([with_source([2], "staircase"), wrong])
+
+
+def gather(rank: int, folder: str) -> None:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    state = with_source([4, 3, 2], "global-cached-staircase").select([[1], [0]][rank])
+    state = replace(state, source=state.source[:, : 3 + rank], source_mask=state.source_mask[:, : 3 + rank])
+    gathered = World(rank, 2).gather_state(state)
+    save_file(gathered, f"{folder}/{rank}", metadata={"form": json.dumps(state.form())})
+    dist.destroy_process_group()
+
+
+def test_a_gather_over_processes_pads_as_join_does(tmp_path: Path) -> None:
+    torch.multiprocessing.spawn(gather, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
+    whole = with_source([4, 3, 2], "global-cached-staircase").select([1, 0])
+    for rank in ("0", "1"):
+        with safe_open(tmp_path / rank, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        assert_same(State.from_tensors(tensors, whole.form()), whole)
+
+
+@pytest.mark.parametrize("rows", [[0.7], torch.tensor([0.0, 1.0]), ["a"], None, [[0], [1, 2]]])
+def test_rows_that_are_no_whole_numbers_are_refused(rows: Any) -> None:
+    for act in (used("feedback").select, used("feedback").reset):
+        with pytest.raises(TypeError, match="rows are whole numbers, or one bool a row, not"):
+            act(rows)
+
+
+@pytest.mark.parametrize("rows", [[[0, 1]], torch.zeros(2, 2, dtype=torch.int64), 1])
+def test_rows_of_another_shape_are_refused(rows: Any) -> None:
+    for act in (used("feedback").select, used("feedback").reset):
+        with pytest.raises(ValueError, match="rows must be a list of numbers, not of shape"):
+            act(rows)
+
+
+def test_no_rows_are_a_state_too() -> None:
+    assert used("global-cached-staircase").select([]).batch == 0
+    assert_same(used("feedback").reset([]), used("feedback"))
+
+
+def test_numbers_of_tokens_that_cannot_be_cropped() -> None:
+    state = used("feedback", slack=2)
+    for wrong in (1.5, [1.0, 1.0, 1.0], True, "two", None):
+        with pytest.raises(TypeError, match="crop takes a whole number of tokens, or one for each of its 3 rows, not"):
+            state.crop(wrong)  # type: ignore[arg-type]
+    for shape in ([1, 1], [[1, 1, 1]], torch.ones(4, dtype=torch.int64)):
+        with pytest.raises(ValueError, match=r"one for each of its 3 rows, not numbers of shape"):
+            state.crop(shape)  # type: ignore[arg-type]
+    assert_same(state.crop(torch.tensor([1, 1, 1], dtype=torch.int32)), state.crop(1))
+
+
+@pytest.mark.parametrize("arguments", [(1.5,), ("2",), (None,), (2, 0.5), (torch.ones(2),)])
+def test_a_state_of_no_whole_number_of_rows_is_refused(arguments: Any) -> None:
+    model = LanguageModel(LanguageModelConfig(core=FeedbackConfig(**SMALL, memory=3), inputs=5))
+    with pytest.raises(TypeError, match="batch and slack are whole numbers, not") as error:
+        model.core.init_state(*arguments)
+    assert "\n" not in str(error.value)
+    with pytest.raises(TypeError, match="batch and slack are whole numbers"):
+        model.init_state(arguments[0] if len(arguments) == 1 else 2, slack=arguments[-1])
+
+
+@pytest.mark.parametrize("name", ["feedback", "transformer-xl", "cached-staircase"])
+def test_another_memory_size_does_not_pass_for_slack(name: str) -> None:
+    key = "passes" if name == "cached-staircase" else "memory"
+    small, large = (build(CORES[name][0](**SMALL, heads=2, **{key: size})) for size in (3, 5))
+    x = torch.zeros(1, 1, 4)
+    with pytest.raises(ValueError, match=r"belongs to another model: its .* with slack 0"):
+        small(x, large.init_state(1))
+    slack = 2 * (32 if name == "cached-staircase" else 1)
+    with pytest.raises(ValueError, match="another model"):
+        large(x, small.init_state(1, slack))
+    # The slack stays what it was, whatever is done to a state.
+    _, state = small(x, small.init_state(1, slack))
+    again: State = type(state).join([state.select([0]), state.reset([0]), state.detach().crop(1)])
+    again = pytree.tree_map(torch.clone, again.to(dtype=torch.float32))
+    assert again.slack == slack
+    assert small(x.expand(3, 1, 4), again)[1].slack == slack
+
+
+def test_counts_pack_exactly_however_long_the_stream() -> None:
+    core = build(FeedbackConfig(**SMALL, memory=3))
+    counts = torch.tensor([0, 1, 2**21 - 1, 2**21, 2**24 + 1, 2**40 + 12345, 2**53 + 1, 2**63 - 1])
+    for dtype in (torch.float32, torch.float64):
+        state = replace(core.init_state(8), count=counts).to(dtype=dtype)
+        vector = state.pack()
+        assert (vector.dtype, vector.shape) == (dtype, (8, 2 * 3 + 3 * 4))
+        assert torch.equal(core.unpack(vector).count, counts)
+
+
+def test_an_unpacked_state_shares_nothing_with_its_vector() -> None:
+    core = build(FeedbackConfig(**SMALL, memory=3))
+    vector = torch.ones(1, 2 * 3 + 3 * 4)
+    state: Any = core.unpack(vector)
+    vector.zero_()
+    assert state.memory.sum() == 12
+    assert state.memory.is_contiguous()
+
+
+def test_a_vector_goes_through_a_model_in_the_models_own_type() -> None:
+    model = LanguageModel(LanguageModelConfig(core=LSTMConfig(**SMALL), inputs=5)).to(torch.bfloat16).eval()
+    tokens = torch.randint(5, (2, 3))
+    _, state = model(tokens, model.init_state(2))
+    with pytest.raises(ValueError, match=r"packs in float32 or float64, not torch.bfloat16; use state.to\(dtype"):
+        state.pack()
+    again = model.unpack(state.to(dtype=torch.float32).pack())
+    assert_same(again, state)
+    model(tokens, again)
+
+
+def test_vectors_that_are_no_packed_state_are_refused() -> None:
+    core = build(FeedbackConfig(**SMALL, memory=3))
+    vector = core.init_state(2, slack=1).pack()
+    with pytest.raises(ValueError, match="FeedbackState with slack 0 packs into 18 numbers a row, not 22"):
+        core.unpack(vector)
+    assert core.unpack(vector, slack=1).slack == 1
+    for wrong in (vector[0], vector.half(), vector.long(), vector.tolist()):
+        with pytest.raises(TypeError, match=r"a packed state is \(rows, 22\) of float32 or float64, not"):
+            core.unpack(wrong, slack=1)  # type: ignore[arg-type]
+    for number in (0.5, -1.0, 2.0**21, torch.nan):
+        vector[1, 0] = number
+        with pytest.raises(ValueError, match="the vector's 'count' is no whole number"):
+            core.unpack(vector, slack=1)
+
+
+def test_what_grows_packs_only_up_to_a_limit_and_a_source_not_at_all() -> None:
+    with pytest.raises(ValueError, match=r"'cache' grows with the stream; it packs only if .* max_tokens"):
+        used("global-cached-staircase").pack()
+    with pytest.raises(ValueError, match="'source_mask' is static"):
+        with_source([2, 1]).pack()
+    core = build(GlobalCachedStaircaseConfig(**SMALL, chunk=2, max_tokens=9))
+    _, state = core(torch.randn(2, 4, 4), core.init_state(2))
+    _, longer = core(torch.randn(2, 5, 4), state)
+    assert state.pack().shape == longer.pack().shape == (2, 6 + 8 + 9 * 4)
+    assert_same(core.unpack(state.pack()), state)
+    assert_same(core.unpack(longer.pack()), longer)
+
+
+@pytest.mark.parametrize("name", ["feedback", "transformer-xl", "universal", "lstm"])
+def test_a_step_with_a_state_in_and_out_is_exported(name: str) -> None:
+    """One exported step goes on for ever, also after it was written to a file."""
+    torch.manual_seed(0)
+    core = build(CORES[name][0](**SMALL)).eval()
+    with torch.no_grad():
+        step = torch.export.export(core, (torch.randn(2, 1, 4), core.init_state(2))).module()
+        state = exported = core.init_state(2)
+        for x in torch.randn(4, 2, 1, 4):
+            y, state = core(x, state)
+            same, exported = step(x, exported)
+            torch.testing.assert_close(same, y)
+            assert type(exported) is type(state)
+            torch.testing.assert_close(dict(exported.tensors()), dict(state.tensors()))
+
+
+def test_a_packed_step_is_exported(tmp_path: Path) -> None:
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.core = build(FeedbackConfig(**SMALL, memory=3))
+
+        def forward(self, x: Tensor, vector: Tensor) -> tuple[Tensor, Tensor]:
+            y, state = self.core(x, self.core.unpack(vector))
+            return y, state.pack()
+
+    step, x, vector = Step().eval(), torch.randn(2, 1, 4), torch.zeros(2, 18)
+    torch.export.save(torch.export.export(step, (x, vector)), tmp_path / "step.pt2")
+    exported = torch.export.load(tmp_path / "step.pt2").module()
+    for _ in range(5):
+        y, after = step(x, vector)
+        same, vector = exported(x, vector)
+        torch.testing.assert_close((same, vector), (y, after))
+
+
+def test_a_nested_state_is_exported_and_compiled() -> None:
+    class Step(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.core = build(FeedbackConfig(**SMALL, memory=100, cross=True))
+
+        def forward(self, x: Tensor, state: SourceState) -> tuple[Tensor, SourceState]:
+            y, decoder = self.core(x, state.decoder, None, state.source, state.source_mask)
+            return y, replace(state, decoder=decoder)
+
+    step, x, state = Step().eval(), torch.randn(3, 1, 4), with_source([2, 3, 1])
+    expected, after = step(x, state)
+    exported = torch.export.export(step, (x, state)).module()
+    compiled = torch.compile(step, fullgraph=True, backend="eager")
+    for run in (exported, compiled):
+        y, found = run(x, state)
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(dict(found.tensors()), dict(after.tensors()))
+
+
+@pytest.mark.parametrize("name", sorted(CORES))
+def test_functional_transforms_take_and_return_states(name: str) -> None:
+    torch.manual_seed(0)
+    core = build(CORES[name][0](**SMALL)).eval()
+    x, given = torch.randn(3, 2, 4), used(name)
+
+    def loss(parameters: Any, state: State) -> tuple[Tensor, State]:
+        y, after = torch.func.functional_call(core, parameters, (x, state))
+        return y.square().sum(), after
+
+    parameters = dict(core.named_parameters())
+    gradients, after = torch.func.grad(loss, has_aux=True)(parameters, given)
+    total, expected = loss(parameters, given)
+    assert_same(after, expected.detach())
+    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    for (parameter, ours), theirs in zip(gradients.items(), found, strict=True):
+        torch.testing.assert_close(ours, torch.zeros_like(ours) if theirs is None else theirs, msg=parameter)
 
 
 @pytest.mark.parametrize("make_up", ["all", "average", "recurrent", 0, 3])

@@ -27,7 +27,8 @@ from stairwell.layers import (
     is_finite,
     transformed,
 )
-from stairwell.state import COUNT, NESTED, SIZE, STATIC, Role, State
+from stairwell.roles import COUNT, NESTED, SIZE, STATIC, Role
+from stairwell.state import State, assemble
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +57,14 @@ class Source:
         self.mask = mask
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SourceState(State):
     """A core's state and the source that it attends to, which every row has for as long as it lives."""
 
     decoder: CoreState = field(metadata=NESTED)
-    source: Tensor = field(metadata=STATIC)  # (B, R, D)
+    # The mask comes first: torch.export writes checks of the inputs, and takes `source` for the name of both otherwise.
     source_mask: Tensor = field(metadata=STATIC)  # (B, R) bool, true where the source is there
+    source: Tensor = field(metadata=STATIC)  # (B, R, D)
 
     @property
     def count(self) -> Tensor:
@@ -153,7 +155,11 @@ class Core(nn.Module):
         }
         zero = torch.zeros(batch, dtype=torch.int64, device=like.device)
         form = {"kind": self.state_type.__name__, "slack": slack}
-        return self.state_type.from_tensors({"count": zero, "room": zero.clone(), **tensors}, form)
+        return assemble(form, {"count": zero, "room": zero.clone(), **tensors})
+
+    def unpack(self, vector: Tensor, slack: int = 0) -> CoreState:
+        """The state that `pack` made `vector` (B, N) of; `slack` is what that state was made with."""
+        return self.init_state(1, slack).unpack(vector)
 
     def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor of the state's memory, without the rows."""
@@ -201,13 +207,11 @@ class Core(nn.Module):
         self, x: Tensor, state: State, start: Tensor | None, source: Tensor | None, source_mask: Tensor | None
     ) -> None:
         """Raise a plain error for anything that does not fit this core."""
+        check_tensor(x, "the input")
         if x.dim() != 3 or x.shape[1] < 1 or x.shape[2] != self.width:
             raise ValueError(f"the input must be (rows, tokens >= 1, width {self.width}), not {tuple(x.shape)}")
         self.check_state(state, x.shape[0])
-        if start is not None and (start.shape != x.shape[:2] or start.dtype != torch.bool):
-            raise ValueError(
-                f"start must be bool of shape {tuple(x.shape[:2])}, not {start.dtype} of {tuple(start.shape)}"
-            )
+        check_start(start, x.shape[:2])
         self.check_source(x.shape[0], source, source_mask)
 
     def check_state(self, state: State, batch: int) -> None:
@@ -321,6 +325,9 @@ class TransformerCore(Core):
             return super().check_source(batch, source, source_mask)
         if source is None:
             raise ValueError("this core was built with cross=True: give it a source (rows, length, width)")
+        check_tensor(source, "the source")
+        if source_mask is not None:
+            check_tensor(source_mask, "source_mask")
         if source.dim() != 3 or source.shape[0] != batch or source.shape[2] != self.width:
             raise ValueError(
                 f"the source must be ({batch} rows, length, width {self.width}), not {tuple(source.shape)}"
@@ -331,6 +338,20 @@ class TransformerCore(Core):
                 f"not {source_mask.dtype} of {tuple(source_mask.shape)}"
             )
         return None
+
+
+def check_tensor(value: Any, name: str) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, not a {type(value).__name__}")
+
+
+def check_start(start: Tensor | None, shape: Sequence[int]) -> None:
+    """start (B, T) marks the tokens before which a row begins anew."""
+    if start is None:
+        return
+    check_tensor(start, "start")
+    if start.shape != tuple(shape) or start.dtype != torch.bool:
+        raise ValueError(f"start must be bool of shape {tuple(shape)}, not {start.dtype} of {tuple(start.shape)}")
 
 
 def module_list(layers: Iterable[Layer]) -> Sequence[Layer]:

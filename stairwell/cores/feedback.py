@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from stairwell.cores.core import CoreState, Source, TransformerCore, WindowConfig, module_list
 from stairwell.cores.time import KeysValues, ages, along_time, counts, filled, slide
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
-from stairwell.state import SLOTS
+from stairwell.roles import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts
 from stairwell.layers import Masks
-from stairwell.state import CARRY
+from stairwell.roles import CARRY
 
 
 @dataclass(frozen=True, kw_only=True)

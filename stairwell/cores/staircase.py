@@ -26,7 +26,7 @@ from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
 from stairwell.cores.time import KeysValues, ages, along_time, counts, forget, slide
 from stairwell.errors import UserError
 from stairwell.layers import Layer, LayerConfig, Masks, RelativePosition, Slots
-from stairwell.state import GROWING, SIZE, SLOTS
+from stairwell.roles import GROWING, SIZE, SLOTS
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from torch import Tensor
 from stairwell.cores.core import CoreState, Source, TransformerCore, WindowConfig, module_list
 from stairwell.cores.time import ages, counts, slide
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
-from stairwell.state import SLOTS, State
+from stairwell.roles import SLOTS
+from stairwell.state import State
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stairwell.cores.core import check_tensor
 from stairwell.decode.session import Session
 
 Choose = Callable[[Tensor], Tensor]  # logits (B, V) -> tokens (B,)
@@ -173,6 +174,7 @@ def keep_aside(
 
 
 def check_prompt(session: Session, prompt: Tensor, tokens: int) -> None:
+    check_tensor(prompt, "a prompt")
     if prompt.dim() != 2 or prompt.shape[0] != session.batch or prompt.shape[1] < 1:
         raise ValueError(f"a prompt must be ({session.batch} rows, at least 1 token), not {tuple(prompt.shape)}")
     if tokens < 1:

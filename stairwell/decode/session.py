@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Core, CoreState, SourceState
+from stairwell.cores.core import Core, CoreState, SourceState, check_tensor
 from stairwell.cores.feedback import Feedback
 from stairwell.cores.staircase import Staircase
 from stairwell.cores.transformer_xl import TransformerXL
@@ -105,6 +105,7 @@ class Session:
     def step(self, tokens: Tensor) -> Tensor:
         """Read one token a row; the logits for what follows. (B,) int64 -> (B, V)"""
         model = self.model
+        check_tensor(tokens, "tokens")
         if tokens.shape != (self.batch,):
             raise ValueError(f"a step takes one token for each of {self.batch} rows, not {tuple(tokens.shape)}")
         self._check()

@@ -18,11 +18,12 @@ from tests import laws
 NAMES = sorted(CORES)
 TRANSFORMERS = [name for name in NAMES if issubclass(CORES[name][1], TransformerCore)]
 EXAMPLES = settings(max_examples=15, deadline=None, derandomize=True)
+FEW = settings(max_examples=6, deadline=None, derandomize=True)  # where an example runs many laws
 
 
 @st.composite
-def configs(draw: Any, name: str) -> Any:
-    """A config of a core: every option that changes the maths, small sizes."""
+def configs(draw: Any, name: str, **fixed: Any) -> Any:
+    """A config of a core: every option that changes the maths, small sizes; what is `fixed` is not drawn."""
     kind = CORES[name][0]
     heads = draw(st.integers(1, 2))
     options: dict[str, Any] = {
@@ -56,12 +57,13 @@ def configs(draw: Any, name: str) -> Any:
         options["distances"] = draw(st.sampled_from([2, 64]))  # 2: most distances share the last
     if name == "memory-network":
         options["passes"] = draw(st.integers(1, 6))
+    options |= fixed
     return kind(**{option: value for option, value in options.items() if option in fields})
 
 
 @st.composite
-def cases(draw: Any, name: str, tokens: Any = None, slack: int = 0) -> laws.Case:
-    config = draw(configs(name))
+def cases(draw: Any, name: str, tokens: Any = None, slack: int = 0, **fixed: Any) -> laws.Case:
+    config = draw(configs(name, **fixed))
     return laws.make_case(
         config,
         B=draw(st.integers(1, 3)),
@@ -163,6 +165,44 @@ def test_crop_equals_never_having_seen(name: str) -> None:
     law()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_state_survives_as_one_vector_a_row_and_as_a_tree(name: str) -> None:
+    slack = 0 if name == "lstm" else 2
+
+    @EXAMPLES
+    @given(case=cases(name, slack=slack, max_tokens=30))
+    def law(case: laws.Case) -> None:
+        laws.packed(case)
+        laws.tree(case)
+
+    law()
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_state_that_holds_its_source_keeps_every_law(name: str) -> None:
+    @FEW
+    @given(
+        case=cases(name, slack=3, cross=True),
+        place=st.integers(0, 10),
+        lengths=st.lists(st.integers(1, 4), min_size=3, max_size=3),
+    )
+    def law(case: laws.Case, place: int, lengths: list[int]) -> None:
+        nested = laws.with_source_in_state(case)
+        B, T, _ = case.x.shape
+        laws.split(nested, [place % T])
+        laws.rows(nested, [place % B, 0, B - 1])
+        laws.start(nested)
+        laws.pure(nested)
+        laws.detach(nested)
+        laws.decode(nested)
+        laws.window(nested)
+        laws.crop(nested, [place % 4] * B)
+        laws.tree(nested)
+        laws.sources(nested, lengths[:B])
+
+    law()
+
+
 @pytest.mark.parametrize("share_kv", [True, False])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("make_up", ["all", "average", "recurrent", 0, 1, 2])
@@ -196,6 +236,8 @@ def keep_every_law(config: Any) -> None:
     laws.decode(case)
     laws.window(case)
     laws.crop(case, [2, 1])
+    laws.packed(case)
+    laws.tree(case)
 
 
 @pytest.mark.parametrize("sees_itself", [False, True])

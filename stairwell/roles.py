@@ -1,0 +1,135 @@
+"""What the tensors of a state are, and what happens to each of them when rows begin anew, come together, take tokens
+back or become a plain vector. Every field of a state says its role where it is written:
+
+    memory: Tensor = field(metadata=SLOTS)
+
+Letters: B rows, n numbers a row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# A count becomes three floats, digits to this base: exact in float32, and all of int64 that counts can reach.
+BASE, DIGITS = 1 << 21, 3
+PACKED_TYPES = (torch.float32, torch.float64)  # narrower ones cannot hold a digit
+
+
+class Role(Enum):
+    SLOTS = "one place a token, (B, slots, ...), oldest first: zero in a fresh row; crop shifts them"
+    GROWING = "slots of which there are as many as the longest row has tokens"
+    CARRY = "handed on from token to token, (B, ...): zero in a fresh row; crop is impossible"
+    STATIC = "given once, (B, length, ...): a fresh row keeps it; rows of other lengths are padded at the far end"
+    COUNT = "a number of tokens, (B,) int64"
+    NESTED = "another state"
+    SIZE = "a plain number that says how large the state was made; no tensor"
+
+
+SLOTS, GROWING, CARRY, STATIC, COUNT, NESTED, SIZE = ({"role": role} for role in Role)
+
+
+class Leaf(NamedTuple):
+    """A tensor of a state, named by its path."""
+
+    path: str
+    role: Role
+    tensor: Tensor
+    limit: int | None = None  # growing slots: how many there can ever be
+
+    def reset(self, fresh: Tensor) -> Tensor:
+        """With nothing in the rows where `fresh` (B,) is true."""
+        if self.role is Role.STATIC:
+            return self.tensor
+        return self.tensor.masked_fill(fresh.view(-1, *[1] * (self.tensor.dim() - 1)), 0)
+
+    def crop(self, back: Tensor) -> Tensor:
+        """Without the last back[b] tokens of each row."""
+        if self.role is Role.STATIC:
+            return self.tensor
+        back = back.to(self.tensor.device)
+        return self.tensor - back if self.role is Role.COUNT else shift(self.tensor, back)
+
+    def pad(self, length: int) -> Tensor:
+        """(B, l, ...) with zeros up to `length`: slots where the oldest are, what is static at its far end."""
+        missing = length - self.tensor.shape[1]
+        ends = [0, missing] if self.role is Role.STATIC else [missing, 0]
+        return torch.nn.functional.pad(self.tensor, [0, 0] * (self.tensor.dim() - 2) + ends)
+
+    @staticmethod
+    def join(leaves: Sequence[Leaf]) -> Tensor:
+        """The same leaf of several states, with the rows of all."""
+        first = leaves[0]
+        if first.role in (Role.GROWING, Role.STATIC):
+            longest = max(leaf.tensor.shape[1] for leaf in leaves)
+            leaves = [leaf._replace(tensor=leaf.pad(longest)) for leaf in leaves]
+        makes = [(tuple(leaf.tensor.shape[1:]), leaf.tensor.dtype, leaf.tensor.device) for leaf in leaves]
+        for shape, dtype, device in makes:
+            if (shape, dtype, device) != makes[0]:
+                raise ValueError(
+                    f"cannot join states that are not alike: '{first.path}' is {makes[0][0]} a row, {makes[0][1]} on "
+                    f"{makes[0][2]} in one, {shape}, {dtype} on {device} in another"
+                )
+        return torch.cat([leaf.tensor for leaf in leaves])
+
+    @property
+    def packed_shape(self) -> tuple[int, ...]:
+        """What a row of it becomes in a vector."""
+        if self.role is Role.COUNT:
+            return (DIGITS,)
+        if self.role is Role.STATIC:
+            raise ValueError(
+                f"'{self.path}' is static: it would be lost where a packed state is reset by zeros; pack the state "
+                "without it and keep it beside the vector"
+            )
+        if self.role is not Role.GROWING:
+            return tuple(self.tensor.shape[1:])
+        if self.limit is None:
+            raise ValueError(
+                f"'{self.path}' grows with the stream; it packs only if its core was built with max_tokens"
+            )
+        return (self.limit, *self.tensor.shape[2:])
+
+    @property
+    def packed_size(self) -> int:
+        return math.prod(self.packed_shape)
+
+    def pack(self, dtype: torch.dtype) -> Tensor:
+        """As plain numbers (B, n)."""
+        shape = self.packed_shape
+        if self.role is Role.COUNT:
+            return torch.stack([self.tensor // BASE**i % BASE for i in range(DIGITS)], 1).to(dtype)
+        return (self.pad(shape[0]) if self.role is Role.GROWING else self.tensor).flatten(1)
+
+    def unpack(self, numbers: Tensor) -> Tensor:
+        """The inverse of `pack`, in this leaf's own type. numbers (B, n)"""
+        if self.role is not Role.COUNT:
+            # A copy: what owns the vector may write into it.
+            return numbers.unflatten(1, self.packed_shape).to(self.tensor.dtype, copy=True).contiguous()
+        check_digits(numbers, self.path)
+        return sum(numbers[:, i].to(torch.int64) * BASE**i for i in range(DIGITS))
+
+
+def check_digits(numbers: Tensor, path: str) -> None:
+    # Looking at values would stall an accelerator and cannot be compiled.
+    if numbers.device.type != "cpu" or torch.compiler.is_compiling():
+        return
+    if not ((numbers >= 0) & (numbers < BASE) & (numbers == numbers.round())).all():
+        raise ValueError(
+            f"the vector's '{path}' is no whole number: packed states must not be rounded, mixed or scaled"
+        )
+
+
+def shift(memory: Tensor, back: Tensor) -> Tensor:
+    """Drop the newest back[b] slots of each row and fill with zeros at the oldest end. memory (B, slots, ...)"""
+    if not memory.shape[1]:
+        return memory
+    slot = torch.arange(memory.shape[1], device=memory.device) - back[:, None]
+    row = torch.arange(memory.shape[0], device=memory.device)[:, None]
+    shifted = memory[row, slot.clamp(min=0)]
+    return shifted.masked_fill((slot < 0).view(*slot.shape, *[1] * (memory.dim() - 2)), 0)
