@@ -56,7 +56,7 @@ def dotted_options() -> list[tuple[str, str, str]]:
     from stairwell.train_config import TrainConfig
 
     kinds: dict[str, dict[str, type]] = {
-        "core": {name: kind for name, (kind, _) in CORES.items()},
+        "core": {name: entry.config for name, entry in CORES.items()},
         "model": {"": LanguageModelConfig},
         "task": {name: task_type(name)[0] for name in TASKS},
         "train": {"": TrainConfig},
@@ -67,7 +67,7 @@ def dotted_options() -> list[tuple[str, str, str]]:
         for member, kind in members.items():
             help = configs.field_help(kind)
             for name, annotation in configs.field_types(kind).items():
-                if section == "model" and name in DERIVED:
+                if name in DERIVED.get(section, ()):
                     continue
                 words = (configs.short_type_name(annotation), help.get(name, ""))
                 fields.setdefault(name, (*words, []))[2].append(member)
@@ -131,11 +131,8 @@ def list_command(
     from stairwell.tasks import TASKS
 
     def cores() -> None:
-        for name, (config, core) in CORES.items():
-            module = sys.modules[core.__module__]
-            # A config that speaks for itself is one variant of several in its file.
-            own = config.__doc__ if not (config.__doc__ or "").startswith(f"{config.__name__}(") else None
-            print(f"{name:24} {(own or module.__doc__ or '').strip().splitlines()[0]}")
+        for name, entry in CORES.items():
+            print(f"{name:24} {entry.description}")
 
     def tasks() -> None:
         for name, (_, _, words) in TASKS.items():

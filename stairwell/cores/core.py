@@ -5,10 +5,11 @@ y, state = core(x, state)        x, y (B, T, D), any T >= 1; any way of cutting 
 
 from __future__ import annotations
 
-import difflib
+import logging
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, cast
 
 import torch
@@ -41,11 +42,26 @@ class CoreState(State):
 
 
 class Engine(Protocol):
-    """A walk over time. A core's own walk is the reference; `stairwell.fast` holds others with the same results."""
+    """A walk over time with the results of a core's own walk; `stairwell.fast` holds those that are built for speed."""
+
+    def name(self, core: Any, like: Tensor) -> str:
+        """What runs for inputs on the device and of the type of `like`, such as `fast (C++, AVX2)`."""
+
+    def why_not(self, core: Any, like: Tensor) -> str:
+        """Why it cannot run there and now; nothing if it can."""
 
     def __call__(
         self, core: Any, x: Tensor, state: Any, start: Tensor | None, source: Source | None, masks: Masks | None
     ) -> tuple[Tensor, State]: ...
+
+
+REFERENCE = "reference"  # the name of a core's own walk, as an engine
+
+
+@cache
+def tell_once(text: str) -> None:
+    """A word to the user, once a process."""
+    logging.getLogger("stairwell").warning(text)
 
 
 class Source:
@@ -133,12 +149,19 @@ class Core(nn.Module):
     state_type: type[CoreState]
     final_norm: bool = False  # whether a model should normalise the core's output
     engine: Engine | None = None  # none: the reference, `self.walk`
-    engine_name: str = "the reference engine"
     seen: Seen | None = None  # set by `inspect`
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
+
+    @property
+    def engine_name(self) -> str:
+        """What runs where the core is now, autocast considered: `fast (C++, AVX2)`, `fast (PyTorch)`, `reference`."""
+        like = next(self.parameters())
+        if self.engine is None or self.engine.why_not(self, like):
+            return REFERENCE
+        return self.engine.name(self, like)
 
     def init_state(self, batch: int, slack: int = 0) -> CoreState:
         """A fresh state for `batch` rows, from which `crop` can take back up to `slack` tokens."""
@@ -196,6 +219,9 @@ class Core(nn.Module):
         masks = self.draw(x, state, given) if self.training else None
         # Transforms need operations that they can see into; an engine's autograd function is none.
         if self.engine is None or self.seen is not None or transformed():
+            return self.walk(x, state, start, given, masks)
+        if why := self.engine.why_not(self, x):
+            tell_once(f"the reference engine runs instead of the fast one: {why}")
             return self.walk(x, state, start, given, masks)
         y, after = self.engine(self, x, state, start, given, masks)
         # Engines multiply what nobody sees by 0, and 0 times NaN is NaN: who is NaN is for the reference to say.
@@ -357,9 +383,3 @@ def check_start(start: Tensor | None, shape: Sequence[int]) -> None:
 def module_list(layers: Iterable[Layer]) -> Sequence[Layer]:
     """A ModuleList whose items are known to be layers."""
     return cast(Sequence[Layer], nn.ModuleList(layers))
-
-
-def nearest(name: str, names: Any) -> str:
-    """' did you mean ...?' for an unknown name, or nothing if none is near."""
-    near = difflib.get_close_matches(name, list(names), 1, 0.5)
-    return f"; did you mean '{near[0]}'?" if near else f"; there are: {', '.join(sorted(names))}"

@@ -150,7 +150,7 @@ class RingView:
         slots = position.slots()
         empty = None
         if not position.window.always_filled(youngest):
-            empty = ~filled(position.distance[slots], count[:, None])[:, None]
+            empty = filled(position.distance[slots], count[:, None]).logical_not_()[:, None]
         return RingView(position, slots, position.vectors[slots].T, empty)
 
 

@@ -24,10 +24,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from stairwell.cores import CORES, entry_of
 from stairwell.cores.core import Core, CoreState, SourceState, check_tensor
-from stairwell.cores.feedback import Feedback
-from stairwell.cores.staircase import Staircase
-from stairwell.cores.transformer_xl import TransformerXL
 from stairwell.decode.source import Sources
 from stairwell.decode.staircase import StaircaseSteps
 from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
@@ -43,14 +41,17 @@ def outside_autograd(method: Method) -> Method:
     return torch.inference_mode(False)(torch.no_grad()(method))
 
 
+CORES["feedback"].decoding = FeedbackSteps
+CORES["transformer-xl"].decoding = CORES["universal"].decoding = TransformerXLSteps
+for _name in ("staircase", "cached-staircase", "multi-vector-rnn", "memory-network"):
+    CORES[_name].decoding = StaircaseSteps
+
+
 def steps_for(core: Core, capacity: int, slack: int) -> Steps:
-    if isinstance(core, Feedback):
-        return FeedbackSteps(core, capacity, slack)
-    if isinstance(core, TransformerXL):
-        return TransformerXLSteps(core, capacity, slack)
-    if type(core) is Staircase:
-        return StaircaseSteps(core, capacity, slack)
-    return CarriedSteps(core)
+    entry = entry_of(core)
+    if entry is None or entry.decoding is None:
+        return CarriedSteps(core)
+    return entry.decoding(core, capacity, slack)
 
 
 class WeightVersions:

@@ -104,7 +104,9 @@ def _train(plan: Plan, device: torch.device, engine: str, show: Show, world: Wor
     tasks = experiment.make_tasks(run.path / "vocabulary.json" if plan.resume else None)
     model = experiment.make_model(tasks[0], device, engine)
     weights = sum(parameter.numel() for parameter in model.parameters())
-    title = f"{experiment.name}: {weights:,} weights on {device} by {model.core.engine_name}\n{tasks[0].describe()}"
+    title = (
+        f"{experiment.name}: {weights:,} weights on {device}, engine: {model.core.engine_name}\n{tasks[0].describe()}"
+    )
     trainer = Trainer(model, tasks, experiment.train, run, world)
     damaged = trainer.resume() if plan.resume else []
     if world.first:

@@ -196,7 +196,8 @@ def distance_scores(band: Band, block: Block, q: Tensor, vectors: Tensor, ramp: 
         by_row += ramp[:, here].log().flip(-1)[:, None]
     if band.age is not None:
         distance = torch.arange(block.far, block.near - 1, -1, device=q.device)
-        by_row.masked_fill_(~filled(distance, band.age[:, None, block.begin : block.end, None]), -torch.inf)
+        empty = filled(distance, band.age[:, None, block.begin : block.end, None]).logical_not_()
+        by_row.masked_fill_(empty, -torch.inf)
     return table
 
 

@@ -17,18 +17,17 @@ Letters: B rows, T tokens, C chunk, N chunks in sight, M cached after, E = max(M
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stairwell.cores.core import Source
+from stairwell.cores.core import Source, tell_once
 from stairwell.cores.staircase import Staircase
 from stairwell.cores.time import Track, Window, ages, along_time
 from stairwell.fast import native
 from stairwell.fast.banded import Band, BandedLayer, ramp
+from stairwell.fast.engine import FastEngine
 from stairwell.fast.staircase_diagonals import Diagonals
 from stairwell.fast.staircase_native import NativeSteps
 from stairwell.layers import Masks
@@ -36,40 +35,36 @@ from stairwell.layers import Masks
 SMALL = 32  # tokens on a diagonal up to which PyTorch's calls cost more than its larger products save
 
 
-def walk(
-    core: Staircase,
-    x: Tensor,
-    state: Any,
-    start: Tensor | None = None,
-    source: Source | None = None,
-    masks: Masks | None = None,
-) -> tuple[Tensor, Any]:
+class StaircaseEngine(FastEngine):
     """The reference's walk, by diagonals where all rows can climb together."""
-    if torch.is_autocast_enabled(x.device.type):
-        return core.walk(x, state, start, source, masks)  # autocast chooses types op by op, so it needs the ops
-    age = ages(state.count, start, x.shape[1])
-    phase = age % core.config.chunk
-    if not bool((phase == phase[:1]).all()):
-        say_why_not()
-        return core.walk(x, state, start, source, masks)
-    steps = NativeSteps if in_native(core, x, source, masks) else Wavefront
-    return steps(core, x, state, start, age, source, masks).climb()
 
+    def __call__(
+        self,
+        core: Staircase,
+        x: Tensor,
+        state: Any,
+        start: Tensor | None = None,
+        source: Source | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, Any]:
+        age = ages(state.count, start, x.shape[1])
+        phase = age % core.config.chunk
+        if not bool((phase == phase[:1]).all()):
+            tell_once(
+                "rows of this batch are at different places of their chunks, so they cannot climb together: "
+                "the reference engine runs for such calls"
+            )
+            return core.walk(x, state, start, source, masks)
+        # LayerDrop may leave nothing to compute; then a call of native loops would have no layers.
+        empty = masks is not None and all(masks.dropped)
+        steps = NativeSteps if self.in_native(core, x) and not empty else Wavefront
+        return steps(core, x, state, start, age, source, masks).climb()
 
-def in_native(core: Staircase, x: Tensor, source: Source | None = None, masks: Masks | None = None) -> bool:
-    """Whether native loops are there, know everything that is asked for, and diagonals are short enough for them."""
-    config = core.config
-    nothing_left = masks is not None and all(masks.dropped)
-    return native.supports(x) and config.chunk * config.computed <= SMALL and source is None and not nothing_left
-
-
-@cache
-def say_why_not() -> None:
-    """Once a process."""
-    logging.getLogger("stairwell").warning(
-        "rows of this batch are at different places of their chunks, so they cannot climb together: "
-        "the reference engine runs for such calls"
-    )
+    def in_native(self, core: Staircase, like: Tensor) -> bool:
+        """Whether native loops are there, know everything that is asked for, and diagonals are short enough."""
+        config = core.config
+        short = config.chunk * config.computed <= SMALL
+        return short and not config.cross and not config.residual_dropout and native.supports(like)
 
 
 class Wavefront(Diagonals):

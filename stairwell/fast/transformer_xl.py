@@ -18,21 +18,28 @@ from stairwell.cores.core import Source
 from stairwell.cores.time import ages, counts, slide
 from stairwell.cores.transformer_xl import TransformerXL
 from stairwell.fast.banded import Band, BandedLayer, ramp
+from stairwell.fast.engine import FastEngine
 from stairwell.layers import KEEP_ALL, Masks
 from stairwell.state import State
 
 
+class TransformerXLEngine(FastEngine):
+    def __call__(
+        self,
+        core: TransformerXL,
+        x: Tensor,
+        state: Any,
+        start: Tensor | None = None,
+        source: Source | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, State]:
+        return walk(core, x, state, start, source, masks)
+
+
 def walk(
-    core: TransformerXL,
-    x: Tensor,
-    state: Any,
-    start: Tensor | None = None,
-    source: Source | None = None,
-    masks: Masks | None = None,
+    core: TransformerXL, x: Tensor, state: Any, start: Tensor | None, source: Source | None, masks: Masks | None
 ) -> tuple[Tensor, State]:
     """The reference's walk, with scores only where the memory's window lies."""
-    if torch.is_autocast_enabled(x.device.type):
-        return core.walk(x, state, start, source, masks)  # autocast chooses types op by op, so it needs the ops
     B, T, _ = x.shape
     config = core.config
     age = ages(state.count, start, T)
