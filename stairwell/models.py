@@ -24,7 +24,7 @@ from stairwell.cores import Core, Seen, build
 from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
-from stairwell.errors import UserError
+from stairwell.fast import choose_engine
 from stairwell.state import State
 
 IGNORE = -100  # a target that is not scored
@@ -55,6 +55,8 @@ class LanguageModelConfig:
     def __post_init__(self) -> None:
         if self.inputs < 1 or (self.outputs is not None and self.outputs < 1):
             raise ValueError("a model needs at least one input and one output symbol")
+        if getattr(self.core, "cross", False):
+            raise ValueError("a language model reads no source, so core.cross must be false")
         if self.tied and self.inputs != self.V:
             raise ValueError(f"tied needs as many outputs as inputs, got {self.V} and {self.inputs}")
         if list(self.adaptive) != sorted(set(self.adaptive)) or any(cutoff < 1 for cutoff in self.adaptive):
@@ -95,8 +97,8 @@ class FirstToken(nn.Module):
         return torch.addcmul(x, (age == 0).to(x.dtype)[..., None], self.vector)
 
 
-def refer(module: nn.Module, name: str, other: nn.Module | None) -> None:
-    """Keep another module at hand without owning it, so that its weights are counted and saved once."""
+def borrow(module: nn.Module, name: str, other: nn.Module | None) -> None:
+    """Give a module another one to use without making it its own, so that its weights are counted and saved once."""
     object.__setattr__(module, name, other)
 
 
@@ -107,7 +109,7 @@ class Head(nn.Module):
 
     def __init__(self, symbols: int, width: int, tied: Embedding | None) -> None:
         super().__init__()
-        refer(self, "embedding", tied)
+        borrow(self, "embedding", tied)
         if tied is None:
             self.vectors = nn.Parameter(torch.randn(symbols, width) / width**0.5)
         self.bias = None if tied is not None else nn.Parameter(torch.zeros(symbols))
@@ -163,7 +165,7 @@ class AdaptiveHead(nn.Module):
     def __init__(self, vectors: AdaptiveVectors, width: int, tied: bool) -> None:
         super().__init__()
         if tied:
-            refer(self, "vectors", vectors)
+            borrow(self, "vectors", vectors)
         else:
             self.vectors = vectors
         self.clusters = vectors.clusters
@@ -331,20 +333,6 @@ class LanguageModel(nn.Module):
                 f"{what} {int(symbols[row, place])} at row {row}, place {place} is out of range: "
                 f"the model knows 0..{size - 1}"
             )
-
-
-def choose_engine(core: Core, engine: str) -> None:
-    """Give the core the engine asked for: `reference`, `fast`, or `auto`, which is fast where that is possible."""
-    if engine not in ("auto", "fast", "reference"):
-        raise UserError(f"engine must be auto, fast or reference, not '{engine}'")
-    found, why = None, "the reference was asked for"
-    if engine != "reference":
-        from stairwell import fast
-
-        found, why = fast.find(core)
-        if found is None and engine == "fast":
-            raise UserError(f"no fast engine: {why}; use engine auto or reference")
-    core.engine, core.engine_name = found, why if found is not None else "the reference engine"
 
 
 @contextmanager
