@@ -74,7 +74,7 @@ def test_an_unknown_option_names_the_nearest() -> None:
 
 
 def test_a_language_model_that_would_read_a_source_cannot_be_configured() -> None:
-    with pytest.raises(ValueError, match="--core.cross is no option"):
+    with pytest.raises(ValueError, match=r"--core\.cross is no option"):
         preset("parity/feedback").with_options({"core.cross": "true"})
     data = preset("parity/feedback").to_json()
     data["core"]["cross"] = True
