@@ -151,8 +151,8 @@ def sum_of_visible(weights: Tensor, values: Sequence[Tensor], visible: Tensor) -
     sum, and what it does see makes it NaN. visible (B, 1 or H, 1 or T, J)"""
     broken = [~part.isfinite() for part in values]
     whole = [part.masked_fill(where, 0) for part, where in zip(values, broken, strict=True)]
-    seen = weighted_sum(visible.to(weights.dtype), [where.to(weights.dtype) for where in broken]) > 0
-    return weighted_sum(weights, whole).masked_fill(seen, torch.nan)
+    touched = weighted_sum(visible.to(weights.dtype), [where.to(weights.dtype) for where in broken]) > 0
+    return weighted_sum(weights, whole).masked_fill(touched, torch.nan)
 
 
 def can_be_asked(x: Tensor) -> bool:
