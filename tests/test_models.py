@@ -324,7 +324,7 @@ def test_the_span_loss_is_the_price_of_the_spans() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.2, 0.5, 0.97])
-def test_masks_keep_as_much_as_they_should(rate: float) -> None:
+def test_masks_keep_as_often_as_they_should(rate: float) -> None:
     torch.manual_seed(0)
     kept = keep_mask(rate, (1000, 333), torch.device("cpu"))
     assert kept.float().mean().item() == pytest.approx(1 - rate, abs=0.004)
