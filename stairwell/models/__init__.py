@@ -1,0 +1,29 @@
+"""Models: embed -> core -> head. One file a kind of model."""
+
+from stairwell.models.embedding import (
+    AdaptiveEmbedding,
+    AdaptiveHead,
+    AdaptiveVectors,
+    Embedding,
+    FirstToken,
+    Head,
+    refer,
+)
+from stairwell.models.engines import choose_engine
+from stairwell.models.inspect import inspect
+from stairwell.models.language import IGNORE, LanguageModel, LanguageModelConfig
+
+__all__ = [
+    "IGNORE",
+    "AdaptiveEmbedding",
+    "AdaptiveHead",
+    "AdaptiveVectors",
+    "Embedding",
+    "FirstToken",
+    "Head",
+    "LanguageModel",
+    "LanguageModelConfig",
+    "choose_engine",
+    "inspect",
+    "refer",
+]
