@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from stairwell.display import Silence
+from stairwell.cli.display import Silence
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
 from stairwell.decode import Session, greedy

@@ -17,8 +17,8 @@ import torch
 
 from stairwell.cli.display import Silence
 from stairwell.report import RunReport, Table, gather, headline, summary, write_html, write_png
+from stairwell.report.collect import command
 from stairwell.report.page import embed, resource
-from stairwell.report.reading import command
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import Job, load, train
 from stairwell.tasks.random_walk import ACTIONS, trajectory

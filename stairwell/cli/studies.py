@@ -38,7 +38,7 @@ def list_command(
             print(f"{name:24} {words}")
 
     def experiments() -> None:
-        from stairwell.experiments.reproducing import describe
+        from stairwell.experiments.reproduce import describe
 
         print("To train: TASK/CORE, such as random-walk/feedback; every task goes with every core.")
         print(f"tasks  {', '.join(TASKS)}\ncores  {', '.join(CORES)}\n")
@@ -86,12 +86,12 @@ def reproduce_command(
 ) -> None:
     """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
     from stairwell.cli.display import display
-    from stairwell.experiments import papers, reproducing, study
+    from stairwell.experiments import papers, reproduce, study
     from stairwell.train import Interrupted
 
     progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
     if name == "demo":
-        demo(out or Path("runs/demo"), updates or 4000, device, engine, progress)
+        run_demo(out or Path("runs/demo"), updates or 4000, device, engine, progress)
         return
     if scale not in study.SCALES:
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")
@@ -100,15 +100,15 @@ def reproduce_command(
         wanted = planned.changed(changes, seeds)
         place = out / wanted.name if out and name != wanted.name else out or Path("runs") / f"{wanted.name}-{scale}"
         if dry_run:
-            print_table(reproducing.plan_table(wanted, place, device))
+            print_table(reproduce.plan_table(wanted, place, device))
             continue
         tell: Callable[[str], None] = (lambda _: None) if quiet else say
         try:
-            result = reproducing.reproduce(wanted, place, device, engine, jobs, progress, tell, tuple(only or ()))
-            page = reproducing.write_report(wanted, place, result)
+            result = reproduce.reproduce(wanted, place, device, engine, jobs, progress, tell, tuple(only or ()))
+            page = reproduce.write_report(wanted, place, result)
         except KeyboardInterrupt:  # while nothing was training
             raise Interrupted("interrupted; the same command again goes on from there") from None
-        print_table(reproducing.table(result))
+        print_table(reproduce.table(result))
         print(f"report: {page}")
 
 
@@ -118,10 +118,10 @@ reproduce_command.__doc__ = f"{reproduce_command.__doc__}\n\n{REPRODUCE_EXAMPLES
 app.command("reproduce")(with_dotted_options(reproduce_command))
 
 
-def demo(place: Path, updates: int, device: str, engine: str, progress: Any) -> None:
-    from stairwell.experiments import faceoff
+def run_demo(place: Path, updates: int, device: str, engine: str, progress: Any) -> None:
+    from stairwell.experiments import demo
 
-    results = faceoff.face_off(place, updates, device, engine, progress)
-    page = faceoff.write_report(place, results)
-    print_table(faceoff.table(results))
+    results = demo.face_off(place, updates, device, engine, progress)
+    page = demo.write_report(place, results)
+    print_table(demo.table(results))
     print(f"report: {page}")

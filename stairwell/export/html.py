@@ -68,7 +68,7 @@ def export_html(shown: Sequence[Shown], path: str | os.PathLike[str]) -> int:
 
 def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Shown]:
     """The trained models of run folders, called after their cores."""
-    from stairwell.report.reading import TITLES
+    from stairwell.report.collect import TITLES
     from stairwell.runs.trainings import load
 
     found = []

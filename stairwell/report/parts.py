@@ -8,8 +8,8 @@ from html import escape
 from typing import Any
 
 from stairwell.provenance import provenance as made_by
-from stairwell.report.reading import Attention, RunReport, finite
-from stairwell.report.summing import (
+from stairwell.report.collect import Attention, RunReport, finite
+from stairwell.report.compare import (
     Model,
     count_text,
     metric_text,

@@ -90,11 +90,10 @@ class World:
         if self.size == 1:
             return dict(state.tensors())
         leaves = list(state.leaves())
-        own = [leaf.tensor.shape[1] if leaf.tensor.dim() > 1 else 0 for leaf in leaves]
-        lengths = torch.tensor(own, device=self.device)
+        lengths = torch.tensor([leaf.length for leaf in leaves], device=self.device)
         dist.all_reduce(lengths, dist.ReduceOp.MAX)
         return {
-            leaf.path: torch.cat(self.gather(leaf.pad(length) if leaf.tensor.dim() > 1 else leaf.tensor))
+            leaf.path: torch.cat(self.gather(leaf.pad(length)))
             for leaf, length in zip(leaves, lengths.tolist(), strict=True)
         }
 

@@ -31,7 +31,7 @@ from stairwell.provenance import provenance
 from stairwell.report import Table
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, train
-from stairwell.train import Interrupted, Run
+from stairwell.train import Interrupted, NotSaved, Run
 
 SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
 USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale
@@ -98,9 +98,9 @@ def train_here(training: Training, out: Path, device: str, engine: str, show: Sh
     run = Run(out / training.folder)
     try:
         result = train(Job(training.experiment, run, resume=run.exists), device, engine, show)
-    except Interrupted as stopped:
-        saved = str(stopped).partition(";")[0]
-        raise Interrupted(f"{training.name}: {saved}; the same command again goes on from there") from None
+    except (Interrupted, NotSaved) as stopped:
+        what = str(stopped).partition(";")[0]
+        raise type(stopped)(f"{training.name}: {what}; the same command again goes on from there") from None
     assert result is not None, "studies are run by a single process"
     return result
 

@@ -18,7 +18,7 @@ from stairwell.report import Table
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import Job, Show, evaluate_run, train
-from stairwell.train import Interrupted, Run
+from stairwell.train import Interrupted, NotSaved, Run
 
 LENGTH = 50
 NAMES = {"feedback": "Feedback", "transformer-xl": "Transformer-XL"}
@@ -49,9 +49,9 @@ def face_off(out: Path, updates: int, device: str, engine: str, show: Show) -> d
         if not finished.exists():
             try:
                 result = train(Job(contender(core, updates), run, resume=run.exists), device, engine, show)
-            except Interrupted as stopped:
-                saved = str(stopped).partition(";")[0]
-                raise Interrupted(f"{NAMES[core]} {saved}; the same command again goes on from there") from None
+            except (Interrupted, NotSaved) as stopped:
+                what = str(stopped).partition(";")[0]
+                raise type(stopped)(f"{NAMES[core]} {what}; the same command again goes on from there") from None
             assert result is not None
             result["test"] = evaluate_run(run.path, "test", None, 50, 101, device, engine, None)
             result["provenance"] = provenance()

@@ -8,7 +8,7 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stairwell.report.reading import RunReport
+from stairwell.report.collect import RunReport
 from stairwell.report.table import Cell, Table
 
 # One colour a model, the same in every report: a place in the palette for each core (Okabe and Ito, 2008).
