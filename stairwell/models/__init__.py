@@ -12,6 +12,7 @@ from stairwell.models.embedding import (
 from stairwell.models.engines import choose_engine
 from stairwell.models.inspect import inspect
 from stairwell.models.language import IGNORE, LanguageModel, LanguageModelConfig
+from stairwell.models.seq2seq import Seq2Seq, Seq2SeqConfig
 
 __all__ = [
     "IGNORE",
@@ -23,6 +24,8 @@ __all__ = [
     "Head",
     "LanguageModel",
     "LanguageModelConfig",
+    "Seq2Seq",
+    "Seq2SeqConfig",
     "choose_engine",
     "inspect",
     "refer",
