@@ -13,7 +13,7 @@ from stairwell.cores import config_type
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.errors import UserError
 from stairwell.runs.experiment import Experiment
-from stairwell.models import LanguageModelConfig
+from stairwell.runs.kinds import kind_of
 from stairwell.tasks import task_type
 from stairwell.train.config import TrainConfig
 
@@ -30,6 +30,8 @@ class Recipe:
     chunk: int
     train: TrainConfig
     task: dict[str, Any] = field(default_factory=dict)
+    core: dict[str, Any] = field(default_factory=dict)  # options of the core, where it has them
+    model: dict[str, Any] = field(default_factory=dict)
 
 
 # For a task of which nothing is known: a small model, a short training.
@@ -82,6 +84,31 @@ RECIPES: dict[str, Recipe] = {
         ),
     ),
     "labelled": PLAIN,
+    # Targets of pairs are in sight as a whole: `fit_core` sets how far a core looks back.
+    "translation": Recipe(
+        256, 2, 4, recall=128, context=128, chunk=16,
+        train=TrainConfig(
+            steps=6000, batch=512, batch_tokens=4096, learning_rate=2e-3, warmup=1000, decay="inverse-sqrt", beta2=0.98,
+            label_smoothing=0.1, validate_every=500, checkpoint_every=500, average=5,
+        ),
+        core={"inner": 512, "attention_dropout": 0.1, "relu_dropout": 0.1, "residual_dropout": 0.3},
+        model={
+            "encoder_layers": 3, "encoder_inner": 512, "encoder_attention_dropout": 0.1, "encoder_relu_dropout": 0.1,
+            "encoder_residual_dropout": 0.3, "embedding_dropout": 0.3,
+        },
+    ),
+    "summarization": Recipe(
+        256, 2, 4, recall=256, context=256, chunk=16,
+        train=TrainConfig(
+            steps=6000, batch=64, batch_tokens=8192, learning_rate=2e-3, warmup=1000, decay="inverse-sqrt", beta2=0.98,
+            label_smoothing=0.1, validate_every=500, checkpoint_every=500, average=5,
+        ),
+        core={"inner": 512, "attention_dropout": 0.1, "relu_dropout": 0.1, "residual_dropout": 0.3},
+        model={
+            "encoder_layers": 3, "encoder_inner": 512, "encoder_attention_dropout": 0.1, "encoder_relu_dropout": 0.1,
+            "encoder_residual_dropout": 0.3, "embedding_dropout": 0.3,
+        },
+    ),
 }  # fmt: skip
 RECIPES["reverse"] = Recipe(**{**vars(RECIPES["copy"]), "task": {"test_episodes": 100, "reverse": True}})
 # The published tables have no curriculum and 100,000 updates; this is for minutes.
@@ -103,13 +130,15 @@ def preset(name: str) -> Experiment:
         raise UserError(f"an experiment is a task and a core, such as '{name or 'random-walk'}/feedback'")
     task_config, _ = task_type(task_name)
     core_config = config_type(core_name)
-    recipe = RECIPES.get(task_name, PLAIN)
+    recipe, kind = RECIPES.get(task_name, PLAIN), kind_of(task_name)
+    task = task_config(**recipe.task)
+    core = core_config(**sizes(core_config, recipe), **look_back(core_name, recipe), **known(core_config, recipe.core))
     return Experiment(
         task_name=task_name,
         core_name=core_name,
-        core=core_config(**sizes(core_config, recipe), **look_back(core_name, recipe)),
-        task=task_config(**recipe.task),
-        model=LanguageModelConfig(),
+        core=kind.fit_core(core, task),
+        task=task,
+        model=kind.config(**recipe.model),
         train=recipe.train,
     )
 
@@ -118,7 +147,12 @@ def sizes(kind: type[Any], recipe: Recipe) -> dict[str, Any]:
     """Width and depth. An LSTM layer has 8 D^2 weights where a transformer layer has 12 D^2: it gets more width."""
     width = round(recipe.width * 1.25 / 8) * 8 if kind is LSTMConfig else recipe.width
     wanted = {"width": width, "layers": recipe.layers, "heads": recipe.heads}
-    return {name: size for name, size in wanted.items() if name in kind.__dataclass_fields__}
+    return known(kind, wanted)
+
+
+def known(kind: type[Any], options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a config has."""
+    return {name: value for name, value in options.items() if name in kind.__dataclass_fields__}
 
 
 def look_back(core_name: str, recipe: Recipe) -> dict[str, Any]:
