@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -19,6 +20,7 @@ from stairwell.train.config import TrainConfig
 from stairwell.train.pairs import evaluate_pairs, pair_trainer
 from stairwell.train.processes import World
 from stairwell.train.streams import evaluate, stream_trainer
+from stairwell.train.translating import search_of
 
 
 @dataclass(frozen=True)
@@ -27,8 +29,8 @@ class ModelKind:
     make_model: Callable[[Any, Any, Any, str], nn.Module]
     "from the model's config, the core's, the task and the engine"
     make_trainer: Callable[[Any, Sequence[Any], TrainConfig, Run, World | None], Trainer]
-    evaluate: Callable[[Any, Any, Split, int, int, Watch | None], dict[str, Any]]
-    "from a model, a task, a split, rows, a segment and who watches"
+    evaluate: Callable[[Any, Any, Split, int, int, Watch | None, Path], dict[str, Any]]
+    "from a model, a task, a split, rows, a segment, who watches, and the run's folder"
     fit_core: Callable[[Any, Any], Any] = lambda core, task: core
     "the core's config as the task's config needs it, where nobody asked for something else"
 
@@ -47,16 +49,22 @@ def train_language(
     return stream_trainer(model, tasks, config, run, world)
 
 
+def evaluate_language(
+    model: LanguageModel, task: Any, split: Split, rows: int, segment: int, watch: Watch | None, folder: Path
+) -> dict[str, Any]:
+    return evaluate(model, task, split, rows, segment, watch)
+
+
 def make_seq2seq(config: Seq2SeqConfig, core: Any, task: Any, engine: str) -> Seq2Seq:
     sizes = {"inputs": task.inputs, "outputs": task.outputs, "joint": task.joint}
     return Seq2Seq(configs.changed(config, core=core, **sizes), engine)
 
 
 def evaluate_seq2seq(
-    model: Seq2Seq, task: Any, split: Split, rows: int, segment: int, watch: Watch | None
+    model: Seq2Seq, task: Any, split: Split, rows: int, segment: int, watch: Watch | None, folder: Path
 ) -> dict[str, Any]:
-    """Rows and segments belong to streams: pairs are taken by their lengths."""
-    return evaluate_pairs(model, task, split, None, watch)
+    """Rows and segments belong to streams: pairs are taken by their lengths. The search is the one the run has kept."""
+    return evaluate_pairs(model, task, split, search_of(folder, task), watch)
 
 
 def see_target(core: Any, task: Any) -> Any:
@@ -73,7 +81,7 @@ def see_target(core: Any, task: Any) -> Any:
 
 
 KINDS: dict[Kind, ModelKind] = {
-    "language": ModelKind(LanguageModelConfig, make_language, train_language, evaluate),
+    "language": ModelKind(LanguageModelConfig, make_language, train_language, evaluate_language),
     "seq2seq": ModelKind(Seq2SeqConfig, make_seq2seq, pair_trainer, evaluate_seq2seq, see_target),
 }
 

@@ -267,7 +267,7 @@ def evaluate_run(
         "data": task.describe(),
         "split": split,
         "update": note["step"],
-        **kind_of(experiment_of(Run(path)).task_name).evaluate(model, task, split, rows, segment, watch),
+        **kind_of(experiment_of(Run(path)).task_name).evaluate(model, task, split, rows, segment, watch, Path(path)),
     }
 
 

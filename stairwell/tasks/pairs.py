@@ -152,6 +152,7 @@ class PairTask(FileTask[PairFiles, Any]):
     kind: Kind = "seq2seq"
     paths: ClassVar[tuple[str, ...]] = ("path", "source", "target", "test")
     verb: ClassVar[str]  # what the model does, for people
+    search: ClassVar[dict[str, Any]] = {}  # how targets are looked for, where it differs from the usual
     metric: ClassVar[str]  # of texts: the name of the score that may be the headline
 
     @classmethod

@@ -8,19 +8,24 @@ Letters: B sentences of a batch, J source tokens.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
+from stairwell import configs
 from stairwell.decode.beam import Hypothesis, beam
 from stairwell.decode.stepper import encoded, stepper
 from stairwell.errors import UserError
 from stairwell.models import Seq2Seq
 from stairwell.tasks.pairs import PairTask
 
+SEARCH = "search.json"  # in a run's folder, once it was tuned
 SORTED = 2000  # texts that are read ahead, so that those of like lengths are searched together
 
 
@@ -57,6 +62,18 @@ class Search:
             longest = min(longest, int(self.longest_ratio * source) + 10)
         longest = max(longest, 1)
         return min(max(self.shortest, int(self.shortest_ratio * source)), longest), longest
+
+
+def search_of(folder: Path, task: PairTask, **options: Any) -> Search:
+    """The search that a run was tuned to, or else the task's own, with other options where they are not None."""
+    path = folder / SEARCH
+    search = Search(**task.search)
+    if path.exists():
+        try:
+            search = configs.from_json(Search, json.loads(path.read_text(encoding="utf-8")), str(path))
+        except ValueError as error:
+            raise UserError(f"{path} cannot be read: {error}; delete it or tune the run again") from None
+    return replace(search, **{name: value for name, value in options.items() if value is not None})
 
 
 @dataclass(frozen=True)
