@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from stairwell.decode import Hypothesis, ModelStepper, beam
+from stairwell.decode import Hypothesis, ModelStepper, beam, stepper
 from stairwell.decode.beam import Finished
 from stairwell.errors import UserError
 from stairwell.models import Seq2Seq
 from stairwell.state import row_numbers
+from tests.models.test_seq2seq import DECODERS, make
 from tests.models.test_seq2seq import V as SYMBOLS
-from tests.models.test_seq2seq import make
 
 END = 0
 
@@ -168,6 +168,20 @@ def test_a_batch_finds_what_its_sentences_find_alone() -> None:
     for together, one in zip(search(padded, mask), alone, strict=True):
         assert [h.tokens for h in together] == [h.tokens for h in one]
         assert [h.score for h in together] == pytest.approx([h.score for h in one])
+
+
+@pytest.mark.parametrize("core", DECODERS)
+def test_a_session_finds_what_the_model_itself_finds(core: str) -> None:
+    model = make(core, sources=5, targets=SYMBOLS, joint=False, tied="output")
+    source = torch.randint(5, (3, 6), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(6) < torch.tensor([[3], [6], [4]])
+    state = model.init_state(3, source, mask)
+    quick, plain = (
+        beam(steps, begin(3), 6, 4, 1.0, END) for steps in (stepper(model, state), ModelStepper(model, state))
+    )
+    for ours, theirs in zip(quick, plain, strict=True):
+        assert [h.tokens for h in ours] == [h.tokens for h in theirs]
+        assert [h.score for h in ours] == pytest.approx([h.score for h in theirs])
 
 
 def test_what_cannot_be_searched_is_a_plain_error() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from stairwell.cli.display import Silence
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
+from stairwell.cli.display import Silence
 from stairwell.decode import Session, greedy
 from stairwell.generate import generate_text, spell, write
 from stairwell.runs.trainings import load, new_job, train

@@ -32,7 +32,7 @@ from tests import laws
 
 SMALL: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2}
 MILLION = 1_000_000
-TRANSFORMERS = [name for name in sorted(CORES) if issubclass(CORES[name][1], TransformerCore)]
+TRANSFORMERS = [name for name in sorted(CORES) if issubclass(CORES[name].core, TransformerCore)]
 
 
 def model_of(core: Any, **options: Any) -> LanguageModel:
@@ -94,7 +94,7 @@ def test_a_core_that_sees_itself_can_count_equal_tokens_only_if_the_first_one_is
     """An average of equal values is the same for one and for many."""
     tokens, chunk = torch.ones(1, 4, dtype=torch.int64), {"chunk": 4} if "staircase" in name else {}
     for told in (False, True):
-        model = model_of(CORES[name][0](**SMALL, **chunk), inputs=2, first_token=told)
+        model = model_of(CORES[name].config(**SMALL, **chunk), inputs=2, first_token=told)
         laws.scramble(model)
         logits, _ = model(tokens, model.init_state(1))
         same = [bool(torch.allclose(logits[:, 0], logits[:, t])) for t in (1, 2, 3)]
@@ -155,7 +155,7 @@ def test_a_models_outputs_may_have_their_own_vocabulary() -> None:
 
 @pytest.mark.parametrize("name", sorted(CORES))
 def test_two_calls_equal_one_for_every_model(name: str) -> None:
-    model = model_of(CORES[name][0](width=8, layers=2), inputs=11)
+    model = model_of(CORES[name].config(width=8, layers=2), inputs=11)
     tokens, _ = stream(11)
     whole, _ = model(tokens, model.init_state(2))
     first, state = model(tokens[:, :4], model.init_state(2))
@@ -226,7 +226,7 @@ def test_looking_inside_gives_weights_that_add_up_to_one() -> None:
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_every_transformer_core_can_be_looked_into(name: str) -> None:
-    model = model_of(CORES[name][0](width=8, layers=2), inputs=11)
+    model = model_of(CORES[name].config(width=8, layers=2), inputs=11)
     with inspect(model) as seen:
         model(stream(11)[0], model.init_state(2))
     assert len(seen.attention) == model.core.depth()
@@ -288,8 +288,8 @@ class Work(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", [name for name in sorted(CORES) if name != "global-cached-staircase"])
 def test_the_cost_of_a_token_does_not_grow_with_the_stream(name: str) -> None:
-    small = {"memory": 6} if "memory" in CORES[name][0].__dataclass_fields__ else {}
-    core = build(CORES[name][0](width=4, layers=1, **small))
+    small = {"memory": 6} if "memory" in CORES[name].config.__dataclass_fields__ else {}
+    core = build(CORES[name].config(width=4, layers=1, **small))
     state, costs = core.init_state(1), []
     with torch.no_grad():
         for _ in range(3):

@@ -21,7 +21,7 @@ def dotted_options() -> list[tuple[str, str, str]]:
     from stairwell.train.config import TrainConfig
 
     kinds: dict[str, dict[str, type]] = {
-        "core": {name: kind for name, (kind, _) in CORES.items()},
+        "core": {name: entry.config for name, entry in CORES.items()},
         "model": {name: kind.config for name, kind in KINDS.items()},
         "task": {name: task_type(name)[0] for name in TASKS},
         "train": {"": TrainConfig},
@@ -32,7 +32,7 @@ def dotted_options() -> list[tuple[str, str, str]]:
         for member, kind in members.items():
             help = configs.field_help(kind)
             for name, annotation in configs.field_types(kind).items():
-                if section == "model" and name in DERIVED:
+                if name in DERIVED.get(section, ()):
                     continue
                 words = (configs.short_type_name(annotation), help.get(name, ""))
                 fields.setdefault(name, (*words, []))[2].append(member)

@@ -52,8 +52,8 @@ class ModelStepper:
 
 def stepper(model: Any, state: State) -> Stepper:
     """The quickest way to go on from a state, one token at a time."""
-    # Neither a core's cross-attention nor the attention that follows a core without it is in a session.
-    if getattr(model, "reader", None) is not None or getattr(model.core.config, "cross", False):
+    # The attention to a source that follows a core without one is in no session.
+    if getattr(model, "reader", None) is not None:
         return ModelStepper(model, state)
     return Session(model, state)
 

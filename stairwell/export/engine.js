@@ -344,10 +344,83 @@ class LSTM {
   }
 }
 
+// S <- S + b k (v - S' k)', several times a token; S (K, K) of each head maps keys to values.
+class DeltaNet {
+  constructor(parameters, config) {
+    Object.assign(this, { config, H: config.heads, K: config.K, n: config.products });
+    this.layers = Array.from({ length: config.layers }, (_, l) => {
+      const name = `core.layers.${l}`;
+      const weights = (part, optional) => parameters(`${name}.${part}`, optional);
+      return {
+        norms: ["mix_norm", "feed_forward_norm"].map((part) => new Norm(parameters, `${name}.${part}`)),
+        ...Object.fromEntries(["query", "key", "value", "strength", "out"].map((part) => [part, weights(`${part}.weight`)])),
+        keep: weights("keep.weight", true), keepBias: weights("keep.bias", true),
+        headNorm: weights("head_norm.weight"),
+        feed: [0, 2].map((i) => [weights(`feed_forward.${i}.weight`), weights(`feed_forward.${i}.bias`)]),
+      };
+    });
+  }
+
+  reset() {
+    this.matrices = this.layers.map(() => new Float64Array(this.H * this.K * this.K));
+  }
+
+  step(x) {
+    this.layers.forEach((layer, l) => this.through(layer, this.matrices[l], x));
+    return [];
+  }
+
+  through(layer, S, x) {
+    const { H, K, n } = this, width = H * K;
+    const vector = (size) => new Float64Array(size);
+    const sigmoid = (a) => 1 / (1 + Math.exp(-a)), silu = (a) => a * sigmoid(a);
+    // Of vectors of K numbers one after the other, each to length 1.
+    const directions = (a) => {
+      for (let begin = 0; begin < a.length; begin += K) {
+        const length = Math.max(Math.hypot(...a.subarray(begin, begin + K)), 1e-12);
+        for (let i = begin; i < begin + K; i++) a[i] /= length;
+      }
+      return a;
+    };
+    const u = layer.norms[0].apply(x);
+    const q = directions(linear(layer.query, null, u, vector(width)).map(silu));
+    const k = directions(linear(layer.key, null, u, vector(n * width)).map(silu));
+    const v = linear(layer.value, null, u, vector(n * width)).map(silu);
+    const most = this.config.negative_eigenvalues ? 2 : 1;
+    const b = linear(layer.strength, null, u, vector(n * H)).map((a) => most * sigmoid(a));
+    const kept = layer.keep ? linear(layer.keep, layer.keepBias, u, vector(H)).map(sigmoid) : null;
+    const read = vector(width);
+    for (let h = 0; h < H; h++) {
+      const M = S.subarray(h * K * K, (h + 1) * K * K);
+      if (kept) for (let i = 0; i < M.length; i++) M[i] *= kept[h];
+      for (let j = 0; j < n; j++) {
+        const at = (j * H + h) * K;
+        for (let c = 0; c < K; c++) {
+          let held = 0;
+          for (let r = 0; r < K; r++) held += k[at + r] * M[r * K + c];
+          const change = b[j * H + h] * (v[at + c] - held);
+          for (let r = 0; r < K; r++) M[r * K + c] += k[at + r] * change;
+        }
+      }
+      let square = 0;
+      for (let c = 0; c < K; c++) {
+        for (let r = 0; r < K; r++) read[h * K + c] += q[h * K + r] * M[r * K + c];
+        square += read[h * K + c] ** 2 / K;
+      }
+      for (let c = 0; c < K; c++) read[h * K + c] *= layer.headNorm[c] / Math.sqrt(square + 1e-5);
+    }
+    const add = (y) => { for (let i = 0; i < x.length; i++) x[i] += y[i]; };
+    add(linear(layer.out, null, read, vector(x.length)));
+    const [[inner, innerBias], [outer, outerBias]] = layer.feed;
+    const active = linear(inner, innerBias, layer.norms[1].apply(x), vector(innerBias.length)).map((a) => Math.max(a, 0));
+    add(linear(outer, outerBias, active, vector(x.length)));
+  }
+}
+
 const CORES = {
   "feedback": Feedback, "transformer-xl": TransformerXL, "universal": TransformerXL, "staircase": Staircase,
   "cached-staircase": Staircase, "global-cached-staircase": Staircase, "multi-vector-rnn": Staircase,
-  "memory-network": Staircase, "lstm": LSTM,
+  "memory-network": Staircase, "lstm": LSTM, "deltanet": DeltaNet,
 };
 
 // Embed, core, head.

@@ -7,9 +7,8 @@ from stairwell.models.embedding import (
     Embedding,
     FirstToken,
     Head,
-    refer,
+    borrow,
 )
-from stairwell.models.engines import choose_engine
 from stairwell.models.inspect import inspect
 from stairwell.models.language import IGNORE, LanguageModel, LanguageModelConfig
 from stairwell.models.seq2seq import Seq2Seq, Seq2SeqConfig
@@ -26,7 +25,6 @@ __all__ = [
     "LanguageModelConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
-    "choose_engine",
+    "borrow",
     "inspect",
-    "refer",
 ]

@@ -39,8 +39,8 @@ class FirstToken(nn.Module):
         return torch.addcmul(x, (age == 0).to(x.dtype)[..., None], self.vector)
 
 
-def refer(module: nn.Module, name: str, other: nn.Module | None) -> None:
-    """Keep another module at hand without owning it, so that its weights are counted and saved once."""
+def borrow(module: nn.Module, name: str, other: nn.Module | None) -> None:
+    """Give a module another one to use without making it its own, so that its weights are counted and saved once."""
     object.__setattr__(module, name, other)
 
 
@@ -51,7 +51,7 @@ class Head(nn.Module):
 
     def __init__(self, symbols: int, width: int, tied: Embedding | None) -> None:
         super().__init__()
-        refer(self, "embedding", tied)
+        borrow(self, "embedding", tied)
         if tied is None:
             self.vectors = nn.Parameter(torch.randn(symbols, width) / width**0.5)
         self.bias = None if tied is not None else nn.Parameter(torch.zeros(symbols))
@@ -107,7 +107,7 @@ class AdaptiveHead(nn.Module):
     def __init__(self, vectors: AdaptiveVectors, width: int, tied: bool) -> None:
         super().__init__()
         if tied:
-            refer(self, "vectors", vectors)
+            borrow(self, "vectors", vectors)
         else:
             self.vectors = vectors
         self.clusters = vectors.clusters

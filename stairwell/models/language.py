@@ -21,6 +21,7 @@ from stairwell.cores import Core, build
 from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
+from stairwell.fast import choose_engine
 from stairwell.models.embedding import (
     AdaptiveEmbedding,
     AdaptiveHead,
@@ -29,7 +30,6 @@ from stairwell.models.embedding import (
     FirstToken,
     Head,
 )
-from stairwell.models.engines import choose_engine
 from stairwell.state import State
 
 IGNORE = -100  # a target that is not scored
@@ -60,6 +60,8 @@ class LanguageModelConfig:
     def __post_init__(self) -> None:
         if self.inputs < 1 or (self.outputs is not None and self.outputs < 1):
             raise ValueError("a model needs at least one input and one output symbol")
+        if getattr(self.core, "cross", False):
+            raise ValueError("a language model reads no source, so core.cross must be false")
         if self.tied and self.inputs != self.V:
             raise ValueError(f"tied needs as many outputs as inputs, got {self.V} and {self.inputs}")
         if list(self.adaptive) != sorted(set(self.adaptive)) or any(cutoff < 1 for cutoff in self.adaptive):

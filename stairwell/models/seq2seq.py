@@ -24,10 +24,10 @@ from stairwell.cores import Core, build
 from stairwell.cores.core import SourceState, check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
+from stairwell.fast import choose_engine
 from stairwell.layers import Attention, FeedForward, LayerConfig, Slots
 from stairwell.models.embedding import Embedding, FirstToken, Head
 from stairwell.models.encoder import Encoder, EncoderConfig
-from stairwell.models.engines import choose_engine
 from stairwell.models.language import IGNORE, LOGITS_AT_ONCE, LanguageModel
 from stairwell.state import State
 
@@ -36,9 +36,9 @@ from stairwell.state import State
 class Seq2SeqConfig(EncoderConfig):
     core: Any = field(default_factory=FeedbackConfig)
     "the config of the decoder's core"
-    inputs: int = 256
+    sources: int = 256
     "number of source symbols"
-    outputs: int = 256
+    targets: int = 256
     "number of target symbols (V)"
     joint: bool = True
     "whether source and target have the same symbols"
@@ -53,9 +53,9 @@ class Seq2SeqConfig(EncoderConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.inputs < 1 or self.outputs < 1:
+        if self.sources < 1 or self.targets < 1:
             raise ValueError("a model needs at least one source and one target symbol")
-        if self.tied == "all" and (not self.joint or self.inputs != self.outputs):
+        if self.tied == "all" and (not self.joint or self.sources != self.targets):
             raise ValueError("tied all needs one vocabulary for source and target; use tied output")
         for name in ("embedding_dropout", "output_dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -63,7 +63,12 @@ class Seq2SeqConfig(EncoderConfig):
 
     @property
     def V(self) -> int:
-        return self.outputs
+        return self.targets
+
+    @property
+    def inputs(self) -> int:
+        """How many symbols the decoder reads."""
+        return self.targets
 
 
 class SourceReader(nn.Module):
@@ -94,10 +99,10 @@ class Seq2Seq(nn.Module):
         self.core: Core = build(dataclasses.replace(config.core, cross=True) if crosses else config.core)
         choose_engine(self.core, engine)
         self.reader = None if crosses else SourceReader(D, config.encoder_heads)
-        self.embedding = Embedding(config.outputs, D)
-        self.source_embedding = None if config.tied == "all" else Embedding(config.inputs, D)
+        self.embedding = Embedding(config.targets, D)
+        self.source_embedding = None if config.tied == "all" else Embedding(config.sources, D)
         self.encoder = Encoder(config, D)
-        self.head = Head(config.outputs, D, None if config.tied == "none" else self.embedding)
+        self.head = Head(config.targets, D, None if config.tied == "none" else self.embedding)
         self.first_token = FirstToken(D) if config.first_token else None
         self.norm = nn.LayerNorm(D) if self.core.final_norm or self.reader is not None else nn.Identity()
 
@@ -122,7 +127,7 @@ class Seq2Seq(nn.Module):
                 f"{mask.dtype} of {tuple(mask.shape)}"
             )
         source = source.masked_fill(~mask, 0)
-        LanguageModel.check_symbols(source, "source token", self.config.inputs)
+        LanguageModel.check_symbols(source, "source token", self.config.sources)
         table = self.embedding if self.source_embedding is None else self.source_embedding
         x = F.dropout(table(source), self.config.embedding_dropout, self.training)
         return self.encoder(x, mask).masked_fill(~mask[..., None], 0)
@@ -174,7 +179,7 @@ class Seq2Seq(nn.Module):
             raise ValueError(f"tokens must be (rows, tokens), not {tuple(tokens.shape)}")
         if not isinstance(state, SourceState):
             raise TypeError(f"a Seq2Seq needs a SourceState, not a {type(state).__name__}; make one with init_state")
-        self.check_symbols(tokens, "token", self.config.outputs)
+        self.check_symbols(tokens, "token", self.config.inputs)
         check_start(start, tokens.shape)
         x = self.embed(tokens, ages(state.count, start, tokens.shape[1]))
         if self.reader is None:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stairwell.cores import entry
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, inspect
 from stairwell.runs.experiment import SECTIONS, Experiment
@@ -27,17 +28,6 @@ from stairwell.train.curriculum import Curriculum
 from stairwell.train.run import Run
 from stairwell.train.streams import inside
 
-TITLES = {
-    "feedback": "Feedback",
-    "transformer-xl": "Transformer-XL",
-    "staircase": "Staircase",
-    "cached-staircase": "Cached Staircase",
-    "global-cached-staircase": "Global Cached Staircase",
-    "multi-vector-rnn": "Multi-vector RNN",
-    "memory-network": "Memory Network",
-    "universal": "Universal Transformer",
-    "lstm": "LSTM",
-}
 POINTS = 400  # of a curve: more than a screen shows
 COLUMNS = 128  # of an attention picture: farther distances are taken together
 ROWS, LEAD_IN, LOOKED_AT = 4, 128, 64  # the stream that attention is averaged over: rows, tokens before, tokens of it
@@ -160,7 +150,7 @@ def gather(
     records, result = run.metrics(), read_result(run)
     learned = inside(model) if model is not None else {}
     return RunReport(
-        name=name or TITLES.get(experiment.core_name, experiment.core_name),
+        name=name or entry(experiment.core_name).title,
         folder=shown_folder(run.path),
         task=experiment.task_name,
         core=experiment.core_name,

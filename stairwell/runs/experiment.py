@@ -18,7 +18,8 @@ from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
 
 SECTIONS = ("core", "model", "task", "train")
-DERIVED = ("core", "inputs", "outputs", "joint")  # fields of the model's config that follow from the other sections
+# Fields that follow from the other sections.
+DERIVED = {"core": ("cross",), "model": ("core", "inputs", "outputs", "sources", "targets", "joint")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,10 @@ class Experiment:
     model: Any
     train: TrainConfig
 
+    def __post_init__(self) -> None:
+        # What no model can have is told here, before anything is written.
+        dataclasses.replace(self.model, core=self.core)
+
     @property
     def name(self) -> str:
         return f"{self.task_name}/{self.core_name}"
@@ -39,8 +44,8 @@ class Experiment:
         changed: dict[str, Any] = {}
         for section in SECTIONS:
             values = {name.partition(".")[2]: text for name, text in options.items() if name.startswith(section + ".")}
-            if section == "model" and set(values) & set(DERIVED):
-                raise UserError(f"--model.{min(set(values) & set(DERIVED))} follows from the task and the core")
+            if derived := sorted(set(values) & set(DERIVED.get(section, ()))):
+                raise UserError(f"--{section}.{derived[0]} is no option: it follows from the task and the core")
             if values:
                 changed[section] = configs.set_fields(getattr(self, section), values, section)
         if "task" in changed:
@@ -56,7 +61,7 @@ class Experiment:
         return dataclasses.replace(self, **changed)
 
     def to_json(self) -> dict[str, Any]:
-        model = {name: value for name, value in configs.to_json(self.model).items() if name not in DERIVED}
+        model = {name: value for name, value in configs.to_json(self.model).items() if name not in DERIVED["model"]}
         return {
             "experiment": self.name,
             "core": configs.to_json(self.core),

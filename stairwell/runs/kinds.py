@@ -56,7 +56,7 @@ def evaluate_language(
 
 
 def make_seq2seq(config: Seq2SeqConfig, core: Any, task: Any, engine: str) -> Seq2Seq:
-    sizes = {"inputs": task.inputs, "outputs": task.outputs, "joint": task.joint}
+    sizes = {"sources": task.inputs, "targets": task.outputs, "joint": task.joint}
     return Seq2Seq(configs.changed(config, core=core, **sizes), engine)
 
 

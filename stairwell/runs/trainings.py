@@ -121,7 +121,8 @@ def _train(job: Job, device: torch.device, engine: str, show: Show, world: World
     tasks = experiment.make_tasks(run.path if job.resume else None)
     model = experiment.make_model(tasks[0], device, engine)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    title = f"{experiment.name}: {parameters:,} parameters on {device}; {model.core.engine_name}\n{tasks[0].describe()}"
+    title = f"{experiment.name}: {parameters:,} parameters on {device}, engine: {model.core.engine_name}"
+    title += f"\n{tasks[0].describe()}"
     trainer = kind_of(experiment.task_name).make_trainer(model, tasks, experiment.train, run, world)
     damaged = trainer.resume() if job.resume else []
     progress = trainer.progress

@@ -34,8 +34,8 @@ V = 11
 
 def make(core: str, engine: str = "auto", **options: Any) -> Seq2Seq:
     torch.manual_seed(0)
-    config = CORES[core][0](**SIZES, **DECODERS[core])
-    given = {"encoder_layers": 2, "encoder_heads": 2, "inputs": V, "outputs": V, **options}
+    config = CORES[core].config(**SIZES, **DECODERS[core])
+    given = {"encoder_layers": 2, "encoder_heads": 2, "sources": V, "targets": V, **options}
     model = Seq2Seq(Seq2SeqConfig(core=config, **given), engine).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():  # nothing that is zero at first may hide a mistake
@@ -150,10 +150,10 @@ def test_tied_tables_are_one(tied: Any, tables: int) -> None:
 
 def test_separate_vocabularies_cannot_share_a_table() -> None:
     with pytest.raises(ValueError, match="tied output"):
-        Seq2SeqConfig(inputs=7, outputs=9)
+        Seq2SeqConfig(sources=7, targets=9)
     with pytest.raises(ValueError, match="tied output"):
-        Seq2SeqConfig(inputs=9, outputs=9, joint=False)
-    model = make("feedback", inputs=7, outputs=9, joint=False, tied="output")
+        Seq2SeqConfig(sources=9, targets=9, joint=False)
+    model = make("feedback", sources=7, targets=9, joint=False, tied="output")
     logits, _ = model(torch.zeros(1, 1, dtype=torch.int64), model.init_state(1, torch.tensor([[6]])))
     assert logits.shape == (1, 1, 9)
 
