@@ -58,7 +58,7 @@ def test_nll_is_what_the_logits_say(tied: bool, adaptive: dict[str, Any], monkey
     assert losses[0, 3] == 0
     wanted = torch.autograd.grad(losses.sum(), list(model.parameters()))
     # The same in blocks of three tokens, recomputed for the gradient.
-    monkeypatch.setattr("stairwell.models.LOGITS_AT_ONCE", 3 * 17)
+    monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", 3 * 17)
     blocks, _ = model.nll(tokens, targets, model.init_state(2))
     torch.testing.assert_close(blocks, expected)
     laws.assert_close(torch.autograd.grad(blocks.sum(), list(model.parameters())), wanted, "gradient")
@@ -75,7 +75,7 @@ def test_the_likeliest_symbol_is_the_one_of_the_largest_logit(monkeypatch: Any) 
         tokens, targets = stream(17, B=8)
         logits, _ = model(tokens, model.init_state(8))
         for limit in (1 << 24, 3 * 17):
-            monkeypatch.setattr("stairwell.models.LOGITS_AT_ONCE", limit)
+            monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", limit)
             _, likeliest, _ = model.losses(tokens, targets, model.init_state(8))
             assert likeliest.equal(logits.argmax(-1))
         found |= set(likeliest.flatten().tolist()) if adaptive else set()

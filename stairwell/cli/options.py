@@ -15,14 +15,14 @@ def dotted_options() -> list[tuple[str, str, str]]:
     """Every option `section.field` that any experiment has: its name, its type, its help."""
     from stairwell import configs
     from stairwell.cores import CORES
-    from stairwell.models import LanguageModelConfig
     from stairwell.runs.experiment import DERIVED
+    from stairwell.runs.kinds import KINDS
     from stairwell.tasks import TASKS, task_type
     from stairwell.train.config import TrainConfig
 
     kinds: dict[str, dict[str, type]] = {
         "core": {name: entry.config for name, entry in CORES.items()},
-        "model": {"": LanguageModelConfig},
+        "model": {name: kind.config for name, kind in KINDS.items()},
         "task": {name: task_type(name)[0] for name in TASKS},
         "train": {"": TrainConfig},
     }

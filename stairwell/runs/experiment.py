@@ -12,14 +12,14 @@ import torch
 from stairwell import configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
-from stairwell.models import LanguageModel, LanguageModelConfig
+from stairwell.runs.kinds import kind_of
 from stairwell.tasks import Spec, Task, kept_tasks, make_task, task_type
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
 
 SECTIONS = ("core", "model", "task", "train")
-# Fields that follow from the other sections; a language model reads no source.
-DERIVED = {"core": ("cross",), "model": ("core", "inputs", "outputs")}
+# Fields that follow from the other sections.
+DERIVED = {"core": ("cross",), "model": ("core", "inputs", "outputs", "sources", "targets", "joint")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,7 @@ class Experiment:
     core_name: str
     core: Any
     task: Any
-    model: LanguageModelConfig
+    model: Any
     train: TrainConfig
 
     def __post_init__(self) -> None:
@@ -50,6 +50,8 @@ class Experiment:
                 changed[section] = configs.set_fields(getattr(self, section), values, section)
         if "task" in changed:
             make_task(self.task_name, changed["task"])  # options that no task can have are told before all else
+        if "task.longest_target" in options and not {"core.memory", "core.chunk", "core.passes"} & set(options):
+            changed["core"] = kind_of(self.task_name).fit_core(changed.get("core", self.core), changed["task"])
         if "task" in changed and "train.curriculum" not in options:
             # Who asks for a length wants to be trained to that length, not to the preset's.
             asked = (name.removeprefix("task.") for name in options if name.startswith("task."))
@@ -77,7 +79,7 @@ class Experiment:
         task_name, _, core_name = data["experiment"].partition("/")
         kinds = {
             "core": config_type(core_name),
-            "model": LanguageModelConfig,
+            "model": kind_of(task_name).config,
             "task": task_type(task_name)[0],
             "train": TrainConfig,
         }
@@ -109,9 +111,8 @@ class Experiment:
         options = {name.strip(): value for name, _, value in pairs}
         return [configs.set_fields(self.task, options, "task")]
 
-    def make_model(self, task: Spec, device: torch.device | str = "cpu", engine: str = "auto") -> LanguageModel:
+    def make_model(self, task: Spec, device: torch.device | str = "cpu", engine: str = "auto") -> Any:
         """The model, its weights fixed by the seed whatever was drawn before."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
-            config = configs.changed(self.model, core=self.core, inputs=task.inputs, outputs=task.outputs)
-            return LanguageModel(config, engine).to(device)
+            return kind_of(self.task_name).make_model(self.model, self.core, task, engine).to(device)

@@ -11,8 +11,8 @@ from typing import Any
 
 from stairwell.cores import Entry, entry
 from stairwell.errors import UserError
-from stairwell.models import LanguageModelConfig
 from stairwell.runs.experiment import Experiment
+from stairwell.runs.kinds import kind_of
 from stairwell.tasks import task_type
 from stairwell.train.config import TrainConfig
 
@@ -29,6 +29,8 @@ class Recipe:
     chunk: int
     train: TrainConfig
     task: dict[str, Any] = field(default_factory=dict)
+    core: dict[str, Any] = field(default_factory=dict)  # options of the core, where it has them
+    model: dict[str, Any] = field(default_factory=dict)
 
 
 # For a task of which nothing is known: a small model, a short training.
@@ -81,6 +83,31 @@ RECIPES: dict[str, Recipe] = {
         ),
     ),
     "labelled": PLAIN,
+    # Targets of pairs are in sight as a whole: `fit_core` sets how far a core looks back.
+    "translation": Recipe(
+        256, 2, 4, recall=128, context=128, chunk=16,
+        train=TrainConfig(
+            steps=6000, batch=512, batch_tokens=4096, learning_rate=2e-3, warmup=1000, decay="inverse-sqrt", beta2=0.98,
+            label_smoothing=0.1, validate_every=500, checkpoint_every=500, average=5,
+        ),
+        core={"inner": 512, "attention_dropout": 0.1, "relu_dropout": 0.1, "residual_dropout": 0.3},
+        model={
+            "encoder_layers": 3, "encoder_inner": 512, "encoder_attention_dropout": 0.1, "encoder_relu_dropout": 0.1,
+            "encoder_residual_dropout": 0.3, "embedding_dropout": 0.3,
+        },
+    ),
+    "summarization": Recipe(
+        256, 2, 4, recall=256, context=256, chunk=16,
+        train=TrainConfig(
+            steps=6000, batch=64, batch_tokens=8192, learning_rate=2e-3, warmup=1000, decay="inverse-sqrt", beta2=0.98,
+            label_smoothing=0.1, validate_every=500, checkpoint_every=500, average=5,
+        ),
+        core={"inner": 512, "attention_dropout": 0.1, "relu_dropout": 0.1, "residual_dropout": 0.3},
+        model={
+            "encoder_layers": 3, "encoder_inner": 512, "encoder_attention_dropout": 0.1, "encoder_relu_dropout": 0.1,
+            "encoder_residual_dropout": 0.3, "embedding_dropout": 0.3,
+        },
+    ),
 }  # fmt: skip
 RECIPES["reverse"] = Recipe(**{**vars(RECIPES["copy"]), "task": {"test_episodes": 100, "reverse": True}})
 # The published tables have no curriculum and 100,000 updates; this is for minutes.
@@ -102,13 +129,15 @@ def preset(name: str) -> Experiment:
         raise UserError(f"an experiment is a task and a core, such as '{name or 'random-walk'}/feedback'")
     task_config, _ = task_type(task_name)
     core = entry(core_name)
-    recipe = RECIPES.get(task_name, PLAIN)
+    recipe, kind = RECIPES.get(task_name, PLAIN), kind_of(task_name)
+    task = task_config(**recipe.task)
+    config = core.config(**sizes(core, recipe), **core.look_back(recipe), **known(core, recipe.core))
     return Experiment(
         task_name=task_name,
         core_name=core_name,
-        core=core.config(**sizes(core, recipe), **core.look_back(recipe)),
-        task=task_config(**recipe.task),
-        model=LanguageModelConfig(),
+        core=kind.fit_core(config, task),
+        task=task,
+        model=kind.config(**recipe.model),
         train=recipe.train,
     )
 
@@ -117,4 +146,9 @@ def sizes(core: Entry, recipe: Recipe) -> dict[str, Any]:
     """Width and depth, such that all cores have about as many weights."""
     width = round(recipe.width * core.width_factor / 8) * 8 if core.width_factor != 1 else recipe.width
     wanted = {"width": width, "layers": recipe.layers, "heads": recipe.heads}
-    return {name: size for name, size in wanted.items() if name in core.config.__dataclass_fields__}
+    return known(core, wanted)
+
+
+def known(core: Entry, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a core's config has."""
+    return {name: value for name, value in options.items() if name in core.config.__dataclass_fields__}

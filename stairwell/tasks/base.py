@@ -20,7 +20,7 @@ from stairwell.data.packed import IGNORE
 from stairwell.text import Vocabulary
 
 Split = Literal["valid", "test"]
-Kind = Literal["language"]  # of model
+Kind = Literal["language", "seq2seq"]  # of model
 
 
 @dataclass(frozen=True)

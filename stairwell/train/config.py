@@ -20,6 +20,8 @@ class TrainConfig:
     "updates of the parameters"
     batch: int = 32
     "batch size: rows that are read in parallel (B)"
+    batch_tokens: int = 4096
+    "pairs: the most tokens of an update's sources, and of its targets, padding included; batch: the most pairs"
     segment: int = 64
     "tokens of each row in one update: the length of backpropagation through time (T)"
     segment_warmup: int = 0
@@ -62,6 +64,12 @@ class TrainConfig:
     "end the training once the curriculum's last stage is mastered"
     precision: Literal["float32", "bf16"] = "float32"
     "bf16: autocast of matrix products, for devices where that is faster"
+    label_smoothing: float = 0.0
+    "pairs: the share of a target's probability that is spread over all symbols"
+    average: int = 0
+    "how many of the models at validations are averaged at the end and kept if the average is better; 0: none"
+    average_of: Literal["last", "best"] = "last"
+    "which ones: the last validations, or the best"
     seed: int = 0
     "fixes initial parameters, data order and dropout"
     validate_every: int = 500
@@ -78,14 +86,14 @@ class TrainConfig:
     "updates between two lines of metrics"
 
     def __post_init__(self) -> None:
-        for name in ("batch", "segment", "accumulate", "log_every", "valid_rows"):
+        for name in ("batch", "batch_tokens", "segment", "accumulate", "log_every", "valid_rows"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         counts = ("steps", "finetune_steps", "warmup", "segment_warmup", "validate_every", "checkpoint_every")
-        for name in (*counts, "patience", "valid_tokens", "clip", "seed", "weight_decay"):
+        for name in (*counts, "patience", "average", "valid_tokens", "clip", "seed", "weight_decay"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
         for name in ("learning_rate", "finetune_rate", "eps"):
             self._check(name, getattr(self, name) > 0, "above 0")
-        for name in ("beta1", "beta2", "alpha", "momentum"):
+        for name in ("beta1", "beta2", "alpha", "momentum", "label_smoothing"):
             self._check(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         self._check("curriculum_accuracy", 0 <= self.curriculum_accuracy <= 100, "in 0..100 percent")
         if self.batch % self.accumulate:

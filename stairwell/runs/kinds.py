@@ -1,0 +1,91 @@
+"""Every kind of model that a task can ask for: its config, how it is made, trained and evaluated. One entry each."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from stairwell import configs
+from stairwell.errors import UserError
+from stairwell.models import LanguageModel, LanguageModelConfig, Seq2Seq, Seq2SeqConfig
+from stairwell.tasks import Spec, Split, task_type
+from stairwell.tasks.base import Kind
+from stairwell.train import Run, Trainer, Watch
+from stairwell.train.config import TrainConfig
+from stairwell.train.pairs import evaluate_pairs, pair_trainer
+from stairwell.train.processes import World
+from stairwell.train.streams import evaluate, stream_trainer
+from stairwell.train.translating import search_of
+
+
+@dataclass(frozen=True)
+class ModelKind:
+    config: type[Any]
+    make_model: Callable[[Any, Any, Any, str], nn.Module]
+    "from the model's config, the core's, the task and the engine"
+    make_trainer: Callable[[Any, Sequence[Any], TrainConfig, Run, World | None], Trainer]
+    evaluate: Callable[[Any, Any, Split, int, int, Watch | None, Path], dict[str, Any]]
+    "from a model, a task, a split, rows, a segment, who watches, and the run's folder"
+    fit_core: Callable[[Any, Any], Any] = lambda core, task: core
+    "the core's config as the task's config needs it, where nobody asked for something else"
+
+
+def make_language(config: LanguageModelConfig, core: Any, task: Spec, engine: str) -> LanguageModel:
+    return LanguageModel(configs.changed(config, core=core, inputs=task.inputs, outputs=task.outputs), engine)
+
+
+def train_language(
+    model: LanguageModel, tasks: Sequence[Any], config: TrainConfig, run: Run, world: World | None
+) -> Trainer:
+    plain = TrainConfig()
+    for name in ("batch_tokens", "label_smoothing"):
+        if getattr(config, name) != getattr(plain, name):
+            raise UserError(f"train.{name} is read for pairs of sources and targets only")
+    return stream_trainer(model, tasks, config, run, world)
+
+
+def evaluate_language(
+    model: LanguageModel, task: Any, split: Split, rows: int, segment: int, watch: Watch | None, folder: Path
+) -> dict[str, Any]:
+    return evaluate(model, task, split, rows, segment, watch)
+
+
+def make_seq2seq(config: Seq2SeqConfig, core: Any, task: Any, engine: str) -> Seq2Seq:
+    sizes = {"sources": task.inputs, "targets": task.outputs, "joint": task.joint}
+    return Seq2Seq(configs.changed(config, core=core, **sizes), engine)
+
+
+def evaluate_seq2seq(
+    model: Seq2Seq, task: Any, split: Split, rows: int, segment: int, watch: Watch | None, folder: Path
+) -> dict[str, Any]:
+    """Rows and segments belong to streams: pairs are taken by their lengths. The search is the one the run has kept."""
+    return evaluate_pairs(model, task, split, search_of(folder, task), watch)
+
+
+def see_target(core: Any, task: Any) -> Any:
+    """A core that sees a whole target, however long it may be."""
+    longest = task.longest_target
+    names = type(core).__dataclass_fields__
+    if "memory" in names:
+        return dataclasses.replace(core, memory=longest)
+    if "chunk" in names and "passes" in names:
+        return dataclasses.replace(core, chunk=-(-longest // core.passes))
+    if "passes" in names:
+        return dataclasses.replace(core, passes=longest + 1)
+    return core
+
+
+KINDS: dict[Kind, ModelKind] = {
+    "language": ModelKind(LanguageModelConfig, make_language, train_language, evaluate_language),
+    "seq2seq": ModelKind(Seq2SeqConfig, make_seq2seq, pair_trainer, evaluate_seq2seq, see_target),
+}
+
+
+def kind_of(task_name: str) -> ModelKind:
+    """The kind of model that a task asks for."""
+    return KINDS[task_type(task_name)[1].kind]
