@@ -86,3 +86,24 @@ def test_parameters_that_are_not_numbers_are_told_in_one_line(place: Path, tmp_p
     next(iter(tensors.values())).view(-1)[0] = torch.nan
     run.save_model(tensors, note)
     assert "holds NaN or infinity" in stairwell(tmp_path, "generate", "text").line
+
+
+def test_two_runs_stand_on_one_page(place: Path) -> None:
+    done = stairwell(place, "export", "walk", "walk-xl", "--html", "page.html")
+    page = (place / "page.html").read_text()
+    assert done.status == 0 and done.out.startswith("page.html: 0."), done
+    assert "Feedback" in page and "Transformer-XL" in page
+    assert stairwell(place, "export", "text", "--html", "text.html").status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["walk"], "say what to write"),
+        (["walk", "text", "--html", "x.html"], "was trained for something else"),
+        (["nowhere", "--html", "x.html"], "nowhere"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else " ".join(part),
+)
+def test_what_cannot_be_exported_is_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
+    assert told in stairwell(place, "export", *arguments).line

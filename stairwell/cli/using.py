@@ -1,4 +1,4 @@
-"""Commands on what is trained: `report`, `generate`; and about this installation: `info`, `bench`."""
+"""Commands on what is trained: `report`, `generate`, `export`; and about this installation: `info`, `bench`."""
 
 from __future__ import annotations
 
@@ -82,6 +82,22 @@ def generate(
             print(writer.end())
     if save_state is not None:
         first.save(save_state)
+
+
+@app.command()
+def export(
+    runs: Annotated[list[Path], typer.Argument(help="run folders; a page shows several of one task side by side")],
+    html: Annotated[
+        Path | None, typer.Option(help="write one HTML file that holds the models and runs them, from the disk")
+    ] = None,
+) -> None:
+    """Put trained models into other people's hands: one HTML file that runs them."""
+    from stairwell.export import export_html, from_runs
+
+    if html is None:
+        raise UserError("say what to write: --html page.html")
+    size = export_html(from_runs(runs), html)
+    print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
 
 
 @app.command()

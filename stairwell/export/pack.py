@@ -17,7 +17,6 @@ import torch
 from stairwell import configs
 from stairwell.cores import CORES
 from stairwell.errors import UserError
-from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModel
 
 # What engine.js can run.
@@ -31,6 +30,7 @@ RUNS = (
     "memory-network",
     "universal",
     "lstm",
+    "deltanet",
 )
 
 
@@ -68,5 +68,5 @@ def check(model: LanguageModel) -> str:
 
 def core_header(name: str, config: Any) -> dict[str, Any]:
     """The core's config with what follows from it: head width and nearest distance."""
-    derived = {"K": config.K, "first": config.first} if isinstance(config, LayerConfig) else {}
+    derived = {key: getattr(config, key) for key in ("K", "first") if hasattr(config, key)}
     return {"name": name, **configs.to_json(config), **derived}
