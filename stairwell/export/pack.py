@@ -18,6 +18,7 @@ from stairwell import configs
 from stairwell.cores import name_of
 from stairwell.cores.delta import DeltaNetConfig
 from stairwell.errors import UserError
+from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModel
 
 # What engine.js can run.
