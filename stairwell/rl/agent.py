@@ -13,9 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stairwell.cores import Core, build
@@ -25,11 +23,10 @@ from stairwell.cores.time import ages
 from stairwell.models import FirstToken, choose_engine
 from stairwell.state import State
 
-from .leaves import Leaf, bounds, leaves, shape
+from .leaves import Leaf, leaves, scaling, shape
 from .policies import Places, policy_for
 from .spaces import Box, Discrete, MultiDiscrete, Space
 
-FAR = 1e6  # a bound beyond this is none
 SMALL = 8  # cells along a side down to which a picture is halved
 
 
@@ -74,14 +71,11 @@ class Numbers(nn.Module):
 
     def __init__(self, box: Box, width: int) -> None:
         super().__init__()
-        low, high = bounds(box)
-        bounded = (abs(low) < FAR) & (abs(high) < FAR) & (high > low)
-        middle = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0)
-        scale = np.where(bounded, (np.where(bounded, high, 1) - np.where(bounded, low, 0)) / 2, 1)
+        middle, scale = scaling(box)
         self.register_buffer("middle", torch.tensor(middle, dtype=torch.float32), persistent=False)
         self.register_buffer("scale", torch.tensor(scale, dtype=torch.float32), persistent=False)
         self.shape = box.shape
-        self.linear = nn.Linear(len(low), width)
+        self.linear = nn.Linear(len(middle), width)
 
     def scaled(self, values: Tensor) -> Tensor:
         """(B, T, *shape) -> (B, T, numbers)"""
@@ -210,6 +204,15 @@ class Agent(nn.Module):
             raise ValueError(
                 f"the actions before are {tuple(inputs.action.shape)}; they must be {(B, T, self.actions.A)}"
             )
+
+    def nothing(self, B: int, T: int) -> Inputs:
+        """Inputs of zeros."""
+        zeros = self.policy.weight.new_zeros(B, T)
+        seen = {
+            path: torch.zeros(B, T, *shape(leaf), dtype=zeros.dtype if isinstance(leaf, Box) else torch.int64)
+            for path, leaf in self.leaves.items()
+        }
+        return Inputs({path: values.to(zeros.device) for path, values in seen.items()}, self.no_action(B, T), zeros)
 
     def no_action(self, *rows: int) -> Tensor:
         """What stands for the action before an episode's first frame; nobody reads it."""

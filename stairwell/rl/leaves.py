@@ -15,6 +15,7 @@ from .spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
 Leaf = Discrete | MultiDiscrete | Box
 ROOT = "observation"
+FAR = 1e6  # a bound beyond this is none
 
 
 def leaves(space: Space, path: str = ROOT) -> dict[str, Leaf]:
@@ -47,6 +48,14 @@ def bounds(box: Box) -> tuple[Array, Array]:
     size = int(np.prod(box.shape))
     low, high = (np.broadcast_to(np.asarray(bound, dtype=np.float64), size) for bound in (box.low, box.high))
     return low, high
+
+
+def scaling(box: Box) -> tuple[Array, Array]:
+    """The middle and half the width of each place, so that (x - middle) / half is in -1 .. 1; 0 and 1 without bounds."""
+    low, high = bounds(box)
+    bounded = (abs(low) < FAR) & (abs(high) < FAR) & (high > low)
+    low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+    return (high + low) / 2, (high - low) / 2
 
 
 def fault(leaf: Leaf, values: Array, rows: int) -> str:

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .environments import Array
-from .leaves import bounds
+from .leaves import bounds, scaling
 from .spaces import Box, Discrete, MultiDiscrete, Space
 
 LEAST, MOST = -5.0, 2.0  # of a Gaussian's log deviation
@@ -69,12 +69,9 @@ class Gaussian(nn.Module):
     def __init__(self, space: Box) -> None:
         super().__init__()
         self.shape, self.kind = space.shape, np.dtype(space.dtype)
-        low, high = bounds(space)
-        bounded = np.isfinite(low) & np.isfinite(high)
-        self.low, self.high = low, high
+        self.low, self.high = bounds(space)
         # Where a bound is missing, 0 and 1 of the agent are 0 and 1 of the environment.
-        least, most = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-        self.middle, self.scale = (most + least) / 2, (most - least) / 2
+        self.middle, self.scale = scaling(space)
         self.A = self.P = int(np.prod(space.shape))
         self.noises = 2 * self.A
         self.log_deviation = nn.Parameter(torch.zeros(self.A))

@@ -13,7 +13,8 @@ from stairwell.cores import config_type
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.errors import UserError
 from stairwell.runs.experiment import Experiment
-from stairwell.models import LanguageModelConfig
+from stairwell.rl.config import AgentTrainConfig
+from stairwell.runs.kinds import kind_of
 from stairwell.tasks import task_type
 from stairwell.train.config import TrainConfig
 
@@ -82,6 +83,13 @@ RECIPES: dict[str, Recipe] = {
         ),
     ),
     "labelled": PLAIN,
+    "rl": Recipe(
+        64, 2, 4, recall=32, context=100, chunk=4,
+        train=AgentTrainConfig(
+            steps=2000, batch=64, segment=64, learning_rate=1e-3, warmup=50, gae=0.95, entropy_cost=0.01,
+            validate_every=500, checkpoint_every=500, valid_rows=64, log_every=25,
+        ),
+    ),
 }  # fmt: skip
 RECIPES["reverse"] = Recipe(**{**vars(RECIPES["copy"]), "task": {"test_episodes": 100, "reverse": True}})
 # The published tables have no curriculum and 100,000 updates; this is for minutes.
@@ -109,7 +117,7 @@ def preset(name: str) -> Experiment:
         core_name=core_name,
         core=core_config(**sizes(core_config, recipe), **look_back(core_name, recipe)),
         task=task_config(**recipe.task),
-        model=LanguageModelConfig(),
+        model=kind_of(task_name).model(),
         train=recipe.train,
     )
 

@@ -28,7 +28,7 @@ from stairwell.train import checkpoint, optimizers
 from stairwell.train.checkpoint import Progress, Tally
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
-from stairwell.train.objective import Batch, Objective, Outcome, Phase
+from stairwell.train.objective import Batch, BrokenFeed, Objective, Outcome, Phase
 from stairwell.train.processes import World
 from stairwell.train.run import Run
 
@@ -113,7 +113,7 @@ class Trainer:
                 progress.step = config.steps  # on to the last phase
             if progress.step >= config.steps and progress.phase == 0:
                 self.finetune()
-            self.update()
+            self.update_or_save()
             step, more = progress.step, progress.step < config.total
             if step % config.log_every == 0 or not more:
                 self.log()
@@ -149,6 +149,17 @@ class Trainer:
         if self.config.stop_when_mastered and self.curriculum.finished and self.progress.phase == 0:
             return True
         return bool(self.config.patience) and self.progress.unimproved >= self.config.patience
+
+    def update_or_save(self) -> None:
+        """One update; where the feed cannot go on, what was learned until then is saved."""
+        try:
+            self.update()
+        except BrokenFeed as error:
+            if self.world.size > 1:  # the others know nothing of it, and saving needs all
+                raise
+            self.save()
+            saved = f"stopped and saved at update {self.progress.step:,} of {self.config.total:,}"
+            raise BrokenFeed(f"{error}; {saved}") from error
 
     def update(self) -> None:
         """One update from the next batch."""
