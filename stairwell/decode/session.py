@@ -115,7 +115,7 @@ class Session:
         check_tensor(x, "the vectors")
         D = self.model.core.width
         if x.shape != (self.batch, D):
-            raise ValueError(f"a step takes one vector of width {D} for each of {self.batch} rows, not {tuple(x.shape)}")
+            raise ValueError(f"a step takes a vector of width {D} for each of {self.batch} rows, not {tuple(x.shape)}")
         self._check()
         return self._advance(x)
 

@@ -25,7 +25,7 @@ from stairwell.state import State
 
 from .leaves import Leaf, leaves, scaling, shape
 from .policies import Places, policy_for
-from .spaces import Box, Discrete, MultiDiscrete, Space
+from .spaces import Box, Discrete, MultiDiscrete
 
 SMALL = 8  # cells along a side down to which a picture is halved
 

@@ -124,10 +124,10 @@ class Returns:
         self.open_rows, self.seed, self.episodes, self.rows, self.longest = open_rows, seed, episodes, rows, longest
         self.watch: Callable[[dict[str, Any]], None] | None = None
 
-    def __call__(self, agent: Agent, split: Split) -> dict[str, float]:
+    def __call__(self, model: Agent, split: Split) -> dict[str, float]:
         seed, episodes = split_seed(self.seed, split), self.episodes[split]
         rows = self.open_rows(min(self.rows, episodes), seed)
         try:
-            return play(agent, rows, episodes, seed, self.longest, watch=self.watch, split=split).scores()
+            return play(model, rows, episodes, seed, self.longest, watch=self.watch, split=split).scores()
         finally:
             rows.close()

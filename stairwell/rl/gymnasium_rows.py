@@ -20,7 +20,7 @@ from .spaces import MISSING_GYMNASIUM, Space, from_gymnasium
 try:
     import gymnasium
     from gymnasium import spaces
-    from gymnasium.vector import AutoresetMode, VectorEnv
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
 except ImportError as missing:
     raise UserError(MISSING_GYMNASIUM) from missing
 
@@ -33,8 +33,10 @@ class GymnasiumRows:
 
     resumes = False
 
-    def __init__(self, env: VectorEnv[Any, Any, Any], seed: int | list[int]) -> None:
+    def __init__(self, env: VectorEnv[Any, Any, Any], seed: list[int]) -> None:
+        """`seed`: one a row. A vector environment of its own kind, which takes one for all, gets the first."""
         self.env, self.seed = env, seed
+        self.takes_seeds = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.observation_space = without_text(env.single_observation_space)
         self.action_space = supported(env.single_action_space, "the action space")
@@ -45,7 +47,8 @@ class GymnasiumRows:
         return int(self.env.num_envs)
 
     def begin(self) -> Observations:
-        observations, _ = self.guarded(lambda: self.env.reset(seed=self.seed))
+        seed: Any = self.seed if self.takes_seeds else self.seed[0]
+        observations, _ = self.guarded(lambda: self.env.reset(seed=seed))
         named = flatten(self.observation_space, observations)
         nothing = np.zeros(self.B, dtype=bool)
         check_frame(self.observation_space, named, np.zeros(self.B), (nothing, nothing), self.B)
@@ -71,7 +74,7 @@ class GymnasiumRows:
         return Frame(now, last, rewards, terminated, truncated, start.copy(), idle.copy())
 
     def with_last(self, now: Observations, infos: Mapping[str, Any], ended: Array) -> Observations:
-        """The last observations of the rows that have ended, which the same-step mode hands over beside the new ones."""
+        """With the last observations of the rows that have ended, which this mode hands over beside the new ones."""
         last = copied(now)
         if "final_obs" not in infos:
             raise BrokenEnvironment("its episodes begin in the same step, but it gives no `final_obs`")
@@ -93,7 +96,7 @@ class GymnasiumRows:
 
     def seek(self, position: Mapping[str, Array]) -> Observations:
         # Otherwise the episodes of the training's beginning would be played once more.
-        self.seed = [number + 1_000_003 for number in self.seed] if isinstance(self.seed, list) else self.seed + 1_000_003
+        self.seed = [number + 1_000_003 for number in self.seed]
         return self.begin()
 
     def render(self, row: int) -> Array | None:
@@ -126,7 +129,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
         if not self.observation_space.contains(observation):
             shown = f"{observation.dtype} of shape {observation.shape}" if isinstance(observation, np.ndarray) else ""
             raise BrokenEnvironment(
-                f"it gave an observation that is not in its space {self.observation_space}: {shown or repr(observation)}"
+                f"an observation is not in the space {self.observation_space}: {shown or repr(observation)}"
             )
 
 
@@ -138,7 +141,8 @@ class Categories(gymnasium.ObservationWrapper[Any, Any, Any]):
         super().__init__(env)
         inner = env.observation_space
         assert isinstance(inner, spaces.Dict)
-        sizes = np.broadcast_to(MINIGRID, inner["image"].shape)
+        shape: Any = inner["image"].shape
+        sizes = np.broadcast_to(np.array(MINIGRID), shape)
         self.observation_space = spaces.Dict(image=spaces.MultiDiscrete(sizes), direction=inner["direction"])
 
     def observation(self, observation: Any) -> Any:
@@ -154,7 +158,7 @@ def is_minigrid(env: gymnasium.Env[Any, Any]) -> bool:
     )
 
 
-def prepared(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+def prepared(env: gymnasium.Env[Any, Any]) -> gymnasium.Wrapper[Any, Any, Any, Any]:
     checked = Checked(env)
     return Categories(checked) if is_minigrid(env) else checked
 

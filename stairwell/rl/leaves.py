@@ -1,7 +1,7 @@
 """Observations and actions of any space as plain named arrays, one a leaf of the space.
 
-    leaves(space)                   {"observation.image": Box(...), "observation.direction": Discrete(4)}
-    flatten(space, observations)    {"observation.image": (B, 7, 7, 3), "observation.direction": (B,)}
+leaves(space)                   {"observation.image": Box(...), "observation.direction": Discrete(4)}
+flatten(space, observations)    {"observation.image": (B, 7, 7, 3), "observation.direction": (B,)}
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def bounds(box: Box) -> tuple[Array, Array]:
 
 
 def scaling(box: Box) -> tuple[Array, Array]:
-    """The middle and half the width of each place, so that (x - middle) / half is in -1 .. 1; 0 and 1 without bounds."""
+    """The middle and half the width of each place: (x - middle) / half is in -1 .. 1. Without bounds, 0 and 1."""
     low, high = bounds(box)
     bounded = (abs(low) < FAR) & (abs(high) < FAR) & (high > low)
     low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)

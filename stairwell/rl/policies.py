@@ -3,8 +3,8 @@
     Choices    one categorical distribution a place (Discrete has one place): logits of all places side by side
     Gaussian   one normal distribution a number (Box): means; the deviations are parameters of the agent
 
-Actions are (..., A): whole numbers for Choices, real numbers for Gaussian, where -1 .. 1 is the box. Noise is given from
-outside, uniform in [0, 1), so that a row's actions depend on the seed, its number and its past alone.
+Actions are (..., A): whole numbers for Choices, real numbers for Gaussian, where -1 .. 1 is the box. Noise is given
+from outside, uniform in [0, 1), so that a row's actions depend on the seed, its number and its past alone.
 Letters: A places of an action, P numbers of the policy head.
 """
 

@@ -69,7 +69,8 @@ class Rollout:
     def from_tensors(named: dict[str, Tensor], states: list[State]) -> Rollout:
         seen = {path: values for path, values in named.items() if path.startswith("observation")}
         inputs = Inputs(seen, named["last_action"], named["last_reward"])
-        return Rollout(inputs, **{name: named[name] for name in PLAIN}, states=states)
+        plain: dict[str, Any] = {name: named[name] for name in PLAIN}
+        return Rollout(inputs, **plain, states=states)
 
     def select(self, rows: Tensor) -> Rollout:
         chosen = {name: tensor[rows] for name, tensor in self.tensors().items()}
@@ -145,7 +146,9 @@ class Rollouts:
         agent, config = self.agent, self.config
         with deciding(agent):
             session = Session(agent, self.state)
-            frames, states, ended = [], [], []
+            frames: list[dict[str, Tensor]] = []
+            states: list[State] = []
+            ended: list[list[float]] = []
             for t in range(length):
                 if t % (config.window or length) == 0:
                     states.append(session.state())
@@ -288,9 +291,7 @@ class Rollouts:
             raise BrokenEnvironment(f"the environment is broken: {error}") from error
 
 
-def advantages(
-    rewards: Tensor, value: Tensor, following: Tensor, over: Tensor, discount: float, gae: float
-) -> Tensor:
+def advantages(rewards: Tensor, value: Tensor, following: Tensor, over: Tensor, discount: float, gae: float) -> Tensor:
     """Generalised advantages (Schulman et al., 2016). All (B, T); `following` is the value after each frame, `over`
     where nothing of the same episode follows it."""
     advantage, later = torch.empty_like(value), torch.zeros_like(value[:, 0])

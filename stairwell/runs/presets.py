@@ -12,8 +12,8 @@ from typing import Any
 from stairwell.cores import config_type
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.errors import UserError
-from stairwell.runs.experiment import Experiment
 from stairwell.rl.config import AgentTrainConfig
+from stairwell.runs.experiment import Experiment
 from stairwell.runs.kinds import kind_of
 from stairwell.tasks import task_type
 from stairwell.train.config import TrainConfig

@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
-
 from stairwell import fast
 from stairwell.errors import UserError
+from stairwell.files import write_text
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.kinds import KINDS
 from stairwell.runs.presets import preset
-from stairwell.files import write_text
 from stairwell.tasks import Split, Task, spec
 from stairwell.train import Interrupted, NotSaved, Run, Watch
 from stairwell.train.processes import World
