@@ -5,6 +5,7 @@ Nothing in gymnasium says how to save an environment, so that `seek` begins new 
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -26,6 +27,8 @@ except ImportError as missing:
 
 # What MiniGrid's pictures hold of each cell: the kind of object, its colour, its state. They are names, not brightness.
 MINIGRID = (11, 6, 4)
+# Environments whose package must be imported first; of others gymnasium takes `package:Name-v0`.
+PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "popgym-": "popgym"}
 
 
 class GymnasiumRows:
@@ -166,6 +169,9 @@ def prepared(env: gymnasium.Env[Any, Any]) -> gymnasium.Wrapper[Any, Any, Any, A
 def open_gymnasium(name: str, options: Mapping[str, Any], rows: range, seed: int) -> GymnasiumRows:
     """`rows` environments by name, each with a seed of its own."""
     try:
+        for prefix, package in PACKAGES.items():
+            if name.startswith(prefix):
+                importlib.import_module(package)
         env = gymnasium.make_vec(
             name,
             num_envs=len(rows),
