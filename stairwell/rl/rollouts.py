@@ -283,12 +283,12 @@ class Rollouts:
         numbers = (self.open.clone(), self.discounted.clone())
         try:
             yield
-        except BrokenEnvironment as error:
+        except BrokenEnvironment:
             position, self.state, self.now, self.start, self.time = kept
             self.open, self.discounted = numbers
             if self.rows.resumes:
                 self.rows.seek(position)
-            raise BrokenEnvironment(f"the environment is broken: {error}") from error
+            raise
 
 
 def advantages(rewards: Tensor, value: Tensor, following: Tensor, over: Tensor, discount: float, gae: float) -> Tensor:

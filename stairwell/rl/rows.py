@@ -1,6 +1,6 @@
 """Rows of an environment as rollouts read them: stairwell's own, or those of any vector environment of gymnasium.
 
-    rows = open_rows("corridor", {"length": 40}, range(64), seed=1)
+    rows = OwnRows(make("stairwell/Corridor-v0", range(64), seed=1, length=40))
     observations = rows.begin()
     frame = rows.step(actions)
 
@@ -22,10 +22,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from stairwell.errors import UserError
 from stairwell.train.objective import BrokenFeed
 
-from .environments import ENVIRONMENTS, Array, Batched, make
+from .environments import Array, Batched
 from .leaves import fault, flatten, leaves
 from .spaces import Space
 
@@ -33,7 +32,10 @@ Observations = dict[str, Array]
 
 
 class BrokenEnvironment(BrokenFeed):
-    """An environment did what it must not; the message says what, and in which row."""
+    """An environment did what it must not; the word says what, and in which row."""
+
+    def __init__(self, word: str) -> None:
+        super().__init__(f"the environment is broken: {word}")
 
 
 class Frame(NamedTuple):
@@ -132,32 +134,3 @@ def told(error: Exception) -> str:
     """An exception of someone else's code in one line: what it was and where it was raised."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
-
-
-def full_name(name: str) -> str:
-    """`corridor` and `maze-navigation` are short for stairwell's own environments."""
-    return SHORT.get(name.lower(), name)
-
-
-def open_rows(name: str, options: Mapping[str, Any], rows: range, seed: int) -> Rows:
-    """An environment by its name; its options are those of its Config, or of gymnasium's `make`."""
-    name = full_name(name)
-    if name in ENVIRONMENTS:
-        try:
-            return OwnRows(make(name, rows, seed, **options))
-        except ValueError as error:
-            raise UserError(str(error)) from None
-    from .gymnasium_rows import open_gymnasium
-
-    return open_gymnasium(name, options, rows, seed)
-
-
-def _short(title: str) -> str:
-    return title.lower().replace(" ", "-")
-
-
-SHORT = {_short(entry.title): name for name, entry in ENVIRONMENTS.items()} | {
-    "maze": "stairwell/MazeNavigation-v0",
-    "maze-easy": "stairwell/MazeNavigationEasy-v0",
-    "t-maze": "stairwell/PassiveTMaze-v0",
-}

@@ -30,8 +30,9 @@ from .config import AgentTrainConfig
 from .environments import ENVIRONMENTS
 from .episodes import Returns, split_seed
 from .learners import LEARNERS
+from .opening import full_name, open_rows
 from .rollouts import Rollouts
-from .rows import Rows, full_name, open_rows
+from .rows import Rows
 from .spaces import Space
 
 TASKS["rl"] = ("stairwell.rl.task", "Reinforcement", "learn from rewards in an environment: mazes, gymnasium's")

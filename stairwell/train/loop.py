@@ -93,7 +93,7 @@ class Trainer:
 
     def run(self, watch: Watch | None = None) -> dict[str, Any]:
         """Train to the end; the scores of the last validation (those of the best model are kept with it in the folder).
-        Raises Interrupted, NotSaved or Diverged, which leave a folder to go on from."""
+        Raises Interrupted, NotSaved, Diverged or BrokenFeed, which leave a folder to go on from."""
         self.watch = watch or self.watch
         self.writes = self.world.first
         if self.writes:
@@ -103,6 +103,12 @@ class Trainer:
                 return self.run_to_the_end()
         except KeyboardInterrupt:
             raise NotSaved(self.what_is_lost()) from None
+        except BrokenFeed as error:
+            if self.world.size > 1:  # the others know nothing of it, and saving needs all
+                raise
+            self.save()
+            saved = f"stopped and saved at update {self.progress.step:,} of {self.config.total:,}"
+            raise BrokenFeed(f"{error}; {saved}") from error
 
     def run_to_the_end(self) -> dict[str, Any]:
         config, progress = self.config, self.progress
@@ -113,7 +119,7 @@ class Trainer:
                 progress.step = config.steps  # on to the last phase
             if progress.step >= config.steps and progress.phase == 0:
                 self.finetune()
-            self.update_or_save()
+            self.update()
             step, more = progress.step, progress.step < config.total
             if step % config.log_every == 0 or not more:
                 self.log()
@@ -149,17 +155,6 @@ class Trainer:
         if self.config.stop_when_mastered and self.curriculum.finished and self.progress.phase == 0:
             return True
         return bool(self.config.patience) and self.progress.unimproved >= self.config.patience
-
-    def update_or_save(self) -> None:
-        """One update; where the feed cannot go on, what was learned until then is saved."""
-        try:
-            self.update()
-        except BrokenFeed as error:
-            if self.world.size > 1:  # the others know nothing of it, and saving needs all
-                raise
-            self.save()
-            saved = f"stopped and saved at update {self.progress.step:,} of {self.config.total:,}"
-            raise BrokenFeed(f"{error}; {saved}") from error
 
     def update(self) -> None:
         """One update from the next batch."""
