@@ -23,7 +23,7 @@ KINDS = {
     "model": LanguageModelConfig,
     "train": TrainConfig,
 }
-READS_FILES = ("lm", "labelled")
+READS_FILES = ("lm", "labelled", "translation", "summarization")
 AGENTS = ("rl",)  # tests/rl trains them
 PRESETS = [f"{task}/{core}" for task in TASKS for core in CORES]
 

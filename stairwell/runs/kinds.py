@@ -79,7 +79,7 @@ def evaluate_seq2seq(
 def see_target(core: Any, task: Any) -> Any:
     """A core that sees a whole target, however long it may be."""
     longest = task.longest_target
-    names = type(core).__dataclass_fields__
+    names = {field.name for field in dataclasses.fields(core) if field.init}
     if "memory" in names:
         return dataclasses.replace(core, memory=longest)
     if "chunk" in names and "passes" in names:
