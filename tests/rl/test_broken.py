@@ -71,7 +71,7 @@ def test_a_broken_environment_stops_a_training_with_a_word_and_a_checkpoint(way:
 
 def test_an_environment_that_breaks_in_a_validation_stops_a_training_too(tmp_path: Path) -> None:
     made = experiment(task__env="Broken-raises-v0", task__length=None, train__validate_every=2, task__valid_episodes=40)
-    with pytest.raises(UserError, match="ZeroDivisionError.*; stopped and saved at update 2 of 12"):
+    with pytest.raises(UserError, match=r"ZeroDivisionError.*; stopped and saved at update 2 of 12"):
         fit(made, tmp_path, "cpu")
     assert Run(tmp_path).newest_step == 2
 
