@@ -12,7 +12,7 @@ from typing import NoReturn
 
 import typer
 
-from stairwell.cli import corpora, studies, training, using  # noqa: F401  each adds its commands
+from stairwell.cli import corpora, playing, studies, training, using  # noqa: F401  each adds its commands
 from stairwell.cli.app import app, say
 from stairwell.errors import UserError
 

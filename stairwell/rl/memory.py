@@ -7,10 +7,12 @@
     lstm = MemoryLSTM(FeedbackConfig(...), 12)        output, (h, c) = lstm(x, (h, c)), as torch.nn.LSTM
 
 The last two are for libraries whose recurrent state is a vector a row: the whole state is packed into `h`, or one half
-of it into `h` and the other into `c`. Zeros are a fresh memory, so that such a library begins an episode in its own way,
-by multiplying with 0. A packed memory of S slots has about S D numbers a row (`hidden_size`), which is what storing it
-at every frame costs: with D = 32 and S = 8 a kilobyte, where an LSTM of that width has a quarter. Keep it small there;
-our own rollouts store one state a segment. Letters: B rows, T frames, D width, N numbers of a packed state.
+of it into `h` and the other into `c`. Zeros are a fresh memory, so that such a library begins an episode in its own
+way, by multiplying with 0. A packed memory of S slots has about S D numbers a row (`hidden_size`), which is what
+storing it at every frame costs: with D = 32 and S = 8 a kilobyte, where an LSTM of that width has a quarter. Keep it
+small there; our own rollouts store one state a segment.
+
+Letters: B rows, T frames, S slots, D width, N numbers of a packed state.
 """
 
 from __future__ import annotations
