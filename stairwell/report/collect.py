@@ -22,7 +22,7 @@ from stairwell.models import LanguageModel, inspect
 from stairwell.runs.experiment import SECTIONS, Experiment
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import load, without_format
-from stairwell.tasks import Batch, Split, Task
+from stairwell.tasks import Split, Task
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.run import Run
@@ -282,13 +282,14 @@ def shown_folder(folder: Path) -> str:
 
 
 @torch.no_grad()
-def look(model: LanguageModel, task: Task) -> Attention | None:
+def look(model: Any, task: Task) -> Attention | None:
     """Attention by distance, averaged over the end of a short stream of test data; none for models without it."""
-    batch = example(task)
-    if batch is None:
+    given = example(model, task)
+    if given is None:
         return None
+    inputs, start = given
     with inspect(model) as seen:
-        model(batch.tokens, model.init_state(batch.tokens.shape[0]), batch.start)
+        model(inputs, model.init_state(ROWS), start)
     pictures = [weights[:, :, -LOOKED_AT:].mean((0, 2)) for weights in seen.attention]  # each (H, distances)
     if not pictures:
         return None
@@ -310,13 +311,17 @@ def rounded(table: Tensor) -> list[list[float]]:
     return [[round(number, 4) for number in row] for row in table.tolist()]
 
 
-def example(task: Task) -> Batch | None:
-    """The beginning of the test data, or of the validation data where there is no test split; none where the data is
-    gone or has changed since."""
+def example(model: Any, task: Any) -> tuple[Any, Tensor | None] | None:
+    """What a model reads at the beginning of the test data, or of the validation data where there is no test split, and
+    where rows begin anew; of an agent, what it sees. None where the data or the environment is gone or has changed."""
     splits: tuple[Split, ...] = ("test", "valid")
     for split in splits:
         try:
-            return next(iter(task.batches(split, ROWS, LEAD_IN + LOOKED_AT)), None)
+            if task.kind == "agent":
+                return task.example(model, split, ROWS, LEAD_IN + LOOKED_AT)
+            batch = next(iter(task.batches(split, ROWS, LEAD_IN + LOOKED_AT)), None)
+            if batch is not None:
+                return batch.tokens, batch.start
         except (UserError, OSError):
             continue
     return None

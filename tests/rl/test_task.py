@@ -47,7 +47,7 @@ def test_a_training_an_evaluation_and_a_resumption_on_the_command_line(tmp_path:
     assert "valid_return" in result
     assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--steps", "12", "--quiet").status == 0
     scores = json.loads(stairwell(tmp_path, "eval", "run", "--json").out)
-    assert scores["episodes"] == 4 and {"return", "return_deviation", "return_error", "length"} <= set(scores)
+    assert scores["episodes"] == 4 and {"return", "return_deviation", "return_interval", "length"} <= set(scores)
     kept = json.loads((tmp_path / "run" / "task.json").read_text())["phases"][0]
     assert kept["kind"] == "agent" and kept["headline"] == "return"
     assert kept["facts"]["env"] == "stairwell/Corridor-v0" and kept["facts"]["options"] == {"length": 3}
