@@ -33,7 +33,8 @@ def write(folder: Path, train: int = 400, valid: int = 40, longest: int = 4) -> 
 TINY = [
     "--task.source", "xx", "--task.target", "yy", "--task.vocabulary", "300", "--task.longest_target", "16",
     "--core.width", "32", "--core.layers", "1", "--core.inner", "64", "--core.heads", "2",
-    "--core.residual_dropout", "0",    "--core.attention_dropout", "0", "--core.relu_dropout", "0", "--model.encoder_layers", "1",
+    "--core.residual_dropout", "0", "--core.attention_dropout", "0", "--core.relu_dropout", "0",
+    "--model.encoder_layers", "1",
     "--model.encoder_heads", "2", "--model.encoder_inner", "64", "--model.encoder_residual_dropout", "0",
     "--model.encoder_attention_dropout", "0", "--model.encoder_relu_dropout", "0", "--model.embedding_dropout", "0",
     "--train.batch", "64", "--train.batch_tokens", "512", "--train.learning_rate", "5e-3", "--train.warmup", "50",

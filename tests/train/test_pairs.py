@@ -112,7 +112,9 @@ def test_the_headline_may_be_bleu_and_stops_a_training(tmp_path: Path) -> None:
     more = ["--task.headline", "bleu", "--train.validate_every", "2", "--train.patience", "2", "--steps", "60"]
     given = [*options(tmp_path), *more, "--train.learning_rate", "1e-9", "--train.average", "0", "--out", "run"]
     ended = stairwell(tmp_path, "train", *given, **environment(tmp_path))
-    assert ended.status == 0 and "updates           6" in ended.out, ended
+    assert ended.status == 0, ended
+    # Among equal scores the loss decides, and it moves even at this rate; but not for long.
+    assert 6 <= newest_step(tmp_path / "run") < 60
 
 
 @pytest.mark.parametrize("core", ["transformer-xl", "staircase", "lstm", "deltanet"])
