@@ -23,6 +23,7 @@ from stairwell.runs.experiment import SECTIONS, Experiment
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import load, without_format
 from stairwell.tasks import Batch, Split, Task
+from stairwell.tasks.pairs import PairBatch
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.run import Run
@@ -282,13 +283,17 @@ def shown_folder(folder: Path) -> str:
 
 
 @torch.no_grad()
-def look(model: LanguageModel, task: Task) -> Attention | None:
+def look(model: Any, task: Task) -> Attention | None:
     """Attention by distance, averaged over the end of a short stream of test data; none for models without it."""
     batch = example(task)
     if batch is None:
         return None
+    rows = batch.tokens.shape[0]
     with inspect(model) as seen:
-        model(batch.tokens, model.init_state(batch.tokens.shape[0]), batch.start)
+        if isinstance(batch, PairBatch):
+            model(batch.tokens, model.init_state(rows, batch.source, batch.source_mask))
+        else:
+            model(batch.tokens, model.init_state(rows), batch.start)
     pictures = [weights[:, :, -LOOKED_AT:].mean((0, 2)) for weights in seen.attention]  # each (H, distances)
     if not pictures:
         return None
@@ -310,7 +315,7 @@ def rounded(table: Tensor) -> list[list[float]]:
     return [[round(number, 4) for number in row] for row in table.tolist()]
 
 
-def example(task: Task) -> Batch | None:
+def example(task: Task) -> Batch | PairBatch | None:
     """The beginning of the test data, or of the validation data where there is no test split; none where the data is
     gone or has changed since."""
     splits: tuple[Split, ...] = ("test", "valid")
