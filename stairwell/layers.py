@@ -151,8 +151,8 @@ def sum_of_visible(weights: Tensor, values: Sequence[Tensor], visible: Tensor) -
     sum, and what it does see makes it NaN. visible (B, 1 or H, 1 or T, J)"""
     broken = [~part.isfinite() for part in values]
     whole = [part.masked_fill(where, 0) for part, where in zip(values, broken, strict=True)]
-    seen = weighted_sum(visible.to(weights.dtype), [where.to(weights.dtype) for where in broken]) > 0
-    return weighted_sum(weights, whole).masked_fill(seen, torch.nan)
+    touched = weighted_sum(visible.to(weights.dtype), [where.to(weights.dtype) for where in broken]) > 0
+    return weighted_sum(weights, whole).masked_fill(touched, torch.nan)
 
 
 def can_be_asked(x: Tensor) -> bool:
@@ -314,15 +314,53 @@ class FeedForward(nn.Module):
 Sublayer = Callable[[Tensor], Tensor]  # from what it reads (normed with pre-norm) to what is added, both (..., D)
 
 
-def normalise(norm: nn.LayerNorm, x: Tensor) -> Tensor:
-    """norm(x), without the price of a module's call, which decoding would pay at every token."""
-    return torch.layer_norm(x, norm.normalized_shape, norm.weight, norm.bias, norm.eps)
+class Wiring:
+    """How sublayers are put together to a layer: norms, residual sums and their dropout, here and nowhere else.
+
+    Whoever walks through a layer, a core, an engine or a decoding session, hands in how it attends."""
+
+    pre: bool
+    residual_rate: float
+    attention_norm: Callable[[Tensor], Tensor]
+    cross_norm: Callable[[Tensor], Tensor]
+    feed_forward_norm: Callable[[Tensor], Tensor]
+
+    def forward(
+        self,
+        x: Tensor,
+        attend: Sublayer,
+        attend_source: Sublayer | None,
+        feed_forward: Sublayer,
+        masks: LayerMasks = KEEP_ALL,
+    ) -> Tensor:
+        """x (..., D) -> the layer's output (..., D); without a source nobody attends to it."""
+        if masks.dropped:
+            return x
+        # The first sublayer's mask is attention's, the last one the feed-forward's.
+        kept = masks.residual if masks.residual is not None else (None, None, None)
+        x = self.residual(x, self.attention_norm, attend, kept[0])
+        if attend_source is not None:
+            x = self.residual(x, self.cross_norm, attend_source, kept[1])
+        return self.residual(x, self.feed_forward_norm, feed_forward, kept[-1])
+
+    def residual(self, x: Tensor, norm: Sublayer, sublayer: Sublayer, kept: Tensor | None) -> Tensor:
+        """x + sublayer(norm(x)) with pre-norm, norm(x + sublayer(x)) with post-norm; dropout before the sum."""
+        z = sublayer(norm(x) if self.pre else x)
+        if kept is not None:
+            z = z * kept / (1 - self.residual_rate)
+        return x + z if self.pre else norm(x + z)
+
+    def normed(self, memory: Tensor) -> Tensor:
+        """Raw memory as keys and values are projected from it: with pre-norm through the norm of the queries."""
+        return self.attention_norm(memory) if self.pre else memory
 
 
-class Layer(nn.Module):
-    """One transformer layer: attention to the memory, attention to a source if there is one, feed-forward.
+class Layer(Wiring, nn.Module):
+    """One transformer layer: attention to the memory, attention to a source if there is one, feed-forward."""
 
-    The way through it is written here and nowhere else: engines and decoding sessions hand in how they attend."""
+    attention_norm: nn.LayerNorm
+    cross_norm: nn.LayerNorm
+    feed_forward_norm: nn.LayerNorm
 
     def __init__(self, config: LayerConfig, distances: int, owns_keys: bool = True) -> None:
         super().__init__()
@@ -339,39 +377,6 @@ class Layer(nn.Module):
             self.cross = Attention(config)
         self.feed_forward_norm = nn.LayerNorm(D)
         self.feed_forward = FeedForward(config)
-
-    def forward(
-        self,
-        x: Tensor,
-        attend: Sublayer,
-        attend_source: Sublayer | None = None,
-        masks: LayerMasks = KEEP_ALL,
-        feed_forward: Sublayer | None = None,
-    ) -> Tensor:
-        """x (..., D) -> the layer's output (..., D).
-
-        Attention is the caller's: `attend` to the memory, `attend_source` to a source if there is one. Who computes the
-        feed-forward in another way gives that too."""
-        if masks.dropped:
-            return x
-        feed_forward = feed_forward or (lambda normed: self.feed_forward(normed, masks.relu))
-        # The first sublayer's mask is attention's, the last one the feed-forward's.
-        kept = masks.residual if masks.residual is not None else (None, None, None)
-        x = self.residual(x, self.attention_norm, attend, kept[0])
-        if attend_source is not None:
-            x = self.residual(x, self.cross_norm, attend_source, kept[1])
-        return self.residual(x, self.feed_forward_norm, feed_forward, kept[-1])
-
-    def residual(self, x: Tensor, norm: nn.LayerNorm, sublayer: Sublayer, kept: Tensor | None) -> Tensor:
-        """x + sublayer(norm(x)) with pre-norm, norm(x + sublayer(x)) with post-norm; dropout before the sum."""
-        z = sublayer(normalise(norm, x) if self.pre else x)
-        if kept is not None:
-            z = z * kept / (1 - self.residual_rate)
-        return x + z if self.pre else normalise(norm, x + z)
-
-    def normed(self, memory: Tensor) -> Tensor:
-        """Raw memory as keys and values are projected from it: with pre-norm through the norm of the queries."""
-        return normalise(self.attention_norm, memory) if self.pre else memory
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, J, K) of raw memory (B, J, D)."""

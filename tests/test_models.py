@@ -25,7 +25,7 @@ from stairwell import (
     inspect,
 )
 from stairwell.cores.core import TransformerCore
-from stairwell.layers import coins
+from stairwell.layers import keep_mask
 from stairwell.models import IGNORE
 from stairwell.train.run import Run
 from tests import laws
@@ -324,9 +324,9 @@ def test_the_span_loss_is_the_price_of_the_spans() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.2, 0.5, 0.97])
-def test_coins_fall_as_often_as_they_should(rate: float) -> None:
+def test_masks_keep_as_often_as_they_should(rate: float) -> None:
     torch.manual_seed(0)
-    kept = coins(rate, (1000, 333), torch.device("cpu"))
+    kept = keep_mask(rate, (1000, 333), torch.device("cpu"))
     assert kept.float().mean().item() == pytest.approx(1 - rate, abs=0.004)
     # Neighbours, four of which come from one number, know nothing of each other.
     for gap in (1, 2, 3):

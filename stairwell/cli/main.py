@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import typer
 
+from stairwell import startup
 from stairwell.cli import corpora, studies, training, translating, using  # noqa: F401  each adds its commands
 from stairwell.cli.app import app, say
 from stairwell.errors import UserError
@@ -39,6 +40,7 @@ def command() -> int:
     from stairwell.cli.display import go_on_unread
     from stairwell.train import Diverged, Interrupted, NotSaved
 
+    startup.loaded()
     go_on_unread()
     try:
         status = app(prog_name="stairwell", standalone_mode=False)

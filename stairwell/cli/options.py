@@ -18,13 +18,13 @@ def dotted_options() -> list[tuple[str, str, str]]:
     from stairwell.runs.experiment import DERIVED
     from stairwell.runs.kinds import KINDS
     from stairwell.tasks import TASKS, task_type
-    from stairwell.train.config import TrainConfig
 
+    derived: dict[str, tuple[str, ...]] = {name: kind.derived for name, kind in KINDS.items()}
     kinds: dict[str, dict[str, type]] = {
         "core": {name: entry.config for name, entry in CORES.items()},
         "model": {name: kind.config for name, kind in KINDS.items()},
         "task": {name: task_type(name)[0] for name in TASKS},
-        "train": {"": TrainConfig},
+        "train": {name: kind.train for name, kind in KINDS.items()},
     }
     options = []
     for section, members in kinds.items():
@@ -32,7 +32,7 @@ def dotted_options() -> list[tuple[str, str, str]]:
         for member, kind in members.items():
             help = configs.field_help(kind)
             for name, annotation in configs.field_types(kind).items():
-                if name in DERIVED.get(section, ()):
+                if name in (derived[member] if section == "model" else DERIVED.get(section, ())):
                     continue
                 words = (configs.short_type_name(annotation), help.get(name, ""))
                 fields.setdefault(name, (*words, []))[2].append(member)

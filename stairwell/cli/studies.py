@@ -116,8 +116,12 @@ app.command("reproduce")(with_dotted_options(reproduce_command))
 
 def run_demo(place: Path, updates: int, device: str, engine: str, progress: Any) -> None:
     from stairwell.experiments import demo
+    from stairwell.export import export_html, from_runs
 
     results = demo.face_off(place, updates, device, engine, progress)
     page = demo.write_report(place, results)
+    drive = place / "drive.html"
+    export_html(from_runs(place / core for core in results), drive)
     print_table(demo.table(results))
     print(f"report: {page}")
+    print(f"drive the agent yourself: {drive}")

@@ -1,4 +1,4 @@
-"""Commands on what is trained: `report`, `generate`; and about this installation: `info`, `bench`."""
+"""Commands on what is trained: `report`, `generate`, `export`; and about this installation: `info`, `bench`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report(
 @app.command()
 def generate(
     run: Annotated[Path, typer.Argument(help="the run folder of a language model")],
-    prompt: Annotated[str, typer.Option(help="the text to go on from")] = "\n",
+    prompt: Annotated[str, typer.Option(help="the text to go on from; without one, a line end")] = "",
     tokens: Annotated[int, typer.Option(help="how many tokens to write", min=1)] = 500,
     temperature: Annotated[
         float,
@@ -42,15 +42,62 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="choose among the likeliest tokens that together have this chance")
     ] = None,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="above 1: tokens that are among the last 64 become less likely")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="end before this text; may be given several times", show_default=False)
+    ] = None,
+    samples: Annotated[int, typer.Option(help="so many texts, one after the other, after the same prompt", min=1)] = 1,
     seed: Annotated[int | None, typer.Option(help="the same seed writes the same text")] = None,
+    save_state: Annotated[
+        Path | None, typer.Option(help="keep the stream in this file, to go on with it another day")
+    ] = None,
+    state: Annotated[Path | None, typer.Option(help="go on with a stream that --save-state has kept")] = None,
     device: Device = "auto",
 ) -> None:
     """Let a trained language model write, token by token as it comes."""
-    from stairwell.generate import generate_text
+    from stairwell.generate import Choice, Writer, load_writer, read_prompt
+    from stairwell.stream import Stream
 
-    for piece in generate_text(run, prompt, tokens, temperature, top_k, top_p, seed, device):
-        print(piece, end="", flush=True)
-    print()
+    if samples > 1 and save_state is not None:
+        raise UserError("--save-state keeps one stream: use it without --samples")
+    choice = Choice(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    model, vocabulary = load_writer(run, device)
+    if state is not None:
+        first = Writer.load(state, model, vocabulary, choice, stop or (), seed)
+        if prompt:
+            print(first.read(prompt), end="")
+    else:
+        stream = Stream(model, vocabulary)
+        read_prompt(stream, prompt)
+        first = Writer(stream, choice, stop or (), seed)
+    for number in range(samples):
+        writer = first.fork() if samples > 1 else first
+        if samples > 1:
+            print(f"--- {number + 1} ---")
+        for piece in writer.write(tokens):
+            print(piece, end="", flush=True)
+        if save_state is None:
+            print(writer.end())
+    if save_state is not None:
+        first.save(save_state)
+
+
+@app.command()
+def export(
+    runs: Annotated[list[Path], typer.Argument(help="run folders; a page shows several of one task side by side")],
+    html: Annotated[
+        Path | None, typer.Option(help="write one HTML file that holds the models and runs them, from the disk")
+    ] = None,
+) -> None:
+    """Put trained models into other people's hands: one HTML file that runs them."""
+    from stairwell.export import export_html, from_runs
+
+    if html is None:
+        raise UserError("say what to write: --html page.html")
+    size = export_html(from_runs(runs), html)
+    print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
 
 
 @app.command()

@@ -116,7 +116,7 @@ CORES.update(
             DeltaNetConfig,
             DeltaNet,
             "DeltaNet",
-            "DeltaNet and DeltaProduct (Yang et al., 2024; Siems et al., 2025): a linear recurrence, one matrix a head.",
+            "DeltaNet and DeltaProduct (Yang et al., 2024; Siems et al., 2025): a linear recurrence, a matrix a head.",
         ),
     }
 )

@@ -328,7 +328,10 @@ class TransformerCore(Core):
                 self.seen.add(depth, weights, slots.distance, self.config.first)
             return z
 
-        return layer(x, attend, layer.attend_source(source, kept.cross), kept)
+        def feed_forward(normed: Tensor) -> Tensor:
+            return layer.feed_forward(normed, kept.relu)
+
+        return layer(x, attend, layer.attend_source(source, kept.cross), feed_forward, kept)
 
     def reach(self, layer: Layer, most: int) -> int:
         """How many slots a layer attends to at most: all, or fewer if it learned so."""

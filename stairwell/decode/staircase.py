@@ -120,7 +120,7 @@ class StaircaseSteps(RowSteps):
             self.raw_cache.slot(self.batch).copy_(cached[:, None])
         for layer, ring in zip(self.layers, self.cache):
             if ring.R:
-                _, keys, values = multiply(layer.layer.normed(cached), layer.query).chunk(3, 1)
+                _, keys, values = multiply(layer.normed(cached), layer.query).chunk(3, 1)
                 ring.write(ring.cursor, keys, values)
 
     def write_and_read(self, l: int, n: int, count: Tensor, ages: list[int], normed: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from stairwell.cores.core import Core
 from stairwell.cores.feedback import Feedback
@@ -23,7 +23,7 @@ from stairwell.cores.time import filled
 from stairwell.cores.transformer_xl import TransformerXL
 from stairwell.decode.rings import KeyRing, RawRing, Reader, RingPosition, RingView, RowBuffer, log_ramp
 from stairwell.decode.source import Sources
-from stairwell.layers import KEEP_ALL, Layer, Sublayer
+from stairwell.layers import Layer, Sublayer, Wiring
 from stairwell.state import State
 
 
@@ -54,13 +54,23 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
-class LayerStep:
-    """A layer for one token a row. Weights that are always used together lie together."""
+def plain(norm: nn.LayerNorm) -> Sublayer:
+    """A norm as a function of its input alone."""
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+class LayerStep(Wiring):
+    """A layer for one token a row. Weights that are always used together lie together, and norms are plain functions:
+    at one row a module's call costs as much as its work."""
 
     def __init__(self, layer: Layer, distance: Tensor, fused: bool) -> None:
         """`distance` of the slots in the order of the tables; `fused`: keys and values are projected with queries."""
         attention = layer.attention
-        self.layer = layer
+        self.layer, self.pre, self.residual_rate = layer, layer.pre, layer.residual_rate
+        self.attention_norm, self.feed_forward_norm = plain(layer.attention_norm), plain(layer.feed_forward_norm)
+        if hasattr(layer, "cross"):
+            self.cross_norm = plain(layer.cross_norm)
         self.out = attention.out.weight
         first, second = layer.feed_forward.inner, layer.feed_forward.out
         self.inner, self.inner_bias, self.outer, self.outer_bias = first.weight, first.bias, second.weight, second.bias
@@ -74,7 +84,7 @@ class LayerStep:
 
     def __call__(self, x: Tensor, read: Sublayer) -> Tensor:
         """x (B, D) -> the layer's output (B, D); `read` is attention up to its last projection, (B, D) -> (B, H * K)"""
-        return self.layer(x, lambda normed: multiply(read(normed), self.out), self.attend_source, KEEP_ALL, self.feed)
+        return self.forward(x, lambda normed: multiply(read(normed), self.out), self.attend_source, self.feed)
 
     def feed(self, normed: Tensor) -> Tensor:
         """The feed-forward sublayer."""
@@ -171,9 +181,12 @@ class FeedbackSteps(RingSteps):
         super().__init__(core, capacity, slack, 1 if self.one else config.layers)
         self.layers = [LayerStep(layer, self.position.distance, fused=False) for layer in core.layers]
         self.mix = core.mix(self.like)  # (G, L + 1)
-        projecting = [layer for layer, _ in self.projected()]
+        # For each ring the step whose norm and projections fill it, and the memory that it is filled with.
+        steps = {step.layer: step for step in self.layers}
+        self.filling = [(steps[layer], g) for layer, g in self.projected()]
         self.projections = {
-            layer: torch.cat([layer.attention.key.weight, layer.attention.value.weight]) for layer in projecting
+            step: torch.cat([step.layer.attention.key.weight, step.layer.attention.value.weight])
+            for step, _ in self.filling
         }
 
     def fit(self, batch: int) -> None:
@@ -189,14 +202,15 @@ class FeedbackSteps(RingSteps):
         view = RingView.at(self.position, count, youngest)
         levels = [x]  # x^0, then x^1 ... x^L
         for l, layer in enumerate(self.layers):
-            ring = self.rings[0 if self.one else l]
+            own = 0 if self.one else l
+            ring = self.rings[own]
             if self.core.config.sees_itself:
-                self.write(ring, self.core.projecting_layer(l), levels[l])  # m_t takes its place below
+                self.write(ring, self.filling[own][0], levels[l])  # m_t takes its place below
             levels.append(layer(levels[l], partial(self.read, layer, ring, view)))
         made = torch.mm(self.mix, torch.stack(levels, out=self.levels).view(-1, B * D)).view(-1, B, D)  # (G, B, D)
         self.raw.slot(B).copy_(made.transpose(0, 1)[:, None])
-        for ring, (projecting, g) in zip(self.rings, self.projected()):
-            self.write(ring, projecting, made[g])
+        for ring, (step, g) in zip(self.rings, self.filling):
+            self.write(ring, step, made[g])
         self.advance()
         return levels[-1]
 
@@ -204,9 +218,9 @@ class FeedbackSteps(RingSteps):
         """What a layer reads from a ring. (B, D) -> (B, H * K)"""
         return self.reader(multiply(normed, layer.query), ring, view, layer.ramp, layer.reach)
 
-    def write(self, ring: KeyRing, layer: Layer, memory: Tensor) -> None:
+    def write(self, ring: KeyRing, step: LayerStep, memory: Tensor) -> None:
         """memory (B, D) as keys and values at the cursor."""
-        both = multiply(layer.normed(memory), self.projections[layer])
+        both = multiply(step.normed(memory), self.projections[step])
         ring.write(self.position.cursor, *both.chunk(2, 1))
 
 

@@ -344,76 +344,89 @@ class LSTM {
   }
 }
 
-// S <- S + b k (v - S' k)', several times a token; S (K, K) of each head maps keys to values.
+// A matrix a head, which every token corrects: what it holds at a key moves to a value.
 class DeltaNet {
   constructor(parameters, config) {
-    Object.assign(this, { config, H: config.heads, K: config.K, n: config.products });
-    this.layers = Array.from({ length: config.layers }, (_, l) => {
-      const name = `core.layers.${l}`;
-      const weights = (part, optional) => parameters(`${name}.${part}`, optional);
+    const { width: D, layers, heads: H, K, products: n } = config;
+    this.config = config;
+    this.layers = Array.from({ length: layers }, (_, l) => {
+      const part = (name, optional) => parameters(`core.layers.${l}.${name}`, optional);
       return {
-        norms: ["mix_norm", "feed_forward_norm"].map((part) => new Norm(parameters, `${name}.${part}`)),
-        ...Object.fromEntries(["query", "key", "value", "strength", "out"].map((part) => [part, weights(`${part}.weight`)])),
-        keep: weights("keep.weight", true), keepBias: weights("keep.bias", true),
-        headNorm: weights("head_norm.weight"),
-        feed: [0, 2].map((i) => [weights(`feed_forward.${i}.weight`), weights(`feed_forward.${i}.bias`)]),
+        mixNorm: new Norm(parameters, `core.layers.${l}.mix_norm`),
+        feedForwardNorm: new Norm(parameters, `core.layers.${l}.feed_forward_norm`),
+        query: part("query.weight"), key: part("key.weight"), value: part("value.weight"),
+        strength: part("strength.weight"), keep: part("keep.weight", true), keepBias: part("keep.bias", true),
+        headNorm: part("head_norm.weight"), out: part("out.weight"),
+        inner: part("feed_forward.0.weight"), innerBias: part("feed_forward.0.bias"),
+        outer: part("feed_forward.2.weight"), outerBias: part("feed_forward.2.bias"),
       };
     });
+    const room = (size) => new Float64Array(size);
+    this.q = room(H * K); this.k = room(n * H * K); this.v = room(n * H * K); this.b = room(n * H); this.a = room(H);
+    this.read = room(H * K); this.z = room(D); this.active = room(this.layers[0].innerBias.length); this.held = room(K);
   }
 
   reset() {
-    this.matrices = this.layers.map(() => new Float64Array(this.H * this.K * this.K));
+    const { heads, K } = this.config;
+    this.matrices = this.layers.map(() => new Float64Array(heads * K * K));
   }
 
   step(x) {
-    this.layers.forEach((layer, l) => this.through(layer, this.matrices[l], x));
+    this.layers.forEach((layer, l) => {
+      this.project(layer, layer.mixNorm.apply(x));
+      for (let h = 0; h < this.config.heads; h++) this.correct(layer, this.matrices[l], h);
+      linear(layer.out, null, this.read, this.z);
+      for (let i = 0; i < x.length; i++) x[i] += this.z[i];
+      linear(layer.inner, layer.innerBias, layer.feedForwardNorm.apply(x), this.active);
+      for (let i = 0; i < this.active.length; i++) if (this.active[i] < 0) this.active[i] = 0;
+      linear(layer.outer, layer.outerBias, this.active, this.z);
+      for (let i = 0; i < x.length; i++) x[i] += this.z[i];
+    });
     return [];
   }
 
-  through(layer, S, x) {
-    const { H, K, n } = this, width = H * K;
-    const vector = (size) => new Float64Array(size);
-    const sigmoid = (a) => 1 / (1 + Math.exp(-a)), silu = (a) => a * sigmoid(a);
-    // Of vectors of K numbers one after the other, each to length 1.
-    const directions = (a) => {
-      for (let begin = 0; begin < a.length; begin += K) {
-        const length = Math.max(Math.hypot(...a.subarray(begin, begin + K)), 1e-12);
-        for (let i = begin; i < begin + K; i++) a[i] /= length;
-      }
-      return a;
-    };
-    const u = layer.norms[0].apply(x);
-    const q = directions(linear(layer.query, null, u, vector(width)).map(silu));
-    const k = directions(linear(layer.key, null, u, vector(n * width)).map(silu));
-    const v = linear(layer.value, null, u, vector(n * width)).map(silu);
-    const most = this.config.negative_eigenvalues ? 2 : 1;
-    const b = linear(layer.strength, null, u, vector(n * H)).map((a) => most * sigmoid(a));
-    const kept = layer.keep ? linear(layer.keep, layer.keepBias, u, vector(H)).map(sigmoid) : null;
-    const read = vector(width);
-    for (let h = 0; h < H; h++) {
-      const M = S.subarray(h * K * K, (h + 1) * K * K);
-      if (kept) for (let i = 0; i < M.length; i++) M[i] *= kept[h];
-      for (let j = 0; j < n; j++) {
-        const at = (j * H + h) * K;
-        for (let c = 0; c < K; c++) {
-          let held = 0;
-          for (let r = 0; r < K; r++) held += k[at + r] * M[r * K + c];
-          const change = b[j * H + h] * (v[at + c] - held);
-          for (let r = 0; r < K; r++) M[r * K + c] += k[at + r] * change;
-        }
-      }
-      let square = 0;
-      for (let c = 0; c < K; c++) {
-        for (let r = 0; r < K; r++) read[h * K + c] += q[h * K + r] * M[r * K + c];
-        square += read[h * K + c] ** 2 / K;
-      }
-      for (let c = 0; c < K; c++) read[h * K + c] *= layer.headNorm[c] / Math.sqrt(square + 1e-5);
+  // All that does not depend on the matrices; queries and keys have length 1.
+  project(layer, u) {
+    const { K, negative_eigenvalues: negative } = this.config, sigmoid = (y) => 1 / (1 + Math.exp(-y));
+    for (const [weight, y] of [[layer.query, this.q], [layer.key, this.k], [layer.value, this.v]]) {
+      linear(weight, null, u, y);
+      for (let i = 0; i < y.length; i++) y[i] *= sigmoid(y[i]);
     }
-    const add = (y) => { for (let i = 0; i < x.length; i++) x[i] += y[i]; };
-    add(linear(layer.out, null, read, vector(x.length)));
-    const [[inner, innerBias], [outer, outerBias]] = layer.feed;
-    const active = linear(inner, innerBias, layer.norms[1].apply(x), vector(innerBias.length)).map((a) => Math.max(a, 0));
-    add(linear(outer, outerBias, active, vector(x.length)));
+    for (const y of [this.q, this.k]) {
+      for (let begin = 0; begin < y.length; begin += K) {
+        let squares = 0;
+        for (let i = begin; i < begin + K; i++) squares += y[i] * y[i];
+        const length = Math.max(Math.sqrt(squares), 1e-12);
+        for (let i = begin; i < begin + K; i++) y[i] /= length;
+      }
+    }
+    linear(layer.strength, null, u, this.b);
+    for (let i = 0; i < this.b.length; i++) this.b[i] = (negative ? 2 : 1) * sigmoid(this.b[i]);
+    this.a.fill(1);
+    if (layer.keep) linear(layer.keep, layer.keepBias, u, this.a).forEach((y, h) => { this.a[h] = sigmoid(y); });
+  }
+
+  // One head: forget, correct, read. Its matrix lies key by key, a row of values each.
+  correct(layer, matrix, h) {
+    const { heads: H, K, products } = this.config, { held, read } = this, begin = h * K * K;
+    for (let i = begin; i < begin + K * K; i++) matrix[i] *= this.a[h];
+    for (let n = 0; n < products; n++) {
+      const at = (n * H + h) * K, b = this.b[n * H + h];
+      held.fill(0);
+      for (let i = 0; i < K; i++) for (let j = 0; j < K; j++) held[j] += this.k[at + i] * matrix[begin + i * K + j];
+      for (let i = 0; i < K; i++) {
+        for (let j = 0; j < K; j++) matrix[begin + i * K + j] += this.k[at + i] * b * (this.v[at + j] - held[j]);
+      }
+    }
+    let squares = 0;
+    for (let j = 0; j < K; j++) {
+      let sum = 0;
+      for (let i = 0; i < K; i++) sum += this.q[h * K + i] * matrix[begin + i * K + j];
+      read[h * K + j] = sum;
+      squares += sum * sum;
+    }
+    const scale = 1 / Math.sqrt(squares / K + 1e-5);
+    for (let j = 0; j < K; j++) read[h * K + j] *= scale * layer.headNorm[j];
   }
 }
 

@@ -274,7 +274,7 @@ class BandedLayer:
             weight = scaled(feed.out.weight, kept, feed.rate)
             return F.linear(active if kept is None else active * kept, weight, feed.out.bias)
 
-        return layer(x, attend, layer.attend_source(self.source, masks.cross), masks, feed_forward)
+        return layer(x, attend, layer.attend_source(self.source, masks.cross), feed_forward, masks)
 
 
 def scaled(weight: Tensor, kept: Tensor | None, rate: float) -> Tensor:

@@ -110,7 +110,7 @@ def prepare(
         memory_of=tuple(g for _, g in names),
         age=age,
         full=not x.is_cuda and bool((age >= R).all()),
-        keep=torch.is_grad_enabled()
+        needs_gradient=torch.is_grad_enabled()
         and any(tensor is not None and tensor.requires_grad for tensor in inputs.tensors()),
         attention_kept=chosen(masks.attention) if masks else (),
         relu_kept=chosen(masks.relu) if masks else (),

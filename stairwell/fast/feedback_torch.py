@@ -24,7 +24,7 @@ from stairwell.fast.segment import (
     Inputs,
     LayerGradients,
     Plan,
-    Sublayer,
+    SublayerTrace,
     Trace,
 )
 
@@ -113,7 +113,7 @@ class Forward:
             self.remember(t)
 
     def at(self, t: int) -> int:
-        return t if self.plan.keep else 0
+        return t if self.plan.needs_gradient else 0
 
     def layer(self, a: int, t: int, x: Tensor, out: Tensor) -> Tensor:
         params, layer, i = self.inputs.layers[a], self.trace.layers[a], self.at(t)
@@ -132,7 +132,7 @@ class Forward:
         found, norm = torch.addmm(params.outer_bias, active, params.outer.T), (params.feed_scale, params.feed_shift)
         return self.leave(layer.feed, i, x, found, *norm, self.kept.residual(a, -1, t), out)
 
-    def enter(self, sublayer: Sublayer, i: int, x: Tensor) -> Tensor:
+    def enter(self, sublayer: SublayerTrace, i: int, x: Tensor) -> Tensor:
         """What the sublayer reads."""
         if not self.plan.pre:
             return sublayer.input[i].copy_(x)
@@ -141,7 +141,7 @@ class Forward:
 
     def leave(
         self,
-        sublayer: Sublayer,
+        sublayer: SublayerTrace,
         i: int,
         x: Tensor,
         found: Tensor,
@@ -336,7 +336,7 @@ class Backward:
 
     def leave(
         self,
-        sublayer: Sublayer,
+        sublayer: SublayerTrace,
         t: int,
         dx: Tensor,
         scale: Tensor | None,
@@ -351,7 +351,7 @@ class Backward:
             dx = standardise_back(dx * scale, sublayer.normed[t], sublayer.rstd[t])
         return dx, out[t - self.begin].copy_(dx if kept is None else dx * kept)
 
-    def enter(self, sublayer: Sublayer, t: int, dx: Tensor, input: Tensor) -> Tensor:
+    def enter(self, sublayer: SublayerTrace, t: int, dx: Tensor, input: Tensor) -> Tensor:
         if self.plan.pre:
             input = standardise_back(input, sublayer.input[t], sublayer.rstd[t])
         return dx + input

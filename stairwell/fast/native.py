@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stairwell.fast.segment import Attended, Gradients, Inputs, LayerTrace, Plan, Sublayer, Trace
+from stairwell.fast.segment import Attended, Gradients, Inputs, LayerTrace, Plan, SublayerTrace, Trace
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
 LAYOUT = 4  # of the lists below; the same number stands in csrc/feedback.cpp
@@ -144,7 +144,7 @@ def numbers(plan: Plan) -> tuple[Any, ...]:
     J = plan.source_mask.shape[1] if plan.source_mask is not None else 0
     kept_width = plan.attention_kept[0].shape[-1] if plan.attention_kept else 0
     sizes = [plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.R, plan.G, plan.A, J, len(plan.memory_of)]
-    sizes += [plan.steps, kept_width, plan.pre, plan.itself, plan.keep]
+    sizes += [plan.steps, kept_width, plan.pre, plan.itself, plan.needs_gradient]
     rates = (plan.attention_rate, plan.relu_rate, plan.residual_rate)
     return [*sizes, *plan.reach, *plan.set_of, *plan.memory_of], plan.eps, *rates
 
@@ -174,7 +174,7 @@ def flat_trace(trace: Trace) -> list[Tensor | None]:
 
 
 def flat_layer(layer: LayerTrace) -> Iterator[Tensor | None]:
-    def sublayer(of: Sublayer | None) -> list[Tensor | None]:
+    def sublayer(of: SublayerTrace | None) -> list[Tensor | None]:
         return [of.input, of.normed, of.rstd] if of else [None] * 3
 
     def attended(of: Attended | None) -> list[Tensor | None]:

@@ -52,7 +52,7 @@ class Plan:
     memory_of: tuple[int, ...]  # the memory that each set is made from
     age: Tensor  # (B, T) int64: how many slots a row has filled before each token
     full: bool  # known to have every slot in reach filled at every token
-    keep: bool  # a gradient will be asked for
+    needs_gradient: bool  # a gradient will be asked for
     attention_kept: tuple[Tensor, ...] = ()  # a layer each: (B, H, T, distances) bool; empty without dropout
     relu_kept: tuple[Tensor, ...] = ()  # (B, T, F) bool
     cross_kept: tuple[Tensor, ...] = ()  # (B, H, T, J) bool
@@ -73,7 +73,7 @@ class Plan:
     @property
     def steps(self) -> int:
         """Steps that are kept: all for a gradient, else the last one only."""
-        return self.T if self.keep else 1
+        return self.T if self.needs_gradient else 1
 
     @property
     def block(self) -> int:
@@ -163,11 +163,11 @@ def fresh(like: Tensor, *shape: int) -> Tensor:
 
 
 @dataclass
-class Sublayer:
-    """The way in and out of attention, cross-attention or feed-forward."""
+class SublayerTrace:
+    """What goes into and comes out of attention, cross-attention or feed-forward."""
 
     input: Tensor  # (T, B, D): what it reads: standardised with pre-norm
-    normed: Tensor | None  # (T, B, D): post-norm: what its norm standardised
+    normed: Tensor | None  # (T, B, D): with post-norm its sum with x, standardised
     rstd: Tensor  # (T, B): 1 / standard deviation of what was standardised
 
 
@@ -181,12 +181,12 @@ class Attended:
 
 @dataclass
 class LayerTrace:
-    attention: Sublayer
+    attention: SublayerTrace
     self_attended: Attended
     own: Tensor | None  # (T, B, 2HK): the token's own key and value
-    cross: Sublayer | None
+    cross: SublayerTrace | None
     cross_attended: Attended | None
-    feed: Sublayer
+    feed: SublayerTrace
     active: Tensor  # (T, B, F): after ReLU and its dropout
 
 
@@ -208,9 +208,9 @@ def make_trace(plan: Plan, inputs: Inputs) -> Trace:
     B, T, D, HK, steps = plan.B, plan.T, plan.D, plan.H * plan.K, plan.steps
     x = inputs.x
 
-    def sublayer() -> Sublayer:
+    def sublayer() -> SublayerTrace:
         normed = None if plan.pre else fresh(x, steps, B, D)
-        return Sublayer(fresh(x, steps, B, D), normed, fresh(x, steps, B))
+        return SublayerTrace(fresh(x, steps, B, D), normed, fresh(x, steps, B))
 
     def attended(width: int, dropout: bool) -> Attended:
         weights = fresh(x, steps, B, plan.H, width)
@@ -341,7 +341,7 @@ class Segment(Once):
         inputs = Inputs.from_tensors(plan, tensors)
         trace = make_trace(plan, inputs)
         backend.forward(plan, inputs, trace)
-        if plan.keep:
+        if plan.needs_gradient:
             # Saved as tensors, not as an attribute: then they are freed as soon as backward is done with them.
             saved: list[Tensor | None] = [*tensors]
             places = {id(tensor): i for i, tensor in enumerate(tensors)}
@@ -353,6 +353,7 @@ class Segment(Once):
     @staticmethod
     @once
     def backward(ctx: Any, y: Tensor, memory: Tensor) -> tuple[Any, ...]:
+        """From the gradients of both outputs to those of all inputs, `totals`."""
         plan, saved = ctx.plan, ctx.saved_tensors
         inputs, trace = Inputs.from_tensors(plan, saved), places_to_tensors(ctx.trace, saved)
         gradients = make_gradients(plan, trace)
@@ -362,15 +363,15 @@ class Segment(Once):
             for old, part in zip(gradients.old, inputs.sets, strict=True)
         ]
         layers = [LayerWeights(*zeros(_values([part]))) for part in inputs.layers]
-        found = Inputs(gradients.x, torch.zeros_like(inputs.mix), torch.zeros_like(inputs.position), sets, layers)
+        totals = Inputs(gradients.x, torch.zeros_like(inputs.mix), torch.zeros_like(inputs.position), sets, layers)
         for begin in reversed(range(0, plan.T, plan.block)):
             end = min(begin + plan.block, plan.T)
             ctx.backend.backward(plan, inputs, trace, y, memory, gradients, begin, end)
             for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
-                kept, given = steps(layer, begin, end), steps(gradient, 0, end - begin)
-                add_layer_gradients(plan, kept, given, found.layers[a], found.sets[plan.set_of[a]])
-        add_segment_gradients(plan, inputs, trace, gradients, found)
-        return None, None, *found.tensors()
+                kept, given = slice_steps(layer, begin, end), slice_steps(gradient, 0, end - begin)
+                add_layer_gradients(plan, kept, given, totals.layers[a], totals.sets[plan.set_of[a]])
+        add_segment_gradients(plan, inputs, trace, gradients, totals)
+        return None, None, *totals.tensors()
 
 
 def tensors_to_places(tree: Any, tensors: list[Tensor | None], places: dict[int, int]) -> Any:
@@ -396,9 +397,9 @@ def _rebuild(tree: Any, change: Callable[[Any], Any]) -> Any:
     return type(tree)(*(change(getattr(tree, field.name)) for field in dataclasses.fields(tree)))
 
 
-def steps(tree: Any, begin: int, end: int) -> Any:
+def slice_steps(tree: Any, begin: int, end: int) -> Any:
     """The steps begin .. end-1 of a tree whose tensors are all time first."""
-    return tree[begin:end] if isinstance(tree, Tensor) else _rebuild(tree, lambda part: steps(part, begin, end))
+    return tree[begin:end] if isinstance(tree, Tensor) else _rebuild(tree, lambda part: slice_steps(part, begin, end))
 
 
 def rows(tensor: Tensor) -> Tensor:
@@ -415,22 +416,24 @@ def add_product(weight: Tensor | None, bias: Tensor | None, outputs: Tensor | No
 
 
 def add_layer_gradients(
-    plan: Plan, trace: LayerTrace, gradient: LayerGradients, found: LayerWeights, project: Projection
+    plan: Plan, trace: LayerTrace, gradient: LayerGradients, totals: LayerWeights, project: Projection
 ) -> None:
     """What a block of steps adds to the gradients of a layer's weights."""
-    add_product(found.query, found.query_bias, gradient.query, trace.attention.input)
-    add_product(found.out, None, gradient.attention_out, trace.self_attended.read)
-    add_product(found.inner, found.inner_bias, gradient.inner, trace.feed.input)
-    add_product(found.outer, found.outer_bias, gradient.feed_out, trace.active)
-    add_norm_gradients(found.attention_scale, found.attention_shift, gradient.attention_normed, trace.attention)
-    add_norm_gradients(found.feed_scale, found.feed_shift, gradient.feed_normed, trace.feed)
+    add_product(totals.query, totals.query_bias, gradient.query, trace.attention.input)
+    add_product(totals.out, None, gradient.attention_out, trace.self_attended.read)
+    add_product(totals.inner, totals.inner_bias, gradient.inner, trace.feed.input)
+    add_product(totals.outer, totals.outer_bias, gradient.feed_out, trace.active)
+    add_norm_gradients(totals.attention_scale, totals.attention_shift, gradient.attention_normed, trace.attention)
+    add_norm_gradients(totals.feed_scale, totals.feed_shift, gradient.feed_normed, trace.feed)
     if plan.itself:
         add_product(project.weight, project.bias, gradient.own, trace.attention.input)
     if trace.cross is not None:
-        add_cross_gradients(plan, trace, gradient, found)
+        add_cross_gradients(plan, trace, gradient, totals)
 
 
-def add_norm_gradients(scale: Tensor | None, shift: Tensor | None, given: Tensor | None, sublayer: Sublayer) -> None:
+def add_norm_gradients(
+    scale: Tensor | None, shift: Tensor | None, given: Tensor | None, sublayer: SublayerTrace
+) -> None:
     if given is None:
         return
     assert scale is not None and shift is not None and sublayer.normed is not None
@@ -438,32 +441,32 @@ def add_norm_gradients(scale: Tensor | None, shift: Tensor | None, given: Tensor
     shift += rows(given).sum(0)
 
 
-def add_cross_gradients(plan: Plan, trace: LayerTrace, gradient: LayerGradients, found: LayerWeights) -> None:
+def add_cross_gradients(plan: Plan, trace: LayerTrace, gradient: LayerGradients, totals: LayerWeights) -> None:
     """The source's keys and values are read at every step: their gradients are one product too."""
     sublayer, attended = trace.cross, trace.cross_attended
     assert sublayer is not None and attended is not None
     assert gradient.cross_scores is not None and gradient.cross_read is not None
-    assert found.cross_keys is not None and found.cross_values is not None
-    add_product(found.cross_query, found.cross_query_bias, gradient.cross_query, sublayer.input)
-    add_product(found.cross_out, None, gradient.cross_out, attended.read)
-    add_norm_gradients(found.cross_scale, found.cross_shift, gradient.cross_normed, sublayer)
+    assert totals.cross_keys is not None and totals.cross_values is not None
+    add_product(totals.cross_query, totals.cross_query_bias, gradient.cross_query, sublayer.input)
+    add_product(totals.cross_out, None, gradient.cross_out, attended.read)
+    add_norm_gradients(totals.cross_scale, totals.cross_shift, gradient.cross_normed, sublayer)
 
     def heads(tensor: Tensor) -> Tensor:
         return tensor.unflatten(-1, (plan.H, plan.K))
 
-    found.cross_keys += torch.einsum("tbhj,tbhk->bhjk", gradient.cross_scores, heads(attended.query))
-    found.cross_values += torch.einsum("tbhj,tbhk->bhjk", attended.used, heads(gradient.cross_read))
+    totals.cross_keys += torch.einsum("tbhj,tbhk->bhjk", gradient.cross_scores, heads(attended.query))
+    totals.cross_values += torch.einsum("tbhj,tbhk->bhjk", attended.used, heads(gradient.cross_read))
 
 
-def add_segment_gradients(plan: Plan, inputs: Inputs, trace: Trace, gradients: Gradients, found: Inputs) -> None:
+def add_segment_gradients(plan: Plan, inputs: Inputs, trace: Trace, gradients: Gradients, totals: Inputs) -> None:
     """What is added from all steps at once, since their gradients are kept anyway."""
-    for project, new, g in zip(found.sets, gradients.new, plan.memory_of, strict=True):
+    for project, new, g in zip(totals.sets, gradients.new, plan.memory_of, strict=True):
         add_product(project.weight, project.bias, new, trace.memory_input[g])
     mix = [torch.dot(given.view(-1), level.view(-1)) for given in gradients.memory for level in trace.levels]
-    found.mix += torch.stack(mix).view_as(found.mix)
-    for part, layer, gradient, given in zip(inputs.layers, trace.layers, gradients.layers, found.layers, strict=True):
+    totals.mix += torch.stack(mix).view_as(totals.mix)
+    for part, layer, gradient, given in zip(inputs.layers, trace.layers, gradients.layers, totals.layers, strict=True):
         query = layer.self_attended.query.unflatten(-1, (plan.H, plan.K))
-        add_product(found.position[: gradient.scores.shape[-1]], None, gradient.scores, query)
+        add_product(totals.position[: gradient.scores.shape[-1]], None, gradient.scores, query)
         if part.ramp is not None:
             given.ramp = ramp_gradient(part.ramp, gradient.scores)
 

@@ -80,10 +80,10 @@ class Wavefront(Diagonals):
         self.ramps = {l: ramp(core.layers[l], 0, self.vectors.shape[0]) for l in self.alive}
         # What the cache holds: raw, and as each layer sees it.
         self.cached_chunks: list[Tensor] = []
-        self.seen_cache: dict[int, Track] = {}
+        self.cache_keys: dict[int, Track] = {}
         if self.sees_cache:
             memory = self.old_cache()
-            self.seen_cache = {l: Track(layer.keys_values(memory)[:, None]) for l, layer in self.layers.items()}
+            self.cache_keys = {l: Track(layer.keys_values(memory)[:, None]) for l, layer in self.layers.items()}
         self.inputs: list[list[list[Tensor]]] = [[[] for _ in range(self.L)] for _ in range(self.E)]  # by pass, layer
 
     def climb(self) -> tuple[Tensor, Any]:
@@ -142,7 +142,7 @@ class Wavefront(Diagonals):
         if low == high:
             return []
         end = max(high, 0)  # the cache ends with the newest chunk in sight, or with the call's beginning
-        return [view[:, 0] for view in self.seen_cache[l].back(end - high, min(end - low, end - high + most))]
+        return [view[:, 0] for view in self.cache_keys[l].back(end - high, min(end - low, end - high + most))]
 
     def into_cache(self, c: int, final: Tensor) -> None:
         """Put chunk c into the cache as later chunks see it. final (B, t, D)"""
@@ -150,8 +150,8 @@ class Wavefront(Diagonals):
             return
         self.cached_chunks.append(final)
         if c + 1 < len(self.chunks):  # nobody comes after the last chunk of a call
-            for l, seen in self.seen_cache.items():
-                seen.append(self.layers[l].keys_values(final)[:, None])
+            for l, track in self.cache_keys.items():
+                track.append(self.layers[l].keys_values(final)[:, None])
 
 
 def newest(parts: list[Tensor], needed: int) -> Tensor:

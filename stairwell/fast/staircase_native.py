@@ -61,7 +61,7 @@ class NativeSteps(Diagonals):
             memory_of=(0,) * A,
             age=self.age,
             full=False,
-            keep=torch.is_grad_enabled()
+            needs_gradient=torch.is_grad_enabled()
             and any(tensor is not None and tensor.requires_grad for tensor in inputs.tensors()),
             attention_kept=attention_kept,
             attention_rate=layer.attention.rate,

@@ -94,7 +94,7 @@ class Stairs:
     @property
     def steps(self) -> int:
         """Tokens whose traces are kept: all for a gradient, else those of one diagonal."""
-        return self.plan.T if self.plan.keep else max(d.t for d in self.diagonals)
+        return self.plan.T if self.plan.needs_gradient else max(d.t for d in self.diagonals)
 
     def numbers(self) -> list[int]:
         passes = max(n for d in self.diagonals for n in d.passes) + 1
@@ -123,7 +123,7 @@ class Stairs:
 def make_trace(stairs: Stairs, inputs: Inputs) -> Trace:
     plan, x = stairs.plan, inputs.x
     B, D, A = plan.B, plan.D, plan.A
-    layers = segment.make_trace(dataclasses.replace(plan, T=stairs.steps, keep=True), inputs).layers
+    layers = segment.make_trace(dataclasses.replace(plan, T=stairs.steps, needs_gradient=True), inputs).layers
     room = [fresh(x, B, plan.H, stairs.slots, plan.K) for _ in range(2 * A)]
     return Trace(
         y=fresh(x, stairs.T, B, D),
@@ -147,7 +147,7 @@ class Climb(Once):
         trace = make_trace(stairs, inputs)
         staircase_forward(stairs.plan, inputs, trace, stairs, old)
         ctx.set_materialize_grads(False)
-        if stairs.plan.keep:
+        if stairs.plan.needs_gradient:
             # Saved as tensors, not as an attribute: then they are freed as soon as backward is done with them.
             saved: list[Tensor | None] = [*tensors]
             places = {id(tensor): i for i, tensor in enumerate(tensors)}
@@ -171,7 +171,7 @@ class Climb(Once):
         room = [torch.zeros_like(part) for part in (*trace.keys, *trace.values)]
         later = fresh(trace.y, max(d.t for d in stairs.diagonals), plan.B, plan.D)
         owed = owed_by_state(stairs, trace, remembered)
-        found = Inputs(
+        totals = Inputs(
             gradients.x,
             torch.zeros_like(inputs.mix),
             torch.zeros_like(inputs.position),
@@ -188,12 +188,12 @@ class Climb(Once):
                 *(begin, end, first, last),
             )
             for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
-                kept, given = segment.steps(layer, begin, end), segment.steps(gradient, 0, end - begin)
-                segment.add_layer_gradients(plan, kept, given, found.layers[a], found.sets[a])
-                add_scores(plan, inputs.layers[a], kept, given, found.position, found.layers[a])
-        for project, new in zip(found.sets, gradients.new, strict=True):
+                kept, given = segment.slice_steps(layer, begin, end), segment.slice_steps(gradient, 0, end - begin)
+                segment.add_layer_gradients(plan, kept, given, totals.layers[a], totals.sets[a])
+                add_scores(plan, inputs.layers[a], kept, given, totals.position, totals.layers[a])
+        for project, new in zip(totals.sets, gradients.new, strict=True):
             segment.add_product(project.weight, project.bias, new, trace.memory_input)
-        return None, None, *old_gradients, *found.tensors()
+        return None, None, *old_gradients, *totals.tensors()
 
 
 def remember(stairs: Stairs, levels: Sequence[Tensor]) -> list[Tensor]:
@@ -258,14 +258,14 @@ def add_scores(
     trace: LayerTrace,
     gradient: LayerGradients,
     position: Tensor,
-    found: LayerWeights,
+    totals: LayerWeights,
 ) -> None:
     """What a block's scores add to the gradients of positions and span."""
     query = trace.self_attended.query.unflatten(-1, (plan.H, plan.K))
     segment.add_product(position, None, gradient.scores, query)
     if weights.ramp is not None:
-        assert found.ramp is not None
-        found.ramp += segment.ramp_gradient(weights.ramp, gradient.scores)
+        assert totals.ramp is not None
+        totals.ramp += segment.ramp_gradient(weights.ramp, gradient.scores)
 
 
 def dataclass_values(part: Any) -> Iterator[Tensor | None]:

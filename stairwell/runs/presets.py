@@ -11,6 +11,7 @@ from typing import Any
 
 from stairwell.cores import Entry, entry
 from stairwell.errors import UserError
+from stairwell.rl.config import AgentTrainConfig
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.kinds import kind_of
 from stairwell.tasks import task_type
@@ -107,6 +108,13 @@ RECIPES: dict[str, Recipe] = {
             "encoder_layers": 3, "encoder_inner": 512, "encoder_attention_dropout": 0.1, "encoder_relu_dropout": 0.1,
             "encoder_residual_dropout": 0.3, "embedding_dropout": 0.3,
         },
+    ),
+    "rl": Recipe(
+        64, 2, 4, recall=32, context=100, chunk=4,
+        train=AgentTrainConfig(
+            learner="ppo", steps=2000, batch=64, segment=64, learning_rate=1e-3, warmup=50, gae=0.95, entropy_cost=0.01,
+            normalise_advantages=True, validate_every=500, checkpoint_every=500, valid_rows=64,
+        ),
     ),
 }  # fmt: skip
 RECIPES["reverse"] = Recipe(**{**vars(RECIPES["copy"]), "task": {"test_episodes": 100, "reverse": True}})

@@ -19,7 +19,7 @@ from stairwell import fast
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.runs.experiment import Experiment
-from stairwell.runs.kinds import kind_of
+from stairwell.runs.kinds import KINDS
 from stairwell.runs.presets import preset
 from stairwell.tasks import Split, Task, spec
 from stairwell.train import Interrupted, NotSaved, Run, Watch
@@ -123,7 +123,7 @@ def _train(job: Job, device: torch.device, engine: str, show: Show, world: World
     parameters = sum(parameter.numel() for parameter in model.parameters())
     title = f"{experiment.name}: {parameters:,} parameters on {device}, engine: {model.core.engine_name}"
     title += f"\n{tasks[0].describe()}"
-    trainer = kind_of(experiment.task_name).make_trainer(model, tasks, experiment.train, run, world)
+    trainer = experiment.kind.make_trainer(model, tasks, experiment.train, run, world)
     damaged = trainer.resume() if job.resume else []
     progress = trainer.progress
     if world.first:
@@ -268,7 +268,7 @@ def evaluate_run(
         "data": task.describe(),
         "split": split,
         "update": note["step"],
-        **kind_of(experiment_of(Run(path)).task_name).evaluate(model, task, split, rows, segment, watch, Path(path)),
+        **KINDS[task.kind].evaluate(model, task, split, rows, segment, watch, Path(path)),
     }
 
 

@@ -37,7 +37,8 @@ def task_type(name: str) -> tuple[type[Any], type[Any]]:
     if name not in TASKS:
         raise UserError(f"unknown task '{name}'{nearest(name, TASKS)}")
     module_name, class_name, _ = TASKS[name]
-    module = importlib.import_module(f"stairwell.tasks.{module_name}")
+    # Rooms above add tasks of their own, with the module's full name.
+    module = importlib.import_module(module_name if "." in module_name else f"stairwell.tasks.{module_name}")
     return module.Config, getattr(module, class_name)
 
 

@@ -28,7 +28,7 @@ from stairwell.train import checkpoint, optimizers
 from stairwell.train.checkpoint import Progress, Tally
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
-from stairwell.train.objective import Batch, Objective, Outcome, Phase
+from stairwell.train.objective import Batch, BrokenFeed, Objective, Outcome, Phase
 from stairwell.train.processes import World
 from stairwell.train.run import Run, load_tensors
 
@@ -93,7 +93,7 @@ class Trainer:
 
     def run(self, watch: Watch | None = None) -> dict[str, Any]:
         """Train to the end; the scores of the last validation (those of the best model are kept with it in the folder).
-        Raises Interrupted, NotSaved or Diverged, which leave a folder to go on from."""
+        Raises Interrupted, NotSaved, Diverged or BrokenFeed, which leave a folder to go on from."""
         self.watch = watch or self.watch
         self.writes = self.world.first
         if self.writes:
@@ -103,6 +103,12 @@ class Trainer:
                 return self.run_to_the_end()
         except KeyboardInterrupt:
             raise NotSaved(self.what_is_lost()) from None
+        except BrokenFeed as error:
+            if self.world.size > 1:  # the others know nothing of it, and saving needs all
+                raise
+            self.save()
+            saved = f"stopped and saved at update {self.progress.step:,} of {self.config.total:,}"
+            raise BrokenFeed(f"{error}; {saved}") from error
 
     def run_to_the_end(self) -> dict[str, Any]:
         config, progress = self.config, self.progress

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from stairwell.errors import UserError
 from stairwell.state import State
 from stairwell.tasks.base import Split
 
@@ -91,6 +92,11 @@ class Objective(nn.Module):
 
     def carry(self, tensors: dict[str, Tensor], rows: range) -> None:
         """Go on from the tensors of all processes' `carried`, with these rows of them."""
+
+
+class BrokenFeed(UserError):
+    """What a feed reads from cannot go on: an environment that raises, say. The feed stands where it stood before the
+    read, so that all that was learned can be saved."""
 
 
 class Feed(Protocol):

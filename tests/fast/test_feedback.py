@@ -134,7 +134,7 @@ def test_gradcheck(engine: FeedbackEngine) -> None:
     age = ages(case.state.count, case.start, 3)
     inputs, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), given, None)  # type: ignore[arg-type]
     leaves = [part.detach().requires_grad_() if part is not None else None for part in inputs.tensors()]
-    assert plan.keep
+    assert plan.needs_gradient
     assert torch.autograd.gradcheck(
         lambda *tensors: segment.Segment.apply(engine.backend, plan, *tensors), leaves, fast_mode=True
     )
