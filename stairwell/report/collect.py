@@ -22,7 +22,9 @@ from stairwell.models import LanguageModel, inspect
 from stairwell.runs.experiment import SECTIONS, Experiment
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import load, without_format
+from stairwell.state import State
 from stairwell.tasks import Split, Task
+from stairwell.tasks.pairs import PairBatch
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.run import Run
@@ -287,9 +289,8 @@ def look(model: Any, task: Task) -> Attention | None:
     given = example(model, task)
     if given is None:
         return None
-    inputs, start = given
     with inspect(model) as seen:
-        model(inputs, model.init_state(ROWS), start)
+        model(*given)
     pictures = [weights[:, :, -LOOKED_AT:].mean((0, 2)) for weights in seen.attention]  # each (H, distances)
     if not pictures:
         return None
@@ -311,17 +312,21 @@ def rounded(table: Tensor) -> list[list[float]]:
     return [[round(number, 4) for number in row] for row in table.tolist()]
 
 
-def example(model: Any, task: Any) -> tuple[Any, Tensor | None] | None:
-    """What a model reads at the beginning of the test data, or of the validation data where there is no test split, and
-    where rows begin anew; of an agent, what it sees. None where the data or the environment is gone or has changed."""
+def example(model: Any, task: Any) -> tuple[Any, State, Tensor | None] | None:
+    """What a model is called with at the beginning of the test data, or of the validation data where there is no test
+    split; of an agent, what it sees. None where the data or the environment is gone or has changed."""
     splits: tuple[Split, ...] = ("test", "valid")
     for split in splits:
         try:
             if task.kind == "agent":
-                return task.example(model, split, ROWS, LEAD_IN + LOOKED_AT)
+                seen, start = task.example(model, split, ROWS, LEAD_IN + LOOKED_AT)
+                return seen, model.init_state(ROWS), start
             batch = next(iter(task.batches(split, ROWS, LEAD_IN + LOOKED_AT)), None)
+            if isinstance(batch, PairBatch):
+                state = model.init_state(batch.tokens.shape[0], batch.source, batch.source_mask)
+                return batch.tokens, state, None
             if batch is not None:
-                return batch.tokens, batch.start
+                return batch.tokens, model.init_state(ROWS), batch.start
         except (UserError, OSError):
             continue
     return None

@@ -315,7 +315,9 @@ class PairTask(FileTask[PairFiles, Any]):
         return f"{where}: {sizes} pairs, {symbols} symbols{self.losses()}"
 
     def losses(self) -> str:
-        """What is broken, in words; nothing if nothing is."""
+        """What is broken, in words; nothing if nothing is, or if this is no data to train on."""
+        if "train" not in self.splits:
+            return ""
         parts = [f"{count:,} {why}" for why, count in self.broken().items() if count]
         return f"; left out of train: {', '.join(parts)}" if parts else ""
 

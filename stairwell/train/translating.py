@@ -147,4 +147,6 @@ class Translator:
         return found
 
     def _written(self, hypothesis: Hypothesis) -> Written:
-        return Written(self.task.write_target(hypothesis.tokens), hypothesis.score, hypothesis.log_probability)
+        # The last token is the end, or the one where the end should have been.
+        text = self.task.write_target(hypothesis.tokens[:-1])
+        return Written(text, hypothesis.score, hypothesis.log_probability)
