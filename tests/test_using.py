@@ -107,3 +107,10 @@ def test_two_runs_stand_on_one_page(place: Path) -> None:
 )
 def test_what_cannot_be_exported_is_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
     assert told in stairwell(place, "export", *arguments).line
+
+
+def test_a_graph_is_written_by_name(place: Path) -> None:
+    done = stairwell(place, "export", "text", "--onnx", "text.onnx")
+    assert done.status == 0 and done.out == "text.onnx: token, count, memory -> logits, countN, memoryN\n", done
+    assert done.err == ""
+    assert "a graph holds one model" in stairwell(place, "export", "walk", "walk-xl", "--onnx", "x.onnx").line

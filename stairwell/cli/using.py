@@ -90,14 +90,30 @@ def export(
     html: Annotated[
         Path | None, typer.Option(help="write one HTML file that holds the models and runs them, from the disk")
     ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(help="write the step of one model, named states in and out, for onnxruntime")
+    ] = None,
+    torch_export: Annotated[Path | None, typer.Option(help="write the same step as a graph of torch.export")] = None,
 ) -> None:
-    """Put trained models into other people's hands: one HTML file that runs them."""
-    from stairwell.export import export_html, from_runs
+    """Put trained models into other people's hands: one HTML file that runs them, or a graph of one step."""
+    from stairwell.export import export_html, export_onnx, export_torch, from_runs
+    from stairwell.runs.trainings import load
 
-    if html is None:
-        raise UserError("say what to write: --html page.html")
-    size = export_html(from_runs(runs), html)
-    print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
+    if html is None and onnx is None and torch_export is None:
+        raise UserError("say what to write: --html page.html, --onnx model.onnx or --torch-export model.pt2")
+    if len(runs) > 1 and (onnx or torch_export):
+        raise UserError("a graph holds one model: give one run")
+    if html is not None:
+        size = export_html(from_runs(runs), html)
+        print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
+    if onnx is not None or torch_export is not None:
+        model, task = load(runs[0], "cpu", "reference")
+    if onnx is not None:
+        names = export_onnx(model, onnx, task.vocabularies.get("text"))
+        print(f"{onnx}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
+    if torch_export is not None:
+        export_torch(model, torch_export)
+        print(torch_export)
 
 
 @app.command()
