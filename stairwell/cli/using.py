@@ -42,7 +42,7 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="choose among the likeliest tokens that together have this chance")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="the same seed writes the same text")] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed writes the same text", min=0, max=2**63 - 1)] = None,
     device: Device = "auto",
 ) -> None:
     """Let a trained language model write, token by token as it comes."""
