@@ -24,6 +24,7 @@ from stairwell.errors import UserError
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.presets import preset
 from stairwell.tasks import Task
+from stairwell.tasks.generated import GeneratedTask
 
 NUMBER = 4  # bytes
 SYMBOL = 24  # bytes of a token in a batch: symbol, target, start
@@ -122,7 +123,8 @@ def guess(experiment: Experiment, task: Task) -> float:
     width, depth = size("width"), size("layers") * size("passes")
     sight = max(size("memory"), size("chunk") * size("passes"), size("max_tokens"))
     inside = size("inner", 4 * width) + max(size("heads") * size("head_width"), width)
-    numbers = 8 * size("layers") * width * inside + width * (task.inputs + task.outputs + sight)
+    symbols = 0 if task.kind == "agent" else task.inputs + task.outputs
+    numbers = 8 * size("layers") * width * inside + width * (symbols + sight)
     rows = max(train.batch, train.valid_rows)
     kept = rows * (sight * depth * width + train.segment * (depth * width + 1) + longest(task))
     return NUMBER * (4 * numbers + kept) + LAYER * size("layers") + ROW * rows
@@ -130,8 +132,9 @@ def guess(experiment: Experiment, task: Task) -> float:
 
 def longest(task: Task) -> int:
     """About how many tokens the longest episode of a generated task has; others are read bit by bit."""
-    episodes = [getattr(task, "train", None), *(split[0] for split in getattr(task, "splits", {}).values())]
-    return max((one.size for one in episodes if one is not None), default=0)
+    if not isinstance(task, GeneratedTask):
+        return 0
+    return max(task.train.size, *(episodes.size for episodes, _ in task.splits.values()))
 
 
 def what_to_lower(experiment: Experiment) -> str:
