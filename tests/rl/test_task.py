@@ -68,7 +68,7 @@ except ValueError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "CartPole-v1, without end ['observation']" in done.stdout
+    assert "CartPole-v1, episodes without end ['observation']" in done.stdout
     assert "gymnasium 1.1 or newer is not installed: pip install 'stairwell[rl]'" in done.stdout
 
 
@@ -111,7 +111,7 @@ def test_options_of_an_environment_are_read_as_python_writes_them() -> None:
 
 
 def test_derived_fields_and_unknown_ones_are_refused() -> None:
-    with pytest.raises(UserError, match=r"--model\.action follows from the task and the core"):
+    with pytest.raises(UserError, match=r"--model\.action is no option: it follows from the task and the core"):
         experiment(model__action="x")
     with pytest.raises(UserError, match=r"unknown option --train\.discont"):
         experiment(train__discont=1)
