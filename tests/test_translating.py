@@ -168,6 +168,22 @@ def test_scores_are_those_of_the_tools() -> None:
     assert text_scores.rouge(said, wanted)["rouge1"] == pytest.approx(100 * (5 / 6 + 1) / 2)
 
 
+def test_compounds_are_split_on_both_sides() -> None:
+    said, wanted = ["a high-speed train runs fast"], ["a high-grade train runs fast"]
+    # `high - speed` is three tokens: 6 of 7 are right, 4 of 6 pairs, 2 of 5 triples; of 4 quadruples none, smoothed.
+    assert text_scores.compound_bleu(said, wanted) == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 8) ** 0.25)
+    # As one token: 4 of 5, 2 of 4, 1 of 3, none of 2.
+    assert text_scores.bleu(said, wanted)[0] == pytest.approx(100 * (4 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25)
+
+
+def test_two_translators_are_compared(place: Path) -> None:
+    given = ["--task.path", place / "data", *language_pair.TINY, "--quiet", "--steps", "150", "--out", "better"]
+    assert run_command(place, "train", "translation/feedback", *given).status == 0
+    found = json.loads(run_command(place, "compare", "run", "better", "--json").out)
+    assert found["sentences"] == 40 and 0 < found["p_value"] <= 1
+    assert found["second"] == pytest.approx(json.loads(run_command(place, "eval", "better", "--json").out)["bleu"])
+
+
 def test_a_missing_tool_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sacrebleu", None)
     with pytest.raises(UserError, match=r"pip install 'stairwell\[seq2seq\]'"):
