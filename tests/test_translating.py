@@ -145,6 +145,12 @@ def test_a_run_of_another_task_is_refused(place: Path) -> None:
     assert "there.txt" in run_command(place, "translate", "run", "not/there.txt").line
 
 
+def test_commands_for_other_models_say_so(place: Path) -> None:
+    assert "is no language model" in run_command(place, "generate", "run").line
+    assert "of the kind 'seq2seq'" in run_command(place, "export", "run", "--html", "page.html").line
+    assert run_command(place, "report", "run", "--out", "report.html").status == 0
+
+
 def test_articles_are_summarised(tmp_path: Path) -> None:
     rows = [{"source": ["ba ke.", "li mo."], "target": ["one two", "three"]} for _ in range(30)]
     for split in ("train", "dev"):
