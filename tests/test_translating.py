@@ -145,6 +145,12 @@ def test_a_run_of_another_task_is_refused(place: Path) -> None:
     assert "there.txt" in run_command(place, "translate", "run", "not/there.txt").line
 
 
+def test_commands_for_other_models_say_so(place: Path) -> None:
+    assert "is no language model" in run_command(place, "generate", "run").line
+    assert "of the kind 'seq2seq'" in run_command(place, "export", "run", "--html", "page.html").line
+    assert run_command(place, "report", "run", "--out", "report.html").status == 0
+
+
 def test_articles_are_summarised(tmp_path: Path) -> None:
     rows = [{"source": ["ba ke.", "li mo."], "target": ["one two", "three"]} for _ in range(30)]
     for split in ("train", "dev"):
@@ -166,6 +172,22 @@ def test_scores_are_those_of_the_tools() -> None:
     assert text_scores.bleu(said, wanted)[0] < score
     # Unigrams by hand: 5 of 6 words both ways, then 3 of 3.
     assert text_scores.rouge(said, wanted)["rouge1"] == pytest.approx(100 * (5 / 6 + 1) / 2)
+
+
+def test_compounds_are_split_on_both_sides() -> None:
+    said, wanted = ["a high-speed train runs fast"], ["a high-grade train runs fast"]
+    # `high - speed` is three tokens: 6 of 7 are right, 4 of 6 pairs, 2 of 5 triples; of 4 quadruples none, smoothed.
+    assert text_scores.compound_bleu(said, wanted) == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 8) ** 0.25)
+    # As one token: 4 of 5, 2 of 4, 1 of 3, none of 2.
+    assert text_scores.bleu(said, wanted)[0] == pytest.approx(100 * (4 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25)
+
+
+def test_two_translators_are_compared(place: Path) -> None:
+    given = ["--task.path", place / "data", *language_pair.TINY, "--quiet", "--steps", "150", "--out", "better"]
+    assert run_command(place, "train", "translation/feedback", *given).status == 0
+    found = json.loads(run_command(place, "compare", "run", "better", "--json").out)
+    assert found["sentences"] == 40 and 0 < found["p_value"] <= 1
+    assert found["second"] == pytest.approx(json.loads(run_command(place, "eval", "better", "--json").out)["bleu"])
 
 
 def test_a_missing_tool_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""`stairwell translate`, `summarize`, `tune` and `distill`: what a sequence-to-sequence run is for."""
+"""`stairwell translate`, `summarize`, `tune`, `compare` and `distill`: what a sequence-to-sequence run is for."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from stairwell.cli.app import AsJson, Device, app, result_text, say, strict_json
+from stairwell.errors import UserError
 
 Folder = Annotated[Path, typer.Argument(help="the run folder of a trained model", metavar="RUN")]
 Files = Annotated[list[Path] | None, typer.Argument(help="text files, one text a line; standard input if not given")]
@@ -48,6 +49,8 @@ def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path
     for file in [*files, *([prefix] if prefix else [])]:
         file.open("rb").close()  # a file that is not there is found out before the model is loaded
     translator = open_translator(run, task, **options)
+    if not files and sys.stdin.isatty():
+        translator.ahead = 1  # whoever types a line waits for its translation
     prefixes = list(read_lines([prefix])) if prefix else None
     out, lines, words, began = sys.stdout.buffer, 0, 0, time.perf_counter()
     for found in translator.translate(read_lines(files), best, prefixes):
@@ -129,6 +132,23 @@ def tune(
         say(f"length penalty {penalty:g}: {score:.2f}")
 
     result = tune_run(run, PENALTIES, sentences, device, tell, beam=beam, block=block)
+    print(strict_json(result) if as_json else result_text(result))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="the run folder of a translator", metavar="RUN")],
+    second: Annotated[Path, typer.Argument(help="that of another", metavar="OTHER")],
+    split: Annotated[str, typer.Option(help="valid or test, of the first run's data")] = "test",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare two translators by BLEU with paired bootstrap: is the difference more than chance?"""
+    from stairwell.runs.writing import compare as compare_runs
+
+    if split not in ("valid", "test"):
+        raise UserError(f"--split must be valid or test, not '{split}'")
+    result = compare_runs(first, second, "valid" if split == "valid" else "test", device)
     print(strict_json(result) if as_json else result_text(result))
 
 

@@ -135,13 +135,16 @@ def advance(beams: OpenBeams, rules: Rules, found: list[Finished], t: int) -> tu
     """One token more for every hypothesis: those that go on, and the rows that they come from."""
     n, W = beams.totals.shape
     V = beams.logits.shape[-1]
-    chances = beams.logits.log_softmax(-1).view(n, W, V)
+    logits = beams.logits.view(n, W, V)
+    total = logits.logsumexp(-1, keepdim=True)
     wrong = rules.forbidden(beams.said, beams.sentences, V)
     if wrong is not None:
-        chances = chances.masked_fill(wrong, -math.inf)
-    ways = (beams.totals[..., None] + chances).flatten(1)
-    best, way = ways.topk(min(2 * W, W * V), -1)  # at most W of these can end
-    parent, token = way // V, way % V
+        logits = logits.masked_fill(wrong, -math.inf)
+    # The best ways of all are among the best of each hypothesis; at most W of 2 W can end.
+    likely, symbols = logits.topk(min(2 * W, V), -1)
+    ways = (beams.totals[..., None] + (likely - total)).flatten(1)
+    best, way = ways.topk(min(2 * W, ways.shape[1]), -1)
+    parent, token = way // likely.shape[-1], symbols.flatten(1).gather(1, way)
     ends = (token == rules.end) if rules.end is not None else torch.zeros_like(token, dtype=torch.bool)
     for i, place in (ends & (best > -math.inf))[:, :W].nonzero().tolist():
         before = beams.said[i, parent[i, place]].tolist()

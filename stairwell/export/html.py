@@ -69,11 +69,13 @@ def export_html(shown: Sequence[Shown], path: str | os.PathLike[str]) -> int:
 
 def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Shown]:
     """The trained models of run folders, called after their cores."""
+    from stairwell.runs.kinds import check_kind
     from stairwell.runs.trainings import load
 
     found = []
     for path in paths:
         model, task = load(path, device="cpu", engine="reference")
+        check_kind(task.kind, "language", "a page")
         core = check(model)
         found.append(Shown(entry(core).title, model, task))
     return numbered(found)

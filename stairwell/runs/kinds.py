@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from stairwell.rl.task import agent_trainer, evaluate_agent
 from stairwell.tasks import Spec, Split, task_type
 from stairwell.tasks.base import Kind
 from stairwell.train import Run, Trainer, Watch
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import PairTrainConfig, TrainConfig
 from stairwell.train.pairs import evaluate_pairs, pair_trainer
 from stairwell.train.processes import World
 from stairwell.train.streams import evaluate, stream_trainer
@@ -46,16 +46,6 @@ class ModelKind:
 
 def make_language(config: LanguageModelConfig, core: Any, task: Spec, engine: str) -> LanguageModel:
     return LanguageModel(configs.changed(config, core=core, inputs=task.inputs, outputs=task.outputs), engine)
-
-
-def train_language(
-    model: LanguageModel, tasks: Sequence[Any], config: TrainConfig, run: Run, world: World | None
-) -> Trainer:
-    plain = TrainConfig()
-    for name in ("batch_tokens", "label_smoothing"):
-        if getattr(config, name) != getattr(plain, name):
-            raise UserError(f"train.{name} is read for pairs of sources and targets only")
-    return stream_trainer(model, tasks, config, run, world)
 
 
 def evaluate_language(
@@ -101,7 +91,7 @@ def evaluate_policy(
 
 KINDS: dict[Kind, ModelKind] = {
     "language": ModelKind(
-        LanguageModelConfig, ("core", "inputs", "outputs"), make_language, train_language, evaluate_language
+        LanguageModelConfig, ("core", "inputs", "outputs"), make_language, stream_trainer, evaluate_language
     ),
     "seq2seq": ModelKind(
         Seq2SeqConfig,
@@ -109,6 +99,7 @@ KINDS: dict[Kind, ModelKind] = {
         make_seq2seq,
         pair_trainer,
         evaluate_seq2seq,
+        train=PairTrainConfig,
         fit_core=see_target,
     ),
     "agent": ModelKind(

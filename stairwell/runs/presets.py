@@ -15,7 +15,7 @@ from stairwell.rl.config import AgentTrainConfig
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.kinds import kind_of
 from stairwell.tasks import task_type
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import PairTrainConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ RECIPES: dict[str, Recipe] = {
     # Targets of pairs are in sight as a whole: `fit_core` sets how far a core looks back.
     "translation": Recipe(
         256, 2, 4, recall=128, context=128, chunk=16,
-        train=TrainConfig(
+        train=PairTrainConfig(
             steps=6000, batch=512, batch_tokens=4096, learning_rate=2e-3, warmup=1000, decay="inverse-sqrt", beta2=0.98,
             label_smoothing=0.1, validate_every=500, checkpoint_every=500, average=5,
         ),
@@ -99,7 +99,7 @@ RECIPES: dict[str, Recipe] = {
     ),
     "summarization": Recipe(
         256, 2, 4, recall=256, context=256, chunk=16,
-        train=TrainConfig(
+        train=PairTrainConfig(
             steps=6000, batch=64, batch_tokens=8192, learning_rate=2e-3, warmup=1000, decay="inverse-sqrt", beta2=0.98,
             label_smoothing=0.1, validate_every=500, checkpoint_every=500, average=5,
         ),

@@ -16,7 +16,7 @@ from stairwell import configs
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.runs.trainings import load
-from stairwell.tasks import task_type
+from stairwell.tasks import Split, task_type, text_scores
 from stairwell.tasks.pairs import PairTask
 from stairwell.train.translating import SEARCH, Translator, search_of
 
@@ -59,6 +59,20 @@ def tune(
     write_text(Path(run) / SEARCH, json.dumps(configs.to_json(search), indent=2) + "\n")
     metric = translator.task.metric
     return {"run": str(run), "length_penalty": best, metric: scores[best], "sentences": len(pairs), "beam": search.beam}
+
+
+def compare(
+    first: str | os.PathLike[str], second: str | os.PathLike[str], split: Split = "test", device: str = "auto"
+) -> dict[str, Any]:
+    """BLEU of two translators on the sentences of the first one's split, and how probable their difference is by
+    chance. Each searches as it was tuned."""
+    translators = [open_translator(run, "translation", device) for run in (first, second)]
+    task = translators[0].task
+    asked, wanted = zip(*task.texts(split))
+    said = [[best[0].text for best in translator.translate(asked)] for translator in translators]
+    lowercase = task.config.lowercase or translators[1].task.config.lowercase
+    found = text_scores.paired_bootstrap(said[0], said[1], wanted, lowercase)
+    return {"split": split, "sentences": len(wanted), "case": "lower" if lowercase else "mixed", **found}
 
 
 def distill(

@@ -59,6 +59,7 @@ class Translation(PairTask):
             "bleu": lower if self.config.lowercase else cased,
             "bleu_cased": cased,
             "bleu_lowercase": lower,
+            "bleu_compounds_split": text_scores.compound_bleu(said, wanted, self.config.lowercase),
             "chrf++": chrf,
             "signature_cased": signature,
             "signature_lowercase": lower_signature,

@@ -22,8 +22,6 @@ class TrainConfig:
     "updates of the parameters"
     batch: int = 32
     "batch size: rows that are read in parallel (B)"
-    batch_tokens: int = 4096
-    "pairs: the most tokens of an update's sources, and of its targets, padding included; batch: the most pairs"
     segment: int = 64
     "tokens of each row in one update: the length of backpropagation through time (T)"
     segment_warmup: int = 0
@@ -66,8 +64,6 @@ class TrainConfig:
     "end the training once the curriculum's last stage is mastered"
     precision: Literal["float32", "bf16"] = "float32"
     "bf16: autocast of matrix products, for devices where that is faster"
-    label_smoothing: float = 0.0
-    "pairs: the share of a target's probability that is spread over all symbols"
     average: int = 0
     "how many of the models at validations are averaged at the end and kept if the average is better; 0: none"
     average_of: Literal["last", "best"] = "last"
@@ -88,7 +84,7 @@ class TrainConfig:
     "updates between two lines of metrics"
 
     def __post_init__(self) -> None:
-        for name in ("batch", "batch_tokens", "segment", "accumulate", "log_every", "valid_rows"):
+        for name in ("batch", "segment", "accumulate", "log_every", "valid_rows"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         counts = ("steps", "finetune_steps", "warmup", "segment_warmup", "validate_every", "checkpoint_every")
         for name in (*counts, "patience", "average", "valid_tokens", "clip", "seed", "weight_decay"):
@@ -96,7 +92,7 @@ class TrainConfig:
         self._check("seed", self.seed < LARGEST_SEED, "below 2^63")
         for name in ("learning_rate", "finetune_rate", "eps"):
             self._check(name, getattr(self, name) > 0, "above 0")
-        for name in ("beta1", "beta2", "alpha", "momentum", "label_smoothing"):
+        for name in ("beta1", "beta2", "alpha", "momentum"):
             self._check(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         self._check("curriculum_accuracy", 0 <= self.curriculum_accuracy <= 100, "in 0..100 percent")
         if self.batch % self.accumulate:
@@ -129,3 +125,20 @@ class TrainConfig:
     def length(self, step: int) -> int:
         """The segment of an update."""
         return self.segment_warmup if self.segment_warmup and step < self.steps // 2 else self.segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTrainConfig(TrainConfig):
+    """Of pairs of sources and targets, which have lengths of their own."""
+
+    batch: int = 512
+    "batch size: the most pairs of an update"
+    batch_tokens: int = 4096
+    "the most tokens of an update's sources, and of its targets, padding included"
+    label_smoothing: float = 0.0
+    "the share of a target's probability that is spread over all symbols"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("batch_tokens", self.batch_tokens >= 1, "at least 1")
+        self._check("label_smoothing", 0 <= self.label_smoothing < 1, "in [0, 1)")

@@ -19,7 +19,7 @@ from stairwell.models import IGNORE, Seq2Seq
 from stairwell.tasks import text_scores
 from stairwell.tasks.base import Split
 from stairwell.tasks.pairs import PairBatch, PairTask
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import PairTrainConfig
 from stairwell.train.loop import Trainer, Watch
 from stairwell.train.objective import Objective, Outcome, Phase
 from stairwell.train.processes import World
@@ -108,7 +108,7 @@ def pair_loss(model: Seq2Seq, task: PairTask, split: Split, watch: Watch | None 
 
 
 def pair_trainer(
-    model: Seq2Seq, tasks: Sequence[PairTask], config: TrainConfig, run: Run, world: World | None = None
+    model: Seq2Seq, tasks: Sequence[PairTask], config: PairTrainConfig, run: Run, world: World | None = None
 ) -> Trainer:
     """A trainer of a model on a task's pairs, and on those of a second task if the last phase reads other data."""
     scores = [PairScores(task) for task in tasks]

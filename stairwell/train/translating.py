@@ -90,6 +90,7 @@ class Translator:
     length."""
 
     def __init__(self, model: Seq2Seq, task: PairTask, search: Search | None = None, batch: int = 64) -> None:
+        self.ahead = SORTED
         self.model, self.task, self.search, self.batch = model, task, search or Search(), batch
         self.cut = self.unended = 0
 
@@ -100,7 +101,7 @@ class Translator:
         if not 1 <= best <= self.search.beam:
             raise UserError(f"the {best} best of a beam of {self.search.beam}; widen the beam")
         iterator, done = iter(texts), 0
-        while group := list(islice(iterator, SORTED)):
+        while group := list(islice(iterator, self.ahead)):
             forced = prefixes[done : done + len(group)] if prefixes is not None else [""] * len(group)
             yield from self._group(group, best, forced)
             done += len(group)
