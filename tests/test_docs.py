@@ -95,7 +95,15 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @pytest.mark.usefixtures("playground")
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "docs/models.md", "docs/extending.md", "docs/training.md", "docs/environments.md", "docs/streams.md"],
+    [
+        "README.md",
+        "docs/models.md",
+        "docs/extending.md",
+        "docs/training.md",
+        "docs/environments.md",
+        "docs/streams.md",
+        "docs/hugging-face.md",
+    ],
 )
 def test_code_runs(name: str) -> None:
     """All blocks of a page, one after the other, in one namespace."""
