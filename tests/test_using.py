@@ -113,4 +113,12 @@ def test_a_graph_is_written_by_name(place: Path) -> None:
     done = stairwell(place, "export", "text", "--onnx", "text.onnx")
     assert done.status == 0 and done.out == "text.onnx: token, count, memory -> logits, countN, memoryN\n", done
     assert done.err == ""
-    assert "a graph holds one model" in stairwell(place, "export", "walk", "walk-xl", "--onnx", "x.onnx").line
+    assert "only a page holds several models" in stairwell(place, "export", "walk", "walk-xl", "--onnx", "x.onnx").line
+
+
+def test_a_folder_for_hugging_face_is_written(place: Path) -> None:
+    done = stairwell(place, "export", "text", "--hf", "hf")
+    assert done.status == 0 and done.out.startswith("hf: import stairwell.hf"), done
+    names = {path.name for path in (place / "hf").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert "predicts its own 4 symbols, not 64 labels" in stairwell(place, "export", "walk", "--hf", "hf").line

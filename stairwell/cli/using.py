@@ -94,15 +94,21 @@ def export(
         Path | None, typer.Option(help="write the step of one model, named states in and out, for onnxruntime")
     ] = None,
     torch_export: Annotated[Path | None, typer.Option(help="write the same step as a graph of torch.export")] = None,
+    hf: Annotated[
+        Path | None, typer.Option(help="write a folder for Hugging Face's from_pretrained, its tokenizer included")
+    ] = None,
 ) -> None:
-    """Put trained models into other people's hands: one HTML file that runs them, or a graph of one step."""
+    """Put trained models into other people's hands: one HTML file that runs them, a graph of one step, or a model for
+    Hugging Face transformers."""
     from stairwell.export import export_html, export_onnx, export_torch, from_runs
     from stairwell.runs.trainings import load
 
-    if html is None and onnx is None and torch_export is None:
-        raise UserError("say what to write: --html page.html, --onnx model.onnx or --torch-export model.pt2")
-    if len(runs) > 1 and (onnx or torch_export):
-        raise UserError("a graph holds one model: give one run")
+    if not (html or onnx or torch_export or hf):
+        raise UserError(
+            "say what to write: --html page.html, --onnx model.onnx, --torch-export model.pt2 or --hf folder"
+        )
+    if len(runs) > 1 and (onnx or torch_export or hf):
+        raise UserError("only a page holds several models: give one run")
     if html is not None:
         size = export_html(from_runs(runs), html)
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
@@ -114,6 +120,11 @@ def export(
     if torch_export is not None:
         export_torch(model, torch_export)
         print(torch_export)
+    if hf is not None:
+        from stairwell.hf import export_hf
+
+        export_hf(runs[0], hf)
+        print(f"{hf}: import stairwell.hf, then AutoModelForCausalLM.from_pretrained('{hf}')")
 
 
 @app.command()
