@@ -24,6 +24,7 @@ from stairwell.errors import UserError
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.presets import preset
 from stairwell.tasks import Task
+from stairwell.tasks.generated import GeneratedTask
 
 NUMBER = 4  # bytes
 SYMBOL = 24  # bytes of a token in a batch: symbol, target, start
@@ -130,8 +131,9 @@ def guess(experiment: Experiment, task: Task) -> float:
 
 def longest(task: Task) -> int:
     """About how many tokens the longest episode of a generated task has; others are read bit by bit."""
-    episodes = [getattr(task, "train", None), *(split[0] for split in getattr(task, "splits", {}).values())]
-    return max((one.size for one in episodes if one is not None), default=0)
+    if not isinstance(task, GeneratedTask):
+        return 0
+    return max(task.train.size, *(episodes.size for episodes, _ in task.splits.values()))
 
 
 def what_to_lower(experiment: Experiment) -> str:
