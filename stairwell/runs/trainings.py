@@ -22,6 +22,7 @@ from stairwell.runs import sizes
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.kinds import KINDS
 from stairwell.runs.presets import preset
+from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.tasks import Split, Task, spec
 from stairwell.train import Interrupted, NotSaved, Run, Watch
 from stairwell.train.processes import World
@@ -165,28 +166,6 @@ def prepare_folder(job: Job, tasks: list[Task]) -> None:
     """The config last: with it the folder is a run, and a run has what it needs."""
     spec.write(job.run.path, job.experiment.task_name, tasks)
     job.run.write_config({"stairwell": __version__, **job.experiment.to_json()})
-
-
-def with_tensorboard(watch: Watch, run: Run) -> Watch:
-    """Metrics to TensorBoard too, where it is installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return watch
-    folder = run.path / "tensorboard"
-    writer = SummaryWriter(str(folder))
-
-    def both(event: dict[str, Any]) -> None:
-        # Where the folder is gone the loop itself says so.
-        if event["event"] == "metrics" and folder.exists():
-            for section, numbers in (("train", event), ("valid", event.get("valid", {}))):
-                for name, value in numbers.items():
-                    if isinstance(value, int | float) and name != "step":
-                        writer.add_scalar(f"{section}/{name}", value, event["step"])
-            writer.flush()
-        watch(event)
-
-    return both
 
 
 def train_seeds(job: Job, seeds: int, device: str, engine: str, show: Show) -> dict[str, Any] | None:
