@@ -68,7 +68,7 @@ except ValueError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "CartPole-v1, without end ['observation']" in done.stdout
+    assert "CartPole-v1, episodes without end ['observation']" in done.stdout
     assert "gymnasium 1.1 or newer is not installed: pip install 'stairwell[rl]'" in done.stdout
 
 
