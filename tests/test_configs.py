@@ -18,12 +18,12 @@ from stairwell.tasks import TASKS, task_type
 from stairwell.train import Run, TrainConfig, stream_trainer
 
 KINDS = {
-    **{f"core {name}": kind for name, (kind, _) in CORES.items()},
+    **{f"core {name}": entry.config for name, entry in CORES.items()},
     **{f"task {name}": task_type(name)[0] for name in TASKS},
     "model": LanguageModelConfig,
     "train": TrainConfig,
 }
-READS_FILES = ("lm", "labelled")
+READS_FILES = ("lm", "labelled", "translation", "summarization")
 AGENTS = ("rl",)  # tests/rl trains them
 PRESETS = [f"{task}/{core}" for task in TASKS for core in CORES]
 
@@ -70,6 +70,27 @@ def test_an_unknown_option_names_the_nearest() -> None:
         configs.set_fields(TrainConfig(), {"learning_rat": "1"}, "train")
     with pytest.raises(ValueError, match="follows from the task and the core"):
         preset("parity/lstm").with_options({"model.inputs": "3"})
+
+
+def test_a_language_model_that_would_read_a_source_cannot_be_configured() -> None:
+    with pytest.raises(ValueError, match=r"--core\.cross is no option"):
+        preset("parity/feedback").with_options({"core.cross": "true"})
+    data = preset("parity/feedback").to_json()
+    data["core"]["cross"] = True
+    with pytest.raises(ValueError, match="a language model reads no source"):
+        Experiment.from_json(data, "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed"),
+    [
+        ("staircase", {"sees_itself"}),
+        ("multi-vector-rnn", {"sees_itself", "chunk", "passes"}),
+        ("memory-network", {"sees_itself", "chunk", "compute"}),
+    ],
+)
+def test_a_core_does_not_offer_what_makes_it_what_it_is(name: str, fixed: set[str]) -> None:
+    assert not fixed & set(configs.field_types(CORES[name].config))
 
 
 @pytest.mark.parametrize("name", PRESETS)

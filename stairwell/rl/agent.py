@@ -20,7 +20,8 @@ from stairwell.cores import Core, build
 from stairwell.cores.core import check_start
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
-from stairwell.models import FirstToken, choose_engine
+from stairwell.fast import choose_engine
+from stairwell.models import FirstToken
 from stairwell.state import State
 
 from .leaves import Leaf, leaves, scaling, shape

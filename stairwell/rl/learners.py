@@ -97,7 +97,7 @@ class ActorCritic(Objective):
             returns, lengths = self.recent[:count].T
             found |= {"return": float(returns.mean()), "return_deviation": float(returns.std(correction=0))}
             found["length"] = float(lengths.mean())
-        return found | inside(self.model)  # type: ignore[arg-type]
+        return found | inside(self.model)
 
 
 class A2C(ActorCritic):

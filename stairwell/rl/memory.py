@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from stairwell.cores import Core, build
 from stairwell.cores.time import ages
-from stairwell.models import FirstToken, choose_engine
+from stairwell.fast import choose_engine
+from stairwell.models import FirstToken
 from stairwell.state import State
 
 

@@ -12,12 +12,14 @@ import torch
 from stairwell import configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
-from stairwell.runs.kinds import Kind, kind_of
+from stairwell.runs.kinds import ModelKind, kind_of
 from stairwell.tasks import Spec, Task, kept_tasks, make_task, task_type
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
 
 SECTIONS = ("core", "model", "task", "train")
+# Fields that follow from the other sections, besides those of the model's kind.
+DERIVED = {"core": ("cross",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,12 +31,16 @@ class Experiment:
     model: Any
     train: TrainConfig
 
+    def __post_init__(self) -> None:
+        # What no model can have is told here, before anything is written.
+        dataclasses.replace(self.model, core=self.core)
+
     @property
     def name(self) -> str:
         return f"{self.task_name}/{self.core_name}"
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ModelKind:
         """The kind of model that the task takes."""
         return kind_of(self.task_name)
 
@@ -43,12 +49,15 @@ class Experiment:
         changed: dict[str, Any] = {}
         for section in SECTIONS:
             values = {name.partition(".")[2]: text for name, text in options.items() if name.startswith(section + ".")}
-            if section == "model" and (derived := set(values) & set(self.kind.derived_names)):
-                raise UserError(f"--model.{min(derived)} follows from the task and the core")
+            fixed = self.kind.derived if section == "model" else DERIVED.get(section, ())
+            if derived := sorted(set(values) & set(fixed)):
+                raise UserError(f"--{section}.{derived[0]} is no option: it follows from the task and the core")
             if values:
                 changed[section] = configs.set_fields(getattr(self, section), values, section)
         if "task" in changed:
             make_task(self.task_name, changed["task"])  # options that no task can have are told before all else
+        if "task.longest_target" in options and not {"core.memory", "core.chunk", "core.passes"} & set(options):
+            changed["core"] = kind_of(self.task_name).fit_core(changed.get("core", self.core), changed["task"])
         if "task" in changed and "train.curriculum" not in options:
             # Who asks for a length wants to be trained to that length, not to the preset's.
             asked = (name.removeprefix("task.") for name in options if name.startswith("task."))
@@ -58,7 +67,7 @@ class Experiment:
         return dataclasses.replace(self, **changed)
 
     def to_json(self) -> dict[str, Any]:
-        derived = self.kind.derived_names
+        derived = self.kind.derived
         model = {name: value for name, value in configs.to_json(self.model).items() if name not in derived}
         return {
             "experiment": self.name,
@@ -76,7 +85,7 @@ class Experiment:
             raise UserError(f"{where}: 'experiment' must be a task and a core, such as 'random-walk/feedback'")
         task_name, _, core_name = data["experiment"].partition("/")
         task_config, kind = task_type(task_name)[0], kind_of(task_name)
-        kinds = {"core": config_type(core_name), "model": kind.model, "task": task_config, "train": kind.train}
+        kinds = {"core": config_type(core_name), "model": kind.config, "task": task_config, "train": kind.train}
         sections = {name: data.get(name, {}) for name in kinds}
         if isinstance(sections["model"], dict):
             # Models that were configured before there was a vector for a row's first token do not have one.

@@ -26,6 +26,8 @@ TASKS: dict[str, tuple[str, str, str]] = {
     "modular-arithmetic": ("modular_arithmetic", "ModularArithmetic", "the value of an expression modulo five"),
     "group-words": ("group_words", "Words", "the product of a word over generators of A5 or S5"),
     "lm": ("language", "Language", "language modelling on any text file or folder"),
+    "translation": ("translation", "Translation", "sentences of one language into another: parallel files"),
+    "summarization": ("summarization", "Summarization", "an article's first words into a few sentences"),
     "labelled": ("labelled", "Labelled", "your own state tracking: two parallel files of tokens and labels"),
 }
 

@@ -20,7 +20,7 @@ from stairwell.data.packed import IGNORE
 from stairwell.text import Vocabulary
 
 Split = Literal["valid", "test"]
-Kind = Literal["language", "agent"]  # of model
+Kind = Literal["language", "seq2seq", "agent"]  # of model
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.objective import Batch, BrokenFeed, Objective, Outcome, Phase
 from stairwell.train.processes import World
-from stairwell.train.run import Run
+from stairwell.train.run import Run, load_tensors
 
 
 class Interrupted(Exception):
@@ -132,6 +132,8 @@ class Trainer:
                 self.save()
         final = progress.valid or self.validate()
         self.save()
+        if config.average:
+            self.average()
         return final
 
     def close(self) -> None:
@@ -279,9 +281,30 @@ class Trainer:
             progress.best, progress.best_loss, progress.best_step = value, loss, progress.step
             if self.writes:
                 self.save_model(scores)
+        if self.config.average and self.writes:
+            note = {"rank": progress.step if self.config.average_of == "last" else [sign * value, -loss]}
+            self.folder.save_snapshot(progress.step, dict(self.model.state_dict()), note, self.config.average)
         self.write({**self.when(), "valid": scores, "best": better})
         progress.valid = scores
         return scores
+
+    def average(self) -> None:
+        """Average the parameters of several validations, and keep that model if it is the best."""
+        if not self.writes:
+            return
+        own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        found = [load_tensors(path)[0] for path in self.folder.snapshots()]
+        mean = {name: torch.stack([one[name] for one in found]).mean(0).to(own[name]) for name in own}
+        self.model.load_state_dict(mean)
+        try:
+            scores = self.validation(self.model, "valid")
+            value, sign = scores[self.validation.headline], 1 if self.validation.higher_is_better else -1
+            better = self.progress.best is None or sign * value > sign * self.progress.best
+            if better:
+                self.save_model(scores)
+            self.write({**self.when(), "valid": scores, "best": better, "averaged": len(found)})
+        finally:
+            self.model.load_state_dict(own)
 
     def write(self, record: dict[str, Any]) -> None:
         if self.writes:

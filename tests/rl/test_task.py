@@ -111,7 +111,7 @@ def test_options_of_an_environment_are_read_as_python_writes_them() -> None:
 
 
 def test_derived_fields_and_unknown_ones_are_refused() -> None:
-    with pytest.raises(UserError, match=r"--model\.action follows from the task and the core"):
+    with pytest.raises(UserError, match=r"--model\.action is no option: it follows from the task and the core"):
         experiment(model__action="x")
     with pytest.raises(UserError, match=r"unknown option --train\.discont"):
         experiment(train__discont=1)
