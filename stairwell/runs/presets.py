@@ -112,8 +112,8 @@ RECIPES: dict[str, Recipe] = {
     "rl": Recipe(
         64, 2, 4, recall=32, context=100, chunk=4,
         train=AgentTrainConfig(
-            learner="ppo", steps=2000, batch=64, segment=64, learning_rate=1e-3, warmup=50, gae=0.95, entropy_cost=0.01,
-            normalise_advantages=True, validate_every=500, checkpoint_every=500, valid_rows=64,
+            learner="ppo", steps=1500, batch=64, segment=64, learning_rate=1e-3, warmup=50, decay="cosine", gae=0.95,
+            entropy_cost=0.01, normalise_advantages=True, validate_every=500, checkpoint_every=500, valid_rows=64,
         ),
     ),
 }  # fmt: skip

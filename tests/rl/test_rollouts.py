@@ -126,9 +126,7 @@ def test_all_ways_to_go_on_after_an_end_give_the_same_episodes(cut: bool) -> Non
                 end = (bool(frame.terminated[row]), bool(frame.truncated[row]))
                 last = float(frame.last["observation"][row, 0])
                 episodes[row][-1].append((float(now[row, 0]), float(frame.rewards[row]), last, end))
-            # A start is told with the observation that follows an end, wherever that comes.
-            start = np.where(frame.start, True, np.where(frame.idle, start, False))
-            now = frame.observations["observation"]
+            start, now = frame.start, frame.observations["observation"]
         seen[mode] = [row[:3] for row in episodes]
     first = seen[AutoresetMode.DISABLED]
     assert [len(episode) for episode in first[0]] == [3, 3, 3]
