@@ -94,7 +94,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         core={"inner": 256, "residual_dropout": 0.3},
         model={
-            "encoder_layers": 4, "encoder_inner": 256, "encoder_residual_dropout": 0.3, "embedding_dropout": 0.3,
+            "encoder_layers": 4, "encoder_inner": 256, "encoder_dropout": 0.3, "embedding_dropout": 0.3,
         },
     ),
     "summarization": Recipe(
@@ -105,7 +105,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         core={"inner": 256, "residual_dropout": 0.3},
         model={
-            "encoder_layers": 4, "encoder_inner": 256, "encoder_residual_dropout": 0.3, "embedding_dropout": 0.3,
+            "encoder_layers": 4, "encoder_inner": 256, "encoder_dropout": 0.3, "embedding_dropout": 0.3,
         },
     ),
     "rl": Recipe(
