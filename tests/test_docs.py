@@ -105,6 +105,7 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         "docs/environments.md",
         "docs/streams.md",
         "docs/translation.md",
+        "docs/hugging-face.md",
     ],
 )
 def test_code_runs(name: str) -> None:

@@ -107,3 +107,18 @@ def test_two_runs_stand_on_one_page(place: Path) -> None:
 )
 def test_what_cannot_be_exported_is_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
     assert told in stairwell(place, "export", *arguments).line
+
+
+def test_a_graph_is_written_by_name(place: Path) -> None:
+    done = stairwell(place, "export", "text", "--onnx", "text.onnx")
+    assert done.status == 0 and done.out == "text.onnx: token, count, memory -> logits, countN, memoryN\n", done
+    assert done.err == ""
+    assert "only a page holds several models" in stairwell(place, "export", "walk", "walk-xl", "--onnx", "x.onnx").line
+
+
+def test_a_folder_for_hugging_face_is_written(place: Path) -> None:
+    done = stairwell(place, "export", "text", "--hf", "hf")
+    assert done.status == 0 and done.out.startswith("hf: import stairwell.hf"), done
+    names = {path.name for path in (place / "hf").iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
+    assert "predicts its own 4 symbols, not 64 labels" in stairwell(place, "export", "walk", "--hf", "hf").line

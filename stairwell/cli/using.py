@@ -49,7 +49,7 @@ def generate(
         list[str] | None, typer.Option(help="end before this text; may be given several times", show_default=False)
     ] = None,
     samples: Annotated[int, typer.Option(help="so many texts, one after the other, after the same prompt", min=1)] = 1,
-    seed: Annotated[int | None, typer.Option(help="the same seed writes the same text")] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed writes the same text", min=0, max=2**63 - 1)] = None,
     save_state: Annotated[
         Path | None, typer.Option(help="keep the stream in this file, to go on with it another day")
     ] = None,
@@ -90,14 +90,41 @@ def export(
     html: Annotated[
         Path | None, typer.Option(help="write one HTML file that holds the models and runs them, from the disk")
     ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(help="write the step of one model, named states in and out, for onnxruntime")
+    ] = None,
+    torch_export: Annotated[Path | None, typer.Option(help="write the same step as a graph of torch.export")] = None,
+    hf: Annotated[
+        Path | None, typer.Option(help="write a folder for Hugging Face's from_pretrained, its tokenizer included")
+    ] = None,
 ) -> None:
-    """Put trained models into other people's hands: one HTML file that runs them."""
-    from stairwell.export import export_html, from_runs
+    """Put trained models into other people's hands: one HTML file that runs them, a graph of one step, or a model for
+    Hugging Face transformers."""
+    from stairwell.export import export_html, export_onnx, export_torch, from_runs
+    from stairwell.runs.trainings import load
 
-    if html is None:
-        raise UserError("say what to write: --html page.html")
-    size = export_html(from_runs(runs), html)
-    print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
+    if not (html or onnx or torch_export or hf):
+        raise UserError(
+            "say what to write: --html page.html, --onnx model.onnx, --torch-export model.pt2 or --hf folder"
+        )
+    if len(runs) > 1 and (onnx or torch_export or hf):
+        raise UserError("only a page holds several models: give one run")
+    if html is not None:
+        size = export_html(from_runs(runs), html)
+        print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
+    if onnx is not None or torch_export is not None:
+        model, task = load(runs[0], "cpu", "reference")
+    if onnx is not None:
+        names = export_onnx(model, onnx, task.vocabularies.get("text"))
+        print(f"{onnx}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
+    if torch_export is not None:
+        export_torch(model, torch_export)
+        print(torch_export)
+    if hf is not None:
+        from stairwell.hf import export_hf
+
+        export_hf(runs[0], hf)
+        print(f"{hf}: import stairwell.hf, then AutoModelForCausalLM.from_pretrained('{hf}')")
 
 
 @app.command()

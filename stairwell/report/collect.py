@@ -22,7 +22,8 @@ from stairwell.models import LanguageModel, inspect
 from stairwell.runs.experiment import SECTIONS, Experiment
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import load, without_format
-from stairwell.tasks import Batch, Split, Task
+from stairwell.state import State
+from stairwell.tasks import Split, Task
 from stairwell.tasks.pairs import PairBatch
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.curriculum import Curriculum
@@ -285,15 +286,11 @@ def shown_folder(folder: Path) -> str:
 @torch.no_grad()
 def look(model: Any, task: Task) -> Attention | None:
     """Attention by distance, averaged over the end of a short stream of test data; none for models without it."""
-    batch = example(task)
-    if batch is None:
+    given = example(model, task)
+    if given is None:
         return None
-    rows = batch.tokens.shape[0]
     with inspect(model) as seen:
-        if isinstance(batch, PairBatch):
-            model(batch.tokens, model.init_state(rows, batch.source, batch.source_mask))
-        else:
-            model(batch.tokens, model.init_state(rows), batch.start)
+        model(*given)
     pictures = [weights[:, :, -LOOKED_AT:].mean((0, 2)) for weights in seen.attention]  # each (H, distances)
     if not pictures:
         return None
@@ -315,13 +312,21 @@ def rounded(table: Tensor) -> list[list[float]]:
     return [[round(number, 4) for number in row] for row in table.tolist()]
 
 
-def example(task: Task) -> Batch | PairBatch | None:
-    """The beginning of the test data, or of the validation data where there is no test split; none where the data is
-    gone or has changed since."""
+def example(model: Any, task: Any) -> tuple[Any, State, Tensor | None] | None:
+    """What a model is called with at the beginning of the test data, or of the validation data where there is no test
+    split; of an agent, what it sees. None where the data or the environment is gone or has changed."""
     splits: tuple[Split, ...] = ("test", "valid")
     for split in splits:
         try:
-            return next(iter(task.batches(split, ROWS, LEAD_IN + LOOKED_AT)), None)
+            if task.kind == "agent":
+                seen, start = task.example(model, split, ROWS, LEAD_IN + LOOKED_AT)
+                return seen, model.init_state(ROWS), start
+            batch = next(iter(task.batches(split, ROWS, LEAD_IN + LOOKED_AT)), None)
+            if isinstance(batch, PairBatch):
+                state = model.init_state(batch.tokens.shape[0], batch.source, batch.source_mask)
+                return batch.tokens, state, None
+            if batch is not None:
+                return batch.tokens, model.init_state(ROWS), batch.start
         except (UserError, OSError):
             continue
     return None

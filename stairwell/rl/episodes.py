@@ -6,6 +6,7 @@ drawn from the policy, as in training, unless the likeliest are asked for. Lette
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator
@@ -59,18 +60,32 @@ def moments(agent: Agent, rows: Rows, seed: int, likeliest: bool = False) -> Ite
         start, time = torch.from_numpy(frame.start), time + 1
 
 
+def watched(agent: Agent, rows: Rows, seed: int, length: int) -> tuple[Inputs, Tensor]:
+    """What an agent sees in the first `length` frames of every row, (B, T, ...), and where episodes begin, (B, T)."""
+    with deciding(agent):
+        some = list(itertools.islice(moments(agent, rows, seed), length))
+    device = next(agent.parameters()).device
+    seen = {
+        path: torch.stack([moment.inputs.observation[path] for moment in some], 1)
+        for path in some[0].inputs.observation
+    }
+    action, reward = (torch.stack([getattr(m.inputs, name) for m in some], 1) for name in ("action", "reward"))
+    inputs = Inputs(seen, action, reward).map(lambda values: values.to(device))
+    return inputs, torch.stack([moment.start for moment in some], 1).to(device)
+
+
 @dataclass
 class Played:
     returns: list[float] = field(default_factory=list)
     lengths: list[float] = field(default_factory=list)
 
     def scores(self) -> dict[str, float]:
-        """The deviation is that of one episode, the error that of the mean."""
+        """The deviation is that of one episode; the mean lies within the interval with a probability of 95%."""
         deviation = statistics.stdev(self.returns) if len(self.returns) > 1 else 0.0
         return {
             "return": statistics.mean(self.returns),
             "return_deviation": deviation,
-            "return_error": deviation / math.sqrt(len(self.returns)),
+            "return_interval": 1.96 * deviation / math.sqrt(len(self.returns)),
             "length": statistics.mean(self.lengths),
             "episodes": len(self.returns),
         }

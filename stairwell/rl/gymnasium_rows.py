@@ -41,7 +41,7 @@ class GymnasiumRows:
         self.env, self.seed = env, seed
         self.takes_seeds = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-        self.observation_space = without_text(env.single_observation_space)
+        self.observation_space, self.left_out = without_text(env.single_observation_space)
         self.action_space = supported(env.single_action_space, "the action space")
         self.over = np.zeros(env.num_envs, dtype=bool)  # next step: rows whose next step is none
 
@@ -137,8 +137,7 @@ class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class Categories(gymnasium.ObservationWrapper[Any, Any, Any]):
-    """MiniGrid's pictures as what they are, three whole numbers a cell, each with its own range, and without its
-    mission, which is text and says the same in every episode of most environments."""
+    """MiniGrid's pictures as what they are, three whole numbers a cell, each with its own range."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
@@ -146,17 +145,17 @@ class Categories(gymnasium.ObservationWrapper[Any, Any, Any]):
         assert isinstance(inner, spaces.Dict)
         shape: Any = inner["image"].shape
         sizes = np.broadcast_to(np.array(MINIGRID), shape)
-        self.observation_space = spaces.Dict(image=spaces.MultiDiscrete(sizes), direction=inner["direction"])
+        self.observation_space = spaces.Dict([*inner.spaces.items(), ("image", spaces.MultiDiscrete(sizes))])
 
     def observation(self, observation: Any) -> Any:
-        return {"image": observation["image"].astype(np.int64), "direction": observation["direction"]}
+        return {**observation, "image": observation["image"].astype(np.int64)}
 
 
 def is_minigrid(env: gymnasium.Env[Any, Any]) -> bool:
     space = env.observation_space
     return (
         isinstance(space, spaces.Dict)
-        and {"image", "direction", "mission"} == set(space.spaces)
+        and {"image", "direction"} <= set(space.spaces)
         and type(env.unwrapped).__module__.startswith("minigrid")
     )
 
@@ -201,13 +200,20 @@ def supported(space: Any, place: str) -> Space:
         raise UserError(str(error)) from None
 
 
-def without_text(space: Any) -> Space:
-    """Our form of an observation space; named parts that are text are left out."""
+def without_text(space: Any) -> tuple[Space, list[str]]:
+    """Our form of an observation space, and the named parts that are text, which are left out of it."""
+    left: list[str] = []
     if isinstance(space, spaces.Dict):
-        kept = {name: part for name, part in space.spaces.items() if not isinstance(part, spaces.Text)}
-        if kept and len(kept) < len(space.spaces):
-            space = spaces.Dict(list(kept.items()))
-    return supported(space, "the observation space")
+        left = [name for name, part in space.spaces.items() if is_text(part)]
+        kept = [(name, part) for name, part in space.spaces.items() if name not in left]
+        if left and kept:
+            space = spaces.Dict(kept)
+    return supported(space, "the observation space"), left
+
+
+def is_text(space: Any) -> bool:
+    """Text, or MiniGrid's own space of missions."""
+    return isinstance(space, spaces.Text) or type(space).__name__ == "MissionSpace"
 
 
 def copied(named: Observations) -> Observations:

@@ -260,7 +260,7 @@ class Rollouts:
         plain = {"reads": self.reads, "time": self.time, "windows": windows}
         return {"rows": rows, **plain, "tensors": {name: storable(tensor) for name, tensor in named.items()}}
 
-    def seek(self, position: dict[str, Any]) -> None:
+    def seek(self, position: dict[str, Any]) -> str | None:
         named = {name: restored(name, tensor) for name, tensor in position["tensors"].items()}
         self.reads, self.time = position["reads"], position["time"]
         self.state = self.state_from(part(named, "state")).to(self.device)
@@ -272,6 +272,8 @@ class Rollouts:
             now = part(named, "now")
             self.now, self.start = self.now._replace(action=now["action"], reward=now["reward"]), now["start"]
             self.open, self.discounted = named["open"].clone(), named["discounted"].clone()
+            return None
+        return "this environment cannot be put back to where it was: all rows begin new episodes"
 
     def state_from(self, tensors: dict[str, Tensor]) -> State:
         return State.from_tensors(tensors, self.state.form())

@@ -53,6 +53,8 @@ class Frame(NamedTuple):
 class Rows(Protocol):
     observation_space: Space
     action_space: Space
+    left_out: list[str]
+    "parts of the observation that are text, which no agent reads"
     resumes: bool
     "whether `seek` goes on bit for bit; otherwise it begins new episodes"
 
@@ -82,6 +84,7 @@ class OwnRows:
         self.environment = environment
         self.observation_space: Space = environment.observation_space
         self.action_space: Space = environment.action_space
+        self.left_out: list[str] = []
         self.nobody = np.zeros(environment.B, dtype=bool)
 
     @property

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+from torch import Tensor
+
 from stairwell.errors import UserError
 from stairwell.tasks import TASKS
 from stairwell.tasks.base import Kind, Known
@@ -25,10 +27,10 @@ from stairwell.train.processes import World
 from stairwell.train.run import Run
 
 from . import spaces
-from .agent import Agent
+from .agent import Agent, Inputs
 from .config import AgentTrainConfig
 from .environments import ENVIRONMENTS
-from .episodes import Returns, split_seed
+from .episodes import Returns, split_seed, watched
 from .learners import LEARNERS
 from .opening import full_name, open_rows
 from .rollouts import Rollouts
@@ -130,6 +132,7 @@ class Reinforcement:
                 "options": self.config.given(),
                 "observation": rows.observation_space.to_json(),
                 "action": rows.action_space.to_json(),
+                "left_out": rows.left_out,
             }
             rows.close()
         return self._facts
@@ -142,12 +145,19 @@ class Reinforcement:
     def action(self) -> Space:
         return spaces.from_json(self.facts()["action"])
 
+    @property
+    def is_own(self) -> bool:
+        """Whether the environment is one of stairwell's own, which need no gymnasium."""
+        return full_name(self.config.env) in ENVIRONMENTS
+
     def open(self, rows: range, seed: int, **more: Any) -> Rows:
         return open_rows(self.config.env, {**self.config.given(), **more}, rows, seed)
 
     def describe(self) -> str:
-        given = ", ".join(f"{name} {value}" for name, value in self.config.given().items())
-        return f"{full_name(self.config.env)}{f' ({given})' if given else ''}, without end"
+        about = ", ".join(f"{name} {value}" for name, value in self.config.given().items())
+        about = f"{full_name(self.config.env)}{f' ({about})' if about else ''}, episodes without end"
+        left = self.facts()["left_out"]
+        return f"{about}; it does not read {', '.join(left)}, which is text" if left else about
 
     def fingerprint(self) -> dict[str, str]:
         return {}
@@ -156,6 +166,15 @@ class Reinforcement:
         config = self.config
         episodes = {"valid": config.valid_episodes, "test": config.test_episodes}
         return Returns(lambda count, own: self.open(range(count), own), seed, episodes, rows, config.longest)
+
+    def example(self, agent: Agent, split: str, rows: int, length: int) -> tuple[Inputs, Tensor]:
+        """What an agent sees at the beginning of a split, and where episodes begin."""
+        seed = split_seed(0, split)
+        opened = self.open(range(rows), seed)
+        try:
+            return watched(agent, opened, seed, length)
+        finally:
+            opened.close()
 
     def feed(self, agent: Agent, config: AgentTrainConfig) -> Callable[[range, int, int], Rollouts]:
         def open_feed(rows: range, batch: int, seed: int) -> Rollouts:

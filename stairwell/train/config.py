@@ -13,6 +13,8 @@ Decay = Literal["none", "cosine", "inverse-sqrt"]
 # Which options an optimizer reads; those of the others must be left as they are.
 READ = {"adam": ("beta1", "beta2"), "adamw": ("beta1", "beta2"), "rmsprop": ("alpha", "momentum")}
 
+LARGEST_SEED = 1 << 63  # torch's generators take no more
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
@@ -87,6 +89,7 @@ class TrainConfig:
         counts = ("steps", "finetune_steps", "warmup", "segment_warmup", "validate_every", "checkpoint_every")
         for name in (*counts, "patience", "average", "valid_tokens", "clip", "seed", "weight_decay"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
+        self._check("seed", self.seed < LARGEST_SEED, "below 2^63")
         for name in ("learning_rate", "finetune_rate", "eps"):
             self._check(name, getattr(self, name) > 0, "above 0")
         for name in ("beta1", "beta2", "alpha", "momentum"):

@@ -330,8 +330,8 @@ class Trainer:
         self.world.wait()
 
     def resume(self) -> list[str]:
-        """Go on from the newest checkpoint that is whole; a word on each one that is not. A training that ended before
-        its first checkpoint begins anew, which comes to the same."""
+        """Go on from the newest checkpoint that is whole; a word on each one that is not, and on a feed that cannot go
+        on exactly. A training that ended before its first checkpoint begins anew, which comes to the same."""
         if not self.folder.checkpoints():
             return [f"{self.folder.path} holds no checkpoint yet; beginning from the start"]
         tensors, note, damaged = self.folder.load_checkpoint()
@@ -342,8 +342,7 @@ class Trainer:
         if self.curriculum.stages:
             self.curriculum.seek(saved.curriculum)
         parts = (self.objective, self.optimizer, self.feed, self.world)
-        checkpoint.unpack(tensors, note, *parts, self.rows, self.config.seed)
-        return damaged
+        return damaged + checkpoint.unpack(tensors, note, *parts, self.rows, self.config.seed)
 
     def what_is_lost(self) -> str:
         kept = self.folder.newest_step

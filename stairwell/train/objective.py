@@ -113,7 +113,8 @@ class Feed(Protocol):
         """Where the feed stands: {"rows": [plain JSON, one entry a row], "tensors": {name: (B, ...)}, ...}. The tensors
         may be left out; anything else is plain JSON and the same on all processes."""
 
-    def seek(self, position: dict[str, Any]) -> None: ...
+    def seek(self, position: dict[str, Any]) -> str | None:
+        """Go on from there; a word for people where that is not possible bit for bit."""
 
 
 class Validation(Protocol):

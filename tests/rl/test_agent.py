@@ -41,7 +41,7 @@ def agent_of(core: Any, observation: Space = EVERYTHING, action: Space = ACTIONS
 
 
 def core_of(name: str) -> Any:
-    kind = CORES[name][0]
+    kind = CORES[name].config
     options = {"width": 8, "heads": 2, "layers": 2, "inner": 9, "memory": 3, "chunk": 2}
     return kind(**{key: value for key, value in options.items() if key in kind.__dataclass_fields__})
 

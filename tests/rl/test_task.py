@@ -47,7 +47,7 @@ def test_a_training_an_evaluation_and_a_resumption_on_the_command_line(tmp_path:
     assert "valid_return" in result
     assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--steps", "12", "--quiet").status == 0
     scores = json.loads(stairwell(tmp_path, "eval", "run", "--json").out)
-    assert scores["episodes"] == 4 and {"return", "return_deviation", "return_error", "length"} <= set(scores)
+    assert scores["episodes"] == 4 and {"return", "return_deviation", "return_interval", "length"} <= set(scores)
     kept = json.loads((tmp_path / "run" / "task.json").read_text())["phases"][0]
     assert kept["kind"] == "agent" and kept["headline"] == "return"
     assert kept["facts"]["env"] == "stairwell/Corridor-v0" and kept["facts"]["options"] == {"length": 3}
@@ -68,7 +68,7 @@ except ValueError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "CartPole-v1, without end ['observation']" in done.stdout
+    assert "CartPole-v1, episodes without end ['observation']" in done.stdout
     assert "gymnasium 1.1 or newer is not installed: pip install 'stairwell[rl]'" in done.stdout
 
 
@@ -111,7 +111,7 @@ def test_options_of_an_environment_are_read_as_python_writes_them() -> None:
 
 
 def test_derived_fields_and_unknown_ones_are_refused() -> None:
-    with pytest.raises(UserError, match=r"--model\.action follows from the task and the core"):
+    with pytest.raises(UserError, match=r"--model\.action is no option: it follows from the task and the core"):
         experiment(model__action="x")
     with pytest.raises(UserError, match=r"unknown option --train\.discont"):
         experiment(train__discont=1)
