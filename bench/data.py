@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stairwell import LanguageModel, LanguageModelConfig, LSTMConfig
-from stairwell.experiments import preset
+from stairwell.runs import preset
 
 TASKS = ("random-walk", "algorithmic", "copy", "reverse", "counting", "parity", "s5")
 ROWS, LENGTH, REPEATS = 128, 32, 5
@@ -54,8 +54,8 @@ def measure() -> list[dict[str, Any]]:
         {"case": "data", "what": "small LSTM trains", "tokens_per_second": round(consumed)}
     ]
     for name in TASKS:
-        stream = preset(f"{name}/lstm").make_tasks()[0].stream(range(ROWS), ROWS, seed=0)
-        delivered = rate(lambda stream=stream: stream.read(LENGTH))
+        feed = preset(f"{name}/lstm").make_tasks()[0].feed(range(ROWS), ROWS, seed=0)
+        delivered = rate(lambda feed=feed: feed.read(LENGTH))
         records.append(
             {
                 "case": "data",

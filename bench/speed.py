@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from stairwell import CORES, FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMConfig, State, TransformerXLConfig
 from stairwell.cores.feedback import FeedbackState
 from stairwell.cores.transformer_xl import TransformerXLState
-from stairwell.experiments import preset
 from stairwell.fast.feedback import FeedbackEngine
 from stairwell.fast.feedback_torch import TorchBackend
+from stairwell.runs import preset
 
 SYMBOLS = 256
 ROUNDS = 7

@@ -1,6 +1,14 @@
 """Transformers that read their own past thoughts: the Feedback Transformer, Staircase attention, their baselines."""
 
+# isort: off
+from stairwell import startup
+
+if startup.is_command():
+    startup.prepare()
+# isort: on
+
 from stairwell.cores import CORES, build
+from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.cores.staircase import (
@@ -19,6 +27,7 @@ from stairwell.version import __version__
 __all__ = [
     "CORES",
     "CachedStaircaseConfig",
+    "DeltaNetConfig",
     "FeedbackConfig",
     "GlobalCachedStaircaseConfig",
     "LSTMConfig",

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import inspect
 import math
 import types
+from collections.abc import Callable
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from stairwell.errors import UserError, nearest
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
@@ -66,7 +68,7 @@ def parse(text: str, annotation: Any, where: str) -> Any:
         value = _parse_one(text.strip(), choice)
         if value is not _NOTHING:
             return value
-    raise ValueError(f"{where}: {text!r} is not a {type_name(annotation)}")
+    raise UserError(f"{where}: {text!r} is not a {type_name(annotation)}")
 
 
 _NOTHING = object()
@@ -103,14 +105,21 @@ def set_fields(config: Any, values: dict[str, str], section: str) -> Any:
     kinds = field_types(type(config))
     for name in values:
         if name not in kinds:
-            raise ValueError(f"unknown option --{section}.{name}{_nearest(name, kinds, section)}")
+            raise UserError(f"unknown option --{section}.{name}{nearest(name, kinds, f'--{section}.{{}}')}")
     parsed = {name: parse(text, kinds[name], f"--{section}.{name}") for name, text in values.items()}
-    return dataclasses.replace(config, **parsed)
+    return changed(config, **parsed)
 
 
-def _nearest(name: str, names: Any, section: str) -> str:
-    near = difflib.get_close_matches(name, list(names), 1, 0.5)
-    return f"; did you mean --{section}.{near[0]}?" if near else f"; there are: {', '.join(names)}"
+def changed(config: Any, **fields: Any) -> Any:
+    """The config with other fields. What it says about fields that do not fit is about what a person asked for."""
+    return _asked(lambda: dataclasses.replace(config, **fields))
+
+
+def _asked(make: Callable[[], Any]) -> Any:
+    try:
+        return make()
+    except ValueError as error:
+        raise UserError(str(error)) from None
 
 
 def to_json(config: Any) -> dict[str, Any]:
@@ -126,12 +135,12 @@ def from_json(kind: type, data: dict[str, Any], where: str) -> Any:
     kinds = field_types(kind)
     values = {}
     if not isinstance(data, dict):
-        raise ValueError(f"{where}: it must hold fields and their values, not {data!r}")
+        raise UserError(f"{where}: it must hold fields and their values, not {data!r}")
     for name, value in data.items():
         if name not in kinds:
-            raise ValueError(f"{where}: unknown field '{name}'; it may come from another version of stairwell")
+            raise UserError(f"{where}: unknown field '{name}'; it may come from another version of stairwell")
         values[name] = _checked(value, kinds[name], f"{where}: '{name}'")
-    return kind(**values)
+    return _asked(lambda: kind(**values))
 
 
 def _checked(value: Any, annotation: Any, where: str) -> Any:
@@ -144,4 +153,4 @@ def _checked(value: Any, annotation: Any, where: str) -> Any:
             return float(value)
         if isinstance(choice, type) and type(value) is choice:
             return value
-    raise ValueError(f"{where}: {value!r} is not a {type_name(annotation)}")
+    raise UserError(f"{where}: {value!r} is not a {type_name(annotation)}")

@@ -55,9 +55,16 @@ class Leaf(NamedTuple):
         back = back.to(self.tensor.device)
         return self.tensor - back if self.role is Role.COUNT else shift(self.tensor, back)
 
+    @property
+    def length(self) -> int:
+        """How many slots, or how long a source."""
+        return self.tensor.shape[1] if self.tensor.dim() > 1 else 0
+
     def pad(self, length: int) -> Tensor:
-        """(B, l, ...) with zeros up to `length`: slots where the oldest are, what is static at its far end."""
-        missing = length - self.tensor.shape[1]
+        """With zeros up to `length`: slots where the oldest are, what is static at its far end."""
+        if length == self.length:
+            return self.tensor
+        missing = length - self.length
         ends = [0, missing] if self.role is Role.STATIC else [missing, 0]
         return torch.nn.functional.pad(self.tensor, [0, 0] * (self.tensor.dim() - 2) + ends)
 
@@ -66,7 +73,7 @@ class Leaf(NamedTuple):
         """The same leaf of several states, with the rows of all."""
         first = leaves[0]
         if first.role in (Role.GROWING, Role.STATIC):
-            longest = max(leaf.tensor.shape[1] for leaf in leaves)
+            longest = max(leaf.length for leaf in leaves)
             leaves = [leaf._replace(tensor=leaf.pad(longest)) for leaf in leaves]
         makes = [(tuple(leaf.tensor.shape[1:]), leaf.tensor.dtype, leaf.tensor.device) for leaf in leaves]
         for shape, dtype, device in makes:

@@ -114,6 +114,8 @@ class State:
                 raise TypeError(f"{cls.__name__}.join takes states of that kind, not a {type(state).__name__}")
             if state.form() != first.form():
                 raise ValueError(f"cannot join states that are not alike: {first.form()} and {state.form()}")
+            if odd := {path for path, _ in first.tensors()} ^ {path for path, _ in state.tensors()}:
+                raise ValueError(f"cannot join states that are not alike: only one of them has '{min(odd)}'")
         together = zip(*(state.leaves() for state in states), strict=True)
         return first._with(Leaf.join(leaves) for leaves in together)
 

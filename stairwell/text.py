@@ -15,7 +15,7 @@ import os
 import re
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,17 +24,19 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from stairwell.errors import UserError
 from stairwell.files import write_text
 
 FORMAT = "stairwell.vocabulary.1"
 END_OF_LINE = "\n"
 UNKNOWN = "<unk>"
 BPE_SIZE = 8000
+LONGEST_WORD = 10_000  # characters of a run of letters, digits, spaces or signs that merges are learned from at once
 
 Ids = Sequence[int] | np.ndarray
 
 
-class UnknownSymbolError(ValueError):
+class UnknownSymbolError(UserError):
     """A symbol that the vocabulary does not have."""
 
 
@@ -66,23 +68,35 @@ class Vocabulary(ABC):
     def from_json(cls, data: dict[str, Any]) -> Self: ...
 
     def dumps(self) -> str:
-        return json.dumps({"format": FORMAT, "kind": self.kind, **self.to_json()}, ensure_ascii=False)
+        return json.dumps(to_json(self), ensure_ascii=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         write_text(path, self.dumps())
 
 
+def to_json(vocabulary: Vocabulary) -> dict[str, Any]:
+    """A vocabulary of any kind; `from_json` gives it back."""
+    return {"format": FORMAT, "kind": vocabulary.kind, **vocabulary.to_json()}
+
+
+def from_json(data: dict[str, Any], where: str) -> Vocabulary:
+    try:
+        if data["format"] != FORMAT:
+            raise UserError(f"{where} has the format {data['format']!r}; this version reads {FORMAT!r}")
+        return Vocabulary.kinds[data["kind"]].from_json(data)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{where} is not a vocabulary, or is damaged: {error!r}") from error
+
+
 def load(path: str | os.PathLike[str]) -> Vocabulary:
     """The vocabulary that `save` wrote."""
     if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no vocabulary {path}")
+        raise UserError(f"there is no vocabulary {path}")
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        if data["format"] != FORMAT:
-            raise ValueError(f"{path} has the format {data['format']!r}; this version reads {FORMAT!r}")
-        return Vocabulary.kinds[data["kind"]].from_json(data)
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a vocabulary, or is damaged: {error!r}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise UserError(f"{path} is not a vocabulary, or is damaged: {error!r}") from error
+    return from_json(data, str(path))
 
 
 @dataclass(frozen=True)
@@ -170,7 +184,7 @@ class Words(Vocabulary):
     def build(cls, texts: Iterable[str], end_of_line: bool = True, limit: int = 0) -> Self:
         """`limit` keeps that many symbols, <unk> and the end of line included; 0 keeps all."""
         if 0 < limit < 3:
-            raise ValueError(f"a vocabulary of words needs at least 3 symbols, not {limit}")
+            raise UserError(f"a vocabulary of words needs at least 3 symbols, not {limit}")
         counts = _count_symbols(texts)
         words = [word for word in _most_frequent(counts) if word not in (UNKNOWN, END_OF_LINE)]
         return cls((UNKNOWN, END_OF_LINE, *words[: limit - 2 if limit else None]), end_of_line)
@@ -249,7 +263,7 @@ class BPE(Vocabulary):
     def build(cls, texts: Iterable[str], size: int = BPE_SIZE) -> Self:
         """Learn about `size` symbols, the 256 bytes among them; a small text yields fewer."""
         if size < 256:
-            raise ValueError(f"BPE starts from the 256 bytes, so it needs at least 256 symbols, not {size}")
+            raise UserError(f"BPE starts from the 256 bytes, so it needs at least 256 symbols, not {size}")
         tokenizer = Tokenizer(models.BPE())
         # No symbol goes on past the end of a line, so that a text can be encoded line by line.
         lines = pre_tokenizers.Split(Regex("\n"), "merged_with_previous")
@@ -258,7 +272,7 @@ class BPE(Vocabulary):
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-        tokenizer.train_from_iterator(texts, trainer)
+        tokenizer.train_from_iterator(_break_long_words(texts), trainer)
         return cls(tokenizer)
 
     @property
@@ -277,6 +291,10 @@ class BPE(Vocabulary):
         parts = [np.array(part.ids, np.int64) for part in self.tokenizer.encode_batch_fast(lines)]
         return np.concatenate(parts)
 
+    def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The ids of many short texts, each apart; all cores take part."""
+        return [np.array(part.ids, np.int64) for part in self.tokenizer.encode_batch_fast(list(texts))]
+
     def decode(self, ids: Ids) -> str:
         return str(self.tokenizer.decode([int(i) for i in ids]))
 
@@ -290,6 +308,20 @@ class BPE(Vocabulary):
             return cls(Tokenizer.from_str(text))
         except Exception as error:  # the library raises nothing more specific
             raise TypeError(f"the tokenizer cannot be read: {error}") from error
+
+
+def _break_long_words(texts: Iterable[str]) -> Iterator[str]:
+    """The same text in more pieces, where words are absurdly long: learning takes time that grows with the square of a
+    word's length."""
+    size = f"{{{LONGEST_WORD}}}"
+    long_word = re.compile(rf"[^\W\d_]{size}|\d{size}|[^\S\n]{size}|(?:[^\w\s]|_){size}")
+    for text in texts:
+        begin = 0
+        if max(map(len, text.split("\n"))) > LONGEST_WORD:
+            for found in long_word.finditer(text):
+                yield text[begin : found.end()]
+                begin = found.end()
+        yield text[begin:]
 
 
 def _as_str(text: str | bytes) -> str:

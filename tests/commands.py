@@ -114,8 +114,8 @@ def serve() -> None:
     import torch
 
     import stairwell.cli
-    import stairwell.display
-    import stairwell.experiments.running  # noqa: F401
+    import stairwell.cli.display
+    import stairwell.runs.trainings  # noqa: F401
 
     # Torch loads much of itself with the first optimizer.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])
@@ -152,11 +152,15 @@ def become(request: dict[str, Any]) -> None:
         os.dup2(file, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["stairwell", *request["arguments"]]
+    if place := os.environ.get("TEST_INTERRUPT_AT"):
+        interrupt_at(place)
     if limit := os.environ.get("TEST_FILE_LIMIT"):
         import resource
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing more becomes an error instead of the end
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    if ignored := os.environ.get("TEST_IGNORED_SIGNAL"):
+        signal.signal(int(ignored), signal.SIG_IGN)
     status = 1
     try:
         cli.main()
@@ -171,9 +175,22 @@ def become(request: dict[str, Any]) -> None:
     os._exit(status)
 
 
+def interrupt_at(place: str) -> None:
+    """Ctrl-C at the very moment when this process first opens or renames to a file whose path ends like that: the same
+    moment on an idle machine and on a busy one."""
+    waiting = [place]
+
+    def look(event: str, arguments: tuple[Any, ...]) -> None:
+        if waiting and event in ("open", "os.rename") and any(str(path).endswith(place) for path in arguments[:2]):
+            waiting.clear()
+            os.kill(os.getpid(), signal.SIGINT)
+
+    sys.addaudithook(look)
+
+
 def weights(run: Path) -> dict[str, Any]:
     """Every number that a training ends with: the model to use and the newest checkpoint, without the note."""
-    from stairwell.runs import load_tensors
+    from stairwell.train.run import load_tensors
 
     newest = max((run / "checkpoints").glob("step-*.safetensors"))
     model, _ = load_tensors(run / "model.safetensors")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
+import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.commands import TINY, Ended, assert_same_weights, begin, measured, stairwell
+from stairwell.train.run import load_tensors, save_tensors
+from tests.commands import TINY, Ended, assert_same_weights, measured, stairwell
 
 SMALL = [*TINY, "--steps", "4"]
 LM = [
@@ -82,6 +84,56 @@ def test_other_text_can_be_evaluated(place: Path) -> None:
     assert scores["scored"] == 31 and scores["bits_per_character"] > 0
 
 
+def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(place: Path, tmp_path: Path) -> None:
+    """As on another machine: the folder is copied, text and cache are gone."""
+    empty = {"STAIRWELL_CACHE": str(tmp_path / "cache")}
+    for run in ("text", "mine"):
+        shutil.copytree(place / run, tmp_path / run)
+    (tmp_path / "other.txt").write_text("lazy foxes jump over quick dogs\n")
+    (tmp_path / "more.tokens").write_text("b a b\n")
+    (tmp_path / "more.labels").write_text("1 - 0\n")
+
+    asked = ("generate", "text", "--prompt", "the ", "--tokens", "20", "--seed", "1")
+    written = stairwell(tmp_path, *asked, **empty)
+    assert written.status == 0 and len(written.out) == 21, written
+    assert written.out == stairwell(place, *asked).out
+    reported = stairwell(tmp_path, "report", "text", "mine", **empty)
+    page = (tmp_path / "report.html").read_text()
+    assert reported.status == 0 and "lm/lstm" in page and "labelled/lstm" in page, reported
+    assert not (tmp_path / "cache").exists(), "nothing was read yet that needs one"
+
+    scores = one_object(stairwell(tmp_path, "eval", "text", "--data", "other.txt", "--json", **empty))
+    assert scores["scored"] == 31 and "other.txt" in scores["data"]
+    (place / "other.txt").write_text("lazy foxes jump over quick dogs\n")
+    assert scores == one_object(stairwell(place, "eval", "text", "--data", "other.txt", "--json"))
+    assert one_object(stairwell(tmp_path, "eval", "mine", "--data", "more.tokens", "--json", **empty))["scored"] == 2
+
+    for command in (("eval", "text"), ("train", "--resume", "--out", "text")):
+        assert "there is no file or folder text.txt; the run was trained on it" in stairwell(tmp_path, *command).line
+
+
+def test_a_run_refuses_a_corpus_or_symbols_that_have_changed(place: Path, tmp_path: Path) -> None:
+    commands = [("train", "--resume", "--out", "text"), ("eval", "text"), ("eval", "text", "--split", "valid")]
+    shutil.copytree(place / "text", tmp_path / "text")
+    (tmp_path / "text.txt").write_text(PANGRAM * 80)
+    told = "text.txt has changed since the training began (in train and valid and test)"
+    for command in commands:
+        assert told in stairwell(tmp_path, *command).line
+    (tmp_path / "text.txt").write_text(PANGRAM * 40)
+    assert stairwell(tmp_path, "eval", "text").status == 0
+    assert stairwell(tmp_path, "train", "--resume", "--out", "text", "--quiet").status == 0
+
+    kept = (tmp_path / "text" / "task.json").read_text()
+    (tmp_path / "text" / "task.json").write_text(kept.replace("abc", "acb"))
+    others = [("generate", "text"), ("report", "text"), ("eval", "text", "--data", "text.txt")]
+    for command in commands + others:
+        assert "task.json was changed or damaged since the training wrote it" in stairwell(tmp_path, *command).line
+    (tmp_path / "text" / "task.json").unlink()
+    for command in commands + others:
+        assert "task.json is missing" in stairwell(tmp_path, *command).line
+    assert not (tmp_path / "text" / "task.json").exists(), "never made anew from today's text"
+
+
 def test_a_config_fed_back_in_gives_the_same_weights(place: Path) -> None:
     for run in ("walk", "text"):
         config = place / run / "config.json"
@@ -120,12 +172,25 @@ MISTAKES = {
     "train random-walk/lstm --train.curriculum length=2;lenght=4": "cannot change 'lenght'",
     "train random-walk/lstm --train.finetune_steps 1 --train.finetune_task length": "finetune_task must be name=value",
     "train random-walk/lstm --task.length 0": "length",
+    "train random-walk/lstm --task.length -3": "length is -3; it must be at least 1",
+    "train unicorn/lstm": "unknown task 'unicorn'; there are: random-walk, algorithmic",
+    "train random-walk/unicorn": "unknown core 'unicorn'; there are: feedback, transformer-xl",
     "train random-walk/lstm --device cuda:7": "device 'cuda:7' cannot be used",
     "train random-walk/lstm --device abacus": "device 'abacus' cannot be used",
     "train random-walk/lstm --engine warp": "engine must be auto, fast or reference",
     "train random-walk/lstm --seeds 0": "--seeds",
     "train random-walk/lstm --out walk": "walk holds a training already; go on with it (--resume)",
-    "train random-walk/lstm --out text.txt": "text.txt",
+    "train random-walk/lstm --out text.txt": "the folder text.txt cannot be made (text.txt is a file); choose another",
+    "train random-walk/lstm --out text.txt/a": "the folder text.txt/a cannot be made (text.txt is a file)",
+    "train random-walk/lstm --seed 12345678901234567890": "train.seed must be below 2^63, not 12345678901234567890",
+    "train random-walk/lstm --seed 9223372036854775807 --seeds 2": "train.seed must be below 2^63",
+    "train random-walk/lstm --train.batch 1000000000": "lower --train.batch (now 1,000,000,000)",
+    "train random-walk/lstm --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
+    "train random-walk/lstm --core.layers 1000000 --seeds 2": "lower --core.layers (now 1,000,000)",
+    "reproduce staircase.table1.random-walk --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
+    "reproduce staircase.table1.random-walk --only nobody": "has no row 'nobody'",
+    "reproduce staircase.table1.random-wlk": "random-wlk",
+    "reproduce feedback.figure5": "--task.path",
     "train --resume": "--resume needs --out",
     "train --resume --out nowhere": "nowhere is not a run folder",
     "train --resume --out walk --train.batch 8": "only --steps may change",
@@ -140,6 +205,10 @@ MISTAKES = {
     "train labelled/lstm": "path",
     "train labelled/lstm --task.path lonely.tokens": "lonely.labels",
     "train labelled/lstm --task.path crooked.tokens": "crooked",
+    "train walk/config.json": "walk",
+    "generate text --seed 12345678901234567890": "--seed",
+    "generate broken": "broken/model.safetensors holds numbers that are not finite (NaN or infinity) in '",
+    "eval broken": "it can answer nothing; bring back a good copy, or train anew",
     "eval nowhere": "nowhere is not a run folder",
     "eval begun": "begun holds no model yet",
     "eval walk --split train": "--split must be valid or test",
@@ -171,8 +240,13 @@ def test_a_mistake_is_told_in_one_line(arguments: str, place: Path) -> None:
         (place / name).write_bytes(content)
     (place / "begun").mkdir(exist_ok=True)
     (place / "begun" / "config.json").write_text((place / "walk" / "config.json").read_text())
-    command = arguments.split()
-    assert MISTAKES[arguments] in stairwell(place, *command).line
+    if not (place / "broken").exists():
+        shutil.copytree(place / "text", place / "broken")
+        tensors, note = load_tensors(place / "text" / "model.safetensors")
+        save_tensors(place / "broken" / "model.safetensors", {n: t * math.nan for n, t in tensors.items()}, note)
+    folders = {path for path in place.rglob("*") if path.is_dir()}
+    assert MISTAKES[arguments] in stairwell(place, *arguments.split()).line
+    assert {path for path in place.rglob("*") if path.is_dir()} == folders, "a refused command leaves nothing behind"
 
 
 @pytest.mark.parametrize(
@@ -218,14 +292,29 @@ def test_an_internal_error_can_be_traced(place: Path) -> None:
     assert "Traceback" in ended.err
 
 
-def test_interrupting_any_command_leaves_no_traceback(place: Path) -> None:
-    (place / "long.txt").write_text(PANGRAM * 2000)
-    command = begin(place, "eval", "text", "--segment", "1", "--data", "long.txt")
-    assert command.until(lambda: (place / f"{command.pid}.err").exists())
-    time.sleep(1)  # long enough to be under way, far too short to be done
-    command.kill(2)
-    ended = command.end()
-    assert ended.status == 130 and "Traceback" not in ended.err, ended
+@pytest.mark.parametrize("moment", ["text/config.json", "text/task.json", "long.txt"])
+def test_interrupting_any_command_leaves_no_traceback(moment: str, place: Path) -> None:
+    (place / "long.txt").write_text(PANGRAM * 20)
+    ended = stairwell(place, "eval", "text", "--segment", "1", "--data", "long.txt", TEST_INTERRUPT_AT=moment)
+    assert ended.status == 130 and ended.out == "" and ended.err == "interrupted\n", ended
+
+
+def test_interrupting_a_command_that_is_still_loading_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from stairwell import cli
+
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "stairwell.train":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "stairwell.train", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_lists_and_information(place: Path) -> None:
@@ -235,14 +324,14 @@ def test_lists_and_information(place: Path) -> None:
         assert word in listed.out
     cores = stairwell(place, "list", "cores").out.splitlines()
     words = [line.split(maxsplit=1)[1] for line in cores]
-    assert len(set(words)) == len(words) == 9
+    assert len(set(words)) == len(words) == 10
     told = stairwell(place, "info").out
     for word in ("stairwell", "python", "torch", "device", "threads", "engine"):
         assert f"\n{word}" in f"\n{told}"
 
 
 def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -> None:
-    from stairwell.cli import dotted_options
+    from stairwell.cli.options import dotted_options
 
     text = stairwell(place, "train", "--help", COLUMNS="80", TERMINAL_WIDTH="80").out
     words = set(text.replace("│", " ").split())

@@ -12,12 +12,10 @@ import torch
 
 from stairwell import configs
 from stairwell.cores import CORES
-from stairwell.experiments import Experiment, preset
 from stairwell.models import LanguageModelConfig
-from stairwell.runs import Run
+from stairwell.runs import Experiment, preset
 from stairwell.tasks import TASKS, task_type
-from stairwell.train import Trainer
-from stairwell.train_config import TrainConfig
+from stairwell.train import Run, TrainConfig, stream_trainer
 
 KINDS = {
     **{f"core {name}": entry.config for name, entry in CORES.items()},
@@ -25,7 +23,8 @@ KINDS = {
     "model": LanguageModelConfig,
     "train": TrainConfig,
 }
-READS_FILES = ("lm", "labelled")
+READS_FILES = ("lm", "labelled", "translation", "summarization")
+AGENTS = ("rl",)  # tests/rl trains them
 PRESETS = [f"{task}/{core}" for task in TASKS for core in CORES]
 
 
@@ -111,7 +110,7 @@ def test_missing_fields_keep_their_defaults_and_lists_become_tuples() -> None:
     assert not experiment.model.first_token  # as it was before there was this option
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.partition("/")[0] not in READS_FILES])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.partition("/")[0] not in READS_FILES + AGENTS])
 def test_every_preset_builds_and_trains(name: str, tmp_path: Path) -> None:
     """One update of the preset's own model, with few rows and segments just long enough that something is scored."""
     options = {"train.batch": "2", "train.segment": "5", "train.accumulate": "2"}
@@ -136,21 +135,34 @@ def train_one(experiment: Experiment, folder: Path) -> None:
     tasks = experiment.make_tasks()
     model = experiment.make_model(tasks[0])
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    trainer = Trainer(model, tasks, experiment.train, Run(folder))
+    trainer = stream_trainer(model, tasks, experiment.train, Run(folder))
     trainer.update()
-    assert torch.tensor(float(trainer.window.loss)).isfinite() and trainer.window.updates == 1
+    tally = trainer.progress.tally
+    assert torch.tensor(float(tally.sums["loss"])).isfinite() and tally.updates == 1
     changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert all(parameter.isfinite().all() for parameter in model.parameters()) and sum(changed) > len(changed) // 2
 
 
 def test_all_cores_of_a_task_have_about_as_many_weights() -> None:
-    for task in (name for name in TASKS if name not in READS_FILES):
+    for task in (name for name in TASKS if name not in READS_FILES + AGENTS):
         sizes = {}
         for core in CORES:
             experiment = preset(f"{task}/{core}")
             model = experiment.make_model(experiment.make_tasks()[0])
             sizes[core] = sum(parameter.numel() for parameter in model.parameters())
         assert max(sizes.values()) < 2 * min(sizes.values()), (task, sizes)
+
+
+def test_a_task_without_a_recipe_gets_a_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TASKS, "my-parity", TASKS["parity"])
+    for core in CORES:
+        train_one(preset(f"my-parity/{core}").with_options({"train.batch": "2", "train.segment": "5"}), tmp_path)
+
+
+def test_a_length_that_cannot_be_is_told_before_a_curriculum_is_made_of_it() -> None:
+    for length in ("-3", "0"):
+        with pytest.raises(ValueError, match=f"^length is {length}; it must be at least 1$"):
+            preset("random-walk/lstm").with_options({"task.length": length})
 
 
 def test_a_config_class_stays_frozen() -> None:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMConfig, TransformerXLConfig
 from stairwell.cores import CORES
+from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
 from stairwell.cores.universal import UniversalConfig
 from stairwell.decode import Hypothesis, Session, beam, greedy, sample
@@ -53,6 +54,7 @@ FEW = [
     StaircaseConfig(**SMALL, chunk=2, passes=2),
     CachedStaircaseConfig(**SMALL, chunk=2, passes=3, compute=1),
     LSTMConfig(width=4),
+    DeltaNetConfig(width=4, heads=2, products=2),
 ]
 
 
@@ -105,10 +107,10 @@ def test_a_session_equals_teacher_forcing_and_gives_back_its_state(core: str) ->
     )
     def law(config: Any, B: int, T: int, warm: int, slack: int, starts: float, seed: int) -> None:
         torch.manual_seed(seed)
-        if core != "lstm":
+        if "cross" in CORES[core].config.__dataclass_fields__:
             config = dataclasses.replace(config, cross=False)
         model = make_model(config)
-        state = warm_state(model, B, warm, 0 if core == "lstm" else slack)
+        state = warm_state(model, B, warm, 0 if core in ("lstm", "deltanet") else slack)
         follow(model, state, torch.randint(V, (B, T)), torch.rand(B, T) < starts, every=7)
 
     law()

@@ -75,7 +75,7 @@ def test_quoted_lines_are_in_the_file_that_is_named(page: Path) -> None:
 
 def test_models_quotes_every_file_of_a_core() -> None:
     quoted = {block.quotes.name for block in blocks(ROOT / "docs/models.md") if block.quotes}
-    assert quoted >= {"layers.py", "feedback.py", "transformer_xl.py", "staircase.py", "universal.py", "models.py"}
+    assert quoted >= {"layers.py", "feedback.py", "transformer_xl.py", "staircase.py", "universal.py", "language.py"}
 
 
 @pytest.fixture
@@ -96,7 +96,17 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.mark.usefixtures("playground")
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/models.md", "docs/extending.md", "docs/training.md", "docs/environments.md"]
+    "name",
+    [
+        "README.md",
+        "docs/models.md",
+        "docs/extending.md",
+        "docs/training.md",
+        "docs/environments.md",
+        "docs/streams.md",
+        "docs/translation.md",
+        "docs/hugging-face.md",
+    ],
 )
 def test_code_runs(name: str) -> None:
     """All blocks of a page, one after the other, in one namespace."""
@@ -152,7 +162,8 @@ def test_the_table_says_how_much_a_state_holds(name: str) -> None:
     core, tokens = build(config), 7
     with torch.no_grad():
         _, state = core(torch.randn(1, tokens, 8), core.init_state(1))
-    letters = {"D": 8, "L": 3, "S": 5, "G": 1, "C": 4, "N": getattr(config, "passes", 0), "M": 2, "tokens": tokens}
+    letters = {"D": 8, "H": 2, "L": 3, "S": 5, "G": 1, "C": 4, "M": 2, "tokens": tokens}
+    letters["N"] = getattr(config, "passes", 0)
     held = sum(tensor.numel() for _, tensor in state.tensors() if tensor.is_floating_point())
     assert held == eval(numbers_in_the_table()[name], {}, letters)
     # What the tensors say is what the memory really holds, and two integers.

@@ -18,6 +18,8 @@ from stairwell import (
 )
 from stairwell.cores import config_type
 from stairwell.decode import Session, greedy
+from stairwell.errors import UserError, nearest
+from stairwell.tasks import task_type
 
 SMALL: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2}
 
@@ -175,3 +177,18 @@ def test_a_model_is_given_a_state_that_is_none() -> None:
         model(tokens, None)
     with pytest.raises(ValueError, match="the state has 3 rows, the input 2"):
         model(tokens, model.init_state(3))
+
+
+def test_a_name_is_offered_only_if_it_is_near() -> None:
+    names = ["random-walk", "multi-vector-rnn", "universal", "transformer-xl"]
+    for typed, meant in (("randomwalk", "random-walk"), ("transformer", "transformer-xl"), ("univeral", "universal")):
+        assert nearest(typed, names) == f"; did you mean '{meant}'?"
+    assert nearest("univeral", names, "--core.{}") == "; did you mean --core.universal?"
+    for typed in ("unicorn", "walk", "", "x" * 40):
+        assert nearest(typed, names) == "; there are: random-walk, multi-vector-rnn, universal, transformer-xl"
+
+
+def test_unknown_names_of_all_kinds_are_mistakes_of_the_user() -> None:
+    for look_up in (config_type, task_type):
+        with pytest.raises(UserError, match=r"unknown .* 'unicorn'; there are: "):
+            look_up("unicorn")

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from stairwell.display import Silence
-from stairwell.experiments.running import evaluate_run, plan, train
+from stairwell.cli.display import Silence
+from stairwell.runs.trainings import evaluate_run, new_job, train
 
 pytestmark = pytest.mark.slow
 
@@ -33,8 +33,8 @@ def learn(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
         "train.checkpoint_every": 0,
         **options,
     }
-    planned = plan(name, None, folder / "run", False, {key: str(value) for key, value in small.items()})
-    train(planned, "cpu", "auto", lambda title, total, done: Silence())
+    job = new_job(name, None, folder / "run", {key: str(value) for key, value in small.items()})
+    train(job, "cpu", "auto", lambda title, total, done: Silence())
     scores = evaluate_run(folder / "run", "test", None, 1, 256, "cpu", "auto", None)
     print(f"{name}: {scores}")
     return scores
@@ -76,11 +76,21 @@ def test_counting(tmp_path: Path) -> None:
     assert scores["accuracy"] >= 95
 
 
-@pytest.mark.parametrize("name", ["parity/lstm", "parity/feedback", "parity/staircase"])
+@pytest.mark.parametrize("name", ["parity/lstm", "parity/feedback", "parity/staircase", "parity/deltanet"])
 def test_parity(name: str, tmp_path: Path) -> None:
     sight = {"parity/feedback": {"core.memory": 4}, "parity/staircase": {"core.chunk": 1, "core.passes": 3}}
     options = toy(8, **{"train.steps": 400, "train.curriculum": "length=2..8", **sight.get(name, {})})
     assert learn(tmp_path, name, options)["accuracy"] >= 99
+
+
+LEAGUE = ("parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic", "group-words")
+
+
+@pytest.mark.parametrize("task", LEAGUE)
+def test_the_tasks_of_the_league(task: str, tmp_path: Path) -> None:
+    lengths = {"task.min_length": 2, "task.length": 6, "task.test_min_length": 2, "task.test_length": 6}
+    rest = {"task.label": "every", "train.curriculum": "length=2..6", "train.steps": 1200, "train.learning_rate": 5e-3}
+    assert learn(tmp_path, f"{task}/lstm", {**lengths, **rest})["last_accuracy"] >= 95
 
 
 @pytest.mark.parametrize("name", ["s5/lstm", "s5/feedback"])

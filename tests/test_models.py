@@ -27,7 +27,7 @@ from stairwell import (
 from stairwell.cores.core import TransformerCore
 from stairwell.layers import keep_mask
 from stairwell.models import IGNORE
-from stairwell.runs import Run
+from stairwell.train.run import Run
 from tests import laws
 
 SMALL: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2}
@@ -58,10 +58,28 @@ def test_nll_is_what_the_logits_say(tied: bool, adaptive: dict[str, Any], monkey
     assert losses[0, 3] == 0
     wanted = torch.autograd.grad(losses.sum(), list(model.parameters()))
     # The same in blocks of three tokens, recomputed for the gradient.
-    monkeypatch.setattr("stairwell.models.LOGITS_AT_ONCE", 3 * 17)
+    monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", 3 * 17)
     blocks, _ = model.nll(tokens, targets, model.init_state(2))
     torch.testing.assert_close(blocks, expected)
     laws.assert_close(torch.autograd.grad(blocks.sum(), list(model.parameters())), wanted, "gradient")
+
+
+def test_the_likeliest_symbol_is_the_one_of_the_largest_logit(monkeypatch: Any) -> None:
+    """With adaptive softmax too, whose clusters are looked into only where they can hold it, and block by block."""
+    found: set[int] = set()
+    for seed, adaptive in enumerate([{}, *[{"adaptive": (5, 11), "adaptive_factor": 2}] * 5]):
+        model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, **adaptive)
+        torch.manual_seed(seed)
+        for parameter in model.head.parameters():
+            torch.nn.init.normal_(parameter, std=2)  # so sure of itself that a rare word can be the likeliest
+        tokens, targets = stream(17, B=8)
+        logits, _ = model(tokens, model.init_state(8))
+        for limit in (1 << 24, 3 * 17):
+            monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", limit)
+            _, likeliest, _ = model.losses(tokens, targets, model.init_state(8))
+            assert likeliest.equal(logits.argmax(-1))
+        found |= set(likeliest.flatten().tolist()) if adaptive else set()
+    assert found & {*range(5)} and found & {*range(5, 11)} and found & {*range(11, 17)}, "words of every cluster"
 
 
 def test_adaptive_probabilities_add_up_to_one() -> None:

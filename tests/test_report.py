@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.display import Silence
-from stairwell.experiments.presets import preset
-from stairwell.experiments.running import Plan, load, train
+from stairwell.cli.display import Silence
 from stairwell.report import RunReport, Table, gather, headline, summary, write_html, write_png
+from stairwell.report.collect import command
 from stairwell.report.page import embed, resource
-from stairwell.report.reading import command
-from stairwell.runs import Run
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import Job, load, train
 from stairwell.tasks.random_walk import ACTIONS, trajectory
+from stairwell.train.run import Run
 
 NASTY = '</script><script>alert("x")</script> & <b>bold</b> $title'
 VOID = {"meta", "br", "input", "link", "img", "hr"}
@@ -40,7 +40,7 @@ SMALL_WALK = {**TINY, "task.length": "8", "task.grid": "3", "task.valid_episodes
 
 def trained(folder: Path, name: str, **options: str) -> Path:
     experiment = preset(name).with_options(options)
-    train(Plan(experiment, Run(folder), resume=False), "cpu", "auto", lambda *_: Silence())
+    train(Job(experiment, Run(folder), resume=False), "cpu", "auto", lambda *_: Silence())
     return folder
 
 

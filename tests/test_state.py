@@ -25,7 +25,7 @@ from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.state import State
-from stairwell.world import World
+from stairwell.train.processes import World
 
 SMALL: dict[str, Any] = {"width": 4, "layers": 2}
 
@@ -62,7 +62,7 @@ def assert_same(ours: State, theirs: State) -> None:
 
 @pytest.mark.parametrize("name", sorted(CORES))
 def test_a_saved_state_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    for state in (used(name), used(name, 0 if name == "lstm" else 2), with_source([2, 3], name)):
+    for state in (used(name), used(name, 0 if name in ("lstm", "deltanet") else 2), with_source([2, 3], name)):
         state.save(tmp_path / "state.safetensors")
         again = State.load(tmp_path / "state.safetensors")
         assert type(again) is type(state)
@@ -252,6 +252,9 @@ def test_join_refuses_states_that_are_not_alike() -> None:
         State.join([used("feedback"), other])
     with pytest.raises(ValueError, match=r"torch.float32 on cpu in one.*torch.float64 on cpu"):
         kind.join([used("feedback"), used("feedback").to(dtype=torch.float64)])
+    two, three = (build(CORES["staircase"].config(**SMALL, chunk=2, passes=n)).init_state(1) for n in (2, 3))
+    with pytest.raises(ValueError, match=r"not alike: only one of them has 'passes.2'"):
+        State.join([two, three])
     wider = replace(with_source([2]), source=torch.zeros(1, 2, 6))
     with pytest.raises(ValueError, match=r"'source' is \(2, 4\) a row.*\(2, 6\)"):
         SourceState.join([with_source([2]), wider])

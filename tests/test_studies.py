@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.papers import CATALOGUE, studies
 from stairwell.experiments.papers.feedback.settings import ALGORITHMIC
 from stairwell.experiments.papers.feedback.sizes import as_large_as
 from stairwell.experiments.papers.feedback.table1 import on_more_variables
-from stairwell.experiments.reproducing import symbols
+from stairwell.experiments.reproduce import symbols
 from stairwell.experiments.study import SCALES, Row, Scale, Study
 from stairwell.models import LanguageModel
+from stairwell.runs.experiment import Experiment
 
 NAMES = list(CATALOGUE)
 MILLION = 1_000_000

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stairwell import text
+from stairwell.errors import UserError
 
 SAMPLE = """To be, or not to be, that is the question:
 Whether 'tis nobler in the mind to suffer
@@ -147,7 +148,7 @@ def test_bpe_knows_how_many_bytes_a_symbol_stands_for() -> None:
 
 
 def test_a_missing_or_damaged_vocabulary_is_one_plain_line(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no vocabulary"):
+    with pytest.raises(UserError, match="no vocabulary"):
         text.load(tmp_path / "none.json")
     path = tmp_path / "vocabulary.json"
     bpe = json.loads(text.BPE.build([SAMPLE], 256).dumps())
@@ -173,3 +174,15 @@ def test_a_vocabulary_of_another_format_is_refused(tmp_path: Path) -> None:
     path.write_text('{"format": "stairwell.vocabulary.99", "kind": "bytes"}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"format 'stairwell\.vocabulary\.99'"):
         text.load(path)
+
+
+def test_byte_pairs_are_learned_from_words_of_bounded_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(text, "LONGEST_WORD", 10)
+    plain = "a plain line, and another 123456789.\n" * 3
+    assert list(text._break_long_words([plain, plain])) == [plain, plain]
+    for word in (" ", "x", "7", "!", "_"):
+        pieces = list(text._break_long_words([plain + word * 95]))
+        assert "".join(pieces) == plain + word * 95
+        assert len(pieces) == 10 and all(word * 11 not in piece for piece in pieces)
+    spaces = text.BPE.build([" " * 10_000], 300)
+    assert spaces.lengths.max() == 10 and spaces.decode(spaces.encode(" " * 77)) == " " * 77

@@ -14,12 +14,13 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from stairwell.experiments import Experiment, faceoff, preset, reproducing
+from stairwell.experiments import demo, reproduce
 from stairwell.experiments.measures import Reach, Sample, Score
-from stairwell.experiments.running import evaluate_run, fit, load
-from stairwell.experiments.study import SCALES, catalogue, find
-from stairwell.runs import Run
-from stairwell.train import evaluate
+from stairwell.experiments.papers import CATALOGUE, studies
+from stairwell.experiments.study import SCALES
+from stairwell.runs import Experiment, preset
+from stairwell.runs.trainings import evaluate_run, fit, load
+from stairwell.train import Run, evaluate
 from tests.commands import TINY, stairwell
 
 # Splits of different sizes, so that the number of scored tokens says which one was read.
@@ -88,7 +89,7 @@ def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> Non
 def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None:
     """Nothing but what says valid or dev is read from the validation split."""
     seen = set()
-    for make in catalogue().values():
+    for make in CATALOGUE.values():
         for column in make(scale).columns:
             if isinstance(column, Score | Sample):
                 wanted = "valid" if column.title.startswith(("valid", "dev")) else "test"
@@ -98,19 +99,19 @@ def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None
 
 
 def test_the_demo_scores_fresh_test_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = faceoff.contender
+    made = demo.contender
     sizes = {"task.valid_episodes": "3", "task.test_episodes": "5", "train.batch": "2", "train.valid_rows": "1"}
     sizes |= {"core.width": "8", "core.layers": "1", "core.heads": "1", "train.curriculum": ""}
-    monkeypatch.setattr(faceoff, "contender", lambda core, updates: made(core, updates).with_options(sizes))
+    monkeypatch.setattr(demo, "contender", lambda core, updates: made(core, updates).with_options(sizes))
 
     @contextmanager
     def silent(*_: Any) -> Iterator[Any]:
         yield lambda event: None
 
-    results = faceoff.face_off(tmp_path, 1, "cpu", "auto", silent)
+    results = demo.face_off(tmp_path, 1, "cpu", "auto", silent)
     for result in results.values():
         assert result["test"]["split"] == "test"
-        assert result["test"]["scored"] == 5 * faceoff.LENGTH == result["valid_scored"] / 3 * 5
+        assert result["test"]["scored"] == 5 * demo.LENGTH == result["valid_scored"] / 3 * 5
 
 
 @pytest.mark.parametrize("name", ["parity", "random-walk", "copy", "reverse", "counting", "s5", "algorithmic"])
@@ -168,14 +169,14 @@ def write_results(out: Path, study: Any, scores: list[dict[str, float]]) -> dict
     ids=["accuracy", "loss"],
 )
 def test_the_best_seed_of_a_table_is_the_best_by_validation(scores: list[dict[str, float]], tmp_path: Path) -> None:
-    study = find("staircase.table1.random-walk", "laptop")[0].changed({}, seeds=3)
+    study = studies("staircase.table1.random-walk", "laptop")[0].changed({}, seeds=3)
     measured = write_results(tmp_path, study, scores)
-    summed = reproducing.sum_up(study, tmp_path)
+    summed = reproduce.sum_up(study, tmp_path)
     for row in summed["rows"]:
         assert row["best"] == measured[1]
     title = study.columns[0].title
-    place = list(reproducing.table(summed).columns).index(title)
-    assert {row[place + 1] for row in reproducing.table(summed).rows} == {"101"}
+    place = list(reproduce.table(summed).columns).index(title)
+    assert {row[place + 1] for row in reproduce.table(summed).rows} == {"101"}
 
 
 def test_the_best_of_several_seeds_is_the_one_with_the_best_validation(tmp_path: Path) -> None:

@@ -15,9 +15,11 @@ PICTURE = ROOT / "docs" / "pictures" / "house.png"
 
 # From the cellar to the roof; a room may know those before it and none after.
 ROOMS = (
-    "errors", "version", "files", "configs", "provenance", "state", "layers", "cores", "fast", "models", "decode",
-    "text", "data", "tasks", "train", "rl", "report", "experiments", "stream", "hf", "export", "serve", "cli",
+    "startup", "errors", "version", "files", "configs", "provenance", "roles", "state", "layers", "cores", "fast",
+    "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report", "experiments", "stream", "generate",
+    "hf", "export", "serve", "cli",
 )  # fmt: skip
+SMALL = ("startup", "errors", "version", "files", "provenance")  # not drawn: everyone may know them
 FRONT_DOOR = ("stairwell", "stairwell.__main__")  # what users import and start; they may know everything
 
 
@@ -110,16 +112,16 @@ def draw(known: dict[str, set[str]]) -> None:
     from matplotlib import pyplot
     from matplotlib.patches import FancyArrowPatch
 
-    floors = [name for name in ROOMS if name in known and name not in ("errors", "version", "files", "provenance")]
+    floors = [name for name in ROOMS if name in known and name not in SMALL]
     height = {name: floor for floor, name in enumerate(floors)}
     figure, axes = pyplot.subplots(figsize=(7, 0.42 * len(floors) + 0.6), dpi=110)
     for name, floor in height.items():
         box = {"boxstyle": "round,pad=0.35", "facecolor": "#eaf2fb", "edgecolor": "#0072b2"}
-        axes.text(0, floor, name, ha="center", va="center", family="monospace", fontsize=10, bbox=box)
+        axes.text(0, floor, f"{name:^11}", ha="center", va="center", family="monospace", fontsize=10, bbox=box)
         for other in sorted(known[name] & set(floors)):
             steps, side = floor - height[other], 1 if floor % 2 else -1
             arc = FancyArrowPatch(
-                (0.55 * side, floor), (0.55 * side, height[other]), arrowstyle="-|>", mutation_scale=8,
+                (0.85 * side, floor), (0.85 * side, height[other]), arrowstyle="-|>", mutation_scale=8,
                 connectionstyle=f"arc3,rad={-side * min(0.25 + 0.03 * steps, 0.6)}", color="#555555", lw=0.7, alpha=0.6,
             )  # fmt: skip
             axes.add_patch(arc)

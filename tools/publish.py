@@ -16,7 +16,7 @@ from typing import Any
 from PIL import Image
 
 from stairwell.experiments.papers import CATALOGUE
-from stairwell.experiments.reproducing import in_words, table
+from stairwell.experiments.reproduce import in_words, table
 from stairwell.experiments.study import SCALES
 from stairwell.files import write_text
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stairwell.cores.core import Core, Seen
+from stairwell.cores.delta import DeltaNet, DeltaNetConfig
 from stairwell.cores.feedback import Feedback, FeedbackConfig
 from stairwell.cores.lstm import LSTM, LSTMConfig
 from stairwell.cores.registry import CORES, Entry, build, config_type, entry, entry_of, name_of
@@ -110,6 +111,12 @@ CORES.update(
             # An LSTM layer has 8 D^2 weights where a transformer layer has 12 D^2.
             width_factor=1.25,
             colour=2,
+        ),
+        "deltanet": Entry(
+            DeltaNetConfig,
+            DeltaNet,
+            "DeltaNet",
+            "DeltaNet and DeltaProduct (Yang et al., 2024; Siems et al., 2025): a linear recurrence, a matrix a head.",
         ),
     }
 )

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from stairwell.cores.core import Core, Engine
+from stairwell.errors import UserError, nearest
 
 
 class Needs(Protocol):
@@ -50,7 +50,7 @@ CORES: dict[str, Entry] = {}
 
 def entry(name: str) -> Entry:
     if name not in CORES:
-        raise ValueError(f"unknown core '{name}'{nearest(name, CORES)}")
+        raise UserError(f"unknown core '{name}'{nearest(name, CORES)}")
     return CORES[name]
 
 
@@ -76,9 +76,3 @@ def build(config: Any) -> Core:
 def config_type(name: str) -> type[Any]:
     """The config of a core by its name."""
     return entry(name).config
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """' did you mean ...?' for an unknown name, or all there are if none is near."""
-    near = difflib.get_close_matches(name, list(names), 1, 0.5)
-    return f"; did you mean '{near[0]}'?" if near else f"; there are: {', '.join(sorted(names))}"

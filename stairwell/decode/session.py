@@ -3,6 +3,7 @@
     session = Session(model, model.init_state(batch))        or any state that the model has returned
     logits = session.read(prompt)                            (B, T) -> (B, V), in one call of the model
     logits = session.step(tokens)                            (B,) -> (B, V)
+    y = session.step_vectors(x)                              (B, D) -> (B, D), of a model that reads no symbols
     state = session.state()                                  what model.forward would have returned by now
 
 A state is a value and never changes; a session is the opposite: it lives in buffers that are made once and written in
@@ -29,7 +30,6 @@ from stairwell.cores.core import Core, CoreState, SourceState, check_tensor
 from stairwell.decode.source import Sources
 from stairwell.decode.staircase import StaircaseSteps
 from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
-from stairwell.models import LanguageModel
 from stairwell.state import RowNumbers, State, row_numbers
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -83,7 +83,8 @@ class Session:
     youngest: int  # the least count
 
     @outside_autograd
-    def __init__(self, model: LanguageModel, state: State, capacity: int | None = None) -> None:
+    def __init__(self, model: Any, state: State, capacity: int | None = None) -> None:
+        """`model`: whatever has a `core` and a `norm` after it. A LanguageModel reads tokens, any other vectors."""
         if capacity is not None and capacity < state.batch:
             raise ValueError(f"a capacity of {capacity} rows is too small for a state of {state.batch}")
         self.model = model
@@ -95,7 +96,7 @@ class Session:
         self.sources: Sources | None = None
         if isinstance(state, SourceState):
             self.kind = state.select([])  # what `state` fills
-            self.sources = Sources(model.core.layers, state)  # type: ignore[arg-type]
+            self.sources = Sources(model.core.layers, state)
             self.steps.set_sources(self.sources)
 
     @property
@@ -111,11 +112,18 @@ class Session:
             raise ValueError(f"a step takes one token for each of {self.batch} rows, not {tuple(tokens.shape)}")
         self._check()
         model.check_symbols(tokens[:, None], "token", model.config.inputs)
-        y = self.steps.step(model.embed(tokens, self.count), self.count, self.youngest)
-        self.count += 1
-        self.room.add_(1).clamp_(max=self.slack)
-        self.youngest += 1
-        return model.head(model.norm(y))
+        return model.head(self._advance(model.embed(tokens, self.count)))
+
+    @outside_autograd
+    def step_vectors(self, x: Tensor) -> Tensor:
+        """The same for a model that reads no symbols: the core's input, one vector a row, to what the model's heads
+        read. (B, D) -> (B, D)"""
+        check_tensor(x, "the vectors")
+        D = self.model.core.width
+        if x.shape != (self.batch, D):
+            raise ValueError(f"a step takes a vector of width {D} for each of {self.batch} rows, not {tuple(x.shape)}")
+        self._check()
+        return self._advance(x)
 
     @outside_autograd
     def read(self, tokens: Tensor) -> Tensor:
@@ -124,6 +132,14 @@ class Session:
         x, state = self.model.hidden(tokens, self.state())
         self._load(0, self._decoder(state))
         return self.model.head(x[:, -1])
+
+    def _advance(self, x: Tensor) -> Tensor:
+        """One token a row through the core and the model's last norm. (B, D) -> (B, D)"""
+        y = self.steps.step(x, self.count, self.youngest)
+        self.count += 1
+        self.room.add_(1).clamp_(max=self.slack)
+        self.youngest += 1
+        return self.model.norm(y)
 
     @outside_autograd
     def state(self) -> State:

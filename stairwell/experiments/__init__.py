@@ -1,7 +1,1 @@
-"""Experiments: what is trained on what, how large and how long."""
-
-from stairwell.experiments.experiment import Experiment
-from stairwell.experiments.presets import preset
-from stairwell.experiments.running import fit, load
-
-__all__ = ["Experiment", "fit", "load", "preset"]
+"""The papers' tables and figures as studies, and how they are carried out."""

@@ -11,13 +11,11 @@ import torch
 
 from stairwell import configs
 from stairwell.decode import Session
-from stairwell.experiments.running import load
-from stairwell.runs import Run
+from stairwell.runs.trainings import load
 from stairwell.tasks import Split
-from stairwell.tasks.streams import GeneratedTask
-from stairwell.train import evaluate
+from stairwell.train import Run, evaluate
 
-ROWS = {True: 50, False: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of text
+ROWS = {False: 50, True: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of files
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class Score:
         model, task = load(run.path, device, engine)
         if self.task:
             changes = {name: str(value) for name, value in self.task.items()}
-            task = type(task)(configs.set_fields(task.config, changes, "task"))  # type: ignore[attr-defined,call-arg]
-        rows = ROWS[isinstance(task, GeneratedTask)]
+            task = task.with_config(configs.set_fields(task.config, changes, "task"))
+        rows = ROWS[task.reads_files]
         return evaluate(model, task, self.split, rows, segment=128)[self.metric]
 
 
@@ -120,4 +118,4 @@ class Sample:
 
     def measure(self, run: Run, device: str, engine: str) -> float:
         model, task = load(run.path, device, engine)
-        return evaluate(model, task, self.split, ROWS[False], segment=128, tokens=self.tokens)[self.metric]
+        return evaluate(model, task, self.split, ROWS[True], segment=128, tokens=self.tokens)[self.metric]

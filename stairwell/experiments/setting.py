@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from stairwell.cores import config_type
-from stairwell.experiments.experiment import Experiment
 from stairwell.models import LanguageModelConfig
-from stairwell.train_config import TrainConfig
+from stairwell.runs.experiment import Experiment
+from stairwell.train.config import TrainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +41,12 @@ class Setting:
         )
 
     def transformer(self, core_name: str, **own: Any) -> Any:
+        """A core without these dropouts trains without."""
+        kind = config_type(core_name)
         shared = {"layers": self.layers, "width": self.width, "heads": self.heads, **self.core}
         dropout = {"attention_dropout": self.dropout, "relu_dropout": self.dropout}
-        return config_type(core_name)(**{**shared, **dropout, **own})
+        known = {name: rate for name, rate in dropout.items() if name in kind.__dataclass_fields__}
+        return kind(**{**shared, **known, **own})
 
     def lstm(self, **own: Any) -> Any:
         """A layer of an LSTM has 8 D^2 weights where one of a transformer has about 12 D^2: it gets more width."""

@@ -18,8 +18,8 @@ from typing import Literal, Protocol
 
 from stairwell import configs
 from stairwell.cores import entry
-from stairwell.experiments.experiment import Experiment
-from stairwell.runs import Run
+from stairwell.runs.experiment import Experiment
+from stairwell.train.run import Run
 
 Scale = Literal["laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("laptop", "paper")

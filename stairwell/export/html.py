@@ -16,7 +16,6 @@ from importlib.resources import files
 from string import Template
 from typing import Any
 
-import stairwell
 from stairwell import text
 from stairwell.cores import entry
 from stairwell.errors import UserError
@@ -25,6 +24,7 @@ from stairwell.export.subject import describe
 from stairwell.files import write_text
 from stairwell.models import LanguageModel
 from stairwell.tasks import Task
+from stairwell.version import __version__
 
 LARGEST = 50_000_000  # bytes
 SCRIPTS = ("engine.js", "vocabulary.js", "dom.js", "track.js", "write.js", "page.js")
@@ -69,11 +69,13 @@ def export_html(shown: Sequence[Shown], path: str | os.PathLike[str]) -> int:
 
 def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Shown]:
     """The trained models of run folders, called after their cores."""
-    from stairwell.experiments.running import load
+    from stairwell.runs.kinds import check_kind
+    from stairwell.runs.trainings import load
 
     found = []
     for path in paths:
         model, task = load(path, device="cpu", engine="reference")
+        check_kind(task.kind, "language", "a page")
         core = check(model)
         found.append(Shown(entry(core).title, model, task))
     return numbered(found)
@@ -107,7 +109,7 @@ def make_page(shown: Sequence[Shown]) -> str:
         title=escape(title),
         lead=escape(lead.format(**grammar([one.name for one in shown]))),
         models="".join(facts(i, one) for i, one in enumerate(shown)),
-        version=escape(stairwell.__version__),
+        version=escape(__version__),
         css=resource("page.css", "stairwell.report") + resource("page.css"),
         theme=resource("theme.js", "stairwell.report"),
         data=embed({"subject": subjects[0], "models": models}),

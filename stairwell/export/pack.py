@@ -16,6 +16,7 @@ import torch
 
 from stairwell import configs
 from stairwell.cores import name_of
+from stairwell.cores.delta import DeltaNetConfig
 from stairwell.errors import UserError
 from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModel
@@ -31,6 +32,7 @@ RUNS = (
     "memory-network",
     "universal",
     "lstm",
+    "deltanet",
 )
 
 
@@ -69,5 +71,7 @@ def check(model: LanguageModel) -> str:
 def core_header(name: str, config: Any) -> dict[str, Any]:
     """The core's config with what is fixed for this core and what follows: head width and nearest distance."""
     fixed = {field.name: getattr(config, field.name) for field in fields(config) if not field.init}
-    derived = {"K": config.K, "first": config.first} if isinstance(config, LayerConfig) else {}
+    derived = {"first": config.first} if isinstance(config, LayerConfig) else {}
+    if isinstance(config, LayerConfig | DeltaNetConfig):
+        derived["K"] = config.K
     return {"name": name, **configs.to_json(config), **fixed, **derived}

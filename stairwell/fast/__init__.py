@@ -7,13 +7,16 @@ after all, is decided call by call, where device and type are known; `core.engin
 from __future__ import annotations
 
 from stairwell.cores import CORES, Core, entry_of
+from stairwell.errors import UserError
 from stairwell.fast import native
+from stairwell.fast.delta import DeltaNetEngine
 from stairwell.fast.feedback import FeedbackEngine
 from stairwell.fast.staircase import StaircaseEngine
 from stairwell.fast.transformer_xl import TransformerXLEngine
 
 CORES["feedback"].engine = FeedbackEngine()
 CORES["transformer-xl"].engine = CORES["universal"].engine = TransformerXLEngine()
+CORES["deltanet"].engine = DeltaNetEngine()
 for _name in ("staircase", "cached-staircase", "global-cached-staircase", "multi-vector-rnn", "memory-network"):
     CORES[_name].engine = StaircaseEngine()
 
@@ -21,11 +24,11 @@ for _name in ("staircase", "cached-staircase", "global-cached-staircase", "multi
 def choose_engine(core: Core, engine: str) -> None:
     """Give the core the engine asked for: `reference`, `fast`, or `auto`, which is fast where there is one."""
     if engine not in ("auto", "fast", "reference"):
-        raise ValueError(f"engine must be auto, fast or reference, not '{engine}'")
+        raise UserError(f"engine must be auto, fast or reference, not '{engine}'")
     entry = entry_of(core)
     core.engine = entry.engine if entry is not None and engine != "reference" else None
     if engine == "fast" and core.engine is None:
-        raise ValueError(f"there is no fast engine for {type(core).__name__}; use engine auto or reference")
+        raise UserError(f"there is no fast engine for {type(core).__name__}; use engine auto or reference")
 
 
 def describe() -> str:

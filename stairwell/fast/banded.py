@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stairwell.cores.time import Window, filled
+from stairwell.fast.once import Once, once
 from stairwell.layers import Layer, LayerMasks, Slots
 
 BLOCK = 32  # queries; more of them waste more scores, fewer make smaller products
@@ -91,7 +92,7 @@ def blocks(T: int, O: int, band: Band) -> Iterator[Block]:
         yield Block(begin, end, low, O + end - first, first, min(last, top), top)
 
 
-class BandedAttention(torch.autograd.Function):
+class BandedAttention(Once):
     """new (B, T, 3HK): queries, keys and values of the tokens; olds (B, o, 2HK): keys and values of what lies before
     them, in parts; vectors (distances, K) and ramp (H, distances) from the nearest distance on -> what is read
     (B, T, HK). What backward needs is kept only if there will be one."""
@@ -125,7 +126,7 @@ class BandedAttention(torch.autograd.Function):
         return read.view(B, T, -1)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         band: Band = ctx.band
         keys, values, vectors, ramp, *saved = ctx.saved_tensors

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from stairwell.fast.memory import recycled
+from stairwell.fast.once import Once, once
 
 ROWS = 1024  # of a block of steps: enough for products to run at their full speed
 
@@ -332,7 +333,7 @@ class Backend(Protocol):
     ) -> None: ...
 
 
-class Segment(torch.autograd.Function):
+class Segment(Once):
     """(x, mix, positions, old keys and values, weights) -> y (B, T, D), new memory (B, T, G, D)"""
 
     @staticmethod
@@ -350,7 +351,7 @@ class Segment(torch.autograd.Function):
         return trace.y.transpose(0, 1).contiguous(), trace.memory.permute(2, 1, 0, 3).contiguous()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, y: Tensor, memory: Tensor) -> tuple[Any, ...]:
         """From the gradients of both outputs to those of all inputs, `totals`."""
         plan, saved = ctx.plan, ctx.saved_tensors

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from stairwell.fast import segment
 from stairwell.fast.native import staircase_backward, staircase_forward
+from stairwell.fast.once import Once, once
 from stairwell.fast.segment import (
     Gradients,
     Inputs,
@@ -136,7 +137,7 @@ def make_trace(stairs: Stairs, inputs: Inputs) -> Trace:
     )
 
 
-class Climb(torch.autograd.Function):
+class Climb(Once):
     """-> y (B, T, D), and for each pass what is remembered of it (B, tokens, L, D)"""
 
     @staticmethod
@@ -155,7 +156,7 @@ class Climb(torch.autograd.Function):
         return (trace.y.transpose(0, 1).contiguous(), *remember(stairs, trace.levels))
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once
     def backward(ctx: Any, y: Tensor | None, *remembered: Tensor | None) -> tuple[Any, ...]:
         stairs, layers, saved = ctx.stairs, ctx.layers, ctx.saved_tensors
         plan, old, inputs = stairs.plan, saved[:layers], Inputs.from_tensors(stairs.plan, saved[layers:])

@@ -4,10 +4,11 @@
 `headline` a sentence.
 """
 
+from stairwell.report.collect import Attention, Belief, Curves, RunReport, Validation, gather
+from stairwell.report.compare import headline, summary
 from stairwell.report.page import write_html
 from stairwell.report.picture import write_png
-from stairwell.report.reading import Attention, Belief, Curves, RunReport, Validation, gather
-from stairwell.report.summing import Table, headline, summary
+from stairwell.report.table import Table
 
 __all__ = [
     "Attention",

@@ -17,8 +17,9 @@ from typing import Any
 
 from stairwell.files import write_text
 from stairwell.report import parts
-from stairwell.report.reading import RunReport, finite
-from stairwell.report.summing import Model, Table, headline, models, summary
+from stairwell.report.collect import RunReport, finite
+from stairwell.report.compare import Model, headline, models, summary
+from stairwell.report.table import Table
 from stairwell.version import __version__
 
 

@@ -8,17 +8,16 @@ from html import escape
 from typing import Any
 
 from stairwell.provenance import provenance as made_by
-from stairwell.report.reading import Attention, RunReport, finite
-from stairwell.report.summing import (
-    Cell,
+from stairwell.report.collect import Attention, RunReport, finite
+from stairwell.report.compare import (
     Model,
-    Table,
     count_text,
     metric_text,
     number_text,
     score_text,
     time_text,
 )
+from stairwell.report.table import Cell, Table
 
 
 def colour(model: Model) -> str:

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from stairwell.files import write_atomically
-from stairwell.report.reading import RunReport
-from stairwell.report.summing import Model, is_percent, metric_text, models
+from stairwell.report.collect import RunReport
+from stairwell.report.compare import Model, is_percent, metric_text, models
 
 # The page's colours on light ground, and its dashes.
 PALETTE = ("#0072b2", "#d55e00", "#00875f", "#a8467f", "#a87400", "#3793c4", "#4d5259", "#7b5b3a")

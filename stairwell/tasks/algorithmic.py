@@ -30,9 +30,11 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from stairwell.errors import UserError
+
 from .base import IGNORE
+from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import TokenScore
-from .streams import Array, GeneratedTask, Played, check_at_least
 
 NAMES = "xyzuvwabcd"  # the variables, in the order in which they are taken
 VALUES = np.arange(1, 11, dtype=np.int8)  # and 0 stands for a variable that is not set
@@ -87,11 +89,11 @@ class Programs:
         check_at_least(1, statements=self.statements, assigns=self.assigns, prints=self.prints)
         check_at_least(0, changes=self.changes, ifs=self.ifs)
         if self.ifs and not self.changes:
-            raise ValueError("changes is 0, so nothing is left for an `if` to do; let ifs be 0 too")
+            raise UserError("changes is 0, so nothing is left for an `if` to do; let ifs be 0 too")
         if not 1 <= self.most_variables <= len(NAMES):
-            raise ValueError(f"variables is {self.most_variables}; it must be between 1 and {len(NAMES)}")
+            raise UserError(f"variables is {self.most_variables}; it must be between 1 and {len(NAMES)}")
         if not 1 <= self.variables <= self.most_variables:
-            raise ValueError(f"variables is {self.variables}; it must be between 1 and {self.most_variables}")
+            raise UserError(f"variables is {self.variables}; it must be between 1 and {self.most_variables}")
 
     @property
     def size(self) -> int:

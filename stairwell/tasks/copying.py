@@ -16,8 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from .base import IGNORE
+from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import SequenceScore
-from .streams import Array, GeneratedTask, Played, check_at_least
 
 DIGITS = 10
 SEP, END = DIGITS, DIGITS + 1

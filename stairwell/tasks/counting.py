@@ -14,8 +14,8 @@ from typing import ClassVar
 import numpy as np
 
 from .base import IGNORE
+from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import SequenceScore
-from .streams import Array, GeneratedTask, Played, check_at_least
 
 SYMBOLS = ("A", "SEP", "B", "END")
 A, SEP, B, END = range(4)

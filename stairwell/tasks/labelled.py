@@ -21,12 +21,12 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from stairwell import text
-from stairwell.tasks import corpus
-from stairwell.tasks.base import Batch, Split
-from stairwell.tasks.cache import Array, cached, key_of
-from stairwell.tasks.encoded import LabelledTokens, split_batches, training_stream
+from stairwell.data import files
+from stairwell.data.cache import Array, cached, key_of
+from stairwell.data.packed import LabelledTokens
+from stairwell.errors import UserError
+from stairwell.tasks.files import FileTask
 from stairwell.tasks.scores import SequenceScore
-from stairwell.tasks.streams import FiniteStream
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Config:
 
     def __post_init__(self) -> None:
         if self.unscored.split() != [self.unscored]:
-            raise ValueError(f"unscored must be one symbol without white space, not {self.unscored!r}")
+            raise UserError(f"unscored must be one symbol without white space, not {self.unscored!r}")
 
 
 @dataclass(frozen=True)
@@ -84,58 +84,74 @@ class Pair:
     last: int | None = None
 
 
-class Labelled:
-    """The task. `vocabulary`, if given, takes the place of the symbols of the training split."""
-
+class Labelled(FileTask[Pair, LabelledTokens]):
     headline = "accuracy"
     higher_is_better = True
+    symbols: ClassVar[str] = "symbols"
+    paths: ClassVar[tuple[str, ...]] = ("path", "labels")
+    config: Config
 
-    def __init__(self, config: Config, vocabulary: text.Vocabulary | None = None) -> None:
-        pairs = _find(config)
-        if vocabulary is None:
-            vocabulary = _build_vocabulary(config, pairs["train"])
+    def fit(self, vocabulary: text.Vocabulary) -> LabelledVocabulary:
         if not isinstance(vocabulary, LabelledVocabulary):
-            raise ValueError(f"labelled streams need a vocabulary of symbols and labels, not one of {vocabulary.kind}")
-        self._prepare(config, vocabulary, pairs)
+            raise UserError(f"labelled streams need a vocabulary of symbols and labels, not one of {vocabulary.kind}")
+        return vocabulary
 
-    def on(self, path: str, labels: str = "") -> Self:
-        """This task with its symbols on other data, for evaluation only: a folder gives its valid and test, a single
-        pair is read as a whole."""
-        other = object.__new__(type(self))
-        config = Config(path=path, labels=labels, unscored=self.config.unscored)
-        if Path(path).expanduser().is_dir():
-            pairs = {split: pair for split, pair in _find(config).items() if split != "train"}
-        else:
-            pairs = dict.fromkeys(("valid", "test"), _single(config))
-        other._prepare(config, self.vocabulary, pairs)
-        return other
-
-    def _prepare(self, config: Config, vocabulary: LabelledVocabulary, pairs: dict[str, Pair]) -> None:
-        self.config = config
-        self.vocabulary = vocabulary
-        self.inputs, self.outputs = vocabulary.size, len(vocabulary.labels)
-        # All splits are encoded before any training, so that a line that cannot be read is found out now.
-        self.splits = {split: _encode(config, vocabulary, pair) for split, pair in pairs.items()}
-
-    def stream(self, rows: range, batch: int, seed: int) -> FiniteStream:
-        """Row r of the batch begins r/batch of the way into the training split; nothing depends on the seed."""
-        return training_stream(self._split("train"), rows, batch)
-
-    def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
-        return split_batches(self._split(split), rows, segment)
+    @property
+    def outputs(self) -> int:
+        return len(self.vocabulary.labels)
 
     def score(self) -> SequenceScore:
         return SequenceScore()
 
-    def describe(self) -> str:
+    def with_data(self, path: str, labels: str = "") -> Self:
+        config = Config(path=path, labels=labels, unscored=self.config.unscored)
+        return type(self)(config, self.vocabulary, foreign=True)
+
+    def find(self) -> dict[str, Pair]:
+        if not self._foreign:
+            return _find(self.config)
+        if Path(self.config.path).expanduser().is_dir():
+            return {split: pair for split, pair in _find(self.config).items() if split != "train"}
+        return dict.fromkeys(("valid", "test"), _single(self.config))
+
+    def digest(self, place: Pair) -> str:
+        contents = files.digest([files.whole(place.tokens), files.whole(place.labels)])
+        return f"{contents}:{place.first}:{place.last}"
+
+    def build(self) -> LabelledVocabulary:
+        symbols: set[str] = set()
+        labels: set[str] = set()
+        for _, tokens, names in _episodes(self.places["train"]):
+            symbols.update(tokens)
+            labels.update(names)
+        return LabelledVocabulary(tuple(sorted(symbols)), tuple(sorted(labels - {self.config.unscored})))
+
+    def encode(self, split: str) -> LabelledTokens:
+        vocabulary, unscored, pair = self.vocabulary, self.config.unscored, self.places[split]
+        made_from = (vocabulary.dumps(), unscored, self.digests[split])
+        # As `LabelledTokens` wants them: 0 where nothing is scored, i + 1 for label i.
+        label_ids = {label: i + 1 for i, label in enumerate(vocabulary.labels)} | {unscored: 0}
+
+        def tokens() -> Iterator[tuple[Array, bool]]:
+            for number, symbols, _ in _episodes(pair):
+                yield _look_up(vocabulary.symbol_ids, symbols, f"line {number} of {pair.tokens}: the symbol"), True
+
+        def labels() -> Iterator[tuple[Array, bool]]:
+            for number, _, names in _episodes(pair):
+                yield _look_up(label_ids, names, f"line {number} of {pair.labels}: the label"), True
+
+        ids, begins = cached(key_of("tokens", *made_from), vocabulary.size, tokens)
+        targets, _ = cached(key_of("labels", *made_from), len(vocabulary.labels) + 1, labels)
+        if not len(ids):
+            raise UserError(f"{pair.tokens} is empty")
+        if not targets.any():
+            raise UserError(f"{pair.labels} has no label but {unscored!r}, so that nothing is scored")
+        return LabelledTokens(ids, targets, begins)
+
+    def tell(self) -> str:
         sizes = ", ".join(f"{split} {data.episodes:,}" for split, data in self.splits.items())
         symbols = f"{self.inputs:,} symbols, {self.outputs:,} labels"
         return f"labelled streams from {Path(self.config.path).name}: {sizes} episodes, {symbols}, finite"
-
-    def _split(self, split: str) -> LabelledTokens:
-        if split not in self.splits:
-            raise ValueError(f"{self.config.path} has no {split} split; it has {' and '.join(self.splits)}")
-        return self.splits[split]
 
 
 def _find(config: Config) -> dict[str, Pair]:
@@ -143,19 +159,17 @@ def _find(config: Config) -> dict[str, Pair]:
     if not config.path or not folder.is_dir():
         return _share(_single(config))
     if config.labels:
-        raise ValueError(f"labels goes with a single file of tokens, and {folder} is a folder")
+        raise UserError(f"labels goes with a single file of tokens, and {folder} is a folder")
     found = [split for split in ("train", "valid", "test") if (folder / f"{split}.tokens").exists()]
     for split in ("train", "valid"):
         if split not in found:
-            raise FileNotFoundError(
-                f"there is no {split}.tokens in {folder}; train and valid are needed, test is optional"
-            )
+            raise UserError(f"there is no {split}.tokens in {folder}; train and valid are needed, test is optional")
     return {split: _pair(folder / f"{split}.tokens", folder / f"{split}.labels") for split in found}
 
 
 def _single(config: Config) -> Pair:
     if not config.path:
-        raise ValueError(
+        raise UserError(
             "no path is given; it must name a folder with train.tokens and train.labels, or a file of tokens"
         )
     tokens = Path(config.path).expanduser()
@@ -164,11 +178,11 @@ def _single(config: Config) -> Pair:
 
 def _pair(tokens: Path, labels: Path) -> Pair:
     if not tokens.is_file():
-        raise FileNotFoundError(f"there is no file of tokens {tokens}")
+        raise UserError(f"there is no file of tokens {tokens}")
     if not labels.is_file():
-        raise FileNotFoundError(f"there is no file of labels {labels} for the tokens in {tokens}")
+        raise UserError(f"there is no file of labels {labels} for the tokens in {tokens}")
     if tokens.samefile(labels):
-        raise ValueError(f"{tokens} is given as tokens and as labels; they are two files")
+        raise UserError(f"{tokens} is given as tokens and as labels; they are two files")
     return Pair(tokens, labels)
 
 
@@ -176,7 +190,7 @@ def _share(pair: Pair) -> dict[str, Pair]:
     """The episodes of one pair for the three splits."""
     count = sum(1 for _ in _episodes(pair))
     if count < 3:
-        raise ValueError(f"{pair.tokens} has {count} episodes; it takes at least 3 to split them")
+        raise UserError(f"{pair.tokens} has {count} episodes; it takes at least 3 to split them")
     held_out = max(count // 20, 1)
     edges = (0, count - 2 * held_out, count - held_out, count)
     splits = zip(("train", "valid", "test"), pairwise(edges))
@@ -190,7 +204,7 @@ def _episodes(pair: Pair) -> Iterator[tuple[int, list[str], list[str]]]:
         lines = zip_longest(_lines(pair.tokens), _lines(pair.labels), fillvalue="")
         for number, (tokens, labels) in enumerate(((line.split(), other.split()) for line, other in lines), 1):
             if len(tokens) != len(labels):
-                raise ValueError(
+                raise UserError(
                     f"line {number} of {pair.tokens} has {len(tokens)} tokens, but that of {pair.labels} has "
                     f"{len(labels)} labels; there must be one label for each token"
                 )
@@ -201,45 +215,15 @@ def _episodes(pair: Pair) -> Iterator[tuple[int, list[str], list[str]]]:
 
 
 def _lines(file: Path) -> Iterator[str]:
-    rest = ""
-    for piece in corpus.texts([corpus.whole(file)], "symbols and labels are text"):
-        *lines, rest = (rest + piece).split("\n")
-        yield from lines
-    if rest:
-        yield rest
-
-
-def _build_vocabulary(config: Config, pair: Pair) -> LabelledVocabulary:
-    symbols: set[str] = set()
-    labels: set[str] = set()
-    for _, tokens, names in _episodes(pair):
-        symbols.update(tokens)
-        labels.update(names)
-    return LabelledVocabulary(tuple(sorted(symbols)), tuple(sorted(labels - {config.unscored})))
-
-
-def _encode(config: Config, vocabulary: LabelledVocabulary, pair: Pair) -> LabelledTokens:
-    contents = corpus.digest([corpus.whole(pair.tokens), corpus.whole(pair.labels)])
-    made_from = (vocabulary.dumps(), config.unscored, contents, pair.first, pair.last)
-
-    # As `LabelledTokens` wants them: 0 where nothing is scored, i + 1 for label i.
-    label_ids = {label: i + 1 for i, label in enumerate(vocabulary.labels)} | {config.unscored: 0}
-
-    def tokens() -> Iterator[tuple[Array, bool]]:
-        for number, symbols, _ in _episodes(pair):
-            yield _look_up(vocabulary.symbol_ids, symbols, f"line {number} of {pair.tokens}: the symbol"), True
-
-    def labels() -> Iterator[tuple[Array, bool]]:
-        for number, _, names in _episodes(pair):
-            yield _look_up(label_ids, names, f"line {number} of {pair.labels}: the label"), True
-
-    ids, begins = cached(key_of("tokens", *made_from), vocabulary.size, tokens)
-    targets, _ = cached(key_of("labels", *made_from), len(vocabulary.labels) + 1, labels)
-    if not len(ids):
-        raise ValueError(f"{pair.tokens} is empty")
-    if not targets.any():
-        raise ValueError(f"{pair.labels} has no label but {config.unscored!r}, so that nothing is scored")
-    return LabelledTokens(ids, targets, begins)
+    line: list[str] = []  # what has been read of a line; a very long one comes in many pieces
+    for piece in files.texts([files.whole(file)], "symbols and labels are text"):
+        first, *others = piece.split("\n")
+        line.append(first)
+        for other in others:
+            yield "".join(line)
+            line = [other]
+    if any(line):
+        yield "".join(line)
 
 
 def _look_up(ids: dict[str, int], symbols: list[str], what: str) -> np.ndarray:

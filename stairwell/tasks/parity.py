@@ -12,8 +12,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import SequenceScore
-from .streams import Array, GeneratedTask, Played, check_at_least
 
 
 @dataclass(frozen=True)

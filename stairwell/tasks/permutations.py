@@ -18,8 +18,10 @@ from typing import ClassVar
 
 import numpy as np
 
+from stairwell.errors import UserError
+
+from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import SequenceScore
-from .streams import Array, GeneratedTask, Played, check_at_least
 
 MOST_ELEMENTS = 6  # the table of all products has factorial(elements) squared entries
 
@@ -55,7 +57,7 @@ class Words:
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
         if not 2 <= self.elements <= MOST_ELEMENTS:
-            raise ValueError(f"elements is {self.elements}; it must be between 2 and {MOST_ELEMENTS}")
+            raise UserError(f"elements is {self.elements}; it must be between 2 and {MOST_ELEMENTS}")
 
     @property
     def size(self) -> int:
@@ -69,13 +71,8 @@ class Words:
         return rng.integers(0, self.symbols, size=(count, self.length), dtype=np.int16)
 
     def play(self, draws: Array) -> Played:
-        table = products(self.elements)
         factors = generators(self.elements)[draws] if self.generators else draws
-        E, L = draws.shape
-        running = np.zeros((L + 1, E), dtype=np.intp)  # begins with the identity; time first, for speed
-        for t, factor in enumerate(factors.T.astype(np.intp)):
-            np.take(table, factor * factorial(self.elements) + running[t], out=running[t + 1])
-        return Played(draws, running[1:].T)
+        return Played(draws, running_products(products(self.elements), factorial(self.elements), factors))
 
 
 class Permutations(GeneratedTask):
@@ -110,17 +107,34 @@ def products(elements: int) -> Array:
     """Flat (second * count + first): the number of the permutation that applies `first` and then `second`."""
     first = images(elements)
     composed = first[:, first]  # (second, first, i): second[first[i]]
-    return _numbers(composed).ravel()
+    return numbers(composed).ravel()
+
+
+def running_products(table: Array, order: int, factors: Array) -> Array:
+    """(E, L) -> (E, L): the products of each word so far, by the flat table of a group; element 0 is the identity."""
+    E, L = factors.shape
+    running = np.zeros((L + 1, E), dtype=np.intp)  # begins with the identity; time first, for speed
+    for t, factor in enumerate(factors.T.astype(np.intp)):
+        np.take(table, factor * order + running[t], out=running[t + 1])
+    return running[1:].T
+
+
+@cache
+def even(elements: int) -> Array:
+    """The numbers of the even permutations, which swap an even number of pairs: the alternating group."""
+    i, j = np.triu_indices(elements, 1)
+    inversions = (images(elements)[:, i] > images(elements)[:, j]).sum(axis=1)
+    return np.flatnonzero(inversions % 2 == 0)
 
 
 @cache
 def generators(elements: int) -> Array:
     """The numbers of the swap of 0 and 1 and of the cycle i -> i + 1."""
     things = list(range(elements))
-    return _numbers(np.array([[1, 0, *things[2:]], [*things[1:], 0]]))
+    return numbers(np.array([[1, 0, *things[2:]], [*things[1:], 0]]))
 
 
-def _numbers(permuted: Array) -> Array:
+def numbers(permuted: Array) -> Array:
     """(..., i) -> (...): the number of each permutation. Read as digits, permutations sort as their numbers do."""
     elements = permuted.shape[-1]
     digits = elements ** np.arange(elements)[::-1]

@@ -19,8 +19,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import TokenScore
-from .streams import Array, GeneratedTask, Played, check_at_least
 
 ACTIONS = ("forward", "left", "right", "reset")
 FORWARD, LEFT, RIGHT, RESET = range(4)

@@ -44,6 +44,10 @@ def configs(draw: Any, name: str, **fixed: Any) -> Any:
     if name == "feedback":
         options["make_up"] = draw(st.sampled_from(["all", "average", "recurrent", 0, options["layers"]]))
         options["share_kv"] = draw(st.booleans())
+    if name == "deltanet":
+        options["products"] = draw(st.integers(1, 3))
+        options["negative_eigenvalues"] = draw(st.booleans())
+        options["gated"] = draw(st.booleans())
     if name == "universal":
         options["passes"] = draw(st.integers(1, 3))
     if name in ("staircase", "cached-staircase", "global-cached-staircase"):
@@ -167,7 +171,7 @@ def test_crop_equals_never_having_seen(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_state_survives_as_one_vector_a_row_and_as_a_tree(name: str) -> None:
-    slack = 0 if name == "lstm" else 2
+    slack = 0 if name in ("lstm", "deltanet") else 2
 
     @EXAMPLES
     @given(case=cases(name, slack=slack, max_tokens=30))

@@ -106,9 +106,14 @@ def drawn(name: str, number: int) -> Any:
         "chunk": chance.choice([1, 2, 3, 5]),
         "distances": chance.choice([2, 64]),
         "passes": chance.randint(1, 4),
+        "products": chance.randint(1, 3),
+        "negative_eigenvalues": chance.random() < 0.5,
+        "gated": chance.random() < 0.5,
     }
     options["make_up"] = chance.choice(["all", "average", "recurrent", 0, options["layers"]])
     options["share_kv"] = chance.random() < 0.5
+    options |= {name: chance.random() < 0.5 for name in ("gated", "negative_eigenvalues")}
+    options["products"] = chance.randint(1, 3)
     options["compute"] = chance.randint(0, options["passes"])
     if name == "memory-network":
         options["passes"] = chance.choice([2, 9, 100])

@@ -13,18 +13,18 @@ import pytest
 import torch
 
 from stairwell import text
+from stairwell.cli.display import Silence
 from stairwell.cores import config_type
-from stairwell.display import Silence
 from stairwell.errors import UserError
-from stairwell.experiments.presets import preset
-from stairwell.experiments.running import Plan, train
 from stairwell.export import Shown, export_html, from_runs
 from stairwell.export import html as page
 from stairwell.export.pack import pack
 from stairwell.export.subject import describe
 from stairwell.models import LanguageModel, LanguageModelConfig
-from stairwell.runs import Run
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import Job, train
 from stairwell.tasks import task_type
+from stairwell.train import Run
 from tests.laws import scramble
 
 
@@ -169,7 +169,7 @@ def test_labelled_streams_show_their_own_words(tmp_path: Path) -> None:
 def test_a_run_becomes_a_page(tmp_path: Path) -> None:
     small = {"core.width": "8", "train.steps": "1", "train.curriculum": "", "task.valid_episodes": "4"}
     experiment = preset("parity/lstm").with_options(small)
-    train(Plan(experiment, Run(tmp_path / "run"), resume=False), "cpu", "auto", lambda *_: Silence())
+    train(Job(experiment, Run(tmp_path / "run"), resume=False), "cpu", "auto", lambda *_: Silence())
     size = export_html(from_runs([tmp_path / "run"]), tmp_path / "page.html")
     assert size == (tmp_path / "page.html").stat().st_size
     data = re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(encoding="utf-8"))

@@ -19,10 +19,10 @@ from torch.utils._pytree import tree_map_only
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.cores.staircase import StaircaseConfig
 from stairwell.decode import Session
-from stairwell.experiments import Experiment, preset
-from stairwell.experiments.running import Plan, train
 from stairwell.fast import choose_engine, native
-from stairwell.runs import Run
+from stairwell.runs import Experiment, preset
+from stairwell.runs.trainings import Job, train
+from stairwell.train.run import Run
 from tests import laws
 from tests.commands import measured, weights
 
@@ -132,7 +132,7 @@ def train_to(experiment: Experiment, folder: Path, steps: int, engine: str) -> N
         return nullcontext(lambda event: None)
 
     asked = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
-    train(Plan(asked, run, resume=run.exists), "cpu", engine, show)
+    train(Job(asked, run, resume=run.exists), "cpu", engine, show)
     assert f"engine: {engine}" in titles[0], titles
 
 

@@ -232,7 +232,7 @@ def test_numbers_and_variables_are_drawn_evenly() -> None:
 
 def test_a_curriculum_may_begin_with_fewer_variables_of_the_same_vocabulary() -> None:
     task = Algorithmic(Config(variables=3))
-    stream = task.stream(range(10), 10, 0)
+    stream = task.feed(range(10), 10, 0)
     stream.read(100)
     for variables, statements, names in ((1, 10, "x"), (2, 30, "xy"), (3, 100, "xyz")):
         stream.change(variables=variables, statements=statements)

@@ -27,7 +27,7 @@ def documents(batch: Batch) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_the_digits_of_the_answer_are_asked_one_before_they_appear(length: int, reverse: bool) -> None:
     task = Copying(Config(length=length, reverse=reverse))
-    for tokens, targets in documents(task.stream(range(5), 5, 0).read(6 * (2 * length + 2))):
+    for tokens, targets in documents(task.feed(range(5), 5, 0).read(6 * (2 * length + 2))):
         digits = tokens[:length]
         answer = digits[::-1] if reverse else digits
         assert tokens == [*digits, SEP, *answer, END]

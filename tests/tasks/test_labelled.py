@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stairwell import text
+from stairwell.errors import UserError
 from stairwell.tasks.base import IGNORE, Batch
 from stairwell.tasks.labelled import Config, Labelled
 
@@ -31,6 +32,11 @@ def simple(folder: Path, **files: str) -> Path:
     return write(folder, **(fine | files))
 
 
+def opened(task: Labelled) -> Labelled:
+    assert task.splits
+    return task
+
+
 def whole(task: Labelled, split: str, rows: int, segment: int) -> Batch:
     batches = list(task.batches(split, rows, segment))  # type: ignore[arg-type]
     return Batch(
@@ -52,7 +58,7 @@ def test_labels_stand_beside_their_tokens_and_every_line_starts_anew(tmp_path: P
 
 def test_the_training_stream_goes_round_the_training_split(tmp_path: Path) -> None:
     task = Labelled(Config(path=str(simple(tmp_path))))
-    batch = task.stream(range(2), 2, seed=0).read(6)
+    batch = task.feed(range(2), 2, seed=0).read(6)
     assert batch.tokens.tolist() == [[0, 1, 1, 0, 0, 0], [1, 0, 0, 0, 1, 1]]
     assert batch.targets[0].tolist() == [IGNORE, 1, 0, IGNORE, 1, IGNORE]
     assert batch.start is not None and batch.start[0].tolist() == [True, False, True, False, False, True]
@@ -116,12 +122,12 @@ def test_other_data_is_read_with_the_symbols_of_training(tmp_path: Path) -> None
     (tmp_path / "folder").mkdir()
     task = Labelled(Config(path=str(simple(tmp_path / "folder"))))
     write(tmp_path, more_tokens="b\n", more_labels="0\n", odd_tokens="c\n", odd_labels="0\n")
-    other = task.on(str(tmp_path / "more.tokens"))
+    other = task.with_data(str(tmp_path / "more.tokens"))
     assert whole(other, "valid", 1, 5).tokens.tolist() == whole(other, "test", 1, 5).tokens.tolist() == [[1]]
     with pytest.raises(ValueError, match="has no train split"):
-        other.stream(range(1), 1, 0)
+        other.feed(range(1), 1, 0)
     with pytest.raises(ValueError, match=r"line 1 of .*odd\.tokens: the symbol 'c' does not occur in the training"):
-        task.on(str(tmp_path / "odd.tokens"))
+        opened(task.with_data(str(tmp_path / "odd.tokens")))
 
 
 def test_the_vocabulary_can_be_saved_and_given_back(tmp_path: Path) -> None:
@@ -139,8 +145,8 @@ def test_the_description_says_what_there_is(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "no labels": ({"valid_labels": None}, FileNotFoundError, r"no file of labels .*valid\.labels"),
-    "no valid": ({"valid_tokens": None}, FileNotFoundError, r"no valid\.tokens in"),
+    "no labels": ({"valid_labels": None}, UserError, r"no file of labels .*valid\.labels"),
+    "no valid": ({"valid_tokens": None}, UserError, r"no valid\.tokens in"),
     "too few labels": (
         {"valid_labels": "- 1\n0 -\n"},
         ValueError,
@@ -163,7 +169,7 @@ def test_a_mistake_is_one_plain_line(tmp_path: Path, files: dict[str, str | None
         if content is None:
             (tmp_path / name.replace("_", ".")).unlink()
     with pytest.raises(kind, match=message) as raised:
-        Labelled(Config(path=str(tmp_path)))
+        opened(Labelled(Config(path=str(tmp_path))))
     assert "\n" not in str(raised.value)
 
 
@@ -171,21 +177,21 @@ def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
     simple(tmp_path)
     (tmp_path / "valid.labels").write_bytes(b"- 1\n0 \xff 1\n")
     with pytest.raises(ValueError, match=r"valid\.labels is not UTF-8 text: byte 0xff at position 6"):
-        Labelled(Config(path=str(tmp_path)))
+        opened(Labelled(Config(path=str(tmp_path))))
 
 
 def test_paths_and_options_that_cannot_be_are_told(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no path is given"):
-        Labelled(Config())
-    with pytest.raises(FileNotFoundError, match="no file of tokens"):
-        Labelled(Config(path=str(tmp_path / "nowhere")))
+        opened(Labelled(Config()))
+    with pytest.raises(UserError, match="no file of tokens"):
+        opened(Labelled(Config(path=str(tmp_path / "nowhere"))))
     write(tmp_path, two_tokens="a\nb\n", two_labels="1\n2\n")
     with pytest.raises(ValueError, match="has 2 episodes; it takes at least 3"):
-        Labelled(Config(path=str(tmp_path / "two.tokens")))
+        opened(Labelled(Config(path=str(tmp_path / "two.tokens"))))
     with pytest.raises(ValueError, match="they are two files"):
-        Labelled(Config(path=str(tmp_path / "two.tokens"), labels=str(tmp_path / "two.tokens")))
+        opened(Labelled(Config(path=str(tmp_path / "two.tokens"), labels=str(tmp_path / "two.tokens"))))
     with pytest.raises(ValueError, match="goes with a single file"):
-        Labelled(Config(path=str(tmp_path), labels="x"))
+        opened(Labelled(Config(path=str(tmp_path), labels="x")))
     with pytest.raises(ValueError, match="one symbol"):
         Config(unscored="a b")
     with pytest.raises(ValueError, match="has no test split; it has train and valid"):

@@ -12,9 +12,11 @@ import pytest
 import torch
 
 from stairwell import text
-from stairwell.tasks import cache, corpus
+from stairwell.data import cache, files, splits
+from stairwell.data.packed import Encoded, Episodic, Packed
+from stairwell.errors import UserError
 from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.encoded import Encoded, Episodic, Packed, split_batches, training_stream
+from stairwell.tasks.feeds import FiniteFeed, split_batches
 from stairwell.tasks.language import Config, Language, LanguageScore
 
 LINES = "".join(f"line {i} of a small book, {'x' * (i % 7)} it says\n" for i in range(100))
@@ -34,7 +36,13 @@ def file(folder: Path, content: str | bytes, name: str = "book.txt") -> str:
 
 
 def language(path: str, **options: Any) -> Language:
-    return Language(Config(path=path, **options))
+    """The task with its data opened."""
+    return opened(Language(Config(path=path, **options)))
+
+
+def opened(task: Language) -> Language:
+    assert task.splits
+    return task
 
 
 def ids(task: Language, split: str) -> list[int]:
@@ -148,7 +156,7 @@ def test_training_reads_what_evaluation_reads(episode: int) -> None:
     packed = Packed(np.arange(1, 16), np.array([0, 6, 7, 10]))
     data = Episodic(packed, episode) if episode else packed
     once = whole(data, 1, 1000)
-    stream = training_stream(data, range(1), 1)
+    stream = FiniteFeed(data, range(1), 1)
     for _ in range(2):  # the stream goes round
         read = stream.read(len(data))
         assert torch.equal(read.tokens, once.tokens)
@@ -158,9 +166,9 @@ def test_training_reads_what_evaluation_reads(episode: int) -> None:
 
 def test_rows_of_training_do_not_depend_on_their_neighbours_and_can_be_put_down(tmp_path: Path) -> None:
     task = language(file(tmp_path, LINES), documents="lines")
-    together, alone = task.stream(range(4), 4, 0), task.stream(range(2, 3), 4, 0)
+    together, alone = task.feed(range(4), 4, 0), task.feed(range(2, 3), 4, 0)
     assert torch.equal(together.read(30).tokens[2:3], alone.read(30).tokens)
-    again = task.stream(range(4), 4, 0)
+    again = task.feed(range(4), 4, 0)
     again.seek(together.position())
     expected, read = together.read(11), again.read(11)
     assert torch.equal(expected.tokens, read.tokens) and torch.equal(expected.targets, read.targets)
@@ -192,7 +200,7 @@ def test_a_file_without_line_edges_is_cut_between_words_or_characters(tmp_path: 
 def test_a_file_of_the_customary_size_is_cut_where_everybody_cuts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
 ) -> None:
-    monkeypatch.setattr(corpus, "CUSTOMARY_SIZE", 1000)
+    monkeypatch.setattr(splits, "CUSTOMARY_SIZE", 1000)
     content = b"seven b\n" * 125
     path = file(tmp_path, gzip.compress(content), "small8.gz") if packed else file(tmp_path, content, "small8")
     task = language(path)
@@ -203,7 +211,7 @@ def test_a_file_of_the_customary_size_is_cut_where_everybody_cuts_it(
 
 def test_a_customary_cut_does_not_break_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = "a" + "ż" * 499 + "b"
-    monkeypatch.setattr(corpus, "CUSTOMARY_SIZE", 1000)
+    monkeypatch.setattr(splits, "CUSTOMARY_SIZE", 1000)
     task = Language(Config(path=file(tmp_path, content), unit="characters"), text.Characters.build([content]))
     assert "".join(splits_of(task)) == content
     assert len(ids(task, "valid")) == 25
@@ -275,13 +283,13 @@ def test_the_files_of_a_folder_are_documents_dealt_to_the_splits(tmp_path: Path)
 def test_dealing_depends_on_names_only_and_not_on_the_folder_or_the_contents(tmp_path: Path) -> None:
     first, second = many_files(tmp_path / "first"), many_files(tmp_path / "second")
     file(Path(second), "changed", "0/0.txt")
-    splits = [
-        {split: [part.file.relative_to(folder) for part in parts] for split, parts in corpus.find(folder).items()}
+    dealt, again = (
+        {split: [part.file.relative_to(folder) for part in parts] for split, parts in splits.find(folder).items()}
         for folder in (first, second)
-    ]
-    assert splits[0] == splits[1]
-    everything = sorted(name for names in splits[0].values() for name in names)
-    assert splits[0]["valid"] != everything[:2] and splits[0]["train"] != everything[:36]
+    )
+    assert dealt == again
+    everything = sorted(name for names in dealt.values() for name in names)
+    assert dealt["valid"] != everything[:2] and dealt["train"] != everything[:36]
 
 
 def test_few_files_are_cut_one_by_one(tmp_path: Path) -> None:
@@ -359,7 +367,7 @@ def test_pieces_of_any_size_give_the_same_tokens(
     if unit == "characters":
         options["documents"] = "lines"
     once = language(path, **options)
-    monkeypatch.setattr(corpus, "PIECE", 64)
+    monkeypatch.setattr(files, "PIECE", 64)
     monkeypatch.setenv("STAIRWELL_CACHE", str(cache_folder / "other"))
     again = language(path, **options)
     for split in ("train", "valid", "test"):
@@ -370,13 +378,13 @@ def test_pieces_of_any_size_give_the_same_tokens(
 def test_a_text_without_line_ends_and_spaces_is_still_read_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpus, "PIECE", 64)
-    monkeypatch.setattr(corpus, "LONGEST_LINE", 100)
+    monkeypatch.setattr(files, "PIECE", 64)
+    monkeypatch.setattr(files, "LONGEST_LINE", 100)
     content = "żółw" * 200
     path = Path(file(tmp_path, content))
-    pieces = [data for _, data in corpus.pieces(corpus.whole(path))]
+    pieces = [data for _, data in files.pieces(files.whole(path))]
     assert max(map(len, pieces)) <= 200
-    assert "".join(corpus.texts([corpus.whole(path)], "")) == content
+    assert "".join(files.texts([files.whole(path)], "")) == content
 
 
 def test_bytes_take_anything(tmp_path: Path) -> None:
@@ -389,7 +397,7 @@ def test_bytes_take_anything(tmp_path: Path) -> None:
 def test_text_that_is_not_utf8_is_named_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str
 ) -> None:
-    monkeypatch.setattr(corpus, "PIECE", 64)  # the place must be right in later pieces too
+    monkeypatch.setattr(files, "PIECE", 64)  # the place must be right in later pieces too
     path = file(tmp_path, b"fine\n" * 100 + b"ab\xff\n" + b"fine\n" * 100)
     with pytest.raises(
         ValueError, match=r"book\.txt is not UTF-8 text: byte 0xff at position 502; unit=bytes takes any"
@@ -405,7 +413,7 @@ def test_an_empty_or_tiny_file_is_one_plain_line(tmp_path: Path, content: bytes)
 
 
 def test_missing_damaged_and_empty_places_are_told(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="no file or folder"):
+    with pytest.raises(UserError, match="no file or folder"):
         language(str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="no path is given"):
         language("")
@@ -470,7 +478,7 @@ def test_changed_text_and_changed_options_are_encoded_anew(tmp_path: Path) -> No
 def test_the_same_text_in_other_documents_is_encoded_anew(tmp_path: Path) -> None:
     path = many_files(tmp_path)
     before = language(path).splits["valid"]
-    (first, second) = (part.file for part in corpus.find(path)["valid"])
+    (first, second) = (part.file for part in splits.find(path)["valid"])
     content = first.read_text() + second.read_text()
     first.write_text(content[:3])
     second.write_text(content[3:])
@@ -550,21 +558,21 @@ def test_the_cache_lies_where_the_platform_keeps_caches(monkeypatch: pytest.Monk
 
 def test_other_text_is_read_with_the_vocabulary_of_training(tmp_path: Path) -> None:
     task = language(file(tmp_path, "abc " * 100, "letters.txt"), unit="characters")
-    other = task.on(file(tmp_path, "cab", "cab.txt"))
+    other = task.with_data(file(tmp_path, "cab", "cab.txt"))
     assert other.vocabulary == task.vocabulary
     assert ids(other, "valid") == ids(other, "test") == task.vocabulary.encode("cab").tolist()
     with pytest.raises(ValueError, match="has no train split"):
-        other.stream(range(1), 1, 0)
+        other.feed(range(1), 1, 0)
     with pytest.raises(ValueError, match=r"taxi\.txt .*the character 't'"):
-        task.on(file(tmp_path, "taxi", "taxi.txt"))
-    with pytest.raises(FileNotFoundError):
-        task.on(str(tmp_path / "nowhere"))
+        opened(task.with_data(file(tmp_path, "taxi", "taxi.txt")))
+    with pytest.raises(UserError):
+        opened(task.with_data(str(tmp_path / "nowhere")))
 
 
 def test_a_folder_with_splits_keeps_them_in_evaluation(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         file(tmp_path, f"to {split}", f"{split}.txt")
-    other = language(file(tmp_path, LINES)).on(str(tmp_path))
+    other = language(file(tmp_path, LINES)).with_data(str(tmp_path))
     assert other.vocabulary.decode(ids(other, "test")) == "to test" and "train" not in other.splits
 
 

@@ -9,7 +9,7 @@ from stairwell.experiments.papers.feedback.settings import RANDOM_WALK
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import Column, Maker, Row, Scale, Study
 from stairwell.tasks import parity, permutations
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
 
 PARITY: dict[Scale, Setting] = {
     "laptop": Setting(

@@ -30,7 +30,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...tasks.streams import check_at_least
+from stairwell.tasks.generated import check_at_least
+
 from ..spaces import MultiDiscrete
 from .batched import Array, Batched, below, shuffled
 from .grid import AGENT, COLOURS, DIRECTIONS, FLOOR, LINE, NORTH, SEEN, SEEN_WALL, Tiles, steps, surroundings

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...tasks.streams import check_at_least
+from stairwell.tasks.generated import check_at_least
+
 from ..spaces import MultiDiscrete
 from .batched import Array, Batched, below, shuffled
 from .grid import AGENT, DIRECTIONS, SEEN, STEPS, WALL, Colour, Tiles

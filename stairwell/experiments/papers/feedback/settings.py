@@ -14,7 +14,7 @@ from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import Column, Scale
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import algorithmic, copying, counting, language, random_walk
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
 
 ACCURACY = (Score("test accuracy (%)", "accuracy"),)
 STATEMENTS = 20  # of the programs that the laptop's models are scored on

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from stairwell.cores import build
-from stairwell.experiments.experiment import Experiment
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import Scale
+from stairwell.runs.experiment import Experiment
 
 
 def weights(core: Any) -> int:

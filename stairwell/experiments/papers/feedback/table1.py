@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.curriculum import Curriculum
 from stairwell.experiments.measures import Score
 from stairwell.experiments.papers.feedback.settings import (
     ACCURACY,
@@ -23,6 +22,7 @@ from stairwell.experiments.papers.feedback.settings import (
 )
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+from stairwell.train.curriculum import Curriculum
 
 FAR_DISTANCES = (
     "The memory holds a whole sequence, that of a test too, so that nobody fails for want of sight; but the vectors of "

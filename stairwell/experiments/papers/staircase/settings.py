@@ -19,7 +19,7 @@ from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import Row, Scale, Study
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import algorithmic, language, random_walk
-from stairwell.train_config import TrainConfig
+from stairwell.train.config import TrainConfig
 
 Rows = tuple[Row, ...]
 Numbers = tuple[str, ...]

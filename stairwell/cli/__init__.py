@@ -1,0 +1,5 @@
+"""The command line, the only room that parses arguments and prints. Results go to stdout, progress to stderr."""
+
+from stairwell.cli.main import main
+
+__all__ = ["main"]

@@ -1,0 +1,60 @@
+"""The application that commands are added to, and how results are shown."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from stairwell.report.table import Table
+
+app = typer.Typer(
+    name="stairwell",
+    help="Transformers that read their own past thoughts: train, evaluate and compare them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+
+
+# Options that several commands share.
+Device = Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")]
+Engine = Annotated[str, typer.Option(help="auto, fast or reference")]
+AsJson = Annotated[bool, typer.Option("--json", help="the result as one JSON object")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
+
+
+def say(text: str) -> None:
+    """To stderr; of processes that train together only the first speaks."""
+    if os.environ.get("RANK", "0") == "0":
+        print(text, file=sys.stderr, flush=True)
+
+
+def print_table(table: Table) -> None:
+    from rich import table as rich_table
+    from rich.console import Console
+
+    shown = rich_table.Table(title=table.title, caption=table.caption)
+    for column in table.columns:
+        shown.add_column(column)
+    for row in table.rows:
+        shown.add_row(*(str(cell) for cell in row))
+    Console().print(shown)
+
+
+def strict_json(result: dict[str, Any]) -> str:
+    """JSON has no infinity and no NaN: they become null."""
+    finite = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in result.items()
+    }
+    return json.dumps(finite)
+
+
+def result_text(result: dict[str, Any]) -> str:
+    width = max(len(name) for name in result)
+    return "\n".join(f"{name:{width}}  {value:.6g}" if isinstance(value, float) else f"{name:{width}}  {value}"
+                     for name, value in result.items())  # fmt: skip

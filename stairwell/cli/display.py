@@ -1,0 +1,189 @@
+"""What a person sees while a model trains: a bar with rate and time left, the latest metrics, a small curve.
+
+Part of the command line: everything goes to stderr, so that stdout holds results only.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from itertools import pairwise
+from typing import Any, TextIO, cast
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+CURVE = 48  # characters
+
+
+class Unread:
+    """A stream that nobody has to read: once its reader or its terminal is gone, what is written to it is lost, and
+    nothing else happens."""
+
+    # A signal that comes while something is being written, and has something to say itself, is a RuntimeError.
+    ERRORS = (OSError, ValueError, RuntimeError)
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(*self.ERRORS):
+            self.stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(*self.ERRORS):
+            self.stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def go_on_unread() -> None:
+    """Nobody needs to read progress: a training goes on in silence when standard error is closed."""
+    if not isinstance(sys.stderr, Unread):
+        sys.stderr = cast(TextIO, Unread(sys.stderr))
+
+
+def curve(values: list[float], width: int = CURVE) -> str:
+    """Numbers as a line of blocks, the newest last."""
+    values = [value for value in values if value == value]
+    if not values:
+        return ""
+    # Many values are averaged into as many buckets as there is room for.
+    buckets = min(width, len(values))
+    edges = [i * len(values) // buckets for i in range(buckets + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    return "".join(BLOCKS[round((mean - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for mean in means)
+
+
+def summary(record: dict[str, Any]) -> str:
+    """One line of metrics as people read them."""
+    parts = [f"loss {record['loss']:.4f}"]
+    if "accuracy" in record:
+        parts.append(f"accuracy {record['accuracy']:.1f}%")
+    if "return" in record:
+        parts.append(f"return {record['return']:.3g} over {record['length']:.3g} steps")
+    if "tokens_per_second" in record:
+        parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+    if "stage" in record:
+        parts.append(" ".join(f"{name} {value}" for name, value in record["stage"].items()))
+    return ", ".join(parts)
+
+
+def scores_line(scores: dict[str, float]) -> str:
+    """Scores of a split in one line; what they were counted over comes last."""
+    counted = ("scored", "sequences", "rows")
+    first = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items() if name not in counted]
+    return ", ".join([*first, *(f"{scores[name]:,.0f} {name}" for name in counted if name in scores)])
+
+
+class Silence:
+    """For all processes but the first."""
+
+    def __enter__(self) -> Silence:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        pass
+
+
+class Quiet(Silence):
+    """For --quiet: no progress, but whatever is not as it should be."""
+
+    def say(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "warning":
+            self.say(f"warning: {event['text']}")
+
+
+class Lines(Quiet):
+    """One line an event, for logs and pipes."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self.total = total
+        self.say(title)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "metrics":
+            what = f"valid: {scores_line(event['valid'])}" if "valid" in event else summary(event)
+            self.say(f"update {event['step']:,}/{self.total:,}  {what}")
+        elif event["event"] == "stopping":
+            self.say("stopping after this update; once more to stop at once")
+        else:
+            super().__call__(event)
+
+
+class Live(Silence):
+    """A live panel, for terminals."""
+
+    def __init__(self, title: str, total: int, done: int = 0) -> None:
+        from rich.console import Console, Group
+        from rich.live import Live as RichLive
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+        from rich.text import Text
+
+        self.title, self.Text, self.Group = title, Text, Group
+        self.console = Console(stderr=True)
+        self.progress = Progress(
+            TextColumn("[bold]updates"), BarColumn(), MofNCompleteColumn(), TextColumn("eta"), TimeRemainingColumn(),
+            TextColumn("{task.fields[rate]}"), console=self.console,
+        )  # fmt: skip
+        self.task = self.progress.add_task("", total=total, completed=done, rate="")
+        self.losses: list[float] = []
+        self.accuracies: list[float] = []
+        self.latest = self.valid = self.note = ""
+        self.live = RichLive(self.panel(), console=self.console, refresh_per_second=4)
+
+    def __enter__(self) -> Live:
+        self.live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.update(self.panel())
+        self.live.__exit__(*error)  # type: ignore[arg-type]
+
+    def panel(self) -> Any:
+        name, *about = self.title.splitlines()
+        lines = [self.Text(name, style="bold")]
+        lines += [self.Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in about]
+        lines += [self.Text(line) for line in (self.latest, self.valid, self.note) if line]
+        if len(self.losses) > 1:
+            lines.append(self.Text(f"loss      {curve(self.losses)}  {self.losses[-1]:.4f}", style="cyan"))
+        if len(self.accuracies) > 1:
+            lines.append(self.Text(f"accuracy  {curve(self.accuracies)}  {self.accuracies[-1]:.1f}%", style="green"))
+        return self.Group(*lines, self.progress)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "update":
+            rate = event["tokens"] / max(event["seconds"], 1e-9)
+            self.progress.update(self.task, completed=event["step"], rate=f"{rate:,.0f} tokens/s")
+            self.note = ""
+            return
+        if kind == "metrics" and "valid" in event:
+            self.valid = f"valid     {scores_line(event['valid'])} at update {event['step']:,}"
+            self.note = ""
+        elif kind == "metrics":
+            self.latest = f"train     {summary(event)}"
+            self.losses.append(event["loss"])
+            if "accuracy" in event:
+                self.accuracies.append(event["accuracy"])
+        elif kind == "evaluating":
+            self.note = f"evaluating {event['split']}: {event['tokens']:,} tokens"
+        elif kind == "warning":
+            self.console.print(f"[yellow]warning:[/] {event['text']}")
+        elif kind == "stopping":
+            self.note = "stopping after this update; once more to stop at once"
+        self.live.update(self.panel())
+
+
+def display(title: str, total: int, done: int, quiet: bool) -> Silence:
+    """The display that fits where stderr goes."""
+    if quiet:
+        return Quiet()
+    return Live(title, total, done) if sys.stderr.isatty() else Lines(title, total)

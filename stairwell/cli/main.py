@@ -1,0 +1,87 @@
+"""The entry point: exit statuses, and every expected error in one line.
+
+0 done, 1 failed (a diverged training, a full disk, a training interrupted before it could be saved, a bug, which keeps
+its traceback), 2 the user's mistake, 130 interrupted and saved.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+import typer
+
+from stairwell import startup
+from stairwell.cli import corpora, playing, studies, training, translating, using  # noqa: F401  each adds its commands
+from stairwell.cli.app import app, say
+from stairwell.errors import UserError
+
+INTERRUPTED = 130
+
+
+# What the operating system says when a path is not what it was taken for.
+WRONG_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+
+def main() -> None:
+    """The entry point: every expected error is one line."""
+    try:
+        status = command()
+    except KeyboardInterrupt:  # while everything is still being loaded
+        status = INTERRUPTED
+    if status == INTERRUPTED:
+        say("interrupted")
+    sys.exit(status)
+
+
+def command() -> int:
+    """Carry the command out; its exit status. A Ctrl-C arrives as a status too, in typer's way."""
+    from stairwell.cli.display import go_on_unread
+    from stairwell.train import Diverged, Interrupted, NotSaved
+
+    startup.loaded()
+    go_on_unread()
+    try:
+        status = app(prog_name="stairwell", standalone_mode=False)
+    except (Interrupted, typer.Abort) as error:
+        say(str(error) or "interrupted")
+        sys.exit(INTERRUPTED)
+    except (Diverged, NotSaved) as error:
+        fail(error, 1)
+    except (UserError, *WRONG_PATHS) as error:
+        fail(error, 2)
+    except OSError as error:
+        fail(error, 1)
+    except Exception as error:
+        if is_out_of_memory(error):
+            fail(UserError(f"out of memory ({error}); lower --train.batch, or the model's size"), 1)
+        usage_error(error)
+        raise
+    # Without a standalone mode `typer.Exit` arrives as a value.
+    return status if isinstance(status, int) else 0
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Every library has its own way to say so."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+
+
+def usage_error(error: Exception) -> None:
+    """Errors of the argument parser in one line too; without any argument it shows the help instead."""
+    if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
+        return
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()  # type: ignore[attr-defined]
+        sys.exit(error.exit_code)
+    fail(UserError(" ".join(error.format_message().split())), error.exit_code)
+
+
+def fail(error: BaseException, status: int) -> NoReturn:
+    """One line, no traceback; STAIRWELL_DEBUG=1 shows where it came from."""
+    if os.environ.get("STAIRWELL_DEBUG"):
+        raise error
+    text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    say(f"stairwell: {' '.join(text.split())}")
+    sys.exit(status)

@@ -1,0 +1,127 @@
+"""`stairwell list` and `stairwell reproduce`: what there is, and the papers' tables and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stairwell.cli.app import Device, Engine, Quiet, app, print_table, say
+from stairwell.cli.corpora import data_list
+from stairwell.cli.options import complete_study, with_dotted_options
+from stairwell.errors import UserError, nearest
+
+
+@app.command("list")
+def list_command(
+    what: Annotated[
+        str | None, typer.Argument(help="experiments, tasks, cores or data; all of them if not given")
+    ] = None,
+) -> None:
+    """Show what there is: experiments, tasks, cores, data."""
+    from stairwell.cores import CORES
+    from stairwell.errors import UserError
+    from stairwell.tasks import TASKS
+
+    def cores() -> None:
+        for name, entry in CORES.items():
+            print(f"{name:24} {entry.description}")
+
+    def tasks() -> None:
+        for name, (_, _, words) in TASKS.items():
+            print(f"{name:24} {words}")
+
+    def experiments() -> None:
+        from stairwell.experiments.reproduce import describe
+
+        print("To train: TASK/CORE, such as random-walk/feedback; every task goes with every core.")
+        print(f"tasks  {', '.join(TASKS)}\ncores  {', '.join(CORES)}\n")
+        print("To reproduce (stairwell reproduce NAME --scale laptop|paper):\n")
+        print("demo\n  Feedback against a Transformer on the random walk, live; 9 minutes on two cores\n")
+        describe(print)
+
+    kinds = {"experiments": experiments, "tasks": tasks, "cores": cores, "data": data_list}
+    if what is not None and what not in kinds:
+        raise UserError(f"cannot list '{what}'{nearest(what, kinds)}")
+    for name, show in kinds.items():
+        if what is None:
+            print(f"\n{name}\n{'-' * len(name)}")
+        if what in (None, name):
+            show()
+
+
+REPRODUCE_EXAMPLES = """Examples:
+
+    stairwell reproduce demo
+
+    stairwell reproduce staircase.table1.random-walk --dry-run
+
+    stairwell reproduce feedback.figure5 --task.path ptb --jobs 2
+
+`stairwell list experiments` tells the names. A name without its last part stands for all parts.
+"""
+
+
+def reproduce_command(
+    name: Annotated[str, typer.Argument(help="demo, or a table or figure", autocompletion=complete_study)],
+    scale: Annotated[
+        str, typer.Option(help="laptop: two cores, minutes to hours; paper: the papers' sizes")
+    ] = "laptop",
+    out: Annotated[Path | None, typer.Option(help="where runs and report go; runs/NAME-SCALE if not given")] = None,
+    seeds: Annotated[int | None, typer.Option(help="train every model so many times", min=1)] = None,
+    jobs: Annotated[int, typer.Option(help="trainings at a time, each with its share of the threads", min=1)] = 1,
+    only: Annotated[list[str] | None, typer.Option(help="train this model alone; may be given several times")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what would run and for how long")] = False,
+    updates: Annotated[int | None, typer.Option(help="the same as --train.steps", min=1)] = None,
+    device: Device = "auto",
+    engine: Engine = "auto",
+    quiet: Quiet = False,
+    options: Any = None,
+) -> None:
+    """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
+    from stairwell.cli.display import display
+    from stairwell.experiments import papers, reproduce, study
+    from stairwell.train import Interrupted
+
+    progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
+    if name == "demo":
+        run_demo(out or Path("runs/demo"), updates or 4000, device, engine, progress)
+        return
+    if scale not in study.SCALES:
+        raise UserError(f"--scale must be laptop or paper, not '{scale}'")
+    changes = {**(options or {}), **({"train.steps": str(updates)} if updates else {})}
+    for planned in papers.studies(name, "paper" if scale == "paper" else "laptop"):
+        wanted = planned.changed(changes, seeds)
+        place = out / wanted.name if out and name != wanted.name else out or Path("runs") / f"{wanted.name}-{scale}"
+        if dry_run:
+            print_table(reproduce.plan_table(wanted, place, device))
+            continue
+        tell: Callable[[str], None] = (lambda _: None) if quiet else say
+        try:
+            result = reproduce.reproduce(wanted, place, device, engine, jobs, progress, tell, tuple(only or ()))
+            page = reproduce.write_report(wanted, place, result)
+        except KeyboardInterrupt:  # while nothing was training
+            raise Interrupted("interrupted; the same command again goes on from there") from None
+        print_table(reproduce.table(result))
+        print(f"report: {page}")
+
+
+reproduce_command.__doc__ = f"{reproduce_command.__doc__}\n\n{REPRODUCE_EXAMPLES}"
+
+
+app.command("reproduce")(with_dotted_options(reproduce_command))
+
+
+def run_demo(place: Path, updates: int, device: str, engine: str, progress: Any) -> None:
+    from stairwell.experiments import demo
+    from stairwell.export import export_html, from_runs
+
+    results = demo.face_off(place, updates, device, engine, progress)
+    page = demo.write_report(place, results)
+    drive = place / "drive.html"
+    export_html(from_runs(place / core for core in results), drive)
+    print_table(demo.table(results))
+    print(f"report: {page}")
+    print(f"drive the agent yourself: {drive}")

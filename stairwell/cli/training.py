@@ -1,0 +1,108 @@
+"""`stairwell train` and `stairwell eval`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from stairwell.cli.app import AsJson, Device, Engine, Quiet, app, result_text, strict_json
+from stairwell.cli.options import complete_experiment, with_dotted_options
+from stairwell.errors import UserError
+
+EXAMPLES = """\b
+Examples:
+  stairwell train random-walk/feedback
+  stairwell train lm/staircase --task.path my-texts --out runs/mine
+  stairwell train --resume --out runs/mine
+  stairwell train --config runs/mine/config.json --seed 1 --out runs/again
+"""
+
+
+def train_command(
+    experiment: Annotated[
+        str | None,
+        typer.Argument(
+            help="TASK/CORE, such as random-walk/feedback", autocompletion=complete_experiment, metavar="EXPERIMENT"
+        ),
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="a run's config.json instead of an experiment's name")] = None,
+    out: Annotated[Path | None, typer.Option(help="the run folder; runs/TASK-CORE if not given")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="go on with the training in --out")] = False,
+    steps: Annotated[int | None, typer.Option(help="the same as --train.steps; may be raised when resuming")] = None,
+    seed: Annotated[int | None, typer.Option(help="the same as --train.seed")] = None,
+    seeds: Annotated[int, typer.Option(help="train this many times, with seeds one apart, and sum up", min=1)] = 1,
+    device: Device = "auto",
+    engine: Engine = "auto",
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+    show: Annotated[bool, typer.Option("--show", help="print the whole config and stop")] = False,
+    options: Any = None,
+) -> None:
+    """Train a model. Every field of an experiment can be set: see the panels below."""
+    from stairwell.cli.display import Silence, display
+    from stairwell.runs.trainings import job_to_resume, new_job, train, train_seeds
+
+    options = dict(options or {})
+    for name, value in (("train.steps", steps), ("train.seed", seed)):
+        if value is not None:
+            options[name] = str(value)
+    job = (job_to_resume if resume else new_job)(experiment, config, out, options)
+    if show:
+        print(json.dumps(job.experiment.to_json(), indent=2))
+        return
+
+    def progress(title: str, total: int, done: int) -> Any:
+        return display(title, total, done, quiet) if os.environ.get("RANK", "0") == "0" else Silence()
+
+    if seeds == 1:
+        result = train(job, device, engine, progress)
+    else:
+        result = train_seeds(job, seeds, device, engine, progress)
+    if result is not None:
+        print(strict_json(result) if as_json else result_text(result))
+
+
+train_command.__doc__ = f"{train_command.__doc__}\n\n{EXAMPLES}"
+
+
+app.command("train")(with_dotted_options(train_command))
+
+
+@app.command("eval")
+def eval_command(
+    run: Annotated[Path, typer.Argument(help="a run folder")],
+    split: Annotated[str, typer.Option(help="valid or test")] = "test",
+    data: Annotated[str | None, typer.Option(help="other data of the same kind, for tasks that read files")] = None,
+    rows: Annotated[int, typer.Option(help="parallel rows; 1 is exact for a single stream of text", min=1)] = 1,
+    segment: Annotated[int, typer.Option(help="tokens at a time; changes speed, not results", min=1)] = 256,
+    device: Device = "auto",
+    engine: Engine = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Stream a whole split through a trained model and score it."""
+    from stairwell.runs.trainings import evaluate_run
+
+    if split not in ("valid", "test"):
+        raise UserError(f"--split must be valid or test, not '{split}'")
+    watch = evaluating(as_json)
+    result = evaluate_run(run, "valid" if split == "valid" else "test", data, rows, segment, device, engine, watch)
+    if watch is not None:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the counter has done its work
+    print(strict_json(result) if as_json else result_text(result))
+
+
+def evaluating(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
+    """A counter on one line while a split is read."""
+    if hidden or not sys.stderr.isatty():
+        return None
+
+    def show(event: dict[str, Any]) -> None:
+        print(f"\r{event['tokens']:,} tokens", end="", file=sys.stderr, flush=True)
+
+    return show

@@ -1,0 +1,352 @@
+"""Carrying a study out: train what is missing, go on with what was cut, measure, set our numbers beside the paper's.
+
+A study's folder holds one run folder a row and seed, each with its `result.json` once it is done, and then
+`result.json`, `report.html` and `curves.png` of the whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import torch
+
+from stairwell import report
+from stairwell.errors import UserError
+from stairwell.experiments.papers import CATALOGUE
+from stairwell.experiments.study import Study, Training, memory_in_words, spread_in_words
+from stairwell.files import write_text
+from stairwell.models import LanguageModel
+from stairwell.provenance import provenance
+from stairwell.report import Table
+from stairwell.runs import sizes
+from stairwell.runs.experiment import Experiment
+from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, train
+from stairwell.tasks import Task
+from stairwell.train import Interrupted, NotSaved, Run
+
+SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
+USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale
+
+Say = Callable[[str], None]
+
+
+def missing(study: Study, out: Path) -> list[Training]:
+    """The trainings that are still to be done; a folder with another config is refused."""
+    wanted = []
+    for training in study.trainings():
+        run = Run(out / training.folder)
+        if run.exists and experiment_of(run) != training.experiment:
+            raise UserError(f"{run.path} holds a training with another config; choose another --out")
+        if not (run.path / "result.json").exists():
+            wanted.append(training)
+    return wanted
+
+
+def reproduce(
+    study: Study, out: Path, device: str, engine: str, jobs: int, show: Show, say: Say, only: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Train and measure what is missing, of all rows or `only` some; the result, which is also written to `out`."""
+    check_data(study)
+    if unknown := set(only) - {row.model for row in study.rows}:
+        raise UserError(f"{study.name} has no row '{min(unknown)}'; it has {', '.join(r.model for r in study.rows)}")
+    wanted = [training for training in missing(study, out) if not only or training.row.model in only]
+    wanted = [training for training in wanted if not taken_over(study, training, out, device, engine)]
+    check_sizes(wanted, device)
+    if jobs > 1:
+        train_beside(study, wanted, out, device, engine, jobs, say)
+    else:
+        for number, training in enumerate(wanted, start=1):
+            say(f"{study.name}, training {number} of {len(wanted)}: {training.name}")
+            finish(study, training, out, train_here(training, out, device, engine, show), device, engine)
+    result = sum_up(study, out)
+    write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
+    return result
+
+
+def taken_over(study: Study, training: Training, out: Path, device: str, engine: str) -> bool:
+    """Whether another study beside this one has done the very same training; if so it is copied and measured anew."""
+    run = Run(out / training.folder)
+    if run.exists:
+        return False
+    for done in sorted(out.parent.glob("*/*/seed-*/result.json")):
+        other = Run(done.parent)
+        if not other.exists or experiment_of(other) != training.experiment:
+            continue
+        shutil.copytree(other.path, run.path, ignore=shutil.ignore_patterns("checkpoints", ".lock", "result.json"))
+        result = json.loads(done.read_text(encoding="utf-8"))
+        finish(study, training, out, {**result, "run": str(run.path)}, device, engine)
+        return True
+    return False
+
+
+def check_data(study: Study) -> None:
+    """Text that is not there is found out before anything is trained."""
+    for path in {getattr(row.experiment.task, "path", "stdlib") for row in study.rows}:
+        if not path or (path != "stdlib" and not Path(path).exists()):
+            raise UserError(f"{study.name} reads {study.data or 'a corpus'}: give its place with --task.path")
+
+
+def check_sizes(wanted: list[Training], device: str) -> None:
+    """A model that does not fit into the memory is found out before any other is trained."""
+    made: dict[Any, Task] = {}
+    for experiment in (training.row.experiment for training in wanted):
+        kind = (experiment.task_name, experiment.task)
+        if kind not in made:
+            made[kind] = experiment.make_tasks()[0]
+        sizes.check_training(experiment, made[kind], choose_device(device))
+
+
+def train_here(training: Training, out: Path, device: str, engine: str, show: Show) -> dict[str, Any]:
+    run = Run(out / training.folder)
+    try:
+        result = train(Job(training.experiment, run, resume=run.exists), device, engine, show)
+    except (Interrupted, NotSaved) as stopped:
+        what = str(stopped).partition(";")[0]
+        raise type(stopped)(f"{training.name}: {what}; the same command again goes on from there") from None
+    assert result is not None, "studies are run by a single process"
+    return result
+
+
+def train_beside(
+    study: Study, wanted: list[Training], out: Path, device: str, engine: str, jobs: int, say: Say
+) -> None:
+    """Several trainings at a time, each in a process of its own with its share of the threads: small models use two
+    cores better one each than two together."""
+    threads = str(max(1, torch.get_num_threads() // jobs))
+    stopping = Event()
+
+    def work(training: Training) -> None:
+        if stopping.is_set():
+            return
+        run = Run(out / training.folder)
+        if run.exists:
+            asked = ["--resume"]
+        else:
+            config = run.path.parent / f".{run.path.name}.config.json"
+            write_text(config, json.dumps({"format": 1, **training.experiment.to_json()}))
+            asked = ["--config", str(config)]
+        command = [sys.executable, "-m", "stairwell", "train", *asked, "--out", str(run.path), "--quiet", "--json"]
+        command += ["--device", device, "--engine", engine]
+        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        if done.returncode:
+            stopping.set()  # nobody begins anything new
+        if done.returncode == 130:
+            raise Interrupted("stopped and saved; the same command again goes on from there")
+        if done.returncode:
+            raise UserError(f"{training.name}: {(done.stderr.strip() or 'it failed').splitlines()[-1]}")
+        result = {**json.loads(done.stdout), "threads": int(threads)}
+        torch.set_num_threads(int(threads))  # others are still training
+        finish(study, training, out, result, device, engine)
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(work, training): training for training in wanted}
+        try:
+            for count, future in enumerate(as_completed(futures), start=1):
+                future.result()
+                left = (time.monotonic() - began) / count * (len(wanted) - count)
+                say(f"{study.name}, {count} of {len(wanted)} done: {futures[future].name}; {in_words(left)} to go")
+        except BaseException:
+            stopping.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+
+
+def finish(study: Study, training: Training, out: Path, result: dict[str, Any], device: str, engine: str) -> None:
+    """Measure a finished training and write it down, which is what makes it done."""
+    run = Run(out / training.folder)
+    result["measured"] = {column.title: column.measure(run, device, engine) for column in study.columns}
+    result.setdefault("provenance", provenance())
+    write_text(run.path / "result.json", json.dumps(result) + "\n")
+
+
+def read(study: Study, out: Path, training: Training) -> dict[str, Any] | None:
+    path = out / training.folder / "result.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+def sum_up(study: Study, out: Path) -> dict[str, Any]:
+    """Ours and the paper's, row by row, as plain JSON; rows that are not done have no seeds."""
+    rows = []
+    for row in study.rows:
+        done = [(t.seed, found) for t in study.trainings() if t.row is row and (found := read(study, out, t))]
+        results = [found for _, found in done]
+        best = best_by_validation(row.experiment, results) if results else None
+        rows.append(
+            {
+                "model": row.model,
+                "looks_back": memory_in_words(row.experiment),
+                "weights": results[0]["weights"] if results else None,
+                "updates": row.experiment.train.total,
+                "tokens": results[0]["tokens"] if results else None,
+                "seconds": [result["seconds"] for result in results],
+                "threads": sorted({result.get("threads", result["provenance"]["threads"]) for result in results}),
+                "seeds": [seed for seed, _ in done],
+                "measured": {c.title: [result["measured"][c.title] for result in results] for c in study.columns},
+                "best": best["measured"] if best else {},
+                "paper": dict(zip((column.title for column in study.columns), row.paper)) if row.paper else {},
+                "config": row.experiment.to_json(),
+            }
+        )
+    finished = [result for training in study.trainings() if (result := read(study, out, training))]
+    about = provenance()
+    commits = sorted({result["provenance"]["commit"] for result in finished})
+    return {
+        "study": study.name,
+        "title": study.title,
+        "paper": study.paper,
+        "scale": study.scale,
+        "claim": study.claim,
+        "notes": list(study.notes),
+        "data": finished[0]["data"] if finished else "",
+        "columns": [column.title for column in study.columns],
+        "rows": rows,
+        "provenance": {**about, "commit": ", ".join(commits) or about["commit"]},
+    }
+
+
+def best_by_validation(experiment: Experiment, results: list[dict[str, Any]]) -> dict[str, Any]:
+    for name, better in (("valid_accuracy", max), ("valid_loss", min)):
+        if name in results[0]:
+            return better(results, key=lambda result: result[name])
+    return results[0]
+
+
+def table(result: dict[str, Any]) -> Table:
+    """Our numbers beside the paper's, to print and for the report."""
+    several = any(len(row["seeds"]) > 1 for row in result["rows"])
+    columns = ["model", "looks back", "weights", "tokens"]
+    printed = {title for row in result["rows"] for title, number in row["paper"].items() if number}
+    for title in result["columns"]:
+        columns += [title, *(["best seed"] if several else []), *(["paper"] if title in printed else [])]
+    rows = []
+    for row in result["rows"]:
+        cells = [row["model"], row["looks_back"]]
+        cells += [f"{row[name]:,}" if row[name] is not None else "" for name in ("weights", "tokens")]
+        for title in result["columns"]:
+            values = [value for value in row["measured"][title] if value is not None]
+            cells.append(spread_in_words(values) or "not run")
+            if several:
+                best = row["best"].get(title)
+                cells.append(f"{best:.4g}" if best is not None else "")
+            if title in printed:
+                cells.append(row["paper"].get(title, ""))
+        rows.append(cells)
+    seeds = sorted({len(row["seeds"]) for row in result["rows"] if row["seeds"]})
+    caption = f"{result['scale']} scale; {' or '.join(map(str, seeds)) or 'no'} seed{'s' if seeds != [1] else ''} a row"
+    return Table(result["title"], columns, rows, f"{caption}; {result['paper']}")
+
+
+def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
+    """The page, and the picture beside it."""
+    runs = []
+    for training in study.trainings():
+        found = read(study, out, training)
+        if found is not None:
+            runs.append(report.gather(out / training.folder, name=training.row.model, provenance=found["provenance"]))
+    page = out / "report.html"
+    notes = [*([f"The paper's conclusion: {study.claim}"] if study.claim else []), *study.notes]
+    report.write_png(out / "curves.png", runs)
+    report.write_html(page, f"{study.title} ({study.scale} scale)", runs, [table(result)], notes)
+    return page
+
+
+def plan_table(study: Study, out: Path, device: str) -> Table:
+    """What would be trained and about how long that takes on this machine."""
+    rate = machine_rate(device)
+    still, rows, total = {training.folder for training in missing(study, out)}, [], 0.0
+    for row in study.rows:
+        trainings = [training for training in study.trainings() if training.row is row]
+        left = sum(training.folder in still for training in trainings)
+        seconds = estimate(row.experiment, rate)
+        train = row.experiment.train
+        total += seconds * left
+        rows.append(
+            [
+                row.model,
+                memory_in_words(row.experiment),
+                f"{train.total:,}",
+                f"{train.total * train.batch * train.segment:,}",
+                f"{left} of {len(trainings)}",
+                in_words(seconds),
+            ]
+        )
+    columns = ["model", "looks back", "updates", "tokens", "trainings left", "each takes about"]
+    caption = f"{in_words(total)} in all on this machine, one after the other, by a count of operations; to {out}"
+    return Table(f"{study.title} ({study.scale} scale)", columns, rows, caption)
+
+
+def describe(say: Say) -> None:
+    """Every study: the paper, the models, how long on both scales, the paper's numbers."""
+    for name, make in CATALOGUE.items():
+        laptop, paper = make("laptop"), make("paper")
+        times = []
+        for study in (laptop, paper):
+            rate, machine = USUAL[study.scale]
+            seconds = sum(study.seeds_for(row) * estimate(row.experiment, rate) for row in study.rows)
+            times.append(f"{study.scale} scale about {in_words(seconds)} on {machine}")
+        say(f"{name}\n  {paper.title} ({paper.paper})\n  {', '.join(times)}")
+        for title, place in ((column.title, i) for i, column in enumerate(paper.columns)):
+            numbers = [f"{row.model} {row.paper[place]}" for row in paper.rows if row.paper and row.paper[place]]
+            if numbers:
+                say(f"  paper, {title}: {'; '.join(numbers)}")
+        if paper.data:
+            say(f"  reads {paper.data} (--task.path)")
+        say("")
+
+
+def estimate(experiment: Experiment, rate: float) -> float:
+    """About how many seconds a training takes where matrix products run at `rate` operations a second."""
+    inputs, outputs = symbols(experiment)
+    config = dataclasses.replace(experiment.model, core=experiment.core, inputs=inputs, outputs=outputs)
+    with torch.device("meta"):
+        model = LanguageModel(config, "reference")
+    core: Any = experiment.core
+    inside, outside = (sum(p.numel() for p in part.parameters()) for part in (model.core, model.head))
+    seen: int = getattr(core, "memory", 0) or getattr(core, "distances", 0)
+    passes: int = getattr(core, "computed", 0) or getattr(core, "passes", 1)
+    attention = 2 * core.layers * core.width * seen
+    train = experiment.train
+    return train.total * train.batch * train.segment * 6 * (passes * (inside + attention) + outside) / (SHARE * rate)
+
+
+def symbols(experiment: Experiment) -> tuple[int, int]:
+    """How many input and output symbols there are; for texts, which may not be there yet, about how many."""
+    if experiment.task_name != "lm":
+        task = experiment.make_tasks()[0]
+        return task.inputs, task.outputs
+    usual = {"bytes": 256, "characters": 50, "words": 267_735, "bpe": 8000}  # words: those of WikiText-103
+    size = experiment.task.vocabulary or usual[experiment.task.unit]
+    return size, size
+
+
+def machine_rate(device: str) -> float:
+    """Operations a second of this machine's matrix products in float32, measured in an instant."""
+    chosen = choose_device(device)
+    a = torch.randn(1024, 1024, device=chosen)
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        (a @ a).sum().item()
+        times.append(time.perf_counter() - began)
+    return 2 * 1024**3 / min(times)  # another process only ever makes it slower
+
+
+def in_words(seconds: float) -> str:
+    """A duration as people say it."""
+    for size, name in ((365 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.1f} {name}"
+    return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"

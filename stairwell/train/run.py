@@ -1,0 +1,222 @@
+"""A run folder: what a training was told, what it measured, what it learned, and everything needed to go on.
+
+config.json              what was asked for; can be fed back in
+metrics.jsonl            one JSON object a line: training, validation
+model.safetensors        the parameters to use: the best by validation
+task.json                what is known of the data: symbols <-> ids, a hash of every split
+checkpoints/             the two newest moments to go on from, each one file, checked by a hash
+snapshots/               parameters at validations, if they are to be averaged
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from stairwell.errors import UserError
+from stairwell.files import write_atomically, write_text
+
+FORMAT = 1
+KEPT = 2  # checkpoints
+LOCK = ".lock"
+
+
+class Run:
+    """A folder on disk. Opening it reads nothing."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+
+    @property
+    def exists(self) -> bool:
+        return (self.path / "config.json").exists()
+
+    def write_config(self, config: dict[str, Any]) -> None:
+        write_text(self.path / "config.json", json.dumps({"format": FORMAT, **config}, indent=2) + "\n")
+
+    def read_config(self) -> dict[str, Any]:
+        if not self.exists:
+            raise UserError(f"{self.path} is not a run folder: it has no config.json")
+        return read_config(self.path / "config.json")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep the folder to ourselves. The lock is the operating system's: it is gone with the process, however that
+        ends. A training that is refused before it has begun leaves nothing behind."""
+        made = self.make_folder()
+        lock = FileLock(self.path / LOCK, blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(
+                f"another training is writing to {self.path}; wait for it or choose another --out"
+            ) from None
+        try:
+            self.tidy()
+            yield
+        finally:
+            if not self.exists:
+                with suppress(OSError):  # someone has put something there
+                    (self.path / LOCK).unlink(missing_ok=True)
+                    for folder in made:
+                        folder.rmdir()
+            lock.release()
+
+    def make_folder(self) -> list[Path]:
+        """The folders that were not there before, the innermost first."""
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            file = next((folder for folder in (self.path, *self.path.parents) if folder.is_file()), None)
+            why = f"{file} is a file" if file is not None else error.strerror
+            raise UserError(f"the folder {self.path} cannot be made ({why}); choose another --out") from None
+        return missing
+
+    def tidy(self) -> None:
+        """Remove what a killed process had begun to write."""
+        for pattern in ("checkpoints/.step-*.tmp", "snapshots/.step-*.tmp", ".model.safetensors.*.tmp", ".*.json*.tmp"):
+            for path in self.path.glob(pattern):
+                path.unlink(missing_ok=True)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Everything measured so far. Lines that cannot be read, such as a last one that a crash cut short, are passed
+        over: a damaged log must not keep a whole checkpoint from being used."""
+        records = []
+        path = self.path / "metrics.jsonl"
+        for line in path.read_bytes().split(b"\n") if path.exists() else []:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(record, dict) and isinstance(record.get("step"), int):
+                records.append(record)
+        return records
+
+    def begin_metrics(self, step: int) -> None:
+        """Forget what was measured beyond `step`: it will be measured again."""
+        kept = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
+        write_text(self.path / "metrics.jsonl", "".join(kept))
+
+    def add_metrics(self, record: dict[str, Any]) -> None:
+        self.check_there()
+        path = self.path / "metrics.jsonl"
+        try:
+            with open(path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(record) + "\n")
+        except OSError as error:
+            raise OSError(f"{path} could not be written ({error.strerror})") from None
+
+    def check_there(self) -> None:
+        """A folder that someone deletes during a training must not come to life again without its config."""
+        if not (self.path / "metrics.jsonl").exists():
+            raise OSError(f"{self.path} was deleted during the training, so the training has stopped")
+
+    def save_model(self, parameters: dict[str, Tensor], note: dict[str, Any]) -> None:
+        save_tensors(self.path / "model.safetensors", parameters, note)
+
+    def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        path = self.path / "model.safetensors"
+        if not path.exists():
+            raise UserError(f"{self.path} holds no model yet: train it, or resume it, until it is first saved")
+        return load_tensors(path)
+
+    def save_checkpoint(self, step: int, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
+        """Add a checkpoint; only once it is safely there, forget all but the newest."""
+        save_tensors(self.path / "checkpoints" / f"step-{step:09d}.safetensors", tensors, note)
+        for old in self.checkpoints()[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+    def save_snapshot(self, step: int, parameters: dict[str, Tensor], note: dict[str, Any], kept: int) -> None:
+        """Add the parameters of a validation; of all, `kept` stay: those whose note's `rank` is highest."""
+        save_tensors(self.path / "snapshots" / f"step-{step:09d}.safetensors", parameters, note)
+        ranked = sorted(self.snapshots(), key=lambda path: load_tensors(path)[1]["rank"])
+        for old in ranked[:-kept]:
+            old.unlink(missing_ok=True)
+
+    def snapshots(self) -> list[Path]:
+        """Oldest first."""
+        return sorted((self.path / "snapshots").glob("step-*.safetensors"))
+
+    def checkpoints(self) -> list[Path]:
+        """Oldest first."""
+        return sorted((self.path / "checkpoints").glob("step-*.safetensors"))
+
+    @property
+    def newest_step(self) -> int:
+        """The update of the newest checkpoint; 0 where there is none."""
+        found = self.checkpoints()
+        return int(found[-1].stem.removeprefix("step-")) if found else 0
+
+    def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+        """The newest checkpoint that is whole, and a word on each one that is not."""
+        damaged: list[str] = []
+        for path in reversed(self.checkpoints()):
+            try:
+                return *load_tensors(path), [f"{word}; going back to the one before" for word in damaged]
+            except ValueError as error:
+                damaged.append(str(error))
+        if damaged:
+            raise UserError(f"no checkpoint in {self.path} can be read: {'; '.join(damaged)}")
+        raise UserError(f"{self.path} holds no checkpoint to resume from; start without --resume in another --out")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """A config file as `Run.write_config` wrote it."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is not readable JSON: {error}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("format"), int):
+        raise UserError(f"{path} is not a stairwell config: it has no 'format'")
+    if config["format"] > FORMAT:
+        raise UserError(
+            f"{path} was written by a newer stairwell (format {config['format']}, this one reads {FORMAT}); upgrade"
+        )
+    return config
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
+    """Tensors and a note in one safetensors file, with a hash over all of it, whole or not at all."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(note)
+    # One key only: safetensors writes several in no fixed order, and equal contents should be equal files.
+    metadata = {"stairwell": json.dumps({"note": text, "hash": _hash(tensors, text)})}
+    try:
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+    except (SafetensorError, OSError) as error:  # a full disk comes as either
+        why = getattr(error, "strerror", None) or error
+        raise OSError(f"{path} could not be written ({why}); what was saved before is whole") from None
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads((file.metadata() or {}).get("stairwell", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error})") from None
+    if metadata.get("hash") != _hash(tensors, metadata.get("note", "")):
+        raise UserError(f"{path} is damaged (its contents do not match their hash)")
+    return tensors, json.loads(metadata["note"])
+
+
+def _hash(tensors: dict[str, Tensor], note: str) -> str:
+    digest = hashlib.blake2b(note.encode())
+    for name in sorted(tensors):
+        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
+        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    return digest.hexdigest()

@@ -1,0 +1,145 @@
+"""Streams of tokens: cross-entropy with truncated backpropagation, and scores of whole splits.
+
+    for segment in stream:
+        losses, _, state = model.losses(segment, state);  losses.mean().backward();  state = state.detach()
+
+Letters: B rows, T tokens of a segment.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stairwell.models import LanguageModel
+from stairwell.state import State
+from stairwell.tasks.base import Batch, Split, Task
+from stairwell.train.config import TrainConfig
+from stairwell.train.loop import Trainer, Watch
+from stairwell.train.objective import Objective, Outcome, Phase
+from stairwell.train.processes import World
+from stairwell.train.run import Run
+
+
+class CrossEntropy(Objective):
+    """Of the targets of a stream. The state goes on from segment to segment, gradients stop at a segment's edge."""
+
+    model: LanguageModel
+
+    def __init__(self, model: LanguageModel) -> None:
+        super().__init__(model)
+        self.chance = math.log(model.config.V + 1)
+        self.skips_parameters = bool(getattr(model.config.core, "layer_drop", 0) or model.config.adaptive)
+        self.states: list[State] = []  # one a part
+
+    def begin(self, rows: int, parts: int) -> None:
+        self.states = [self.model.init_state(rows // parts) for _ in range(parts)]
+
+    def forward(self, batch: Batch) -> Outcome:
+        if not self.states:
+            self.begin(batch.tokens.shape[0], 1)
+        state = self.states[batch.part]
+        losses, likeliest, state = self.model.losses(batch.tokens, batch.targets, state, batch.start)
+        self.states[batch.part] = state.detach()
+        last = batch.part == len(self.states) - 1
+        penalty = self.model.core.span_loss() if last else None
+        return Outcome(losses.sum(), {"right": (likeliest == batch.targets).sum()}, penalty)
+
+    def rehearse(self) -> None:
+        device = next(self.model.parameters()).device
+        self.model.train()(torch.zeros(1, 1, dtype=torch.int64, device=device), self.model.init_state(1))
+
+    def after_update(self) -> None:
+        self.model.core.clamp_spans()
+
+    def summary(self, sums: dict[str, float], terms: int) -> dict[str, float]:
+        return {"accuracy": 100 * sums["right"] / terms} if terms else {}
+
+    def inside(self) -> dict[str, Any]:
+        return inside(self.model)
+
+    def carried(self) -> State:
+        return type(self.states[0]).join(self.states)
+
+    def carry(self, tensors: dict[str, Tensor], rows: range) -> None:
+        whole = (
+            type(self.states[0]).from_tensors(tensors, self.states[0].form()).to(next(self.model.parameters()).device)
+        )
+        size = len(rows) // len(self.states)
+        self.states = [whole.select(range(first, first + size)) for first in rows[::size]]
+
+
+class SplitScores:
+    """The task's scores of a whole split, or of about so many tokens of it."""
+
+    def __init__(self, task: Task, rows: int, segment: int, tokens: int = 0, watch: Watch | None = None) -> None:
+        self.task, self.rows, self.segment, self.tokens, self.watch = task, rows, segment, tokens, watch
+        self.headline, self.higher_is_better = task.headline, task.higher_is_better
+
+    def __call__(self, model: LanguageModel, split: Split) -> dict[str, float]:
+        return evaluate(model, self.task, split, self.rows, self.segment, self.watch, self.tokens)
+
+
+def stream_trainer(
+    model: LanguageModel,
+    tasks: Sequence[Task],
+    config: TrainConfig,
+    run: Run,
+    world: World | None = None,
+    objective: Callable[[LanguageModel], Objective] = CrossEntropy,
+) -> Trainer:
+    """A trainer of a model on a task's streams, and on those of a second task if the last phase reads other data."""
+    scores = [SplitScores(task, config.valid_rows, config.segment, config.valid_tokens) for task in tasks]
+    phases = [Phase(task.feed, validation) for task, validation in zip(tasks, scores)]
+    trainer = Trainer(objective(model), phases, config, run, world)
+    for validation in scores:
+        validation.watch = trainer.tell
+    return trainer
+
+
+@torch.no_grad()
+def evaluate(
+    model: LanguageModel,
+    task: Task,
+    split: Split,
+    rows: int = 1,
+    segment: int = 128,
+    watch: Watch | None = None,
+    tokens: int = 0,
+) -> dict[str, float]:
+    """Stream a whole split through the model once and score it; with `tokens`, no more than about so many of them. The
+    result does not depend on `segment`."""
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    score, state, done = task.score(), model.init_state(rows), 0
+    try:
+        for batch in task.batches(split, rows, segment):
+            moved = batch.to(device)
+            losses, likeliest, state = model.losses(moved.tokens, moved.targets, state, moved.start)
+            score.add(batch, losses, likeliest)
+            done += batch.size
+            if watch is not None:
+                watch({"event": "evaluating", "split": split, "tokens": done})
+            if tokens and done >= tokens:
+                break
+    finally:
+        model.train(was_training)
+    return {**score.result(), "rows": rows}
+
+
+def inside(model: Any) -> dict[str, Any]:
+    """What a model has learned about itself: what its memory is made of, how far its heads look."""
+    found: dict[str, Any] = {}
+    mix = getattr(model.core, "mix", None)
+    if mix is not None and mix.weights is not None:
+        with torch.no_grad():
+            found["layer_weights"] = [[round(weight, 4) for weight in row] for row in mix(mix.weights).tolist()]
+    spans: list[Any] = getattr(model.core, "spans", list)()
+    if spans:
+        found["spans"] = [[round(z, 1) for z in span.z.tolist()] for span in spans]
+    return found

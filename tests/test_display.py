@@ -1,0 +1,55 @@
+"""Nobody has to read progress: a training goes on in silence, and what starts the command is kind to interruptions."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.commands import PATIENCE, TINY
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("place", ["2>&1 >result.txt | head -1", ">result.txt 2>&-"])
+def test_a_training_goes_on_when_nobody_reads_its_progress(place: str, tmp_path: Path) -> None:
+    command = " ".join(
+        [sys.executable, "-m stairwell train parity/lstm --steps 30 --out run --json", *map(quoted, TINY)]
+    )
+    shell = f"set -o pipefail; {command} {place}"
+    done = subprocess.run(
+        ["bash", "-c", shell], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert done.returncode == 0, done
+    assert done.stdout.count("\n") == ("head" in place) and done.stderr == ""
+    assert '"updates": 30' in (tmp_path / "result.txt").read_text()
+    assert (tmp_path / "run" / "checkpoints" / "step-000000030.safetensors").exists()
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().startswith('{"step": 3,')
+
+
+def quoted(text: str) -> str:
+    return text or "''"
+
+
+# Moments from the first extension to the last: numpy's swallows an exception, torch's turns it into another.
+@pytest.mark.parametrize("loaded", ["_multiarray_umath", "libtorch", "libtorch_python", "_safetensors_rust"])
+def test_interrupting_while_everything_is_loading_is_told_in_one_line(loaded: str, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stairwell", "train", "parity/lstm"],
+        cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    give_up = time.monotonic() + PATIENCE
+    while loaded not in Path(f"/proc/{process.pid}/maps").read_text():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1 and out == ""
+    assert err == "interrupted before anything began\n"
+    assert not list(tmp_path.iterdir())

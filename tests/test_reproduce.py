@@ -1,0 +1,120 @@
+"""Carrying a study out: what is missing is run, what was cut goes on, what is done is left alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stairwell.experiments.papers import studies
+from stairwell.experiments.reproduce import in_words
+from tests.commands import TINY, stairwell
+from tools import publish
+
+NAME = "staircase.table1.random-walk"
+OPTIONS = [*TINY, "--core.heads", "1", "--core.memory", "4", "--core.chunk", "2", "--updates", "4", "--seeds", "2"]
+
+TWO = ["--only", "LSTM", "--only", "Feedback"]
+
+
+def arguments(folder: Path, *more: str) -> list[str]:
+    return ["reproduce", NAME, *OPTIONS, "--out", str(folder / "study"), *more]
+
+
+def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_papers(tmp_path: Path) -> None:
+    ended = stairwell(tmp_path, *arguments(tmp_path))
+    assert ended.status == 0, ended
+    result = json.loads((tmp_path / "study" / "result.json").read_text())
+    assert [row["model"] for row in result["rows"]] == [row.model for row in studies(NAME, "laptop")[0].rows]
+    for row in result["rows"]:
+        assert row["seeds"] == [0, 1] and len(row["measured"]["test error (%)"]) == 2
+        assert row["tokens"] == 4 * 4 * 8 and row["updates"] == 4
+        assert row["best"]["test error (%)"] in row["measured"]["test error (%)"]
+    assert result["rows"][1]["paper"] == {"test error (%)": "84.1"} and "84.1" in ended.out
+    assert result["provenance"]["command"].startswith("stairwell reproduce") and result["scale"] == "laptop"
+    assert "Random walk" in (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "study" / "curves.png").stat().st_size > 1000
+
+    # Done is done: the second time nothing is trained.
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("study/*/*/model.safetensors")}
+    assert len(before) == 14
+    again = stairwell(tmp_path, *arguments(tmp_path, "--dry-run"))
+    assert again.status == 0 and again.out.count("0 of 2") == 7
+    again = stairwell(tmp_path, *arguments(tmp_path))
+    assert again.status == 0 and {path: path.stat().st_mtime_ns for path in before} == before
+
+    # The same trainings for another study beside it are taken over, not done again.
+    copied = stairwell(tmp_path, *arguments(tmp_path)[:-1], str(tmp_path / "other"))
+    assert copied.status == 0 and "training 1" not in copied.err
+    other = json.loads((tmp_path / "other" / "result.json").read_text())
+    assert [row["measured"] for row in other["rows"]] == [row["measured"] for row in result["rows"]]
+
+
+LONGER = ["reproduce", NAME, *OPTIONS, "--seeds", "1", "--updates", "12", *TWO]
+MOMENTS = {
+    "loading": "feedback/seed-0/.lock",
+    "before its first update": "feedback/seed-0/metrics.jsonl",
+    "training": "feedback/seed-0/checkpoints/step-000000005.safetensors",
+    "measuring": "feedback/seed-0/result.json",
+    "summing up": "cut/result.json",
+    "reporting": "cut/report.html",
+}
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("uncut")
+    assert stairwell(folder, *LONGER, "--out", "whole").status == 0
+    return json.loads((folder / "whole" / "result.json").read_text())["rows"]
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_study_that_was_cut_goes_on_to_the_same_numbers(
+    moment: str, uncut: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    stopped = stairwell(tmp_path, *LONGER, "--out", "cut", TEST_INTERRUPT_AT=MOMENTS[moment])
+    # 130 says that everything is saved; a training that had not begun has nothing to save.
+    expected = 1 if moment in ("loading", "before its first update") else 130
+    assert stopped.status == expected and "the same command again goes on" in stopped.err, stopped
+    assert "Traceback" not in stopped.err
+    assert (tmp_path / "cut" / "result.json").exists() == (moment == "reporting")
+    assert stairwell(tmp_path, *LONGER, "--out", "cut").status == 0
+    rows = json.loads((tmp_path / "cut" / "result.json").read_text())["rows"]
+    assert [len(row["seeds"]) for row in rows] == [1, 0, 0, 1, 0, 0, 0]
+    assert [row["measured"] for row in rows] == [row["measured"] for row in uncut]
+
+
+def test_jobs_train_beside_each_other_to_the_same_numbers(tmp_path: Path) -> None:
+    """In processes of their own."""
+    only = [*OPTIONS, "--seeds", "1", *TWO]
+    for folder, jobs in (("a/one", "1"), ("b/two", "2")):
+        ended = stairwell(tmp_path, "reproduce", NAME, *only, "--out", folder, "--jobs", jobs)
+        assert ended.status == 0, ended
+    results = [json.loads((tmp_path / path / "result.json").read_text())["rows"] for path in ("a/one", "b/two")]
+    assert [row["measured"] for row in results[0]] == [row["measured"] for row in results[1]]
+
+
+def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
+    assert "there are demo, " in stairwell(tmp_path, "reproduce", "table99").line
+    assert "laptop or paper" in stairwell(tmp_path, "reproduce", NAME, "--scale", "huge").line
+    assert "it has LSTM, " in stairwell(tmp_path, *arguments(tmp_path, "--only", "GRU")).line
+    assert stairwell(tmp_path, *arguments(tmp_path, "--seeds", "1", *TWO)).status == 0
+    changed = stairwell(tmp_path, *arguments(tmp_path, "--train.warmup", "9"))
+    assert "another config" in changed.line
+
+
+def test_a_text_that_is_not_there_is_found_out_before_anything_is_trained(tmp_path: Path) -> None:
+    for path in ([], ["--task.path", "nowhere"]):
+        assert "--task.path" in stairwell(tmp_path, "reproduce", "feedback.figure5", *path).line
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_the_page_of_results_is_made_from_them() -> None:
+    assert publish.PAGE.read_text(encoding="utf-8") == publish.page()
+
+
+@pytest.mark.parametrize(("seconds", "words"), [(0.2, "a second"), (80, "80 seconds"), (150, "2.5 minutes")])
+def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
+    assert in_words(seconds) == words

@@ -1,0 +1,349 @@
+"""The trainer: a seed fixes everything, rates and segments follow their plan, phases, patience, precision, seeds."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stairwell.runs import Experiment, preset
+from stairwell.runs.tensorboard import with_tensorboard
+from stairwell.runs.trainings import Job, sum_up
+from stairwell.train import Run, TrainConfig, Trainer, evaluate, stream_trainer
+from tests.commands import TINY, assert_same_weights, measured, stairwell
+
+TRAIN = {
+    "train.batch": 4, "train.segment": 8, "train.log_every": 1, "train.validate_every": 0, "train.valid_rows": 2,
+    "train.warmup": 0, "train.curriculum": "", "train.steps": 6, "train.checkpoint_every": 0,
+}  # fmt: skip
+SMALL = {
+    **TRAIN, "core.width": 8, "core.layers": 2, "task.length": 8, "task.valid_episodes": 4, "task.test_episodes": 6,
+}  # fmt: skip
+
+
+def experiment(name: str, **options: Any) -> Experiment:
+    given = {**SMALL, **{key.replace("__", "."): value for key, value in options.items()}}
+    return preset(name).with_options({key: str(value) for key, value in given.items()})
+
+
+def trainer(folder: Path, name: str = "parity/feedback", **options: Any) -> Trainer:
+    made = experiment(name, **options)
+    tasks = made.make_tasks()
+    return stream_trainer(made.make_model(tasks[0]), tasks, made.train, Run(folder))
+
+
+def task_of(trainer: Trainer) -> Any:
+    return trainer.validation.task
+
+
+def test_the_same_seed_gives_the_same_weights_and_another_seed_others(tmp_path: Path) -> None:
+    options = ["train", "random-walk/feedback", *TINY, "--core.heads", "2", "--core.memory", "4", "--quiet"]
+    options += ["--steps", "12", "--model.embedding_dropout", "0.2", "--core.attention_dropout", "0.2"]
+    for out, seed in (("a", 3), ("b", 3), ("c", 4)):
+        assert stairwell(tmp_path, *options, "--seed", seed, "--out", out).status == 0
+    assert_same_weights(tmp_path / "a", tmp_path / "b")
+    assert measured(tmp_path / "a") == measured(tmp_path / "b")
+    with pytest.raises(AssertionError):
+        assert_same_weights(tmp_path / "a", tmp_path / "c")
+
+
+@pytest.mark.parametrize("core", ["feedback", "staircase", "transformer-xl", "lstm"])
+def test_accumulation_gives_the_same_updates(core: str, tmp_path: Path) -> None:
+    runs = [trainer(tmp_path / str(parts), f"parity/{core}", train__accumulate=parts) for parts in (1, 2, 4)]
+    for run in runs:
+        run.run()
+    for run in runs[1:]:
+        for (name, ours), (_, theirs) in zip(run.model.named_parameters(), runs[0].model.named_parameters()):
+            torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=2e-5, msg=lambda text, name=name: f"{name} {text}")
+        for ours, theirs in zip(measured(run.folder.path), measured(runs[0].folder.path), strict=True):
+            if "loss" in ours:
+                assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+                assert ours["accuracy"] == theirs["accuracy"]
+
+
+def test_an_update_is_the_mean_over_the_scored_tokens(tmp_path: Path) -> None:
+    """Counting asks nothing at its A's: those tokens weigh nothing."""
+    run = trainer(tmp_path, "counting/lstm", task__length=3, train__clip=0)
+    batch = task_of(run).feed(range(4), 4, 0).read(8)
+    nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(4), batch.start)
+    asked = batch.targets != -100
+    assert 0 < asked.sum() < asked.numel()
+    wanted = torch.autograd.grad(nll[asked].mean(), list(run.model.parameters()))
+    run.update()
+    for gradient, parameter in zip(wanted, run.model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_the_state_is_carried_from_segment_to_segment_and_cut_from_the_graph(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "random-walk/lstm")
+    run.update()
+    assert all(int(count) == 8 for count in run.objective.states[0].count)
+    run.update()
+    assert all(int(count) == 16 for count in run.objective.states[0].count)
+    assert not any(tensor.requires_grad for _, tensor in run.objective.states[0].tensors())
+
+
+def test_the_learning_rate_rises_stays_falls_and_is_a_tenth_in_the_last_phase() -> None:
+    config = TrainConfig(steps=100, warmup=10, learning_rate=2.0, finetune_steps=5)
+    assert [config.rate(step) for step in (0, 4, 9, 10, 99)] == pytest.approx([0.2, 1.0, 2.0, 2.0, 2.0])
+    assert config.rate(100) == config.rate(104) == pytest.approx(0.2)
+    cosine = TrainConfig(steps=110, warmup=10, learning_rate=2.0, decay="cosine")
+    assert [cosine.rate(step) for step in (4, 9, 10, 60, 110 - 1)] == pytest.approx(
+        [1.0, 2.0, 2.0, 1.0, 1 + math.cos(math.pi * 0.99)]
+    )
+    assert TrainConfig(warmup=0, learning_rate=2.0).rate(0) == 2.0
+    # Vaswani et al. 2017: linear to the warm-up's end, then as one over the root of the update.
+    root = TrainConfig(steps=1000, warmup=10, learning_rate=2.0, decay="inverse-sqrt")
+    assert [root.rate(step) for step in (4, 9, 39, 89)] == pytest.approx([1.0, 2.0, 1.0, 2 / 3])
+    assert TrainConfig(steps=9, warmup=0, learning_rate=2.0, decay="inverse-sqrt").rate(3) == pytest.approx(1.0)
+
+
+def test_without_the_module_resource_memory_is_not_told_and_nothing_else_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on Windows: every command starts, and a training runs."""
+    blocked = "import sys; sys.modules['resource'] = sys.modules['fcntl'] = None; import stairwell.cli, stairwell.train"
+    assert subprocess.run([sys.executable, "-c", blocked], cwd=Path(__file__).parents[2]).returncode == 0
+    monkeypatch.setitem(sys.modules, "resource", None)
+    trainer(tmp_path).run()
+    assert Run(tmp_path).metrics()[0]["peak_memory"] == 0
+
+
+def test_segments_are_shorter_in_the_first_half_if_asked(tmp_path: Path) -> None:
+    config = TrainConfig(steps=10, segment=64, segment_warmup=16)
+    assert [config.length(step) for step in (0, 4, 5, 9)] == [16, 16, 64, 64]
+    assert TrainConfig(steps=10, segment=64).length(0) == 64
+    run = trainer(tmp_path, train__segment_warmup=2, train__finetune_steps=2)
+    run.run()
+    tokens = [record["tokens"] for record in measured(tmp_path) if "loss" in record]
+    assert tokens == [8, 16, 24, 56, 88, 120, 152, 184]
+
+
+def test_the_last_phase_trains_at_a_tenth_and_goes_on_with_the_same_stream(tmp_path: Path) -> None:
+    run = trainer(tmp_path / "fine", train__finetune_steps=3)
+    whole = trainer(tmp_path / "whole", train__steps=9)
+    run.run(), whole.run()
+    rates = [record["learning_rate"] for record in measured(tmp_path / "fine") if "loss" in record]
+    assert rates == pytest.approx([2e-3] * 6 + [2e-4] * 3)
+    assert run.feed.position() == whole.feed.position()
+
+
+def test_the_last_phase_may_read_other_data_with_the_same_symbols(tmp_path: Path) -> None:
+    """Words without line ends first, then with them; the best model of the last phase is the one that is kept."""
+    (tmp_path / "text.txt").write_text("a rose is a rose\nis a rose\n" * 60)
+    options = [
+        "--core.width", "8", "--core.layers", "1", "--train.batch", "2", "--train.segment", "8",
+        "--train.valid_rows", "1", "--steps", "10", "--quiet", "--task.path", "text.txt", "--task.unit", "words",
+        "--task.end_of_line", "false",
+        "--train.finetune_steps", "6", "--train.finetune_task", "end_of_line=true", "--train.validate_every", "3",
+        "--train.checkpoint_every", "4", "--train.log_every", "1", "--train.warmup", "0",
+    ]  # fmt: skip
+    whole = stairwell(tmp_path, "train", "lm/lstm", *options, "--out", "run", "--json")
+    assert whole.status == 0, whole
+    result = json.loads(whole.out)
+    assert result["best_update"] > 10
+    valid = [record["valid"]["scored"] for record in measured(tmp_path / "run") if "valid" in record]
+    assert len(set(valid[:3])) == 1 and len(set(valid[3:])) == 1 and valid[0] < valid[-1]
+    scores = json.loads(stairwell(tmp_path, "eval", "run", "--split", "valid", "--json").out)
+    assert scores["scored"] == valid[-1] and scores["update"] == result["best_update"]
+    # A pause in either phase changes nothing.
+    config = tmp_path / "run" / "config.json"
+    stopped = tmp_path / "stopped"
+    assert stairwell(tmp_path, "train", "--config", config, "--out", "stopped", "--quiet").status == 0
+    (stopped / "checkpoints" / "step-000000016.safetensors").unlink()
+    assert stairwell(tmp_path, "train", "--resume", "--out", "stopped", "--quiet").status == 0
+    assert_same_weights(stopped, tmp_path / "run")
+    assert measured(stopped) == measured(tmp_path / "run")
+
+
+def test_a_training_that_no_longer_improves_stops(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__validate_every=2, train__patience=3, train__steps=500, train__learning_rate=1e-12)
+    run.run()
+    assert run.progress.step == 8, "one validation is the best, three more are no better"
+    records = [record for record in measured(tmp_path) if "valid" in record]
+    assert [record["step"] for record in records] == [2, 4, 6, 8], "none is made twice"
+    assert [record["best"] for record in records] == [True, False, False, False]
+    assert Run(tmp_path).checkpoints()[-1].stem == "step-000000008"
+
+
+def test_a_mastered_curriculum_ends_the_training_if_asked(tmp_path: Path) -> None:
+    run = trainer(
+        tmp_path, train__curriculum="length=2..3", train__curriculum_accuracy=0, train__stop_when_mastered=True,
+        train__steps=500,
+    )  # fmt: skip
+    run.run()
+    assert run.progress.step == 40
+    assert [record["stage"]["length"] for record in measured(tmp_path) if "loss" in record] == [2] * 19 + [3] * 21
+
+
+def test_the_model_to_use_is_the_best_by_validation(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__validate_every=1, train__learning_rate=0.3, train__steps=12, train__clip=0)
+    run.run()
+    valid = {record["step"]: record["valid"] for record in measured(tmp_path) if "valid" in record}
+    records = {step: (scores["accuracy"], -scores["loss"]) for step, scores in valid.items()}
+    best = max(records.values())
+    weights, note = Run(tmp_path).load_model()
+    assert note["step"] == run.progress.best_step == min(step for step, value in records.items() if value == best)
+    run.model.load_state_dict(weights)
+    assert evaluate(run.model, task_of(run), "valid", 2, 8)["accuracy"] == best[0]
+
+
+@pytest.mark.parametrize("core", ["feedback", "transformer-xl", "staircase", "cached-staircase", "universal", "lstm"])
+def test_evaluation_does_not_depend_on_segment_or_rows(core: str, tmp_path: Path) -> None:
+    run = trainer(tmp_path, f"parity/{core}")
+    run.update()
+    sizes = ((1, 1), (1, 7), (1, 500), (3, 5))
+    results = [evaluate(run.model, task_of(run), "valid", rows, segment) for rows, segment in sizes]
+    for result in results[1:]:
+        for name in set(result) - {"rows"}:
+            assert result[name] == pytest.approx(results[0][name], rel=1e-5), name
+    assert run.model.training
+
+
+def test_among_equal_scores_the_lower_loss_is_the_better_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(tmp_path, train__steps=5, train__validate_every=1)
+    told = iter([(90, 0.5), (100, 0.3), (100, 0.1), (100, 0.2), (95, 0.01)])
+
+    def evaluated(*_: Any) -> dict[str, float]:
+        accuracy, loss = next(told)
+        return {"accuracy": accuracy, "loss": loss, "scored": 1}
+
+    monkeypatch.setattr("stairwell.train.streams.evaluate", evaluated)
+    run.run()
+    assert run.progress.best_step == Run(tmp_path).load_model()[1]["step"] == 3
+    resumed = trainer(tmp_path, train__steps=5, train__validate_every=1)
+    resumed.resume()
+    assert (resumed.progress.best, resumed.progress.best_loss) == (100, 0.1)
+
+
+def test_several_seeds_are_summed_up_and_not_trained_twice(tmp_path: Path) -> None:
+    options = ["train", "parity/lstm", *TINY, "--steps", "6", "--quiet", "--json", "--out", "all"]
+    first = stairwell(tmp_path, *options, "--seeds", "2", "--seed", "5")
+    assert first.status == 0, first
+    summary = json.loads(first.out)
+    results = [json.loads((tmp_path / "all" / f"seed-{seed}" / "result.json").read_text()) for seed in (5, 6)]
+    values = [result["valid_accuracy"] for result in results]
+    assert summary["metric"] == "valid_accuracy" and summary["seeds"] == 2
+    assert summary["mean"] == pytest.approx(sum(values) / 2)
+    assert summary["deviation"] == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
+    assert summary["best"] == max(values) and summary["best_run"] == results[values.index(max(values))]["run"]
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "all").glob("*/metrics.jsonl")}
+    again = stairwell(tmp_path, *options, "--seeds", "2", "--seed", "5")
+    assert again.out == first.out
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "all").glob("*/metrics.jsonl")} == times
+    more = json.loads(stairwell(tmp_path, *options, "--seeds", "3", "--seed", "5").out)
+    assert more["seeds"] == 3
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    other = stairwell(tmp_path, *options, "--seeds", "2", "--seed", "5", "--train.learning_rate", "0.1")
+    assert "seed-5 holds a training with another config" in other.line
+
+
+def test_the_best_of_several_is_the_smallest_where_less_is_better() -> None:
+    results = [{"run": "a", "valid_loss": 2.0}, {"run": "b", "valid_loss": 1.0}]
+    assert sum_up(results, ("valid_loss", False))["best_run"] == "b"
+    assert sum_up(results, ("valid_loss", True))["best_run"] == "a"
+    assert sum_up(results[:1], ("valid_loss", False))["deviation"] == 0
+
+
+@pytest.mark.parametrize("core", ["feedback", "transformer-xl", "lstm"])
+def test_bf16_autocast_learns_or_is_refused(core: str, tmp_path: Path) -> None:
+    """Not every processor has an LSTM in bf16."""
+    options = {} if core == "lstm" else {"core__memory": 4, "core__heads": 2}
+    options |= {
+        "train__precision": "bf16",
+        "train__steps": 150 if core == "lstm" else 50,
+        "train__learning_rate": 5e-3,
+        "task__length": 1,
+    }
+    try:
+        run = trainer(tmp_path, f"copy/{core}", **options)
+    except ValueError as error:
+        assert core == "lstm" and "leave --train.precision at float32" in str(error)
+        return
+    run.run()
+    losses = [record["loss"] for record in measured(tmp_path) if "loss" in record]
+    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+    assert all(parameter.dtype == torch.float32 for parameter in run.model.parameters())
+
+
+def test_spans_stay_within_the_memory_and_are_told(tmp_path: Path) -> None:
+    run = trainer(tmp_path, core__adaptive_span=True, core__memory=5, core__heads=2)
+    for span, beyond in zip(run.model.core.spans(), (100.0, -7.0), strict=True):
+        torch.nn.init.constant_(span.z, beyond)
+    run.run()
+    told = [record["spans"] for record in measured(tmp_path) if "loss" in record]
+    assert len(told) == 6 and told[0] == [[5.0, 5.0], [0.0, 0.0]]
+    assert all(0 <= z <= 5 for spans in told for layer in spans for z in layer)
+
+
+def test_a_loss_on_spans_makes_them_shorter(tmp_path: Path) -> None:
+    options = {"core__adaptive_span": True, "core__memory": 5, "core__heads": 2, "train__learning_rate": 0.05}
+    ends = []
+    for loss in (1e-9, 10.0):
+        run = trainer(tmp_path / str(loss), **options, core__span_loss=loss)
+        for span in run.model.core.spans():
+            torch.nn.init.constant_(span.z, 2.0)
+        run.run()
+        ends.append(sum(sum(span.z.tolist()) for span in run.model.core.spans()))
+    assert ends[1] < ends[0]
+
+
+def test_what_the_memory_is_made_of_is_told(tmp_path: Path) -> None:
+    run = trainer(tmp_path)
+    run.run()
+    rows = [record["layer_weights"] for record in measured(tmp_path) if "loss" in record]
+    assert len(rows) == 6 and all(len(row) == 3 and sum(row) == pytest.approx(1, abs=1e-3) for row in rows[-1])
+    assert rows[0] != rows[-1]
+
+
+def test_metrics_tell_rate_memory_and_counts(tmp_path: Path) -> None:
+    trainer(tmp_path).run()
+    first, last = Run(tmp_path).metrics()[0], Run(tmp_path).metrics()[-1]
+    assert {"step", "tokens", "seconds", "loss", "accuracy", "learning_rate", "gradient_norm"} <= set(first)
+    assert first["tokens_per_second"] > 0 and first["peak_memory"] > 1 << 20
+    assert last["valid"]["rows"] == 2 and last["valid"]["scored"] == 4 * 8
+
+
+def test_without_tensorboard_nothing_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "tensorboard.compat.proto.event_pb2", None)
+    seen: list[dict[str, Any]] = []
+    watch = with_tensorboard(seen.append, Run(tmp_path))
+    watch({"event": "metrics", "step": 1, "loss": 2.0})
+    assert seen and not (tmp_path / "tensorboard").exists()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
+    watch = with_tensorboard(lambda event: None, Run(tmp_path))
+    watch({"event": "metrics", "step": 1, "loss": 2.0, "valid": {"accuracy": 3.0}})
+    watch({"event": "metrics", "step": 5, "loss": 1.5})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    told = EventAccumulator(str(tmp_path / "tensorboard"))
+    told.Reload()
+    assert [(scalar.step, scalar.value) for scalar in told.Scalars("train/loss")] == [(1, 2.0), (5, 1.5)]
+    assert [(scalar.step, scalar.value) for scalar in told.Scalars("valid/accuracy")] == [(1, 3.0)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_neither_ends_a_training_nor_brings_a_deleted_folder_back(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    watch = with_tensorboard(seen.append, Run(tmp_path / "gone"))
+    watch({"event": "metrics", "step": 1, "loss": 2.0})
+    assert seen and not (tmp_path / "gone").exists()
+
+
+def test_a_plan_is_checked_before_anything_is_written(tmp_path: Path) -> None:
+    made = experiment("parity/lstm")
+    assert Job(made, Run(tmp_path / "run"), resume=False).experiment == made
+    assert not (tmp_path / "run").exists()
+    for wrong in ({"train__curriculum": "height=3"}, {"train__curriculum": "length=2;height=3"}):
+        with pytest.raises(ValueError, match="cannot change 'height'"):
+            trainer(tmp_path / "run", **wrong)

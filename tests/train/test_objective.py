@@ -1,0 +1,266 @@
+"""Objectives, feeds and validations: the loop trains what keeps their contracts, and goes on with it bit for bit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from stairwell.models import IGNORE, LanguageModel
+from stairwell.train import CrossEntropy, Objective, Outcome, Phase, Run, TrainConfig, Trainer, evaluate, stream_trainer
+from stairwell.train.processes import World
+from stairwell.train.run import load_tensors
+from tests.commands import assert_same_weights, measured
+from tests.train.test_loop import experiment, trainer
+from tests.train.test_processes import free_port
+
+PACKAGE = Path(__file__).parents[2] / "stairwell" / "train"
+
+
+@pytest.mark.parametrize("name", ["loop", "objective", "checkpoint", "optimizers", "processes", "run", "curriculum"])
+def test_the_loop_knows_nothing_of_what_is_learned(name: str) -> None:
+    source = (PACKAGE / f"{name}.py").read_text()
+    foreign = r"stairwell\.(models|tasks(?!\.base import Split$)|text|data|cores)|train\.streams|IGNORE|\"accuracy\""
+    assert not re.search(foreign, source, re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Frames:
+    """What a toy policy saw and did: a minibatch of the rollout, with the rows' own weights."""
+
+    seen: Tensor  # (B, T)
+    wanted: Tensor  # (B, T)
+
+    @property
+    def terms(self) -> int:
+        return self.seen.numel()
+
+    size = terms
+
+    def parts(self, count: int) -> list[Frames]:
+        return [Frames(*tensors) for tensors in zip(self.seen.chunk(count), self.wanted.chunk(count))]
+
+    def to(self, device: torch.device | str) -> Frames:
+        return Frames(self.seen.to(device), self.wanted.to(device))
+
+
+class Rollouts:
+    """Every third read makes a new rollout with the policy as it is then; the reads between go over it again."""
+
+    def __init__(self, policy: nn.Module, rows: range, batch: int, seed: int) -> None:
+        self.policy, self.rows, self.seed, self.reads = policy, rows, seed, 0
+        self.frames = torch.zeros(len(rows), 0)
+
+    def read(self, length: int) -> Frames:
+        if self.reads % 3 == 0:
+            noise = [torch.Generator().manual_seed(hash((self.seed, row, self.reads))) for row in self.rows]
+            self.frames = torch.stack([torch.rand(length, generator=rng) for rng in noise])
+            with torch.no_grad():  # what is seen depends on the policy that saw it
+                self.frames = self.frames + 0.1 * self.policy(self.frames[..., None])[..., 0]
+        self.reads += 1
+        return Frames(self.frames.roll(self.reads, 1), torch.sin(3 * self.frames.roll(self.reads, 1)))
+
+    def change(self, **options: Any) -> None:
+        raise ValueError("nothing to change")
+
+    def position(self) -> dict[str, Any]:
+        return {"rows": [None for _ in self.rows], "reads": self.reads, "tensors": {"frames": self.frames}}
+
+    def seek(self, position: dict[str, Any]) -> None:
+        assert len(position["rows"]) == len(self.rows)
+        self.reads, self.frames = position["reads"], position["tensors"]["frames"]
+
+
+class Surprise(Objective):
+    """The likelihood of an error whose size is a parameter of the objective's own."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self.size = nn.Parameter(torch.zeros(()))
+
+    def forward(self, batch: Frames) -> Outcome:
+        error = self.model(batch.seen[..., None])[..., 0] - batch.wanted
+        loss = error.square() * (-self.size).exp() + self.size
+        return Outcome(loss.sum(), {"error": error.detach().abs().sum()})
+
+
+class Score:
+    headline, higher_is_better = "score", True
+
+    def __call__(self, model: nn.Module, split: str) -> dict[str, float]:
+        x = torch.linspace(0, 1, 50)
+        with torch.no_grad():
+            return {"score": -float((model(x[:, None])[:, 0] - torch.sin(3 * x)).square().mean())}
+
+
+def agent(folder: Path, world: World | None = None, **options: Any) -> Trainer:
+    torch.manual_seed(0)
+    policy = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 1))
+    given = {
+        "steps": 40,
+        "batch": 4,
+        "segment": 5,
+        "log_every": 1,
+        "validate_every": 10,
+        "checkpoint_every": 10,
+        **options,
+    }
+    config = TrainConfig(**{"learning_rate": 0.01, "warmup": 0, **given})
+    phase = Phase(lambda rows, batch, seed: Rollouts(policy, rows, batch, seed), Score())
+    return Trainer(Surprise(policy), [phase], config, Run(folder), world)
+
+
+def test_an_objective_with_a_feed_and_a_validation_of_its_own_learns(tmp_path: Path) -> None:
+    scores = agent(tmp_path, steps=200, accumulate=2).run()
+    lines = measured(tmp_path)
+    assert scores["score"] == lines[-1]["valid"]["score"] > lines[10]["valid"]["score"]
+    assert lines[0]["tokens"] == 20 and "accuracy" not in lines[0]
+    assert [line["error"] for line in lines if "error" in line][-1] < lines[0]["error"]
+    best = max(line["valid"]["score"] for line in lines if "valid" in line)
+    assert Run(tmp_path).load_model()[1]["valid"]["score"] == best
+
+
+def test_a_rollout_and_the_objectives_own_parameters_are_taken_up_bit_for_bit(tmp_path: Path) -> None:
+    """Stopped at update 20, in the middle of a rollout that was made by an older policy."""
+    agent(tmp_path / "whole").run()
+    agent(tmp_path / "stopped", steps=20).run()
+    resumed = agent(tmp_path / "stopped")
+    resumed.resume()
+    resumed.run()
+    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
+    tensors, _, _ = Run(tmp_path / "whole").load_checkpoint()
+    assert {"objective.size", "feed.frames", "model.0.weight", "optimizer.exp_avg.size"} <= set(tensors)
+    assert tensors["objective.size"] != 0
+
+
+def train_among_two(rank: int, port: str, folder: Path, options: dict[str, Any]) -> None:
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+    torch.set_num_threads(1)
+    with World.together(torch.device("cpu")) as world:
+        made = agent(folder, world, **options)
+        if Run(folder).checkpoints():
+            made.resume()
+        made.model[2].p = 0.0  # masks differ from process to process
+        made.run()
+        made.close()
+
+
+def two_agents(folder: Path, **options: Any) -> None:
+    fork, port = multiprocessing.get_context("fork"), free_port()
+    ranks = [fork.Process(target=train_among_two, args=(rank, port, folder, options)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(60)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
+
+
+def test_two_processes_share_the_rows_of_any_feed_and_either_takes_up_what_the_other_began(tmp_path: Path) -> None:
+    def alone(folder: Path, **options: Any) -> None:
+        made = agent(folder, **options)
+        if Run(folder).checkpoints():
+            made.resume()
+        made.model[2].p = 0.0
+        made.run()
+
+    alone(tmp_path / "one")
+    two_agents(tmp_path / "two")
+    two_agents(tmp_path / "two-one", steps=20)
+    alone(tmp_path / "two-one")
+    alone(tmp_path / "one-two", steps=20)
+    two_agents(tmp_path / "one-two")
+    whole = Run(tmp_path / "one").load_checkpoint()[0]
+    for name in ("two", "two-one", "one-two"):
+        tensors = Run(tmp_path / name).load_checkpoint()[0]
+        same = {name: tensor for name, tensor in whole.items() if not name.startswith("rng.")}
+        torch.testing.assert_close({name: tensors[name] for name in same}, same, rtol=1e-3, atol=1e-5)
+
+
+def test_a_curriculum_is_refused_where_nothing_is_counted_as_right(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to change"):
+        agent(tmp_path, curriculum="length=2..4")
+
+    made = agent(tmp_path)
+    made.curriculum = made.curriculum.parse("length=2..4")
+    with pytest.raises(ValueError, match="a curriculum needs an objective that counts what is `right`"):
+        made.update()
+
+
+def test_an_objective_of_ones_own_takes_a_tasks_streams(tmp_path: Path) -> None:
+    class Doubled(CrossEntropy):
+        def forward(self, batch: Any) -> Outcome:
+            outcome = super().forward(batch)
+            return Outcome(2 * outcome.loss, outcome.metrics)
+
+    made, losses = experiment("parity/lstm"), []
+    for objective in (CrossEntropy, Doubled):
+        tasks = made.make_tasks()
+        model = made.make_model(tasks[0])
+        run = stream_trainer(model, tasks, made.train, Run(tmp_path / objective.__name__), objective=objective)
+        run.run()
+        losses.append(measured(run.folder.path)[0]["loss"])
+    assert losses[1] == pytest.approx(2 * losses[0])
+
+
+@pytest.mark.parametrize("adaptive", ["", "1"])
+def test_a_large_vocabulary_is_scored_and_advances_a_curriculum(
+    adaptive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Logits that are formed block by block, and those of an adaptive softmax, have a likeliest symbol too."""
+    options = {"train__curriculum": "length=2..3", "train__curriculum_accuracy": 20, "train__steps": 25}
+    options |= {"model__adaptive": adaptive}
+    whole = trainer(tmp_path / "whole", "parity/lstm", **options)
+    whole.run()
+    monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", 6)  # three tokens at a time
+    blocks = trainer(tmp_path / "blocks", "parity/lstm", **options)
+    blocks.run()
+    ours, theirs = measured(tmp_path / "blocks"), measured(tmp_path / "whole")
+    assert [line["stage"]["length"] for line in ours if "stage" in line] == [2] * 19 + [3] * 6
+    assert [line["accuracy"] for line in ours if "stage" in line] == [
+        line["accuracy"] for line in theirs if "stage" in line
+    ]
+    assert ours[-1]["valid"]["accuracy"] == theirs[-1]["valid"]["accuracy"] > 20
+
+
+def test_an_evaluation_counts_what_the_logits_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(tmp_path, "s5/lstm", task__length=20, task__valid_episodes=20)
+    task, model = run.validation.task, run.model
+    right, scored = 0, 0
+    with torch.no_grad():
+        for batch in task.batches("valid", 1, 10_000):
+            logits, _ = model.eval()(batch.tokens, model.init_state(1), batch.start)
+            asked = batch.targets != IGNORE
+            right += int((logits.argmax(-1) == batch.targets)[asked].sum())
+            scored += int(asked.sum())
+    assert 0 < right < scored
+    for limit in (1 << 24, 500):
+        monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", limit)
+        assert evaluate(model, task, "valid", 1, 64)["accuracy"] == pytest.approx(100 * right / scored)
+
+
+def test_the_state_is_carried_part_by_part(tmp_path: Path) -> None:
+    """Rows keep their own states, however the rows are cut."""
+    cut = trainer(tmp_path / "cut", "random-walk/lstm", train__accumulate=2)
+    whole = trainer(tmp_path / "whole", "random-walk/lstm")
+    for run in (cut, whole):
+        run.update(), run.update()
+    ours, theirs = cut.objective.carried(), whole.objective.carried()
+    assert ours is not None and theirs is not None and len(cut.objective.states) == 2
+    for (name, a), (_, b) in zip(ours.tensors(), theirs.tensors(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_the_model_alone_is_what_a_run_keeps(tmp_path: Path) -> None:
+    made = agent(tmp_path, steps=3)
+    made.run()
+    tensors, _ = load_tensors(tmp_path / "model.safetensors")
+    assert set(tensors) == set(made.model.state_dict())
+    assert isinstance(trainer(tmp_path / "lm", "parity/lstm").model, LanguageModel)
