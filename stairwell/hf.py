@@ -99,7 +99,7 @@ class StairwellConfig(PreTrainedConfig):
             raise UserError(f"a causal language model predicts its own {config.inputs} symbols, not {config.V} labels")
         core = name_of(config.core)
         if core is None:
-            raise UserError(f"{type(config.core).__name__} is not in the register of cores")
+            raise UserError(f"{type(config.core).__name__} is the config of no core in stairwell.cores.CORES")
         own = {name: getattr(config, name) for name in MODEL}
         own["adaptive"] = list(config.adaptive) or None
         return cls(core=core, core_options=configs.to_json(config.core), vocab_size=config.inputs, **own, **options)

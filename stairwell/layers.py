@@ -317,15 +317,15 @@ Sublayer = Callable[[Tensor], Tensor]  # from what it reads (normed with pre-nor
 class Wiring:
     """How sublayers are put together to a layer: norms, residual sums and their dropout, here and nowhere else.
 
-    Whoever walks through a layer, a core, an engine or a decoding session, hands in how it attends."""
+    Whoever walks through a layer, a core, an engine, a decoding session or an encoder, hands in how it attends."""
 
     pre: bool
-    residual_rate: float
+    residual_rate: float  # of the masks that are handed in
     attention_norm: Callable[[Tensor], Tensor]
     cross_norm: Callable[[Tensor], Tensor]
     feed_forward_norm: Callable[[Tensor], Tensor]
 
-    def forward(
+    def wire(
         self,
         x: Tensor,
         attend: Sublayer,
@@ -361,6 +361,7 @@ class Layer(Wiring, nn.Module):
     attention_norm: nn.LayerNorm
     cross_norm: nn.LayerNorm
     feed_forward_norm: nn.LayerNorm
+    forward = Wiring.wire
 
     def __init__(self, config: LayerConfig, distances: int, owns_keys: bool = True) -> None:
         super().__init__()

@@ -252,7 +252,7 @@ def test_join_refuses_states_that_are_not_alike() -> None:
         State.join([used("feedback"), other])
     with pytest.raises(ValueError, match=r"torch.float32 on cpu in one.*torch.float64 on cpu"):
         kind.join([used("feedback"), used("feedback").to(dtype=torch.float64)])
-    two, three = (build(CORES["staircase"][0](**SMALL, chunk=2, passes=n)).init_state(1) for n in (2, 3))
+    two, three = (build(CORES["staircase"].config(**SMALL, chunk=2, passes=n)).init_state(1) for n in (2, 3))
     with pytest.raises(ValueError, match=r"not alike: only one of them has 'passes.2'"):
         State.join([two, three])
     wider = replace(with_source([2]), source=torch.zeros(1, 2, 6))

@@ -84,7 +84,7 @@ class LayerStep(Wiring):
 
     def __call__(self, x: Tensor, read: Sublayer) -> Tensor:
         """x (B, D) -> the layer's output (B, D); `read` is attention up to its last projection, (B, D) -> (B, H * K)"""
-        return self.forward(x, lambda normed: multiply(read(normed), self.out), self.attend_source, self.feed)
+        return self.wire(x, lambda normed: multiply(read(normed), self.out), self.attend_source, self.feed)
 
     def feed(self, normed: Tensor) -> Tensor:
         """The feed-forward sublayer."""

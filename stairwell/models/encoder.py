@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stairwell.layers import Wiring
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
@@ -40,7 +42,7 @@ class EncoderConfig:
     encoder_dropout: float = 0.0
     "dropout rate on the output of each sublayer of the encoder, before it is added"
     encoder_layer_drop: float = 0.0
-    "LayerDrop: rate at which a whole layer of the encoder is skipped, one coin a layer and call"
+    "LayerDrop: rate at which a whole layer of the encoder is skipped, drawn once a layer and call"
 
     def __post_init__(self) -> None:
         for name in ("encoder_layers", "encoder_heads", "encoder_distance"):
@@ -72,14 +74,14 @@ class Encoder(nn.Module):
         if self.distances is None:
             x = x + sinusoids(x)
         drop = self.config.encoder_layer_drop if self.training else 0.0
-        coins = torch.rand(len(self.layers)).tolist() if drop else [1.0] * len(self.layers)
-        for layer, coin in zip(self.layers, coins, strict=True):
-            if coin >= drop:
+        drawn = torch.rand(len(self.layers)).tolist() if drop else [1.0] * len(self.layers)
+        for layer, number in zip(self.layers, drawn, strict=True):
+            if number >= drop:
                 x = layer(x, mask, self.distances)
         return self.norm(x)
 
 
-class EncoderLayer(nn.Module):
+class EncoderLayer(Wiring, nn.Module):
     def __init__(self, config: EncoderConfig, width: int) -> None:
         super().__init__()
         self.config = config
@@ -93,11 +95,13 @@ class EncoderLayer(nn.Module):
         self.outer = nn.Linear(inner, width)
 
     def forward(self, x: Tensor, mask: Tensor, distances: Tensor | None) -> Tensor:
-        if self.pre:
-            x = x + self.drop(self.attend(self.attention_norm(x), mask, distances))
-            return x + self.drop(self.feed_forward(self.feed_forward_norm(x)))
-        x = self.attention_norm(x + self.drop(self.attend(x, mask, distances)))
-        return self.feed_forward_norm(x + self.drop(self.feed_forward(x)))
+        def attend(normed: Tensor) -> Tensor:
+            return self.drop(self.attend(normed, mask, distances))
+
+        def feed_forward(normed: Tensor) -> Tensor:
+            return self.drop(self.feed_forward(normed))
+
+        return self.wire(x, attend, None, feed_forward)
 
     def drop(self, z: Tensor) -> Tensor:
         return F.dropout(z, self.config.encoder_dropout, self.training)
@@ -109,12 +113,12 @@ class EncoderLayer(nn.Module):
         B, J, D = x.shape
         H = self.config.encoder_heads
         q, k, v = self.project(x).view(B, J, 3, H, D // H).permute(2, 0, 3, 1, 4)  # each (B, H, J, K)
-        seen = mask[:, None, None]
+        visible = mask[:, None, None]
         if distances is not None:
             bias = relative_scores(q, distances)
-            seen = bias.masked_fill(~seen, -torch.inf)
+            visible = bias.masked_fill(~visible, -torch.inf)
         rate = self.config.encoder_attn_drop if self.training else 0.0
-        z = F.scaled_dot_product_attention(q, k, v, seen, rate)
+        z = F.scaled_dot_product_attention(q, k, v, visible, rate)
         return self.out(z.transpose(1, 2).reshape(B, J, D))
 
 

@@ -43,7 +43,8 @@ def agent_of(core: Any, observation: Space = EVERYTHING, action: Space = ACTIONS
 def core_of(name: str) -> Any:
     kind = CORES[name].config
     options = {"width": 8, "heads": 2, "layers": 2, "inner": 9, "memory": 3, "chunk": 2}
-    return kind(**{key: value for key, value in options.items() if key in kind.__dataclass_fields__})
+    fields = kind.__dataclass_fields__
+    return kind(**{key: value for key, value in options.items() if key in fields and fields[key].init})
 
 
 def observed(agent: Agent, B: int, T: int, seed: int = 0) -> Inputs:
