@@ -6,5 +6,6 @@ tokens = sample(session, prompt, 100, temperature=0.8, generator=torch.Generator
 
 from stairwell.decode.search import Hypothesis, beam, greedy, sample, sampler, stream
 from stairwell.decode.session import Session
+from stairwell.decode.speculate import Speculated, speculate
 
-__all__ = ["Hypothesis", "Session", "beam", "greedy", "sample", "sampler", "stream"]
+__all__ = ["Hypothesis", "Session", "Speculated", "beam", "greedy", "sample", "sampler", "speculate", "stream"]
