@@ -1,4 +1,4 @@
-"""Every model of both papers as a listing: NumPy and loops, one token at a time, to be held against the equations.
+"""Every model as a listing: NumPy and loops, one token at a time, to be held against the equations.
 
 Nothing of stairwell is imported. A listing takes the weights of a core by their names and a stream of embeddings
 x (T, D), and gives what the core gives for one row that begins anew:
@@ -27,6 +27,14 @@ Slots = Sequence[tuple[Array, int]]  # what a token sees: a vector, and how many
 def softmax(scores: Array) -> Array:
     powers = np.exp(scores - scores.max())
     return powers / powers.sum()
+
+
+def sigmoid(x: Array) -> Array:
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x: Array) -> Array:
+    return x * sigmoid(x)
 
 
 def layer_norm(w: Weights, name: str, x: Array) -> Array:
@@ -176,8 +184,35 @@ def lstm(w: Weights, x: Array) -> Array:
             gates = w[f"lstm.weight_ih_l{l}"] @ x_t + w[f"lstm.bias_ih_l{l}"]
             gates = gates + w[f"lstm.weight_hh_l{l}"] @ h + w[f"lstm.bias_hh_l{l}"]
             i, f, g, o = np.split(gates, 4)
-            c = c / (1 + np.exp(-f)) + np.tanh(g) / (1 + np.exp(-i))
-            h = np.tanh(c) / (1 + np.exp(-o))
+            c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
+            h = sigmoid(o) * np.tanh(c)
             y.append(h)
+        x = np.stack(y)
+    return x
+
+
+def deltanet(w: Weights, x: Array, H: int, n: int = 1, largest: float = 2.0, gated: bool = False) -> Array:
+    """DeltaNet (n = 1) and DeltaProduct:  S <- S (I - b k k^T) + b v k^T, n times a token, for each of H heads"""
+    for l in range(1 + max(int(name.split(".")[1]) for name in w if name.startswith("layers."))):
+        own = {name.removeprefix(f"layers.{l}."): weight for name, weight in w.items() if f"layers.{l}." in name}
+        K = own["query.weight"].shape[0] // H
+        S = np.zeros((H, K, K))
+        y = []
+        for x_t in x:
+            u = layer_norm(own, "mix_norm", x_t)
+            q, k, v = (silu(own[f"{name}.weight"] @ u).reshape(-1, H, K) for name in ("query", "key", "value"))
+            b = largest * sigmoid(own["strength.weight"] @ u).reshape(n, H)
+            if gated:
+                S = S * sigmoid(own["keep.weight"] @ u + own["keep.bias"])[:, None, None]
+            read = []
+            for h in range(H):
+                for j in range(n):
+                    key = k[j, h] / np.linalg.norm(k[j, h])
+                    S[h] = S[h] @ (np.eye(K) - b[j, h] * np.outer(key, key)) + b[j, h] * np.outer(v[j, h], key)
+                o = S[h] @ q[0, h] / np.linalg.norm(q[0, h])
+                read.append(o / np.sqrt((o**2).mean() + 1e-5) * own["head_norm.weight"])
+            z = x_t + own["out.weight"] @ np.concatenate(read)
+            inner = own["feed_forward.0.weight"] @ layer_norm(own, "feed_forward_norm", z) + own["feed_forward.0.bias"]
+            y.append(z + own["feed_forward.2.weight"] @ np.maximum(inner, 0) + own["feed_forward.2.bias"])
         x = np.stack(y)
     return x

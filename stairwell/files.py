@@ -14,6 +14,14 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     Whoever reads `path`, also after a crash or on a full disk, finds the old file or the new one, never a part.
     """
     path = Path(path)
+    try:
+        _write_atomically(path, write)
+    except OSError as error:
+        # A full disk says neither what could not be written nor where; the temporary's name helps nobody.
+        raise OSError(error.errno, error.strerror, str(path)) if error.errno else error from None
+
+
+def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     os.close(handle)
@@ -30,6 +38,8 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+    if os.name == "nt":  # Windows opens no folders
+        return
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name itself must survive a power cut

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwell import configs, text
-from stairwell.cores import CORES, Core, config_type
+from stairwell.cores import Core, config_type, name_of
 from stairwell.cores.feedback import Mix
 from stairwell.decode import Session
 from stairwell.errors import UserError
@@ -97,7 +97,9 @@ class StairwellConfig(PreTrainedConfig):
         """The same for a model's config."""
         if config.inputs != config.V:
             raise UserError(f"a causal language model predicts its own {config.inputs} symbols, not {config.V} labels")
-        core = next(name for name, (kind, _) in CORES.items() if type(config.core) is kind)
+        core = name_of(config.core)
+        if core is None:
+            raise UserError(f"{type(config.core).__name__} is not in the register of cores")
         own = {name: getattr(config, name) for name in MODEL}
         own["adaptive"] = list(config.adaptive) or None
         return cls(core=core, core_options=configs.to_json(config.core), vocab_size=config.inputs, **own, **options)

@@ -5,9 +5,10 @@ A program that imports the package is left alone."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from itertools import pairwise
-from types import TracebackType
+from typing import Any, NoReturn
 
 
 def is_command() -> bool:
@@ -19,7 +20,14 @@ def is_command() -> bool:
 
 def prepare() -> None:
     open_streams()
-    sys.excepthook = without_traceback
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, stop)
+
+
+def loaded() -> None:
+    """From here on Ctrl-C is an exception like any other."""
+    if signal.getsignal(signal.SIGINT) is stop:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_streams() -> None:
@@ -32,10 +40,8 @@ def open_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-def without_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Ctrl-C before the command line takes over. Status 130 would say that a training is saved."""
-    if not issubclass(kind, KeyboardInterrupt):
-        sys.__excepthook__(kind, error, trace)
-        return
+def stop(number: int, frame: Any) -> NoReturn:
+    """Ctrl-C before the command line takes over. An exception would not do: some of what is loaded swallows it, and the
+    command goes on. Status 130 would say that a training is saved."""
     print("interrupted before anything began", file=sys.stderr, flush=True)
     os._exit(1)

@@ -231,9 +231,9 @@ def forget_nan(case: Case, y: Tensor, after: State) -> None:
     for b, begins in enumerate(last):
         if begins >= 0:
             x[b, :begins] = torch.nan
-            for _, tensor in state.tensors():
-                if tensor.is_floating_point():
-                    tensor[b][tensor[b] != 0] = torch.nan
+            for leaf in state.leaves():
+                if leaf.tensor.is_floating_point() and leaf.role is not Role.STATIC:
+                    leaf.tensor[b][leaf.tensor[b] != 0] = torch.nan
     again, end = case.run(x, state, case.start)
     for b, begins in enumerate(last):
         torch.testing.assert_close(again[b, max(begins, 0) :], y[b, max(begins, 0) :], **CLOSE)
@@ -423,16 +423,18 @@ def sources(case: SourceCase, lengths: Sequence[int]) -> None:
     assert_same_state(fresh.decoder, case.core.init_state(len(lengths), case.state.slack), exact=True)
 
 
-def draw_masks(case: Case, attention: float, relu: float, layer_drop: float) -> Any:
+def draw_masks(case: Case, attention: float, relu: float, layer_drop: float, residual: float = 0.0) -> Any:
     """One set of masks for a case, as a call in training would draw them."""
     from stairwell.cores.core import Source
 
     core = case.core
     assert isinstance(core, TransformerCore)
     config = core.config
-    core.config = dataclasses.replace(config, attention_dropout=attention, relu_dropout=relu, layer_drop=layer_drop)
+    core.config = dataclasses.replace(
+        config, attention_dropout=attention, relu_dropout=relu, residual_dropout=residual, layer_drop=layer_drop
+    )
     for layer in core.layers:
-        layer.attention.rate, layer.feed_forward.rate = attention, relu
+        layer.attention.rate, layer.feed_forward.rate, layer.residual_rate = attention, relu, residual
         if config.cross:
             layer.cross.rate = attention
     given = Source(case.source["source"], case.source["source_mask"]) if case.source else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import shutil
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from stairwell.train.run import load_tensors, save_tensors
 from tests.commands import TINY, Ended, assert_same_weights, measured, stairwell
 
 SMALL = [*TINY, "--steps", "4"]
@@ -157,6 +159,10 @@ MISTAKES = {
     "train random-walk/lstm --core.widht 8": "--core.width",
     "train random-walk/lstm --core.memory 8": "unknown option --core.memory",
     "train random-walk/lstm --bogus 8": "No such option: --bogus",
+    "train random-walk/feedback --core.cross true": "No such option: --core.cross",
+    "train random-walk/staircase --core.sees_itself false": "unknown option --core.sees_itself",
+    "train random-walk/multi-vector-rnn --core.chunk 4": "unknown option --core.chunk",
+    "train random-walk/memory-network --core.compute 1": "unknown option --core.compute",
     "train random-walk/lstm --train.batch 0": "train.batch must be at least 1",
     "train random-walk/lstm --train.batch many": "'many' is not a whole number",
     "train random-walk/lstm --train.batch 6 --train.accumulate 4": "accumulate 4 does not divide the batch of 6",
@@ -174,7 +180,17 @@ MISTAKES = {
     "train random-walk/lstm --engine warp": "engine must be auto, fast or reference",
     "train random-walk/lstm --seeds 0": "--seeds",
     "train random-walk/lstm --out walk": "walk holds a training already; go on with it (--resume)",
-    "train random-walk/lstm --out text.txt": "text.txt",
+    "train random-walk/lstm --out text.txt": "the folder text.txt cannot be made (text.txt is a file); choose another",
+    "train random-walk/lstm --out text.txt/a": "the folder text.txt/a cannot be made (text.txt is a file)",
+    "train random-walk/lstm --seed 12345678901234567890": "train.seed must be below 2^63, not 12345678901234567890",
+    "train random-walk/lstm --seed 9223372036854775807 --seeds 2": "train.seed must be below 2^63",
+    "train random-walk/lstm --train.batch 1000000000": "lower --train.batch (now 1,000,000,000)",
+    "train random-walk/lstm --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
+    "train random-walk/lstm --core.layers 1000000 --seeds 2": "lower --core.layers (now 1,000,000)",
+    "reproduce staircase.table1.random-walk --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
+    "reproduce staircase.table1.random-walk --only nobody": "has no row 'nobody'",
+    "reproduce staircase.table1.random-wlk": "random-wlk",
+    "reproduce feedback.figure5": "--task.path",
     "train --resume": "--resume needs --out",
     "train --resume --out nowhere": "nowhere is not a run folder",
     "train --resume --out walk --train.batch 8": "only --steps may change",
@@ -189,6 +205,10 @@ MISTAKES = {
     "train labelled/lstm": "path",
     "train labelled/lstm --task.path lonely.tokens": "lonely.labels",
     "train labelled/lstm --task.path crooked.tokens": "crooked",
+    "train walk/config.json": "walk",
+    "generate text --seed 12345678901234567890": "--seed",
+    "generate broken": "broken/model.safetensors holds numbers that are not finite (NaN or infinity) in '",
+    "eval broken": "it can answer nothing; bring back a good copy, or train anew",
     "eval nowhere": "nowhere is not a run folder",
     "eval begun": "begun holds no model yet",
     "eval walk --split train": "--split must be valid or test",
@@ -220,8 +240,13 @@ def test_a_mistake_is_told_in_one_line(arguments: str, place: Path) -> None:
         (place / name).write_bytes(content)
     (place / "begun").mkdir(exist_ok=True)
     (place / "begun" / "config.json").write_text((place / "walk" / "config.json").read_text())
-    command = arguments.split()
-    assert MISTAKES[arguments] in stairwell(place, *command).line
+    if not (place / "broken").exists():
+        shutil.copytree(place / "text", place / "broken")
+        tensors, note = load_tensors(place / "text" / "model.safetensors")
+        save_tensors(place / "broken" / "model.safetensors", {n: t * math.nan for n, t in tensors.items()}, note)
+    folders = {path for path in place.rglob("*") if path.is_dir()}
+    assert MISTAKES[arguments] in stairwell(place, *arguments.split()).line
+    assert {path for path in place.rglob("*") if path.is_dir()} == folders, "a refused command leaves nothing behind"
 
 
 @pytest.mark.parametrize(

@@ -117,11 +117,11 @@ def draw(known: dict[str, set[str]]) -> None:
     figure, axes = pyplot.subplots(figsize=(7, 0.42 * len(floors) + 0.6), dpi=110)
     for name, floor in height.items():
         box = {"boxstyle": "round,pad=0.35", "facecolor": "#eaf2fb", "edgecolor": "#0072b2"}
-        axes.text(0, floor, name, ha="center", va="center", family="monospace", fontsize=10, bbox=box)
+        axes.text(0, floor, f"{name:^11}", ha="center", va="center", family="monospace", fontsize=10, bbox=box)
         for other in sorted(known[name] & set(floors)):
             steps, side = floor - height[other], 1 if floor % 2 else -1
             arc = FancyArrowPatch(
-                (0.55 * side, floor), (0.55 * side, height[other]), arrowstyle="-|>", mutation_scale=8,
+                (0.85 * side, floor), (0.85 * side, height[other]), arrowstyle="-|>", mutation_scale=8,
                 connectionstyle=f"arc3,rad={-side * min(0.25 + 0.03 * steps, 0.6)}", color="#555555", lw=0.7, alpha=0.6,
             )  # fmt: skip
             axes.add_patch(arc)

@@ -12,7 +12,8 @@ from typing import NoReturn
 
 import typer
 
-from stairwell.cli import corpora, studies, training, using  # noqa: F401  each adds its commands
+from stairwell import startup
+from stairwell.cli import corpora, playing, studies, training, translating, using  # noqa: F401  each adds its commands
 from stairwell.cli.app import app, say
 from stairwell.errors import UserError
 
@@ -39,6 +40,7 @@ def command() -> int:
     from stairwell.cli.display import go_on_unread
     from stairwell.train import Diverged, Interrupted, NotSaved
 
+    startup.loaded()
     go_on_unread()
     try:
         status = app(prog_name="stairwell", standalone_mode=False)
@@ -52,10 +54,18 @@ def command() -> int:
     except OSError as error:
         fail(error, 1)
     except Exception as error:
+        if is_out_of_memory(error):
+            fail(UserError(f"out of memory ({error}); lower --train.batch, or the model's size"), 1)
         usage_error(error)
         raise
     # Without a standalone mode `typer.Exit` arrives as a value.
     return status if isinstance(status, int) else 0
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Every library has its own way to say so."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
 def usage_error(error: Exception) -> None:
@@ -72,5 +82,6 @@ def fail(error: BaseException, status: int) -> NoReturn:
     """One line, no traceback; STAIRWELL_DEBUG=1 shows where it came from."""
     if os.environ.get("STAIRWELL_DEBUG"):
         raise error
-    say(f"stairwell: {' '.join(str(error).split())}")
+    text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+    say(f"stairwell: {' '.join(text.split())}")
     sys.exit(status)

@@ -3,9 +3,9 @@
     said = speculate(target, draft, prompt, 100, length=4)          prompt (1, T); said.tokens (1, 100), said.accepted
 
 Each round the draft writes `length` tokens, one after the other, and the target reads them all in one call. A drafted
-token x is kept with the chance min(1, p(x) / q(x)), where p is the target's distribution and q the draft's; at the first
-that is not kept, another is drawn from max(p - q, 0), scaled to add up to 1; if all are kept, one more is drawn from p.
-What is written is distributed exactly as if the target had written alone, and for greedy decoding it is the same.
+token x is kept with the chance min(1, p(x) / q(x)), where p is the target's distribution and q the draft's. At the
+first that is not kept, another is drawn from max(p - q, 0), scaled to add up to 1; if all are kept, one more is drawn
+from p. What is written is distributed exactly as if the target had written alone; greedily it is the same.
 
 Tokens that were not kept are taken back from both states by `crop`. A target gains where it reads many tokens in one
 call faster than one by one: a Transformer-XL does; a Feedback model reads one after the other whatever is asked of it,

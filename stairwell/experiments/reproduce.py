@@ -29,8 +29,10 @@ from stairwell.files import write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
 from stairwell.report import Table
+from stairwell.runs import sizes
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, train
+from stairwell.tasks import Task
 from stairwell.train import Interrupted, NotSaved, Run
 
 SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
@@ -60,6 +62,7 @@ def reproduce(
         raise UserError(f"{study.name} has no row '{min(unknown)}'; it has {', '.join(r.model for r in study.rows)}")
     wanted = [training for training in missing(study, out) if not only or training.row.model in only]
     wanted = [training for training in wanted if not taken_over(study, training, out, device, engine)]
+    check_sizes(wanted, device)
     if jobs > 1:
         train_beside(study, wanted, out, device, engine, jobs, say)
     else:
@@ -92,6 +95,16 @@ def check_data(study: Study) -> None:
     for path in {getattr(row.experiment.task, "path", "stdlib") for row in study.rows}:
         if not path or (path != "stdlib" and not Path(path).exists()):
             raise UserError(f"{study.name} reads {study.data or 'a corpus'}: give its place with --task.path")
+
+
+def check_sizes(wanted: list[Training], device: str) -> None:
+    """A model that does not fit into the memory is found out before any other is trained."""
+    made: dict[Any, Task] = {}
+    for experiment in (training.row.experiment for training in wanted):
+        kind = (experiment.task_name, experiment.task)
+        if kind not in made:
+            made[kind] = experiment.make_tasks()[0]
+        sizes.check_training(experiment, made[kind], choose_device(device))
 
 
 def train_here(training: Training, out: Path, device: str, engine: str, show: Show) -> dict[str, Any]:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwell import text
-from stairwell.cores import CORES
+from stairwell.cores import name_of
 from stairwell.cores.core import CoreState
 from stairwell.cores.staircase import GlobalCachedStaircase, Staircase, StaircaseState
 from stairwell.cores.time import slide
@@ -197,7 +197,7 @@ def export_onnx(
     assert exported is not None
     graph = exported.model_proto
     name_sizes(graph, step)
-    core = next(name for name, (kind, _) in CORES.items() if type(model.config.core) is kind)
+    core = name_of(model.config.core) or type(model.config.core).__name__
     note = {"stairwell": __version__, "core": core}
     if vocabulary is not None:
         note["vocabulary"] = json.dumps(vocabulary_json(vocabulary))

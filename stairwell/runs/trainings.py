@@ -15,15 +15,16 @@ from typing import Any
 
 import torch
 
-
 from stairwell import fast
 from stairwell.errors import UserError
-from stairwell.runs.experiment import Experiment
-from stairwell.runs.presets import preset
 from stairwell.files import write_text
-from stairwell.models import LanguageModel
+from stairwell.runs import sizes
+from stairwell.runs.experiment import Experiment
+from stairwell.runs.kinds import KINDS
+from stairwell.runs.presets import preset
+from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.tasks import Split, Task, spec
-from stairwell.train import Interrupted, NotSaved, Run, Watch, evaluate, stream_trainer
+from stairwell.train import Interrupted, NotSaved, Run, Watch
 from stairwell.train.processes import World
 from stairwell.train.run import read_config
 from stairwell.version import __version__
@@ -120,10 +121,12 @@ def train(job: Job, device: str, engine: str, show: Show) -> dict[str, Any] | No
 def _train(job: Job, device: torch.device, engine: str, show: Show, world: World) -> dict[str, Any] | None:
     experiment, run = job.experiment, job.run
     tasks = experiment.make_tasks(run.path if job.resume else None)
+    sizes.check_training(experiment, tasks[0], device, world.size)
     model = experiment.make_model(tasks[0], device, engine)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    title = f"{experiment.name}: {parameters:,} parameters on {device}; {model.core.engine_name}\n{tasks[0].describe()}"
-    trainer = stream_trainer(model, tasks, experiment.train, run, world)
+    title = f"{experiment.name}: {parameters:,} parameters on {device}, engine: {model.core.engine_name}"
+    title += f"\n{tasks[0].describe()}"
+    trainer = experiment.kind.make_trainer(model, tasks, experiment.train, run, world)
     damaged = trainer.resume() if job.resume else []
     progress = trainer.progress
     if world.first:
@@ -165,28 +168,6 @@ def prepare_folder(job: Job, tasks: list[Task]) -> None:
     job.run.write_config({"stairwell": __version__, **job.experiment.to_json()})
 
 
-def with_tensorboard(watch: Watch, run: Run) -> Watch:
-    """Metrics to TensorBoard too, where it is installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return watch
-    folder = run.path / "tensorboard"
-    writer = SummaryWriter(str(folder))
-
-    def both(event: dict[str, Any]) -> None:
-        # Where the folder is gone the loop itself says so.
-        if event["event"] == "metrics" and folder.exists():
-            for section, numbers in (("train", event), ("valid", event.get("valid", {}))):
-                for name, value in numbers.items():
-                    if isinstance(value, int | float) and name != "step":
-                        writer.add_scalar(f"{section}/{name}", value, event["step"])
-            writer.flush()
-        watch(event)
-
-    return both
-
-
 def train_seeds(job: Job, seeds: int, device: str, engine: str, show: Show) -> dict[str, Any] | None:
     """The same training with several seeds, each in a folder of its own; those that are done are not done again."""
     if job.resume:
@@ -194,6 +175,7 @@ def train_seeds(job: Job, seeds: int, device: str, engine: str, show: Show) -> d
             f"{job.run.path} is one training; to go on with several --seeds, give the command that began them again"
         )
     first = job.experiment.train.seed
+    dataclasses.replace(job.experiment.train, seed=first + seeds - 1)  # the last is found out before the first is used
     with World.together(choose_device(device)) as world:
         results = [train_seed(job, seed, device, engine, show, world) for seed in range(first, first + seeds)]
     if not world.first:
@@ -240,19 +222,31 @@ def sum_up(results: list[dict[str, Any]], headline: tuple[str, bool]) -> dict[st
     }
 
 
-def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto") -> tuple[LanguageModel, Task]:
+def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto") -> tuple[Any, Task]:
     """The trained model of a run folder and its task, from the folder alone: whatever has become of the data, it is not
     opened before someone reads it."""
     run = Run(path)
     experiment = experiment_of(run)
     parameters, _ = run.load_model()
     task = experiment.make_tasks(run.path)[-1]
-    model = experiment.make_model(task, choose_device(device), engine)
+    check_finite(parameters, run)
+    sizes.check_model(experiment, task, chosen := choose_device(device))
+    model = experiment.make_model(task, chosen, engine)
     try:
         model.load_state_dict(parameters)
     except RuntimeError:
         raise UserError(f"{run.path}: model.safetensors does not fit config.json; one of them was changed") from None
     return model.eval(), task
+
+
+def check_finite(parameters: dict[str, torch.Tensor], run: Run) -> None:
+    """A model that is not a number answers nothing: say so instead of letting it speak."""
+    for name, tensor in parameters.items():
+        if not tensor.isfinite().all():
+            raise UserError(
+                f"{run.path}/model.safetensors holds numbers that are not finite (NaN or infinity) in '{name}': it "
+                "can answer nothing; bring back a good copy, or train anew"
+            )
 
 
 def evaluate_run(
@@ -268,7 +262,7 @@ def evaluate_run(
         "data": task.describe(),
         "split": split,
         "update": note["step"],
-        **evaluate(model, task, split, rows, segment, watch),
+        **KINDS[task.kind].evaluate(model, task, split, rows, segment, watch, Path(path)),
     }
 
 

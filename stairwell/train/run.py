@@ -5,6 +5,7 @@ metrics.jsonl            one JSON object a line: training, validation
 model.safetensors        the parameters to use: the best by validation
 task.json                what is known of the data: symbols <-> ids, a hash of every split
 checkpoints/             the two newest moments to go on from, each one file, checked by a hash
+snapshots/               parameters at validations, if they are to be averaged
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
@@ -27,6 +29,7 @@ from stairwell.files import write_atomically, write_text
 
 FORMAT = 1
 KEPT = 2  # checkpoints
+LOCK = ".lock"
 
 
 class Run:
@@ -50,23 +53,40 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Keep the folder to ourselves. The lock is the operating system's: it is gone with the process, however that
-        ends."""
-        import fcntl
-
-        self.path.mkdir(parents=True, exist_ok=True)
-        with open(self.path / ".lock", "w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(
-                    f"another training is writing to {self.path}; wait for it or choose another --out"
-                ) from None
+        ends. A training that is refused before it has begun leaves nothing behind."""
+        made = self.make_folder()
+        lock = FileLock(self.path / LOCK, blocking=False)
+        try:
+            lock.acquire()
+        except Timeout:
+            raise UserError(
+                f"another training is writing to {self.path}; wait for it or choose another --out"
+            ) from None
+        try:
             self.tidy()
             yield
+        finally:
+            if not self.exists:
+                with suppress(OSError):  # someone has put something there
+                    (self.path / LOCK).unlink(missing_ok=True)
+                    for folder in made:
+                        folder.rmdir()
+            lock.release()
+
+    def make_folder(self) -> list[Path]:
+        """The folders that were not there before, the innermost first."""
+        missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            file = next((folder for folder in (self.path, *self.path.parents) if folder.is_file()), None)
+            why = f"{file} is a file" if file is not None else error.strerror
+            raise UserError(f"the folder {self.path} cannot be made ({why}); choose another --out") from None
+        return missing
 
     def tidy(self) -> None:
         """Remove what a killed process had begun to write."""
-        for pattern in ("checkpoints/.step-*.tmp", ".model.safetensors.*.tmp", ".*.json*.tmp"):
+        for pattern in ("checkpoints/.step-*.tmp", "snapshots/.step-*.tmp", ".model.safetensors.*.tmp", ".*.json*.tmp"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
 
@@ -118,6 +138,17 @@ class Run:
         for old in self.checkpoints()[:-KEPT]:
             old.unlink(missing_ok=True)
 
+    def save_snapshot(self, step: int, parameters: dict[str, Tensor], note: dict[str, Any], kept: int) -> None:
+        """Add the parameters of a validation; of all, `kept` stay: those whose note's `rank` is highest."""
+        save_tensors(self.path / "snapshots" / f"step-{step:09d}.safetensors", parameters, note)
+        ranked = sorted(self.snapshots(), key=lambda path: load_tensors(path)[1]["rank"])
+        for old in ranked[:-kept]:
+            old.unlink(missing_ok=True)
+
+    def snapshots(self) -> list[Path]:
+        """Oldest first."""
+        return sorted((self.path / "snapshots").glob("step-*.safetensors"))
+
     def checkpoints(self) -> list[Path]:
         """Oldest first."""
         return sorted((self.path / "checkpoints").glob("step-*.safetensors"))
@@ -167,7 +198,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
     except (SafetensorError, OSError) as error:  # a full disk comes as either
-        raise OSError(f"{path} could not be written ({error}); what was saved before is whole") from None
+        why = getattr(error, "strerror", None) or error
+        raise OSError(f"{path} could not be written ({why}); what was saved before is whole") from None
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -2,69 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from examples import listings
 from stairwell.cores import build
 from stairwell.cores.delta import DeltaNetConfig
 from tests import laws
-
-Array = np.ndarray
-
-
-def silu(x: Array) -> Array:
-    return x / (1 + np.exp(-x))
-
-
-def sigmoid(x: Array) -> Array:
-    return 1 / (1 + np.exp(-x))
-
-
-def layer_norm(x: Array, weight: Array, bias: Array) -> Array:
-    return (x - x.mean()) / math.sqrt(((x - x.mean()) ** 2).mean() + 1e-5) * weight + bias
-
-
-class Hand:
-    """One layer by hand, one token a call; each head's matrix maps keys to values, as the papers write it: v = S k."""
-
-    def __init__(self, core: torch.nn.Module, l: int, config: DeltaNetConfig) -> None:
-        self.w = {
-            name.removeprefix(f"layers.{l}."): tensor.detach().numpy()
-            for name, tensor in core.state_dict().items()
-            if name.startswith(f"layers.{l}.")
-        }
-        self.config = config
-        self.S = [np.zeros((config.K, config.K)) for _ in range(config.heads)]
-
-    def normed(self, which: str, x: Array) -> Array:
-        return layer_norm(x, self.w[f"{which}.weight"], self.w[f"{which}.bias"])
-
-    def step(self, x: Array) -> Array:
-        w, H, K = self.w, self.config.heads, self.config.K
-        u = self.normed("mix_norm", x)
-        reads = []
-        for h in range(H):
-            own = slice(h * K, (h + 1) * K)
-            if self.config.gated:
-                self.S[h] = self.S[h] * sigmoid(w["keep.weight"] @ u + w["keep.bias"])[h]
-            for j in range(self.config.products):
-                rows = slice((j * H + h) * K, (j * H + h + 1) * K)
-                k = silu(w["key.weight"] @ u)[rows]
-                k = k / math.sqrt((k**2).sum())
-                v = silu(w["value.weight"] @ u)[rows]
-                beta = sigmoid(w["strength.weight"] @ u)[j * H + h] * (2 if self.config.negative_eigenvalues else 1)
-                # S_t = S_{t-1} (I - beta k k^T) + beta v k^T
-                self.S[h] = self.S[h] @ (np.eye(K) - beta * np.outer(k, k)) + beta * np.outer(v, k)
-            q = silu(w["query.weight"] @ u)[own]
-            o = self.S[h] @ (q / math.sqrt((q**2).sum()))
-            reads.append(o / math.sqrt((o**2).mean() + 1e-5) * w["head_norm.weight"])
-        z = x + w["out.weight"] @ np.concatenate(reads)
-        inner = w["feed_forward.0.weight"] @ self.normed("feed_forward_norm", z) + w["feed_forward.0.bias"]
-        return z + w["feed_forward.2.weight"] @ np.maximum(inner, 0) + w["feed_forward.2.bias"]
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -77,16 +24,10 @@ def test_deltanet_by_hand(products: int, negative: bool, gated: bool) -> None:
     torch.manual_seed(11)
     core: Any = laws.scramble(build(config)).double()
     x = torch.randn(1, 9, 4, dtype=torch.float64)
-    y, state = core(x, core.init_state(1))
-    layers = [Hand(core, l, config) for l in range(2)]
-    for t in range(9):
-        vector = x[0, t].numpy()
-        for layer in layers:
-            vector = layer.step(vector)
-        np.testing.assert_allclose(y[0, t].detach().numpy(), vector, rtol=1e-10, atol=1e-12)
-    for l, layer in enumerate(layers):
-        for h in range(2):
-            np.testing.assert_allclose(state.matrix[0, l, h].detach().numpy().T, layer.S[h], rtol=1e-10, atol=1e-12)
+    y, _ = core(x, core.init_state(1))
+    w = {name: tensor.numpy() for name, tensor in core.state_dict().items()}
+    listed = listings.deltanet(w, x[0].numpy(), H=2, n=products, largest=2 if negative else 1, gated=gated)
+    np.testing.assert_allclose(y[0].detach().numpy(), listed, rtol=1e-10, atol=1e-12)
 
 
 def scrambled(config: DeltaNetConfig) -> Any:
@@ -136,7 +77,7 @@ def test_only_negative_eigenvalues_flip_what_is_held(negative: bool) -> None:
 
 def test_a_deltanet_says_that_it_cannot_crop() -> None:
     core = build(DeltaNetConfig(width=4))
-    with pytest.raises(ValueError, match="DeltaNet cannot take tokens back"):
+    with pytest.raises(ValueError, match="DeltaNetState cannot take tokens back"):
         core.init_state(2).crop(1)
     with pytest.raises(ValueError, match="use slack=0"):
         core.init_state(2, slack=1)

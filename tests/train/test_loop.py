@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from stairwell.runs import Experiment, preset
-from stairwell.runs.trainings import Job, sum_up, with_tensorboard
+from stairwell.runs.tensorboard import with_tensorboard
+from stairwell.runs.trainings import Job, sum_up
 from stairwell.train import Run, TrainConfig, Trainer, evaluate, stream_trainer
 from tests.commands import TINY, assert_same_weights, measured, stairwell
 
@@ -311,7 +312,7 @@ def test_metrics_tell_rate_memory_and_counts(tmp_path: Path) -> None:
 
 
 def test_without_tensorboard_nothing_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "torch.utils.tensorboard", None)
+    monkeypatch.setitem(__import__("sys").modules, "tensorboard.compat.proto.event_pb2", None)
     seen: list[dict[str, Any]] = []
     watch = with_tensorboard(seen.append, Run(tmp_path))
     watch({"event": "metrics", "step": 1, "loss": 2.0})
@@ -322,7 +323,21 @@ def test_without_tensorboard_nothing_is_missed(tmp_path: Path, monkeypatch: pyte
 def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
     watch = with_tensorboard(lambda event: None, Run(tmp_path))
     watch({"event": "metrics", "step": 1, "loss": 2.0, "valid": {"accuracy": 3.0}})
-    assert list((tmp_path / "tensorboard").glob("events.*"))
+    watch({"event": "metrics", "step": 5, "loss": 1.5})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    told = EventAccumulator(str(tmp_path / "tensorboard"))
+    told.Reload()
+    assert [(scalar.step, scalar.value) for scalar in told.Scalars("train/loss")] == [(1, 2.0), (5, 1.5)]
+    assert [(scalar.step, scalar.value) for scalar in told.Scalars("valid/accuracy")] == [(1, 3.0)]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="tensorboard is not installed")
+def test_tensorboard_neither_ends_a_training_nor_brings_a_deleted_folder_back(tmp_path: Path) -> None:
+    seen: list[dict[str, Any]] = []
+    watch = with_tensorboard(seen.append, Run(tmp_path / "gone"))
+    watch({"event": "metrics", "step": 1, "loss": 2.0})
+    assert seen and not (tmp_path / "gone").exists()
 
 
 def test_a_plan_is_checked_before_anything_is_written(tmp_path: Path) -> None:

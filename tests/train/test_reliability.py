@@ -278,6 +278,15 @@ def test_a_full_disk_leaves_the_old_checkpoint(uninterrupted: Path, tmp_path: Pa
     assert_same_weights(run, uninterrupted / "run")
 
 
+def test_a_full_disk_names_the_file_that_could_not_be_written(uninterrupted: Path, tmp_path: Path) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    before = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    ended = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet", TEST_FILE_LIMIT="100")
+    assert ended.status == 1 and ended.err.count("\n") == 1, ended
+    assert ended.err == "stairwell: run/task.json: File too large\n"
+    assert {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
 @pytest.mark.parametrize("log_every", [1, 100])
 def test_a_diverging_training_stops_and_keeps_what_was_good(log_every: int, tmp_path: Path) -> None:
     options = [*TINY, "--train.learning_rate", "1e30", "--train.warmup", "0", "--train.log_every", log_every]

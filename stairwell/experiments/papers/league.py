@@ -1,0 +1,112 @@
+"""The league: Feedback and Staircase in the field's own tables of state tracking, which have had neither.
+
+The tables are those of Terzić et al. (arXiv 2509.22284), with the protocol of Walker et al. (arXiv 2505.17761):
+episodes of 3 to 40 tokens in training and 40 to 256 in testing, one label, at the last token. Theirs have 2 blocks of
+width 128 and at most 100,000 steps of 256 rows, stopped at 99.95% in a validation on the test's lengths, and are means
+of 5 seeds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from stairwell.experiments.measures import Score
+from stairwell.experiments.setting import Setting
+from stairwell.experiments.study import Maker, Row, Scale, Study
+from stairwell.tasks import task_type
+from stairwell.train.config import TrainConfig
+
+PUBLISHED = "Terzić et al. 2025 (arXiv 2509.22284)"
+# Accuracy of the last token in percent, as published: an LSTM, a Transformer, and the others, which we do not train.
+TASKS: dict[str, tuple[str, str, str]] = {
+    "cycle-navigation": ("100", "24.4", "PD-SSM 99.5, Gated DeltaProduct 61.4, xLSTM[1:1] 56.6, RWKV-7 37.8"),
+    "even-pairs": ("100", "90.4", "PD-SSM 99.7, Gated DeltaProduct 99.6, xLSTM[1:1] 100, RWKV-7 88.1"),
+    "modular-arithmetic": ("99.9", "23.6", "PD-SSM 96.2, Gated DeltaProduct 58.0, xLSTM[1:1] 34.4, RWKV-7 41.6"),
+    "parity-check": ("100", "52.2", "PD-SSM 99.9, Gated DeltaProduct 98.8, xLSTM[1:1] 100, RWKV-7 51.0"),
+}
+GROUPS: dict[tuple[str, int], str] = {
+    ("A5", 2): "PD-SSM 100, Gated DeltaProduct 97.9",
+    ("A5", 12): "PD-SSM 100, Gated DeltaProduct 60.5",
+    ("S5", 4): "PD-SSM 100, Gated DeltaProduct 88.7",
+    ("S5", 8): "PD-SSM 100, Gated DeltaProduct 57.4",
+    ("S5", 32): "PD-SSM 1.07, Gated DeltaProduct 1.23",
+}
+TRAIN: dict[Scale, TrainConfig] = {
+    "laptop": TrainConfig(
+        steps=3000, batch=256, segment=40, learning_rate=2e-3, warmup=300, decay="cosine", optimizer="adamw",
+        weight_decay=0.01, curriculum="length=3..40", curriculum_accuracy=95, validate_every=250, checkpoint_every=250,
+        valid_rows=50,
+    ),
+    "paper": TrainConfig(
+        steps=100_000, batch=256, segment=40, learning_rate=2e-3, warmup=10_000, decay="cosine", optimizer="adamw",
+        weight_decay=0.01, validate_every=5000, checkpoint_every=1000, valid_rows=50,
+    ),
+}  # fmt: skip
+NOTES: dict[Scale, tuple[str, ...]] = {
+    "laptop": (
+        "Laptop scale: 2 layers of width 64, 3,000 updates of 256 rows of 40 tokens, and for every model the same "
+        "curriculum over the longest episode (3 to 40, the next at 95%); the published models have none. Validation is "
+        "on the lengths of training, the published one on those of the test.",
+    ),
+    "paper": ("Weight decay is not printed in what we know of the protocol: 0.01.",),
+}
+
+
+def setting(task_name: str, scale: Scale, **options: Any) -> Setting:
+    config, _ = task_type(task_name)
+    width = 64 if scale == "laptop" else 128
+    return Setting(
+        task_name=task_name, task=config(**options), layers=2, width=width, heads=4, train=TRAIN[scale]
+    )  # fmt: skip
+
+
+def contenders(shared: Setting, lstm: str = "", transformer: str = "") -> tuple[Row, ...]:
+    def paper(number: str) -> tuple[str, ...]:
+        return (number,) if number else ()
+
+    return (
+        Row("LSTM", shared.experiment("lstm"), paper(lstm)),
+        Row("Feedback", shared.experiment("feedback", memory=8)),
+        Row("Staircase", shared.experiment("staircase", chunk=2, passes=4)),
+        Row("Cached Staircase", shared.experiment("cached-staircase", chunk=1, passes=9)),
+        Row("Global Cached Staircase", shared.experiment("global-cached-staircase", chunk=1, distances=256)),
+        Row("DeltaNet, 2 products", shared.experiment("deltanet", products=2)),
+        Row("Transformer-XL", shared.experiment("transformer-xl", memory=64), paper(transformer)),
+    )
+
+
+def league(scale: Scale, name: str, title: str, shared: Setting, rows: tuple[Row, ...], others: str) -> Study:
+    return Study(
+        name=f"extra.league.{name}",
+        title=title,
+        paper=PUBLISHED,
+        scale=scale,
+        columns=(Score("accuracy at 40 to 256 (%)", "accuracy"),),
+        rows=rows,
+        seeds_of={"LSTM": 2, "Feedback": 2} if scale == "laptop" else {},
+        claim="linear recurrences with the right structure track states nearly as an LSTM does; Transformers do not",
+        notes=(f"Published for models that we do not train: {others}.", *NOTES[scale]),
+    )
+
+
+def of_task(name: str, scale: Scale) -> Study:
+    lstm, transformer, others = TASKS[name]
+    shared = setting(name, scale)
+    title = f"{name.replace('-', ' ').capitalize()}: trained on 3 to 40 tokens, tested on 40 to 256"
+    return league(scale, name, title, shared, contenders(shared, lstm, transformer), others)
+
+
+def of_group(group: str, generators: int, scale: Scale) -> Study:
+    shared = setting("group-words", scale, group=group, generators=generators)
+    title = f"Words over {generators} generators of {group}: trained on 3 to 40 factors, tested on 40 to 256"
+    found = contenders(shared)
+    wanted = ("LSTM", "Feedback", "Staircase", "DeltaNet, 2 products")
+    rows = tuple(row for row in found if row.model in wanted)
+    return league(scale, f"{group.lower()}-{generators}", title, shared, rows, GROUPS[group, generators])
+
+
+STUDIES: dict[str, Maker] = {
+    **{f"extra.league.{name}": partial(of_task, name) for name in TASKS},
+    **{f"extra.league.{g.lower()}-{n}": partial(of_group, g, n) for g, n in GROUPS},
+}

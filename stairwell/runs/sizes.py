@@ -1,0 +1,179 @@
+"""What a training needs at least, in bytes, against what the machine has: counted before anything is allocated.
+
+    parameters      4 P           P numbers, counted on tensors without storage
+    training        4 P (1 + M)   gradients, and M numbers that the optimizer keeps of each parameter
+    states          B x those of one row
+    activations     4 B T L N D   one vector a layer, pass and token; engines keep more
+    batches         24 B T        symbols, targets and starts, and the longest episode of each row
+
+Everything is counted low, so that what could run is never refused.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from stairwell.errors import UserError
+from stairwell.runs.experiment import Experiment
+from stairwell.runs.presets import preset
+from stairwell.tasks import Task
+from stairwell.tasks.generated import GeneratedTask
+
+NUMBER = 4  # bytes
+SYMBOL = 24  # bytes of a token in a batch: symbol, target, start
+ROW = 1000  # bytes that a feed keeps of a row, at least
+LAYER = 25_000  # bytes of a layer's modules, without their parameters
+REMEMBERED = {"adam": 2, "adamw": 2, "rmsprop": 1}  # numbers that an optimizer keeps of each parameter
+SAMPLE = 8  # layers that are built to find out what one has
+CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use
+
+
+def check_training(experiment: Experiment, task: Task, device: torch.device, processes: int = 1) -> None:
+    """Refuse a training that cannot fit, in a line that says what to lower."""
+    there = memory_of(device)
+    # Counting loads parts of torch that take seconds; most trainings are far from any limit.
+    if there is None or 16 * guess(experiment, task) < there:
+        return
+    batch = batch_bytes(experiment, task, processes)
+    # Where a batch alone is too large, a model of a million layers need not be counted.
+    refuse_beyond(there, batch, experiment, device)
+    refuse_beyond(there, {**model_bytes(experiment, task, processes), **batch}, experiment, device)
+
+
+def check_model(experiment: Experiment, task: Task, device: torch.device) -> None:
+    """The same for a model that is only used."""
+    there = memory_of(device)
+    if there is not None and 16 * guess(experiment, task) >= there:
+        parameters = model_bytes(experiment, task, 1)["parameters"]
+        refuse_beyond(there, {"parameters": parameters}, experiment, device)
+
+
+def refuse_beyond(there: int, parts: dict[str, float], experiment: Experiment, device: torch.device) -> None:
+    if sum(parts.values()) > there:
+        counted = ", ".join(f"{name} {in_words(size)}" for name, size in parts.items())
+        raise UserError(
+            f"{experiment.name} would need at least {in_words(sum(parts.values()))} ({counted}), and {device} has "
+            f"{in_words(there)}; lower {what_to_lower(experiment)}"
+        )
+
+
+def batch_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str, float]:
+    """What grows with the tokens of an update."""
+    core, train = experiment.core, experiment.train
+    rows, depth = -(-train.batch // processes), getattr(core, "layers", 1) * getattr(core, "passes", 1)
+    tokens = rows * train.segment
+    return {
+        "activations": NUMBER * tokens * depth * core.width / train.accumulate,
+        "batches": SYMBOL * max(tokens, rows * longest(task)) + ROW * rows,
+    }
+
+
+def model_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str, float]:
+    """What grows with the model; infinite where a tensor would have more bytes than can be counted."""
+    train = experiment.train
+    numbers, state = model_and_state(experiment, task)
+    return {
+        "parameters": NUMBER * numbers + LAYER * getattr(experiment.core, "layers", 1),
+        "gradients and optimizer": NUMBER * numbers * (1 + REMEMBERED.get(train.optimizer, 0)),
+        "states": state * max(-(-train.batch // processes), train.valid_rows),
+    }
+
+
+def model_and_state(experiment: Experiment, task: Task) -> tuple[float, float]:
+    """Parameters, and bytes of a row's state. Both grow evenly with the layers, so that few need to be built."""
+    core = experiment.core
+    layers, memory_of_layer = getattr(core, "layers", 1), getattr(core, "make_up", 0)
+    few = max(SAMPLE, memory_of_layer) if isinstance(memory_of_layer, int) else SAMPLE
+    if layers <= 2 * few:
+        return count(experiment, task)
+    (numbers, state), (more, larger) = (count(with_layers(experiment, n), task) for n in (few, 2 * few))
+    left = layers / few - 2
+    return more + left * (more - numbers), larger + left * (larger - state)
+
+
+def with_layers(experiment: Experiment, layers: int) -> Experiment:
+    return dataclasses.replace(experiment, core=dataclasses.replace(experiment.core, layers=layers))
+
+
+def count(experiment: Experiment, task: Task) -> tuple[float, float]:
+    try:
+        with torch.device("meta"):
+            model: Any = experiment.make_model(task, "meta", "reference")
+            state = model.core.init_state(1)
+    except (RuntimeError, OverflowError, TypeError):  # a tensor of more bytes than 64 bits can count
+        return math.inf, math.inf
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    return float(numbers), sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in state.leaves())
+
+
+def guess(experiment: Experiment, task: Task) -> float:
+    """Bytes, roughly and rather too many, from the config alone."""
+    core, train = experiment.core, experiment.train
+
+    def size(name: str, otherwise: int = 1) -> int:
+        return max(int(getattr(core, name, None) or otherwise), 1)
+
+    width, depth = size("width"), size("layers") * size("passes")
+    sight = max(size("memory"), size("chunk") * size("passes"), size("max_tokens"))
+    inside = size("inner", 4 * width) + max(size("heads") * size("head_width"), width)
+    symbols = 0 if task.kind == "agent" else task.inputs + task.outputs
+    numbers = 8 * size("layers") * width * inside + width * (symbols + sight)
+    rows = max(train.batch, train.valid_rows)
+    kept = rows * (sight * depth * width + train.segment * (depth * width + 1) + longest(task))
+    return NUMBER * (4 * numbers + kept) + LAYER * size("layers") + ROW * rows
+
+
+def longest(task: Task) -> int:
+    """About how many tokens the longest episode of a generated task has; others are read bit by bit."""
+    if not isinstance(task, GeneratedTask):
+        return 0
+    return max(task.train.size, *(episodes.size for episodes, _ in task.splits.values()))
+
+
+def what_to_lower(experiment: Experiment) -> str:
+    """The options that are furthest above the preset's, as someone would write them."""
+    usual = preset(experiment.name)
+    raised = []
+    for section in ("core", "model", "task", "train"):
+        for name, value in numbers_of(getattr(experiment, section)):
+            before = getattr(getattr(usual, section), name, None)
+            if section != "train" or name in ("batch", "segment", "valid_rows"):
+                raised.append((value / max(before if type(before) is int else 1, 1), f"--{section}.{name}", value))
+    worst = [f"{option} (now {value:,})" for ratio, option, value in sorted(raised, reverse=True)[:2] if ratio > 1]
+    return " or ".join(worst) or "--train.batch, --core.width or --core.layers"
+
+
+def numbers_of(config: Any) -> Iterator[tuple[str, int]]:
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if type(value) is int:
+            yield field.name, value
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of memory that a device has; nothing where nobody can tell."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    try:
+        whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # Windows
+        return None
+    limit = CGROUP.read_text().strip() if CGROUP.exists() else "max"
+    return min(whole, int(limit)) if limit.isdigit() else whole
+
+
+def in_words(size: float) -> str:
+    if not math.isfinite(size):
+        return "9 EB"
+    for unit in ("bytes", "kB", "MB", "GB", "TB", "PB"):
+        if size < 1000:
+            return f"{size:,.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} EB"

@@ -1,0 +1,102 @@
+"""Sizes beyond reason are refused by a count of bytes, before anything is allocated."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from stairwell.cores import CORES
+from stairwell.errors import UserError
+from stairwell.runs import sizes
+from stairwell.runs.presets import preset
+
+CPU = torch.device("cpu")
+BEYOND = {
+    "parity/feedback": ["core.width=1_000_000_000", "core.memory=1000000000000", "core.layers=1000000"],
+    "parity/lstm": ["train.batch=1000000000", "core.layers=1000000", "task.length=1000000000000"],
+    "parity/staircase": ["core.chunk=1000000000", "core.passes=1000000000", "train.segment=1000000000000"],
+    "random-walk/transformer-xl": ["task.grid=1000000000", "core.inner=100000000000", "train.valid_rows=1000000000"],
+}
+
+
+@pytest.fixture(autouse=True)
+def a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "memory_of", lambda device: 16_000_000_000)
+
+
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name in BEYOND for option in BEYOND[name]])
+def test_a_size_beyond_reason_is_refused_with_the_numbers_and_what_to_lower(name: str, option: str) -> None:
+    field, _, value = option.partition("=")
+    experiment = preset(name).with_options({field: value})
+    with pytest.raises(UserError) as told:
+        sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
+    message = str(told.value)
+    assert message.startswith(f"{name} would need at least ") and "and cpu has 16 GB" in message
+    assert f"lower --{field} (now {int(value):,})" in message
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_what_is_counted_is_what_is_there(core: str) -> None:
+    """Parameters and states of the model that would be built, also where layers are extrapolated."""
+    experiment = preset(f"parity/{core}").with_options({"core.layers": "37"})
+    task = experiment.make_tasks()[0]
+    model: Any = experiment.make_model(task)
+    numbers, state = sizes.model_and_state(experiment, task)
+    assert numbers == sum(parameter.numel() for parameter in model.parameters())
+    assert state == model.init_state(1).nbytes
+
+
+def test_the_guess_that_decides_whether_to_count_is_never_far_too_small() -> None:
+    for core in CORES:
+        for options in ({}, {"core.width": "512"}, {"core.layers": "12"}, {"train.batch": "4096"}):
+            experiment = preset(f"random-walk/{core}").with_options(options)
+            task = experiment.make_tasks()[0]
+            parts = {**sizes.model_bytes(experiment, task, 1), **sizes.batch_bytes(experiment, task, 1)}
+            assert sum(parts.values()) < 8 * sizes.guess(experiment, task), (core, options, parts)
+
+
+def test_one_layer_as_memory_does_not_keep_layers_from_being_counted() -> None:
+    experiment = preset("parity/feedback").with_options({"core.layers": "200", "core.make_up": "20"})
+    task = experiment.make_tasks()[0]
+    model: Any = experiment.make_model(task)
+    assert sizes.model_and_state(experiment, task)[0] == sum(parameter.numel() for parameter in model.parameters())
+
+
+def test_processes_share_the_rows_and_parts_share_the_activations() -> None:
+    experiment = preset("parity/feedback").with_options({"train.batch": "1000"})
+    task, parts = experiment.make_tasks()[0], experiment.with_options({"train.accumulate": "4"})
+    whole = sizes.batch_bytes(experiment, task, 1)
+    assert sizes.batch_bytes(experiment, task, 4)["activations"] == whole["activations"] / 4
+    assert sizes.batch_bytes(parts, task, 1)["activations"] == whole["activations"] / 4
+    assert sizes.model_bytes(experiment, task, 4)["states"] == sizes.model_bytes(experiment, task, 1)["states"] / 4
+
+
+def test_a_model_that_is_only_used_needs_no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = preset("parity/feedback").with_options({"core.width": "8000", "core.heads": "8"})
+    task = experiment.make_tasks()[0]
+    sizes.check_model(experiment, task, CPU)
+    with pytest.raises(UserError, match="gradients and optimizer"):
+        sizes.check_training(experiment, task, CPU)
+    larger = dataclasses.replace(experiment, core=dataclasses.replace(experiment.core, width=80_000))
+    with pytest.raises(UserError, match=r"at least .* \(parameters "):
+        sizes.check_model(larger, task, CPU)
+
+
+def test_where_nobody_knows_the_memory_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sizes, "memory_of", lambda device: None)
+    experiment = preset("parity/feedback").with_options({"core.width": "1000000000"})
+    sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
+
+
+def test_the_memory_of_a_container_is_what_it_may_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(sizes, "CGROUP", tmp_path / "memory.max")
+    whole = sizes.memory_of(CPU)
+    assert whole is not None and whole > 100_000_000
+    (tmp_path / "memory.max").write_text("1234567\n")
+    assert sizes.memory_of(CPU) == 1234567
+    (tmp_path / "memory.max").write_text("max\n")
+    assert sizes.memory_of(CPU) == whole
