@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-import stairwell
 from bench import __main__ as bench
 from bench import limit, memory, plot, profile, records, scaling, speed, table
 from bench.flops import forward_flops, products, training_flops
@@ -161,6 +160,6 @@ def test_the_command_line_measures_where_the_sources_are(
     assert not status and "char-ptb" in out
     assert ended("speed", "b17")[0] == 2
     # Installed without sources:
-    monkeypatch.setattr(stairwell, "__file__", str(tmp_path / "stairwell" / "__init__.py"))
+    monkeypatch.setattr("stairwell.cli.using.__file__", str(tmp_path / "stairwell" / "cli" / "using.py"))
     status, out, told = ended("speed")
     assert (status, out, told.count("\n")) == (2, "", 1) and "clone" in told
