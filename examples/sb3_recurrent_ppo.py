@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from gymnasium.wrappers import FlattenObservation
@@ -21,9 +20,8 @@ from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.evaluation import evaluate_policy
 from torch import Tensor
 
-import stairwell.rl  # registers the environments
 from stairwell import FeedbackConfig
-from stairwell.rl.memory import MemoryLSTM
+from stairwell.rl import MemoryLSTM
 
 
 class MemoryPolicy(RecurrentActorCriticPolicy):
@@ -63,5 +61,4 @@ def train(frames: int = 60_000, length: int = 8) -> float:
 
 
 if __name__ == "__main__":
-    assert "stairwell/Corridor-v0" in gymnasium.registry, stairwell.rl
     print(f"mean return {train():.2f}")

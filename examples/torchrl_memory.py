@@ -25,9 +25,8 @@ from torchrl.modules import ProbabilisticActor
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
-import stairwell.rl  # noqa: F401  registers the environments
 from stairwell import FeedbackConfig
-from stairwell.rl.memory import MemoryGRU
+from stairwell.rl import MemoryGRU
 
 
 class MemoryModule(TensorDictModuleBase):

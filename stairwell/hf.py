@@ -27,9 +27,9 @@ from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.generate import BYTE_OF
 from stairwell.models import LanguageModel, LanguageModelConfig
-from stairwell.roles import Role
 from stairwell.runs.trainings import load
-from stairwell.state import State, assemble
+from stairwell.state import State
+from stairwell.stream import with_slack
 from stairwell.tasks import spec
 from stairwell.train import Run
 
@@ -203,20 +203,6 @@ class StateCache(Cache):
 
     def __repr__(self) -> str:
         return f"StateCache(tokens={self.seen}, rows={self.batch_size})"
-
-
-def with_slack(core: Core, state: State, slack: int) -> State:
-    """The same state with room to take more tokens back, from now on."""
-    shapes = core.memory_shapes(slack)  # a core that cannot take tokens back says so here
-    tensors = {}
-    for leaf in state.leaves():
-        tensors[leaf.path] = leaf.tensor
-        if leaf.role is Role.SLOTS:
-            more = shapes[leaf.path][0] - leaf.tensor.shape[1]
-            empty = leaf.tensor.new_zeros(leaf.tensor.shape[0], more, *leaf.tensor.shape[2:])
-            tensors[leaf.path] = torch.cat([empty, leaf.tensor], 1)
-    grown: State = assemble({**state.form(), "slack": slack}, tensors)
-    return grown
 
 
 class StairwellForCausalLM(PreTrainedModel, GenerationMixin):

@@ -31,12 +31,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stairwell import text
+from stairwell.cores import Core
 from stairwell.decode import Session, sampler
 from stairwell.errors import UserError
 from stairwell.files import write_atomically
 from stairwell.models import LanguageModel
+from stairwell.roles import Role
 from stairwell.runs.trainings import load as load_run
-from stairwell.state import State
+from stairwell.state import State, assemble
 
 FORMAT = "stairwell.stream.1"
 ANCHOR = 256  # tokens until a session is made anew, and so the most that are read again after loading
@@ -173,10 +175,13 @@ class Stream:
         where = os.fspath(path)
         if facts["model"] != fingerprint(model):
             raise UserError(f"{where} is a stream of a model with other parameters; load it with the one that wrote it")
+        check_usable(model)
+        check_parts(tensors, facts, model, where)
         device = next(model.parameters()).device
         parts = {name: tensors.pop(name) for name in list(tensors) if name.startswith("state.")}
         state = State.from_tensors({name[6:]: part for name, part in parts.items()}, facts["form"], where).to(device)
-        check_usable(model)
+        if state.batch != 1 or state.slack != (facts["slack"] + 1 if facts["slack"] else 0):
+            raise UserError(f"{where} is damaged: its state is not of one stream with slack {facts['slack']}")
         stream = cls._bare(model, vocabulary, facts["slack"])
         stream._settle(state)
         for token in tensors["since"].tolist():
@@ -373,6 +378,20 @@ class StreamBatch:
         return self.names.index(name)
 
 
+def with_slack(core: Core, state: State, slack: int) -> State:
+    """The same state with room to take more tokens back from now on, or fewer."""
+    shapes = core.memory_shapes(slack)  # a core that cannot take tokens back says so here
+    tensors = dict(state.tensors())
+    for leaf in state.leaves():
+        if leaf.role is Role.SLOTS:
+            more = shapes[leaf.path][0] - leaf.tensor.shape[1]
+            empty = leaf.tensor.new_zeros(leaf.tensor.shape[0], max(more, 0), *leaf.tensor.shape[2:])
+            tensors[leaf.path] = torch.cat([empty, leaf.tensor[:, max(-more, 0) :]], 1)
+    tensors["room"] = state.room.clamp(max=slack)
+    changed: State = assemble({**state.form(), "slack": slack}, tensors)
+    return changed
+
+
 def encode(vocabulary: text.Vocabulary | None, given: str | bytes) -> np.ndarray:
     """Text as ids. Bytes that are no UTF-8 (on a command line they arrive as lone surrogates) are read by a vocabulary
     of bytes as they are; any other refuses them."""
@@ -426,6 +445,20 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str
             raise
         raise UserError(f"{where} is not a readable stream: {error}") from error
     return tensors, facts, note
+
+
+def check_parts(tensors: dict[str, Tensor], facts: dict[str, Any], model: LanguageModel, where: str) -> None:
+    """A stream's file may come from anywhere: what its parts may be, apart from the state, which the model checks."""
+    for name, most in (("since", ANCHOR), ("recent", 1 << 20)):
+        tokens = tensors[name]
+        right = tokens.dtype == torch.int64 and tokens.dim() == 1 and len(tokens) <= most
+        if not right or not ((tokens >= 0) & (tokens < model.config.inputs)).all():
+            raise UserError(f"{where} is damaged: '{name}' holds what the model cannot have read")
+    logits = tensors.get("logits")
+    if logits is not None and (logits.shape != (model.config.V,) or not logits.isfinite().all()):
+        raise UserError(f"{where} is damaged: 'logits' is not of {model.config.V} symbols")
+    if type(facts["slack"]) is not int or facts["slack"] < 0:
+        raise UserError(f"{where} is damaged: its slack is {facts['slack']!r}")
 
 
 def _array(tokens: Any) -> bool:

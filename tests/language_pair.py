@@ -35,8 +35,8 @@ TINY = [
     "--core.width", "32", "--core.layers", "1", "--core.inner", "64", "--core.heads", "2",
     "--core.residual_dropout", "0", "--core.attention_dropout", "0", "--core.relu_dropout", "0",
     "--model.encoder_layers", "1",
-    "--model.encoder_heads", "2", "--model.encoder_inner", "64", "--model.encoder_residual_dropout", "0",
-    "--model.encoder_attention_dropout", "0", "--model.encoder_relu_dropout", "0", "--model.embedding_dropout", "0",
+    "--model.encoder_heads", "2", "--model.encoder_inner", "64", "--model.encoder_dropout", "0",
+    "--model.encoder_attn_drop", "0", "--model.encoder_relu_drop", "0", "--model.embedding_dropout", "0",
     "--train.batch", "64", "--train.batch_tokens", "512", "--train.learning_rate", "5e-3", "--train.warmup", "50",
     "--train.log_every", "20", "--train.validate_every", "100", "--train.checkpoint_every", "100",
 ]  # fmt: skip

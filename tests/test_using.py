@@ -122,3 +122,16 @@ def test_a_folder_for_hugging_face_is_written(place: Path) -> None:
     names = {path.name for path in (place / "hf").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
     assert "predicts its own 4 symbols, not 64 labels" in stairwell(place, "export", "walk", "--hf", "hf").line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["walk"], "only runs of the task 'lm' write text"),
+        (["text", "--token-file", "nowhere"], "nowhere"),
+        (["text", "--token-file", "text.txt"], "must hold a token of at least 8"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else " ".join(part),
+)
+def test_what_cannot_be_served_is_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
+    assert told in stairwell(place, "serve", *arguments).line

@@ -1,4 +1,4 @@
-"""Commands on what is trained: `report`, `generate`, `export`; and about this installation: `info`, `bench`."""
+"""Commands on what is trained: `report`, `generate`, `export`, `serve`; about this installation: `info`, `bench`."""
 
 from __future__ import annotations
 
@@ -125,6 +125,31 @@ def export(
 
         export_hf(runs[0], hf)
         print(f"{hf}: import stairwell.hf, then AutoModelForCausalLM.from_pretrained('{hf}')")
+
+
+@app.command()
+def serve(
+    run: Annotated[Path, typer.Argument(help="the run folder of a language model")],
+    host: Annotated[str, typer.Option(help="the address to listen on; 127.0.0.1 is this machine alone")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="the port to listen on", min=1, max=65535)] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="a file with a bearer token, which every request must then carry")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="texts that are written at a time, in one batch", min=1)] = 16,
+    waiting: Annotated[
+        int, typer.Option(help="texts that may wait for a place; more are told to come back", min=1)
+    ] = 64,
+    max_prompt: Annotated[int, typer.Option(help="tokens of a prompt", min=1)] = 16_384,
+    max_tokens: Annotated[int, typer.Option(help="tokens to write in one text", min=1)] = 4_096,
+    max_states: Annotated[int, typer.Option(help="states that are kept at a time", min=0)] = 256,
+    device: Device = "auto",
+) -> None:
+    """Serve a trained language model: OpenAI's completions, and states that stay on the server."""
+    from stairwell.serve.requests import Limits
+    from stairwell.serve.running import serve as serve_run
+
+    limits = Limits(prompt=max_prompt, tokens=max_tokens, states=max_states)
+    serve_run(run, host, port, token_file, device, rows, waiting, limits)
 
 
 @app.command()

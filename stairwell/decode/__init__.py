@@ -7,17 +7,20 @@ tokens = sample(session, prompt, 100, temperature=0.8, generator=torch.Generator
 from stairwell.decode.beam import Hypothesis, beam
 from stairwell.decode.search import greedy, sample, sampler, stream
 from stairwell.decode.session import Session
+from stairwell.decode.speculate import Speculated, speculate
 from stairwell.decode.stepper import ModelStepper, Stepper, stepper
 
 __all__ = [
     "Hypothesis",
     "ModelStepper",
     "Session",
+    "Speculated",
     "Stepper",
     "beam",
     "greedy",
     "sample",
     "sampler",
+    "speculate",
     "stepper",
     "stream",
 ]

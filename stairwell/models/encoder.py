@@ -35,11 +35,11 @@ class EncoderConfig:
     "sinusoids added to the source's embedding, or learned vectors for the distance between two source tokens"
     encoder_distance: int = 64
     "relative: the farthest distance that is told apart; farther ones share its vector"
-    encoder_attention_dropout: float = 0.0
+    encoder_attn_drop: float = 0.0
     "dropout rate on the encoder's attention weights"
-    encoder_relu_dropout: float = 0.0
+    encoder_relu_drop: float = 0.0
     "dropout rate on the encoder's ReLU"
-    encoder_residual_dropout: float = 0.0
+    encoder_dropout: float = 0.0
     "dropout rate on the output of each sublayer of the encoder, before it is added"
     encoder_layer_drop: float = 0.0
     "LayerDrop: rate at which a whole layer of the encoder is skipped, drawn once a layer and call"
@@ -50,7 +50,7 @@ class EncoderConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.encoder_inner is not None and self.encoder_inner < 1:
             raise ValueError(f"encoder_inner must be at least 1, not {self.encoder_inner}")
-        for name in ("attention_dropout", "relu_dropout", "residual_dropout", "layer_drop"):
+        for name in ("dropout", "attn_drop", "relu_drop", "layer_drop"):
             rate = getattr(self, f"encoder_{name}")
             if not 0 <= rate < 1:
                 raise ValueError(f"encoder_{name} must be in [0, 1), not {rate}")
@@ -104,10 +104,10 @@ class EncoderLayer(Wiring, nn.Module):
         return self.wire(x, attend, None, feed_forward)
 
     def drop(self, z: Tensor) -> Tensor:
-        return F.dropout(z, self.config.encoder_residual_dropout, self.training)
+        return F.dropout(z, self.config.encoder_dropout, self.training)
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        return self.outer(F.dropout(F.relu(self.inner(x)), self.config.encoder_relu_dropout, self.training))
+        return self.outer(F.dropout(F.relu(self.inner(x)), self.config.encoder_relu_drop, self.training))
 
     def attend(self, x: Tensor, mask: Tensor, distances: Tensor | None) -> Tensor:
         B, J, D = x.shape
@@ -117,7 +117,7 @@ class EncoderLayer(Wiring, nn.Module):
         if distances is not None:
             bias = relative_scores(q, distances)
             visible = bias.masked_fill(~visible, -torch.inf)
-        rate = self.config.encoder_attention_dropout if self.training else 0.0
+        rate = self.config.encoder_attn_drop if self.training else 0.0
         z = F.scaled_dot_product_attention(q, k, v, visible, rate)
         return self.out(z.transpose(1, 2).reshape(B, J, D))
 

@@ -71,6 +71,38 @@ class Seq2SeqConfig(EncoderConfig):
         return self.targets
 
 
+class SmoothedLoss(torch.autograd.Function):
+    """Cross-entropy with a share e of the target's probability spread over all V symbols (Szegedy et al., 2016):
+
+        loss            = (1 - e) nll(target) + e mean of nll over all symbols
+        d loss / d logit = softmax - e / V - (1 - e) [it is the target]
+
+    By hand, since the logits are the largest tensor of a small model: every pass over them that is saved counts."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+        """logits (n, V), targets (n,) -> smoothed losses, plain losses, the likeliest symbols: (n,)"""
+        highest, likeliest = logits.max(-1)
+        powers = (logits - highest[:, None]).exp_()
+        total = powers.sum(-1)
+        level = total.log() + highest
+        nll = level - logits.gather(1, targets[:, None])[:, 0]
+        smoothed = (1 - smoothing) * nll + smoothing * (level - logits.mean(-1)) if smoothing else nll.clone()
+        ctx.save_for_backward(powers, total, targets)
+        ctx.smoothing = smoothing
+        ctx.mark_non_differentiable(nll, likeliest)
+        return smoothed, nll, likeliest
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, slope: Tensor, *_: Any) -> tuple[Tensor, None, None]:
+        powers, total, targets = ctx.saved_tensors
+        spread = (-ctx.smoothing / powers.shape[1] * slope)[:, None]
+        given = torch.addcmul(spread, powers, (slope / total)[:, None])
+        given.scatter_add_(1, targets[:, None], (ctx.smoothing - 1) * slope[:, None])
+        return given, None, None
+
+
 class SourceReader(nn.Module):
     """Attention to the source after a core that has none: x + Attn(norm(x)), then x + FF(norm(x))."""
 
@@ -162,15 +194,10 @@ class Seq2Seq(nn.Module):
         return zeros.masked_scatter(scored, smoothed), zeros.masked_scatter(scored, nll), likeliest, state
 
     def score(self, x: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        """x (n, D), targets (n,) -> smoothed losses, plain losses, the likeliest symbols: (n,)
-
-        Smoothing spreads that share of the target's probability over all symbols (Szegedy et al., 2016)."""
+        """x (n, D), targets (n,) -> smoothed losses, plain losses, the likeliest symbols: (n,)"""
         logits = self.head(x)
         wide = logits if logits.dtype == torch.float64 else logits.float()
-        total = wide.logsumexp(-1)
-        nll = total - wide.gather(-1, targets[:, None])[:, 0]
-        smoothed = nll if not smoothing else (1 - smoothing) * nll + smoothing * (total - wide.mean(-1))
-        return smoothed, nll.detach(), logits.detach().argmax(-1)
+        return SmoothedLoss.apply(wide, targets, smoothing)
 
     def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """What the head reads: (B, T, D) after the last norm."""

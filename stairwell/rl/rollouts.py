@@ -30,7 +30,7 @@ from .agent import Agent, Inputs
 from .config import AgentTrainConfig
 from .environments import Array
 from .environments.batched import uniform
-from .rows import BrokenEnvironment, Frame, Observations, Rows
+from .rows import BrokenEnvironment, Observations, Rows
 
 SMALL = 1e-8
 
@@ -176,7 +176,7 @@ class Rollouts:
         said = agent.heads(session.step_vectors(embedded(agent, now, session.count, self.device)))
         noise = torch.from_numpy(uniform(self.seed, self.numbers, self.time, agent.actions.noises))
         action = agent.actions.sample(said.policy, noise.to(self.device))
-        frame = self.step(agent.actions.to_environment(action))
+        frame = self.rows.step(agent.actions.to_environment(action))
         self.time += 1
         seen = {**now.observation, "last_action": now.action, "last_reward": now.reward, "start": self.start}
         reward = torch.from_numpy(frame.rewards)
@@ -211,9 +211,6 @@ class Rollouts:
             "scored": torch.from_numpy(~frame.idle),
             "after": after,
         }
-
-    def step(self, actions: Array) -> Frame:
-        return self.rows.step(actions)
 
     def values(self, session: Session, inputs: Inputs, rows: Tensor) -> Tensor:
         """What the agent expects of inputs (B, ...) that it has not read yet, in the rows where it is asked for (B,)

@@ -39,6 +39,7 @@ from .spaces import Space
 
 TASKS["rl"] = ("stairwell.rl.task", "Reinforcement", "learn from rewards in an environment: mazes, gymnasium's")
 
+ROWS = 64  # of an evaluation
 OPTIONS = ("length", "colours", "shuffled", "limit", "side", "targets", "steps")
 
 
@@ -200,6 +201,7 @@ def agent_trainer(
 def evaluate_agent(
     agent: Agent, task: Reinforcement, split: Any, rows: int, segment: int, watch: Watch | None = None
 ) -> dict[str, float]:
-    returns = task.returns(0, max(rows, 64))
+    # One row, the usual for a stream of text, would only be slow here.
+    returns = task.returns(0, rows if rows > 1 else ROWS)
     returns.watch = watch
     return returns(agent, split)

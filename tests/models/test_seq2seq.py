@@ -166,7 +166,7 @@ def test_dropped_layers_of_the_encoder_are_skipped() -> None:
     assert not torch.allclose(encoder.eval()(x, mask), encoder.norm(x + sinusoids(x)))
 
 
-@pytest.mark.parametrize("rate", ["attention_dropout", "relu_dropout", "residual_dropout"])
+@pytest.mark.parametrize("rate", ["attn_drop", "relu_drop", "dropout"])
 def test_every_dropout_of_the_encoder_is_read(rate: str) -> None:
     model, plain = make("feedback", **{f"encoder_{rate}": 0.5}), make("feedback")
     source = torch.randint(V, (1, 5))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stairwell import FeedbackConfig
+from stairwell import FeedbackConfig, configs
 from stairwell.cores import CORES
 from stairwell.decode import Session
 from stairwell.rl.agent import Agent, AgentConfig, Inputs, Said
@@ -43,7 +43,7 @@ def agent_of(core: Any, observation: Space = EVERYTHING, action: Space = ACTIONS
 def core_of(name: str) -> Any:
     kind = CORES[name].config
     options = {"width": 8, "heads": 2, "layers": 2, "inner": 9, "memory": 3, "chunk": 2}
-    return kind(**{key: value for key, value in options.items() if key in kind.__dataclass_fields__})
+    return kind(**{key: value for key, value in options.items() if key in configs.field_types(kind)})
 
 
 def observed(agent: Agent, B: int, T: int, seed: int = 0) -> Inputs:

@@ -28,7 +28,8 @@ from tests.commands import assert_same_weights, measured
 SMALL = {
     "core.width": 8, "core.layers": 1, "core.heads": 2, "core.memory": 3, "train.batch": 4, "train.segment": 6,
     "train.log_every": 1, "train.validate_every": 5, "train.checkpoint_every": 5, "train.valid_rows": 2,
-    "train.warmup": 0, "train.steps": 12, "train.learner": "a2c", "train.normalise_advantages": False,
+    "train.warmup": 0, "train.steps": 12, "train.learner": "a2c", "train.decay": "none",
+    "train.normalise_advantages": False,
     "task.length": 2, "task.valid_episodes": 4, "task.test_episodes": 6,
 }  # fmt: skip
 PPO = {"train.learner": "ppo", "train.epochs": 2, "train.minibatches": 2}
@@ -126,9 +127,7 @@ def test_all_ways_to_go_on_after_an_end_give_the_same_episodes(cut: bool) -> Non
                 end = (bool(frame.terminated[row]), bool(frame.truncated[row]))
                 last = float(frame.last["observation"][row, 0])
                 episodes[row][-1].append((float(now[row, 0]), float(frame.rewards[row]), last, end))
-            # A start is told with the observation that follows an end, wherever that comes.
-            start = np.where(frame.start, True, np.where(frame.idle, start, False))
-            now = frame.observations["observation"]
+            start, now = frame.start, frame.observations["observation"]
         seen[mode] = [row[:3] for row in episodes]
     first = seen[AutoresetMode.DISABLED]
     assert [len(episode) for episode in first[0]] == [3, 3, 3]
@@ -221,7 +220,8 @@ def test_a_training_that_was_stopped_goes_on_bit_for_bit(core: str, learner: str
     more = PPO if learner != "a2c" else {}
     more = {**more, "train.window": 3, "train.normalise_rewards": True} if learner == "ppo-windows" else more
     options = {key.replace(".", "__"): value for key, value in more.items()}
-    whole = experiment(f"rl/{core}", **options)
+    # A rate that decays depends on where the training was to end.
+    whole = experiment(f"rl/{core}", train__decay="none", **options)
     fit(whole, tmp_path / "whole", "cpu")
     stopped = dataclasses.replace(whole, train=dataclasses.replace(whole.train, steps=5))
     fit(stopped, tmp_path / "stopped", "cpu")
