@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from stairwell import configs
 from stairwell.cores import CORES, config_type
 from stairwell.errors import UserError
 from stairwell.runs.presets import preset
@@ -33,10 +34,8 @@ CROPS = sorted(set(CORES) - {"lstm", "deltanet"})
 
 
 def make_model(name: str = "feedback", seed: int = 0, **options: Any) -> StairwellForCausalLM:
-    fields = config_type(name).__dataclass_fields__
+    fields = configs.field_types(config_type(name))
     sizes = {key: value for key, value in {**SIZES, **options}.items() if key in fields}
-    if name in ("multi-vector-rnn", "memory-network"):
-        sizes |= {"chunk": 1, "passes": 2 if name == "multi-vector-rnn" else 6}
     torch.manual_seed(seed)
     model = StairwellForCausalLM(StairwellConfig(core=name, core_options=sizes, vocab_size=V))
     scramble(model.model)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stairwell import CORES, LanguageModel, LanguageModelConfig
+from stairwell import CORES, LanguageModel, LanguageModelConfig, configs
 from stairwell.cores import config_type
 from stairwell.decode import Session, greedy
 from stairwell.decode.speculate import Chances, judge, speculate
@@ -22,9 +22,7 @@ CROPS = sorted(set(CORES) - {"lstm", "deltanet"})
 
 def make_model(name: str, seed: int = 0, symbols: int = 7) -> LanguageModel:
     kind = config_type(name)
-    sizes = {key: value for key, value in SIZES.items() if key in kind.__dataclass_fields__}
-    if name in ("multi-vector-rnn", "memory-network"):
-        sizes |= {"chunk": 1, "passes": 2 if name == "multi-vector-rnn" else 6}
+    sizes = {key: value for key, value in SIZES.items() if key in configs.field_types(kind)}
     torch.manual_seed(seed)
     return scramble(LanguageModel(LanguageModelConfig(core=kind(**sizes), inputs=symbols))).eval()  # type: ignore
 
