@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import data, decode, environments, limit, memory, plot, profile, records, scaling, speed, staircase, table
+from stairwell.errors import UserError
 from stairwell.provenance import provenance
 
 
@@ -50,7 +51,7 @@ def usage() -> str:
 
 
 def run(arguments: Sequence[str]) -> None:
-    """What was typed after `bench`. A mistake is a ValueError."""
+    """What was typed after `bench`. A mistake is a UserError."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(usage())
         return
@@ -59,12 +60,12 @@ def run(arguments: Sequence[str]) -> None:
         PAGES[name][1]()
         return
     if name not in MEASUREMENTS:
-        raise ValueError(f"cannot measure '{' '.join(arguments)}'; there are: {', '.join((*MEASUREMENTS, *PAGES))}")
+        raise UserError(f"cannot measure '{' '.join(arguments)}'; there are: {', '.join((*MEASUREMENTS, *PAGES))}")
     measurement = MEASUREMENTS[name]
     for case in cases:
         if case not in measurement.cases:
             there = f"there are: {', '.join(measurement.cases)}" if measurement.cases else "it has no cases"
-            raise ValueError(f"unknown case '{case}' of {name}; {there}")
+            raise UserError(f"unknown case '{case}' of {name}; {there}")
     about = provenance(" ".join(["python -m bench", *arguments]))
     found = measurement.measure(cases) if cases else measurement.measure()
     records.add(name, found, about)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.records import ROOT, newest_by_case
+from stairwell.errors import UserError
 
 PICTURE = ROOT / "docs" / "pictures" / "scaling.png"
 PANELS = {
@@ -31,7 +32,7 @@ def write(path: Path = PICTURE, records: list[dict[str, Any]] | None = None) -> 
     if records is None:
         records = newest_by_case("scaling")
     if not records:
-        raise ValueError("nothing to draw yet: run `python -m bench scaling` first")
+        raise UserError("nothing to draw yet: run `python -m bench scaling` first")
     figure, axes = pyplot.subplots(2, 2, figsize=(7.5, 5), layout="constrained")
     for panel, (case, words) in zip(axes.flat, PANELS.items(), strict=True):
         draw(panel, [record for record in records if record["case"] == case], words, logarithmic=case != "stream")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell import configs
+from stairwell.configs import field_types
 from stairwell.cores import CORES, config_type
 from stairwell.errors import UserError
 from stairwell.runs.presets import preset
@@ -34,8 +34,10 @@ CROPS = sorted(set(CORES) - {"lstm", "deltanet"})
 
 
 def make_model(name: str = "feedback", seed: int = 0, **options: Any) -> StairwellForCausalLM:
-    fields = configs.field_types(config_type(name))
+    fields = field_types(config_type(name))
     sizes = {key: value for key, value in {**SIZES, **options}.items() if key in fields}
+    if name == "memory-network":
+        sizes["passes"] = 6
     torch.manual_seed(seed)
     model = StairwellForCausalLM(StairwellConfig(core=name, core_options=sizes, vocab_size=V))
     scramble(model.model)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from stairwell import text
 from stairwell.cores import name_of
 from stairwell.cores.core import CoreState
-from stairwell.cores.staircase import GlobalCachedStaircase, Staircase, StaircaseState
+from stairwell.cores.staircase import GlobalCachedStaircase, Sight, Staircase, StaircaseState
 from stairwell.cores.time import slide
 from stairwell.errors import UserError
 from stairwell.export.subject import vocabulary_json
@@ -102,7 +102,8 @@ def climb(core: Staircase, x: Tensor, state: StaircaseState) -> tuple[Tensor, St
         layer_inputs = []
         for l, layer in enumerate(core.layers):
             layer_inputs.append(h)
-            h, _ = layer(h, sight(core, layer, l, h, n, state, age), core.position)
+            slots = sight(core, layer, l, h, n, state, age)
+            h = core.apply_layer(layer, (n - 1) * len(core.layers) + l, h, slots, None, None, 0, 1)
         inputs.append(torch.stack(layer_inputs, 2))
         if n == M:
             cached = h
@@ -111,7 +112,7 @@ def climb(core: Staircase, x: Tensor, state: StaircaseState) -> tuple[Tensor, St
     cache = state.cache
     if isinstance(core, GlobalCachedStaircase):
         cache = torch.cat([cache, cached], 1)
-    elif core.caches:
+    elif core.config.caches:
         cache = slide(cache, cached, count, None)
     return h, dataclasses.replace(state, count=count, passes=passes, cache=cache)
 
@@ -119,39 +120,29 @@ def climb(core: Staircase, x: Tensor, state: StaircaseState) -> tuple[Tensor, St
 def sight(core: Staircase, layer: Layer, l: int, h: Tensor, n: int, state: StaircaseState, age: Tensor) -> Slots:
     """What a layer sees at pass n: chunk i-d at pass n+d, from the cache where that pass is not computed, and the
     token itself. h (B, 1, D), age (B,)"""
-    C, N, M = core.config.chunk, core.config.N, core.config.M
-    phase = (age % C)[:, None]
+    C = core.config.chunk
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # keys, values, how far back, visible
-
-    def look(memory: Tensor, near: int, nearest: int, farthest: int) -> None:
-        """The slots of chunks i-nearest to i-farthest, of a memory whose newest slot lies `near` back."""
-        slots = memory.shape[1]
-        slot = torch.arange(slots - 1, -1, -1, device=h.device) + near
-        d = (slot - phase).div(C, rounding_mode="floor") + 1
-        visible = (d >= nearest) & (d <= farthest) & (slot < age[:, None])
-        parts.append((*layer.keys_values(memory), slot, visible))
-
-    first_cached = max(M - n + 1, 1)
-    if core.caches:
-        if isinstance(core, GlobalCachedStaircase):
-            look(state.cache, 0, first_cached, N - n)
-        elif first_cached <= N - n:
-            look(*reach_of(state.cache, C, first_cached, N - n), first_cached, N - n)
-    for d in range(min(first_cached - 1, N - n), -1, -1):
-        if C > 1 or d > 0:
-            look(*reach_of(state.passes[n + d - 1][:, :, l], C, d, d), d, d)
+    for seen in core.config.in_sight(n):
+        memory = state.cache if seen.pass_number is None else state.passes[seen.pass_number - 1][:, :, l]
+        memory, near = reach_of(memory, C, seen)
+        if isinstance(memory.shape[1], int) and not memory.shape[1]:  # a chunk of one token has nothing before itself
+            continue
+        back = torch.arange(memory.shape[1] - 1, -1, -1, device=h.device) + near
+        parts.append((*layer.keys_values(memory), back, seen.sees(back, age, C)))
     keys, values = layer.keys_values(h)
     own = torch.zeros(1, dtype=torch.int64, device=h.device)
     distance = torch.cat([*(slot + 1 for _, _, slot, _ in parts), own])[None]
-    visible = torch.cat([*(seen for *_, seen in parts), torch.ones_like(phase, dtype=torch.bool)], 1)
+    visible = torch.cat([*(seen for *_, seen in parts), torch.ones_like(age, dtype=torch.bool)[:, None]], 1)
     keys_of, values_of = [part[0] for part in parts], [part[1] for part in parts]
     return Slots([*keys_of, keys], [*values_of, values], distance, visible[:, None])
 
 
-def reach_of(memory: Tensor, C: int, nearest: int, farthest: int) -> tuple[Tensor, int]:
-    """The slots that chunks i-nearest to i-farthest can lie in, whatever the phase, and how far back the newest is."""
-    near, far = max(nearest - 1, 0) * C, (farthest + 1) * C - 1
-    slots = memory.shape[1]
+def reach_of(memory: Tensor, C: int, seen: Sight) -> tuple[Tensor, int]:
+    """The slots that some token sees, whatever its phase, and how far back the newest of them is."""
+    near, slots = max(seen.nearest - 1, 0) * C, memory.shape[1]
+    if seen.farthest is None:
+        return memory, 0
+    far = (seen.farthest + 1) * C - 1
     return memory[:, slots - far : slots - near], near
 
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from stairwell import CORES, LanguageModel, LanguageModelConfig, configs
+from stairwell import CORES, LanguageModel, LanguageModelConfig
+from stairwell.configs import field_types
 from stairwell.cores import config_type
 from stairwell.decode import Session, greedy
 from stairwell.decode.speculate import Chances, judge, speculate
@@ -22,7 +23,9 @@ CROPS = sorted(set(CORES) - {"lstm", "deltanet"})
 
 def make_model(name: str, seed: int = 0, symbols: int = 7) -> LanguageModel:
     kind = config_type(name)
-    sizes = {key: value for key, value in SIZES.items() if key in configs.field_types(kind)}
+    sizes = {key: value for key, value in SIZES.items() if key in field_types(kind)}
+    if name == "memory-network":
+        sizes["passes"] = 6
     torch.manual_seed(seed)
     return scramble(LanguageModel(LanguageModelConfig(core=kind(**sizes), inputs=symbols))).eval()  # type: ignore
 

@@ -80,9 +80,17 @@ def test_names_from_outside_cannot_change_the_page() -> None:
     assert "alert(1)</script>" not in written
 
 
-def test_what_the_engine_cannot_run_is_refused_in_one_line(tmp_path: Path) -> None:
-    config = LanguageModelConfig(core=config_type("feedback")(width=4, heads=1), inputs=5, adaptive=(2,))
-    with pytest.raises(UserError, match="adaptive embeddings and softmax") as refused:
+@pytest.mark.parametrize(
+    ("options", "core", "words"),
+    [
+        ({"adaptive": (2,)}, {}, "adaptive embeddings and softmax"),
+    ],
+)
+def test_what_the_engine_cannot_run_is_refused_in_one_line(
+    options: dict[str, Any], core: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    config = LanguageModelConfig(core=config_type("feedback")(width=4, heads=1, **core), inputs=5, **options)
+    with pytest.raises(UserError, match=words) as refused:
         export_html([Shown("Feedback", LanguageModel(config), text.Characters("abcde"))], tmp_path / "page.html")
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
