@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell import CORES, LanguageModel, LanguageModelConfig
+from stairwell import CORES, LanguageModel, LanguageModelConfig, configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
 from stairwell.stream import ANCHOR, AT_ONCE, Stream, StreamBatch
@@ -21,9 +21,7 @@ cores = pytest.mark.parametrize("name", sorted(CORES))
 
 def make_model(name: str = "feedback", inputs: int = 7, outputs: int | None = None) -> LanguageModel:
     kind = config_type(name)
-    sizes = {key: value for key, value in SIZES.items() if key in kind.__dataclass_fields__}
-    if name in ("multi-vector-rnn", "memory-network"):
-        sizes.pop("chunk")
+    sizes = {key: value for key, value in SIZES.items() if key in configs.field_types(kind)}
     torch.manual_seed(0)
     return LanguageModel(LanguageModelConfig(core=kind(**sizes), inputs=inputs, outputs=outputs)).eval()
 
