@@ -33,10 +33,8 @@ CROPS = sorted(set(CORES) - {"lstm", "deltanet"})
 
 
 def make_model(name: str = "feedback", seed: int = 0, **options: Any) -> StairwellForCausalLM:
-    fields = config_type(name).__dataclass_fields__
+    fields = {key for key, field in config_type(name).__dataclass_fields__.items() if field.init}
     sizes = {key: value for key, value in {**SIZES, **options}.items() if key in fields}
-    if name in ("multi-vector-rnn", "memory-network"):
-        sizes |= {"chunk": 1, "passes": 2 if name == "multi-vector-rnn" else 6}
     torch.manual_seed(seed)
     model = StairwellForCausalLM(StairwellConfig(core=name, core_options=sizes, vocab_size=V))
     scramble(model.model)

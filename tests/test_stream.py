@@ -21,9 +21,8 @@ cores = pytest.mark.parametrize("name", sorted(CORES))
 
 def make_model(name: str = "feedback", inputs: int = 7, outputs: int | None = None) -> LanguageModel:
     kind = config_type(name)
-    sizes = {key: value for key, value in SIZES.items() if key in kind.__dataclass_fields__}
-    if name in ("multi-vector-rnn", "memory-network"):
-        sizes.pop("chunk")
+    fields = {key for key, field in kind.__dataclass_fields__.items() if field.init}
+    sizes = {key: value for key, value in SIZES.items() if key in fields}
     torch.manual_seed(0)
     return LanguageModel(LanguageModelConfig(core=kind(**sizes), inputs=inputs, outputs=outputs)).eval()
 
@@ -213,6 +212,8 @@ def test_parameters_that_are_no_numbers_are_told() -> None:
         Stream(model)
     with pytest.raises(UserError, match="decoding with dropout"):
         Stream(make_model().train())
+    with pytest.raises(UserError, match="not of a Linear"):
+        Stream(torch.nn.Linear(2, 2))  # type: ignore[arg-type]
 
 
 @cores

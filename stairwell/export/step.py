@@ -45,10 +45,12 @@ class Step(nn.Module):
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
+        if not isinstance(model, LanguageModel):
+            raise UserError(
+                f"a graph holds the step of a model of one stream of symbols, not of a {type(model).__name__}"
+            )
         if model.config.adaptive:
             raise UserError("a graph cannot hold adaptive embeddings and softmax; train with an empty model.adaptive")
-        if getattr(model.config.core, "cross", False):
-            raise UserError("a graph of one step takes no source; train with core.cross=false")
         self.model = copy.deepcopy(model).eval()
         core = self.model.core
         # A learned span only saves work where it ends, and a graph cannot ask a parameter for its value.
@@ -102,7 +104,7 @@ def climb(core: Staircase, x: Tensor, state: StaircaseState) -> tuple[Tensor, St
         layer_inputs = []
         for l, layer in enumerate(core.layers):
             layer_inputs.append(h)
-            h, _ = layer(h, sight(core, layer, l, h, n, state, age), core.position)
+            h = core.apply_layer(layer, l, h, slots_of(core, layer, l, h, n, state), None, None, 0, 1)
         inputs.append(torch.stack(layer_inputs, 2))
         if n == M:
             cached = h
@@ -111,48 +113,35 @@ def climb(core: Staircase, x: Tensor, state: StaircaseState) -> tuple[Tensor, St
     cache = state.cache
     if isinstance(core, GlobalCachedStaircase):
         cache = torch.cat([cache, cached], 1)
-    elif core.caches:
+    elif core.config.caches:
         cache = slide(cache, cached, count, None)
     return h, dataclasses.replace(state, count=count, passes=passes, cache=cache)
 
 
-def sight(core: Staircase, layer: Layer, l: int, h: Tensor, n: int, state: StaircaseState, age: Tensor) -> Slots:
-    """What a layer sees at pass n: chunk i-d at pass n+d, from the cache where that pass is not computed, and the
-    token itself. h (B, 1, D), age (B,)"""
-    C, N, M = core.config.chunk, core.config.N, core.config.M
-    phase = (age % C)[:, None]
-    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # keys, values, how far back, visible
-
-    def look(memory: Tensor, near: int, nearest: int, farthest: int) -> None:
-        """The slots of chunks i-nearest to i-farthest, of a memory whose newest slot lies `near` back."""
+def slots_of(core: Staircase, layer: Layer, l: int, h: Tensor, n: int, state: StaircaseState) -> Slots:
+    """What a layer sees at pass n, of all that any phase of a chunk could see, and the token itself. h (B, 1, D)"""
+    C, age = core.config.chunk, state.count
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    distance: list[Tensor] = []
+    visible: list[Tensor] = []
+    for sight in core.config.in_sight(n):
+        memory = state.cache if sight.pass_number is None else state.passes[sight.pass_number - 1][:, :, l]
         slots = memory.shape[1]
-        slot = torch.arange(slots - 1, -1, -1, device=h.device) + near
-        d = (slot - phase).div(C, rounding_mode="floor") + 1
-        visible = (d >= nearest) & (d <= farthest) & (slot < age[:, None])
-        parts.append((*layer.keys_values(memory), slot, visible))
-
-    first_cached = max(M - n + 1, 1)
-    if core.caches:
-        if isinstance(core, GlobalCachedStaircase):
-            look(state.cache, 0, first_cached, N - n)
-        elif first_cached <= N - n:
-            look(*reach_of(state.cache, C, first_cached, N - n), first_cached, N - n)
-    for d in range(min(first_cached - 1, N - n), -1, -1):
-        if C > 1 or d > 0:
-            look(*reach_of(state.passes[n + d - 1][:, :, l], C, d, d), d, d)
-    keys, values = layer.keys_values(h)
-    own = torch.zeros(1, dtype=torch.int64, device=h.device)
-    distance = torch.cat([*(slot + 1 for _, _, slot, _ in parts), own])[None]
-    visible = torch.cat([*(seen for *_, seen in parts), torch.ones_like(phase, dtype=torch.bool)], 1)
-    keys_of, values_of = [part[0] for part in parts], [part[1] for part in parts]
-    return Slots([*keys_of, keys], [*values_of, values], distance, visible[:, None])
-
-
-def reach_of(memory: Tensor, C: int, nearest: int, farthest: int) -> tuple[Tensor, int]:
-    """The slots that chunks i-nearest to i-farthest can lie in, whatever the phase, and how far back the newest is."""
-    near, far = max(nearest - 1, 0) * C, (farthest + 1) * C - 1
-    slots = memory.shape[1]
-    return memory[:, slots - far : slots - near], near
+        # What grows is looked at whole: a graph does not know how long it is.
+        near, far = sight.range_back((0, C - 1), slots, C) if sight.farthest is not None else (0, slots)
+        if sight.farthest is not None and near >= far:
+            continue
+        back = torch.arange(slots - 1, -1, -1, device=h.device)[slots - far : slots - near]
+        part_keys, part_values = layer.keys_values(memory[:, slots - far : slots - near])
+        keys.append(part_keys)
+        values.append(part_values)
+        distance.append(back + 1)
+        visible.append(sight.sees(back, age, C))
+    own_keys, own_values = layer.keys_values(h)
+    itself = torch.zeros(1, dtype=torch.int64, device=h.device)
+    seen = torch.cat([*visible, torch.ones_like(age, dtype=torch.bool)[:, None]], 1)
+    return Slots([*keys, own_keys], [*values, own_values], torch.cat([*distance, itself])[None], seen[:, None])
 
 
 def graph_of(step: Step) -> torch.export.ExportedProgram:

@@ -22,9 +22,8 @@ CROPS = sorted(set(CORES) - {"lstm", "deltanet"})
 
 def make_model(name: str, seed: int = 0, symbols: int = 7) -> LanguageModel:
     kind = config_type(name)
-    sizes = {key: value for key, value in SIZES.items() if key in kind.__dataclass_fields__}
-    if name in ("multi-vector-rnn", "memory-network"):
-        sizes |= {"chunk": 1, "passes": 2 if name == "multi-vector-rnn" else 6}
+    fields = {key for key, field in kind.__dataclass_fields__.items() if field.init}
+    sizes = {key: value for key, value in SIZES.items() if key in fields}
     torch.manual_seed(seed)
     return scramble(LanguageModel(LanguageModelConfig(core=kind(**sizes), inputs=symbols))).eval()  # type: ignore
 
