@@ -85,7 +85,7 @@ def test_parameters_that_are_not_numbers_are_told_in_one_line(place: Path, tmp_p
     tensors, note = run.load_model()
     next(iter(tensors.values())).view(-1)[0] = torch.nan
     run.save_model(tensors, note)
-    assert "holds NaN or infinity" in stairwell(tmp_path, "generate", "text").line
+    assert "not finite (NaN or infinity)" in stairwell(tmp_path, "generate", "text").line
 
 
 def test_two_runs_stand_on_one_page(place: Path) -> None:

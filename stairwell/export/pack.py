@@ -63,8 +63,6 @@ def check(model: LanguageModel) -> str:
         raise UserError(f"a page cannot run the core {name or type(core).__name__}; it can run {', '.join(RUNS)}")
     if model.config.adaptive:
         raise UserError("a page cannot run adaptive embeddings and softmax; train with an empty model.adaptive")
-    if getattr(core, "cross", False):
-        raise UserError("a page cannot run cross-attention; train with core.cross=false")
     return name
 
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from stairwell import text
 from stairwell.cores import name_of
 from stairwell.cores.core import CoreState
-from stairwell.cores.staircase import GlobalCachedStaircase, Staircase, StaircaseState
+from stairwell.cores.staircase import GlobalCachedStaircase, Sight, Staircase, StaircaseState
 from stairwell.cores.time import slide
 from stairwell.errors import UserError
 from stairwell.export.subject import vocabulary_json
@@ -104,7 +104,8 @@ def climb(core: Staircase, x: Tensor, state: StaircaseState) -> tuple[Tensor, St
         layer_inputs = []
         for l, layer in enumerate(core.layers):
             layer_inputs.append(h)
-            h = core.apply_layer(layer, l, h, slots_of(core, layer, l, h, n, state), None, None, 0, 1)
+            slots = sight(core, layer, l, h, n, state, age)
+            h = core.apply_layer(layer, (n - 1) * len(core.layers) + l, h, slots, None, None, 0, 1)
         inputs.append(torch.stack(layer_inputs, 2))
         if n == M:
             cached = h
@@ -118,30 +119,33 @@ def climb(core: Staircase, x: Tensor, state: StaircaseState) -> tuple[Tensor, St
     return h, dataclasses.replace(state, count=count, passes=passes, cache=cache)
 
 
-def slots_of(core: Staircase, layer: Layer, l: int, h: Tensor, n: int, state: StaircaseState) -> Slots:
-    """What a layer sees at pass n, of all that any phase of a chunk could see, and the token itself. h (B, 1, D)"""
-    C, age = core.config.chunk, state.count
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    distance: list[Tensor] = []
-    visible: list[Tensor] = []
-    for sight in core.config.in_sight(n):
-        memory = state.cache if sight.pass_number is None else state.passes[sight.pass_number - 1][:, :, l]
-        slots = memory.shape[1]
-        # What grows is looked at whole: a graph does not know how long it is.
-        near, far = sight.range_back((0, C - 1), slots, C) if sight.farthest is not None else (0, slots)
-        if sight.farthest is not None and near >= far:
+def sight(core: Staircase, layer: Layer, l: int, h: Tensor, n: int, state: StaircaseState, age: Tensor) -> Slots:
+    """What a layer sees at pass n: chunk i-d at pass n+d, from the cache where that pass is not computed, and the
+    token itself. h (B, 1, D), age (B,)"""
+    C = core.config.chunk
+    parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # keys, values, how far back, visible
+    for seen in core.config.in_sight(n):
+        memory = state.cache if seen.pass_number is None else state.passes[seen.pass_number - 1][:, :, l]
+        memory, near = reach_of(memory, C, seen)
+        if isinstance(memory.shape[1], int) and not memory.shape[1]:  # a chunk of one token has nothing before itself
             continue
-        back = torch.arange(slots - 1, -1, -1, device=h.device)[slots - far : slots - near]
-        part_keys, part_values = layer.keys_values(memory[:, slots - far : slots - near])
-        keys.append(part_keys)
-        values.append(part_values)
-        distance.append(back + 1)
-        visible.append(sight.sees(back, age, C))
-    own_keys, own_values = layer.keys_values(h)
-    itself = torch.zeros(1, dtype=torch.int64, device=h.device)
-    seen = torch.cat([*visible, torch.ones_like(age, dtype=torch.bool)[:, None]], 1)
-    return Slots([*keys, own_keys], [*values, own_values], torch.cat([*distance, itself])[None], seen[:, None])
+        back = torch.arange(memory.shape[1] - 1, -1, -1, device=h.device) + near
+        parts.append((*layer.keys_values(memory), back, seen.sees(back, age, C)))
+    keys, values = layer.keys_values(h)
+    own = torch.zeros(1, dtype=torch.int64, device=h.device)
+    distance = torch.cat([*(slot + 1 for _, _, slot, _ in parts), own])[None]
+    visible = torch.cat([*(seen for *_, seen in parts), torch.ones_like(age, dtype=torch.bool)[:, None]], 1)
+    keys_of, values_of = [part[0] for part in parts], [part[1] for part in parts]
+    return Slots([*keys_of, keys], [*values_of, values], distance, visible[:, None])
+
+
+def reach_of(memory: Tensor, C: int, seen: Sight) -> tuple[Tensor, int]:
+    """The slots that some token sees, whatever its phase, and how far back the newest of them is."""
+    near, slots = max(seen.nearest - 1, 0) * C, memory.shape[1]
+    if seen.farthest is None:
+        return memory, 0
+    far = (seen.farthest + 1) * C - 1
+    return memory[:, slots - far : slots - near], near
 
 
 def graph_of(step: Step) -> torch.export.ExportedProgram:

@@ -84,7 +84,6 @@ def test_names_from_outside_cannot_change_the_page() -> None:
     ("options", "core", "words"),
     [
         ({"adaptive": (2,)}, {}, "adaptive embeddings and softmax"),
-        ({}, {"cross": True}, "cross-attention"),
     ],
 )
 def test_what_the_engine_cannot_run_is_refused_in_one_line(

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stairwell import configs
 from stairwell.cores import CORES, config_type
 from stairwell.errors import UserError
 from stairwell.export import Step, export_onnx, export_torch
@@ -37,8 +38,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def make_model(name: str) -> LanguageModel:
     kind = config_type(name)
     sizes = {**SIZES, **OPTIONS.get(name, {})}
-    fields = {key for key, field in kind.__dataclass_fields__.items() if field.init}
-    core = kind(**{key: value for key, value in sizes.items() if key in fields})
+    core = kind(**{key: value for key, value in sizes.items() if key in configs.field_types(kind)})
     torch.manual_seed(0)
     return scramble(LanguageModel(LanguageModelConfig(core=core, inputs=V), "reference")).eval()  # type: ignore
 
