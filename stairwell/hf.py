@@ -314,6 +314,8 @@ def from_run(path: str | os.PathLike[str]) -> StairwellForCausalLM:
     """The trained model of a run folder; its config keeps what `to_run` needs."""
     run = Run(path)
     model, _ = load(path, "cpu")
+    if not isinstance(model, LanguageModel):
+        raise UserError(f"{run.path} is no causal language model but a {type(model).__name__}")
     _, note = run.load_model()
     # As text: transformers sorts what it writes, and a run folder should come back byte for byte.
     files = {"note": json.dumps(note)}

@@ -412,6 +412,8 @@ def encode(vocabulary: text.Vocabulary | None, given: str | bytes) -> np.ndarray
 
 def check_usable(model: LanguageModel) -> None:
     """A model that is being trained drops parts of itself; one whose parameters are not numbers has nothing to say."""
+    if not isinstance(model, LanguageModel):
+        raise UserError(f"a stream is of a model that reads one stream of symbols, not of a {type(model).__name__}")
     if model.training:
         raise UserError("decoding with dropout is not meant: call model.eval() first")
     for name, parameter in model.named_parameters():

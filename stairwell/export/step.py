@@ -45,10 +45,12 @@ class Step(nn.Module):
 
     def __init__(self, model: LanguageModel) -> None:
         super().__init__()
+        if not isinstance(model, LanguageModel):
+            raise UserError(
+                f"a graph holds the step of a model of one stream of symbols, not of a {type(model).__name__}"
+            )
         if model.config.adaptive:
             raise UserError("a graph cannot hold adaptive embeddings and softmax; train with an empty model.adaptive")
-        if getattr(model.config.core, "cross", False):
-            raise UserError("a graph of one step takes no source; train with core.cross=false")
         self.model = copy.deepcopy(model).eval()
         core = self.model.core
         # A learned span only saves work where it ends, and a graph cannot ask a parameter for its value.

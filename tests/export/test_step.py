@@ -112,6 +112,8 @@ def test_what_a_graph_cannot_hold_is_refused_in_one_line(tmp_path: Path) -> None
     adaptive = LanguageModel(LanguageModelConfig(core=config_type("lstm")(width=8), inputs=9, adaptive=(4,)))
     with pytest.raises(UserError, match="adaptive embeddings"):
         export_onnx(adaptive, tmp_path / "model.onnx")
+    with pytest.raises(UserError, match="not of a Linear"):
+        export_onnx(torch.nn.Linear(2, 2), tmp_path / "model.onnx")  # type: ignore[arg-type]
     assert not (tmp_path / "model.onnx").exists()
 
 
