@@ -11,7 +11,7 @@ Letters: B rows, T queries, J slots, D width, H heads, K head width, F inner wid
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,14 +36,14 @@ class LayerConfig:
     "inner width of the feed-forward sublayer (F); 4 times the width if not given"
     norm: Literal["pre", "post"] = "pre"
     "normalise before or after each sublayer"
-    sees_itself: bool = False
-    "whether a token attends to itself, at distance 0"
     attention_dropout: float = 0.0
     "dropout rate on attention weights"
     relu_dropout: float = 0.0
     "dropout rate on the feed-forward's ReLU"
+    residual_dropout: float = 0.0
+    "dropout rate on the output of each sublayer, before the residual sum"
     layer_drop: float = 0.0
-    "LayerDrop: rate at which a whole layer is skipped, one coin a layer and call"
+    "LayerDrop: rate at which a whole layer is skipped, drawn once a layer and call"
     adaptive_span: bool = False
     "learn for each head how far back it looks"
     span_ramp: int = 32
@@ -65,7 +65,7 @@ class LayerConfig:
                 f"width {self.width} is not divisible by {self.heads} heads; "
                 f"choose a multiple, or give head_width (for instance {self.width // self.heads or 1})"
             )
-        for name in ("attention_dropout", "relu_dropout", "layer_drop"):
+        for name in ("attention_dropout", "relu_dropout", "residual_dropout", "layer_drop"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
         if self.norm not in ("pre", "post"):
@@ -83,8 +83,8 @@ class LayerConfig:
 
     @property
     def first(self) -> int:
-        """The nearest distance that a token attends to."""
-        return 0 if self.sees_itself else 1
+        """The nearest distance that a token attends to: 0, itself."""
+        return 0
 
 
 class RelativePosition(nn.Module):
@@ -151,8 +151,8 @@ def sum_of_visible(weights: Tensor, values: Sequence[Tensor], visible: Tensor) -
     sum, and what it does see makes it NaN. visible (B, 1 or H, 1 or T, J)"""
     broken = [~part.isfinite() for part in values]
     whole = [part.masked_fill(where, 0) for part, where in zip(values, broken, strict=True)]
-    seen = weighted_sum(visible.to(weights.dtype), [where.to(weights.dtype) for where in broken]) > 0
-    return weighted_sum(weights, whole).masked_fill(seen, torch.nan)
+    touched = weighted_sum(visible.to(weights.dtype), [where.to(weights.dtype) for where in broken]) > 0
+    return weighted_sum(weights, whole).masked_fill(touched, torch.nan)
 
 
 def can_be_asked(x: Tensor) -> bool:
@@ -171,8 +171,10 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-def coins(rate: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """True with probability 1 - rate, to within 1/65536. Random numbers are what costs time: each makes four coins."""
+def keep_mask(rate: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """A dropout mask: true (kept) with probability 1 - rate, to within 1/65536.
+
+    Drawing random numbers is what costs time, so each one of 64 bits decides four times."""
     count = math.prod(shape)
     numbers = torch.empty(-(-count // 4), dtype=torch.int64, device=device).random_(-(2**63), None)
     return numbers.view(torch.int16)[:count].view(shape) >= round(rate * 65536) - 32768
@@ -181,30 +183,32 @@ def coins(rate: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
 @dataclass(frozen=True)
 class Masks:
     """The random part of one call, drawn in one place so that every engine sees the same. Depth counts layers from
-    the first, through all passes."""
+    the first, through all passes. True is kept; a kind whose rate is 0 is empty."""
 
-    attention: tuple[Tensor, ...]  # a depth each: (B, H, T, distances) bool, what is kept; empty if the rate is 0
+    attention: tuple[Tensor, ...]  # a depth each: (B, H, T, distances) bool
     relu: tuple[Tensor, ...]  # a depth each: (B, T, F) bool
     cross: tuple[Tensor, ...]  # a depth each: (B, H, T, source) bool
     dropped: tuple[bool, ...]  # a layer each
+    residual: tuple[Tensor, ...] = ()  # a depth each: (sublayers, B, T, D) bool
 
     @staticmethod
     def draw(config: LayerConfig, x: Tensor, depth: int, distances: int, source: Tensor | None) -> Masks:
-        B, T, _ = x.shape
+        B, T, D = x.shape
 
         def kept(rate: float, *shape: int) -> tuple[Tensor, ...]:
             if not rate:
                 return ()
-            return tuple(coins(rate, shape, x.device) for _ in range(depth))
+            return tuple(keep_mask(rate, shape, x.device) for _ in range(depth))
 
         rate = config.attention_dropout
         cross = kept(rate, B, config.heads, T, source.shape[1]) if source is not None else ()
-        tossed = torch.rand(config.layers).tolist() if config.layer_drop else [1.0] * config.layers
+        drawn = torch.rand(config.layers).tolist() if config.layer_drop else [1.0] * config.layers
         return Masks(
             attention=kept(rate, B, config.heads, T, distances),
             relu=kept(config.relu_dropout, B, T, config.F),
             cross=cross,
-            dropped=tuple(coin < config.layer_drop for coin in tossed),
+            dropped=tuple(number < config.layer_drop for number in drawn),
+            residual=kept(config.residual_dropout, 2 if source is None else 3, B, T, D),
         )
 
     def at(self, depth: int, first: int, last: int) -> LayerMasks:
@@ -214,7 +218,8 @@ class Masks:
             return masks[depth][..., first:last, :] if masks else None
 
         dropped = self.dropped[depth % len(self.dropped)]
-        return LayerMasks(queries(self.attention), queries(self.relu), queries(self.cross), dropped)
+        attention, relu, cross, residual = map(queries, (self.attention, self.relu, self.cross, self.residual))
+        return LayerMasks(attention, relu, cross, residual, dropped)
 
 
 @dataclass(frozen=True)
@@ -222,6 +227,7 @@ class LayerMasks:
     attention: Tensor | None = None
     relu: Tensor | None = None
     cross: Tensor | None = None
+    residual: Tensor | None = None  # (sublayers, B, T, D), the sublayers in their order
     dropped: bool = False
 
 
@@ -305,13 +311,63 @@ class FeedForward(nn.Module):
         return self.out(active if kept is None else active * kept / (1 - self.rate))
 
 
-class Layer(nn.Module):
+Sublayer = Callable[[Tensor], Tensor]  # from what it reads (normed with pre-norm) to what is added, both (..., D)
+
+
+class Wiring:
+    """How sublayers are put together to a layer: norms, residual sums and their dropout, here and nowhere else.
+
+    Whoever walks through a layer, a core, an engine, a decoding session or an encoder, hands in how it attends."""
+
+    pre: bool
+    residual_rate: float  # of the masks that are handed in
+    attention_norm: Callable[[Tensor], Tensor]
+    cross_norm: Callable[[Tensor], Tensor]
+    feed_forward_norm: Callable[[Tensor], Tensor]
+
+    def wire(
+        self,
+        x: Tensor,
+        attend: Sublayer,
+        attend_source: Sublayer | None,
+        feed_forward: Sublayer,
+        masks: LayerMasks = KEEP_ALL,
+    ) -> Tensor:
+        """x (..., D) -> the layer's output (..., D); without a source nobody attends to it."""
+        if masks.dropped:
+            return x
+        # The first sublayer's mask is attention's, the last one the feed-forward's.
+        kept = masks.residual if masks.residual is not None else (None, None, None)
+        x = self.residual(x, self.attention_norm, attend, kept[0])
+        if attend_source is not None:
+            x = self.residual(x, self.cross_norm, attend_source, kept[1])
+        return self.residual(x, self.feed_forward_norm, feed_forward, kept[-1])
+
+    def residual(self, x: Tensor, norm: Sublayer, sublayer: Sublayer, kept: Tensor | None) -> Tensor:
+        """x + sublayer(norm(x)) with pre-norm, norm(x + sublayer(x)) with post-norm; dropout before the sum."""
+        z = sublayer(norm(x) if self.pre else x)
+        if kept is not None:
+            z = z * kept / (1 - self.residual_rate)
+        return x + z if self.pre else norm(x + z)
+
+    def normed(self, memory: Tensor) -> Tensor:
+        """Raw memory as keys and values are projected from it: with pre-norm through the norm of the queries."""
+        return self.attention_norm(memory) if self.pre else memory
+
+
+class Layer(Wiring, nn.Module):
     """One transformer layer: attention to the memory, attention to a source if there is one, feed-forward."""
+
+    attention_norm: nn.LayerNorm
+    cross_norm: nn.LayerNorm
+    feed_forward_norm: nn.LayerNorm
+    forward = Wiring.wire
 
     def __init__(self, config: LayerConfig, distances: int, owns_keys: bool = True) -> None:
         super().__init__()
         D = config.width
         self.pre = config.norm == "pre"
+        self.residual_rate = config.residual_dropout
         self.attention_norm = nn.LayerNorm(D)
         self.attention = Attention(config, owns_keys)
         self.span = (
@@ -324,29 +380,14 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of raw memory: with pre-norm through the norm that this layer's queries go through."""
-        return self.attention.keys_values(self.attention_norm(memory) if self.pre else memory)
+        """Keys and values (B, H, J, K) of raw memory (B, J, D)."""
+        return self.attention.keys_values(self.normed(memory))
 
-    def forward(
-        self,
-        x: Tensor,
-        slots: Slots,
-        position: RelativePosition,
-        source: Slots | None = None,
-        masks: LayerMasks = KEEP_ALL,
-    ) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) -> the layer's output (B, T, D), attention weights (B, H, T, J)"""
-        if masks.dropped:
-            return x, x.new_zeros(0)
-        normed = self.attention_norm(x) if self.pre else x
-        z, weights = self.attention(normed, slots, position, self.span, masks.attention)
-        x = x + z if self.pre else self.attention_norm(x + z)
-        if source is not None:
-            z, _ = self.cross(self.cross_norm(x) if self.pre else x, source, None, None, masks.cross)
-            x = x + z if self.pre else self.cross_norm(x + z)
-        if self.pre:
-            return x + self.feed_forward(self.feed_forward_norm(x), masks.relu), weights
-        return self.feed_forward_norm(x + self.feed_forward(x, masks.relu)), weights
+    def attend_source(self, source: Slots | None, kept: Tensor | None) -> Sublayer | None:
+        """Attention to a source, if there is one."""
+        if source is None:
+            return None
+        return lambda normed: self.cross(normed, source, None, None, kept)[0]
 
     def source_slots(self, source: Tensor, mask: Tensor | None) -> Slots:
         """The source (B, R, D) as slots that any number of queries see where the mask (B, R) is true."""

@@ -423,16 +423,18 @@ def sources(case: SourceCase, lengths: Sequence[int]) -> None:
     assert_same_state(fresh.decoder, case.core.init_state(len(lengths), case.state.slack), exact=True)
 
 
-def draw_masks(case: Case, attention: float, relu: float, layer_drop: float) -> Any:
+def draw_masks(case: Case, attention: float, relu: float, layer_drop: float, residual: float = 0.0) -> Any:
     """One set of masks for a case, as a call in training would draw them."""
     from stairwell.cores.core import Source
 
     core = case.core
     assert isinstance(core, TransformerCore)
     config = core.config
-    core.config = dataclasses.replace(config, attention_dropout=attention, relu_dropout=relu, layer_drop=layer_drop)
+    core.config = dataclasses.replace(
+        config, attention_dropout=attention, relu_dropout=relu, residual_dropout=residual, layer_drop=layer_drop
+    )
     for layer in core.layers:
-        layer.attention.rate, layer.feed_forward.rate = attention, relu
+        layer.attention.rate, layer.feed_forward.rate, layer.residual_rate = attention, relu, residual
         if config.cross:
             layer.cross.rate = attention
     given = Source(case.source["source"], case.source["source_mask"]) if case.source else None

@@ -18,12 +18,13 @@ from stairwell.tasks import TASKS, task_type
 from stairwell.train import Run, TrainConfig, stream_trainer
 
 KINDS = {
-    **{f"core {name}": kind for name, (kind, _) in CORES.items()},
+    **{f"core {name}": entry.config for name, entry in CORES.items()},
     **{f"task {name}": task_type(name)[0] for name in TASKS},
     "model": LanguageModelConfig,
     "train": TrainConfig,
 }
-READS_FILES = ("lm", "labelled")
+READS_FILES = ("lm", "labelled", "translation", "summarization")
+AGENTS = ("rl",)  # tests/rl trains them
 PRESETS = [f"{task}/{core}" for task in TASKS for core in CORES]
 
 
@@ -71,6 +72,27 @@ def test_an_unknown_option_names_the_nearest() -> None:
         preset("parity/lstm").with_options({"model.inputs": "3"})
 
 
+def test_a_language_model_that_would_read_a_source_cannot_be_configured() -> None:
+    with pytest.raises(ValueError, match=r"--core\.cross is no option"):
+        preset("parity/feedback").with_options({"core.cross": "true"})
+    data = preset("parity/feedback").to_json()
+    data["core"]["cross"] = True
+    with pytest.raises(ValueError, match="a language model reads no source"):
+        Experiment.from_json(data, "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "fixed"),
+    [
+        ("staircase", {"sees_itself"}),
+        ("multi-vector-rnn", {"sees_itself", "chunk", "passes"}),
+        ("memory-network", {"sees_itself", "chunk", "compute"}),
+    ],
+)
+def test_a_core_does_not_offer_what_makes_it_what_it_is(name: str, fixed: set[str]) -> None:
+    assert not fixed & set(configs.field_types(CORES[name].config))
+
+
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_survives_json(name: str) -> None:
     experiment = preset(name)
@@ -88,7 +110,7 @@ def test_missing_fields_keep_their_defaults_and_lists_become_tuples() -> None:
     assert not experiment.model.first_token  # as it was before there was this option
 
 
-@pytest.mark.parametrize("name", [name for name in PRESETS if name.partition("/")[0] not in READS_FILES])
+@pytest.mark.parametrize("name", [name for name in PRESETS if name.partition("/")[0] not in READS_FILES + AGENTS])
 def test_every_preset_builds_and_trains(name: str, tmp_path: Path) -> None:
     """One update of the preset's own model, with few rows and segments just long enough that something is scored."""
     options = {"train.batch": "2", "train.segment": "5", "train.accumulate": "2"}
@@ -122,7 +144,7 @@ def train_one(experiment: Experiment, folder: Path) -> None:
 
 
 def test_all_cores_of_a_task_have_about_as_many_weights() -> None:
-    for task in (name for name in TASKS if name not in READS_FILES):
+    for task in (name for name in TASKS if name not in READS_FILES + AGENTS):
         sizes = {}
         for core in CORES:
             experiment = preset(f"{task}/{core}")

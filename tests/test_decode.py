@@ -107,7 +107,7 @@ def test_a_session_equals_teacher_forcing_and_gives_back_its_state(core: str) ->
     )
     def law(config: Any, B: int, T: int, warm: int, slack: int, starts: float, seed: int) -> None:
         torch.manual_seed(seed)
-        if "cross" in CORES[core][0].__dataclass_fields__:
+        if "cross" in CORES[core].config.__dataclass_fields__:
             config = dataclasses.replace(config, cross=False)
         model = make_model(config)
         state = warm_state(model, B, warm, 0 if core in ("lstm", "deltanet") else slack)

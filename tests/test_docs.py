@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from stairwell import CORES, State, build
+from stairwell.experiments.papers import CATALOGUE
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -74,7 +75,7 @@ def test_quoted_lines_are_in_the_file_that_is_named(page: Path) -> None:
 
 def test_models_quotes_every_file_of_a_core() -> None:
     quoted = {block.quotes.name for block in blocks(ROOT / "docs/models.md") if block.quotes}
-    assert quoted >= {"layers.py", "feedback.py", "transformer_xl.py", "staircase.py", "universal.py", "models.py"}
+    assert quoted >= {"layers.py", "feedback.py", "transformer_xl.py", "staircase.py", "universal.py", "language.py"}
 
 
 @pytest.fixture
@@ -83,7 +84,8 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setenv("STAIRWELL_CACHE", str(tmp_path / "cache"))
-    registries: list[dict[str, Any]] = [CORES, State.kinds]
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    registries: list[dict[str, Any]] = [CORES, State.kinds, CATALOGUE]
     before = [dict(registry) for registry in registries]
     yield
     for registry, contents in zip(registries, before, strict=True):
@@ -94,7 +96,17 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.mark.usefixtures("playground")
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/models.md", "docs/extending.md", "docs/training.md", "docs/environments.md"]
+    "name",
+    [
+        "README.md",
+        "docs/models.md",
+        "docs/extending.md",
+        "docs/training.md",
+        "docs/environments.md",
+        "docs/streams.md",
+        "docs/translation.md",
+        "docs/hugging-face.md",
+    ],
 )
 def test_code_runs(name: str) -> None:
     """All blocks of a page, one after the other, in one namespace."""
@@ -142,11 +154,11 @@ def numbers_in_the_table() -> dict[str, str]:
 @pytest.mark.parametrize("name", sorted(CORES))
 def test_the_table_says_how_much_a_state_holds(name: str) -> None:
     sizes: dict[str, Any] = {"width": 8, "layers": 3}
-    fields = CORES[name][0].__dataclass_fields__
+    fields = CORES[name].config.__dataclass_fields__
     wanted = {"heads": 2, "memory": 5, "chunk": 4, "passes": 6, "compute": 2}
     if name in ("multi-vector-rnn", "memory-network"):
         wanted = {"heads": 2}
-    config = CORES[name][0](**sizes, **{key: value for key, value in wanted.items() if key in fields})
+    config = CORES[name].config(**sizes, **{key: value for key, value in wanted.items() if key in fields})
     core, tokens = build(config), 7
     with torch.no_grad():
         _, state = core(torch.randn(1, tokens, 8), core.init_state(1))

@@ -15,17 +15,19 @@ from torch import Tensor, nn
 
 from stairwell.cores import CORES, Core, build
 from stairwell.cores.core import Source, TransformerCore
-from stairwell.models import LanguageModel, LanguageModelConfig, choose_engine
+from stairwell.fast import choose_engine
+from stairwell.models import LanguageModel, LanguageModelConfig
 
 RATE = 0.3
-TRANSFORMERS = [name for name in sorted(CORES) if issubclass(CORES[name][1], TransformerCore)]
+TRANSFORMERS = [name for name in sorted(CORES) if issubclass(CORES[name].core, TransformerCore)]
 SHAPE: dict[str, Any] = {"width": 8, "heads": 2, "layers": 3, "inner": 16}
-KINDS = ("attention", "relu", "cross")
+KINDS = ("attention", "relu", "cross", "residual")
+RATES = {"attention_dropout": RATE, "relu_dropout": RATE, "residual_dropout": RATE}
 
 
 def config_of(name: str, **options: Any) -> Any:
     """A small config of a core, with two passes where a core has passes."""
-    kind = CORES[name][0]
+    kind = CORES[name].config
     small = {"memory": 5, "chunk": 3, "passes": 2, "compute": 2, "distances": 9}
     fixed = {"multi-vector-rnn": {}, "memory-network": {"passes": 4}}.get(name)
     sizes = small if fixed is None else fixed
@@ -117,7 +119,7 @@ def test_attention_dropout_acts_on_every_layers_weights(name: str) -> None:
             layer.attention_norm.bias.data.fill_(1 / 8)
             layer.attention.value.weight.data.fill_(1)  # eight times an eighth
     # One slot in sight, the token itself or else the one before: kept whole, or dropped.
-    tokens = 1 if core.config.sees_itself else 2
+    tokens = 1 if core.config.first == 0 else 2
     core(torch.randn(60, tokens, 8, dtype=torch.float64), core.init_state(60))
     for tap in taps:
         read = torch.cat(tap.inputs, 1)[:, tokens - 1 :, :: core.config.K]
@@ -133,7 +135,7 @@ def draw(core: Core, B: int = 9, T: int = 11) -> Any:
 def test_masks_keep_their_share_and_know_nothing_of_each_other(name: str) -> None:
     """Of two layers (or passes, rows, heads, tokens) that draw apart, both keep a place as often as two coins do."""
     torch.manual_seed(0)
-    core = build(config_of(name, attention_dropout=RATE, relu_dropout=RATE, cross=True))
+    core = build(config_of(name, **RATES, cross=True))
     drawn = draw(core)
     both = (1 - RATE) ** 2 + RATE**2  # two coins fall alike
     for kind in KINDS:
@@ -152,7 +154,7 @@ def test_masks_keep_their_share_and_know_nothing_of_each_other(name: str) -> Non
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_calls_draw_anew(kind: str) -> None:
     torch.manual_seed(0)
-    core = build(config_of("feedback", attention_dropout=RATE, relu_dropout=RATE, cross=True))
+    core = build(config_of("feedback", **RATES, cross=True))
     first, second = getattr(draw(core), kind)[0], getattr(draw(core), kind)[0]
     assert_share(first == second, (1 - RATE) ** 2 + RATE**2)
 
@@ -161,6 +163,42 @@ def test_only_rates_that_are_set_are_drawn() -> None:
     assert draw(build(config_of("feedback"))) is None
     drawn = draw(build(config_of("feedback", relu_dropout=RATE)))
     assert drawn.attention == () and drawn.cross == () and not any(drawn.dropped) and len(drawn.relu) == 3
+    assert drawn.residual == ()
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_rate_that_is_not_set_leaves_every_other_number_as_it_was(name: str) -> None:
+    """Residual masks are drawn last, so that runs without them are what they were."""
+    drawn = []
+    for residual in (0.0, RATE):
+        torch.manual_seed(0)
+        drawn.append(
+            draw(build(config_of(name, **{**RATES, "residual_dropout": residual}, cross=True, layer_drop=0.1)))
+        )
+    for kind in ("attention", "relu", "cross"):
+        pairs = zip(getattr(drawn[0], kind), getattr(drawn[1], kind), strict=True)
+        assert all(torch.equal(without, with_residual) for without, with_residual in pairs)
+    assert drawn[0].dropped == drawn[1].dropped
+
+
+@pytest.mark.parametrize("sublayer", ["attention", "cross", "feed_forward"])
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_residual_dropout_acts_on_what_every_sublayer_adds(name: str, sublayer: str) -> None:
+    """Where the other sublayers give nothing, a layer adds to its input what this one gives, after dropout."""
+    torch.manual_seed(0)
+    core: Any = build(config_of(name, residual_dropout=RATE, cross=True)).double().train()
+    taps = []
+    for layer in core.layers:
+        for other in {"attention", "cross", "feed_forward"} - {sublayer}:
+            for parameter in getattr(layer, other).out.parameters():
+                nn.init.zeros_(parameter)
+        taps.append((Tap(layer), Tap(getattr(layer, sublayer).out)))
+    x, source = torch.randn(2, 20, 12, 8, dtype=torch.float64)
+    core(x, core.init_state(20), source=source)
+    for whole, part in taps:
+        added = torch.cat([(y - x).flatten() for x, y in zip(whole.inputs, whole.outputs, strict=True)])
+        given = torch.cat([z.flatten() for z in part.outputs])
+        assert_dropped(given, added.masked_fill(added.abs() < 1e-14, 0), RATE)
 
 
 @pytest.mark.parametrize("engine", ["reference", "fast"])
@@ -193,7 +231,7 @@ def test_layer_drop_tosses_a_coin_for_each_layer() -> None:
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_a_seed_gives_the_same_dropout_with_every_engine(name: str) -> None:
-    config = config_of(name, attention_dropout=RATE, relu_dropout=RATE, layer_drop=0.1)
+    config = config_of(name, **RATES, layer_drop=0.1)
     torch.manual_seed(0)
     core = build(config).double().train()
     x = torch.randn(3, 9, 8, dtype=torch.float64)
@@ -209,7 +247,7 @@ def test_a_seed_gives_the_same_dropout_with_every_engine(name: str) -> None:
 
 def test_dropout_between_the_layers_of_an_lstm_is_drawn_in_training_only() -> None:
     torch.manual_seed(0)
-    core = build(CORES["lstm"][0](width=8, layers=2, dropout=RATE)).train()
+    core = build(CORES["lstm"].config(width=8, layers=2, dropout=RATE)).train()
     x = torch.randn(2, 5, 8)
     assert not torch.equal(core(x, core.init_state(2))[0], core(x, core.init_state(2))[0])
     core.eval()

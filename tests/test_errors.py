@@ -103,7 +103,7 @@ def test_a_source_where_none_belongs_and_none_where_one_does() -> None:
         (TransformerXLConfig, {"layers": 0}, "layers must be at least 1"),
         (CachedStaircaseConfig, {"passes": 2, "compute": 3}, r"compute \(M\) must be in 0..passes \(N = 2\), not 3"),
         (StaircaseConfig, {"chunk": 0}, "chunk must be at least 1"),
-        (StaircaseConfig, {"sees_itself": False}, "sees its own tokens"),
+        (LanguageModelConfig, {"core": FeedbackConfig(cross=True)}, "a language model reads no source"),
         (LanguageModelConfig, {"inputs": 5, "outputs": 3, "tied": True}, "tied needs as many outputs"),
         (LanguageModelConfig, {"embedding_dropout": -0.1}, "embedding_dropout"),
     ],

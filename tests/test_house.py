@@ -22,5 +22,7 @@ def test_lazy_relative_and_upward_imports_are_found() -> None:
     edges = {"stairwell.state": {"stairwell.cli"}, "stairwell.cli": {"stairwell.state", "stairwell"}}
     assert house.upward(edges) == ["stairwell.state imports stairwell.cli", "stairwell.cli imports stairwell"]
     assert house.circles(edges) == ["stairwell.cli -> stairwell.state -> stairwell.cli"]
-    lazy = house.imports("stairwell.fast", house.PACKAGE / "fast" / "__init__.py", house.modules())
-    assert "stairwell.fast.native" in lazy and "stairwell.cores.core" in lazy
+    lazy = house.imports("stairwell.cli.training", house.PACKAGE / "cli" / "training.py", house.modules())
+    assert {"stairwell.runs.trainings", "stairwell.cli.display"} <= lazy
+    relative = house.imports("stairwell.tasks.parity", house.PACKAGE / "tasks" / "parity.py", house.modules())
+    assert "stairwell.tasks.scores" in relative

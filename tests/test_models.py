@@ -25,14 +25,14 @@ from stairwell import (
     inspect,
 )
 from stairwell.cores.core import TransformerCore
-from stairwell.layers import coins
+from stairwell.layers import keep_mask
 from stairwell.models import IGNORE
 from stairwell.train.run import Run
 from tests import laws
 
 SMALL: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2}
 MILLION = 1_000_000
-TRANSFORMERS = [name for name in sorted(CORES) if issubclass(CORES[name][1], TransformerCore)]
+TRANSFORMERS = [name for name in sorted(CORES) if issubclass(CORES[name].core, TransformerCore)]
 
 
 def model_of(core: Any, **options: Any) -> LanguageModel:
@@ -58,7 +58,7 @@ def test_nll_is_what_the_logits_say(tied: bool, adaptive: dict[str, Any], monkey
     assert losses[0, 3] == 0
     wanted = torch.autograd.grad(losses.sum(), list(model.parameters()))
     # The same in blocks of three tokens, recomputed for the gradient.
-    monkeypatch.setattr("stairwell.models.LOGITS_AT_ONCE", 3 * 17)
+    monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", 3 * 17)
     blocks, _ = model.nll(tokens, targets, model.init_state(2))
     torch.testing.assert_close(blocks, expected)
     laws.assert_close(torch.autograd.grad(blocks.sum(), list(model.parameters())), wanted, "gradient")
@@ -75,7 +75,7 @@ def test_the_likeliest_symbol_is_the_one_of_the_largest_logit(monkeypatch: Any) 
         tokens, targets = stream(17, B=8)
         logits, _ = model(tokens, model.init_state(8))
         for limit in (1 << 24, 3 * 17):
-            monkeypatch.setattr("stairwell.models.LOGITS_AT_ONCE", limit)
+            monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", limit)
             _, likeliest, _ = model.losses(tokens, targets, model.init_state(8))
             assert likeliest.equal(logits.argmax(-1))
         found |= set(likeliest.flatten().tolist()) if adaptive else set()
@@ -94,7 +94,7 @@ def test_a_core_that_sees_itself_can_count_equal_tokens_only_if_the_first_one_is
     """An average of equal values is the same for one and for many."""
     tokens, chunk = torch.ones(1, 4, dtype=torch.int64), {"chunk": 4} if "staircase" in name else {}
     for told in (False, True):
-        model = model_of(CORES[name][0](**SMALL, **chunk), inputs=2, first_token=told)
+        model = model_of(CORES[name].config(**SMALL, **chunk), inputs=2, first_token=told)
         laws.scramble(model)
         logits, _ = model(tokens, model.init_state(1))
         same = [bool(torch.allclose(logits[:, 0], logits[:, t])) for t in (1, 2, 3)]
@@ -155,7 +155,7 @@ def test_a_models_outputs_may_have_their_own_vocabulary() -> None:
 
 @pytest.mark.parametrize("name", sorted(CORES))
 def test_two_calls_equal_one_for_every_model(name: str) -> None:
-    model = model_of(CORES[name][0](width=8, layers=2), inputs=11)
+    model = model_of(CORES[name].config(width=8, layers=2), inputs=11)
     tokens, _ = stream(11)
     whole, _ = model(tokens, model.init_state(2))
     first, state = model(tokens[:, :4], model.init_state(2))
@@ -226,7 +226,7 @@ def test_looking_inside_gives_weights_that_add_up_to_one() -> None:
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
 def test_every_transformer_core_can_be_looked_into(name: str) -> None:
-    model = model_of(CORES[name][0](width=8, layers=2), inputs=11)
+    model = model_of(CORES[name].config(width=8, layers=2), inputs=11)
     with inspect(model) as seen:
         model(stream(11)[0], model.init_state(2))
     assert len(seen.attention) == model.core.depth()
@@ -288,8 +288,8 @@ class Work(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", [name for name in sorted(CORES) if name != "global-cached-staircase"])
 def test_the_cost_of_a_token_does_not_grow_with_the_stream(name: str) -> None:
-    small = {"memory": 6} if "memory" in CORES[name][0].__dataclass_fields__ else {}
-    core = build(CORES[name][0](width=4, layers=1, **small))
+    small = {"memory": 6} if "memory" in CORES[name].config.__dataclass_fields__ else {}
+    core = build(CORES[name].config(width=4, layers=1, **small))
     state, costs = core.init_state(1), []
     with torch.no_grad():
         for _ in range(3):
@@ -324,9 +324,9 @@ def test_the_span_loss_is_the_price_of_the_spans() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.2, 0.5, 0.97])
-def test_coins_fall_as_often_as_they_should(rate: float) -> None:
+def test_masks_keep_as_often_as_they_should(rate: float) -> None:
     torch.manual_seed(0)
-    kept = coins(rate, (1000, 333), torch.device("cpu"))
+    kept = keep_mask(rate, (1000, 333), torch.device("cpu"))
     assert kept.float().mean().item() == pytest.approx(1 - rate, abs=0.004)
     # Neighbours, four of which come from one number, know nothing of each other.
     for gap in (1, 2, 3):

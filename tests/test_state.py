@@ -33,7 +33,7 @@ SMALL: dict[str, Any] = {"width": 4, "layers": 2}
 def used(name: str, slack: int = 0) -> State:
     """A state that has read seven tokens, three rows at different ages."""
     torch.manual_seed(0)
-    kind = CORES[name][0]
+    kind = CORES[name].config
     core = build(kind(**SMALL))
     start = torch.zeros(3, 7, dtype=torch.bool)
     start[1, 4] = True
@@ -138,7 +138,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", sorted(CORES))
 def test_reset_rows_are_fresh_and_others_untouched(name: str) -> None:
     state = used(name)
-    fresh = build(CORES[name][0](**SMALL)).init_state(1)
+    fresh = build(CORES[name].config(**SMALL)).init_state(1)
     for rows in ([1], torch.tensor([False, True, False])):
         reset = state.reset(rows)
         for (_, a), (_, b) in zip(reset.select([1]).tensors(), fresh.tensors(), strict=True):
@@ -252,7 +252,7 @@ def test_join_refuses_states_that_are_not_alike() -> None:
         State.join([used("feedback"), other])
     with pytest.raises(ValueError, match=r"torch.float32 on cpu in one.*torch.float64 on cpu"):
         kind.join([used("feedback"), used("feedback").to(dtype=torch.float64)])
-    two, three = (build(CORES["staircase"][0](**SMALL, chunk=2, passes=n)).init_state(1) for n in (2, 3))
+    two, three = (build(CORES["staircase"].config(**SMALL, chunk=2, passes=n)).init_state(1) for n in (2, 3))
     with pytest.raises(ValueError, match=r"not alike: only one of them has 'passes.2'"):
         State.join([two, three])
     wider = replace(with_source([2]), source=torch.zeros(1, 2, 6))
@@ -324,7 +324,7 @@ def test_a_state_of_no_whole_number_of_rows_is_refused(arguments: Any) -> None:
 @pytest.mark.parametrize("name", ["feedback", "transformer-xl", "cached-staircase"])
 def test_another_memory_size_does_not_pass_for_slack(name: str) -> None:
     key = "passes" if name == "cached-staircase" else "memory"
-    small, large = (build(CORES[name][0](**SMALL, heads=2, **{key: size})) for size in (3, 5))
+    small, large = (build(CORES[name].config(**SMALL, heads=2, **{key: size})) for size in (3, 5))
     x = torch.zeros(1, 1, 4)
     with pytest.raises(ValueError, match=r"belongs to another model: its .* with slack 0"):
         small(x, large.init_state(1))
@@ -401,7 +401,7 @@ def test_what_grows_packs_only_up_to_a_limit_and_a_source_not_at_all() -> None:
 def test_a_step_with_a_state_in_and_out_is_exported(name: str) -> None:
     """One exported step goes on for ever, also after it was written to a file."""
     torch.manual_seed(0)
-    core = build(CORES[name][0](**SMALL)).eval()
+    core = build(CORES[name].config(**SMALL)).eval()
     with torch.no_grad():
         step = torch.export.export(core, (torch.randn(2, 1, 4), core.init_state(2))).module()
         state = exported = core.init_state(2)
@@ -455,7 +455,7 @@ def test_a_nested_state_is_exported_and_compiled() -> None:
 @pytest.mark.parametrize("name", sorted(CORES))
 def test_functional_transforms_take_and_return_states(name: str) -> None:
     torch.manual_seed(0)
-    core = build(CORES[name][0](**SMALL)).eval()
+    core = build(CORES[name].config(**SMALL)).eval()
     x, given = torch.randn(3, 2, 4), used(name)
 
     def loss(parameters: Any, state: State) -> tuple[Tensor, State]:

@@ -61,6 +61,8 @@ def summary(record: dict[str, Any]) -> str:
     parts = [f"loss {record['loss']:.4f}"]
     if "accuracy" in record:
         parts.append(f"accuracy {record['accuracy']:.1f}%")
+    if "return" in record:
+        parts.append(f"return {record['return']:.3g} over {record['length']:.3g} steps")
     if "tokens_per_second" in record:
         parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
     if "stage" in record:

@@ -15,16 +15,16 @@ def dotted_options() -> list[tuple[str, str, str]]:
     """Every option `section.field` that any experiment has: its name, its type, its help."""
     from stairwell import configs
     from stairwell.cores import CORES
-    from stairwell.models import LanguageModelConfig
     from stairwell.runs.experiment import DERIVED
+    from stairwell.runs.kinds import KINDS
     from stairwell.tasks import TASKS, task_type
-    from stairwell.train.config import TrainConfig
 
+    derived: dict[str, tuple[str, ...]] = {name: kind.derived for name, kind in KINDS.items()}
     kinds: dict[str, dict[str, type]] = {
-        "core": {name: kind for name, (kind, _) in CORES.items()},
-        "model": {"": LanguageModelConfig},
+        "core": {name: entry.config for name, entry in CORES.items()},
+        "model": {name: kind.config for name, kind in KINDS.items()},
         "task": {name: task_type(name)[0] for name in TASKS},
-        "train": {"": TrainConfig},
+        "train": {name: kind.train for name, kind in KINDS.items()},
     }
     options = []
     for section, members in kinds.items():
@@ -32,7 +32,7 @@ def dotted_options() -> list[tuple[str, str, str]]:
         for member, kind in members.items():
             help = configs.field_help(kind)
             for name, annotation in configs.field_types(kind).items():
-                if section == "model" and name in DERIVED:
+                if name in (derived[member] if section == "model" else DERIVED.get(section, ())):
                     continue
                 words = (configs.short_type_name(annotation), help.get(name, ""))
                 fields.setdefault(name, (*words, []))[2].append(member)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,11 +26,8 @@ def list_command(
     from stairwell.tasks import TASKS
 
     def cores() -> None:
-        for name, (config, core) in CORES.items():
-            module = sys.modules[core.__module__]
-            # A config that speaks for itself is one variant of several in its file.
-            own = config.__doc__ if not (config.__doc__ or "").startswith(f"{config.__name__}(") else None
-            print(f"{name:24} {(own or module.__doc__ or '').strip().splitlines()[0]}")
+        for name, entry in CORES.items():
+            print(f"{name:24} {entry.description}")
 
     def tasks() -> None:
         for name, (_, _, words) in TASKS.items():
@@ -120,8 +116,12 @@ app.command("reproduce")(with_dotted_options(reproduce_command))
 
 def run_demo(place: Path, updates: int, device: str, engine: str, progress: Any) -> None:
     from stairwell.experiments import demo
+    from stairwell.export import export_html, from_runs
 
     results = demo.face_off(place, updates, device, engine, progress)
     page = demo.write_report(place, results)
+    drive = place / "drive.html"
+    export_html(from_runs(place / core for core in results), drive)
     print_table(demo.table(results))
     print(f"report: {page}")
+    print(f"drive the agent yourself: {drive}")

@@ -1,4 +1,4 @@
-"""Commands on what is trained: `report`, `generate`; and about this installation: `info`, `bench`."""
+"""Commands on what is trained: `report`, `generate`, `export`, `serve`; about this installation: `info`, `bench`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def report(
 @app.command()
 def generate(
     run: Annotated[Path, typer.Argument(help="the run folder of a language model")],
-    prompt: Annotated[str, typer.Option(help="the text to go on from")] = "\n",
+    prompt: Annotated[str, typer.Option(help="the text to go on from; without one, a line end")] = "",
     tokens: Annotated[int, typer.Option(help="how many tokens to write", min=1)] = 500,
     temperature: Annotated[
         float,
@@ -42,15 +42,114 @@ def generate(
     top_p: Annotated[
         float | None, typer.Option(help="choose among the likeliest tokens that together have this chance")
     ] = None,
+    repetition_penalty: Annotated[
+        float, typer.Option(help="above 1: tokens that are among the last 64 become less likely")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option(help="end before this text; may be given several times", show_default=False)
+    ] = None,
+    samples: Annotated[int, typer.Option(help="so many texts, one after the other, after the same prompt", min=1)] = 1,
     seed: Annotated[int | None, typer.Option(help="the same seed writes the same text", min=0, max=2**63 - 1)] = None,
+    save_state: Annotated[
+        Path | None, typer.Option(help="keep the stream in this file, to go on with it another day")
+    ] = None,
+    state: Annotated[Path | None, typer.Option(help="go on with a stream that --save-state has kept")] = None,
     device: Device = "auto",
 ) -> None:
     """Let a trained language model write, token by token as it comes."""
-    from stairwell.generate import generate_text
+    from stairwell.generate import Choice, Writer, load_writer, read_prompt
+    from stairwell.stream import Stream
 
-    for piece in generate_text(run, prompt, tokens, temperature, top_k, top_p, seed, device):
-        print(piece, end="", flush=True)
-    print()
+    if samples > 1 and save_state is not None:
+        raise UserError("--save-state keeps one stream: use it without --samples")
+    choice = Choice(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    model, vocabulary = load_writer(run, device)
+    if state is not None:
+        first = Writer.load(state, model, vocabulary, choice, stop or (), seed)
+        if prompt:
+            print(first.read(prompt), end="")
+    else:
+        stream = Stream(model, vocabulary)
+        read_prompt(stream, prompt)
+        first = Writer(stream, choice, stop or (), seed)
+    for number in range(samples):
+        writer = first.fork() if samples > 1 else first
+        if samples > 1:
+            print(f"--- {number + 1} ---")
+        for piece in writer.write(tokens):
+            print(piece, end="", flush=True)
+        if save_state is None:
+            print(writer.end())
+    if save_state is not None:
+        first.save(save_state)
+
+
+@app.command()
+def export(
+    runs: Annotated[list[Path], typer.Argument(help="run folders; a page shows several of one task side by side")],
+    html: Annotated[
+        Path | None, typer.Option(help="write one HTML file that holds the models and runs them, from the disk")
+    ] = None,
+    onnx: Annotated[
+        Path | None, typer.Option(help="write the step of one model, named states in and out, for onnxruntime")
+    ] = None,
+    torch_export: Annotated[Path | None, typer.Option(help="write the same step as a graph of torch.export")] = None,
+    hf: Annotated[
+        Path | None, typer.Option(help="write a folder for Hugging Face's from_pretrained, its tokenizer included")
+    ] = None,
+) -> None:
+    """Put trained models into other people's hands: one HTML file that runs them, a graph of one step, or a model for
+    Hugging Face transformers."""
+    from stairwell.export import export_html, export_onnx, export_torch, from_runs
+    from stairwell.runs.trainings import load
+
+    if not (html or onnx or torch_export or hf):
+        raise UserError(
+            "say what to write: --html page.html, --onnx model.onnx, --torch-export model.pt2 or --hf folder"
+        )
+    if len(runs) > 1 and (onnx or torch_export or hf):
+        raise UserError("only a page holds several models: give one run")
+    if html is not None:
+        size = export_html(from_runs(runs), html)
+        print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
+    if onnx is not None or torch_export is not None:
+        model, task = load(runs[0], "cpu", "reference")
+    if onnx is not None:
+        names = export_onnx(model, onnx, task.vocabularies.get("text"))
+        print(f"{onnx}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
+    if torch_export is not None:
+        export_torch(model, torch_export)
+        print(torch_export)
+    if hf is not None:
+        from stairwell.hf import export_hf
+
+        export_hf(runs[0], hf)
+        print(f"{hf}: import stairwell.hf, then AutoModelForCausalLM.from_pretrained('{hf}')")
+
+
+@app.command()
+def serve(
+    run: Annotated[Path, typer.Argument(help="the run folder of a language model")],
+    host: Annotated[str, typer.Option(help="the address to listen on; 127.0.0.1 is this machine alone")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="the port to listen on", min=1, max=65535)] = 8000,
+    token_file: Annotated[
+        Path | None, typer.Option(help="a file with a bearer token, which every request must then carry")
+    ] = None,
+    rows: Annotated[int, typer.Option(help="texts that are written at a time, in one batch", min=1)] = 16,
+    waiting: Annotated[
+        int, typer.Option(help="texts that may wait for a place; more are told to come back", min=1)
+    ] = 64,
+    max_prompt: Annotated[int, typer.Option(help="tokens of a prompt", min=1)] = 16_384,
+    max_tokens: Annotated[int, typer.Option(help="tokens to write in one text", min=1)] = 4_096,
+    max_states: Annotated[int, typer.Option(help="states that are kept at a time", min=0)] = 256,
+    device: Device = "auto",
+) -> None:
+    """Serve a trained language model: OpenAI's completions, and states that stay on the server."""
+    from stairwell.serve.requests import Limits
+    from stairwell.serve.running import serve as serve_run
+
+    limits = Limits(prompt=max_prompt, tokens=max_tokens, states=max_states)
+    serve_run(run, host, port, token_file, device, rows, waiting, limits)
 
 
 @app.command()

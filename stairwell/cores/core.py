@@ -5,15 +5,29 @@ y, state = core(x, state)        x, y (B, T, D), any T >= 1; any way of cutting 
 
 from __future__ import annotations
 
+import logging
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from stairwell.layers import AdaptiveSpan, Layer, Masks, RelativePosition, Slots, can_be_asked, is_finite, transformed
+from stairwell.cores.time import Window
+from stairwell.layers import (
+    KEEP_ALL,
+    AdaptiveSpan,
+    Layer,
+    LayerConfig,
+    Masks,
+    RelativePosition,
+    Slots,
+    can_be_asked,
+    is_finite,
+    transformed,
+)
 from stairwell.roles import COUNT, NESTED, SIZE, STATIC, Role
 from stairwell.state import State, assemble
 
@@ -28,11 +42,26 @@ class CoreState(State):
 
 
 class Engine(Protocol):
-    """A walk over time. A core's own walk is the reference; `stairwell.fast` holds others with the same results."""
+    """A walk over time with the results of a core's own walk; `stairwell.fast` holds those that are built for speed."""
+
+    def name(self, core: Any, like: Tensor) -> str:
+        """What runs for inputs on the device and of the type of `like`, such as `fast (C++, AVX2)`."""
+
+    def why_not(self, core: Any, like: Tensor) -> str:
+        """Why it cannot run there and now; nothing if it can."""
 
     def __call__(
         self, core: Any, x: Tensor, state: Any, start: Tensor | None, source: Source | None, masks: Masks | None
     ) -> tuple[Tensor, State]: ...
+
+
+REFERENCE = "reference"  # the name of a core's own walk, as an engine
+
+
+@cache
+def tell_once(text: str) -> None:
+    """A word to the user, once a process."""
+    logging.getLogger("stairwell").warning(text)
 
 
 class Source:
@@ -75,8 +104,6 @@ class Seen:
 
     def add(self, depth: int, weights: Tensor, distance: Tensor, first: int) -> None:
         """weights (B, H, T, J) at distance (T, J), kept by distance."""
-        if not weights.numel():  # a layer that LayerDrop skipped
-            return
         index = (distance - first).clamp(min=0)
         by_distance = weights.new_zeros(*weights.shape[:3], int(index.max()) + 1)
         by_distance.scatter_add_(-1, index.expand_as(weights), weights.detach())
@@ -93,18 +120,48 @@ class Seen:
         return gathered
 
 
+@dataclass(frozen=True, kw_only=True)
+class WindowConfig(LayerConfig):
+    """What Feedback, Transformer-XL and Universal share: a window of so many tokens."""
+
+    memory: int = 100
+    "how many past tokens each layer sees (S)"
+    sees_itself: bool = False
+    "whether a token attends to itself, at distance 0"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory < 1:
+            raise ValueError(f"memory must be at least 1, not {self.memory}")
+
+    @property
+    def first(self) -> int:
+        return 0 if self.sees_itself else 1
+
+    @property
+    def window(self) -> Window:
+        return Window(self.first, self.memory)
+
+
 class Core(nn.Module):
     """Base of every core: checks what comes in, draws what is random, and hands over to an engine."""
 
     state_type: type[CoreState]
     final_norm: bool = False  # whether a model should normalise the core's output
     engine: Engine | None = None  # none: the reference, `self.walk`
-    engine_name: str = "the reference engine"
     seen: Seen | None = None  # set by `inspect`
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
+
+    @property
+    def engine_name(self) -> str:
+        """What runs where the core is now, autocast considered: `fast (C++, AVX2)`, `fast (PyTorch)`, `reference`."""
+        like = next(self.parameters())
+        if self.engine is None or self.engine.why_not(self, like):
+            return REFERENCE
+        return self.engine.name(self, like)
 
     def init_state(self, batch: int, slack: int = 0) -> CoreState:
         """A fresh state for `batch` rows, from which `crop` can take back up to `slack` tokens."""
@@ -163,6 +220,9 @@ class Core(nn.Module):
         # Transforms need operations that they can see into; an engine's autograd function is none.
         if self.engine is None or self.seen is not None or transformed():
             return self.walk(x, state, start, given, masks)
+        if why := self.engine.why_not(self, x):
+            tell_once(f"the reference engine runs instead of the fast one: {why}")
+            return self.walk(x, state, start, given, masks)
         y, after = self.engine(self, x, state, start, given, masks)
         # Engines multiply what nobody sees by 0, and 0 times NaN is NaN: who is NaN is for the reference to say.
         if can_be_asked(y) and not is_finite(y):
@@ -178,7 +238,7 @@ class Core(nn.Module):
             raise ValueError(f"the input must be (rows, tokens >= 1, width {self.width}), not {tuple(x.shape)}")
         self.check_state(state, x.shape[0])
         check_start(start, x.shape[:2])
-        self.check_source(x, source, source_mask)
+        self.check_source(x.shape[0], source, source_mask)
 
     def check_state(self, state: State, batch: int) -> None:
         name = type(self).__name__
@@ -208,7 +268,7 @@ class Core(nn.Module):
                     f"{like.dtype} on {like.device}; use state.to(device, dtype)"
                 )
 
-    def check_source(self, x: Tensor, source: Tensor | None, source_mask: Tensor | None) -> None:
+    def check_source(self, batch: int, source: Tensor | None, source_mask: Tensor | None) -> None:
         if source is not None or source_mask is not None:
             raise ValueError(f"{type(self).__name__} was built without cross=True and takes no source")
 
@@ -234,8 +294,8 @@ class TransformerCore(Core):
         return self.position.vectors.shape[0]
 
     def draw(self, x: Tensor, state: Any, source: Source | None) -> Masks | None:
-        rates = (self.config.attention_dropout, self.config.relu_dropout, self.config.layer_drop)
-        if not any(rates):
+        config = self.config
+        if not any((config.attention_dropout, config.relu_dropout, config.residual_dropout, config.layer_drop)):
             return None
         vectors = source.vectors if source is not None else None
         return Masks.draw(self.config, x, self.depth(), self.distances(state, x.shape[1]), vectors)
@@ -245,6 +305,33 @@ class TransformerCore(Core):
         if source is None:
             return [None] * len(self.layers)
         return [layer.source_slots(source.vectors, source.mask) for layer in self.layers]
+
+    def apply_layer(
+        self,
+        layer: Layer,
+        depth: int,
+        x: Tensor,
+        slots: Slots,
+        source: Slots | None,
+        masks: Masks | None,
+        first: int,
+        last: int,
+    ) -> Tensor:
+        """A layer as the walks apply it to the tokens first..last-1 of a call. x (B, t, D) -> (B, t, D)
+
+        The depth counts layers through all passes."""
+        kept = masks.at(depth, first, last) if masks is not None else KEEP_ALL
+
+        def attend(normed: Tensor) -> Tensor:
+            z, weights = layer.attention(normed, slots, self.position, layer.span, kept.attention)
+            if self.seen is not None:
+                self.seen.add(depth, weights, slots.distance, self.config.first)
+            return z
+
+        def feed_forward(normed: Tensor) -> Tensor:
+            return layer.feed_forward(normed, kept.relu)
+
+        return layer(x, attend, layer.attend_source(source, kept.cross), feed_forward, kept)
 
     def reach(self, layer: Layer, most: int) -> int:
         """How many slots a layer attends to at most: all, or fewer if it learned so."""
@@ -262,17 +349,17 @@ class TransformerCore(Core):
     def spans(self) -> list[AdaptiveSpan]:
         return [layer.span for layer in self.layers if layer.span is not None]
 
-    def check_source(self, x: Tensor, source: Tensor | None, source_mask: Tensor | None) -> None:
+    def check_source(self, batch: int, source: Tensor | None, source_mask: Tensor | None) -> None:
         if not self.config.cross:
-            return super().check_source(x, source, source_mask)
+            return super().check_source(batch, source, source_mask)
         if source is None:
             raise ValueError("this core was built with cross=True: give it a source (rows, length, width)")
         check_tensor(source, "the source")
         if source_mask is not None:
             check_tensor(source_mask, "source_mask")
-        if source.dim() != 3 or source.shape[0] != x.shape[0] or source.shape[2] != self.width:
+        if source.dim() != 3 or source.shape[0] != batch or source.shape[2] != self.width:
             raise ValueError(
-                f"the source must be ({x.shape[0]} rows, length, width {self.width}), not {tuple(source.shape)}"
+                f"the source must be ({batch} rows, length, width {self.width}), not {tuple(source.shape)}"
             )
         if source_mask is not None and (source_mask.shape != source.shape[:2] or source_mask.dtype != torch.bool):
             raise ValueError(

@@ -18,16 +18,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
-from stairwell.cores.time import KeysValues, ages, counts, slide, stack
-from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
+from stairwell.cores.core import CoreState, Source, TransformerCore, WindowConfig, module_list
+from stairwell.cores.time import KeysValues, ages, along_time, counts, filled, slide
+from stairwell.layers import Layer, Masks, RelativePosition, Slots
 from stairwell.roles import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeedbackConfig(LayerConfig):
-    memory: int = 100
-    "how many past tokens are remembered (S)"
+class FeedbackConfig(WindowConfig):
     make_up: Literal["all", "average", "recurrent"] | int = "all"
     "what the memory is made of: all layers by learned weights, their average, recurrent, or the number of one layer"
     share_kv: bool = True
@@ -35,8 +33,6 @@ class FeedbackConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, not {self.memory}")
         if isinstance(self.make_up, int):
             if not 0 <= self.make_up <= self.layers:
                 raise ValueError(
@@ -84,7 +80,8 @@ class Feedback(TransformerCore):
     def __init__(self, config: FeedbackConfig) -> None:
         super().__init__(config.width)
         self.config: FeedbackConfig = config
-        distances = config.memory + 1 - config.first
+        self.window = config.window
+        distances = self.window.distances
         self.layers = module_list(
             Layer(config, distances, owns_keys=l == 0 or not config.share_kv) for l in range(config.layers)
         )
@@ -122,7 +119,7 @@ class Feedback(TransformerCore):
         mix = self.mix(x)  # (G, L + 1)
         sources = self.source_slots(source)
         reach = [self.reach(layer, S) for layer in self.layers]
-        # All S slots are projected once; the slack beyond them is nobody's business.
+        # All S slots are projected once; the slack beyond them is never read.
         sets = self.key_sets(state.memory[:, -S:])
         made: list[Tensor] = []
         outputs: list[Tensor] = []
@@ -130,11 +127,7 @@ class Feedback(TransformerCore):
             x_t = [x[:, t : t + 1]]  # x_t^0, then x_t^1 ... x_t^L as they are computed
             for l, layer in enumerate(self.layers):
                 slots = self.slots(l, x_t[l], sets[l], reach[l], age[:, t])
-                kept = masks.at(l, t, t + 1) if masks is not None else KEEP_ALL
-                above, weights = layer(x_t[l], slots, self.position, sources[l], kept)
-                x_t.append(above)
-                if self.seen is not None:
-                    self.seen.add(l, weights, slots.distance, self.config.first)
+                x_t.append(self.apply_layer(layer, l, x_t[l], slots, sources[l], masks, t, t + 1))
             outputs.append(x_t[L])
             m_t = torch.einsum("gl,lbtd->btgd", mix, torch.stack(x_t))  # (B, 1, G, D)
             made.append(m_t)
@@ -146,15 +139,14 @@ class Feedback(TransformerCore):
         if self.seen is not None:
             self.seen.layer_weights = mix.detach()
         count, room = counts(state.count, state.room, start, age, state.slack)
-        memory = slide(state.memory, stack(made), count, start)
-        return stack(outputs), replace(state, count=count, room=room, memory=memory)
+        memory = slide(state.memory, along_time(made), count, start)
+        return along_time(outputs), replace(state, count=count, room=room, memory=memory)
 
     def slots(self, l: int, x: Tensor, past: KeysValues, reach: int, age: Tensor) -> Slots:
         """What layer l sees of the past, and of itself if it may: the last `reach` slots that the row has filled."""
         keys, values = past.back(0, reach)
-        nearest = 1
         if self.config.sees_itself:
             own_key, own_value = self.projecting_layer(l).keys_values(x)
-            keys, values, nearest = [*keys, own_key], [*values, own_value], 0
-        distance = torch.arange(reach, nearest - 1, -1, device=x.device)
-        return Slots(keys, values, distance[None], (distance <= age[:, None])[:, None])
+            keys, values = [*keys, own_key], [*values, own_value]
+        distance = torch.arange(reach, self.window.first - 1, -1, device=x.device)
+        return Slots(keys, values, distance[None], filled(distance, age[:, None])[:, None])

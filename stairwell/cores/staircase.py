@@ -17,40 +17,58 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
-from stairwell.cores.time import KeysValues, ages, counts, forget, slide, stack
+from stairwell.cores.time import KeysValues, ages, along_time, counts, forget, slide
 from stairwell.errors import UserError
-from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
+from stairwell.layers import Layer, LayerConfig, Masks, RelativePosition, Slots
 from stairwell.roles import GROWING, SIZE, SLOTS
 
-FOREVER = 1 << 40  # more chunks than any stream has
+
+@dataclass(frozen=True)
+class Sight:
+    """Part of what a token sees: the chunks i-nearest to i-farthest, i its own chunk, at one pass or in the cache.
+
+    Letters: `back` counts the tokens between a slot and the present one, 0 for the token just before it."""
+
+    pass_number: int | None  # none: the cache
+    nearest: int
+    farthest: int | None  # none: as far as the row goes
+
+    def range_back(self, phases: tuple[int, int], oldest: int, C: int) -> tuple[int, int]:
+        """The slots near..far-1 back that some row sees, for rows whose phases lie in a range and none is older."""
+        near = 0 if self.nearest == 0 else phases[0] + (self.nearest - 1) * C
+        return near, oldest if self.farthest is None else min(phases[1] + self.farthest * C, oldest)
+
+    def sees(self, back: Tensor, age: Tensor, C: int) -> Tensor:
+        """Which slots (j,) back a token of age (B,) sees. (B, j) bool"""
+        # A slot lies in chunk i-d: d = 0 for as many as the open chunk has tokens, then one more every C slots.
+        d = (back - (age % C)[:, None]).div(C, rounding_mode="floor") + 1
+        visible = (d >= self.nearest) & (back < age[:, None])
+        return visible if self.farthest is None else visible & (d <= self.farthest)
 
 
-@dataclass(frozen=True, kw_only=True)
-class StaircaseConfig(LayerConfig):
-    sees_itself: bool = True
-    "whether a token attends to itself, at distance 0; a Staircase always does"
-    chunk: int = 32
-    "tokens that climb together: the paper's forward size (C)"
-    passes: int = 4
-    "how often a chunk goes through the layers (N); the paper's step size is passes * chunk"
+class ClimbConfig(LayerConfig):
+    """What all Staircases are: chunks of C tokens, N chunks in sight (none: all), cached after M passes."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.sees_itself:
-            raise ValueError("a Staircase sees its own tokens up to and including the current one; sees_itself is true")
-        for name in ("chunk", "passes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+    chunk: int
+
+    @property
+    def N(self) -> int | None:
+        raise NotImplementedError
 
     @property
     def M(self) -> int:
-        """After how many passes a chunk is cached."""
-        return self.passes
+        raise NotImplementedError
+
+    @property
+    def distances(self) -> int:
+        """How many distances have a vector of their own."""
+        raise NotImplementedError
 
     @property
     def computed(self) -> int:
@@ -58,7 +76,40 @@ class StaircaseConfig(LayerConfig):
         return max(self.M, 1)
 
     @property
+    def caches(self) -> bool:
+        return self.N is None or self.M < self.N
+
+    def in_sight(self, n: int) -> list[Sight]:
+        """What a token sees at pass n, the farthest first: chunk i-d as it was at pass n+d, for every d <= N-n; in the
+        cache where that pass is not computed."""
+        farthest = None if self.N is None else self.N - n
+        first_cached = max(self.M - n + 1, 1)
+        passes = first_cached - 1 if farthest is None else min(first_cached - 1, farthest)
+        sights = [Sight(n + d, d, d) for d in range(passes, -1, -1)]
+        if farthest is None or first_cached <= farthest:
+            sights.insert(0, Sight(None, first_cached, farthest))
+        return sights
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaircaseConfig(ClimbConfig):
+    chunk: int = 32
+    "tokens that climb together: the paper's forward size (C)"
+    passes: int = 4
+    "how often a chunk goes through the layers (N); the paper's step size is passes * chunk"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("chunk", "passes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+
+    @property
     def N(self) -> int:
+        return self.passes
+
+    @property
+    def M(self) -> int:
         return self.passes
 
     @property
@@ -86,11 +137,9 @@ class CachedStaircaseConfig(StaircaseConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GlobalCachedStaircaseConfig(LayerConfig):
+class GlobalCachedStaircaseConfig(ClimbConfig):
     """Global Cached Staircase (Ju et al., 2021): all earlier chunks stay in the cache, so the state grows."""
 
-    sees_itself: bool = True
-    "whether a token attends to itself, at distance 0; a Staircase always does"
     chunk: int = 32
     "tokens that climb together: the paper's forward size (C)"
     compute: int = 1
@@ -102,8 +151,6 @@ class GlobalCachedStaircaseConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.sees_itself:
-            raise ValueError("a Staircase sees its own tokens up to and including the current one; sees_itself is true")
         for name in ("chunk", "distances"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
@@ -111,38 +158,30 @@ class GlobalCachedStaircaseConfig(LayerConfig):
             raise ValueError(f"compute (M) must be at least 0, not {self.compute}")
 
     @property
+    def N(self) -> None:
+        return None
+
+    @property
     def M(self) -> int:
         return self.compute
-
-    @property
-    def computed(self) -> int:
-        return max(self.M, 1)
-
-    @property
-    def N(self) -> int:
-        return FOREVER
 
 
 @dataclass(frozen=True, kw_only=True)
 class MultiVectorRNNConfig(StaircaseConfig):
     """Section 3.3: one backward and one forward token, an RNN whose state is the L inputs of one token."""
 
-    chunk: int = 1
-    "tokens that climb together; 1 here"
-    passes: int = 2
-    "how often a token goes through the layers; 2 here"
+    chunk: int = field(default=1, init=False)
+    passes: int = field(default=2, init=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryNetworkConfig(CachedStaircaseConfig):
     """Section 3.3: the past is seen through its embeddings only (Sukhbaatar et al., 2015)."""
 
-    chunk: int = 1
-    "tokens that climb together; 1 here"
+    chunk: int = field(default=1, init=False)
     passes: int = 100
     "how many tokens, the current one included, are in sight"
-    compute: int = 0
-    "0 here: the cache holds embeddings"
+    compute: int = field(default=0, init=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,15 +201,11 @@ class GlobalCachedStaircaseState(StaircaseState):
 class Staircase(TransformerCore):
     state_type: type[CoreState] = StaircaseState
 
-    def __init__(self, config: StaircaseConfig | GlobalCachedStaircaseConfig) -> None:
+    def __init__(self, config: ClimbConfig) -> None:
         super().__init__(config.width)
-        self.config: StaircaseConfig | GlobalCachedStaircaseConfig = config
+        self.config: Any = config  # a ClimbConfig
         self.layers = module_list(Layer(config, config.distances) for _ in range(config.layers))
         self.position = RelativePosition(config.distances, config.first, config.K)
-
-    @property
-    def caches(self) -> bool:
-        return self.config.M < self.config.N
 
     def depth(self) -> int:
         return self.config.computed * self.config.layers
@@ -184,7 +219,7 @@ class Staircase(TransformerCore):
         return shapes
 
     def cache_slots(self, slack: int) -> int:
-        return self.config.N * self.config.chunk - 1 + slack if self.caches else 0
+        return self.config.N * self.config.chunk - 1 + slack if self.config.caches else 0
 
     def walk(
         self,
@@ -199,16 +234,16 @@ class Staircase(TransformerCore):
         passes = range(1, self.config.computed + 1)
         age = ages(state.count, start, T)
         sources = self.source_slots(source)
-        # What layer l sees of the past at pass n, and of the cache.
+        # What layer l sees of the past at pass n (at place n - 1), and of the cache.
         past = [
             [KeysValues(layer.keys_values, state.passes[n - 1][:, :, l]) for n in passes]
             for l, layer in enumerate(self.layers)
         ]
-        cache = [KeysValues(layer.keys_values, state.cache) for layer in self.layers] if self.caches else []
+        cache = [KeysValues(layer.keys_values, state.cache) for layer in self.layers] if self.config.caches else []
         inputs: list[list[Tensor]] = [[] for _ in passes]
         cached: list[Tensor] = []
         outputs: list[Tensor] = []
-        for first, last in spans(age, self.config.chunk):
+        for first, last in chunk_pieces(age, self.config.chunk):
             h = x[:, first:last]  # H^0
             if M == 0:
                 cached.append(h)
@@ -216,13 +251,9 @@ class Staircase(TransformerCore):
                 layer_inputs: list[Tensor] = []
                 for l, layer in enumerate(self.layers):
                     layer_inputs.append(h)
-                    slots = self.slots(layer, h, n, past[l], cache[l] if self.caches else None, age[:, first])
-                    depth = (n - 1) * L + l
-                    kept = masks.at(depth, first, last) if masks is not None else KEEP_ALL
-                    h, weights = layer(h, slots, self.position, sources[l], kept)
-                    if self.seen is not None:
-                        self.seen.add(depth, weights, slots.distance, 0)
-                    # The span's own keys come last. Only this pass and earlier ones ever look at them.
+                    slots = self.slots(layer, h, n, past[l], cache[l] if cache else None, age[:, first])
+                    h = self.apply_layer(layer, (n - 1) * L + l, h, slots, sources[l], masks, first, last)
+                    # The piece's own keys come last. Only this pass and earlier ones ever look at them.
                     past[l][n - 1].append_projected(slots.keys[-1], slots.values[-1])
                 inputs[n - 1].append(torch.stack(layer_inputs, 2))
                 if n == M:
@@ -231,12 +262,14 @@ class Staircase(TransformerCore):
             for keys_values in cache:
                 keys_values.append(cached[-1])
         count, room = counts(state.count, state.room, start, age, state.slack)
-        remembered = tuple(slide(old, stack(new), count, start) for old, new in zip(state.passes, inputs, strict=True))
+        remembered = tuple(
+            slide(old, along_time(new), count, start) for old, new in zip(state.passes, inputs, strict=True)
+        )
         cache_after = self.next_cache(state, cached, count, start)
-        return stack(outputs), replace(state, count=count, room=room, passes=remembered, cache=cache_after)
+        return along_time(outputs), replace(state, count=count, room=room, passes=remembered, cache=cache_after)
 
     def next_cache(self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None) -> Tensor:
-        return slide(state.cache, stack(cached), count, start) if self.caches else state.cache
+        return slide(state.cache, along_time(cached), count, start) if self.config.caches else state.cache
 
     def slots(
         self, layer: Layer, h: Tensor, n: int, past: list[KeysValues], cache: KeysValues | None, age: Tensor
@@ -244,40 +277,31 @@ class Staircase(TransformerCore):
         """What a layer sees at pass n: chunk i-d at pass n+d, from the cache where that pass is not computed, and the
         tokens h (B, t, D) themselves. No row crosses a chunk's edge within h; age (B,) is that of its first token."""
         B, t, _ = h.shape
-        C, N, M = self.config.chunk, self.config.N, self.config.M
+        C, oldest = self.config.chunk, int(age.max())
         phase = age % C  # tokens of the open chunk before h
-        low, high, oldest = int(phase.min()), int(phase.max()), int(age.max())
-        most = self.reach(layer, FOREVER)
+        phases = int(phase.min()), int(phase.max())
         keys: list[Tensor] = []
         values: list[Tensor] = []
-        back: list[Tensor] = []  # for each slot how many tokens it lies before h, 0 for the last one
+        back: list[Tensor] = []  # for each slot how many tokens lie between it and h
         visible: list[Tensor] = []
-
-        def look(at: KeysValues, nearest: int, farthest: int) -> None:
-            """Add the slots of chunks i-nearest to i-farthest; rows may be at different phases of their chunk."""
-            near = 0 if nearest == 0 else low + (nearest - 1) * C
-            far = min(high + farthest * C, oldest, most)
+        for sight in self.config.in_sight(n):
+            near, far = sight.range_back(phases, oldest, C)
+            far = self.reach(layer, far)
             if near >= far:
-                return
+                continue
+            at = cache if sight.pass_number is None else past[sight.pass_number - 1]
+            assert at is not None
             part_keys, part_values = at.back(near, far)
             slot = torch.arange(far - 1, near - 1, -1, device=h.device)
-            # Slot j lies in chunk i-d: the open one for j < phase, then C slots a chunk.
-            d = (slot - phase[:, None]).div(C, rounding_mode="floor") + 1
             keys.extend(part_keys)
             values.extend(part_values)
             back.append(slot)
-            visible.append((d >= nearest) & (d <= farthest) & (slot < age[:, None]))
-
-        first_cached = max(M - n + 1, 1)
-        if cache is not None:
-            look(cache, first_cached, N - n)
-        for d in range(min(first_cached - 1, N - n), -1, -1):
-            look(past[n + d - 1], d, d)
+            visible.append(sight.sees(slot, age, C))
         own_keys, own_values = layer.keys_values(h)
         time = torch.arange(t, device=h.device)
         distance = torch.cat([*back, -1 - time])[None] + 1 + time[:, None]  # (t, J)
-        seen = torch.cat([*visible, torch.ones(B, t, dtype=torch.bool, device=h.device)], 1)
-        return Slots([*keys, own_keys], [*values, own_values], distance, seen[:, None] & (distance >= 0))
+        before = torch.cat([*visible, torch.ones(B, t, dtype=torch.bool, device=h.device)], 1)
+        return Slots([*keys, own_keys], [*values, own_values], distance, before[:, None] & (distance >= 0))
 
 
 class GlobalCachedStaircase(Staircase):
@@ -305,7 +329,7 @@ class GlobalCachedStaircase(Staircase):
         return grown if start is None else forget(grown.clone(), count)
 
 
-def spans(age: Tensor, C: int) -> Iterator[tuple[int, int]]:
+def chunk_pieces(age: Tensor, C: int) -> Iterator[tuple[int, int]]:
     """Cut a call wherever any row begins a chunk: (first, last) such that no row crosses an edge in between."""
     T = age.shape[1]
     edges = (age % C == 0).any(0).nonzero().flatten().tolist()

@@ -1,4 +1,4 @@
-"""What every walk over time needs: the age of each token, what can be seen so far, and the memory it leaves behind.
+"""What every walk over time needs: the age of each token, its window, and the memory it leaves behind.
 
 Letters: B rows, T tokens of this call.
 """
@@ -6,6 +6,7 @@ Letters: B rows, T tokens of this call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -36,6 +37,39 @@ def counts(count: Tensor, room: Tensor, start: Tensor | None, age: Tensor, slack
     return after, room.clamp(max=slack)
 
 
+@dataclass(frozen=True)
+class Window:
+    """What a token sees in Feedback and Transformer-XL: the distances first..last, as far back as its row goes.
+
+    A token of age a has a tokens of its row before it, so the distances up to a are filled."""
+
+    first: int  # 0 if it sees itself, else 1
+    last: int
+
+    @property
+    def distances(self) -> int:
+        return self.last + 1 - self.first
+
+    def trimmed(self, last: int) -> Window:
+        """The same for a layer that looks no farther than `last`."""
+        return Window(self.first, min(self.last, last))
+
+    def sees(self, distance: Tensor, age: Tensor) -> Tensor:
+        return (self.first <= distance) & (distance <= self.last) & filled(distance, age)
+
+    def sees_nothing(self, age: Tensor) -> Tensor:
+        return age < self.first
+
+    def always_filled(self, youngest: int) -> bool:
+        """Whether all distances are filled for tokens of this age and older ones."""
+        return youngest >= self.last
+
+
+def filled(distance: Tensor, age: Tensor) -> Tensor:
+    """Whether there is a token so far before one of this age."""
+    return distance <= age
+
+
 def slide(memory: Tensor, new: Tensor, count: Tensor, start: Tensor | None) -> Tensor:
     """The memory after the tokens `new`: as many slots as before, newest last, what lies before a start zeroed.
 
@@ -49,7 +83,7 @@ def slide(memory: Tensor, new: Tensor, count: Tensor, start: Tensor | None) -> T
 def forget(memory: Tensor, count: Tensor) -> Tensor:
     """Zero the slots that are older than the row's start. memory (B, slots, ...), count (B,)"""
     slots = memory.shape[1]
-    old = torch.arange(slots, 0, -1, device=memory.device) > count[:, None]
+    old = ~filled(torch.arange(slots, 0, -1, device=memory.device), count[:, None])
     return memory.masked_fill_(old.view(*old.shape, *[1] * (memory.dim() - 2)), 0)
 
 
@@ -105,6 +139,6 @@ class KeysValues:
         return self.keys.back(near, far), self.values.back(near, far)
 
 
-def stack(vectors: Sequence[Tensor]) -> Tensor:
-    """Tokens of a call, each (B, t, ...), along time."""
+def along_time(vectors: Sequence[Tensor]) -> Tensor:
+    """Tokens of a call in pieces (B, t, ...), as one tensor."""
     return vectors[0] if len(vectors) == 1 else torch.cat(list(vectors), 1)

@@ -14,22 +14,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
+from stairwell.cores.core import CoreState, Source, TransformerCore, WindowConfig, module_list
 from stairwell.cores.time import ages, counts, slide
-from stairwell.layers import KEEP_ALL, Layer, LayerConfig, Masks, RelativePosition, Slots
+from stairwell.layers import Layer, Masks, RelativePosition, Slots
 from stairwell.roles import SLOTS
 from stairwell.state import State
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransformerXLConfig(LayerConfig):
-    memory: int = 100
-    "how many past tokens each layer sees (S)"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, not {self.memory}")
+class TransformerXLConfig(WindowConfig):
+    """Only what every core with a window has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,11 +37,12 @@ class TransformerXL(TransformerCore):
     def __init__(self, config: TransformerXLConfig) -> None:
         super().__init__(config.width)
         self.config: TransformerXLConfig = config
-        distances = config.memory + 1 - config.first
+        self.window = config.window
+        distances = self.window.distances
         self.layers = module_list(Layer(config, distances) for _ in range(config.layers))
         self.position = RelativePosition(distances, config.first, config.K)
 
-    def stack(self) -> list[Layer]:
+    def layer_sequence(self) -> list[Layer]:
         """The layers in the order in which a token goes through them."""
         return list(self.layers)
 
@@ -66,13 +61,10 @@ class TransformerXL(TransformerCore):
         age = ages(state.count, start, T)
         sources = self.source_slots(source)
         inputs: list[Tensor] = []
-        for l, layer in enumerate(self.stack()):
+        for l, layer in enumerate(self.layer_sequence()):
             inputs.append(x)
             slots = self.slots(layer, state.memory[:, :, l], x, age)
-            kept = masks.at(l, 0, T) if masks is not None else KEEP_ALL
-            x, weights = layer(x, slots, self.position, sources[l % len(sources)], kept)
-            if self.seen is not None:
-                self.seen.add(l, weights, slots.distance, self.config.first)
+            x = self.apply_layer(layer, l, x, slots, sources[l % len(sources)], masks, 0, T)
         count, room = counts(state.count, state.room, start, age, state.slack)
         memory = slide(state.memory, torch.stack(inputs, 2), count, start)
         return x, replace(state, count=count, room=room, memory=memory)
@@ -80,11 +72,10 @@ class TransformerXL(TransformerCore):
     def slots(self, layer: Layer, memory: Tensor, x: Tensor, age: Tensor) -> Slots:
         """The last S inputs of this layer before each token (itself too, if it may), those of the memory first."""
         B, T, _ = x.shape
-        S, first = self.config.memory, self.config.first
-        reach = self.reach(layer, S)
+        reach = self.reach(layer, self.window.last)
         old_keys, old_values = layer.keys_values(memory[:, memory.shape[1] - reach :])
         new_keys, new_values = layer.keys_values(x)
         time = torch.arange(T, device=x.device)
         distance = time[:, None] - torch.arange(-reach, T, device=x.device)  # (T, reach + T)
-        near = (first <= distance) & (distance <= S)
-        return Slots([old_keys, new_keys], [old_values, new_values], distance, near & (distance <= age[:, :, None]))
+        visible = self.window.sees(distance, age[:, :, None])
+        return Slots([old_keys, new_keys], [old_values, new_values], distance, visible)

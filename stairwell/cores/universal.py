@@ -42,5 +42,5 @@ class Universal(TransformerXL):
     def depth(self) -> int:
         return self.config.passes * self.config.layers
 
-    def stack(self) -> list[Layer]:
+    def layer_sequence(self) -> list[Layer]:
         return list(self.layers) * self.config.passes

@@ -1,14 +1,14 @@
-"""Ring buffers for decoding: where keys and values of the past stay put while the present moves round them.
+"""Ring buffers for decoding: keys and values of the past stay where they are; the slot that is written moves on.
 
-A ring has R slots a row. All rows write the same slot at a step, the one at the hand h, so a slot lies at the same
+A ring has R slots a row. All rows write the same slot at a step, the one at the cursor c, so a slot lies at the same
 distance in every row and a row's own age only decides how much of the ring it sees:
 
-    distance of slot j = first + (h - first - j) mod R,     R = S + 1 - first
+    distance of slot j = first + (c - first - j) mod R,     R = S + 1 - first
 
 where first is 0 if a token sees itself, else 1.
 
-Nothing is rolled when the hand moves: the position vectors lie twice in a row in a table, in ring order, and the
-slots' vectors are the view of R of them that begins at R - h. Letters: B rows, H heads, K head width, R slots.
+Nothing is rolled when the cursor moves: the position vectors lie twice in a row in a table, in ring order, and the
+slots' vectors are the view of R of them that begins at R - c. Letters: B rows, H heads, K head width, R slots.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from stairwell.cores.time import Window, filled
 from stairwell.layers import AdaptiveSpan, RelativePosition
 
 
-class Rows:
+class RowBuffer:
     """A tensor (capacity, ...) of which the first rows are in use; rows come, go and change places."""
 
     def __init__(self, like: Tensor, capacity: int, *shape: int) -> None:
@@ -40,26 +41,26 @@ class Rows:
         self.all.index_fill_(0, rows, 0)
 
 
-class RawRing(Rows):
+class RawRing(RowBuffer):
     """The raw memory (capacity, slots, ...), which makes the state again. It may have no slots at all."""
 
     def __init__(self, like: Tensor, capacity: int, *shape: int) -> None:
         super().__init__(like, capacity, *shape)
-        self.hand = 0  # the oldest slot, the next to be written
+        self.cursor = 0  # the oldest slot, the next to be written
 
     def slot(self, batch: int) -> Tensor:
         """The slot to be written, (B, ...); nothing where nothing is kept."""
-        return self.all[:batch, self.hand : self.hand + 1]
+        return self.all[:batch, self.cursor : self.cursor + 1]
 
-    def turn(self) -> None:
-        self.hand = (self.hand + 1) % max(1, self.all.shape[1])
+    def advance(self) -> None:
+        self.cursor = (self.cursor + 1) % max(1, self.all.shape[1])
 
     def load(self, first: int, memory: Tensor) -> None:
         """memory (b, slots, ...), oldest first"""
-        self.all[first : first + memory.shape[0]] = memory.roll(self.hand, 1)
+        self.all[first : first + memory.shape[0]] = memory.roll(self.cursor, 1)
 
     def memory(self, batch: int) -> Tensor:
-        return self.all[:batch].roll(-self.hand, 1)
+        return self.all[:batch].roll(-self.cursor, 1)
 
 
 class KeyRing:
@@ -70,7 +71,7 @@ class KeyRing:
     as fast as across; a write, once a token, is scattered for it."""
 
     def __init__(self, like: Tensor, capacity: int, H: int, R: int, K: int) -> None:
-        self.keys, self.values = Rows(like, capacity, H, K, R), Rows(like, capacity, H, K, R)
+        self.keys, self.values = RowBuffer(like, capacity, H, K, R), RowBuffer(like, capacity, H, K, R)
 
     def fit(self, B: int) -> None:
         """Make the views that a step of B rows needs."""
@@ -93,34 +94,33 @@ class KeyRing:
             rows.all[first : first + b].index_copy_(3, slots, given.transpose(2, 3))
 
 
-class Dial:
-    """Which distance each slot has, for any place of the hand."""
+class RingPosition:
+    """Which distance each slot has, wherever the cursor is."""
 
-    def __init__(self, position: RelativePosition, S: int) -> None:
-        self.first = position.first
-        self.R = S + 1 - self.first
-        self.hand = 0
+    def __init__(self, position: RelativePosition, window: Window) -> None:
+        self.window, self.first, self.R = window, window.first, window.distances
+        self.cursor = 0
         index = (-torch.arange(2 * self.R, device=position.vectors.device) - self.first) % self.R
         self.vectors = position.vectors.detach()[index]  # (2R, K), in ring order, twice
         self.distance = index + self.first  # (2R,)
 
-    def turn(self) -> None:
-        self.hand = (self.hand + 1) % self.R
+    def advance(self) -> None:
+        self.cursor = (self.cursor + 1) % self.R
 
     @property
     def oldest(self) -> int:
         """The slot of the farthest distance."""
-        return (self.hand + 1 - self.first) % self.R
+        return (self.cursor + 1 - self.first) % self.R
 
-    def window(self) -> slice:
+    def slots(self) -> slice:
         """Where the slots 0..R-1 lie in the tables."""
-        return slice(self.R - self.hand, 2 * self.R - self.hand)
+        return slice(self.R - self.cursor, 2 * self.R - self.cursor)
 
     def pieces(self, reach: int) -> list[slice]:
         """The slots of the nearest `reach` distances, oldest first: one or two ranges."""
         if reach >= self.R:
             return [slice(0, self.R)]
-        last = (self.hand - self.first) % self.R + 1
+        last = (self.cursor - self.first) % self.R + 1
         if last >= reach:
             return [slice(last - reach, last)]
         return [slice(self.R + last - reach, self.R), slice(0, last)]
@@ -137,21 +137,21 @@ def lowest(dtype: torch.dtype) -> float:
 
 
 @dataclass(frozen=True)
-class Sight:
+class RingView:
     """What all layers have in common at one step, in slot order."""
 
-    dial: Dial
-    window: slice
+    position: RingPosition
+    slots: slice
     vectors: Tensor  # (K, R)
-    hidden: Tensor | None  # (B, 1, R) bool: slots that a row has not filled; none if every row is full
+    empty: Tensor | None  # (B, 1, R) bool: slots that a row has not filled; none if every row is full
 
     @staticmethod
-    def at(dial: Dial, count: Tensor, youngest: int) -> Sight:
-        window = dial.window()
-        hidden = None
-        if youngest < dial.R - 1 + dial.first:
-            hidden = (dial.distance[window] > count[:, None])[:, None]
-        return Sight(dial, window, dial.vectors[window].T, hidden)
+    def at(position: RingPosition, count: Tensor, youngest: int) -> RingView:
+        slots = position.slots()
+        empty = None
+        if not position.window.always_filled(youngest):
+            empty = filled(position.distance[slots], count[:, None]).logical_not_()[:, None]
+        return RingView(position, slots, position.vectors[slots].T, empty)
 
 
 class Reader:
@@ -162,33 +162,33 @@ class Reader:
         self.scores, self.weights = like.new_empty(2, B * H, 1, R)
         self.read = like.new_empty(B * H, 1, K)
 
-    def __call__(self, q: Tensor, ring: KeyRing, sight: Sight, ramp: Tensor | None, reach: int) -> Tensor:
+    def __call__(self, q: Tensor, ring: KeyRing, view: RingView, ramp: Tensor | None, reach: int) -> Tensor:
         """q (B, H * K), already divided by sqrt(K) -> (B, H * K)"""
         q = q.reshape(self.B * self.H, 1, self.K)
-        if reach < sight.dial.R:
-            return self.near(q, ring, sight, ramp, sight.dial.pieces(reach))
-        torch.mm(q[:, 0], sight.vectors, out=self.scores[:, 0])
+        if reach < view.position.R:
+            return self.near(q, ring, view, ramp, view.position.pieces(reach))
+        torch.mm(q[:, 0], view.vectors, out=self.scores[:, 0])
         self.scores.baddbmm_(q, ring.flat_keys)
-        self.veil(self.scores, sight, ramp, slice(0, sight.dial.R))
+        self.mask(self.scores, view, ramp, slice(0, view.position.R))
         torch.softmax(self.scores, -1, out=self.weights)
         torch.bmm(self.weights, ring.flat_values, out=self.read)
         return self.read.view(self.B, self.H * self.K)
 
-    def near(self, q: Tensor, ring: KeyRing, sight: Sight, ramp: Tensor | None, pieces: list[slice]) -> Tensor:
+    def near(self, q: Tensor, ring: KeyRing, view: RingView, ramp: Tensor | None, pieces: list[slice]) -> Tensor:
         """The same for a layer whose learned span is shorter than the ring."""
         scores = []
         for piece in pieces:
-            scores.append(torch.baddbmm(q @ sight.vectors[:, piece], q, ring.flat_keys[:, :, piece]))
-            self.veil(scores[-1], sight, ramp, piece)
+            scores.append(torch.baddbmm(q @ view.vectors[:, piece], q, ring.flat_keys[:, :, piece]))
+            self.mask(scores[-1], view, ramp, piece)
         return read_parts(scores, [ring.flat_values[:, piece] for piece in pieces]).view(self.B, self.H * self.K)
 
-    def veil(self, scores: Tensor, sight: Sight, ramp: Tensor | None, piece: slice) -> None:
+    def mask(self, scores: Tensor, view: RingView, ramp: Tensor | None, piece: slice) -> None:
         """Let spans fade and hide what a row has not filled. scores (B * H, 1, slots of the piece)"""
         by_head = scores.view(self.B, self.H, scores.shape[-1])
         if ramp is not None:
-            by_head += ramp[:, sight.window][:, piece]
-        if sight.hidden is not None:
-            by_head.masked_fill_(sight.hidden[..., piece], lowest(scores.dtype))
+            by_head += ramp[:, view.slots][:, piece]
+        if view.empty is not None:
+            by_head.masked_fill_(view.empty[..., piece], lowest(scores.dtype))
 
 
 def read_parts(scores: list[Tensor], values: list[Tensor]) -> Tensor:

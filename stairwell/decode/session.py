@@ -3,6 +3,7 @@
     session = Session(model, model.init_state(batch))        or any state that the model has returned
     logits = session.read(prompt)                            (B, T) -> (B, V), in one call of the model
     logits = session.step(tokens)                            (B,) -> (B, V)
+    y = session.step_vectors(x)                              (B, D) -> (B, D), of a model that reads no symbols
     state = session.state()                                  what model.forward would have returned by now
 
 A state is a value and never changes; a session is the opposite: it lives in buffers that are made once and written in
@@ -11,24 +12,24 @@ place, and a token costs the same however many came before. Rows may be taken se
 
 All transformer cores keep keys and values in ring buffers, but for Global Cached Staircase, whose memory grows with the
 stream: its session, like that of an LSTM, which has nothing to project, calls the model with one token at a time.
+Rows of a state with a source (`SourceState`) attend to theirs, whose keys and values are projected once.
 Letters: B rows, T tokens, V output symbols.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Core, check_tensor
-from stairwell.cores.feedback import Feedback
-from stairwell.cores.staircase import Staircase
-from stairwell.cores.transformer_xl import TransformerXL
+from stairwell.cores import CORES, entry_of
+from stairwell.cores.core import Core, CoreState, SourceState, check_tensor
+from stairwell.decode.source import Sources
 from stairwell.decode.staircase import StaircaseSteps
 from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
-from stairwell.models import LanguageModel
 from stairwell.state import RowNumbers, State, row_numbers
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -40,18 +41,21 @@ def outside_autograd(method: Method) -> Method:
     return torch.inference_mode(False)(torch.no_grad()(method))
 
 
+CORES["feedback"].decoding = FeedbackSteps
+CORES["transformer-xl"].decoding = CORES["universal"].decoding = TransformerXLSteps
+for _name in ("staircase", "cached-staircase", "multi-vector-rnn", "memory-network"):
+    CORES[_name].decoding = StaircaseSteps
+
+
 def steps_for(core: Core, capacity: int, slack: int) -> Steps:
-    if isinstance(core, Feedback):
-        return FeedbackSteps(core, capacity, slack)
-    if isinstance(core, TransformerXL):
-        return TransformerXLSteps(core, capacity, slack)
-    if type(core) is Staircase:
-        return StaircaseSteps(core, capacity, slack)
-    return CarriedSteps(core)
+    entry = entry_of(core)
+    if entry is None or entry.decoding is None:
+        return CarriedSteps(core)
+    return entry.decoding(core, capacity, slack)
 
 
-class Bond:
-    """Remembers a module's parameters, so that a change is found at the price of a few looks."""
+class WeightVersions:
+    """Remembers which weights a module has, so that a change is found at the price of a few comparisons."""
 
     def __init__(self, module: nn.Module) -> None:
         self.places = [
@@ -61,14 +65,14 @@ class Bond:
             if parameter is not None
         ]
         self.weights = [parameter for _, _, parameter in self.places]
-        self.seen = self.look()
+        self.first = self.versions()
 
-    def look(self) -> list[tuple[int, int]]:
+    def versions(self) -> list[tuple[int, int]]:
         # A tensor made in inference mode counts no versions.
         return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.weights]
 
-    def broken(self) -> bool:
-        return self.look() != self.seen or any(holder[name] is not weight for holder, name, weight in self.places)
+    def changed(self) -> bool:
+        return self.versions() != self.first or any(holder[name] is not weight for holder, name, weight in self.places)
 
 
 class Session:
@@ -79,18 +83,21 @@ class Session:
     youngest: int  # the least count
 
     @outside_autograd
-    def __init__(self, model: LanguageModel, state: State, capacity: int | None = None) -> None:
-        core = model.core
-        core.check_state(state, state.batch)
-        if getattr(core.config, "cross", False):
-            raise ValueError("this core was built with cross=True and needs a source, which a session cannot give it")
+    def __init__(self, model: Any, state: State, capacity: int | None = None) -> None:
+        """`model`: whatever has a `core` and a `norm` after it. A LanguageModel reads tokens, any other vectors."""
         if capacity is not None and capacity < state.batch:
             raise ValueError(f"a capacity of {capacity} rows is too small for a state of {state.batch}")
         self.model = model
-        self.slack = state.slack
-        self.bond = Bond(model)
-        self.steps: Steps = steps_for(core, capacity or state.batch, self.slack)
-        self._load(0, state)
+        decoder = self._decoder(state)
+        self.slack = decoder.slack
+        self.weights = WeightVersions(model)
+        self.steps: Steps = steps_for(model.core, capacity or state.batch, self.slack)
+        self._load(0, decoder)
+        self.sources: Sources | None = None
+        if isinstance(state, SourceState):
+            self.kind = state.select([])  # what `state` fills
+            self.sources = Sources(model.core.layers, state)
+            self.steps.set_sources(self.sources)
 
     @property
     def batch(self) -> int:
@@ -105,30 +112,52 @@ class Session:
             raise ValueError(f"a step takes one token for each of {self.batch} rows, not {tuple(tokens.shape)}")
         self._check()
         model.check_symbols(tokens[:, None], "token", model.config.inputs)
-        y = self.steps.step(model.embed(tokens, self.count), self.count, self.youngest)
-        self.count += 1
-        self.room.add_(1).clamp_(max=self.slack)
-        self.youngest += 1
-        return model.head(model.norm(y))
+        return model.head(self._advance(model.embed(tokens, self.count)))
+
+    @outside_autograd
+    def step_vectors(self, x: Tensor) -> Tensor:
+        """The same for a model that reads no symbols: the core's input, one vector a row, to what the model's heads
+        read. (B, D) -> (B, D)"""
+        check_tensor(x, "the vectors")
+        D = self.model.core.width
+        if x.shape != (self.batch, D):
+            raise ValueError(f"a step takes a vector of width {D} for each of {self.batch} rows, not {tuple(x.shape)}")
+        self._check()
+        return self._advance(x)
 
     @outside_autograd
     def read(self, tokens: Tensor) -> Tensor:
         """Read many tokens a row in one call of the model; the logits for what follows. (B, T) -> (B, V)"""
         self._check()
         x, state = self.model.hidden(tokens, self.state())
-        self._load(0, state)
+        self._load(0, self._decoder(state))
         return self.model.head(x[:, -1])
+
+    def _advance(self, x: Tensor) -> Tensor:
+        """One token a row through the core and the model's last norm. (B, D) -> (B, D)"""
+        y = self.steps.step(x, self.count, self.youngest)
+        self.count += 1
+        self.room.add_(1).clamp_(max=self.slack)
+        self.youngest += 1
+        return self.model.norm(y)
 
     @outside_autograd
     def state(self) -> State:
         """The state after everything read so far: a value, which later steps do not touch."""
-        return self.steps.state(self.count.clone(), self.room.clone())
+        decoder: Any = self.steps.state(self.count.clone(), self.room.clone())
+        if self.sources is None:
+            return decoder
+        source, mask = self.sources.by_row()
+        return replace(self.kind, decoder=decoder, source=source, source_mask=mask)
 
     @outside_autograd
     def select(self, rows: RowNumbers) -> None:
         """Go on with the given rows in the given order. A row may be taken several times (a beam's parents) or left."""
         index = self._places(rows)
         self.steps.select(index)
+        if self.sources is not None:
+            self.sources.select(index)
+            self.steps.set_sources(self.sources)
         self.count, self.room = self.count[index], self.room[index]
         self._find_youngest()
 
@@ -136,12 +165,14 @@ class Session:
     def join(self, other: State | Session) -> None:
         """The rows of another stream (or of several) come in after the rows that are here."""
         state = other.state() if isinstance(other, Session) else other
-        core = self.model.core
         self._check_model()
-        core.check_state(state, state.batch)
-        if state.slack != self.slack:
-            raise ValueError(f"a state with slack {state.slack} cannot join a session with slack {self.slack}")
-        self._load(self.batch, state)
+        decoder = self._decoder(state)
+        if decoder.slack != self.slack:
+            raise ValueError(f"a state with slack {decoder.slack} cannot join a session with slack {self.slack}")
+        self._load(self.batch, decoder)
+        if self.sources is not None and isinstance(state, SourceState):
+            self.sources.join(state)
+            self.steps.set_sources(self.sources)
 
     @outside_autograd
     def reset(self, rows: RowNumbers) -> None:
@@ -156,7 +187,16 @@ class Session:
         """Rows as numbers, read (and refused) as a state would."""
         return row_numbers(rows, self.batch, self.count.device)
 
-    def _load(self, first: int, state: State) -> None:
+    def _decoder(self, state: State) -> CoreState:
+        """The core's own state, checked, and whether it comes with the source that the core attends to, if it does."""
+        core = self.model.core
+        source = (state.source, state.source_mask) if isinstance(state, SourceState) else (None, None)
+        core.check_source(state.batch, *source)
+        decoder = state.decoder if isinstance(state, SourceState) else state
+        core.check_state(decoder, state.batch)
+        return decoder  # type: ignore[return-value]
+
+    def _load(self, first: int, state: CoreState) -> None:
         self.steps.load(first, state)
         if first:
             self.count = torch.cat([self.count, state.count])
@@ -177,7 +217,7 @@ class Session:
     def _check_model(self) -> None:
         if self.model.training:
             raise RuntimeError("decoding with dropout is not meant: call model.eval() first")
-        if self.bond.broken():
+        if self.weights.changed():
             raise RuntimeError(
                 "the model's weights have changed since this session projected the past with them; "
                 "make a new one: Session(model, session.state())"

@@ -1,39 +1,40 @@
 """One token up a staircase, with the past of every pass already projected.
 
-At pass n a token sees, in every layer, chunk i-d as it was at pass n+d: a stretch of C slots of that pass's ring for
-each d, from the cache's ring on where passes are no longer computed, and the open chunk, itself included, of its own
-pass. Each ring holds as much as is ever seen of it: n*C tokens of pass n, the present one included, and N*C - 1 of the
-cache. Letters: B rows, C chunk, N passes, M computed passes, L layers, H heads, K head width, D width.
+What a token sees at pass n, `ClimbConfig.in_sight` says: for each d a stretch of C slots of the ring of pass n+d, or of
+the cache's ring, and the open chunk, itself included, of its own pass. Each ring holds as much as is ever seen of it:
+n*C tokens of pass n, the present one included, and N*C - 1 of the cache.
+Letters: B rows, C chunk, N passes, M computed passes, L layers, H heads, K head width, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from stairwell.cores.staircase import Staircase, StaircaseState
-from stairwell.decode.rings import KeyRing, RawRing, Rows, lowest, read_parts
+from stairwell.cores.staircase import Sight, Staircase, StaircaseState
+from stairwell.decode.rings import KeyRing, RawRing, RowBuffer, lowest, read_parts
 from stairwell.decode.walks import LayerStep, RowSteps, multiply
 from stairwell.layers import Layer
 from stairwell.state import State
 
 
 class TimeRing(KeyRing):
-    """A ring of R slots with a hand of its own, read by how far back a slot lies: 0 for the last token."""
+    """A ring of R slots with a cursor of its own, read by how far back a slot lies: 0 for the last token."""
 
     def __init__(self, like: Tensor, capacity: int, H: int, R: int, K: int) -> None:
         super().__init__(like, capacity, H, R, K)
-        self.R, self.hand = R, 0
+        self.R, self.cursor = R, 0
 
-    def turn(self) -> None:
-        self.hand = (self.hand + 1) % max(1, self.R)
+    def advance(self) -> None:
+        self.cursor = (self.cursor + 1) % max(1, self.R)
 
     def stretches(self, near: int, far: int) -> Iterator[tuple[slice, int]]:
         """The slots from `far` (not included) to `near` back, oldest first, as ranges of slots, each with how far back
-        its oldest lies. The token that has just been written at the hand is -1 back."""
-        first, size = (self.hand - far) % self.R, far - near
+        its oldest lies. The token that has just been written at the cursor is -1 back."""
+        first, size = (self.cursor - far) % self.R, far - near
         whole = min(size, self.R - first)
         yield slice(first, first + whole), far - 1
         if whole < size:
@@ -47,8 +48,8 @@ class StaircaseSteps(RowSteps):
         self.like = like = next(core.parameters()).detach()
         C, computed = config.chunk, range(1, config.computed + 1)
         self.past = [[TimeRing(like, capacity, self.H, n * C, self.K) for _ in core.layers] for n in computed]
-        cached = config.N * C - 1 if core.caches else 0
-        self.cache = [TimeRing(like, capacity, self.H, cached, self.K) for _ in core.layers if core.caches]
+        cached = core.cache_slots(0)
+        self.cache = [TimeRing(like, capacity, self.H, cached, self.K) for _ in core.layers if config.caches]
         shapes = core.memory_shapes(slack)
         self.raw_past = [RawRing(like, capacity, *shapes[f"passes.{n - 1}"]) for n in computed]
         self.raw_cache = RawRing(like, capacity, *shapes["cache"])
@@ -64,7 +65,7 @@ class StaircaseSteps(RowSteps):
     def raws(self) -> list[RawRing]:
         return [*self.raw_past, self.raw_cache]
 
-    def parts(self) -> list[Rows]:
+    def parts(self) -> list[RowBuffer]:
         return [*self.raws(), *(rows for ring in self.rings() for rows in (ring.keys, ring.values))]
 
     def fit(self, batch: int) -> None:
@@ -84,9 +85,9 @@ class StaircaseSteps(RowSteps):
         self.fit(first + state.batch)
 
     def load_ring(self, ring: TimeRing, first: int, layer: Layer, memory: Tensor, slots: int) -> None:
-        """The newest `slots` of a memory (b, .., D), the last one just before the hand."""
+        """The newest `slots` of a memory (b, .., D), the last one just before the cursor."""
         if slots:
-            ring.load(first, *layer.keys_values(memory[:, -slots:]), ring.hand - slots)
+            ring.load(first, *layer.keys_values(memory[:, -slots:]), ring.cursor - slots)
 
     def state(self, count: Tensor, room: Tensor) -> State:
         passes = tuple(raw.memory(self.batch) for raw in self.raw_past)
@@ -96,23 +97,21 @@ class StaircaseSteps(RowSteps):
         M = self.core.config.M
         ages = count.tolist()
         cached = x
-        for n, (rings, raw) in enumerate(zip(self.past, self.raw_past), 1):
+        for n, raw in enumerate(self.raw_past, 1):
             inputs = []
-            for l, (layer, ring) in enumerate(zip(self.layers, rings)):
+            for l, layer in enumerate(self.layers):
                 inputs.append(x)
-                q, keys, values = multiply(layer.enter(x), layer.query).chunk(3, 1)
-                ring.write(ring.hand, keys, values)
-                x = layer.leave(x, self.read(q, layer, l, n, count, ages))
+                x = layer(x, partial(self.write_and_read, l, n, count, ages))
             if raw.all.shape[1]:
                 raw.slot(self.batch).copy_(torch.stack(inputs, 1)[:, None])
             if n == M:
                 cached = x
-        if self.core.caches:
+        if self.core.config.caches:
             self.keep(cached)
         for ring in self.rings():
-            ring.turn()
+            ring.advance()
         for raw in self.raws():
-            raw.turn()
+            raw.advance()
         return x
 
     def keep(self, cached: Tensor) -> None:
@@ -121,53 +120,40 @@ class StaircaseSteps(RowSteps):
             self.raw_cache.slot(self.batch).copy_(cached[:, None])
         for layer, ring in zip(self.layers, self.cache):
             if ring.R:
-                _, keys, values = multiply(layer.enter(cached), layer.query).chunk(3, 1)
-                ring.write(ring.hand, keys, values)
+                _, keys, values = multiply(layer.normed(cached), layer.query).chunk(3, 1)
+                ring.write(ring.cursor, keys, values)
 
-    def read(self, q: Tensor, layer: LayerStep, l: int, n: int, count: Tensor, ages: list[int]) -> Tensor:
-        """What layer l reads at pass n. q (B, H * K), already divided by sqrt(K) -> (B, H * K)"""
+    def write_and_read(self, l: int, n: int, count: Tensor, ages: list[int], normed: Tensor) -> Tensor:
+        """The token's key and value into its pass's ring, and what layer l reads at pass n. (B, D) -> (B, H * K)"""
+        layer, own = self.layers[l], self.past[n - 1][l]
+        q, keys, values = multiply(normed, layer.query).chunk(3, 1)  # q already divided by sqrt(K)
+        own.write(own.cursor, keys, values)
         q = q.reshape(self.batch * self.H, 1, self.K)
         by_distance = q @ self.vectors  # (B * H, 1, distances)
         if layer.ramp is not None:
             by_distance.view(-1, self.H, self.distances).add_(layer.ramp)
-        scores, values = [], []
-        for ring, nearest, farthest in self.sight(l, n):
-            near, far = self.backs(nearest, farthest, ages, layer.reach)
+        C = self.core.config.chunk
+        phases = [age % C for age in ages]
+        together = min(ages) == max(ages)
+        scores, found = [], []
+        for sight in self.core.config.in_sight(n):
+            ring = self.cache[l] if sight.pass_number is None else self.past[sight.pass_number - 1][l]
+            near, far = sight.range_back((min(phases), max(phases)), max(ages), C)
+            near, far = near if sight.nearest else -1, min(far, layer.reach)  # the token itself is in the ring already
             if near >= far:
                 continue
             for slots, oldest in ring.stretches(near, far):
                 size = slots.stop - slots.start
                 begin = self.distances - 2 - oldest  # the tables' place of distance oldest + 1
                 part = torch.baddbmm(by_distance[:, :, begin : begin + size], q, ring.flat_keys[:, :, slots])
-                self.hide(part, oldest, nearest, farthest, count, ages)
+                if not together:
+                    self.hide(part, sight, oldest, count)
                 scores.append(part)
-                values.append(ring.flat_values[:, slots])
-        return read_parts(scores, values).view(self.batch, self.H * self.K)
+                found.append(ring.flat_values[:, slots])
+        return read_parts(scores, found).view(self.batch, self.H * self.K)
 
-    def sight(self, l: int, n: int) -> Iterator[tuple[TimeRing, int, int]]:
-        """Which rings layer l sees at pass n, and the chunks i-nearest to i-farthest of each."""
-        N, M = self.core.config.N, self.core.config.M
-        first_cached = max(M - n + 1, 1)
-        if self.cache:
-            yield self.cache[l], first_cached, N - n
-        for d in range(min(first_cached - 1, N - n), -1, -1):
-            yield self.past[n + d - 1][l], d, d
-
-    def backs(self, nearest: int, farthest: int, ages: list[int], reach: int) -> tuple[int, int]:
-        """The slots (near, far) back in which any row has something of the chunks i-nearest to i-farthest."""
-        C = self.core.config.chunk
-        phases = [age % C for age in ages]
-        near = -1 if nearest == 0 else min(phases) + (nearest - 1) * C
-        return near, min(max(phases) + farthest * C, max(ages), reach)
-
-    def hide(self, scores: Tensor, oldest: int, nearest: int, farthest: int, count: Tensor, ages: list[int]) -> None:
+    def hide(self, scores: Tensor, sight: Sight, oldest: int, count: Tensor) -> None:
         """Hide what rows of another phase or age do not see. scores (B * H, 1, slots), the first `oldest` back."""
-        if min(ages) == max(ages):
-            return
-        C = self.core.config.chunk
         back = torch.arange(oldest, oldest - scores.shape[-1], -1, device=scores.device)
-        d = (back - (count % C)[:, None]).div(C, rounding_mode="floor") + 1
-        # The token itself is in the open chunk, whatever the phase.
-        d = d.masked_fill(back < 0, 0)
-        hidden = (d < nearest) | (d > farthest) | (back >= count[:, None])  # (B, slots)
+        hidden = ~sight.sees(back, count, self.core.config.chunk)  # (B, slots)
         scores.view(self.batch, self.H, -1).masked_fill_(hidden[:, None], lowest(scores.dtype))

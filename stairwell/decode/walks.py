@@ -9,6 +9,8 @@ Letters: B rows, S memory slots, D width, H heads, K head width, G memories a sl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -17,12 +19,12 @@ from torch import Tensor, nn
 
 from stairwell.cores.core import Core
 from stairwell.cores.feedback import Feedback
+from stairwell.cores.time import filled
 from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.decode.rings import Dial, KeyRing, RawRing, Reader, Rows, Sight, log_ramp
-from stairwell.layers import Layer
+from stairwell.decode.rings import KeyRing, RawRing, Reader, RingPosition, RingView, RowBuffer, log_ramp
+from stairwell.decode.source import Sources
+from stairwell.layers import Layer, Sublayer, Wiring
 from stairwell.state import State
-
-FAR = 1 << 40  # farther than any slot
 
 
 class Steps(Protocol):
@@ -34,15 +36,14 @@ class Steps(Protocol):
     def load(self, first: int, state: Any) -> None:
         """The rows of a state become the rows from `first` on."""
 
+    def set_sources(self, sources: Sources) -> None:
+        """What rows attend to besides; called again whenever rows or sentences have changed."""
+
     def select(self, rows: Tensor) -> None: ...
 
     def clear(self, rows: Tensor) -> None: ...
 
     def state(self, count: Tensor, room: Tensor) -> State: ...
-
-
-def norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:
-    return torch.layer_norm(x, layer.normalized_shape, layer.weight, layer.bias, layer.eps)
 
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
@@ -53,12 +54,23 @@ def multiply(x: Tensor, weight: Tensor) -> Tensor:
     return F.linear(x, weight)
 
 
-class LayerStep:
-    """A layer for one token a row. Weights that are always used together lie together."""
+def plain(norm: nn.LayerNorm) -> Sublayer:
+    """A norm as a function of its input alone."""
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+class LayerStep(Wiring):
+    """A layer for one token a row. Weights that are always used together lie together, and norms are plain functions:
+    at one row a module's call costs as much as its work."""
 
     def __init__(self, layer: Layer, distance: Tensor, fused: bool) -> None:
+        """`distance` of the slots in the order of the tables; `fused`: keys and values are projected with queries."""
         attention = layer.attention
-        self.layer, self.pre = layer, layer.pre
+        self.layer, self.pre, self.residual_rate = layer, layer.pre, layer.residual_rate
+        self.attention_norm, self.feed_forward_norm = plain(layer.attention_norm), plain(layer.feed_forward_norm)
+        if hasattr(layer, "cross"):
+            self.cross_norm = plain(layer.cross_norm)
         self.out = attention.out.weight
         first, second = layer.feed_forward.inner, layer.feed_forward.out
         self.inner, self.inner_bias, self.outer, self.outer_bias = first.weight, first.bias, second.weight, second.bias
@@ -66,28 +78,31 @@ class LayerStep:
         if fused:
             self.query = torch.cat([self.query, attention.key.weight, attention.value.weight])
         self.ramp = log_ramp(layer.span, distance) if layer.span is not None else None
-        self.reach = layer.span.reach() if layer.span is not None else FAR  # nearest distances that count
+        # How many of the nearest slots count.
+        self.reach = layer.span.reach() if layer.span is not None else len(distance)
+        self.attend_source: Sublayer | None = None
 
-    def enter(self, x: Tensor) -> Tensor:
-        """What the projections read."""
-        return norm(self.layer.attention_norm, x) if self.pre else x
+    def __call__(self, x: Tensor, read: Sublayer) -> Tensor:
+        """x (B, D) -> the layer's output (B, D); `read` is attention up to its last projection, (B, D) -> (B, H * K)"""
+        return self.wire(x, lambda normed: multiply(read(normed), self.out), self.attend_source, self.feed)
 
-    def leave(self, x: Tensor, read: Tensor) -> Tensor:
-        """From what attention has read to the layer's output. x (B, D), read (B, H * K) -> (B, D)"""
-        layer = self.layer
+    def feed(self, normed: Tensor) -> Tensor:
+        """The feed-forward sublayer."""
         # A product and a sum are faster than their fusion: for one row that is a matrix times a vector.
-        x = multiply(read, self.out).add_(x)
-        if not self.pre:
-            x = norm(layer.attention_norm, x)
-        active = multiply(norm(layer.feed_forward_norm, x) if self.pre else x, self.inner).add_(self.inner_bias).relu_()
-        y = multiply(active, self.outer).add_(self.outer_bias).add_(x)
-        return y if self.pre else norm(layer.feed_forward_norm, y)
+        active = multiply(normed, self.inner).add_(self.inner_bias).relu_()
+        return multiply(active, self.outer).add_(self.outer_bias)
 
 
 class RowSteps:
     """Buffers of rows that come, go and change places together."""
 
-    def parts(self) -> list[Rows]:
+    layers: Sequence[LayerStep]
+
+    def set_sources(self, sources: Sources) -> None:
+        for layer in self.layers:
+            layer.attend_source = sources.attend(layer.layer)
+
+    def parts(self) -> list[RowBuffer]:
         raise NotImplementedError
 
     def fit(self, batch: int) -> None:
@@ -114,7 +129,7 @@ class RowSteps:
 
 
 class RingSteps(RowSteps):
-    """What Feedback and Transformer-XL share: rings of keys and values, a ring of raw memory, a dial."""
+    """What Feedback and Transformer-XL share: rings of keys and values, and a ring of raw memory."""
 
     core: Any
 
@@ -122,24 +137,24 @@ class RingSteps(RowSteps):
         config = core.config
         self.core, self.H, self.K, self.slack = core, config.heads, config.K, slack
         self.like = next(core.parameters()).detach()
-        self.dial = Dial(core.position, config.memory)
-        self.rings = [KeyRing(self.like, capacity, self.H, self.dial.R, self.K) for _ in range(rings)]
+        self.position = RingPosition(core.position, core.window)
+        self.rings = [KeyRing(self.like, capacity, self.H, self.position.R, self.K) for _ in range(rings)]
         self.raw = RawRing(self.like, capacity, *core.memory_shapes(slack)["memory"])  # (.., S + slack, vectors, D)
 
-    def parts(self) -> list[Rows]:
+    def parts(self) -> list[RowBuffer]:
         return [self.raw, *(rows for ring in self.rings for rows in (ring.keys, ring.values))]
 
     def fit(self, batch: int) -> None:
         for ring in self.rings:
             ring.fit(batch)
         self.batch = batch
-        self.reader = Reader(self.like, batch, self.H, self.dial.R, self.K)
+        self.reader = Reader(self.like, batch, self.H, self.position.R, self.K)
 
-    def turn(self) -> None:
-        self.dial.turn()
-        self.raw.turn()
+    def advance(self) -> None:
+        self.position.advance()
+        self.raw.advance()
 
-    def sources(self) -> list[tuple[Layer, int]]:
+    def projected(self) -> list[tuple[Layer, int]]:
         """For each ring the layer that projects into it and which vector of the raw memory it projects."""
         raise NotImplementedError
 
@@ -147,10 +162,10 @@ class RingSteps(RowSteps):
         b, S = state.batch, self.core.config.memory
         self.make_room(first + b)
         self.raw.load(first, state.memory)
-        filled = torch.arange(S, 0, -1, device=state.count.device) <= state.count[:, None]  # (b, S)
-        for ring, (layer, vector) in zip(self.rings, self.sources(), strict=True):
+        there = filled(torch.arange(S, 0, -1, device=state.count.device), state.count[:, None])  # (b, S)
+        for ring, (layer, vector) in zip(self.rings, self.projected(), strict=True):
             keys, values = layer.keys_values(state.memory[:, -S:, vector])
-            ring.load(first, keys, values * filled[:, None, :, None], self.dial.oldest)
+            ring.load(first, keys, values * there[:, None, :, None], self.position.oldest)
         self.fit(first + b)
 
     def state(self, count: Tensor, room: Tensor) -> State:
@@ -164,71 +179,82 @@ class FeedbackSteps(RingSteps):
         config = core.config
         self.one = config.share_kv and config.memories == 1
         super().__init__(core, capacity, slack, 1 if self.one else config.layers)
-        self.layers = [LayerStep(layer, self.dial.distance, fused=False) for layer in core.layers]
+        self.layers = [LayerStep(layer, self.position.distance, fused=False) for layer in core.layers]
         self.mix = core.mix(self.like)  # (G, L + 1)
+        # For each ring the step whose norm and projections fill it, and the memory that it is filled with.
+        steps = {step.layer: step for step in self.layers}
+        self.filling = [(steps[layer], g) for layer, g in self.projected()]
         self.projections = {
-            layer: torch.cat([layer.attention.key.weight, layer.attention.value.weight]) for layer, _ in self.sources()
+            step: torch.cat([step.layer.attention.key.weight, step.layer.attention.value.weight])
+            for step, _ in self.filling
         }
 
     def fit(self, batch: int) -> None:
         super().fit(batch)
         self.levels = self.like.new_empty(len(self.layers) + 1, batch, self.core.width)
 
-    def sources(self) -> list[tuple[Layer, int]]:
+    def projected(self) -> list[tuple[Layer, int]]:
         G = self.core.config.memories
         return [(self.core.projecting_layer(l), min(l, G - 1)) for l in range(len(self.rings))]
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         B, D = x.shape
-        sight = Sight.at(self.dial, count, youngest)
+        view = RingView.at(self.position, count, youngest)
         levels = [x]  # x^0, then x^1 ... x^L
         for l, layer in enumerate(self.layers):
-            ring = self.rings[0 if self.one else l]
+            own = 0 if self.one else l
+            ring = self.rings[own]
             if self.core.config.sees_itself:
-                self.write(ring, self.core.projecting_layer(l), levels[l])  # m_t takes its place below
-            q = multiply(layer.enter(levels[l]), layer.query)
-            read = self.reader(q, ring, sight, layer.ramp, layer.reach)
-            levels.append(layer.leave(levels[l], read))
+                self.write(ring, self.filling[own][0], levels[l])  # m_t takes its place below
+            levels.append(layer(levels[l], partial(self.read, layer, ring, view)))
         made = torch.mm(self.mix, torch.stack(levels, out=self.levels).view(-1, B * D)).view(-1, B, D)  # (G, B, D)
         self.raw.slot(B).copy_(made.transpose(0, 1)[:, None])
-        for ring, (projecting, g) in zip(self.rings, self.sources()):
-            self.write(ring, projecting, made[g])
-        self.turn()
+        for ring, (step, g) in zip(self.rings, self.filling):
+            self.write(ring, step, made[g])
+        self.advance()
         return levels[-1]
 
-    def write(self, ring: KeyRing, layer: Layer, memory: Tensor) -> None:
-        """memory (B, D) as keys and values at the hand."""
-        both = multiply(norm(layer.attention_norm, memory) if layer.pre else memory, self.projections[layer])
-        ring.write(self.dial.hand, *both.chunk(2, 1))
+    def read(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
+        """What a layer reads from a ring. (B, D) -> (B, H * K)"""
+        return self.reader(multiply(normed, layer.query), ring, view, layer.ramp, layer.reach)
+
+    def write(self, ring: KeyRing, step: LayerStep, memory: Tensor) -> None:
+        """memory (B, D) as keys and values at the cursor."""
+        both = multiply(step.normed(memory), self.projections[step])
+        ring.write(self.position.cursor, *both.chunk(2, 1))
 
 
 class TransformerXLSteps(RingSteps):
     """Each layer reads a ring of its own inputs."""
 
     def __init__(self, core: TransformerXL, capacity: int, slack: int) -> None:
-        self.stack = core.stack()
-        super().__init__(core, capacity, slack, len(self.stack))
-        steps = {layer: LayerStep(layer, self.dial.distance, fused=True) for layer in core.layers}
-        self.layers = [steps[layer] for layer in self.stack]
+        sequence = core.layer_sequence()
+        super().__init__(core, capacity, slack, len(sequence))
+        steps = {layer: LayerStep(layer, self.position.distance, fused=True) for layer in core.layers}
+        self.layers = [steps[layer] for layer in sequence]
 
-    def sources(self) -> list[tuple[Layer, int]]:
-        return [(layer, l) for l, layer in enumerate(self.stack)]
+    def projected(self) -> list[tuple[Layer, int]]:
+        return [(step.layer, l) for l, step in enumerate(self.layers)]
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
-        sight = Sight.at(self.dial, count, youngest)
-        itself = self.core.config.sees_itself
+        view = RingView.at(self.position, count, youngest)
         slot = self.raw.slot(self.batch)[:, 0]  # (B, layers, D)
         for l, (layer, ring) in enumerate(zip(self.layers, self.rings)):
             slot[:, l].copy_(x)
-            q, keys, values = multiply(layer.enter(x), layer.query).chunk(3, 1)
-            if itself:
-                ring.write(self.dial.hand, keys, values)
-            read = self.reader(q, ring, sight, layer.ramp, layer.reach)
-            if not itself:  # until now the slot held the farthest token, which is in sight
-                ring.write(self.dial.hand, keys, values)
-            x = layer.leave(x, read)
-        self.turn()
+            x = layer(x, partial(self.write_and_read, layer, ring, view))
+        self.advance()
         return x
+
+    def write_and_read(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
+        """The token's key and value into the ring, and what the layer reads from it. (B, D) -> (B, H * K)"""
+        q, keys, values = multiply(normed, layer.query).chunk(3, 1)
+        if self.core.config.sees_itself:
+            ring.write(self.position.cursor, keys, values)
+            return self.reader(q, ring, view, layer.ramp, layer.reach)
+        read = self.reader(q, ring, view, layer.ramp, layer.reach)
+        # Until now the slot held the farthest token, which is in the window.
+        ring.write(self.position.cursor, keys, values)
+        return read
 
 
 class CarriedSteps:
@@ -238,9 +264,13 @@ class CarriedSteps:
 
     def __init__(self, core: Core) -> None:
         self.core = core
+        self.source: tuple[Tensor, Tensor] | tuple[()] = ()
+
+    def set_sources(self, sources: Sources) -> None:
+        self.source = sources.by_row()
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
-        y, self.carried = self.core(x[:, None], self.carried)
+        y, self.carried = self.core(x[:, None], self.carried, None, *self.source)
         return y[:, 0]
 
     def load(self, first: int, state: State) -> None:

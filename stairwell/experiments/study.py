@@ -14,9 +14,10 @@ import re
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from stairwell import configs
+from stairwell.cores import entry
 from stairwell.runs.experiment import Experiment
 from stairwell.train.run import Run
 
@@ -114,14 +115,7 @@ class Training:
 
 def memory_in_words(experiment: Experiment) -> str:
     """How far a model looks back, which is what models of one table differ in."""
-    core: Any = experiment.core
-    if experiment.core_name in ("lstm", "deltanet"):
-        return "its state"
-    if experiment.core_name == "global-cached-staircase":
-        return f"all chunks of {core.chunk}"
-    if hasattr(core, "chunk"):
-        return f"{core.passes} chunks of {core.chunk}"
-    return f"{core.memory} tokens"
+    return entry(experiment.core_name).in_sight(experiment.core)
 
 
 def spread_in_words(values: list[float]) -> str:

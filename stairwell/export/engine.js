@@ -344,10 +344,96 @@ class LSTM {
   }
 }
 
+// A matrix a head, which every token corrects: what it holds at a key moves to a value.
+class DeltaNet {
+  constructor(parameters, config) {
+    const { width: D, layers, heads: H, K, products: n } = config;
+    this.config = config;
+    this.layers = Array.from({ length: layers }, (_, l) => {
+      const part = (name, optional) => parameters(`core.layers.${l}.${name}`, optional);
+      return {
+        mixNorm: new Norm(parameters, `core.layers.${l}.mix_norm`),
+        feedForwardNorm: new Norm(parameters, `core.layers.${l}.feed_forward_norm`),
+        query: part("query.weight"), key: part("key.weight"), value: part("value.weight"),
+        strength: part("strength.weight"), keep: part("keep.weight", true), keepBias: part("keep.bias", true),
+        headNorm: part("head_norm.weight"), out: part("out.weight"),
+        inner: part("feed_forward.0.weight"), innerBias: part("feed_forward.0.bias"),
+        outer: part("feed_forward.2.weight"), outerBias: part("feed_forward.2.bias"),
+      };
+    });
+    const room = (size) => new Float64Array(size);
+    this.q = room(H * K); this.k = room(n * H * K); this.v = room(n * H * K); this.b = room(n * H); this.a = room(H);
+    this.read = room(H * K); this.z = room(D); this.active = room(this.layers[0].innerBias.length); this.held = room(K);
+  }
+
+  reset() {
+    const { heads, K } = this.config;
+    this.matrices = this.layers.map(() => new Float64Array(heads * K * K));
+  }
+
+  step(x) {
+    this.layers.forEach((layer, l) => {
+      this.project(layer, layer.mixNorm.apply(x));
+      for (let h = 0; h < this.config.heads; h++) this.correct(layer, this.matrices[l], h);
+      linear(layer.out, null, this.read, this.z);
+      for (let i = 0; i < x.length; i++) x[i] += this.z[i];
+      linear(layer.inner, layer.innerBias, layer.feedForwardNorm.apply(x), this.active);
+      for (let i = 0; i < this.active.length; i++) if (this.active[i] < 0) this.active[i] = 0;
+      linear(layer.outer, layer.outerBias, this.active, this.z);
+      for (let i = 0; i < x.length; i++) x[i] += this.z[i];
+    });
+    return [];
+  }
+
+  // All that does not depend on the matrices; queries and keys have length 1.
+  project(layer, u) {
+    const { K, negative_eigenvalues: negative } = this.config, sigmoid = (y) => 1 / (1 + Math.exp(-y));
+    for (const [weight, y] of [[layer.query, this.q], [layer.key, this.k], [layer.value, this.v]]) {
+      linear(weight, null, u, y);
+      for (let i = 0; i < y.length; i++) y[i] *= sigmoid(y[i]);
+    }
+    for (const y of [this.q, this.k]) {
+      for (let begin = 0; begin < y.length; begin += K) {
+        let squares = 0;
+        for (let i = begin; i < begin + K; i++) squares += y[i] * y[i];
+        const length = Math.max(Math.sqrt(squares), 1e-12);
+        for (let i = begin; i < begin + K; i++) y[i] /= length;
+      }
+    }
+    linear(layer.strength, null, u, this.b);
+    for (let i = 0; i < this.b.length; i++) this.b[i] = (negative ? 2 : 1) * sigmoid(this.b[i]);
+    this.a.fill(1);
+    if (layer.keep) linear(layer.keep, layer.keepBias, u, this.a).forEach((y, h) => { this.a[h] = sigmoid(y); });
+  }
+
+  // One head: forget, correct, read. Its matrix lies key by key, a row of values each.
+  correct(layer, matrix, h) {
+    const { heads: H, K, products } = this.config, { held, read } = this, begin = h * K * K;
+    for (let i = begin; i < begin + K * K; i++) matrix[i] *= this.a[h];
+    for (let n = 0; n < products; n++) {
+      const at = (n * H + h) * K, b = this.b[n * H + h];
+      held.fill(0);
+      for (let i = 0; i < K; i++) for (let j = 0; j < K; j++) held[j] += this.k[at + i] * matrix[begin + i * K + j];
+      for (let i = 0; i < K; i++) {
+        for (let j = 0; j < K; j++) matrix[begin + i * K + j] += this.k[at + i] * b * (this.v[at + j] - held[j]);
+      }
+    }
+    let squares = 0;
+    for (let j = 0; j < K; j++) {
+      let sum = 0;
+      for (let i = 0; i < K; i++) sum += this.q[h * K + i] * matrix[begin + i * K + j];
+      read[h * K + j] = sum;
+      squares += sum * sum;
+    }
+    const scale = 1 / Math.sqrt(squares / K + 1e-5);
+    for (let j = 0; j < K; j++) read[h * K + j] *= scale * layer.headNorm[j];
+  }
+}
+
 const CORES = {
   "feedback": Feedback, "transformer-xl": TransformerXL, "universal": TransformerXL, "staircase": Staircase,
   "cached-staircase": Staircase, "global-cached-staircase": Staircase, "multi-vector-rnn": Staircase,
-  "memory-network": Staircase, "lstm": LSTM,
+  "memory-network": Staircase, "lstm": LSTM, "deltanet": DeltaNet,
 };
 
 // Embed, core, head.

@@ -17,6 +17,7 @@ from string import Template
 from typing import Any
 
 from stairwell import text
+from stairwell.cores import entry
 from stairwell.errors import UserError
 from stairwell.export.pack import check, pack
 from stairwell.export.subject import describe
@@ -68,14 +69,15 @@ def export_html(shown: Sequence[Shown], path: str | os.PathLike[str]) -> int:
 
 def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Shown]:
     """The trained models of run folders, called after their cores."""
-    from stairwell.report.collect import TITLES
+    from stairwell.runs.kinds import check_kind
     from stairwell.runs.trainings import load
 
     found = []
     for path in paths:
         model, task = load(path, device="cpu", engine="reference")
+        check_kind(task.kind, "language", "a page")
         core = check(model)
-        found.append(Shown(TITLES.get(core, core), model, task))
+        found.append(Shown(entry(core).title, model, task))
     return numbered(found)
 
 

@@ -9,13 +9,14 @@ The header holds the core's config and where each parameter lies in the block:
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from stairwell import configs
-from stairwell.cores import CORES
+from stairwell.cores import name_of
+from stairwell.cores.delta import DeltaNetConfig
 from stairwell.errors import UserError
 from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModel
@@ -31,6 +32,7 @@ RUNS = (
     "memory-network",
     "universal",
     "lstm",
+    "deltanet",
 )
 
 
@@ -56,7 +58,7 @@ def pack(model: LanguageModel) -> Packed:
 def check(model: LanguageModel) -> str:
     """The name of the model's core, if the page can run it."""
     core = model.config.core
-    name = next((name for name, (kind, _) in CORES.items() if type(core) is kind), None)
+    name = name_of(core)
     if name not in RUNS:
         raise UserError(f"a page cannot run the core {name or type(core).__name__}; it can run {', '.join(RUNS)}")
     if model.config.adaptive:
@@ -67,6 +69,9 @@ def check(model: LanguageModel) -> str:
 
 
 def core_header(name: str, config: Any) -> dict[str, Any]:
-    """The core's config with what follows from it: head width and nearest distance."""
-    derived = {"K": config.K, "first": config.first} if isinstance(config, LayerConfig) else {}
-    return {"name": name, **configs.to_json(config), **derived}
+    """The core's config with what is fixed for this core and what follows: head width and nearest distance."""
+    fixed = {field.name: getattr(config, field.name) for field in fields(config) if not field.init}
+    derived = {"first": config.first} if isinstance(config, LayerConfig) else {}
+    if isinstance(config, LayerConfig | DeltaNetConfig):
+        derived["K"] = config.K
+    return {"name": name, **configs.to_json(config), **fixed, **derived}

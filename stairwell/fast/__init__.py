@@ -1,45 +1,34 @@
 """Engines built for speed: the same results as the cores' own walks, from the same parameters.
 
-`engine, why = find(core)`, then `core.engine = engine`; with none the reference runs, and `why` says why.
+`choose_engine(core, "auto")` gives a core the engine of its entry. Which code then runs, C++, PyTorch or the reference
+after all, is decided call by call, where device and type are known; `core.engine_name` says it.
 """
 
 from __future__ import annotations
 
-from stairwell.cores.core import Core, Engine
-from stairwell.cores.delta import DeltaNet
-from stairwell.cores.feedback import Feedback
-from stairwell.cores.staircase import GlobalCachedStaircase, Staircase
-from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.cores.universal import Universal
-from stairwell.fast import delta, native, staircase, transformer_xl
+from stairwell.cores import CORES, Core, entry_of
+from stairwell.errors import UserError
+from stairwell.fast import native
+from stairwell.fast.delta import DeltaNetEngine
 from stairwell.fast.feedback import FeedbackEngine
+from stairwell.fast.staircase import StaircaseEngine
+from stairwell.fast.transformer_xl import TransformerXLEngine
 
-# Cores whose engine is one function; that of the Staircases chooses call by call.
-WALKS: dict[type[Core], Engine] = {
-    TransformerXL: transformer_xl.walk,
-    Universal: transformer_xl.walk,
-    Staircase: staircase.walk,
-    GlobalCachedStaircase: staircase.walk,
-    DeltaNet: delta.walk,
-}
-
-
-def find(core: Core) -> tuple[Engine | None, str]:
-    """The best engine for a core, or none, and why in plain words."""
-    if isinstance(core, Staircase) and type(core) in WALKS and staircase.in_native(core, next(core.parameters())):
-        return WALKS[type(core)], f"the fast {type(core).__name__} engine runs, in C++ ({instructions()})"
-    if type(core) in WALKS:
-        return WALKS[type(core)], f"the fast {type(core).__name__} engine runs, in PyTorch"
-    if type(core) is not Feedback:
-        return None, f"there is no fast engine for {type(core).__name__}; the reference runs"
-    like = next(core.parameters())
-    if native.supports(like):
-        return FeedbackEngine(), f"the fast Feedback engine runs, in C++ ({instructions()})"
-    return FeedbackEngine(), f"the fast Feedback engine runs, in PyTorch: {native.why_not(like)}"
+CORES["feedback"].engine = FeedbackEngine()
+CORES["transformer-xl"].engine = CORES["universal"].engine = TransformerXLEngine()
+CORES["deltanet"].engine = DeltaNetEngine()
+for _name in ("staircase", "cached-staircase", "global-cached-staircase", "multi-vector-rnn", "memory-network"):
+    CORES[_name].engine = StaircaseEngine()
 
 
-def instructions() -> str:
-    return native.INSTRUCTION_SETS[native.BEST]
+def choose_engine(core: Core, engine: str) -> None:
+    """Give the core the engine asked for: `reference`, `fast`, or `auto`, which is fast where there is one."""
+    if engine not in ("auto", "fast", "reference"):
+        raise UserError(f"engine must be auto, fast or reference, not '{engine}'")
+    entry = entry_of(core)
+    core.engine = entry.engine if entry is not None and engine != "reference" else None
+    if engine == "fast" and core.engine is None:
+        raise UserError(f"there is no fast engine for {type(core).__name__}; use engine auto or reference")
 
 
 def describe() -> str:
@@ -47,9 +36,9 @@ def describe() -> str:
     if native.MISSING:
         return f"fast engines: PyTorch ({native.MISSING})"
     return (
-        f"fast engines: Feedback and Staircases of small chunks in C++ with {instructions()} on the CPU, "
-        "PyTorch otherwise"
+        f"fast engines: Feedback and Staircases of small chunks in C++ with {native.INSTRUCTION_SETS[native.BEST]} "
+        "on the CPU, PyTorch otherwise"
     )
 
 
-__all__ = ["describe", "find"]
+__all__ = ["choose_engine", "describe"]

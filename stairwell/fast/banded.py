@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from stairwell.cores.time import Window, filled
 from stairwell.fast.once import Once, once
 from stairwell.layers import Layer, LayerMasks, Slots
 
@@ -38,11 +39,10 @@ def fresh(like: Tensor, *shape: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Band:
-    """Who sees whom: token t, the slots at t - farthest .. t - first, as far back as its row goes."""
+    """Who sees whom: each token its window, as far back as its row goes."""
 
     heads: int
-    first: int
-    farthest: int
+    window: Window
     age: Tensor | None = None  # (B, T) tokens of its own before each query; none: every slot in the band is filled
     kept: Tensor | None = None  # (B, H, T, distances) bool, what dropout keeps; whoever uses the result scales it
 
@@ -68,9 +68,14 @@ class Block:
         return self.high - self.low
 
     @property
-    def seen(self) -> slice:
+    def columns(self) -> slice:
         """The columns of the table whose distance somebody sees."""
         return slice(self.top - self.far, self.top - self.near + 1)
+
+    @property
+    def vectors(self) -> slice:
+        """The position vectors of these distances, nearest first."""
+        return slice(0, self.far - self.near + 1)
 
     def askew(self, table: Tensor) -> Tensor:
         """A table by distance (BH, b, J + b - 1) as a view by slot (BH, b, J)."""
@@ -81,9 +86,10 @@ class Block:
 def blocks(T: int, O: int, band: Band) -> Iterator[Block]:
     for begin in range(0, T, BLOCK):
         end = min(begin + BLOCK, T)
-        low = max(O + begin - band.farthest, 0)
+        first, last = band.window.first, band.window.last
+        low = max(O + begin - last, 0)
         top = O + end - 1 - low
-        yield Block(begin, end, low, O + end - band.first, band.first, min(band.farthest, top), top)
+        yield Block(begin, end, low, O + end - first, first, min(last, top), top)
 
 
 class BandedAttention(Once):
@@ -106,8 +112,8 @@ class BandedAttention(Once):
             near_keys, near_values = keys[:, block.low : block.high], values[:, block.low : block.high]
             scores = torch.baddbmm(block.askew(table), q, near_keys.transpose(1, 2))
             weights = torch.softmax(scores, -1)
-            if band.age is not None and band.first > 0:  # a token with nothing to look at reads nothing
-                nothing = band.age[:, None, block.begin : block.end, None] < band.first
+            if band.age is not None and band.window.first > 0:  # a token with nothing to look at reads nothing
+                nothing = band.window.sees_nothing(band.age[:, None, block.begin : block.end, None])
                 weights.view(B, band.heads, block.b, -1).masked_fill_(nothing, 0)
             kept = kept_slots(band, block)
             z = torch.bmm(weights if kept is None else weights * kept, near_values)  # (BH, b, K)
@@ -143,7 +149,7 @@ class BandedAttention(Once):
             both[0][:, window] += torch.bmm(dscores.transpose(1, 2), q)
             dq = torch.bmm(dscores, keys[:, window])
             table = by_distance(block, dscores)  # (BH b, W)
-            here = slice(block.near - band.first, block.far - band.first + 1)
+            here = block.vectors
             dq.view(-1, dq.shape[-1]).addmm_(table, vectors[here].flip(0))
             positions[here] += torch.mm(table.T, q.view(-1, q.shape[-1])).flip(0)
             if ramp is not None and fading is not None:
@@ -182,16 +188,17 @@ def distance_scores(band: Band, block: Block, q: Tensor, vectors: Tensor, ramp: 
     """The table of the head of this page, with the span's ramp and empty slots in it. (BH, b, J + b - 1)"""
     BH, b, K = q.shape
     table = fresh(q, BH, b, block.J + b - 1)
-    seen, here = block.seen, slice(block.near - band.first, block.far - band.first + 1)
-    table[..., : seen.start] = -torch.inf
-    table[..., seen.stop :] = -torch.inf
-    torch.mm(q.view(-1, K), vectors[here].flip(0).T, out=table.view(BH * b, -1)[:, seen])
-    by_row = table.view(-1, band.heads, b, table.shape[-1])[..., seen]  # (B, H, b, W)
+    columns, here = block.columns, block.vectors
+    table[..., : columns.start] = -torch.inf
+    table[..., columns.stop :] = -torch.inf
+    torch.mm(q.view(-1, K), vectors[here].flip(0).T, out=table.view(BH * b, -1)[:, columns])
+    by_row = table.view(-1, band.heads, b, table.shape[-1])[..., columns]  # (B, H, b, W)
     if ramp is not None:
         by_row += ramp[:, here].log().flip(-1)[:, None]
     if band.age is not None:
         distance = torch.arange(block.far, block.near - 1, -1, device=q.device)
-        by_row.masked_fill_(distance > band.age[:, None, block.begin : block.end, None], -torch.inf)
+        empty = filled(distance, band.age[:, None, block.begin : block.end, None]).logical_not_()
+        by_row.masked_fill_(empty, -torch.inf)
     return table
 
 
@@ -200,7 +207,7 @@ def by_distance(block: Block, dscores: Tensor) -> Tensor:
     BH, b, J = dscores.shape
     table = dscores.new_zeros(BH, b, J + b - 1)
     block.askew(table).copy_(dscores)
-    return table.view(BH * b, -1)[:, block.seen]
+    return table.view(BH * b, -1)[:, block.columns]
 
 
 def kept_slots(band: Band, block: Block) -> Tensor | None:
@@ -209,13 +216,13 @@ def kept_slots(band: Band, block: Block) -> Tensor | None:
         return None
     B, H, _, _ = band.kept.shape
     table = torch.zeros(B, H, block.b, block.J + block.b - 1, dtype=torch.bool, device=band.kept.device)
-    here = slice(block.near - band.first, block.far - band.first + 1)
-    table[..., block.seen] = band.kept[:, :, block.begin : block.end, here].flip(-1)
+    here = block.vectors
+    table[..., block.columns] = band.kept[:, :, block.begin : block.end, here].flip(-1)
     return block.askew(table.view(B * H, block.b, -1))
 
 
-class FastLayer:
-    """One layer with its projections fused where that pays: all of them take the same norm of the same input.
+class BandedLayer:
+    """A layer that attends by bands, with its projections fused where that pays: they all read the same normed input.
 
     Made once a call, so that weights are put together once however often a layer is applied.
     """
@@ -229,22 +236,20 @@ class FastLayer:
             weights = [attention.query.weight * self.scale, attention.key.weight, attention.value.weight]
             self.weight = torch.cat(weights)
 
-    def queries_keys_values(self, x: Tensor) -> Tensor:
+    def queries_keys_values(self, normed: Tensor) -> Tensor:
         """(B, T, D) -> (B, T, 3HK), queries divided by sqrt(K)"""
-        x, attention = self.normed(x), self.layer.attention
+        attention = self.layer.attention
         if self.weight is None:
-            return torch.cat([attention.query(x) * self.scale, attention.key(x), attention.value(x)], -1)
-        return F.linear(x, self.weight)
+            queries = attention.query(normed) * self.scale
+            return torch.cat([queries, attention.key(normed), attention.value(normed)], -1)
+        return F.linear(normed, self.weight)
 
     def keys_values(self, memory: Tensor) -> Tensor:
         """Raw memory (B, o, D) -> its keys and values (B, o, 2HK)"""
-        memory, attention = self.normed(memory), self.layer.attention
+        normed, attention = self.layer.normed(memory), self.layer.attention
         if self.weight is None:
-            return torch.cat([attention.key(memory), attention.value(memory)], -1)
-        return F.linear(memory, self.weight[self.weight.shape[0] // 3 :])
-
-    def normed(self, x: Tensor) -> Tensor:
-        return self.layer.attention_norm(x) if self.layer.pre else x
+            return torch.cat([attention.key(normed), attention.value(normed)], -1)
+        return F.linear(normed, self.weight[self.weight.shape[0] // 3 :])
 
     def __call__(
         self,
@@ -257,22 +262,19 @@ class FastLayer:
     ) -> Tensor:
         """x (B, T, D) after `olds`, the keys and values of what lies before it -> the layer's output (B, T, D)"""
         layer = self.layer
-        new, keep = self.queries_keys_values(x), torch.is_grad_enabled()
-        read = BandedAttention.apply(band, keep, new, vectors, ramp, *olds)
-        z = F.linear(read, scaled(layer.attention.out.weight, band.kept, layer.attention.rate))
-        x = x + z if layer.pre else layer.attention_norm(x + z)
-        if self.source is not None:
-            z, _ = layer.cross(layer.cross_norm(x) if layer.pre else x, self.source, None, None, masks.cross)
-            x = x + z if layer.pre else layer.cross_norm(x + z)
-        if layer.pre:
-            return x + self.feed_forward(layer.feed_forward_norm(x), masks.relu)
-        return layer.feed_forward_norm(x + self.feed_forward(x, masks.relu))
 
-    def feed_forward(self, x: Tensor, kept: Tensor | None) -> Tensor:
-        feed = self.layer.feed_forward
-        active = F.relu(feed.inner(x))
-        weight = scaled(feed.out.weight, kept, feed.rate)
-        return F.linear(active if kept is None else active * kept, weight, feed.out.bias)
+        def attend(normed: Tensor) -> Tensor:
+            new, keep = self.queries_keys_values(normed), torch.is_grad_enabled()
+            read = BandedAttention.apply(band, keep, new, vectors, ramp, *olds)
+            return F.linear(read, scaled(layer.attention.out.weight, band.kept, layer.attention.rate))
+
+        def feed_forward(normed: Tensor) -> Tensor:
+            kept, feed = masks.relu, layer.feed_forward
+            active = F.relu(feed.inner(normed))
+            weight = scaled(feed.out.weight, kept, feed.rate)
+            return F.linear(active if kept is None else active * kept, weight, feed.out.bias)
+
+        return layer(x, attend, layer.attend_source(self.source, masks.cross), feed_forward, masks)
 
 
 def scaled(weight: Tensor, kept: Tensor | None, rate: float) -> Tensor:

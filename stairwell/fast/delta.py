@@ -19,24 +19,31 @@ from torch import Tensor
 
 from stairwell.cores.core import Source
 from stairwell.cores.delta import Corrections, DeltaNet, DeltaNetState
+from stairwell.fast.engine import FastEngine
 from stairwell.layers import Masks
 
 CHUNK = 20  # corrections that are solved for at once: with more there are fewer calls, and more work in each
 SHORTEST = 3  # tokens of a call; for fewer the loop is as fast
 
 
-def walk(
-    core: DeltaNet,
-    x: Tensor,
-    state: DeltaNetState,
-    start: Tensor | None = None,
-    source: Source | None = None,
-    masks: Masks | None = None,
-) -> tuple[Tensor, DeltaNetState]:
+class DeltaNetEngine(FastEngine):
+    def __call__(
+        self,
+        core: DeltaNet,
+        x: Tensor,
+        state: DeltaNetState,
+        start: Tensor | None = None,
+        source: Source | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, DeltaNetState]:
+        if x.shape[1] < SHORTEST:
+            return core.walk(x, state, start, source, masks)
+        return walk(core, x, state, start)
+
+
+def walk(core: DeltaNet, x: Tensor, state: DeltaNetState, start: Tensor | None) -> tuple[Tensor, DeltaNetState]:
     """The reference's walk, chunk by chunk."""
     T = x.shape[1]
-    if T < SHORTEST or torch.is_autocast_enabled(x.device.type):  # autocast chooses types op by op; the solve has one
-        return core.walk(x, state, start, source, masks)
     size = max(1, CHUNK // core.config.products)
     matrices = []
     for l, layer in enumerate(core.layers):

@@ -1,7 +1,7 @@
 """The fast Feedback engine: the walk of `stairwell.cores.feedback` as one segment, forward and backward by hand.
 
     q_t^l = W_q (g * std(x) + b) / sqrt(K)  =  W_q' std(x) + b_q'        the norm's affine half and the scale, folded
-    k, v  = W_kv (g * std(m) + b)           =  W_kv' std(m) + b_kv'      likewise; std(x) = (x - mean) / deviation
+    k, v  = W_kv (g * std(m) + b)           =  W_kv' std(m) + b_kv'      likewise; std(x) = (x - mean) / sigma
 
 so that inside the segment a pre-norm has no parameters, and autograd takes gradients apart again outside of it.
 A layer that LayerDrop skips is not in the segment at all: its level of the mix goes to the layer below.
@@ -17,19 +17,19 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Source
+from stairwell.cores.core import Source, TransformerCore
 from stairwell.cores.feedback import Feedback, FeedbackState
-from stairwell.cores.staircase import Staircase
 from stairwell.cores.time import ages, counts, slide
 from stairwell.fast import native
+from stairwell.fast.engine import FastEngine
 from stairwell.fast.feedback_torch import TorchBackend
-from stairwell.fast.segment import Backend, LayerWeights, Parts, Plan, Projection, Segment
+from stairwell.fast.segment import Backend, Inputs, LayerWeights, Plan, Projection, Segment
 from stairwell.layers import Layer, Masks
 
 SHORTEST = 4  # tokens from which on folding and packing the weights pays
 
 
-class FeedbackEngine:
+class FeedbackEngine(FastEngine):
     """Feedback's walk with a back end for its two loops: the given one, or the best for what is handed in.
 
     Calls of fewer than `shortest` tokens go to the reference.
@@ -37,6 +37,9 @@ class FeedbackEngine:
 
     def __init__(self, backend: Backend | None = None, shortest: int = SHORTEST) -> None:
         self.backend, self.shortest = backend, shortest
+
+    def in_native(self, core: Feedback, like: Tensor) -> bool:
+        return not isinstance(self.backend, TorchBackend) and native.supports(like)
 
     def __call__(
         self,
@@ -47,24 +50,20 @@ class FeedbackEngine:
         source: Source | None = None,
         masks: Masks | None = None,
     ) -> tuple[Tensor, FeedbackState]:
-        # Autocast chooses types operation by operation: it has to see the operations.
-        if x.shape[1] < self.shortest or torch.is_autocast_enabled(x.device.type):
+        if x.shape[1] < self.shortest:
             return core.walk(x, state, start, source, masks)
         L = len(core.layers)
         age = ages(state.count, start, x.shape[1])
         alive = [l for l in range(L) if masks is None or not masks.dropped[l]]
         mix = core.mix(x) if len(alive) == L else core.mix(x) @ levels_kept(alive, L).to(x)
         if alive:
-            parts, plan = prepare(core, x, state, age, alive, mix, source, masks)
-            y, made = Segment.apply(self.backend or best_backend(x), plan, *parts.flat())
+            inputs, plan = prepare(core, x, state, age, alive, mix, source, masks)
+            backend = self.backend or (native.NativeBackend() if self.in_native(core, x) else TorchBackend())
+            y, memory = Segment.apply(backend, plan, *inputs.tensors())
         else:
-            y, made = x.clone(), x[:, :, None] * mix.view(1, 1, -1, 1)
+            y, memory = x.clone(), x[:, :, None] * mix.view(1, 1, -1, 1)
         count, room = counts(state.count, state.room, start, age, state.slack)
-        return y, replace(state, count=count, room=room, memory=slide(state.memory, made, count, start))
-
-
-def best_backend(x: Tensor) -> Backend:
-    return native.NativeBackend() if native.supports(x) else TorchBackend()
+        return y, replace(state, count=count, room=room, memory=slide(state.memory, memory, count, start))
 
 
 def levels_kept(alive: Sequence[int], layers: int) -> Tensor:
@@ -82,7 +81,7 @@ def prepare(
     mix: Tensor,
     source: Source | None,
     masks: Masks | None,
-) -> tuple[Parts, Plan]:
+) -> tuple[Inputs, Plan]:
     """A call as a segment of the layers that are left, folded."""
     config = core.config
     # Slots that no row has filled are left out where asking costs nothing: a GPU would have to be waited for.
@@ -95,7 +94,7 @@ def prepare(
     memory = state.memory[:, -R:].flip(1)
     sets = [project(core.layers[projecting], memory[:, :, g]) for projecting, g in names]
     layers = [fold(core.layers[l], R_l, core, source) for l, R_l in zip(alive, reach, strict=True)]
-    parts = Parts(x.transpose(0, 1).contiguous(), mix, core.position.vectors[: R + config.sees_itself], sets, layers)
+    inputs = Inputs(x.transpose(0, 1).contiguous(), mix, core.position.vectors[: R + config.sees_itself], sets, layers)
 
     def chosen(drawn: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(drawn[l] for l in alive) if drawn else ()
@@ -111,15 +110,18 @@ def prepare(
         memory_of=tuple(g for _, g in names),
         age=age,
         full=not x.is_cuda and bool((age >= R).all()),
-        keep=torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in parts.flat()),
+        needs_gradient=torch.is_grad_enabled()
+        and any(tensor is not None and tensor.requires_grad for tensor in inputs.tensors()),
         attention_kept=chosen(masks.attention) if masks else (),
         relu_kept=chosen(masks.relu) if masks else (),
         cross_kept=chosen(masks.cross) if masks else (),
+        residual_kept=chosen(masks.residual) if masks else (),
         attention_rate=core.layers[0].attention.rate,
         relu_rate=core.layers[0].feed_forward.rate,
+        residual_rate=core.layers[0].residual_rate,
         source_mask=source_mask(source),
     )
-    return parts, plan
+    return inputs, plan
 
 
 def source_mask(source: Source | None) -> Tensor | None:
@@ -150,7 +152,7 @@ def project(layer: Layer, memory: Tensor) -> Projection:
     return Projection(nn.functional.linear(normed, weight, bias), weight, bias)
 
 
-def fold(layer: Layer, reach: int, core: Feedback | Staircase, source: Source | None) -> LayerWeights:
+def fold(layer: Layer, reach: int, core: TransformerCore, source: Source | None) -> LayerWeights:
     """A layer's parameters as the segment wants them."""
     attention, feed = layer.attention, layer.feed_forward
     scale = 1 / math.sqrt(attention.K)
@@ -180,7 +182,7 @@ def fold(layer: Layer, reach: int, core: Feedback | Staircase, source: Source | 
     return folded
 
 
-def ramp(layer: Layer, reach: int, core: Feedback | Staircase) -> Tensor:
+def ramp(layer: Layer, reach: int, core: TransformerCore) -> Tensor:
     """The span's factor at each distance, nearest first. (H, W)"""
     assert layer.span is not None
     distance = torch.arange(core.config.first, reach + 1, device=layer.span.z.device)

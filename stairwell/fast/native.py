@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stairwell.fast.segment import Attended, LayerTrace, Parts, Plan, Slopes, Sublayer, Trace
+from stairwell.fast.segment import Attended, Gradients, Inputs, LayerTrace, Plan, SublayerTrace, Trace
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT = 3  # of the lists below; the same number stands in csrc/feedback.cpp
+LAYOUT = 4  # of the lists below; the same number stands in csrc/feedback.cpp
 POISON = False  # fill the loops' own scratch memory with NaN; for tests
 
 
@@ -62,45 +62,77 @@ class NativeBackend:
 
     instruction_set: int = BEST
 
-    def forward(self, plan: Plan, parts: Parts, trace: Trace) -> None:
+    def forward(self, plan: Plan, inputs: Inputs, trace: Trace) -> None:
         torch.ops.stairwell.feedback_forward(
-            *numbers(plan), dense(parts.flat()), masks(plan), filled(flat_trace(trace)), self.instruction_set, POISON
+            *numbers(plan),
+            dense(inputs.tensors()),
+            masks(plan),
+            filled(flat_trace(trace)),
+            self.instruction_set,
+            POISON,
         )
 
     def backward(
-        self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes, begin: int, end: int
+        self,
+        plan: Plan,
+        inputs: Inputs,
+        trace: Trace,
+        y: Tensor,
+        memory: Tensor,
+        gradients: Gradients,
+        begin: int,
+        end: int,
     ) -> None:
         torch.ops.stairwell.feedback_backward(
             *numbers(plan),
-            *(dense(parts.flat()), masks(plan), filled(flat_trace(trace)), y, made, filled(flat_slopes(slopes))),
+            *(
+                dense(inputs.tensors()),
+                masks(plan),
+                filled(flat_trace(trace)),
+                y,
+                memory,
+                filled(flat_gradients(gradients)),
+            ),
             *(begin, end, self.instruction_set, POISON),
         )
 
 
-def staircase_forward(plan: Plan, parts: Parts, trace: Trace, stairs: Any, old: list[Tensor]) -> None:
+def staircase_forward(plan: Plan, inputs: Inputs, trace: Trace, stairs: Any, old: list[Tensor]) -> None:
     """stairs: a `staircase_segment.Stairs`. old (B, slots, 2HK), a layer each: what came before the call."""
     torch.ops.stairwell.staircase_forward(
         *numbers(plan),
-        *(dense(parts.flat()), masks(plan), filled(flat_trace(trace)), stairs.numbers(), levels(stairs, trace, old)),
+        *(
+            dense(inputs.tensors()),
+            masks(plan),
+            filled(flat_trace(trace)),
+            stairs.numbers(),
+            levels(stairs, trace, old),
+        ),
         *(BEST, POISON),
     )
 
 
 def staircase_backward(
     plan: Plan,
-    parts: Parts,
+    inputs: Inputs,
     trace: Trace,
     stairs: Any,
     old: list[Tensor],
     y: Tensor,
-    slopes: Slopes,
-    stairs_slopes: list[Tensor | None],
+    gradients: Gradients,
+    stairs_gradients: list[Tensor | None],
     *block: int,
 ) -> None:
     torch.ops.stairwell.staircase_backward(
         *numbers(plan),
-        *(dense(parts.flat()), masks(plan), filled(flat_trace(trace)), stairs.numbers(), levels(stairs, trace, old)),
-        *(y, filled(flat_slopes(slopes)), filled(stairs_slopes), *block, BEST, POISON),
+        *(
+            dense(inputs.tensors()),
+            masks(plan),
+            filled(flat_trace(trace)),
+            stairs.numbers(),
+            levels(stairs, trace, old),
+        ),
+        *(y, filled(flat_gradients(gradients)), filled(stairs_gradients), *block, BEST, POISON),
     )
 
 
@@ -112,15 +144,16 @@ def numbers(plan: Plan) -> tuple[Any, ...]:
     J = plan.source_mask.shape[1] if plan.source_mask is not None else 0
     kept_width = plan.attention_kept[0].shape[-1] if plan.attention_kept else 0
     sizes = [plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.R, plan.G, plan.A, J, len(plan.memory_of)]
-    sizes += [plan.steps, kept_width, plan.pre, plan.itself, plan.keep]
-    return [*sizes, *plan.reach, *plan.set_of, *plan.memory_of], plan.eps, plan.attention_rate, plan.relu_rate
+    sizes += [plan.steps, kept_width, plan.pre, plan.itself, plan.needs_gradient]
+    rates = (plan.attention_rate, plan.relu_rate, plan.residual_rate)
+    return [*sizes, *plan.reach, *plan.set_of, *plan.memory_of], plan.eps, *rates
 
 
 def masks(plan: Plan) -> list[Tensor]:
     def layer(drawn: tuple[Tensor, ...], a: int) -> Tensor | None:
         return drawn[a] if drawn else None
 
-    kinds = (plan.attention_kept, plan.relu_kept, plan.cross_kept)
+    kinds = (plan.attention_kept, plan.relu_kept, plan.cross_kept, plan.residual_kept)
     return dense([plan.age, plan.source_mask, *(layer(kind, a) for a in range(plan.A) for kind in kinds)])
 
 
@@ -136,13 +169,13 @@ def dense(tensors: list[Tensor | None]) -> list[Tensor]:
 
 
 def flat_trace(trace: Trace) -> list[Tensor | None]:
-    tensors: list[Tensor | None] = [trace.y, trace.made, *trace.levels[1:-1], trace.entered, trace.deviation]
+    tensors: list[Tensor | None] = [trace.y, trace.memory, *trace.levels[1:-1], trace.memory_input, trace.memory_rstd]
     return [*tensors, *trace.keys, *trace.values, *(tensor for layer in trace.layers for tensor in flat_layer(layer))]
 
 
 def flat_layer(layer: LayerTrace) -> Iterator[Tensor | None]:
-    def sublayer(of: Sublayer | None) -> list[Tensor | None]:
-        return [of.entered, of.left, of.deviation] if of else [None] * 3
+    def sublayer(of: SublayerTrace | None) -> list[Tensor | None]:
+        return [of.input, of.normed, of.rstd] if of else [None] * 3
 
     def attended(of: Attended | None) -> list[Tensor | None]:
         if of is None:
@@ -153,6 +186,6 @@ def flat_layer(layer: LayerTrace) -> Iterator[Tensor | None]:
     yield from (*sublayer(layer.cross), *attended(layer.cross_attended), *sublayer(layer.feed), layer.active)
 
 
-def flat_slopes(slopes: Slopes) -> list[Tensor | None]:
-    layers = [getattr(layer, field.name) for layer in slopes.layers for field in dataclasses.fields(layer)]
-    return [slopes.x, slopes.made, *slopes.old, *slopes.new, *layers]
+def flat_gradients(gradients: Gradients) -> list[Tensor | None]:
+    layers = [getattr(layer, field.name) for layer in gradients.layers for field in dataclasses.fields(layer)]
+    return [gradients.x, gradients.memory, *gradients.old, *gradients.new, *layers]

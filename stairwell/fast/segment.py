@@ -1,7 +1,7 @@
-"""A segment of Feedback as one autograd function: what goes in, what is kept for the way back, weight gradients.
+"""A segment of Feedback as one autograd function: its inputs, what forward keeps for backward, weight gradients.
 
     forward    for t = 1..T        a back end's loop (`feedback_torch`, `native`) fills a `Trace`
-    backward   for t = T..1        the same back end fills a `Slopes`: gradients of each step's inputs and outputs
+    backward   for t = T..1        the same back end fills `Gradients` of what each step computed
     weights    dW = dY' X          here, once a block of steps: one large product over all its rows, never inside the
                                    loops; so only a block's dY are kept at a time, not the segment's
 
@@ -52,12 +52,14 @@ class Plan:
     memory_of: tuple[int, ...]  # the memory that each set is made from
     age: Tensor  # (B, T) int64: how many slots a row has filled before each token
     full: bool  # known to have every slot in reach filled at every token
-    keep: bool  # a gradient will be asked for
+    needs_gradient: bool  # a gradient will be asked for
     attention_kept: tuple[Tensor, ...] = ()  # a layer each: (B, H, T, distances) bool; empty without dropout
     relu_kept: tuple[Tensor, ...] = ()  # (B, T, F) bool
     cross_kept: tuple[Tensor, ...] = ()  # (B, H, T, J) bool
+    residual_kept: tuple[Tensor, ...] = ()  # (sublayers, B, T, D) bool
     attention_rate: float = 0.0
     relu_rate: float = 0.0
+    residual_rate: float = 0.0
     source_mask: Tensor | None = None  # (B, J) bool
 
     @property
@@ -71,7 +73,7 @@ class Plan:
     @property
     def steps(self) -> int:
         """Steps that are kept: all for a gradient, else the last one only."""
-        return self.T if self.keep else 1
+        return self.T if self.needs_gradient else 1
 
     @property
     def block(self) -> int:
@@ -122,7 +124,7 @@ class LayerWeights:
 
 
 @dataclass
-class Parts:
+class Inputs:
     """Everything a gradient can flow to."""
 
     x: Tensor  # (T, B, D)
@@ -131,14 +133,14 @@ class Parts:
     sets: list[Projection]
     layers: list[LayerWeights]
 
-    def flat(self) -> list[Tensor | None]:
+    def tensors(self) -> list[Tensor | None]:
         return [self.x, self.mix, self.position, *_values(self.sets), *_values(self.layers)]
 
     @staticmethod
-    def unflat(plan: Plan, tensors: Sequence[Any]) -> Parts:
+    def from_tensors(plan: Plan, tensors: Sequence[Any]) -> Inputs:
         rest = iter(tensors[3:])
         sets = [_take(Projection, rest) for _ in plan.memory_of]
-        return Parts(tensors[0], tensors[1], tensors[2], sets, [_take(LayerWeights, rest) for _ in plan.reach])
+        return Inputs(tensors[0], tensors[1], tensors[2], sets, [_take(LayerWeights, rest) for _ in plan.reach])
 
 
 def zeros(tensors: Iterable[Tensor | None]) -> list[Any]:
@@ -146,8 +148,8 @@ def zeros(tensors: Iterable[Tensor | None]) -> list[Any]:
     return [torch.zeros_like(tensor) if tensor is not None else None for tensor in tensors]
 
 
-def _values(parts: Sequence[Any]) -> Iterator[Tensor | None]:
-    for part in parts:
+def _values(inputs: Sequence[Any]) -> Iterator[Tensor | None]:
+    for part in inputs:
         yield from (getattr(part, field.name) for field in dataclasses.fields(part))
 
 
@@ -161,12 +163,12 @@ def fresh(like: Tensor, *shape: int) -> Tensor:
 
 
 @dataclass
-class Sublayer:
-    """The way in and out of attention, cross-attention or feed-forward."""
+class SublayerTrace:
+    """What goes into and comes out of attention, cross-attention or feed-forward."""
 
-    entered: Tensor  # (T, B, D): what it reads: standardised with pre-norm
-    left: Tensor | None  # (T, B, D): post-norm: what its norm standardised
-    deviation: Tensor  # (T, B): 1 / standard deviation of either
+    input: Tensor  # (T, B, D): what it reads: standardised with pre-norm
+    normed: Tensor | None  # (T, B, D): with post-norm its sum with x, standardised
+    rstd: Tensor  # (T, B): 1 / standard deviation of what was standardised
 
 
 @dataclass
@@ -179,12 +181,12 @@ class Attended:
 
 @dataclass
 class LayerTrace:
-    attention: Sublayer
+    attention: SublayerTrace
     self_attended: Attended
     own: Tensor | None  # (T, B, 2HK): the token's own key and value
-    cross: Sublayer | None
+    cross: SublayerTrace | None
     cross_attended: Attended | None
-    feed: Sublayer
+    feed: SublayerTrace
     active: Tensor  # (T, B, F): after ReLU and its dropout
 
 
@@ -193,22 +195,22 @@ class Trace:
     """What a forward leaves behind."""
 
     y: Tensor  # (T, B, D)
-    made: Tensor  # (G, T, B, D): the new memory
+    memory: Tensor  # (G, T, B, D): what is remembered of each token
     levels: list[Tensor]  # x^0 .. x^A, each (T, B, D); the last is y
-    entered: Tensor  # (G, T, B, D): the memory as its projections read it
-    deviation: Tensor  # (G, T, B)
+    memory_input: Tensor  # (G, T, B, D): the memory as its projections read it
+    memory_rstd: Tensor  # (G, T, B)
     keys: list[Tensor]  # a set each: (B, H, P, K)
     values: list[Tensor]
     layers: list[LayerTrace]
 
 
-def make_trace(plan: Plan, parts: Parts) -> Trace:
+def make_trace(plan: Plan, inputs: Inputs) -> Trace:
     B, T, D, HK, steps = plan.B, plan.T, plan.D, plan.H * plan.K, plan.steps
-    x = parts.x
+    x = inputs.x
 
-    def sublayer() -> Sublayer:
-        left = None if plan.pre else fresh(x, steps, B, D)
-        return Sublayer(fresh(x, steps, B, D), left, fresh(x, steps, B))
+    def sublayer() -> SublayerTrace:
+        normed = None if plan.pre else fresh(x, steps, B, D)
+        return SublayerTrace(fresh(x, steps, B, D), normed, fresh(x, steps, B))
 
     def attended(width: int, dropout: bool) -> Attended:
         weights = fresh(x, steps, B, plan.H, width)
@@ -216,7 +218,7 @@ def make_trace(plan: Plan, parts: Parts) -> Trace:
         return Attended(fresh(x, steps, B, HK), weights, used, fresh(x, steps, B, HK))
 
     def layer(a: int) -> LayerTrace:
-        keys = parts.layers[a].cross_keys
+        keys = inputs.layers[a].cross_keys
         return LayerTrace(
             sublayer(),
             attended(plan.width(a), bool(plan.attention_kept)),
@@ -228,52 +230,52 @@ def make_trace(plan: Plan, parts: Parts) -> Trace:
         )
 
     y = fresh(x, T, B, D)
-    made = fresh(x, plan.G, T, B, D)
+    memory = fresh(x, plan.G, T, B, D)
     return Trace(
         y,
-        made,
+        memory,
         [x, *(fresh(x, steps, B, D) for _ in range(plan.A - 1)), y],
         fresh(x, plan.G, steps, B, D),
         fresh(x, plan.G, steps, B),
-        [fresh(x, B, plan.H, plan.P, plan.K) for _ in parts.sets],
-        [fresh(x, B, plan.H, plan.P, plan.K) for _ in parts.sets],
+        [fresh(x, B, plan.H, plan.P, plan.K) for _ in inputs.sets],
+        [fresh(x, B, plan.H, plan.P, plan.K) for _ in inputs.sets],
         [layer(a) for a in range(plan.A)],
     )
 
 
 @dataclass
-class LayerSlopes:
+class LayerGradients:
     """Gradients of what one layer computes, step by step; names as in LayerTrace. Those that earlier steps will ask for
     are kept for all steps, the others for the N steps of a block."""
 
     attention_out: Tensor  # (N, B, D): of the sublayer's output
-    attention_left: Tensor | None  # (N, B, D): of what its post-norm gave
+    attention_normed: Tensor | None  # (N, B, D): of what its post-norm gave
     query: Tensor  # (N, B, HK)
     scores: Tensor  # (T, B, H, W)
     read: Tensor  # (T, B, HK)
     own: Tensor | None  # (N, B, 2HK)
     cross_out: Tensor | None  # (N, B, D)
-    cross_left: Tensor | None  # (N, B, D)
+    cross_normed: Tensor | None  # (N, B, D)
     cross_query: Tensor | None  # (N, B, HK)
     cross_scores: Tensor | None  # (N, B, H, J)
     cross_read: Tensor | None  # (N, B, HK)
     feed_out: Tensor  # (N, B, D)
-    feed_left: Tensor | None  # (N, B, D)
+    feed_normed: Tensor | None  # (N, B, D)
     inner: Tensor  # (N, B, F): before ReLU
 
 
 @dataclass
-class Slopes:
+class Gradients:
     """What a backward leaves behind."""
 
     x: Tensor  # (T, B, D)
-    made: Tensor  # (G, T, B, D): of the memory, through everything that read it
+    memory: Tensor  # (G, T, B, D): of the memory, through everything that read it
     old: list[Tensor]  # a set each: (B, R, 2HK)
     new: list[Tensor]  # a set each: (T, B, 2HK)
-    layers: list[LayerSlopes]
+    layers: list[LayerGradients]
 
 
-def make_slopes(plan: Plan, trace: Trace) -> Slopes:
+def make_gradients(plan: Plan, trace: Trace) -> Gradients:
     def whole(tensor: Tensor) -> Tensor:
         return fresh(tensor, *tensor.shape)
 
@@ -283,29 +285,29 @@ def make_slopes(plan: Plan, trace: Trace) -> Slopes:
     def optional(tensor: Tensor | None) -> Tensor | None:
         return block(tensor) if tensor is not None else None
 
-    def layer(trace: LayerTrace) -> LayerSlopes:
+    def layer(trace: LayerTrace) -> LayerGradients:
         cross, at, far = trace.cross, trace.self_attended, trace.cross_attended
-        return LayerSlopes(
-            attention_out=block(trace.attention.entered),
-            attention_left=optional(trace.attention.left),
+        return LayerGradients(
+            attention_out=block(trace.attention.input),
+            attention_normed=optional(trace.attention.normed),
             query=block(at.query),
             scores=whole(at.weights),
             read=whole(at.read),
             own=optional(trace.own),
-            cross_out=optional(cross.entered) if cross else None,
-            cross_left=optional(cross.left) if cross else None,
+            cross_out=optional(cross.input) if cross else None,
+            cross_normed=optional(cross.normed) if cross else None,
             cross_query=optional(far.query) if far else None,
             cross_scores=optional(far.weights) if far else None,
             cross_read=optional(far.read) if far else None,
-            feed_out=block(trace.feed.entered),
-            feed_left=optional(trace.feed.left),
+            feed_out=block(trace.feed.input),
+            feed_normed=optional(trace.feed.normed),
             inner=block(trace.active),
         )
 
     HK2 = 2 * plan.H * plan.K
-    return Slopes(
+    return Gradients(
         whole(trace.y),
-        whole(trace.made),
+        whole(trace.memory),
         [fresh(trace.y, plan.B, plan.R, HK2) for _ in trace.keys],
         [fresh(trace.y, plan.T, plan.B, HK2) for _ in trace.keys],
         [layer(layer_trace) for layer_trace in trace.layers],
@@ -316,10 +318,18 @@ class Backend(Protocol):
     """The two loops over time. Each fills every tensor it is handed; backward does the steps end-1 .. begin, of whose
     block the first is at 0, and is called for the last block first."""
 
-    def forward(self, plan: Plan, parts: Parts, trace: Trace) -> None: ...
+    def forward(self, plan: Plan, inputs: Inputs, trace: Trace) -> None: ...
 
     def backward(
-        self, plan: Plan, parts: Parts, trace: Trace, y: Tensor, made: Tensor, slopes: Slopes, begin: int, end: int
+        self,
+        plan: Plan,
+        inputs: Inputs,
+        trace: Trace,
+        y: Tensor,
+        memory: Tensor,
+        gradients: Gradients,
+        begin: int,
+        end: int,
     ) -> None: ...
 
 
@@ -328,53 +338,55 @@ class Segment(Once):
 
     @staticmethod
     def forward(ctx: Any, backend: Backend, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        parts = Parts.unflat(plan, tensors)
-        trace = make_trace(plan, parts)
-        backend.forward(plan, parts, trace)
-        if plan.keep:
+        inputs = Inputs.from_tensors(plan, tensors)
+        trace = make_trace(plan, inputs)
+        backend.forward(plan, inputs, trace)
+        if plan.needs_gradient:
             # Saved as tensors, not as an attribute: then they are freed as soon as backward is done with them.
             saved: list[Tensor | None] = [*tensors]
             places = {id(tensor): i for i, tensor in enumerate(tensors)}
-            ctx.backend, ctx.plan, ctx.trace = backend, plan, set_aside(trace, saved, places)
+            ctx.backend, ctx.plan, ctx.trace = backend, plan, tensors_to_places(trace, saved, places)
             ctx.save_for_backward(*saved)
         # Copies, batch first: the trace must not hold on to its own outputs.
-        return trace.y.transpose(0, 1).contiguous(), trace.made.permute(2, 1, 0, 3).contiguous()
+        return trace.y.transpose(0, 1).contiguous(), trace.memory.permute(2, 1, 0, 3).contiguous()
 
     @staticmethod
     @once
-    def backward(ctx: Any, y: Tensor, made: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, y: Tensor, memory: Tensor) -> tuple[Any, ...]:
+        """From the gradients of both outputs to those of all inputs, `totals`."""
         plan, saved = ctx.plan, ctx.saved_tensors
-        parts, trace = Parts.unflat(plan, saved), take_back(ctx.trace, saved)
-        slopes = make_slopes(plan, trace)
-        y, made = y.transpose(0, 1).contiguous(), made.permute(2, 1, 0, 3).contiguous()
+        inputs, trace = Inputs.from_tensors(plan, saved), places_to_tensors(ctx.trace, saved)
+        gradients = make_gradients(plan, trace)
+        y, memory = y.transpose(0, 1).contiguous(), memory.permute(2, 1, 0, 3).contiguous()
         sets = [
-            Projection(old, *zeros([part.weight, part.bias])) for old, part in zip(slopes.old, parts.sets, strict=True)
+            Projection(old, *zeros([part.weight, part.bias]))
+            for old, part in zip(gradients.old, inputs.sets, strict=True)
         ]
-        layers = [LayerWeights(*zeros(_values([part]))) for part in parts.layers]
-        found = Parts(slopes.x, torch.zeros_like(parts.mix), torch.zeros_like(parts.position), sets, layers)
+        layers = [LayerWeights(*zeros(_values([part]))) for part in inputs.layers]
+        totals = Inputs(gradients.x, torch.zeros_like(inputs.mix), torch.zeros_like(inputs.position), sets, layers)
         for begin in reversed(range(0, plan.T, plan.block)):
             end = min(begin + plan.block, plan.T)
-            ctx.backend.backward(plan, parts, trace, y, made, slopes, begin, end)
-            for a, (layer, slope) in enumerate(zip(trace.layers, slopes.layers, strict=True)):
-                kept, given = steps(layer, begin, end), steps(slope, 0, end - begin)
-                add_layer(plan, kept, given, found.layers[a], found.sets[plan.set_of[a]])
-        add_whole(plan, parts, trace, slopes, found)
-        return None, None, *found.flat()
+            ctx.backend.backward(plan, inputs, trace, y, memory, gradients, begin, end)
+            for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
+                kept, given = slice_steps(layer, begin, end), slice_steps(gradient, 0, end - begin)
+                add_layer_gradients(plan, kept, given, totals.layers[a], totals.sets[plan.set_of[a]])
+        add_segment_gradients(plan, inputs, trace, gradients, totals)
+        return None, None, *totals.tensors()
 
 
-def set_aside(tree: Any, tensors: list[Tensor | None], places: dict[int, int]) -> Any:
+def tensors_to_places(tree: Any, tensors: list[Tensor | None], places: dict[int, int]) -> Any:
     """The tree with each tensor's place in the list instead of the tensor; those not yet there are put at its end."""
     if not isinstance(tree, Tensor):
-        return _rebuild(tree, lambda part: set_aside(part, tensors, places))
+        return _rebuild(tree, lambda part: tensors_to_places(part, tensors, places))
     if id(tree) not in places:
         places[id(tree)] = len(tensors)
         tensors.append(tree)
     return places[id(tree)]
 
 
-def take_back(tree: Any, tensors: Sequence[Tensor]) -> Any:
+def places_to_tensors(tree: Any, tensors: Sequence[Tensor]) -> Any:
     """The tree with its tensors."""
-    return tensors[tree] if isinstance(tree, int) else _rebuild(tree, lambda part: take_back(part, tensors))
+    return tensors[tree] if isinstance(tree, int) else _rebuild(tree, lambda part: places_to_tensors(part, tensors))
 
 
 def _rebuild(tree: Any, change: Callable[[Any], Any]) -> Any:
@@ -385,9 +397,9 @@ def _rebuild(tree: Any, change: Callable[[Any], Any]) -> Any:
     return type(tree)(*(change(getattr(tree, field.name)) for field in dataclasses.fields(tree)))
 
 
-def steps(tree: Any, begin: int, end: int) -> Any:
+def slice_steps(tree: Any, begin: int, end: int) -> Any:
     """The steps begin .. end-1 of a tree whose tensors are all time first."""
-    return tree[begin:end] if isinstance(tree, Tensor) else _rebuild(tree, lambda part: steps(part, begin, end))
+    return tree[begin:end] if isinstance(tree, Tensor) else _rebuild(tree, lambda part: slice_steps(part, begin, end))
 
 
 def rows(tensor: Tensor) -> Tensor:
@@ -403,56 +415,60 @@ def add_product(weight: Tensor | None, bias: Tensor | None, outputs: Tensor | No
         bias += rows(outputs).sum(0)
 
 
-def add_layer(plan: Plan, trace: LayerTrace, slope: LayerSlopes, found: LayerWeights, project: Projection) -> None:
+def add_layer_gradients(
+    plan: Plan, trace: LayerTrace, gradient: LayerGradients, totals: LayerWeights, project: Projection
+) -> None:
     """What a block of steps adds to the gradients of a layer's weights."""
-    add_product(found.query, found.query_bias, slope.query, trace.attention.entered)
-    add_product(found.out, None, slope.attention_out, trace.self_attended.read)
-    add_product(found.inner, found.inner_bias, slope.inner, trace.feed.entered)
-    add_product(found.outer, found.outer_bias, slope.feed_out, trace.active)
-    add_norm(found.attention_scale, found.attention_shift, slope.attention_left, trace.attention)
-    add_norm(found.feed_scale, found.feed_shift, slope.feed_left, trace.feed)
+    add_product(totals.query, totals.query_bias, gradient.query, trace.attention.input)
+    add_product(totals.out, None, gradient.attention_out, trace.self_attended.read)
+    add_product(totals.inner, totals.inner_bias, gradient.inner, trace.feed.input)
+    add_product(totals.outer, totals.outer_bias, gradient.feed_out, trace.active)
+    add_norm_gradients(totals.attention_scale, totals.attention_shift, gradient.attention_normed, trace.attention)
+    add_norm_gradients(totals.feed_scale, totals.feed_shift, gradient.feed_normed, trace.feed)
     if plan.itself:
-        add_product(project.weight, project.bias, slope.own, trace.attention.entered)
+        add_product(project.weight, project.bias, gradient.own, trace.attention.input)
     if trace.cross is not None:
-        add_cross(plan, trace, slope, found)
+        add_cross_gradients(plan, trace, gradient, totals)
 
 
-def add_norm(scale: Tensor | None, shift: Tensor | None, given: Tensor | None, sublayer: Sublayer) -> None:
+def add_norm_gradients(
+    scale: Tensor | None, shift: Tensor | None, given: Tensor | None, sublayer: SublayerTrace
+) -> None:
     if given is None:
         return
-    assert scale is not None and shift is not None and sublayer.left is not None
-    scale += (rows(given) * rows(sublayer.left)).sum(0)
+    assert scale is not None and shift is not None and sublayer.normed is not None
+    scale += (rows(given) * rows(sublayer.normed)).sum(0)
     shift += rows(given).sum(0)
 
 
-def add_cross(plan: Plan, trace: LayerTrace, slope: LayerSlopes, found: LayerWeights) -> None:
+def add_cross_gradients(plan: Plan, trace: LayerTrace, gradient: LayerGradients, totals: LayerWeights) -> None:
     """The source's keys and values are read at every step: their gradients are one product too."""
     sublayer, attended = trace.cross, trace.cross_attended
     assert sublayer is not None and attended is not None
-    assert slope.cross_scores is not None and slope.cross_read is not None
-    assert found.cross_keys is not None and found.cross_values is not None
-    add_product(found.cross_query, found.cross_query_bias, slope.cross_query, sublayer.entered)
-    add_product(found.cross_out, None, slope.cross_out, attended.read)
-    add_norm(found.cross_scale, found.cross_shift, slope.cross_left, sublayer)
+    assert gradient.cross_scores is not None and gradient.cross_read is not None
+    assert totals.cross_keys is not None and totals.cross_values is not None
+    add_product(totals.cross_query, totals.cross_query_bias, gradient.cross_query, sublayer.input)
+    add_product(totals.cross_out, None, gradient.cross_out, attended.read)
+    add_norm_gradients(totals.cross_scale, totals.cross_shift, gradient.cross_normed, sublayer)
 
     def heads(tensor: Tensor) -> Tensor:
         return tensor.unflatten(-1, (plan.H, plan.K))
 
-    found.cross_keys += torch.einsum("tbhj,tbhk->bhjk", slope.cross_scores, heads(attended.query))
-    found.cross_values += torch.einsum("tbhj,tbhk->bhjk", attended.used, heads(slope.cross_read))
+    totals.cross_keys += torch.einsum("tbhj,tbhk->bhjk", gradient.cross_scores, heads(attended.query))
+    totals.cross_values += torch.einsum("tbhj,tbhk->bhjk", attended.used, heads(gradient.cross_read))
 
 
-def add_whole(plan: Plan, parts: Parts, trace: Trace, slopes: Slopes, found: Parts) -> None:
-    """What is added from all steps at once, since their slopes are kept anyway."""
-    for project, new, g in zip(found.sets, slopes.new, plan.memory_of, strict=True):
-        add_product(project.weight, project.bias, new, trace.entered[g])
-    mix = [torch.dot(made.view(-1), level.view(-1)) for made in slopes.made for level in trace.levels]
-    found.mix += torch.stack(mix).view_as(found.mix)
-    for part, layer, slope, given in zip(parts.layers, trace.layers, slopes.layers, found.layers, strict=True):
+def add_segment_gradients(plan: Plan, inputs: Inputs, trace: Trace, gradients: Gradients, totals: Inputs) -> None:
+    """What is added from all steps at once, since their gradients are kept anyway."""
+    for project, new, g in zip(totals.sets, gradients.new, plan.memory_of, strict=True):
+        add_product(project.weight, project.bias, new, trace.memory_input[g])
+    mix = [torch.dot(given.view(-1), level.view(-1)) for given in gradients.memory for level in trace.levels]
+    totals.mix += torch.stack(mix).view_as(totals.mix)
+    for part, layer, gradient, given in zip(inputs.layers, trace.layers, gradients.layers, totals.layers, strict=True):
         query = layer.self_attended.query.unflatten(-1, (plan.H, plan.K))
-        add_product(found.position[: slope.scores.shape[-1]], None, slope.scores, query)
+        add_product(totals.position[: gradient.scores.shape[-1]], None, gradient.scores, query)
         if part.ramp is not None:
-            given.ramp = ramp_gradient(part.ramp, slope.scores)
+            given.ramp = ramp_gradient(part.ramp, gradient.scores)
 
 
 def ramp_gradient(ramp: Tensor, scores: Tensor) -> Tensor:

@@ -17,18 +17,17 @@ Letters: B rows, T tokens, C chunk, N chunks in sight, M cached after, E = max(M
 
 from __future__ import annotations
 
-import logging
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stairwell.cores.core import Source
-from stairwell.cores.staircase import FOREVER, Staircase
-from stairwell.cores.time import Track, ages, stack
+from stairwell.cores.core import Source, tell_once
+from stairwell.cores.staircase import Staircase
+from stairwell.cores.time import Track, Window, ages, along_time
 from stairwell.fast import native
-from stairwell.fast.banded import Band, FastLayer, ramp
+from stairwell.fast.banded import Band, BandedLayer, ramp
+from stairwell.fast.engine import FastEngine
 from stairwell.fast.staircase_diagonals import Diagonals
 from stairwell.fast.staircase_native import NativeSteps
 from stairwell.layers import Masks
@@ -36,40 +35,36 @@ from stairwell.layers import Masks
 SMALL = 32  # tokens on a diagonal up to which PyTorch's calls cost more than its larger products save
 
 
-def walk(
-    core: Staircase,
-    x: Tensor,
-    state: Any,
-    start: Tensor | None = None,
-    source: Source | None = None,
-    masks: Masks | None = None,
-) -> tuple[Tensor, Any]:
+class StaircaseEngine(FastEngine):
     """The reference's walk, by diagonals where all rows can climb together."""
-    if torch.is_autocast_enabled(x.device.type):
-        return core.walk(x, state, start, source, masks)  # autocast chooses types op by op, so it needs the ops
-    age = ages(state.count, start, x.shape[1])
-    phase = age % core.config.chunk
-    if not bool((phase == phase[:1]).all()):
-        say_why_not()
-        return core.walk(x, state, start, source, masks)
-    steps = NativeSteps if in_native(core, x, source, masks) else Wavefront
-    return steps(core, x, state, start, age, source, masks).climb()
 
+    def __call__(
+        self,
+        core: Staircase,
+        x: Tensor,
+        state: Any,
+        start: Tensor | None = None,
+        source: Source | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, Any]:
+        age = ages(state.count, start, x.shape[1])
+        phase = age % core.config.chunk
+        if not bool((phase == phase[:1]).all()):
+            tell_once(
+                "rows of this batch are at different places of their chunks, so they cannot climb together: "
+                "the reference engine runs for such calls"
+            )
+            return core.walk(x, state, start, source, masks)
+        # LayerDrop may leave nothing to compute; then a call of native loops would have no layers.
+        empty = masks is not None and all(masks.dropped)
+        steps = NativeSteps if self.in_native(core, x) and not empty else Wavefront
+        return steps(core, x, state, start, age, source, masks).climb()
 
-def in_native(core: Staircase, x: Tensor, source: Source | None = None, masks: Masks | None = None) -> bool:
-    """Whether native loops are there, know everything that is asked for, and diagonals are short enough for them."""
-    config = core.config
-    nothing_left = masks is not None and all(masks.dropped)
-    return native.supports(x) and config.chunk * config.computed <= SMALL and source is None and not nothing_left
-
-
-@cache
-def say_why_not() -> None:
-    """Once a process."""
-    logging.getLogger("stairwell").warning(
-        "rows of this batch are at different places of their chunks, so they cannot climb together: "
-        "the reference engine runs for such calls"
-    )
+    def in_native(self, core: Staircase, like: Tensor) -> bool:
+        """Whether native loops are there, know everything that is asked for, and diagonals are short enough."""
+        config = core.config
+        short = config.chunk * config.computed <= SMALL
+        return short and not config.cross and not config.residual_dropout and native.supports(like)
 
 
 class Wavefront(Diagonals):
@@ -79,16 +74,16 @@ class Wavefront(Diagonals):
         super().__init__(*call)
         core, tokens = self.core, self.x.shape[0] * self.x.shape[1]
         sources = core.source_slots(self.source)
-        self.layers = {l: FastLayer(core.layers[l], sources[l], tokens) for l in self.alive}
-        self.reach = {l: core.reach(core.layers[l], FOREVER) for l in self.alive}
+        self.layers = {l: BandedLayer(core.layers[l], sources[l], tokens) for l in self.alive}
+        self.reach = {l: core.reach(core.layers[l], self.oldest + self.x.shape[1]) for l in self.alive}
         self.vectors = self.learned_distances()
         self.ramps = {l: ramp(core.layers[l], 0, self.vectors.shape[0]) for l in self.alive}
         # What the cache holds: raw, and as each layer sees it.
         self.cached_chunks: list[Tensor] = []
-        self.seen_cache: dict[int, Track] = {}
+        self.cache_keys: dict[int, Track] = {}
         if self.sees_cache:
             memory = self.old_cache()
-            self.seen_cache = {l: Track(layer.keys_values(memory)[:, None]) for l, layer in self.layers.items()}
+            self.cache_keys = {l: Track(layer.keys_values(memory)[:, None]) for l, layer in self.layers.items()}
         self.inputs: list[list[list[Tensor]]] = [[[] for _ in range(self.L)] for _ in range(self.E)]  # by pass, layer
 
     def climb(self) -> tuple[Tensor, Any]:
@@ -112,7 +107,7 @@ class Wavefront(Diagonals):
             torch.stack([newest(parts, min(old.shape[1], T)) for parts in by_layer], 2)
             for old, by_layer in zip(self.state.passes, self.inputs, strict=True)
         ]
-        return stack(outputs), self.state_after(new, self.cached_chunks)
+        return along_time(outputs), self.state_after(new, self.cached_chunks)
 
     def diagonal(self, s: int, h: Tensor) -> Tensor:
         """h (B, t, D): the chunks on diagonal s, oldest first, before their pass -> after it"""
@@ -125,11 +120,11 @@ class Wavefront(Diagonals):
                 self.inputs[s - c][l].append(part)
             if l not in self.layers:
                 continue
-            olds = self.slots_before(s, l, stack(before) if before else None)
+            olds = self.slots_before(s, l, along_time(before) if before else None)
             full = self.full(begin, sum(old.shape[1] for old in olds))
             kept = self.kept(s, l)
             age = None if full else self.age[:, begin:end]
-            band = Band(self.core.config.heads, 0, self.reach[l], age, kept.attention)
+            band = Band(self.core.config.heads, Window(0, self.reach[l]), age, kept.attention)
             h = self.layers[l](h, olds, self.vectors, self.ramps[l], band, kept)
         return h
 
@@ -147,16 +142,16 @@ class Wavefront(Diagonals):
         if low == high:
             return []
         end = max(high, 0)  # the cache ends with the newest chunk in sight, or with the call's beginning
-        return [view[:, 0] for view in self.seen_cache[l].back(end - high, min(end - low, end - high + most))]
+        return [view[:, 0] for view in self.cache_keys[l].back(end - high, min(end - low, end - high + most))]
 
     def into_cache(self, c: int, final: Tensor) -> None:
         """Put chunk c into the cache as later chunks see it. final (B, t, D)"""
-        if not self.core.caches:
+        if not self.core.config.caches:
             return
         self.cached_chunks.append(final)
         if c + 1 < len(self.chunks):  # nobody comes after the last chunk of a call
-            for l, seen in self.seen_cache.items():
-                seen.append(self.layers[l].keys_values(final)[:, None])
+            for l, track in self.cache_keys.items():
+                track.append(self.layers[l].keys_values(final)[:, None])
 
 
 def newest(parts: list[Tensor], needed: int) -> Tensor:
@@ -166,4 +161,4 @@ def newest(parts: list[Tensor], needed: int) -> Tensor:
         if needed > 0:
             chosen.append(part[:, max(part.shape[1] - needed, 0) :])
             needed -= part.shape[1]
-    return stack(chosen[::-1]) if chosen else parts[0][:, :0]
+    return along_time(chosen[::-1]) if chosen else parts[0][:, :0]

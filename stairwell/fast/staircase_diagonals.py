@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source
-from stairwell.cores.staircase import FOREVER, Staircase, spans
+from stairwell.cores.staircase import Staircase, chunk_pieces
 from stairwell.cores.time import counts, slide
 from stairwell.layers import KEEP_ALL, LayerMasks, Masks
 
@@ -38,11 +38,14 @@ class Diagonals:
         self.source, self.masks = source, masks
         config = core.config
         self.C, self.E, self.L = config.chunk, config.computed, config.layers
-        self.chunks = list(spans(age, config.chunk))
+        self.chunks = list(chunk_pieces(age, config.chunk))
         self.open = int(age[0, 0]) % config.chunk  # tokens of the first chunk that came before this call
         self.youngest, self.oldest = int(age[:, 0].min()), int(age[:, 0].max())
         self.begun = start is not None and bool(start.any())
-        self.sees_cache = core.caches and config.N > self.E  # with one chunk in sight there is nothing to see
+        # A diagonal is all that its newest chunk, at pass 1, sees.
+        in_sight = config.in_sight(1)
+        self.cache_sight = next((sight for sight in in_sight if sight.pass_number is None), None)
+        self.pass_sights = [sight for sight in in_sight if sight.pass_number is not None]
         self.alive = [l for l in range(self.L) if masks is None or not masks.dropped[l]]
 
     @property
@@ -61,9 +64,13 @@ class Diagonals:
         """p for every distance of this call; those beyond the last learned one share it."""
         vectors = self.core.position.vectors
         missing = self.oldest + self.x.shape[1] - vectors.shape[0]
-        if missing <= 0 or self.core.config.N < FOREVER:
+        if missing <= 0 or self.core.config.N is not None:
             return vectors
         return torch.cat([vectors, vectors[-1:].expand(missing, -1)])
+
+    @property
+    def sees_cache(self) -> bool:
+        return self.cache_sight is not None
 
     def slots_back(self, c: int) -> tuple[int, int]:
         """Where chunk c <= 0 lies before this call: (near, far) slots back, no farther than any row goes."""
@@ -74,29 +81,34 @@ class Diagonals:
         """Layer inputs (B, o, L, D) of the chunks on diagonal s that came before this call, from the state: of chunk -d
         at pass s+1+d, and of the open chunk at pass s+1; oldest first."""
         parts = []
-        for d in range(self.E - 1 - s, -1, -1):
-            near, far = self.slots_back(-d)
-            if near < far:
-                memory = self.state.passes[s + d]
-                parts.append(memory[:, memory.shape[1] - far : memory.shape[1] - near])
+        for sight in self.pass_sights:
+            d, n = sight.nearest, sight.pass_number
+            if n is not None and d >= s:  # chunk s-d, at pass 1+d, came before this call, or is open
+                near, far = self.slots_back(s - d)
+                if near < far:
+                    memory = self.state.passes[n - 1]
+                    parts.append(memory[:, memory.shape[1] - far : memory.shape[1] - near])
         return parts
 
     def old_cache(self) -> Tensor:
         """The state's cache, as far as any chunk looks. (B, slots, D)"""
-        if not self.sees_cache:
+        if self.cache_sight is None:
             return self.state.cache[:, :0]
-        slots = min(self.slots_back(1 - self.core.config.N)[1], self.state.cache.shape[1])
+        slots = min(-self.cached(0)[0], self.state.cache.shape[1])
         return self.state.cache[:, self.state.cache.shape[1] - slots :]
 
     def cached(self, s: int) -> tuple[int, int]:
-        """The cached chunks s-N+1 .. s-E as slots (first, last) of what diagonal s looks at: counted from the call's
-        beginning, negative before it."""
-        first, last = s - self.core.config.N + 1, s - self.E
-        if not self.sees_cache:
+        """The cached chunks that diagonal s looks at, as slots (first, last): counted from the call's beginning,
+        negative before it."""
+        sight = self.cache_sight
+        if sight is None:
             return 0, 0
+        last = s - sight.nearest
         high = self.chunks[last][1] if last >= 0 else -self.slots_back(last)[0]
-        low = self.chunks[first][0] if first > 0 else -self.slots_back(first)[1]
-        return low, high
+        if sight.farthest is None:
+            return -self.oldest, high
+        first = s - sight.farthest
+        return self.chunks[first][0] if first > 0 else -self.slots_back(first)[1], high
 
     def kept(self, s: int, l: int) -> LayerMasks:
         """The random part of a diagonal: each chunk has that of its own pass."""
@@ -108,7 +120,7 @@ class Diagonals:
             found = [getattr(part, name) for part in parts]
             return None if found[0] is None else torch.cat(found, -2)
 
-        return LayerMasks(joined("attention"), joined("relu"), joined("cross"))
+        return LayerMasks(joined("attention"), joined("relu"), joined("cross"), joined("residual"))
 
     def state_after(self, inputs: Sequence[Tensor], cached: list[Tensor]) -> Any:
         """inputs (B, t, L, D) of the newest tokens at each pass, and what is cached of the call's tokens, in parts."""

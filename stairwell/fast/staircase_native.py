@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stairwell.fast.feedback import fold, project
-from stairwell.fast.segment import Parts, Plan
+from stairwell.fast.segment import Inputs, Plan
 from stairwell.fast.staircase_diagonals import Diagonals
 from stairwell.fast.staircase_segment import Climb, Diagonal, Leaving, Stairs
 
@@ -37,12 +37,12 @@ class NativeSteps(Diagonals):
         for weights in layers:
             weights.ramp = weights.ramp.flip(-1) if weights.ramp is not None else None
         positions = self.learned_distances()[:W].flip(0)
-        parts = Parts(self.x.transpose(0, 1).contiguous(), self.x.new_zeros(0), positions, sets, layers)
-        stairs = self.stairs(diagonals, W, cache.shape[1], parts)
-        y, *remembered = Climb.apply(stairs, len(alive), *old, *parts.flat())
+        inputs = Inputs(self.x.transpose(0, 1).contiguous(), self.x.new_zeros(0), positions, sets, layers)
+        stairs = self.stairs(diagonals, W, cache.shape[1], inputs)
+        y, *remembered = Climb.apply(stairs, len(alive), *old, *inputs.tensors())
         return y, self.state_after(remembered, [y if core.config.M > 0 else self.x])
 
-    def stairs(self, diagonals: list[Diagonal], W: int, cached_before: int, parts: Parts) -> Stairs:
+    def stairs(self, diagonals: list[Diagonal], W: int, cached_before: int, inputs: Inputs) -> Stairs:
         config, masks, A = self.core.config, self.masks, len(self.alive)
         B, T, D = self.x.shape
         layer = self.core.layers[0]
@@ -61,7 +61,8 @@ class NativeSteps(Diagonals):
             memory_of=(0,) * A,
             age=self.age,
             full=False,
-            keep=torch.is_grad_enabled() and any(part is not None and part.requires_grad for part in parts.flat()),
+            needs_gradient=torch.is_grad_enabled()
+            and any(tensor is not None and tensor.requires_grad for tensor in inputs.tensors()),
             attention_kept=attention_kept,
             attention_rate=layer.attention.rate,
             relu_rate=layer.feed_forward.rate,

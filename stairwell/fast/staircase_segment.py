@@ -4,8 +4,8 @@
     backward   for s = S-1..0      gradients of each token's inputs and outputs, at each pass and layer
     weights    dW = dY' X          here, once a block of diagonals: one large product over all its tokens and rows
 
-A token of a diagonal is a step of Feedback's `segment` that sees itself, so folded weights, traces, slopes and weight
-gradients are those of `segment`; its tokens are here those of all diagonals, one after another. Each layer has its own
+A token of a diagonal is a step of Feedback's `segment` that sees itself, so folded weights, traces and gradients are
+those of `segment`; its tokens are here those of all diagonals, one after another. Each layer has its own
 keys and values: what is cached, by slot, and after it what else a diagonal sees. Distances are ordered the farthest
 first, so that what a token sees is a suffix.
 Letters as in `segment`; T tokens of the call, R of all diagonals together, W distances, L layers, A left by LayerDrop.
@@ -24,7 +24,17 @@ from torch import Tensor
 from stairwell.fast import segment
 from stairwell.fast.native import staircase_backward, staircase_forward
 from stairwell.fast.once import Once, once
-from stairwell.fast.segment import LayerSlopes, LayerTrace, LayerWeights, Parts, Plan, Projection, Slopes, Trace, fresh
+from stairwell.fast.segment import (
+    Gradients,
+    Inputs,
+    LayerGradients,
+    LayerTrace,
+    LayerWeights,
+    Plan,
+    Projection,
+    Trace,
+    fresh,
+)
 
 ROWS = 4096  # tokens times rows of a block: fewer make smaller products and more calls
 
@@ -84,7 +94,7 @@ class Stairs:
     @property
     def steps(self) -> int:
         """Tokens whose traces are kept: all for a gradient, else those of one diagonal."""
-        return self.plan.T if self.plan.keep else max(d.t for d in self.diagonals)
+        return self.plan.T if self.plan.needs_gradient else max(d.t for d in self.diagonals)
 
     def numbers(self) -> list[int]:
         passes = max(n for d in self.diagonals for n in d.passes) + 1
@@ -110,17 +120,17 @@ class Stairs:
         return reversed(found)
 
 
-def make_trace(stairs: Stairs, parts: Parts) -> Trace:
-    plan, x = stairs.plan, parts.x
+def make_trace(stairs: Stairs, inputs: Inputs) -> Trace:
+    plan, x = stairs.plan, inputs.x
     B, D, A = plan.B, plan.D, plan.A
-    layers = segment.make_trace(dataclasses.replace(plan, T=stairs.steps, keep=True), parts).layers
+    layers = segment.make_trace(dataclasses.replace(plan, T=stairs.steps, needs_gradient=True), inputs).layers
     room = [fresh(x, B, plan.H, stairs.slots, plan.K) for _ in range(2 * A)]
     return Trace(
         y=fresh(x, stairs.T, B, D),
-        made=x.new_empty(0),
+        memory=x.new_empty(0),
         levels=[fresh(x, plan.T, B, D) for _ in range(A + 1)],
-        entered=fresh(x, stairs.cached_now, B, D),
-        deviation=fresh(x, stairs.cached_now, B),
+        memory_input=fresh(x, stairs.cached_now, B, D),
+        memory_rstd=fresh(x, stairs.cached_now, B),
         keys=room[:A],
         values=room[A:],
         layers=layers,
@@ -132,16 +142,16 @@ class Climb(Once):
 
     @staticmethod
     def forward(ctx: Any, stairs: Stairs, layers: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Tensors are keys and values of what came before the call (B, slots, 2HK), a layer each, and the parts."""
-        old, parts = list(tensors[:layers]), Parts.unflat(stairs.plan, tensors[layers:])
-        trace = make_trace(stairs, parts)
-        staircase_forward(stairs.plan, parts, trace, stairs, old)
+        """Tensors are keys and values of what came before the call (B, slots, 2HK), a layer each, and the inputs."""
+        old, inputs = list(tensors[:layers]), Inputs.from_tensors(stairs.plan, tensors[layers:])
+        trace = make_trace(stairs, inputs)
+        staircase_forward(stairs.plan, inputs, trace, stairs, old)
         ctx.set_materialize_grads(False)
-        if stairs.plan.keep:
+        if stairs.plan.needs_gradient:
             # Saved as tensors, not as an attribute: then they are freed as soon as backward is done with them.
             saved: list[Tensor | None] = [*tensors]
             places = {id(tensor): i for i, tensor in enumerate(tensors)}
-            ctx.stairs, ctx.layers, ctx.trace = stairs, layers, segment.set_aside(trace, saved, places)
+            ctx.stairs, ctx.layers, ctx.trace = stairs, layers, segment.tensors_to_places(trace, saved, places)
             ctx.save_for_backward(*saved)
         return (trace.y.transpose(0, 1).contiguous(), *remember(stairs, trace.levels))
 
@@ -149,41 +159,41 @@ class Climb(Once):
     @once
     def backward(ctx: Any, y: Tensor | None, *remembered: Tensor | None) -> tuple[Any, ...]:
         stairs, layers, saved = ctx.stairs, ctx.layers, ctx.saved_tensors
-        plan, old, parts = stairs.plan, saved[:layers], Parts.unflat(stairs.plan, saved[layers:])
-        trace = segment.take_back(ctx.trace, saved)
+        plan, old, inputs = stairs.plan, saved[:layers], Inputs.from_tensors(stairs.plan, saved[layers:])
+        trace = segment.places_to_tensors(ctx.trace, saved)
         # On its way back a diagonal's own keys and values cover what is cached later: not in what may be read again.
         trace.keys, trace.values = ([part.clone() for part in room] for room in (trace.keys, trace.values))
         y = torch.zeros_like(trace.y) if y is None else y.transpose(0, 1).contiguous()
         blocks = list(stairs.blocks())
         most = max(sum(d.t for d in stairs.diagonals[first:last]) for first, last in blocks)
-        slopes = make_slopes(stairs, parts, trace, most)
-        old_slopes = [torch.zeros_like(part) for part in old]
+        gradients = make_gradients(stairs, inputs, trace, most)
+        old_gradients = [torch.zeros_like(part) for part in old]
         room = [torch.zeros_like(part) for part in (*trace.keys, *trace.values)]
         later = fresh(trace.y, max(d.t for d in stairs.diagonals), plan.B, plan.D)
         owed = owed_by_state(stairs, trace, remembered)
-        found = Parts(
-            slopes.x,
-            torch.zeros_like(parts.mix),
-            torch.zeros_like(parts.position),
+        totals = Inputs(
+            gradients.x,
+            torch.zeros_like(inputs.mix),
+            torch.zeros_like(inputs.position),
             [
                 Projection(old, *segment.zeros([p.weight, p.bias]))
-                for old, p in zip(slopes.old, parts.sets, strict=True)
+                for old, p in zip(gradients.old, inputs.sets, strict=True)
             ],
-            [LayerWeights(*segment.zeros(dataclass_values(part))) for part in parts.layers],
+            [LayerWeights(*segment.zeros(dataclass_values(part))) for part in inputs.layers],
         )
         for first, last in blocks:
             begin, end = stairs.diagonals[first].place, stairs.diagonals[last - 1].place + stairs.diagonals[last - 1].t
             staircase_backward(
-                *(plan, parts, trace, stairs, list(old), y, slopes, [*old_slopes, *room, *owed, later]),
+                *(plan, inputs, trace, stairs, list(old), y, gradients, [*old_gradients, *room, *owed, later]),
                 *(begin, end, first, last),
             )
-            for a, (layer, slope) in enumerate(zip(trace.layers, slopes.layers, strict=True)):
-                kept, given = segment.steps(layer, begin, end), segment.steps(slope, 0, end - begin)
-                segment.add_layer(plan, kept, given, found.layers[a], found.sets[a])
-                add_scores(plan, parts.layers[a], kept, given, found.position, found.layers[a])
-        for project, new in zip(found.sets, slopes.new, strict=True):
-            segment.add_product(project.weight, project.bias, new, trace.entered)
-        return None, None, *old_slopes, *found.flat()
+            for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
+                kept, given = segment.slice_steps(layer, begin, end), segment.slice_steps(gradient, 0, end - begin)
+                segment.add_layer_gradients(plan, kept, given, totals.layers[a], totals.sets[a])
+                add_scores(plan, inputs.layers[a], kept, given, totals.position, totals.layers[a])
+        for project, new in zip(totals.sets, gradients.new, strict=True):
+            segment.add_product(project.weight, project.bias, new, trace.memory_input)
+        return None, None, *old_gradients, *totals.tensors()
 
 
 def remember(stairs: Stairs, levels: Sequence[Tensor]) -> list[Tensor]:
@@ -211,46 +221,51 @@ def owed_by_state(stairs: Stairs, trace: Trace, remembered: Sequence[Tensor | No
     return list(owed)
 
 
-def make_slopes(stairs: Stairs, parts: Parts, trace: Trace, tokens: int) -> Slopes:
+def make_gradients(stairs: Stairs, inputs: Inputs, trace: Trace, tokens: int) -> Gradients:
     """Those of layers for the tokens of a block only."""
 
     def block(tensor: Tensor | None) -> Any:
         return None if tensor is None else fresh(tensor, tokens, *tensor.shape[1:])
 
-    def layer(trace: LayerTrace) -> LayerSlopes:
+    def layer(trace: LayerTrace) -> LayerGradients:
         attended = trace.self_attended
-        return LayerSlopes(
-            attention_out=block(trace.attention.entered),
-            attention_left=block(trace.attention.left),
+        return LayerGradients(
+            attention_out=block(trace.attention.input),
+            attention_normed=block(trace.attention.normed),
             query=block(attended.query),
             scores=block(attended.weights),
-            read=trace.attention.entered[:0],
+            read=trace.attention.input[:0],
             own=block(trace.own),
-            **dict.fromkeys(["cross_out", "cross_left", "cross_query", "cross_scores", "cross_read"]),
-            feed_out=block(trace.feed.entered),
-            feed_left=block(trace.feed.left),
+            **dict.fromkeys(["cross_out", "cross_normed", "cross_query", "cross_scores", "cross_read"]),
+            feed_out=block(trace.feed.input),
+            feed_normed=block(trace.feed.normed),
             inner=block(trace.active),
         )
 
     plan, width = stairs.plan, 2 * stairs.plan.H * stairs.plan.K
-    return Slopes(
-        x=torch.zeros_like(parts.x),
-        made=trace.made,
-        old=[torch.zeros_like(part.old) for part in parts.sets],
-        new=[fresh(trace.y, stairs.cached_now, plan.B, width) for _ in parts.sets],
+    return Gradients(
+        x=torch.zeros_like(inputs.x),
+        memory=trace.memory,
+        old=[torch.zeros_like(part.old) for part in inputs.sets],
+        new=[fresh(trace.y, stairs.cached_now, plan.B, width) for _ in inputs.sets],
         layers=[layer(part) for part in trace.layers],
     )
 
 
 def add_scores(
-    plan: Plan, weights: LayerWeights, trace: LayerTrace, slope: LayerSlopes, position: Tensor, found: LayerWeights
+    plan: Plan,
+    weights: LayerWeights,
+    trace: LayerTrace,
+    gradient: LayerGradients,
+    position: Tensor,
+    totals: LayerWeights,
 ) -> None:
     """What a block's scores add to the gradients of positions and span."""
     query = trace.self_attended.query.unflatten(-1, (plan.H, plan.K))
-    segment.add_product(position, None, slope.scores, query)
+    segment.add_product(position, None, gradient.scores, query)
     if weights.ramp is not None:
-        assert found.ramp is not None
-        found.ramp += segment.ramp_gradient(weights.ramp, slope.scores)
+        assert totals.ramp is not None
+        totals.ramp += segment.ramp_gradient(weights.ramp, gradient.scores)
 
 
 def dataclass_values(part: Any) -> Iterator[Tensor | None]:

@@ -16,28 +16,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stairwell.cores import entry
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, inspect
 from stairwell.runs.experiment import SECTIONS, Experiment
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import load, without_format
-from stairwell.tasks import Batch, Split, Task
+from stairwell.state import State
+from stairwell.tasks import Split, Task
+from stairwell.tasks.pairs import PairBatch
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.run import Run
 from stairwell.train.streams import inside
 
-TITLES = {
-    "feedback": "Feedback",
-    "transformer-xl": "Transformer-XL",
-    "staircase": "Staircase",
-    "cached-staircase": "Cached Staircase",
-    "global-cached-staircase": "Global Cached Staircase",
-    "multi-vector-rnn": "Multi-vector RNN",
-    "memory-network": "Memory Network",
-    "universal": "Universal Transformer",
-    "lstm": "LSTM",
-}
 POINTS = 400  # of a curve: more than a screen shows
 COLUMNS = 128  # of an attention picture: farther distances are taken together
 ROWS, LEAD_IN, LOOKED_AT = 4, 128, 64  # the stream that attention is averaged over: rows, tokens before, tokens of it
@@ -160,7 +152,7 @@ def gather(
     records, result = run.metrics(), read_result(run)
     learned = inside(model) if model is not None else {}
     return RunReport(
-        name=name or TITLES.get(experiment.core_name, experiment.core_name),
+        name=name or entry(experiment.core_name).title,
         folder=shown_folder(run.path),
         task=experiment.task_name,
         core=experiment.core_name,
@@ -292,13 +284,13 @@ def shown_folder(folder: Path) -> str:
 
 
 @torch.no_grad()
-def look(model: LanguageModel, task: Task) -> Attention | None:
+def look(model: Any, task: Task) -> Attention | None:
     """Attention by distance, averaged over the end of a short stream of test data; none for models without it."""
-    batch = example(task)
-    if batch is None:
+    given = example(model, task)
+    if given is None:
         return None
     with inspect(model) as seen:
-        model(batch.tokens, model.init_state(batch.tokens.shape[0]), batch.start)
+        model(*given)
     pictures = [weights[:, :, -LOOKED_AT:].mean((0, 2)) for weights in seen.attention]  # each (H, distances)
     if not pictures:
         return None
@@ -320,13 +312,21 @@ def rounded(table: Tensor) -> list[list[float]]:
     return [[round(number, 4) for number in row] for row in table.tolist()]
 
 
-def example(task: Task) -> Batch | None:
-    """The beginning of the test data, or of the validation data where there is no test split; none where the data is
-    gone or has changed since."""
+def example(model: Any, task: Any) -> tuple[Any, State, Tensor | None] | None:
+    """What a model is called with at the beginning of the test data, or of the validation data where there is no test
+    split; of an agent, what it sees. None where the data or the environment is gone or has changed."""
     splits: tuple[Split, ...] = ("test", "valid")
     for split in splits:
         try:
-            return next(iter(task.batches(split, ROWS, LEAD_IN + LOOKED_AT)), None)
+            if task.kind == "agent":
+                seen, start = task.example(model, split, ROWS, LEAD_IN + LOOKED_AT)
+                return seen, model.init_state(ROWS), start
+            batch = next(iter(task.batches(split, ROWS, LEAD_IN + LOOKED_AT)), None)
+            if isinstance(batch, PairBatch):
+                state = model.init_state(batch.tokens.shape[0], batch.source, batch.source_mask)
+                return batch.tokens, state, None
+            if batch is not None:
+                return batch.tokens, model.init_state(ROWS), batch.start
         except (UserError, OSError):
             continue
     return None

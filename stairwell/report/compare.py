@@ -8,18 +8,11 @@ import statistics
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from stairwell.cores import CORES
 from stairwell.report.collect import RunReport
 from stairwell.report.table import Cell, Table
 
-# One colour a model, the same in every report: a place in the palette for each core (Okabe and Ito, 2008).
-PREFERRED = {
-    "feedback": 0,
-    "transformer-xl": 1,
-    "lstm": 2,
-    "staircase": 3,
-    "cached-staircase": 4,
-    "global-cached-staircase": 5,
-}
+# One colour a model, the same in every report: an entry's place in the palette (Okabe and Ito, 2008).
 COLOURS = 8
 
 
@@ -76,13 +69,14 @@ def without_seed(config: dict[str, Any]) -> dict[str, Any]:
 def models(runs: list[RunReport]) -> list[Model]:
     """The runs by model, in the order they came, each model with its colour."""
     found: dict[str, Model] = {}
+    reserved = {entry.colour for entry in CORES.values()}
     tested = all(run.score is None or run.score[0] == "test" for run in runs)
     for run in tell_apart(runs):
         if run.name not in found:
             taken = {model.colour for model in found.values()}
-            wanted = PREFERRED.get(run.core, -1)
+            wanted = CORES[run.core].colour if run.core in CORES else None
             free = [colour for colour in range(COLOURS) if colour not in taken]
-            others = [colour for colour in free if colour >= len(PREFERRED)] or free or [len(found) % COLOURS]
+            others = [colour for colour in free if colour not in reserved] or free or [len(found) % COLOURS]
             colour = wanted if wanted in free else others[0]
             found[run.name] = Model(run.name, colour, "test" if tested else "valid")
         found[run.name].runs.append(run)

@@ -12,13 +12,14 @@ import torch
 from stairwell import configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
-from stairwell.models import LanguageModel, LanguageModelConfig
+from stairwell.runs.kinds import ModelKind, kind_of
 from stairwell.tasks import Spec, Task, kept_tasks, make_task, task_type
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
 
 SECTIONS = ("core", "model", "task", "train")
-DERIVED = ("core", "inputs", "outputs")  # fields of the model's config that follow from the other sections
+# Fields that follow from the other sections, besides those of the model's kind.
+DERIVED = {"core": ("cross",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,24 +28,36 @@ class Experiment:
     core_name: str
     core: Any
     task: Any
-    model: LanguageModelConfig
+    model: Any
     train: TrainConfig
+
+    def __post_init__(self) -> None:
+        # What no model can have is told here, before anything is written.
+        dataclasses.replace(self.model, core=self.core)
 
     @property
     def name(self) -> str:
         return f"{self.task_name}/{self.core_name}"
+
+    @property
+    def kind(self) -> ModelKind:
+        """The kind of model that the task takes."""
+        return kind_of(self.task_name)
 
     def with_options(self, options: dict[str, str]) -> Experiment:
         """The experiment with fields set from text, such as {"core.memory": "64"}."""
         changed: dict[str, Any] = {}
         for section in SECTIONS:
             values = {name.partition(".")[2]: text for name, text in options.items() if name.startswith(section + ".")}
-            if section == "model" and set(values) & set(DERIVED):
-                raise UserError(f"--model.{min(set(values) & set(DERIVED))} follows from the task and the core")
+            fixed = self.kind.derived if section == "model" else DERIVED.get(section, ())
+            if derived := sorted(set(values) & set(fixed)):
+                raise UserError(f"--{section}.{derived[0]} is no option: it follows from the task and the core")
             if values:
                 changed[section] = configs.set_fields(getattr(self, section), values, section)
         if "task" in changed:
             make_task(self.task_name, changed["task"])  # options that no task can have are told before all else
+        if "task.longest_target" in options and not {"core.memory", "core.chunk", "core.passes"} & set(options):
+            changed["core"] = kind_of(self.task_name).fit_core(changed.get("core", self.core), changed["task"])
         if "task" in changed and "train.curriculum" not in options:
             # Who asks for a length wants to be trained to that length, not to the preset's.
             asked = (name.removeprefix("task.") for name in options if name.startswith("task."))
@@ -54,7 +67,8 @@ class Experiment:
         return dataclasses.replace(self, **changed)
 
     def to_json(self) -> dict[str, Any]:
-        model = {name: value for name, value in configs.to_json(self.model).items() if name not in DERIVED}
+        derived = self.kind.derived
+        model = {name: value for name, value in configs.to_json(self.model).items() if name not in derived}
         return {
             "experiment": self.name,
             "core": configs.to_json(self.core),
@@ -70,12 +84,8 @@ class Experiment:
         if not isinstance(data.get("experiment"), str):
             raise UserError(f"{where}: 'experiment' must be a task and a core, such as 'random-walk/feedback'")
         task_name, _, core_name = data["experiment"].partition("/")
-        kinds = {
-            "core": config_type(core_name),
-            "model": LanguageModelConfig,
-            "task": task_type(task_name)[0],
-            "train": TrainConfig,
-        }
+        task_config, kind = task_type(task_name)[0], kind_of(task_name)
+        kinds = {"core": config_type(core_name), "model": kind.config, "task": task_config, "train": kind.train}
         sections = {name: data.get(name, {}) for name in kinds}
         if isinstance(sections["model"], dict):
             # Models that were configured before there was a vector for a row's first token do not have one.
@@ -104,9 +114,8 @@ class Experiment:
         options = {name.strip(): value for name, _, value in pairs}
         return [configs.set_fields(self.task, options, "task")]
 
-    def make_model(self, task: Spec, device: torch.device | str = "cpu", engine: str = "auto") -> LanguageModel:
+    def make_model(self, task: Spec, device: torch.device | str = "cpu", engine: str = "auto") -> Any:
         """The model, its weights fixed by the seed whatever was drawn before."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
-            config = configs.changed(self.model, core=self.core, inputs=task.inputs, outputs=task.outputs)
-            return LanguageModel(config, engine).to(device)
+            return self.kind.make_model(self.model, self.core, task, engine).to(device)

@@ -1,7 +1,7 @@
 """A preset for every task and core: small models that train on two CPU cores in minutes, one recipe a task.
 
 All cores of a task have about the same number of weights and the same data, curriculum and number of updates; what
-differs is how each one looks back, which `look_back` says.
+differs is how each one looks back, which its entry in `stairwell.cores` says.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from stairwell.cores import config_type
-from stairwell.cores.lstm import LSTMConfig
+from stairwell.cores import Entry, entry
 from stairwell.errors import UserError
-from stairwell.models import LanguageModelConfig
+from stairwell.rl.config import AgentTrainConfig
 from stairwell.runs.experiment import Experiment
+from stairwell.runs.kinds import kind_of
 from stairwell.tasks import task_type
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import PairTrainConfig, TrainConfig
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class Recipe:
     chunk: int
     train: TrainConfig
     task: dict[str, Any] = field(default_factory=dict)
+    core: dict[str, Any] = field(default_factory=dict)  # options of the core, where it has them
+    model: dict[str, Any] = field(default_factory=dict)
 
 
 # For a task of which nothing is known: a small model, a short training.
@@ -82,6 +84,37 @@ RECIPES: dict[str, Recipe] = {
         ),
     ),
     "labelled": PLAIN,
+    # About the size and dropout that suit some 30,000 sentences; larger corpora want more width. Targets are in sight
+    # as a whole: `fit_core` sets how far a core looks back.
+    "translation": Recipe(
+        128, 2, 4, recall=128, context=128, chunk=16,
+        train=PairTrainConfig(
+            steps=10000, batch=512, batch_tokens=4096, learning_rate=3e-3, warmup=1000, decay="inverse-sqrt",
+            beta2=0.98, label_smoothing=0.1, validate_every=500, checkpoint_every=500, average=10,
+        ),
+        core={"inner": 256, "residual_dropout": 0.3},
+        model={
+            "encoder_layers": 4, "encoder_inner": 256, "encoder_dropout": 0.3, "embedding_dropout": 0.3,
+        },
+    ),
+    "summarization": Recipe(
+        128, 2, 4, recall=256, context=256, chunk=16,
+        train=PairTrainConfig(
+            steps=4000, batch=64, batch_tokens=8192, learning_rate=2e-3, warmup=500, decay="inverse-sqrt",
+            beta2=0.98, label_smoothing=0.1, validate_every=250, checkpoint_every=250, average=5,
+        ),
+        core={"inner": 256, "residual_dropout": 0.3},
+        model={
+            "encoder_layers": 4, "encoder_inner": 256, "encoder_dropout": 0.3, "embedding_dropout": 0.3,
+        },
+    ),
+    "rl": Recipe(
+        64, 2, 4, recall=32, context=100, chunk=4,
+        train=AgentTrainConfig(
+            learner="ppo", steps=1500, batch=64, segment=64, learning_rate=1e-3, warmup=50, decay="cosine", gae=0.95,
+            entropy_cost=0.01, normalise_advantages=True, validate_every=500, checkpoint_every=500, valid_rows=64,
+        ),
+    ),
 }  # fmt: skip
 RECIPES["reverse"] = Recipe(**{**vars(RECIPES["copy"]), "task": {"test_episodes": 100, "reverse": True}})
 # The published tables have no curriculum and 100,000 updates; this is for minutes.
@@ -102,37 +135,27 @@ def preset(name: str) -> Experiment:
     if not slash:
         raise UserError(f"an experiment is a task and a core, such as '{name or 'random-walk'}/feedback'")
     task_config, _ = task_type(task_name)
-    core_config = config_type(core_name)
-    recipe = RECIPES.get(task_name, PLAIN)
+    core = entry(core_name)
+    recipe, kind = RECIPES.get(task_name, PLAIN), kind_of(task_name)
+    task = task_config(**recipe.task)
+    config = core.config(**sizes(core, recipe), **core.look_back(recipe), **known(core, recipe.core))
     return Experiment(
         task_name=task_name,
         core_name=core_name,
-        core=core_config(**sizes(core_config, recipe), **look_back(core_name, recipe)),
-        task=task_config(**recipe.task),
-        model=LanguageModelConfig(),
+        core=kind.fit_core(config, task),
+        task=task,
+        model=kind.config(**recipe.model),
         train=recipe.train,
     )
 
 
-def sizes(kind: type[Any], recipe: Recipe) -> dict[str, Any]:
-    """Width and depth. An LSTM layer has 8 D^2 weights where a transformer layer has 12 D^2: it gets more width."""
-    width = round(recipe.width * 1.25 / 8) * 8 if kind is LSTMConfig else recipe.width
+def sizes(core: Entry, recipe: Recipe) -> dict[str, Any]:
+    """Width and depth, such that all cores have about as many weights."""
+    width = round(recipe.width * core.width_factor / 8) * 8 if core.width_factor != 1 else recipe.width
     wanted = {"width": width, "layers": recipe.layers, "heads": recipe.heads}
-    return {name: size for name, size in wanted.items() if name in kind.__dataclass_fields__}
+    return known(core, wanted)
 
 
-def look_back(core_name: str, recipe: Recipe) -> dict[str, Any]:
-    """How far each core sees. Those that carry a state onwards get `recall` tokens, the others `context`."""
-    steps = max(2, -(-recipe.recall // recipe.chunk) + 1)
-    return {
-        "feedback": {"memory": recipe.recall},
-        "transformer-xl": {"memory": recipe.context},
-        "universal": {"memory": recipe.context, "passes": 2},
-        "staircase": {"chunk": recipe.chunk, "passes": min(steps, 4)},
-        "cached-staircase": {"chunk": recipe.chunk, "passes": steps},
-        "global-cached-staircase": {"chunk": recipe.chunk},
-        "multi-vector-rnn": {},
-        "memory-network": {"passes": recipe.context + 1},
-        "lstm": {},
-        "deltanet": {},
-    }.get(core_name, {})
+def known(core: Entry, options: dict[str, Any]) -> dict[str, Any]:
+    """The options that a core's config has."""
+    return {name: value for name, value in options.items() if name in core.config.__dataclass_fields__}

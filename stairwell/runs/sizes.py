@@ -123,7 +123,8 @@ def guess(experiment: Experiment, task: Task) -> float:
     width, depth = size("width"), size("layers") * size("passes")
     sight = max(size("memory"), size("chunk") * size("passes"), size("max_tokens"))
     inside = size("inner", 4 * width) + max(size("heads") * size("head_width"), width)
-    numbers = 8 * size("layers") * width * inside + width * (task.inputs + task.outputs + sight)
+    symbols = 0 if task.kind == "agent" else task.inputs + task.outputs
+    numbers = 8 * size("layers") * width * inside + width * (symbols + sight)
     rows = max(train.batch, train.valid_rows)
     kept = rows * (sight * depth * width + train.segment * (depth * width + 1) + longest(task))
     return NUMBER * (4 * numbers + kept) + LAYER * size("layers") + ROW * rows

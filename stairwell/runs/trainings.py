@@ -19,13 +19,13 @@ import torch
 from stairwell import fast
 from stairwell.errors import UserError
 from stairwell.files import write_text
-from stairwell.models import LanguageModel
 from stairwell.runs import sizes
 from stairwell.runs.experiment import Experiment
+from stairwell.runs.kinds import KINDS
 from stairwell.runs.presets import preset
 from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.tasks import Split, Task, spec
-from stairwell.train import Interrupted, NotSaved, Run, Watch, evaluate, stream_trainer
+from stairwell.train import Interrupted, NotSaved, Run, Watch
 from stairwell.train.processes import World
 from stairwell.train.run import read_config
 from stairwell.version import __version__
@@ -126,8 +126,9 @@ def _train(job: Job, device: torch.device, engine: str, show: Show, world: World
     sizes.check_training(experiment, tasks[0], device, world.size)
     model = experiment.make_model(tasks[0], device, engine)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    title = f"{experiment.name}: {parameters:,} parameters on {device}; {model.core.engine_name}\n{tasks[0].describe()}"
-    trainer = stream_trainer(model, tasks, experiment.train, run, world)
+    title = f"{experiment.name}: {parameters:,} parameters on {device}, engine: {model.core.engine_name}"
+    title += f"\n{tasks[0].describe()}"
+    trainer = experiment.kind.make_trainer(model, tasks, experiment.train, run, world)
     damaged = trainer.resume() if job.resume else []
     progress = trainer.progress
     if world.first:
@@ -230,7 +231,7 @@ def sum_up(results: list[dict[str, Any]], headline: tuple[str, bool]) -> dict[st
     }
 
 
-def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto") -> tuple[LanguageModel, Task]:
+def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto") -> tuple[Any, Task]:
     """The trained model of a run folder and its task, from the folder alone: whatever has become of the data, it is not
     opened before someone reads it."""
     run = Run(path)
@@ -270,7 +271,7 @@ def evaluate_run(
         "data": task.describe(),
         "split": split,
         "update": note["step"],
-        **evaluate(model, task, split, rows, segment, watch),
+        **KINDS[task.kind].evaluate(model, task, split, rows, segment, watch, Path(path)),
     }
 
 

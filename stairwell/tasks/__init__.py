@@ -26,6 +26,8 @@ TASKS: dict[str, tuple[str, str, str]] = {
     "modular-arithmetic": ("modular_arithmetic", "ModularArithmetic", "the value of an expression modulo five"),
     "group-words": ("group_words", "Words", "the product of a word over generators of A5 or S5"),
     "lm": ("language", "Language", "language modelling on any text file or folder"),
+    "translation": ("translation", "Translation", "sentences of one language into another: parallel files"),
+    "summarization": ("summarization", "Summarization", "an article's first words into a few sentences"),
     "labelled": ("labelled", "Labelled", "your own state tracking: two parallel files of tokens and labels"),
 }
 
@@ -35,7 +37,8 @@ def task_type(name: str) -> tuple[type[Any], type[Any]]:
     if name not in TASKS:
         raise UserError(f"unknown task '{name}'{nearest(name, TASKS)}")
     module_name, class_name, _ = TASKS[name]
-    module = importlib.import_module(f"stairwell.tasks.{module_name}")
+    # Rooms above add tasks of their own, with the module's full name.
+    module = importlib.import_module(module_name if "." in module_name else f"stairwell.tasks.{module_name}")
     return module.Config, getattr(module, class_name)
 
 

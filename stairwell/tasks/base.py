@@ -10,7 +10,7 @@ A task speaks of token ids and labels only; it knows no model. Letters: B rows, 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import torch
@@ -20,7 +20,7 @@ from stairwell.data.packed import IGNORE
 from stairwell.text import Vocabulary
 
 Split = Literal["valid", "test"]
-Kind = Literal["language"]  # of model
+Kind = Literal["language", "seq2seq", "agent"]  # of model
 
 
 @dataclass(frozen=True)
@@ -134,6 +134,8 @@ class Known:
     vocabularies: Mapping[str, Vocabulary]
     about: str
     fingerprint: Mapping[str, str]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    "what else a model needs to know: numbers of symbols, an agent's spaces"
 
 
 class Task(Spec, Data, Protocol):

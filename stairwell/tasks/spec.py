@@ -51,15 +51,17 @@ def read(folder: Path, name: str) -> list[Known]:
     if content["task"] != name:
         raise UserError(f"{path} is of the task '{content['task']}', but config.json is of '{name}'")
     vocabularies = {key: text.from_json(data, str(path)) for key, data in content["vocabularies"].items()}
-    return [Known(vocabularies, phase["about"], phase["fingerprint"]) for phase in content["phases"]]
+    return [
+        Known(vocabularies, phase["about"], phase["fingerprint"], phase.get("facts", {})) for phase in content["phases"]
+    ]
 
 
 def _phase(task: Task) -> dict[str, Any]:
+    own = {"facts": task.facts()} if hasattr(task, "facts") else {"inputs": task.inputs, "outputs": task.outputs}
     return {
         "about": task.describe(),
         "kind": task.kind,
-        "inputs": task.inputs,
-        "outputs": task.outputs,
+        **own,
         "headline": task.headline,
         "higher_is_better": task.higher_is_better,
         "fingerprint": task.fingerprint(),

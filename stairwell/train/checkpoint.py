@@ -111,8 +111,8 @@ def unpack(
     world: World,
     rows: range,
     seed: int,
-) -> None:
-    """Bring all of them to where `pack` was called; `rows` are those of this process."""
+) -> list[str]:
+    """Bring all of them to where `pack` was called; `rows` are those of this process. What the feed has to say."""
     own = {name: tensor for name, tensor in tensors.items() if name.startswith(("model.", "objective."))}
     try:
         objective.load_state_dict({name.removeprefix("objective."): tensor for name, tensor in own.items()})
@@ -124,8 +124,9 @@ def unpack(
     position = dict(note["position"])
     if carried := part_of(tensors, "feed"):
         position["tensors"] = {name: tensor[rows.start : rows.stop] for name, tensor in carried.items()}
-    feed.seek({**position, "rows": position["rows"][rows.start : rows.stop]})
+    word = feed.seek({**position, "rows": position["rows"][rows.start : rows.stop]})
     restore_generators(objective, tensors, world, seed + 1 + world.rank + 1_000_003 * note["progress"]["step"])
+    return [word] if word else []
 
 
 def check_rows(note: dict[str, Any], batch: int) -> None:

@@ -64,6 +64,10 @@ class TrainConfig:
     "end the training once the curriculum's last stage is mastered"
     precision: Literal["float32", "bf16"] = "float32"
     "bf16: autocast of matrix products, for devices where that is faster"
+    average: int = 0
+    "how many of the models at validations are averaged at the end and kept if the average is better; 0: none"
+    average_of: Literal["last", "best"] = "last"
+    "which ones: the last validations, or the best"
     seed: int = 0
     "fixes initial parameters, data order and dropout"
     validate_every: int = 500
@@ -83,7 +87,7 @@ class TrainConfig:
         for name in ("batch", "segment", "accumulate", "log_every", "valid_rows"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         counts = ("steps", "finetune_steps", "warmup", "segment_warmup", "validate_every", "checkpoint_every")
-        for name in (*counts, "patience", "valid_tokens", "clip", "seed", "weight_decay"):
+        for name in (*counts, "patience", "average", "valid_tokens", "clip", "seed", "weight_decay"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
         self._check("seed", self.seed < LARGEST_SEED, "below 2^63")
         for name in ("learning_rate", "finetune_rate", "eps"):
@@ -121,3 +125,20 @@ class TrainConfig:
     def length(self, step: int) -> int:
         """The segment of an update."""
         return self.segment_warmup if self.segment_warmup and step < self.steps // 2 else self.segment
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTrainConfig(TrainConfig):
+    """Of pairs of sources and targets, which have lengths of their own."""
+
+    batch: int = 512
+    "batch size: the most pairs of an update"
+    batch_tokens: int = 4096
+    "the most tokens of an update's sources, and of its targets, padding included"
+    label_smoothing: float = 0.0
+    "the share of a target's probability that is spread over all symbols"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check("batch_tokens", self.batch_tokens >= 1, "at least 1")
+        self._check("label_smoothing", 0 <= self.label_smoothing < 1, "in [0, 1)")

@@ -28,9 +28,9 @@ from stairwell.train import checkpoint, optimizers
 from stairwell.train.checkpoint import Progress, Tally
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
-from stairwell.train.objective import Batch, Objective, Outcome, Phase
+from stairwell.train.objective import Batch, BrokenFeed, Objective, Outcome, Phase
 from stairwell.train.processes import World
-from stairwell.train.run import Run
+from stairwell.train.run import Run, load_tensors
 
 
 class Interrupted(Exception):
@@ -93,7 +93,7 @@ class Trainer:
 
     def run(self, watch: Watch | None = None) -> dict[str, Any]:
         """Train to the end; the scores of the last validation (those of the best model are kept with it in the folder).
-        Raises Interrupted, NotSaved or Diverged, which leave a folder to go on from."""
+        Raises Interrupted, NotSaved, Diverged or BrokenFeed, which leave a folder to go on from."""
         self.watch = watch or self.watch
         self.writes = self.world.first
         if self.writes:
@@ -103,6 +103,12 @@ class Trainer:
                 return self.run_to_the_end()
         except KeyboardInterrupt:
             raise NotSaved(self.what_is_lost()) from None
+        except BrokenFeed as error:
+            if self.world.size > 1:  # the others know nothing of it, and saving needs all
+                raise
+            self.save()
+            saved = f"stopped and saved at update {self.progress.step:,} of {self.config.total:,}"
+            raise BrokenFeed(f"{error}; {saved}") from error
 
     def run_to_the_end(self) -> dict[str, Any]:
         config, progress = self.config, self.progress
@@ -126,6 +132,8 @@ class Trainer:
                 self.save()
         final = progress.valid or self.validate()
         self.save()
+        if config.average:
+            self.average()
         return final
 
     def close(self) -> None:
@@ -273,9 +281,30 @@ class Trainer:
             progress.best, progress.best_loss, progress.best_step = value, loss, progress.step
             if self.writes:
                 self.save_model(scores)
+        if self.config.average and self.writes:
+            note = {"rank": progress.step if self.config.average_of == "last" else [sign * value, -loss]}
+            self.folder.save_snapshot(progress.step, dict(self.model.state_dict()), note, self.config.average)
         self.write({**self.when(), "valid": scores, "best": better})
         progress.valid = scores
         return scores
+
+    def average(self) -> None:
+        """Average the parameters of several validations, and keep that model if it is the best."""
+        if not self.writes:
+            return
+        own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        found = [load_tensors(path)[0] for path in self.folder.snapshots()]
+        mean = {name: torch.stack([one[name] for one in found]).mean(0).to(own[name]) for name in own}
+        self.model.load_state_dict(mean)
+        try:
+            scores = self.validation(self.model, "valid")
+            value, sign = scores[self.validation.headline], 1 if self.validation.higher_is_better else -1
+            better = self.progress.best is None or sign * value > sign * self.progress.best
+            if better:
+                self.save_model(scores)
+            self.write({**self.when(), "valid": scores, "best": better, "averaged": len(found)})
+        finally:
+            self.model.load_state_dict(own)
 
     def write(self, record: dict[str, Any]) -> None:
         if self.writes:
@@ -301,8 +330,8 @@ class Trainer:
         self.world.wait()
 
     def resume(self) -> list[str]:
-        """Go on from the newest checkpoint that is whole; a word on each one that is not. A training that ended before
-        its first checkpoint begins anew, which comes to the same."""
+        """Go on from the newest checkpoint that is whole; a word on each one that is not, and on a feed that cannot go
+        on exactly. A training that ended before its first checkpoint begins anew, which comes to the same."""
         if not self.folder.checkpoints():
             return [f"{self.folder.path} holds no checkpoint yet; beginning from the start"]
         tensors, note, damaged = self.folder.load_checkpoint()
@@ -313,8 +342,7 @@ class Trainer:
         if self.curriculum.stages:
             self.curriculum.seek(saved.curriculum)
         parts = (self.objective, self.optimizer, self.feed, self.world)
-        checkpoint.unpack(tensors, note, *parts, self.rows, self.config.seed)
-        return damaged
+        return damaged + checkpoint.unpack(tensors, note, *parts, self.rows, self.config.seed)
 
     def what_is_lost(self) -> str:
         kept = self.folder.newest_step

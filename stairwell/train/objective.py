@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from stairwell.errors import UserError
 from stairwell.state import State
 from stairwell.tasks.base import Split
 
@@ -93,6 +94,11 @@ class Objective(nn.Module):
         """Go on from the tensors of all processes' `carried`, with these rows of them."""
 
 
+class BrokenFeed(UserError):
+    """What a feed reads from cannot go on: an environment that raises, say. The feed stands where it stood before the
+    read, so that all that was learned can be saved."""
+
+
 class Feed(Protocol):
     """Where batches come from: a stream of tokens, buckets of pairs, rollouts of environments. Rows depend on the seed
     and their own number only, so they can be dealt among processes and a stopped training goes on with the next one."""
@@ -107,7 +113,8 @@ class Feed(Protocol):
         """Where the feed stands: {"rows": [plain JSON, one entry a row], "tensors": {name: (B, ...)}, ...}. The tensors
         may be left out; anything else is plain JSON and the same on all processes."""
 
-    def seek(self, position: dict[str, Any]) -> None: ...
+    def seek(self, position: dict[str, Any]) -> str | None:
+        """Go on from there; a word for people where that is not possible bit for bit."""
 
 
 class Validation(Protocol):

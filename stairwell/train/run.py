@@ -5,6 +5,7 @@ metrics.jsonl            one JSON object a line: training, validation
 model.safetensors        the parameters to use: the best by validation
 task.json                what is known of the data: symbols <-> ids, a hash of every split
 checkpoints/             the two newest moments to go on from, each one file, checked by a hash
+snapshots/               parameters at validations, if they are to be averaged
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Run:
 
     def tidy(self) -> None:
         """Remove what a killed process had begun to write."""
-        for pattern in ("checkpoints/.step-*.tmp", ".model.safetensors.*.tmp", ".*.json*.tmp"):
+        for pattern in ("checkpoints/.step-*.tmp", "snapshots/.step-*.tmp", ".model.safetensors.*.tmp", ".*.json*.tmp"):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
 
@@ -140,6 +141,17 @@ class Run:
         save_tensors(path, tensors, {**note, "asked": self.asked})
         for old in self.checkpoints()[:-KEPT]:
             old.unlink(missing_ok=True)
+
+    def save_snapshot(self, step: int, parameters: dict[str, Tensor], note: dict[str, Any], kept: int) -> None:
+        """Add the parameters of a validation; of all, `kept` stay: those whose note's `rank` is highest."""
+        save_tensors(self.path / "snapshots" / f"step-{step:09d}.safetensors", parameters, note)
+        ranked = sorted(self.snapshots(), key=lambda path: load_tensors(path)[1]["rank"])
+        for old in ranked[:-kept]:
+            old.unlink(missing_ok=True)
+
+    def snapshots(self) -> list[Path]:
+        """Oldest first."""
+        return sorted((self.path / "snapshots").glob("step-*.safetensors"))
 
     def checkpoints(self) -> list[Path]:
         """Oldest first."""

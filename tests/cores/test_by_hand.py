@@ -22,7 +22,7 @@ from stairwell.cores.staircase import (
 )
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
-from stairwell.models import choose_engine
+from stairwell.fast import choose_engine
 from tests import laws
 
 T, R = 9, 3  # tokens; the span's ramp, so short that some slots fade, some are out of sight

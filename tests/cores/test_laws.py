@@ -16,7 +16,7 @@ from stairwell.cores.staircase import CachedStaircaseConfig
 from tests import laws
 
 NAMES = sorted(CORES)
-TRANSFORMERS = [name for name in NAMES if issubclass(CORES[name][1], TransformerCore)]
+TRANSFORMERS = [name for name in NAMES if issubclass(CORES[name].core, TransformerCore)]
 EXAMPLES = settings(max_examples=15, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)  # where an example runs many laws
 
@@ -24,7 +24,7 @@ FEW = settings(max_examples=6, deadline=None, derandomize=True)  # where an exam
 @st.composite
 def configs(draw: Any, name: str, **fixed: Any) -> Any:
     """A config of a core: every option that changes the maths, small sizes; what is `fixed` is not drawn."""
-    kind = CORES[name][0]
+    kind = CORES[name].config
     heads = draw(st.integers(1, 2))
     options: dict[str, Any] = {
         "width": draw(st.sampled_from([4, 6])),
@@ -247,7 +247,7 @@ def keep_every_law(config: Any) -> None:
 @pytest.mark.parametrize("sees_itself", [False, True])
 @pytest.mark.parametrize("name", ["transformer-xl", "universal"])
 def test_a_token_older_than_depth_times_memory_is_forgotten(name: str, sees_itself: bool) -> None:
-    config = CORES[name][0](width=4, heads=2, layers=2, memory=3, sees_itself=sees_itself)
+    config = CORES[name].config(width=4, heads=2, layers=2, memory=3, sees_itself=sees_itself)
     depth = 2 * getattr(config, "passes", 1)
     laws.forgets(laws.make_case(config, B=2, T=depth * 3 + 4, starts=0, warm=0), depth, S=3)
 
@@ -256,7 +256,7 @@ def test_a_token_older_than_depth_times_memory_is_forgotten(name: str, sees_itse
 def test_a_recurrent_core_remembers_beyond_its_window(name: str) -> None:
     """What Transformers cannot: a token far outside the memory still matters."""
     small = {"memory": 2} if name == "feedback" else {"chunk": 2, "passes": 2} if name != "multi-vector-rnn" else {}
-    case = laws.make_case(CORES[name][0](width=4, heads=2, layers=2, **small), B=1, T=30, starts=0, warm=0)
+    case = laws.make_case(CORES[name].config(width=4, heads=2, layers=2, **small), B=1, T=30, starts=0, warm=0)
     x = case.x.clone().requires_grad_()
     y, _ = case.run(x, case.core.init_state(1), None)
     (grad,) = torch.autograd.grad(y[:, -1].sum(), x)

@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from stairwell import configs
 from stairwell.cores import CORES, Seen, config_type
 from stairwell.export import html, pack
 from stairwell.models import LanguageModel, LanguageModelConfig, inspect
@@ -105,18 +106,19 @@ def drawn(name: str, number: int) -> Any:
         "chunk": chance.choice([1, 2, 3, 5]),
         "distances": chance.choice([2, 64]),
         "passes": chance.randint(1, 4),
+        "products": chance.randint(1, 3),
+        "negative_eigenvalues": chance.random() < 0.5,
+        "gated": chance.random() < 0.5,
     }
     options["make_up"] = chance.choice(["all", "average", "recurrent", 0, options["layers"]])
     options["share_kv"] = chance.random() < 0.5
+    options |= {name: chance.random() < 0.5 for name in ("gated", "negative_eigenvalues")}
+    options["products"] = chance.randint(1, 3)
     options["compute"] = chance.randint(0, options["passes"])
-    if "staircase" in name or name in ("multi-vector-rnn", "memory-network"):
-        options["sees_itself"] = True
-    if name == "multi-vector-rnn":
-        options |= {"chunk": 1, "passes": 2}
     if name == "memory-network":
-        options |= {"chunk": 1, "passes": chance.choice([2, 9, 100]), "compute": 0}
+        options["passes"] = chance.choice([2, 9, 100])
     kind = config_type(name)
-    return kind(**{option: value for option, value in options.items() if option in kind.__dataclass_fields__})
+    return kind(**{option: value for option, value in options.items() if option in configs.field_types(kind)})
 
 
 def every_case() -> list[Case]:

@@ -13,7 +13,7 @@ from stairwell import fast
 from stairwell.cores import build
 from stairwell.cores.delta import DeltaNetConfig
 from stairwell.fast import delta
-from stairwell.fast.delta import walk
+from stairwell.fast.delta import DeltaNetEngine
 from tests import laws
 from tests.cores.test_laws import cases
 
@@ -34,7 +34,7 @@ def test_every_option_gives_the_reference_values_and_gradients() -> None:
     def law(case: laws.Case, chunk: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(delta, "CHUNK", chunk)
-            laws.same_as_reference(case, walk)
+            laws.same_as_reference(case, DeltaNetEngine())
 
     law()
 
@@ -43,8 +43,8 @@ def test_every_option_gives_the_reference_values_and_gradients() -> None:
 @pytest.mark.parametrize("products", [1, 3])
 def test_longer_segments_give_the_reference_values_and_gradients(products: int, gated: bool) -> None:
     config = DeltaNetConfig(width=8, heads=2, products=products, gated=gated)
-    laws.same_as_reference(laws.make_case(config, B=2, T=70, starts=0.0, warm=50), walk)
-    laws.same_as_reference(laws.make_case(config, B=3, T=70, starts=0.1), walk)
+    laws.same_as_reference(laws.make_case(config, B=2, T=70, starts=0.0, warm=50), DeltaNetEngine())
+    laws.same_as_reference(laws.make_case(config, B=3, T=70, starts=0.1), DeltaNetEngine())
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
@@ -52,7 +52,7 @@ def test_the_laws_hold_with_the_engine(law: Any) -> None:
     @FEW
     @given(case=cases("deltanet"), chunk=CHUNKS)
     def check(case: laws.Case, chunk: int) -> None:
-        case.core.engine = walk
+        case.core.engine = DeltaNetEngine()
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(delta, "CHUNK", chunk)
             law(case)
@@ -64,7 +64,7 @@ def test_the_laws_with_choices_hold_with_the_engine() -> None:
     @FEW
     @given(case=cases("deltanet"), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
     def check(case: laws.Case, cuts: list[int], place: int) -> None:
-        case.core.engine = walk
+        case.core.engine = DeltaNetEngine()
         B, T, _ = case.x.shape
         laws.split(case, [cut for cut in cuts if cut < T])
         laws.causal(case, place % T)
@@ -79,7 +79,7 @@ def test_what_was_forgotten_long_ago_does_not_overflow() -> None:
     core: Any = case.core
     for layer in core.layers:
         torch.nn.init.constant_(layer.keep.bias, -100.0)
-    laws.same_as_reference(case, walk)
+    laws.same_as_reference(case, DeltaNetEngine())
 
 
 def test_float32_is_as_near_to_the_truth_as_the_reference() -> None:
@@ -87,7 +87,7 @@ def test_float32_is_as_near_to_the_truth_as_the_reference() -> None:
     exact, _ = case.core.walk(case.x, case.state, case.start, None, None)
     core: Any = case.core.float()
     state = case.state.to(dtype=torch.float32)
-    ours, _ = walk(core, case.x.float(), state, case.start)  # type: ignore[arg-type]
+    ours, _ = DeltaNetEngine()(core, case.x.float(), state, case.start)  # type: ignore[arg-type]
     theirs, _ = core.walk(case.x.float(), state, case.start, None, None)
     assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 1e-6
 
@@ -96,12 +96,9 @@ def test_short_calls_and_autocast_go_to_the_reference(monkeypatch: pytest.Monkey
     core: Any = build(DeltaNetConfig(width=4, heads=2))
     monkeypatch.setattr(delta, "correct_chunk", None)  # whoever makes a chunk here fails
     monkeypatch.setattr(delta, "SHORTEST", 3)
-    walk(core, torch.randn(1, 2, 4), core.init_state(1))
+    fast.choose_engine(core, "fast")
+    core(torch.randn(1, 2, 4), core.init_state(1))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        _, state = walk(core, torch.randn(1, 9, 4), core.init_state(1))
+        _, state = core(torch.randn(1, 9, 4), core.init_state(1))
     core(torch.randn(1, 2, 4), state)  # what autocast leaves behind is still this model's
-
-
-def test_find_says_what_runs() -> None:
-    engine, why = fast.find(build(DeltaNetConfig(width=4)))
-    assert engine is walk and "DeltaNet" in why
+    assert core.engine_name == "fast (PyTorch)"

@@ -16,7 +16,7 @@ from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
-from stairwell.models import choose_engine
+from stairwell.fast import choose_engine
 from tests import laws
 
 SHAPE: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2, "inner": 5}

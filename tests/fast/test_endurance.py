@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
-from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig, fast
+from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.cores.staircase import StaircaseConfig
-from stairwell.cores.time import ages
 from stairwell.decode import Session
-from stairwell.fast import native, segment
-from stairwell.fast.feedback import prepare
+from stairwell.fast import choose_engine, native
 from stairwell.runs import Experiment, preset
 from stairwell.runs.trainings import Job, train
 from stairwell.train.run import Run
@@ -133,7 +133,7 @@ def train_to(experiment: Experiment, folder: Path, steps: int, engine: str) -> N
 
     asked = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
     train(Job(asked, run, resume=run.exists), "cpu", engine, show)
-    assert f"the {engine}" in titles[0], titles
+    assert f"engine: {engine}" in titles[0], titles
 
 
 @pytest.mark.usefixtures("in_float64")
@@ -160,31 +160,36 @@ def assert_nearly_same(found: Path, expected: Path) -> None:
         torch.testing.assert_close(line, other, rtol=1e-5, atol=1e-7)  # losses are added up in float32
 
 
+class Recorder(TorchDispatchMode):
+    """The operators of the extension that were called, each with the arguments of its first call as they were."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: dict[Any, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "stairwell" and func not in self.calls:
+            self.calls[func] = tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), args)
+        return func(*args, **(kwargs or {}))
+
+
 @needs_native
 def test_every_operator_of_the_extension_passes_opcheck() -> None:
-    """Schemas and shapes, of what fills a trace and of what fills the slopes. The forward one alone is in
-    `test_feedback`; two more take no tensors at all."""
-    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("stairwell::")}
-    operators = {"feedback_forward", "feedback_backward", "layout", "best_instruction_set"}
-    assert registered == {f"stairwell::{name}" for name in operators}
-    case = laws.make_case(FeedbackConfig(width=4, heads=2, inner=3, layers=2, memory=3, sees_itself=True), B=2, T=3)
-    core: Any = case.core
-    age = ages(case.state.count, case.start, 3)
-    parts, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), None, None)  # type: ignore[arg-type]
-    assert plan.keep
-    parts = segment.Parts.unflat(plan, [part.detach() if part is not None else None for part in parts.flat()])
-    trace = segment.make_trace(plan, parts)
-    given = (*native.numbers(plan), native.dense(parts.flat()), native.masks(plan))
-    filled = native.filled(native.flat_trace(trace))
-    forward = (*given, filled, native.BEST, False)
-    torch.library.opcheck(torch.ops.stairwell.feedback_forward.default, forward)
-    torch.ops.stairwell.feedback_forward(*forward)
-    slopes = native.filled(native.flat_slopes(segment.make_slopes(plan, trace)))
-    outputs = (torch.randn_like(trace.y), torch.randn_like(trace.made))
-    backward = (*given, filled, *outputs, slopes, 0, 3, native.BEST, False)
-    torch.library.opcheck(torch.ops.stairwell.feedback_backward.default, backward)
-    for operator in (torch.ops.stairwell.layout.default, torch.ops.stairwell.best_instruction_set.default):
+    """Schemas and shapes, of what fills a trace and of what fills gradients. Two more operators take no tensors."""
+    small: dict[str, Any] = {"width": 4, "heads": 2, "inner": 3, "layers": 2}
+    feedback, staircase = FeedbackConfig(**small, memory=3), StaircaseConfig(**small, chunk=2, passes=2)
+    with Recorder() as recorder:
+        for config in (feedback, staircase):
+            case = laws.make_case(config, B=2, T=5, starts=0.0)
+            choose_engine(case.core, "fast")
+            laws.weighed(*case.run(case.x, case.state, None)).backward()
+    for operator, arguments in recorder.calls.items():
+        torch.library.opcheck(operator, arguments)
+    plain = {torch.ops.stairwell.layout.default, torch.ops.stairwell.best_instruction_set.default}
+    for operator in plain:
         torch.library.opcheck(operator, (), test_utils="test_schema")
+    registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("stairwell::")}
+    assert registered == {operator._schema.name for operator in {*recorder.calls, *plain}}
 
 
 @pytest.fixture
@@ -206,7 +211,8 @@ CONFIGS = [
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
 def test_any_number_of_threads_gives_the_same_with_dropout(config: Any, threads: Any) -> None:
     case = laws.make_case(config, B=35, T=8, starts=0, warm=8)
-    engine, _ = fast.find(case.core)
+    choose_engine(case.core, "fast")
+    engine = case.core.engine
     assert engine is not None
     masks = laws.draw_masks(case, 0.2, 0.2, 0.0)
     results = []

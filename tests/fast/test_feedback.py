@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stairwell import fast
-from stairwell.cores import build
-from stairwell.cores.core import Source
-from stairwell.cores.feedback import Feedback, FeedbackConfig
+from stairwell.cores import CORES, build
+from stairwell.cores.core import Source, tell_once
+from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.cores.time import ages
 from stairwell.fast import native, segment
@@ -69,8 +69,8 @@ def test_every_option_gives_the_reference_values_and_gradients(engine: FeedbackE
 
 def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(engine: FeedbackEngine) -> None:
     @EXAMPLES
-    @given(case=cases("feedback"), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 3))
-    def law(case: laws.Case, rates: tuple[float, float, float]) -> None:
+    @given(case=cases("feedback"), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 4))
+    def law(case: laws.Case, rates: tuple[float, ...]) -> None:
         laws.same_as_reference(case, engine, laws.draw_masks(case, *rates))
 
     law()
@@ -132,9 +132,9 @@ def test_gradcheck(engine: FeedbackEngine) -> None:
     core: Any = case.core
     given = Source(case.source["source"], torch.tensor([[True, False, True, True]]))
     age = ages(case.state.count, case.start, 3)
-    parts, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), given, None)  # type: ignore[arg-type]
-    leaves = [part.detach().requires_grad_() if part is not None else None for part in parts.flat()]
-    assert plan.keep
+    inputs, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), given, None)  # type: ignore[arg-type]
+    leaves = [part.detach().requires_grad_() if part is not None else None for part in inputs.tensors()]
+    assert plan.needs_gradient
     assert torch.autograd.gradcheck(
         lambda *tensors: segment.Segment.apply(engine.backend, plan, *tensors), leaves, fast_mode=True
     )
@@ -197,25 +197,49 @@ def test_inference_keeps_one_step_only(engine: FeedbackEngine) -> None:
     laws.assert_same_state(after, state)
 
 
-def test_short_calls_and_autocast_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_calls_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     core: Any = build(FeedbackConfig(width=4, heads=1, memory=3))
     monkeypatch.setattr(segment, "make_trace", None)  # whoever builds a segment here fails
     FeedbackEngine(shortest=4)(core, torch.randn(1, 3, 4), core.init_state(1))
+
+
+@pytest.mark.parametrize("name", ["feedback", "transformer-xl", "universal", "staircase", "cached-staircase"])
+def test_under_autocast_the_reference_runs_and_that_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    core: Any = build(CORES[name].config(width=4, heads=1, layers=1))
+    fast.choose_engine(core, "fast")
+    x, state = torch.randn(1, 9, 4), core.init_state(1)
+    tell_once.cache_clear()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        FeedbackEngine()(core, torch.randn(1, 9, 4), core.init_state(1))
+        assert core.engine_name == "reference"
+        found = [core(x, state)[0] for _ in range(2)]
+        assert torch.equal(found[0], core.walk(x, state, None, None, None)[0])
+    assert [("autocast" in record.message) for record in caplog.records] == [True]
+    assert core.engine_name.startswith("fast (")
 
 
-def test_find_says_what_runs_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_core_says_what_runs_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     core = build(FeedbackConfig(width=4, heads=1))
-    engine, why = fast.find(core)
-    assert isinstance(engine, FeedbackEngine) and "Feedback" in why
-    none, why = fast.find(build(LSTMConfig(width=4)))
-    assert none is None and "LSTM" in why
+    assert core.engine_name == "reference"
+    fast.choose_engine(core, "auto")
+    built = f"fast (C++, {native.INSTRUCTION_SETS[native.BEST]})" if not native.MISSING else "fast (PyTorch)"
+    assert isinstance(core.engine, FeedbackEngine) and core.engine_name == built
+    # The name follows the core to another type or device.
+    assert core.half().engine_name == "fast (PyTorch)"
+    assert core.to("meta").engine_name == "fast (PyTorch)"
+    core = build(FeedbackConfig(width=4, heads=1))
+    fast.choose_engine(core, "fast")
     monkeypatch.setattr(native, "MISSING", "the native extension was not built")
-    assert "not built" in fast.find(core)[1] and "not built" in fast.describe()
+    assert core.engine_name == "fast (PyTorch)" and "not built" in fast.describe()
     x, state = torch.randn(1, 5, 4), core.init_state(1)
-    assert isinstance(core, Feedback) and engine is not None
-    torch.testing.assert_close(engine(core, x, state, None, None, None)[0], core(x, state)[0])
+    torch.testing.assert_close(core(x, state)[0], core.walk(x, state, None, None, None)[0])
+
+
+def test_a_core_without_a_fast_engine_runs_the_reference_or_refuses() -> None:
+    core = build(LSTMConfig(width=4))
+    fast.choose_engine(core, "auto")
+    assert core.engine_name == "reference"
+    with pytest.raises(ValueError, match="no fast engine for LSTM; use engine auto or reference"):
+        fast.choose_engine(core, "fast")
 
 
 @pytest.mark.skipif(bool(native.MISSING), reason=native.MISSING or "built")
@@ -225,10 +249,16 @@ def test_the_operators_keep_their_schema() -> None:
     core: Any = case.core
     with torch.no_grad():
         age = ages(case.state.count, case.start, 3)
-        parts, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), None, None)  # type: ignore[arg-type]
-    trace = segment.make_trace(plan, parts)
+        inputs, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), None, None)  # type: ignore[arg-type]
+    trace = segment.make_trace(plan, inputs)
     arguments = (
         *native.numbers(plan),
-        *(native.dense(parts.flat()), native.masks(plan), native.filled(native.flat_trace(trace)), native.BEST, False),
+        *(
+            native.dense(inputs.tensors()),
+            native.masks(plan),
+            native.filled(native.flat_trace(trace)),
+            native.BEST,
+            False,
+        ),
     )
     torch.library.opcheck(torch.ops.stairwell.feedback_forward.default, arguments)

@@ -21,9 +21,9 @@ NATIVE = [] if native.MISSING else list(range(native.BEST + 1))
 ENGINES = {
     "Feedback in PyTorch": (FeedbackConfig(**SHAPE, memory=4), FeedbackEngine(TorchBackend(), 1)),
     "Feedback, post-norm": (FeedbackConfig(**SHAPE, memory=4, norm="post"), FeedbackEngine(TorchBackend(), 1)),
-    "Transformer-XL": (TransformerXLConfig(**SHAPE, memory=4), transformer_xl.walk),
-    "Staircase": (StaircaseConfig(**SHAPE, chunk=2, passes=2), staircase.walk),
-    "Cached Staircase": (CachedStaircaseConfig(**SHAPE, chunk=2, passes=3), staircase.walk),
+    "Transformer-XL": (TransformerXLConfig(**SHAPE, memory=4), transformer_xl.TransformerXLEngine()),
+    "Staircase": (StaircaseConfig(**SHAPE, chunk=2, passes=2), staircase.StaircaseEngine()),
+    "Cached Staircase": (CachedStaircaseConfig(**SHAPE, chunk=2, passes=3), staircase.StaircaseEngine()),
     **{
         f"Feedback with {native.INSTRUCTION_SETS[one]}, {norm}-norm": (
             FeedbackConfig(**SHAPE, memory=4, norm=norm),  # type: ignore[arg-type]

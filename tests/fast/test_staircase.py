@@ -10,14 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stairwell.cores import build
+from stairwell.cores.core import tell_once
 from stairwell.cores.staircase import (
     CachedStaircaseConfig,
     GlobalCachedStaircaseConfig,
     Staircase,
     StaircaseConfig,
 )
-from stairwell.fast import banded, find, native, segment, staircase, staircase_segment
-from stairwell.fast.staircase import Wavefront, walk
+from stairwell.fast import banded, choose_engine, native, segment, staircase, staircase_segment
+from stairwell.fast.staircase import StaircaseEngine, Wavefront
 from tests import laws
 from tests.cores.test_laws import cases as any_cases
 from tests.cores.test_laws import configs
@@ -25,6 +26,7 @@ from tests.cores.test_laws import configs
 EXAMPLES = settings(max_examples=12, deadline=None, derandomize=True)
 FEW = settings(max_examples=4, deadline=None, derandomize=True)
 NAMES = ["staircase", "cached-staircase", "global-cached-staircase", "multi-vector-rnn", "memory-network"]
+ENGINE = StaircaseEngine()
 BLOCKS = st.sampled_from([1, 3, 32])  # shorter and longer than a diagonal, and such that do not divide it
 
 
@@ -46,10 +48,10 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def never_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> None:
+    def refuse(text: str) -> None:
         raise AssertionError("the rows climb together here, so the wavefront must run")
 
-    monkeypatch.setattr(staircase, "say_why_not", refuse)
+    monkeypatch.setattr(staircase, "tell_once", refuse)
 
 
 @st.composite
@@ -77,7 +79,7 @@ def test_every_option_gives_the_reference_values_and_gradients(name: str) -> Non
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(banded, "BLOCK", block)
             patch.setattr(banded, "FUSED", 9)
-            laws.same_as_reference(case, walk)
+            laws.same_as_reference(case, ENGINE)
 
     law()
 
@@ -86,9 +88,9 @@ def test_every_option_gives_the_reference_values_and_gradients(name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(name: str) -> None:
     @EXAMPLES
-    @given(case=cases(name), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 3))
-    def law(case: laws.Case, rates: tuple[float, float, float]) -> None:
-        laws.same_as_reference(case, walk, laws.draw_masks(case, *rates))
+    @given(case=cases(name), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 4))
+    def law(case: laws.Case, rates: tuple[float, ...]) -> None:
+        laws.same_as_reference(case, ENGINE, laws.draw_masks(case, *rates))
 
     law()
 
@@ -103,7 +105,7 @@ def test_longer_calls_at_any_phase_give_the_reference_values_and_gradients(
     case = laws.make_case(config, B=2, T=18, starts=0.0, warm=0)
     if before:
         case.state = case.run(torch.randn(2, before, 4, dtype=torch.float64), case.state, None)[1].detach()
-    laws.same_as_reference(case, walk)
+    laws.same_as_reference(case, ENGINE)
 
 
 @pytest.mark.usefixtures("path")
@@ -114,7 +116,7 @@ def test_the_laws_hold_with_the_engine(name: str) -> None:
     @FEW
     @given(case=any_cases(name, slack=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
     def check(case: laws.Case, cuts: list[int], place: int) -> None:
-        case.core.engine = walk
+        case.core.engine = ENGINE
         B, T, _ = case.x.shape
         laws.split(case, [cut for cut in cuts if cut < T])
         laws.causal(case, place % T)
@@ -164,7 +166,7 @@ def test_small_chunks_give_the_reference_values_and_gradients(chunk: int, passes
                 case.state = case.run(torch.randn(3, tokens, 6, dtype=torch.float64), case.state, None)[1].detach()
         if place is not None:
             case.start[:, place] = True
-        laws.same_as_reference(case, walk)
+        laws.same_as_reference(case, ENGINE)
 
 
 @pytest.mark.usefixtures("only_native", "never_the_reference")
@@ -180,7 +182,7 @@ def test_small_chunks_with_every_option_give_the_reference_values_and_gradients(
         torch.manual_seed(seed)
         masks = laws.draw_masks(case, 0.3, 0.3, 0.4)
         if not all(masks.dropped):
-            laws.same_as_reference(case, walk, masks)
+            laws.same_as_reference(case, ENGINE, masks)
 
 
 @pytest.mark.usefixtures("only_native")
@@ -190,7 +192,7 @@ def test_blocks_of_diagonals_and_repeated_backwards_give_the_same(monkeypatch: p
     found = []
     for rows in (1, 5, 1 << 20):
         monkeypatch.setattr(staircase_segment, "ROWS", rows)
-        y, after = walk(case.core, case.x, case.state)
+        y, after = ENGINE(case.core, case.x, case.state)
         total = laws.weighed(y, after)
         for again in (True, False):
             found.append(torch.autograd.grad(total, list(case.core.parameters()), retain_graph=again))
@@ -206,7 +208,7 @@ def test_every_instruction_set_and_any_number_of_rows_give_the_reference_values(
     monkeypatch.setattr(native, "BEST", instruction_set)
     for B in (1, 5, 70):
         case = laws.make_case(small(2, 3, 2), B=B, T=5, starts=0.0, warm=0)
-        laws.same_as_reference(case, walk)
+        laws.same_as_reference(case, ENGINE)
 
 
 @pytest.mark.usefixtures("only_native")
@@ -215,7 +217,7 @@ def test_the_same_call_gives_the_same_bits() -> None:
     x, state = torch.randn(70, 9, 6), core.init_state(70)
     results = []
     for _ in range(2):
-        y, after = walk(core, x, state)  # type: ignore[arg-type]
+        y, after = ENGINE(core, x, state)  # type: ignore[arg-type]
         results.append([y, *torch.autograd.grad(laws.weighed(y, after), list(core.parameters()))])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
 
@@ -223,9 +225,9 @@ def test_the_same_call_gives_the_same_bits() -> None:
 def test_rows_out_of_step_are_left_to_the_reference_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     case = laws.make_case(StaircaseConfig(width=4, heads=2, layers=2, chunk=3, passes=2), B=2, T=7, starts=0.0, warm=0)
     case.start[0, 2] = True
-    staircase.say_why_not.cache_clear()
+    tell_once.cache_clear()
     for _ in range(2):
-        laws.same_as_reference(case, walk)
+        laws.same_as_reference(case, ENGINE)
     assert ["different places" in record.message for record in caplog.records] == [True]
 
 
@@ -243,7 +245,7 @@ def test_a_call_takes_a_step_for_each_chunk_and_for_each_pass_but_one(
     monkeypatch.setattr(Wavefront, "diagonal", counted)
     monkeypatch.setattr(staircase, "SMALL", 0)
     core: Any = build(StaircaseConfig(width=4, heads=1, layers=1, chunk=chunk, passes=passes))
-    walk(core, torch.randn(1, T, 4), core.init_state(1))
+    ENGINE(core, torch.randn(1, T, 4), core.init_state(1))
     assert len(steps) == -(-T // chunk) + passes - 1
     assert sum(steps) == T * passes
 
@@ -252,10 +254,18 @@ def test_a_global_cache_that_is_full_says_so() -> None:
     core: Any = build(GlobalCachedStaircaseConfig(width=4, heads=1, layers=1, chunk=2, max_tokens=5))
     assert isinstance(core, Staircase)
     with pytest.raises(ValueError, match="max_tokens=5"):
-        walk(core, torch.randn(1, 6, 4), core.init_state(1))
+        ENGINE(core, torch.randn(1, 6, 4), core.init_state(1))
 
 
 @pytest.mark.parametrize("kind", [StaircaseConfig, CachedStaircaseConfig, GlobalCachedStaircaseConfig])
-def test_find_says_what_runs(kind: Any) -> None:
-    engine, why = find(build(kind(width=4, heads=1)))
-    assert engine is walk and "Staircase" in why
+def test_a_core_says_what_runs(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    long, short = build(kind(width=4, heads=1, chunk=64)), build(kind(width=4, heads=1, chunk=1))
+    for core in (long, short):
+        choose_engine(core, "fast")
+    assert long.engine_name == "fast (PyTorch)"
+    assert native.MISSING or short.engine_name == f"fast (C++, {native.INSTRUCTION_SETS[native.BEST]})"
+    dropping = build(kind(width=4, heads=1, chunk=1, residual_dropout=0.1))
+    choose_engine(dropping, "fast")
+    assert dropping.engine_name == "fast (PyTorch)"
+    monkeypatch.setattr(native, "MISSING", "the native extension was not built")
+    assert short.engine_name == "fast (PyTorch)"

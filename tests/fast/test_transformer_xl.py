@@ -12,17 +12,19 @@ from torch import Tensor
 
 from stairwell import fast
 from stairwell.cores import build
+from stairwell.cores.time import Window
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
 from stairwell.fast import banded
 from stairwell.fast.banded import Band, BandedAttention
-from stairwell.fast.transformer_xl import walk
+from stairwell.fast.transformer_xl import TransformerXLEngine
 from tests import laws
 from tests.cores.test_laws import cases
 
 EXAMPLES = settings(max_examples=25, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
 NAMES = ["transformer-xl", "universal"]
+ENGINE = TransformerXLEngine()
 BLOCKS = st.sampled_from([1, 3, 32])  # shorter and longer than a call, and such that do not divide it
 LAWS = (laws.start, laws.pure, laws.detach, laws.decode)
 
@@ -41,7 +43,7 @@ def test_every_option_gives_the_reference_values_and_gradients(name: str) -> Non
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(banded, "BLOCK", block)
             patch.setattr(banded, "FUSED", 9)
-            laws.same_as_reference(case, walk)
+            laws.same_as_reference(case, ENGINE)
 
     law()
 
@@ -49,12 +51,12 @@ def test_every_option_gives_the_reference_values_and_gradients(name: str) -> Non
 @pytest.mark.parametrize("name", NAMES)
 def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(name: str) -> None:
     @EXAMPLES
-    @given(case=cases(name), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 3), block=BLOCKS)
-    def law(case: laws.Case, rates: tuple[float, float, float], block: int) -> None:
+    @given(case=cases(name), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 4), block=BLOCKS)
+    def law(case: laws.Case, rates: tuple[float, ...], block: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(banded, "BLOCK", block)
             patch.setattr(banded, "FUSED", 9)
-            laws.same_as_reference(case, walk, laws.draw_masks(case, *rates))
+            laws.same_as_reference(case, ENGINE, laws.draw_masks(case, *rates))
 
     law()
 
@@ -64,10 +66,10 @@ def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(name: str) -> 
 def test_longer_segments_give_the_reference_values_and_gradients(memory: int, T: int, warm: int) -> None:
     config = TransformerXLConfig(width=8, heads=2, layers=2, memory=memory)
     case = laws.make_case(config, B=2, T=T, starts=0.0, warm=warm)
-    laws.same_as_reference(case, walk)
+    laws.same_as_reference(case, ENGINE)
     case.start = case.start.clone()
     case.start[0, T // 2] = True
-    laws.same_as_reference(case, walk)
+    laws.same_as_reference(case, ENGINE)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
@@ -76,7 +78,7 @@ def test_the_laws_hold_with_the_engine(name: str, law: Any) -> None:
     @FEW
     @given(case=cases(name))
     def check(case: laws.Case) -> None:
-        case.core.engine = walk
+        case.core.engine = ENGINE
         law(case)
 
     check()
@@ -87,7 +89,7 @@ def test_the_laws_with_choices_hold_with_the_engine(name: str) -> None:
     @FEW
     @given(case=cases(name, slack=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
     def check(case: laws.Case, cuts: list[int], place: int) -> None:
-        case.core.engine = walk
+        case.core.engine = ENGINE
         B, T, _ = case.x.shape
         laws.split(case, [cut for cut in cuts if cut < T])
         laws.causal(case, place % T)
@@ -111,7 +113,7 @@ def test_gradcheck(first: int, dropping: bool, block: int, monkeypatch: pytest.M
 
     distances = S + 1 - first
     kept = torch.rand(B, H, T, distances) < 0.7 if dropping else None
-    band = Band(H, first, S, torch.tensor([[0, 1, 2, 3, 4], [2, 3, 0, 1, 2]]), kept)
+    band = Band(H, Window(first, S), torch.tensor([[0, 1, 2, 3, 4], [2, 3, 0, 1, 2]]), kept)
     ramp = torch.rand(H, distances, dtype=torch.float64).add_(0.1).requires_grad_()
     leaves = (leaf(B, T, 3 * H * K), leaf(distances, K), ramp, leaf(B, 1, 2 * H * K), leaf(B, S - 1, 2 * H * K))
     assert torch.autograd.gradcheck(lambda *tensors: BandedAttention.apply(band, True, *tensors), leaves)
@@ -123,7 +125,7 @@ def test_a_dropped_layer_has_no_gradient_at_all() -> None:
 
     case = laws.make_case(UniversalConfig(width=8, heads=2, layers=2, memory=5, passes=2), B=2, T=6)
     core: Any = case.core
-    y, _ = walk(core, case.x, case.state, case.start, None, Masks((), (), (), (False, True)))
+    y, _ = ENGINE(core, case.x, case.state, case.start, None, Masks((), (), (), (False, True)))
     y.sum().backward()
     assert all(parameter.grad is None for parameter in core.layers[1].parameters())
     assert core.layers[0].attention.query.weight.grad is not None
@@ -134,7 +136,7 @@ def test_float32_is_as_near_to_the_truth_as_the_reference() -> None:
     exact, _ = case.core.walk(case.x, case.state, case.start, None, None)
     core: Any = case.core.float()
     state = case.state.to(dtype=torch.float32)
-    ours, _ = walk(core, case.x.float(), state, case.start)
+    ours, _ = ENGINE(core, case.x.float(), state, case.start)
     theirs, _ = core.walk(case.x.float(), state, case.start, None, None)
     assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 1e-6
 
@@ -143,7 +145,7 @@ def test_backward_twice_gives_the_same_gradients() -> None:
     case = laws.make_case(TransformerXLConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
     core: Any = case.core
     x = case.x.requires_grad_()
-    y, _ = walk(core, x, case.state, case.start)
+    y, _ = ENGINE(core, x, case.state, case.start)
     first = torch.autograd.grad(y.sum(), x, retain_graph=True)
     assert torch.equal(first[0], torch.autograd.grad(y.sum(), x)[0])
 
@@ -152,7 +154,7 @@ def test_inference_gives_the_same_and_keeps_nothing() -> None:
     case = laws.make_case(TransformerXLConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
     core: Any = case.core
     with torch.no_grad():
-        y, after = walk(core, case.x, case.state, case.start)
+        y, after = ENGINE(core, case.x, case.state, case.start)
     theirs, state = core.walk(case.x, case.state, case.start, None, None)
     assert not y.requires_grad
     torch.testing.assert_close(y, theirs, **laws.CLOSE)
@@ -160,6 +162,8 @@ def test_inference_gives_the_same_and_keeps_nothing() -> None:
 
 
 @pytest.mark.parametrize("config", [TransformerXLConfig(width=4, heads=1), UniversalConfig(width=4, heads=1)])
-def test_find_says_what_runs(config: Any) -> None:
-    engine, why = fast.find(build(config))
-    assert engine is walk and config.__class__.__name__.removesuffix("Config") in why
+def test_a_core_says_what_runs(config: Any) -> None:
+    core = build(config)
+    assert core.engine_name == "reference"
+    fast.choose_engine(core, "auto")
+    assert isinstance(core.engine, TransformerXLEngine) and core.engine_name == "fast (PyTorch)"

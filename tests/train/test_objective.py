@@ -219,7 +219,7 @@ def test_a_large_vocabulary_is_scored_and_advances_a_curriculum(
     options |= {"model__adaptive": adaptive}
     whole = trainer(tmp_path / "whole", "parity/lstm", **options)
     whole.run()
-    monkeypatch.setattr("stairwell.models.LOGITS_AT_ONCE", 6)  # three tokens at a time
+    monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", 6)  # three tokens at a time
     blocks = trainer(tmp_path / "blocks", "parity/lstm", **options)
     blocks.run()
     ours, theirs = measured(tmp_path / "blocks"), measured(tmp_path / "whole")
@@ -242,7 +242,7 @@ def test_an_evaluation_counts_what_the_logits_say(tmp_path: Path, monkeypatch: p
             scored += int(asked.sum())
     assert 0 < right < scored
     for limit in (1 << 24, 500):
-        monkeypatch.setattr("stairwell.models.LOGITS_AT_ONCE", limit)
+        monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", limit)
         assert evaluate(model, task, "valid", 1, 64)["accuracy"] == pytest.approx(100 * right / scored)
 
 

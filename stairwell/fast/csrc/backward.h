@@ -14,7 +14,8 @@ struct Backward : Tile<real> {
   using Tile<real>::copy;
   using Tile<real>::zero;
   using Tile<real>::add;
-  using Tile<real>::seen;
+  using Tile<real>::drop;
+  using Tile<real>::visible_slots;
   using Tile<real>::Tile;
 
   void run() {
@@ -38,7 +39,7 @@ struct Backward : Tile<real> {
   // What a level owes to the memories it went into.
   void from_memory(i64 level, i64 t) {
     for (i64 g = 0; g < p.G; ++g)
-      add(p.mix[g * (p.A + 1) + level], p.d_made + g * p.T * p.B * p.D + at(t, p.D), dx, M * p.D);
+      add(p.mix[g * (p.A + 1) + level], p.d_memory + g * p.T * p.B * p.D + at(t, p.D), dx, M * p.D);
   }
 
   // The gradient of this token's memory, from all later tokens that read its keys and values.
@@ -46,20 +47,20 @@ struct Backward : Tile<real> {
     const i64 D = p.D, HK = p.H * p.K;
     for (i64 g = 0; g < p.G; ++g) {
       const i64 place = g * p.T * p.B * D + at(t, D);
-      copy(p.d_made_given + place, p.d_made + place, M * D);
+      copy(p.d_memory_given + place, p.d_memory + place, M * D);
     }
     for (i64 s = 0; s < p.sets; ++s) {
       const Set<real>& set = p.set[s];
       pull_new(s, t);
       const real* fresh = set.d_new + at(t, 2 * HK);
-      real* made = p.d_made + set.memory * p.T * p.B * D + at(t, D);
+      real* memory = p.d_memory + set.memory * p.T * p.B * D + at(t, D);
       if (!p.pre) {
-        multiply(M, D, 2 * HK, fresh, 2 * HK, set.project.back, made, D, made, D);
+        multiply(M, D, 2 * HK, fresh, 2 * HK, set.project.back, memory, D, memory, D);
         continue;
       }
       multiply(M, D, 2 * HK, fresh, 2 * HK, set.project.back, grad, D);
       const i64 place = set.memory * p.T * p.B;
-      standardise_back(grad, p.entered + place * D + at(t, D), p.deviation + place + at(t, 1), M, D, made);
+      standardise_back(grad, p.memory_input + place * D + at(t, D), p.memory_rstd + place + at(t, 1), M, D, memory);
     }
   }
 
@@ -132,19 +133,21 @@ struct Backward : Tile<real> {
     const i64 D = p.D, HK = p.H * p.K, F = p.F;
     leave_back(layer.feed, t);
     real* inner = layer.d_inner + in_block(t, F);
-    multiply(M, F, D, dx, D, layer.outer.back, inner, F);
+    multiply(M, F, D, layer.feed.d_out + in_block(t, D), D, layer.outer.back, inner, F);
     rectify_back(layer, t, inner);
     multiply(M, D, F, inner, F, layer.inner.back, grad, D);
     enter_back(layer.feed, t);
     if (layer.source.q) {
       leave_back(layer.cross, t);
-      multiply(M, HK, D, dx, D, layer.source.out.back, layer.source.d_read + in_block(t, HK), HK);
+      const real* out = layer.cross.d_out + in_block(t, D);
+      multiply(M, HK, D, out, D, layer.source.out.back, layer.source.d_read + in_block(t, HK), HK);
       attend_source_back(layer, t);
       multiply(M, D, HK, layer.source.d_query + in_block(t, HK), HK, layer.source.query.back, grad, D);
       enter_back(layer.cross, t);
     }
     leave_back(layer.attention, t);
-    multiply(M, HK, D, dx, D, layer.self.out.back, layer.self.d_read + at(t, HK), HK);
+    const real* out = layer.attention.d_out + in_block(t, D);
+    multiply(M, HK, D, out, D, layer.self.out.back, layer.self.d_read + at(t, HK), HK);
     attend_back(layer, t);
     multiply(M, D, HK, layer.self.d_query + in_block(t, HK), HK, layer.self.query.back, grad, D);
     if (p.itself)
@@ -156,18 +159,20 @@ struct Backward : Tile<real> {
   void leave_back(const Sublayer<real>& sub, i64 t) {
     const i64 n = M * p.D;
     if (!p.pre) {
-      copy(dx, sub.d_left + in_block(t, p.D), n);
+      copy(dx, sub.d_normed + in_block(t, p.D), n);
       for (i64 r = 0; r < M; ++r)
         for (i64 d = 0; d < p.D; ++d) grad[r * p.D + d] = dx[r * p.D + d] * sub.scale[d];
       zero(dx, n);
-      standardise_back(grad, sub.left + at(t, p.D), sub.deviation + at(t, 1), M, p.D, dx);
+      standardise_back(grad, sub.normed + at(t, p.D), sub.rstd + at(t, 1), M, p.D, dx);
     }
-    copy(dx, sub.d_out + in_block(t, p.D), n);
+    real* out = sub.d_out + in_block(t, p.D);
+    copy(dx, out, n);
+    if (sub.kept) drop(sub, t, out);
   }
 
   void enter_back(const Sublayer<real>& sub, i64 t) {
     if (p.pre)
-      standardise_back(grad, sub.entered + at(t, p.D), sub.deviation + at(t, 1), M, p.D, dx);
+      standardise_back(grad, sub.input + at(t, p.D), sub.rstd + at(t, 1), M, p.D, dx);
     else
       add(1, grad, dx, M * p.D);
   }
@@ -183,19 +188,19 @@ struct Backward : Tile<real> {
     const Set<real>& set = p.set[layer.set];
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
-        const i64 b = b0 + r, n = seen(layer, b, h, t), first = ((b * p.H + h) * P + p.T - t) * p.K;
+        const i64 b = b0 + r, n = visible_slots(layer, b, h, t), first = ((b * p.H + h) * P + p.T - t) * p.K;
         const i64 head = at(t, HK) + r * HK + h * p.K, pair = r * 2 * HK + h * p.K;
         const real *read = layer.self.d_read + head, *own = p.itself ? layer.own + at(t, 2 * HK) + pair : nullptr;
         real *query = layer.self.d_query + in_block(t, HK) + r * HK + h * p.K, *grads = scores;
         zero(grads, n + p.itself);
         if (own) dots(read, own + HK, 1, p.K, grads);
         dots(read, set.values + first, n, p.K, grads + p.itself);
-        real* slopes = layer.self.d_scores + ((t * p.B + b) * p.H + h) * width;
-        softmax_back(layer.self, b, h, t, grads, n + p.itself, width, slopes);
+        real* gradients = layer.self.d_scores + ((t * p.B + b) * p.H + h) * width;
+        softmax_back(layer.self, b, h, t, grads, n + p.itself, width, gradients);
         zero(query, p.K);
-        if (own) gather(slopes, 1, own, 0, 1, p.K, query);
-        gather(slopes + p.itself, 1, set.keys + first, p.K, n, p.K, query);
-        if (own) own_back(layer, head, in_block(t, 2 * HK) + pair, slopes[0], ((t * p.B + b) * p.H + h) * width);
+        if (own) gather(gradients, 1, own, 0, 1, p.K, query);
+        gather(gradients + p.itself, 1, set.keys + first, p.K, n, p.K, query);
+        if (own) own_back(layer, head, in_block(t, 2 * HK) + pair, gradients[0], ((t * p.B + b) * p.H + h) * width);
       }
     real* query = layer.self.d_query + in_block(t, HK);
     multiply(M * p.H, p.K, width, layer.self.d_scores + at(t, p.H * width), width, p.position_back, query, p.K, query,
@@ -203,17 +208,17 @@ struct Backward : Tile<real> {
   }
 
   // Through the token's own key and value.
-  void own_back(const Layer<real>& layer, i64 head, i64 pair, real slope, i64 weight) {
+  void own_back(const Layer<real>& layer, i64 head, i64 pair, real gradient, i64 weight) {
     const real used = (layer.self.kept ? layer.self.used : layer.self.weights)[weight];
     real *key = layer.d_own + pair, *value = key + p.H * p.K;
     for (i64 k = 0; k < p.K; ++k) {
-      key[k] = slope * layer.self.q[head + k];
+      key[k] = gradient * layer.self.q[head + k];
       value[k] = used * layer.self.d_read[head + k];
     }
   }
 
   // From the gradients of the used weights to those of the scores, zero beyond the n that are seen.
-  void softmax_back(const Attended<real>& heads, i64 b, i64 h, i64 t, real* grads, i64 n, i64 width, real* slopes) {
+  void softmax_back(const Attended<real>& heads, i64 b, i64 h, i64 t, real* grads, i64 n, i64 width, real* d_scores) {
     const real* weights = heads.weights + ((t * p.B + b) * p.H + h) * width;
     real along = 0;
     if (heads.kept) {
@@ -222,8 +227,8 @@ struct Backward : Tile<real> {
     }
 #pragma omp simd reduction(+ : along)
     for (i64 j = 0; j < n; ++j) along += weights[j] * grads[j];
-    for (i64 j = 0; j < n; ++j) slopes[j] = weights[j] * (grads[j] - along);
-    zero(slopes + n, width - n);
+    for (i64 j = 0; j < n; ++j) d_scores[j] = weights[j] * (grads[j] - along);
+    zero(d_scores + n, width - n);
   }
 
   void attend_source_back(const Layer<real>& layer, i64 t) {
@@ -231,12 +236,12 @@ struct Backward : Tile<real> {
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
         const i64 b = b0 + r, head = in_block(t, HK) + r * HK + h * p.K, first = (b * p.H + h) * J * p.K;
-        real* slopes = layer.source.d_scores + in_block(t, p.H * J) + (r * p.H + h) * J;
+        real* gradients = layer.source.d_scores + in_block(t, p.H * J) + (r * p.H + h) * J;
         zero(scores, J);
         dots(layer.source.d_read + head, layer.source_values + first, J, p.K, scores);
-        softmax_back(layer.source, b, h, t, scores, J, J, slopes);
+        softmax_back(layer.source, b, h, t, scores, J, J, gradients);
         zero(layer.source.d_query + head, p.K);
-        gather(slopes, 1, layer.source_keys + first, p.K, J, p.K, layer.source.d_query + head);
+        gather(gradients, 1, layer.source_keys + first, p.K, J, p.K, layer.source.d_query + head);
       }
   }
 };

@@ -96,13 +96,14 @@ void pack_panel(const Job<real>& job, real* to, i64 panel, i64 first) {
 template <class real>
 class Call {
  public:
-  Call(const std::vector<i64>& sizes, double eps, double attention_rate, double relu_rate, const Tensors& parts,
-       const Tensors& masks, const Tensors& trace) {
+  Call(const std::vector<i64>& sizes, double eps, double attention_rate, double relu_rate, double residual_rate,
+       const Tensors& inputs, const Tensors& masks, const Tensors& trace) {
     read_sizes(sizes);
     plan.eps = static_cast<real>(eps);
     plan.attention_factor = static_cast<real>(1 / (1 - attention_rate));
     plan.relu_factor = static_cast<real>(1 / (1 - relu_rate));
-    read_parts(parts);
+    plan.residual_factor = static_cast<real>(1 / (1 - residual_rate));
+    read_inputs(inputs);
     read_masks(masks);
     read_trace(trace);
     plan.layers = layers.data();
@@ -110,22 +111,22 @@ class Call {
     plan.levels = levels.data();
   }
 
-  void read_slopes(const Tensor& y, const Tensor& made, const Tensors& slopes, i64 begin, i64 end) {
+  void read_gradients(const Tensor& y, const Tensor& memory, const Tensors& gradients, i64 begin, i64 end) {
     STD_TORCH_CHECK(0 <= begin && begin < end && end <= plan.T, "stairwell: no such steps");
     plan.begin = begin;
     plan.end = end;
     plan.d_y = static_cast<const real*>(y.data_ptr());
-    plan.d_made_given = static_cast<const real*>(made.data_ptr());
-    Reader next(slopes);
+    plan.d_memory_given = static_cast<const real*>(memory.data_ptr());
+    Reader next(gradients);
     plan.d_x = next.template next<real>();
-    plan.d_made = next.template next<real>();
+    plan.d_memory = next.template next<real>();
     for (auto& set : sets) set.d_old = next.template next<real>();
     for (auto& set : sets) set.d_new = next.template next<real>();
     for (auto& layer : layers)
-      for (real** to : {&layer.attention.d_out, &layer.attention.d_left, &layer.self.d_query, &layer.self.d_scores,
-                        &layer.self.d_read, &layer.d_own, &layer.cross.d_out, &layer.cross.d_left,
+      for (real** to : {&layer.attention.d_out, &layer.attention.d_normed, &layer.self.d_query, &layer.self.d_scores,
+                        &layer.self.d_read, &layer.d_own, &layer.cross.d_out, &layer.cross.d_normed,
                         &layer.source.d_query, &layer.source.d_scores, &layer.source.d_read, &layer.feed.d_out,
-                        &layer.feed.d_left, &layer.d_inner})
+                        &layer.feed.d_normed, &layer.d_inner})
         *to = next.template next<real>();
   }
 
@@ -174,8 +175,8 @@ class Call {
     for (auto& layer : layers) layer.width = layer.reach + plan.itself;
   }
 
-  void read_parts(const Tensors& parts) {
-    Reader next(parts);
+  void read_inputs(const Tensors& inputs) {
+    Reader next(inputs);
     const auto weight = [&] { return next.template next<const real>(); };
     plan.x = weight();
     plan.mix = weight();
@@ -231,6 +232,13 @@ class Call {
       layer.relu_kept = next.template next<const bool>();
       layer.source.kept = next.template next<const bool>();
       layer.source.kept_width = plan.J;
+      // One mask for the sublayers that there are, in their order.
+      if (const bool* kept = next.template next<const bool>()) {
+        const i64 size = plan.B * plan.T * plan.D;
+        layer.attention.kept = kept;
+        layer.cross.kept = kept + size;
+        layer.feed.kept = kept + (plan.J ? 2 : 1) * size;
+      }
     }
   }
 
@@ -238,18 +246,18 @@ class Call {
     Reader next(trace);
     const auto tensor = [&] { return next.template next<real>(); };
     plan.y = tensor();
-    plan.made = tensor();
+    plan.memory = tensor();
     for (i64 level = 1; level < plan.A; ++level) levels[level] = tensor();
-    plan.entered = tensor();
-    plan.deviation = tensor();
+    plan.memory_input = tensor();
+    plan.memory_rstd = tensor();
     for (auto& set : sets) set.keys = tensor();
     for (auto& set : sets) set.values = tensor();
     for (auto& layer : layers) {
       Sublayer<real>&attention = layer.attention, &cross = layer.cross, &feed = layer.feed;
       Attended<real>&self = layer.self, &source = layer.source;
-      for (real** to : {&attention.entered, &attention.left, &attention.deviation, &self.q, &self.weights, &self.used,
-                        &self.read, &layer.own, &cross.entered, &cross.left, &cross.deviation, &source.q,
-                        &source.weights, &source.used, &source.read, &feed.entered, &feed.left, &feed.deviation,
+      for (real** to : {&attention.input, &attention.normed, &attention.rstd, &self.q, &self.weights, &self.used,
+                        &self.read, &layer.own, &cross.input, &cross.normed, &cross.rstd, &source.q,
+                        &source.weights, &source.used, &source.read, &feed.input, &feed.normed, &feed.rstd,
                         &layer.active})
         *to = tensor();
     }

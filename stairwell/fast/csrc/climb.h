@@ -19,7 +19,7 @@ struct Sight {
   i64 W() const { return p.R + p.itself; }
 
   // How many slots token i of a diagonal sees, itself included: no farther than its row's start and its head's span.
-  i64 seen(const Diagonal& d, const Layer<real>& layer, i64 b, i64 h, i64 i) const {
+  i64 visible_slots(const Diagonal& d, const Layer<real>& layer, i64 b, i64 h, i64 i) const {
     i64 n = least(d.slots(i), p.age[b * stairs.T + d.begin + i] + 1);
     if (layer.ramp)
       while (n > 1 && !(layer.ramp[h * W() + W() - n] > 0)) --n;
@@ -125,13 +125,13 @@ struct Climb : Forward<real> {
     if (token >= stairs.now) return;
     const i64 D = p.D, HK = p.H * p.K;
     const real* final = (stairs.caches_input ? p.x : p.y) + at(token, D);
-    real* entered = p.entered + at(token, D);
+    real* input = p.memory_input + at(token, D);
     if (p.pre)
-      standardise(final, M, D, p.eps, entered, p.deviation + at(token, 1));
+      standardise(final, M, D, p.eps, input, p.memory_rstd + at(token, 1));
     else
-      copy(final, entered, M * D);
+      copy(final, input, M * D);
     for (i64 s = 0; s < p.sets; ++s) {
-      product(p.set[s].project, D, 2 * HK, entered, pairs);
+      product(p.set[s].project, D, 2 * HK, input, pairs);
       for (i64 r = 0; r < M; ++r) sight.put(pairs + r * 2 * HK, 1, p.set[s], b0 + r, stairs.before + token);
     }
   }
@@ -144,9 +144,9 @@ struct Climb : Forward<real> {
     attend(d, a, i, k, enter(layer.attention, k, from));
     product(layer.self.out, HK, D, layer.self.read + at(k, HK), x, from);
     leave(layer.attention, k, x);
-    const real* entered = enter(layer.feed, k, x);
+    const real* input = enter(layer.feed, k, x);
     real* active = layer.active + at(k, p.F);
-    product(layer.inner, D, p.F, entered, active);
+    product(layer.inner, D, p.F, input, active);
     rectify(d, a, i, active);
     product(layer.outer, p.F, D, active, to, x);
     leave(layer.feed, k, to);
@@ -155,28 +155,28 @@ struct Climb : Forward<real> {
   void rectify(const Diagonal& d, i64 a, i64 i, real* active) {
     const bool* of_pass = stairs.relu_kept[stairs.pass[d.place + i] * p.A + a];
     if (!of_pass) {
-      for (i64 n = 0; n < M * p.F; ++n) active[n] = active[n] > 0 ? active[n] : 0;
+      for (i64 n = 0; n < M * p.F; ++n) active[n] = active[n] <= 0 ? 0 : active[n];
       return;
     }
     for (i64 r = 0; r < M; ++r) {
       const bool* kept = of_pass + ((b0 + r) * stairs.T + d.begin + i) * p.F;
       real* row = active + r * p.F;
-      for (i64 f = 0; f < p.F; ++f) row[f] = (row[f] > 0 ? row[f] : 0) * (kept[f] * p.relu_factor);
+      for (i64 f = 0; f < p.F; ++f) row[f] = (row[f] <= 0 ? 0 : row[f]) * (kept[f] * p.relu_factor);
     }
   }
 
-  void attend(const Diagonal& d, i64 a, i64 i, i64 k, const real* entered) {
+  void attend(const Diagonal& d, i64 a, i64 i, i64 k, const real* input) {
     const Layer<real>& layer = p.layers[a];
     const Set<real>& set = p.set[layer.set];
     const i64 HK = p.H * p.K, W = sight.W(), row = score_row(p);
     real *q = layer.self.q + at(k, HK), *own = layer.own + at(k, 2 * HK);
-    product(layer.self.query, p.D, HK, entered, q);
-    product(set.project, p.D, 2 * HK, entered, own);
+    product(layer.self.query, p.D, HK, input, q);
+    product(set.project, p.D, 2 * HK, input, own);
     for (i64 r = 0; r < M; ++r) sight.put(own + r * 2 * HK, 1, set, b0 + r, d.known() + i);
     multiply(M * p.H, W, p.K, q, p.K, p.position_forth, scores, row);
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
-        const i64 b = b0 + r, n = sight.seen(d, layer, b, h, i), first = sight.farthest(d, b, h, i, n);
+        const i64 b = b0 + r, n = sight.visible_slots(d, layer, b, h, i), first = sight.farthest(d, b, h, i, n);
         real* score = scores + (r * p.H + h) * row + W - n;
         real* read = layer.self.read + at(k, HK) + r * HK + h * p.K;
         dots(q + r * HK + h * p.K, set.keys + first, n, p.K, score);
@@ -220,13 +220,13 @@ struct Descend : Backward<real> {
 
   const Stairs<real>& stairs;
   const Sight<real> sight;
-  real* slopes;  // (t, M, D): of the diagonal's tokens at the current level
+  real* gradients;  // (t, M, D): of the diagonal's tokens at the current level
   real* read;    // (M, HK)
 
   Descend(const Plan<real>& plan, const Stairs<real>& stairs, i64 first, i64 last, real* work)
       : Backward<real>(plan, first, last, work), stairs(stairs), sight{plan, stairs} {
     read = work + Tile<real>::workspace(plan, M);
-    slopes = read + M * p.H * p.K;
+    gradients = read + M * p.H * p.K;
   }
 
   void run() {
@@ -237,9 +237,9 @@ struct Descend : Backward<real> {
       done -= d.off;
       const i64 high = s + 1 < stairs.S ? stairs.diagonals[s + 1].high : d.high;
       out_of_cache(d.high, high);
-      for (i64 i = d.off; i < d.t; ++i) copy(stairs.later + at(i - d.off, p.D), slopes + i * M * p.D, M * p.D);
+      for (i64 i = d.off; i < d.t; ++i) copy(stairs.later + at(i - d.off, p.D), gradients + i * M * p.D, M * p.D);
       for (i64 i = 0; i < d.off; ++i) {
-        real* to = slopes + i * M * p.D;
+        real* to = gradients + i * M * p.D;
         copy(p.d_y + at(done + i, p.D), to, M * p.D);
         if (!stairs.caches_input) owed(done + i, to);
       }
@@ -253,7 +253,7 @@ struct Descend : Backward<real> {
                      stairs.d_old[a] + (b * stairs.O + d.old_first) * 2 * p.H * p.K);
       }
       for (i64 i = 0; i < d.t; ++i) {
-        real* from = slopes + i * M * p.D;
+        real* from = gradients + i * M * p.D;
         from_state(0, d, i, from);
         copy(from, stairs.later + at(i, p.D), M * p.D);
         if (i >= d.t - d.on) add(1, from, p.d_x + at(d.begin + i, p.D), M * p.D);
@@ -287,7 +287,7 @@ struct Descend : Backward<real> {
     for (i64 s = 0; s < p.sets; ++s)
       multiply(M, D, width, p.set[s].d_new + at(token, width), width, p.set[s].project.back, grad, D, grad, D);
     if (p.pre)
-      standardise_back(grad, p.entered + at(token, D), p.deviation + at(token, 1), M, D, to);
+      standardise_back(grad, p.memory_input + at(token, D), p.memory_rstd + at(token, 1), M, D, to);
     else
       add(1, grad, to, M * D);
   }
@@ -312,7 +312,7 @@ struct Descend : Backward<real> {
     const Layer<real>& layer = p.layers[a];
     const i64 D = p.D, HK = p.H * p.K, F = p.F, token = d.place + i;
     real* whole = dx;
-    dx = slopes + i * M * D;
+    dx = gradients + i * M * D;
     from_state(a + 1, d, i, dx);
     leave_back(layer.feed, token);
     real* inner = layer.d_inner + in_block(token, F);
@@ -337,17 +337,17 @@ struct Descend : Backward<real> {
     real *query = layer.self.d_query + in_block(token, HK), *given = layer.self.d_scores + in_block(token, p.H * W);
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
-        const i64 b = b0 + r, n = sight.seen(d, layer, b, h, i), first = sight.farthest(d, b, h, i, n);
+        const i64 b = b0 + r, n = sight.visible_slots(d, layer, b, h, i), first = sight.farthest(d, b, h, i, n);
         const i64 head = r * HK + h * K, weight = ((token * p.B + b) * p.H + h) * W + W - n;
         const bool* kept = sight.kept(d, a, b, h, i);
-        real* slope = given + (r * p.H + h) * W;
+        real* gradient = given + (r * p.H + h) * W;
         zero(scores, n);
         dots(read + head, set.values + first, n, K, scores);
-        zero(slope, W - n);
-        softmax_back(layer.self.weights + weight, kept, n, slope + W - n);
+        zero(gradient, W - n);
+        softmax_back(layer.self.weights + weight, kept, n, gradient + W - n);
         zero(query + head, K);
-        gather(slope + W - n, 1, set.keys + first, K, n, K, query + head);
-        push(slope + W - n, layer.self.q + at(token, HK) + head, n, stairs.d_keys[a] + first);
+        gather(gradient + W - n, 1, set.keys + first, K, n, K, query + head);
+        push(gradient + W - n, layer.self.q + at(token, HK) + head, n, stairs.d_keys[a] + first);
         push((kept ? layer.self.used : layer.self.weights) + weight, read + head, n, stairs.d_values[a] + first);
       }
     multiply(M * p.H, K, W, given, W, p.position_back, query, K, query, K);
@@ -356,14 +356,14 @@ struct Descend : Backward<real> {
   }
 
   // From the gradients of the used weights, in `scores`, to those of the scores.
-  void softmax_back(const real* weights, const bool* kept, i64 n, real* slope) {
+  void softmax_back(const real* weights, const bool* kept, i64 n, real* gradient) {
     real* grads = scores;
     if (kept)
       for (i64 j = 0; j < n; ++j) grads[j] *= kept[n - 1 - j] * p.attention_factor;
     real along = 0;
 #pragma omp simd reduction(+ : along)
     for (i64 j = 0; j < n; ++j) along += weights[j] * grads[j];
-    for (i64 j = 0; j < n; ++j) slope[j] = weights[j] * (grads[j] - along);
+    for (i64 j = 0; j < n; ++j) gradient[j] = weights[j] * (grads[j] - along);
   }
 
   // Row j of `to` += w_j x.

@@ -5,7 +5,7 @@ namespace stairwell {
 namespace {
 
 // Changes with the order of the lists that the operators take: an extension built before is not used.
-constexpr i64 LAYOUT = 3;
+constexpr i64 LAYOUT = 4;
 
 i64 layout() { return LAYOUT; }
 
@@ -19,20 +19,20 @@ i64 best_instruction_set() {
   return GENERIC;
 }
 
-void feedback_forward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate, Tensors parts,
-                      Tensors masks, Tensors trace, i64 instruction_set, bool poison) {
-  by_type(parts[0], [&](auto type) {
-    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, parts, masks, trace);
+void feedback_forward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate, double residual_rate,
+                      Tensors inputs, Tensors masks, Tensors trace, i64 instruction_set, bool poison) {
+  by_type(inputs[0], [&](auto type) {
+    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate, inputs, masks, trace);
     call.run(true, instruction_set, poison);
   });
 }
 
-void feedback_backward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate, Tensors parts,
-                       Tensors masks, Tensors trace, Tensor y, Tensor made, Tensors slopes, i64 begin, i64 end,
-                       i64 instruction_set, bool poison) {
-  by_type(parts[0], [&](auto type) {
-    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, parts, masks, trace);
-    call.read_slopes(y, made, slopes, begin, end);
+void feedback_backward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate,
+                       double residual_rate, Tensors inputs, Tensors masks, Tensors trace, Tensor y, Tensor memory,
+                       Tensors gradients, i64 begin, i64 end, i64 instruction_set, bool poison) {
+  by_type(inputs[0], [&](auto type) {
+    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate, inputs, masks, trace);
+    call.read_gradients(y, memory, gradients, begin, end);
     call.run(false, instruction_set, poison);
   });
 }
@@ -44,11 +44,11 @@ STABLE_TORCH_LIBRARY(stairwell, m) {
   m.def("layout() -> int");
   m.def("best_instruction_set() -> int");
   m.def(
-      "feedback_forward(int[] sizes, float eps, float attention_rate, float relu_rate, Tensor[] parts, Tensor[] masks, "
-      "Tensor(a!)[] trace, int instruction_set, bool poison) -> ()");
+      "feedback_forward(int[] sizes, float eps, float attention_rate, float relu_rate, float residual_rate, Tensor[] "
+      "inputs, Tensor[] masks, Tensor(a!)[] trace, int instruction_set, bool poison) -> ()");
   m.def(
-      "feedback_backward(int[] sizes, float eps, float attention_rate, float relu_rate, Tensor[] parts, "
-      "Tensor[] masks, Tensor[] trace, Tensor y, Tensor made, Tensor(a!)[] slopes, int begin, int end, "
+      "feedback_backward(int[] sizes, float eps, float attention_rate, float relu_rate, float residual_rate, Tensor[] "
+      "inputs, Tensor[] masks, Tensor[] trace, Tensor y, Tensor memory, Tensor(a!)[] gradients, int begin, int end, "
       "int instruction_set, bool poison) -> ()");
 }
 

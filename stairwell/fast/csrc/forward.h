@@ -7,13 +7,15 @@ struct Forward : Tile<real> {
   using Tile<real>::M;
   using Tile<real>::scores;
   using Tile<real>::x;
+  using Tile<real>::grad;
   using Tile<real>::pairs;
   using Tile<real>::there;
   using Tile<real>::at;
   using Tile<real>::copy;
   using Tile<real>::zero;
   using Tile<real>::add;
-  using Tile<real>::seen;
+  using Tile<real>::drop;
+  using Tile<real>::visible_slots;
   using Tile<real>::score_row;
   using Tile<real>::Tile;
 
@@ -45,20 +47,20 @@ struct Forward : Tile<real> {
 
   void layer_forward(const Layer<real>& layer, i64 t, i64 i, const real* from, real* to) {
     const i64 D = p.D, HK = p.H * p.K;
-    const real* entered = enter(layer.attention, i, from);
-    attend(layer, t, i, entered);
-    product(layer.self.out, HK, D, layer.self.read + at(i, HK), x, from);
+    const real* input = enter(layer.attention, i, from);
+    attend(layer, t, i, input);
+    add_output(layer.attention, layer.self.out, HK, t, layer.self.read + at(i, HK), x, from);
     leave(layer.attention, i, x);
     if (layer.source.q) {
       attend_source(layer, t, i, enter(layer.cross, i, x));
-      product(layer.source.out, HK, D, layer.source.read + at(i, HK), x, x);
+      add_output(layer.cross, layer.source.out, HK, t, layer.source.read + at(i, HK), x, x);
       leave(layer.cross, i, x);
     }
-    entered = enter(layer.feed, i, x);
+    input = enter(layer.feed, i, x);
     real* active = layer.active + at(i, p.F);
-    product(layer.inner, D, p.F, entered, active);
+    product(layer.inner, D, p.F, input, active);
     rectify(layer, t, active);
-    product(layer.outer, p.F, D, active, to, x);
+    add_output(layer.feed, layer.outer, p.F, t, active, to, x);
     leave(layer.feed, i, to);
   }
 
@@ -67,21 +69,30 @@ struct Forward : Tile<real> {
     multiply(M, out, in, from, in, map.forth, to, out, init, out, map.bias);
   }
 
+  // to (M, D) = x + the sublayer's output, after its dropout
+  void add_output(const Sublayer<real>& sub, const Linear<real>& map, i64 in, i64 t, const real* from, real* to,
+                  const real* x) {
+    if (!sub.kept) return product(map, in, p.D, from, to, x);
+    product(map, in, p.D, from, grad);
+    drop(sub, t, grad);
+    for (i64 n = 0; n < M * p.D; ++n) to[n] = x[n] + grad[n];
+  }
+
   const real* enter(const Sublayer<real>& sub, i64 i, const real* from) {
-    real* entered = sub.entered + at(i, p.D);
+    real* input = sub.input + at(i, p.D);
     if (p.pre)
-      standardise(from, M, p.D, p.eps, entered, sub.deviation + at(i, 1));
+      standardise(from, M, p.D, p.eps, input, sub.rstd + at(i, 1));
     else
-      copy(from, entered, M * p.D);
-    return entered;
+      copy(from, input, M * p.D);
+    return input;
   }
 
   void leave(const Sublayer<real>& sub, i64 i, real* out) {
     if (p.pre) return;
-    real* left = sub.left + at(i, p.D);
-    standardise(out, M, p.D, p.eps, left, sub.deviation + at(i, 1));
+    real* normed = sub.normed + at(i, p.D);
+    standardise(out, M, p.D, p.eps, normed, sub.rstd + at(i, 1));
     for (i64 r = 0; r < M; ++r)
-      for (i64 d = 0; d < p.D; ++d) out[r * p.D + d] = left[r * p.D + d] * sub.scale[d] + sub.shift[d];
+      for (i64 d = 0; d < p.D; ++d) out[r * p.D + d] = normed[r * p.D + d] * sub.scale[d] + sub.shift[d];
   }
 
   // NaN is neither above nor below zero, and goes on.
@@ -97,17 +108,17 @@ struct Forward : Tile<real> {
     }
   }
 
-  void attend(const Layer<real>& layer, i64 t, i64 i, const real* entered) {
+  void attend(const Layer<real>& layer, i64 t, i64 i, const real* input) {
     const i64 HK = p.H * p.K, P = p.T + p.R, row = score_row(p);
     const Set<real>& set = p.set[layer.set];
     real* q = layer.self.q + at(i, HK);
-    product(layer.self.query, p.D, HK, entered, q);
-    if (p.itself) product(set.project, p.D, 2 * HK, entered, layer.own + at(i, 2 * HK));
+    product(layer.self.query, p.D, HK, input, q);
+    if (p.itself) product(set.project, p.D, 2 * HK, input, layer.own + at(i, 2 * HK));
     // Scores of positions for all heads at once; those of keys are added to them head by head.
     multiply(M * p.H, layer.width, p.K, q, p.K, p.position_forth, scores, row);
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
-        const i64 b = b0 + r, n = seen(layer, b, h, t), first = ((b * p.H + h) * P + p.T - t) * p.K;
+        const i64 b = b0 + r, n = visible_slots(layer, b, h, t), first = ((b * p.H + h) * P + p.T - t) * p.K;
         const real* query = q + r * HK + h * p.K;
         real* score = scores + (r * p.H + h) * row;
         real* read = layer.self.read + at(i, HK) + r * HK + h * p.K;
@@ -136,10 +147,10 @@ struct Forward : Tile<real> {
     return used;
   }
 
-  void attend_source(const Layer<real>& layer, i64 t, i64 i, const real* entered) {
+  void attend_source(const Layer<real>& layer, i64 t, i64 i, const real* input) {
     const i64 HK = p.H * p.K, J = p.J;
     real* q = layer.source.q + at(i, HK);
-    product(layer.source.query, p.D, HK, entered, q);
+    product(layer.source.query, p.D, HK, input, q);
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
         const i64 b = b0 + r, first = (b * p.H + h) * J * p.K;
@@ -170,22 +181,22 @@ struct Forward : Tile<real> {
   void remember(i64 t, i64 i) {
     const i64 D = p.D, HK = p.H * p.K, P = p.T + p.R;
     for (i64 g = 0; g < p.G; ++g) {
-      real* made = p.made + g * p.T * p.B * D + at(t, D);
-      zero(made, M * D);
+      real* memory = p.memory + g * p.T * p.B * D + at(t, D);
+      zero(memory, M * D);
       for (i64 level = 0; level <= p.A; ++level) {
         const real* from = level == 0 ? p.x + at(t, D) : level == p.A ? p.y + at(t, D) : p.levels[level] + at(i, D);
-        add(p.mix[g * (p.A + 1) + level], from, made, M * D);
+        add(p.mix[g * (p.A + 1) + level], from, memory, M * D);
       }
-      real* entered = p.entered + g * p.steps * p.B * D + at(i, D);
+      real* input = p.memory_input + g * p.steps * p.B * D + at(i, D);
       if (p.pre)
-        standardise(made, M, D, p.eps, entered, p.deviation + g * p.steps * p.B + at(i, 1));
+        standardise(memory, M, D, p.eps, input, p.memory_rstd + g * p.steps * p.B + at(i, 1));
       else
-        copy(made, entered, M * D);
+        copy(memory, input, M * D);
     }
     for (i64 s = 0; s < p.sets; ++s) {
       const Set<real>& set = p.set[s];
-      const real* entered = p.entered + set.memory * p.steps * p.B * D + at(i, D);
-      product(set.project, D, 2 * HK, entered, pairs);
+      const real* input = p.memory_input + set.memory * p.steps * p.B * D + at(i, D);
+      product(set.project, D, 2 * HK, input, pairs);
       for (i64 r = 0; r < M; ++r)
         for (i64 h = 0; h < p.H; ++h) {
           const i64 place = (((b0 + r) * p.H + h) * P + p.T - 1 - t) * p.K;

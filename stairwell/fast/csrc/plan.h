@@ -25,16 +25,17 @@ struct Linear {
 // Attention, cross-attention or feed-forward with its norm; null where an option is off.
 template <class real>
 struct Sublayer {
-  real *entered = nullptr, *left = nullptr, *deviation = nullptr;   // trace
+  real *input = nullptr, *normed = nullptr, *rstd = nullptr;        // trace
   const real *scale = nullptr, *shift = nullptr;                    // post-norm
-  real *d_out = nullptr, *d_left = nullptr;                         // slopes
+  real *d_out = nullptr, *d_normed = nullptr;                       // gradients
+  const bool* kept = nullptr;                                       // (B, T, D): dropout on what it adds
 };
 
 template <class real>
 struct Attended {
   Linear<real> query, out;
   real *q = nullptr, *weights = nullptr, *used = nullptr, *read = nullptr;  // trace
-  real *d_query = nullptr, *d_scores = nullptr, *d_read = nullptr;          // slopes
+  real *d_query = nullptr, *d_scores = nullptr, *d_read = nullptr;          // gradients
   const bool* kept = nullptr;                                               // (B, H, T, kept_width)
   i64 kept_width = 0;
 };
@@ -65,7 +66,7 @@ template <class real>
 struct Plan {
   i64 B, T, D, H, K, F, R, G, A, J, sets, steps;
   bool pre, itself, keep;
-  real eps, attention_factor, relu_factor;  // 1 / (1 - rate)
+  real eps, attention_factor, relu_factor, residual_factor;  // 1 / (1 - rate)
   const i64* age;                           // (B, T)
   const bool* source_mask;                  // (B, J)
   const real* mix;                          // (G, A + 1)
@@ -74,9 +75,9 @@ struct Plan {
   const Set<real>* set;
   const real* x;
   real *const* levels;                      // 1 .. A - 1, by level
-  real *y, *made, *entered, *deviation;
-  const real *d_y, *d_made_given;
-  real *d_x, *d_made;
+  real *y, *memory, *memory_input, *memory_rstd;
+  const real *d_y, *d_memory_given;
+  real *d_x, *d_memory;
   i64 begin, end;                           // the steps that backward does
 };
 

@@ -38,7 +38,7 @@ class StairsCall {
     stairs.relu_kept = relu_kept.data();
   }
 
-  void read_slopes(const Tensors& tensors, i64 first, i64 last) {
+  void read_gradients(const Tensors& tensors, i64 first, i64 last) {
     Reader next(tensors);
     read(next, d_old, A);
     read(next, d_keys, A);
@@ -77,24 +77,24 @@ class StairsCall {
   std::vector<const bool*> kept, relu_kept;
 };
 
-void staircase_forward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate, Tensors parts,
-                       Tensors masks, Tensors trace, std::vector<i64> stairs, Tensors levels, i64 instruction_set,
-                       bool poison) {
-  by_type(parts[0], [&](auto type) {
-    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, parts, masks, trace);
+void staircase_forward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate,
+                       double residual_rate, Tensors inputs, Tensors masks, Tensors trace, std::vector<i64> stairs,
+                       Tensors levels, i64 instruction_set, bool poison) {
+  by_type(inputs[0], [&](auto type) {
+    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate, inputs, masks, trace);
     StairsCall<decltype(type)>(call, stairs, levels).run(call, true, instruction_set, poison);
   });
 }
 
-void staircase_backward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate, Tensors parts,
-                        Tensors masks, Tensors trace, std::vector<i64> stairs, Tensors levels, Tensor y, Tensors slopes,
-                        Tensors stairs_slopes, i64 begin, i64 end, i64 first, i64 last, i64 instruction_set,
-                        bool poison) {
-  by_type(parts[0], [&](auto type) {
-    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, parts, masks, trace);
+void staircase_backward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate,
+                        double residual_rate, Tensors inputs, Tensors masks, Tensors trace, std::vector<i64> stairs,
+                        Tensors levels, Tensor y, Tensors gradients, Tensors stairs_gradients, i64 begin, i64 end,
+                        i64 first, i64 last, i64 instruction_set, bool poison) {
+  by_type(inputs[0], [&](auto type) {
+    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate, inputs, masks, trace);
     StairsCall<decltype(type)> climb(call, stairs, levels);
-    call.read_slopes(y, y, slopes, begin, end);
-    climb.read_slopes(stairs_slopes, first, last);
+    call.read_gradients(y, y, gradients, begin, end);
+    climb.read_gradients(stairs_gradients, first, last);
     climb.run(call, false, instruction_set, poison);
   });
 }
@@ -104,12 +104,14 @@ void staircase_backward(std::vector<i64> sizes, double eps, double attention_rat
 
 STABLE_TORCH_LIBRARY_FRAGMENT(stairwell, m) {
   m.def(
-      "staircase_forward(int[] sizes, float eps, float attention_rate, float relu_rate, Tensor[] parts, Tensor[] masks, "
-      "Tensor(a!)[] trace, int[] stairs, Tensor(b!)[] levels, int instruction_set, bool poison) -> ()");
+      "staircase_forward(int[] sizes, float eps, float attention_rate, float relu_rate, float residual_rate, Tensor[] "
+      "inputs, Tensor[] masks, Tensor(a!)[] trace, int[] stairs, Tensor(b!)[] levels, int instruction_set, bool "
+      "poison) -> ()");
   m.def(
-      "staircase_backward(int[] sizes, float eps, float attention_rate, float relu_rate, Tensor[] parts, "
-      "Tensor[] masks, Tensor(a!)[] trace, int[] stairs, Tensor[] levels, Tensor y, Tensor(b!)[] slopes, "
-      "Tensor(c!)[] stairs_slopes, int begin, int end, int first, int last, int instruction_set, bool poison) -> ()");
+      "staircase_backward(int[] sizes, float eps, float attention_rate, float relu_rate, float residual_rate, "
+      "Tensor[] inputs, Tensor[] masks, Tensor(a!)[] trace, int[] stairs, Tensor[] levels, Tensor y, Tensor(b!)[] "
+      "gradients, Tensor(c!)[] stairs_gradients, int begin, int end, int first, int last, int instruction_set, bool "
+      "poison) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(stairwell, CPU, m) {

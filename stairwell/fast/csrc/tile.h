@@ -42,8 +42,16 @@ struct Tile {
     for (i64 j = 0; j < n; ++j) to[j] += factor * from[j];
   }
 
+  // A sublayer's dropout on (M, D), forward or backward.
+  void drop(const Sublayer<real>& sub, i64 t, real* rows) const {
+    for (i64 r = 0; r < M; ++r) {
+      const bool* kept = sub.kept + ((b0 + r) * p.T + t) * p.D;
+      for (i64 d = 0; d < p.D; ++d) rows[r * p.D + d] *= kept[d] * p.residual_factor;
+    }
+  }
+
   // How many slots of the memory a head sees: a prefix by distance.
-  i64 seen(const Layer<real>& layer, i64 b, i64 h, i64 t) const {
+  i64 visible_slots(const Layer<real>& layer, i64 b, i64 h, i64 t) const {
     i64 n = least(layer.reach, p.age[b * p.T + t]);
     if (layer.ramp) {
       const real* ramp = layer.ramp + h * layer.width + p.itself;

@@ -294,9 +294,9 @@ static void softmax(real* scores, i64 n, const real* ramp, real* weights) {
   for (i64 i = 0; i < n; ++i) weights[i] = scores[i] * scale;
 }
 
-// (x - mean) / deviation of each row, and 1 / deviation.
+// (x - mean) / sigma of each row, and rstd = 1 / sigma.
 template <class real>
-static void standardise(const real* x, i64 rows, i64 D, real eps, real* out, real* deviation) {
+static void standardise(const real* x, i64 rows, i64 D, real eps, real* out, real* rstd) {
   for (i64 r = 0; r < rows; ++r, x += D, out += D) {
     real sum = 0, square = 0;
 #pragma omp simd reduction(+ : sum)
@@ -306,13 +306,13 @@ static void standardise(const real* x, i64 rows, i64 D, real eps, real* out, rea
     for (i64 d = 0; d < D; ++d) square += (x[d] - mean) * (x[d] - mean);
     const real scale = 1 / __builtin_sqrt(square / D + eps);
     for (i64 d = 0; d < D; ++d) out[d] = (x[d] - mean) * scale;
-    deviation[r] = scale;
+    rstd[r] = scale;
   }
 }
 
 // out += the gradient of what was standardised; `grad` is of what came of it.
 template <class real>
-static void standardise_back(const real* grad, const real* normed, const real* deviation, i64 rows, i64 D, real* out) {
+static void standardise_back(const real* grad, const real* normed, const real* rstd, i64 rows, i64 D, real* out) {
   for (i64 r = 0; r < rows; ++r, grad += D, normed += D, out += D) {
     real sum = 0, along = 0;
 #pragma omp simd reduction(+ : sum, along)
@@ -322,6 +322,6 @@ static void standardise_back(const real* grad, const real* normed, const real* d
     }
     sum /= D;
     along /= D;
-    for (i64 d = 0; d < D; ++d) out[d] += (grad[d] - sum - normed[d] * along) * deviation[r];
+    for (i64 d = 0; d < D; ++d) out[d] += (grad[d] - sum - normed[d] * along) * rstd[r];
   }
 }

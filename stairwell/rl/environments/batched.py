@@ -168,6 +168,14 @@ class Batched(ABC):
         return _hash(key[:, None], counts.view(np.uint64))
 
 
+def uniform(seed: int, rows: range, time: int, count: int) -> Array:
+    """Random numbers in [0, 1) for what is drawn beside an environment, (B, count) float64: other ones at any time, and
+    none of those that the environment itself draws from this seed."""
+    key = _hash(np.full(len(rows), seed, dtype=np.uint64), np.array(rows, dtype=np.uint64))
+    own = _hash(_hash(key, np.full(1, 2**63, dtype=np.uint64)), np.full(1, time, dtype=np.uint64))
+    return (_hash(own[:, None], np.arange(count, dtype=np.uint64)) >> np.uint64(11)) * 2.0**-53
+
+
 def below(numbers: Array, size: int) -> Array:
     """Random numbers from 0 to size - 1, in int64. Uneven by less than size / 2**32."""
     return ((numbers >> np.uint64(32)) * np.uint64(size) >> np.uint64(32)).astype(np.int64)

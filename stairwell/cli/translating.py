@@ -1,0 +1,172 @@
+"""`stairwell translate`, `summarize`, `tune`, `compare` and `distill`: what a sequence-to-sequence run is for."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from stairwell.cli.app import AsJson, Device, app, result_text, say, strict_json
+from stairwell.errors import UserError
+
+Folder = Annotated[Path, typer.Argument(help="the run folder of a trained model", metavar="RUN")]
+Files = Annotated[list[Path] | None, typer.Argument(help="text files, one text a line; standard input if not given")]
+Beam = Annotated[int | None, typer.Option(help="hypotheses at a time; 1 is greedy; 5 if the run was not tuned", min=1)]
+Best = Annotated[int, typer.Option(help="write the so many best, with their scores, tab-separated", min=1)]
+Penalty = Annotated[float | None, typer.Option(help="higher prefers longer texts; what `tune` found if not given")]
+Block = Annotated[int | None, typer.Option(help="no sequence of so many tokens comes twice; 3 is usual for summaries")]
+Most = Annotated[int | None, typer.Option(help="the most tokens of a target; 0: as long as any in training", min=0)]
+MostRatio = Annotated[float | None, typer.Option(help="the most target tokens a source token, and 10 more; 0: any")]
+Fewest = Annotated[int | None, typer.Option(help="the fewest tokens of a target", min=0)]
+FewestRatio = Annotated[float | None, typer.Option(help="the fewest target tokens a source token", min=0)]
+Batch = Annotated[int, typer.Option(help="texts at a time; changes speed, not results", min=1)]
+Prefix = Annotated[Path | None, typer.Option(help="a file with the words that each target begins with, one a line")]
+
+
+def read_lines(files: list[Path]) -> Iterator[str]:
+    """Every line of some files, or of standard input, whatever is in it: what is no UTF-8 becomes a sign of its own."""
+    if not files:
+        yield from lines_of(sys.stdin.buffer)
+    for file in files:
+        with open(file, "rb") as content:
+            yield from lines_of(content)
+
+
+def lines_of(stream: Any) -> Iterator[str]:
+    content: BinaryIO = stream
+    for line in content:
+        yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="replace")
+
+
+def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path | None, **options: Any) -> None:
+    """One line out for one line in, or `best` lines with their scores; what it took goes to standard error."""
+    from stairwell.runs.writing import open_translator
+
+    for file in [*files, *([prefix] if prefix else [])]:
+        file.open("rb").close()  # a file that is not there is found out before the model is loaded
+    translator = open_translator(run, task, **options)
+    if not files and sys.stdin.isatty():
+        translator.ahead = 1  # whoever types a line waits for its translation
+    prefixes = list(read_lines([prefix])) if prefix else None
+    out, lines, words, began = sys.stdout.buffer, 0, 0, time.perf_counter()
+    for found in translator.translate(read_lines(files), best, prefixes):
+        for written in found:
+            text = written.text if best == 1 else f"{lines}\t{written.score:.4f}\t{written.text}"
+            # Half a pair of surrogates can come out of a tokenizer; a file cannot hold it.
+            out.write(text.encode("utf-8", errors="replace") + b"\n")
+        lines, words = lines + 1, words + len(found[0].text.split())
+        out.flush()
+    seconds = max(time.perf_counter() - began, 1e-9)
+    say(f"{lines:,} lines, {words:,} words in {seconds:.1f} s: {words / seconds:,.0f} words/s")
+    if translator.cut:
+        longest = translator.task.config.longest_source
+        say(f"{translator.cut:,} lines were cut to the {longest:,} tokens that the model reads (task.longest_source)")
+    if translator.unended:
+        say(f"{translator.unended:,} texts were stopped at their greatest length (--longest, --longest-ratio)")
+
+
+@app.command()
+def translate(
+    run: Folder,
+    files: Files = None,
+    beam: Beam = None,
+    nbest: Best = 1,
+    length_penalty: Penalty = None,
+    block: Block = None,
+    longest: Most = None,
+    longest_ratio: MostRatio = None,
+    shortest: Fewest = None,
+    shortest_ratio: FewestRatio = None,
+    prefix: Prefix = None,
+    batch: Batch = 64,
+    device: Device = "auto",
+) -> None:
+    """Translate: one line out for every line in, from standard input or files."""
+    options = {
+        "longest_ratio": longest_ratio,
+        "shortest_ratio": shortest_ratio,
+        "longest": longest,
+        "shortest": shortest,
+    }
+    search = {"beam": beam, "length_penalty": length_penalty, "block": block, **options}
+    write_texts(run, files or [], "translation", nbest, prefix, device=device, batch=batch, **search)
+
+
+@app.command()
+def summarize(
+    run: Folder,
+    files: Files = None,
+    beam: Beam = None,
+    nbest: Best = 1,
+    length_penalty: Penalty = None,
+    block: Block = None,
+    longest: Most = None,
+    shortest: Fewest = None,
+    prefix: Prefix = None,
+    batch: Batch = 16,
+    device: Device = "auto",
+) -> None:
+    """Summarise: one line out for every line in, each an article."""
+    search = {"beam": beam, "length_penalty": length_penalty, "block": block, "longest": longest, "shortest": shortest}
+    write_texts(run, files or [], "summarization", nbest, prefix, device=device, batch=batch, **search)
+
+
+@app.command()
+def tune(
+    run: Folder,
+    beam: Beam = None,
+    block: Block = None,
+    sentences: Annotated[int, typer.Option(help="of the validation set; 0: all", min=0)] = 0,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Find the length penalty that suits a run on its validation set, and keep it in the run's folder."""
+    from stairwell.runs.writing import PENALTIES
+    from stairwell.runs.writing import tune as tune_run
+
+    def tell(penalty: float, score: float) -> None:
+        say(f"length penalty {penalty:g}: {score:.2f}")
+
+    result = tune_run(run, PENALTIES, sentences, device, tell, beam=beam, block=block)
+    print(strict_json(result) if as_json else result_text(result))
+
+
+@app.command()
+def compare(
+    first: Annotated[Path, typer.Argument(help="the run folder of a translator", metavar="RUN")],
+    second: Annotated[Path, typer.Argument(help="that of another", metavar="OTHER")],
+    split: Annotated[str, typer.Option(help="valid or test, of the first run's data")] = "test",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Compare two translators by BLEU with paired bootstrap: is the difference more than chance?"""
+    from stairwell.runs.writing import compare as compare_runs
+
+    if split not in ("valid", "test"):
+        raise UserError(f"--split must be valid or test, not '{split}'")
+    result = compare_runs(first, second, "valid" if split == "valid" else "test", device)
+    print(strict_json(result) if as_json else result_text(result))
+
+
+@app.command()
+def distill(
+    run: Folder,
+    out: Annotated[Path, typer.Option(help="the folder of the new corpus")],
+    beam: Beam = None,
+    batch: Batch = 64,
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Make a corpus of what a run writes for its own training sources, for a smaller model to learn from."""
+    from stairwell.runs.writing import distill as distill_run
+
+    def tell(done: int) -> None:
+        if done % 1000 == 0:
+            say(f"{done:,} pairs")
+
+    result = distill_run(run, out, device, batch, tell, beam=beam)
+    print(strict_json(result) if as_json else result_text(result))

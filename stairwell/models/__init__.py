@@ -1,0 +1,30 @@
+"""Models: embed -> core -> head. One file a kind of model."""
+
+from stairwell.models.embedding import (
+    AdaptiveEmbedding,
+    AdaptiveHead,
+    AdaptiveVectors,
+    Embedding,
+    FirstToken,
+    Head,
+    borrow,
+)
+from stairwell.models.inspect import inspect
+from stairwell.models.language import IGNORE, LanguageModel, LanguageModelConfig
+from stairwell.models.seq2seq import Seq2Seq, Seq2SeqConfig
+
+__all__ = [
+    "IGNORE",
+    "AdaptiveEmbedding",
+    "AdaptiveHead",
+    "AdaptiveVectors",
+    "Embedding",
+    "FirstToken",
+    "Head",
+    "LanguageModel",
+    "LanguageModelConfig",
+    "Seq2Seq",
+    "Seq2SeqConfig",
+    "borrow",
+    "inspect",
+]

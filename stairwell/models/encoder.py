@@ -1,0 +1,141 @@
+"""The encoder of a sequence-to-sequence model: a parallel, bidirectional Transformer that reads a source at once.
+
+    z = x + drop(Attn(norm(x)));   y = z + drop(FF(norm(z)))          pre-norm; with post-norm the norms follow the sums
+    score(q, k) = q . k / sqrt(K)                                     sinusoids are added to the embedding, or
+    score(q, k) = q . (k + p_distance) / sqrt(K)                      p learned, one a signed distance, as in the cores
+
+What pads the shorter sources of a batch is seen by nobody. Letters: B rows, J source tokens, D width, H heads, K head
+width, F inner width.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stairwell.layers import Wiring
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    encoder_layers: int = 6
+    "number of layers of the encoder"
+    encoder_heads: int = 4
+    "number of attention heads of the encoder"
+    encoder_inner: int | None = None
+    "inner width of the encoder's feed-forward sublayers; 4 times the width if not given"
+    encoder_norm: Literal["pre", "post"] = "pre"
+    "normalise before or after each sublayer of the encoder"
+    encoder_positions: Literal["sinusoidal", "relative"] = "sinusoidal"
+    "sinusoids added to the source's embedding, or learned vectors for the distance between two source tokens"
+    encoder_distance: int = 64
+    "relative: the farthest distance that is told apart; farther ones share its vector"
+    encoder_attn_drop: float = 0.0
+    "dropout rate on the encoder's attention weights"
+    encoder_relu_drop: float = 0.0
+    "dropout rate on the encoder's ReLU"
+    encoder_dropout: float = 0.0
+    "dropout rate on the output of each sublayer of the encoder, before it is added"
+    encoder_layer_drop: float = 0.0
+    "LayerDrop: rate at which a whole layer of the encoder is skipped, drawn once a layer and call"
+
+    def __post_init__(self) -> None:
+        for name in ("encoder_layers", "encoder_heads", "encoder_distance"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.encoder_inner is not None and self.encoder_inner < 1:
+            raise ValueError(f"encoder_inner must be at least 1, not {self.encoder_inner}")
+        for name in ("dropout", "attn_drop", "relu_drop", "layer_drop"):
+            rate = getattr(self, f"encoder_{name}")
+            if not 0 <= rate < 1:
+                raise ValueError(f"encoder_{name} must be in [0, 1), not {rate}")
+
+
+class Encoder(nn.Module):
+    def __init__(self, config: EncoderConfig, width: int) -> None:
+        super().__init__()
+        if width % config.encoder_heads:
+            raise ValueError(f"width {width} is not divisible by {config.encoder_heads} encoder_heads")
+        self.config = config
+        self.layers = nn.ModuleList(EncoderLayer(config, width) for _ in range(config.encoder_layers))
+        self.norm = nn.LayerNorm(width) if config.encoder_norm == "pre" else nn.Identity()
+        relative = config.encoder_positions == "relative"
+        K = width // config.encoder_heads
+        # Zero at first: a distance means nothing yet.
+        self.distances = nn.Parameter(torch.zeros(2 * config.encoder_distance + 1, K)) if relative else None
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x (B, J, D), mask (B, J) bool, true where the source is there -> (B, J, D)"""
+        if self.distances is None:
+            x = x + sinusoids(x)
+        drop = self.config.encoder_layer_drop if self.training else 0.0
+        drawn = torch.rand(len(self.layers)).tolist() if drop else [1.0] * len(self.layers)
+        for layer, number in zip(self.layers, drawn, strict=True):
+            if number >= drop:
+                x = layer(x, mask, self.distances)
+        return self.norm(x)
+
+
+class EncoderLayer(Wiring, nn.Module):
+    def __init__(self, config: EncoderConfig, width: int) -> None:
+        super().__init__()
+        self.config = config
+        inner = config.encoder_inner or 4 * width
+        self.pre = config.encoder_norm == "pre"
+        self.attention_norm = nn.LayerNorm(width)
+        self.project = nn.Linear(width, 3 * width, bias=False)  # queries, keys and values
+        self.out = nn.Linear(width, width, bias=False)
+        self.feed_forward_norm = nn.LayerNorm(width)
+        self.inner = nn.Linear(width, inner)
+        self.outer = nn.Linear(inner, width)
+
+    def forward(self, x: Tensor, mask: Tensor, distances: Tensor | None) -> Tensor:
+        def attend(normed: Tensor) -> Tensor:
+            return self.drop(self.attend(normed, mask, distances))
+
+        def feed_forward(normed: Tensor) -> Tensor:
+            return self.drop(self.feed_forward(normed))
+
+        return self.wire(x, attend, None, feed_forward)
+
+    def drop(self, z: Tensor) -> Tensor:
+        return F.dropout(z, self.config.encoder_dropout, self.training)
+
+    def feed_forward(self, x: Tensor) -> Tensor:
+        return self.outer(F.dropout(F.relu(self.inner(x)), self.config.encoder_relu_drop, self.training))
+
+    def attend(self, x: Tensor, mask: Tensor, distances: Tensor | None) -> Tensor:
+        B, J, D = x.shape
+        H = self.config.encoder_heads
+        q, k, v = self.project(x).view(B, J, 3, H, D // H).permute(2, 0, 3, 1, 4)  # each (B, H, J, K)
+        visible = mask[:, None, None]
+        if distances is not None:
+            bias = relative_scores(q, distances)
+            visible = bias.masked_fill(~visible, -torch.inf)
+        rate = self.config.encoder_attn_drop if self.training else 0.0
+        z = F.scaled_dot_product_attention(q, k, v, visible, rate)
+        return self.out(z.transpose(1, 2).reshape(B, J, D))
+
+
+def relative_scores(q: Tensor, distances: Tensor) -> Tensor:
+    """q . p_distance / sqrt(K) for every pair of places. q (B, H, J, K), distances (2 P + 1, K) -> (B, H, J, J)"""
+    J, farthest = q.shape[2], distances.shape[0] // 2
+    place = torch.arange(J, device=q.device)
+    index = (place - place[:, None]).clamp(-farthest, farthest) + farthest
+    scores = q @ distances.T / math.sqrt(q.shape[-1])
+    return scores.gather(-1, index.expand(*q.shape[:2], J, J))
+
+
+def sinusoids(x: Tensor) -> Tensor:
+    """The sines and cosines of Vaswani et al. (2017), (J, D), of the type and on the device of x (B, J, D)."""
+    _, J, D = x.shape
+    # In double precision, so that a place has the same numbers whatever the model's type.
+    place = torch.arange(J, device=x.device, dtype=torch.float64)[:, None]
+    even = torch.arange(0, D, 2, device=x.device, dtype=torch.float64)
+    angle = place * torch.exp(-math.log(10_000.0) * even / D)  # (J, D / 2)
+    return torch.stack([angle.sin(), angle.cos()], -1).flatten(1)[:, :D].to(x.dtype)

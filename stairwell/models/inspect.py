@@ -1,0 +1,29 @@
+"""Looking inside a model: what its cores attend to and what their memory is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from stairwell.cores import Core, Seen
+
+
+@contextmanager
+def inspect(model: nn.Module) -> Iterator[Seen]:
+    """Look inside: `with inspect(model) as seen: model(tokens, state)`.
+
+    Then `seen.attention[layer]` is (B, H, T, slots), the nearest slot first (the token itself where it sees itself,
+    else the one before), and `seen.layer_weights` what the memory is made of. Runs the reference engine."""
+    seen = Seen()
+    cores = [module for module in model.modules() if isinstance(module, Core)]
+    if not cores:
+        raise TypeError(f"{type(model).__name__} has no core to look into")
+    for core in cores:
+        core.seen = seen
+    try:
+        yield seen
+    finally:
+        for core in cores:
+            core.seen = None

@@ -1,0 +1,125 @@
+"""What a trained sequence-to-sequence run is for: translate and summarise texts, tune how it searches, distil it.
+
+The search that `tune` finds is kept in the run's folder, and later commands begin from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stairwell import configs
+from stairwell.errors import UserError
+from stairwell.files import write_text
+from stairwell.runs.trainings import load
+from stairwell.tasks import Split, task_type, text_scores
+from stairwell.tasks.pairs import PairTask
+from stairwell.train.translating import SEARCH, Translator, search_of
+
+PENALTIES = (0.0, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0)
+
+
+def open_translator(
+    run: str | os.PathLike[str], task_name: str | None = None, device: str = "auto", batch: int = 64, **options: Any
+) -> Translator:
+    """The model of a run, ready to write; `task_name`: what it must have been trained for."""
+    model, task = load(run, device)
+    if not isinstance(task, PairTask) or (task_name is not None and type(task) is not task_type(task_name)[1]):
+        wanted = task_name or "translation or summarization"
+        raise UserError(f"{os.fspath(run)} was not trained for {wanted}, so it cannot do this")
+    return Translator(model, task, search_of(Path(run), task, **options), batch)
+
+
+def tune(
+    run: str | os.PathLike[str],
+    penalties: Sequence[float] = PENALTIES,
+    sentences: int = 0,
+    device: str = "auto",
+    tell: Callable[[float, float], None] = lambda penalty, score: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Find the length penalty with the best score on the validation set and keep it in the run's folder.
+
+    The penalty only orders hypotheses, but a search also stops by it: every value is a search of its own."""
+    translator = open_translator(run, None, device, **options)
+    pairs = list(translator.task.texts("valid"))[: sentences or None]
+    asked, wanted = zip(*pairs)
+    scores: dict[float, float] = {}
+    for penalty in penalties:
+        translator.search = dataclasses.replace(translator.search, length_penalty=penalty)
+        said = [best[0].text for best in translator.translate(asked)]
+        scores[penalty] = translator.task.rate(said, wanted)[translator.task.metric]
+        tell(penalty, scores[penalty])
+    best = max(scores, key=lambda penalty: scores[penalty])
+    search = dataclasses.replace(translator.search, length_penalty=best)
+    write_text(Path(run) / SEARCH, json.dumps(configs.to_json(search), indent=2) + "\n")
+    metric = translator.task.metric
+    return {"run": str(run), "length_penalty": best, metric: scores[best], "sentences": len(pairs), "beam": search.beam}
+
+
+def compare(
+    first: str | os.PathLike[str], second: str | os.PathLike[str], split: Split = "test", device: str = "auto"
+) -> dict[str, Any]:
+    """BLEU of two translators on the sentences of the first one's split, and how probable their difference is by
+    chance. Each searches as it was tuned."""
+    translators = [open_translator(run, "translation", device) for run in (first, second)]
+    task = translators[0].task
+    asked, wanted = zip(*task.texts(split))
+    said = [[best[0].text for best in translator.translate(asked)] for translator in translators]
+    lowercase = task.config.lowercase or translators[1].task.config.lowercase
+    found = text_scores.paired_bootstrap(said[0], said[1], wanted, lowercase)
+    return {"split": split, "sentences": len(wanted), "case": "lower" if lowercase else "mixed", **found}
+
+
+def distill(
+    run: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    device: str = "auto",
+    batch: int = 64,
+    tell: Callable[[int], None] = lambda done: None,
+    **options: Any,
+) -> dict[str, Any]:
+    """A corpus whose training targets are what the run writes for its training sources (Kim & Rush, 2016); valid and
+    test are as they were. The run's own data must be there."""
+    translator = open_translator(run, None, device, batch, **options)
+    task, folder = translator.task, Path(out)
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} is not empty; choose another --out")
+    folder.mkdir(parents=True, exist_ok=True)
+    config = task.config
+    source, target = (Path(name).suffix.lstrip(".") or name for name in (config.source, config.target))
+    if source == target:
+        source, target = "source", "target"
+    counts: dict[str, Any] = {}
+    for split, place in task.places.items():
+        pairs = said_by(translator, place.pairs, tell) if split == "train" else place.pairs()
+        counts[split] = write_pairs(pairs, folder / f"{split}.{source}", folder / f"{split}.{target}")
+    return {"out": str(folder), "source": source, "target": target, **counts, "sources_cut": translator.cut}
+
+
+def said_by(
+    translator: Translator, pairs: Callable[[], Iterable[tuple[str, str]]], tell: Callable[[int], None]
+) -> Iterable[tuple[str, str]]:
+    """The sources once more, each with what the model writes for it."""
+    written = translator.translate(source for source, _ in pairs())
+    for done, ((source, _), best) in enumerate(zip(pairs(), written, strict=True), 1):
+        tell(done)
+        yield source, best[0].text
+
+
+def write_pairs(pairs: Iterable[tuple[str, str]], source: Path, target: Path) -> int:
+    """Two parallel files, one line a pair whatever is in it; how many pairs they have."""
+    count = 0
+    with (
+        open(source, "w", encoding="utf-8", newline="\n") as sources,
+        open(target, "w", encoding="utf-8", newline="\n") as targets,
+    ):
+        for asked, said in pairs:
+            print(" ".join(asked.split()), file=sources)
+            print(" ".join(said.split()), file=targets)
+            count += 1
+    return count

@@ -1,0 +1,177 @@
+"""What a request may be: every field by name, type and range. Anything else is refused with what would be right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from stairwell import text
+from stairwell.errors import UserError
+from stairwell.generate import Choice
+from stairwell.stream import encode
+
+
+class Refused(Exception):
+    """The client's mistake: a status and a line that says what would be right."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one client may ask for."""
+
+    prompt: int = 16_384  # tokens
+    tokens: int = 4_096  # to write
+    texts: int = 32  # prompts times n
+    seconds: float = 300.0  # of one request
+    body: int = 4_000_000  # bytes
+    states: int = 256  # kept at a time
+    state_seconds: float = 3_600.0  # a state that nobody asked for is forgotten
+    state_bytes: int = 64_000_000  # of a state that is restored
+
+
+# Fields of OpenAI's that mean nothing here unless they ask for nothing.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": (None, ""),
+    "best_of": (None, 1),
+    "presence_penalty": (None, 0),
+    "frequency_penalty": (None, 0),
+    "logit_bias": (None, {}),
+}
+KNOWN = {
+    "model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "n", "stream",
+    "stream_options", "logprobs", "echo", "stop", "seed", "user", "state", *NEUTRAL,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Completion:
+    prompts: list[list[int]]
+    tokens: int
+    choice: Choice
+    n: int
+    stream: bool
+    usage: bool  # whether a stream ends with how much was used
+    logprobs: int | None
+    echo: bool
+    stop: tuple[str, ...]
+    seed: int | None
+    state: str | None
+
+
+def completion(body: Any, vocabulary: text.Vocabulary, model: str, limits: Limits) -> Completion:
+    """A request for /v1/completions, checked."""
+    fields = as_object(body, KNOWN)
+    for name, nothing in NEUTRAL.items():
+        if fields.get(name) not in nothing:
+            raise Refused(400, f"'{name}' is not supported; leave it out")
+    if fields.get("model", model) != model:
+        raise Refused(404, f"there is no model {fields['model']!r}; there is: {model}")
+    n = number(fields, "n", 1, 1, limits.texts, int)
+    state = fields.get("state")
+    if state is not None and not isinstance(state, str):
+        raise Refused(400, "'state' must be the id of a state")
+    prompts = [tokens_of(one, vocabulary, limits) for one in several(fields.get("prompt", ""))]
+    if state is None and not all(prompts):
+        raise Refused(400, "a prompt is empty: nothing is known before the first token")
+    if len(prompts) * n > limits.texts:
+        raise Refused(400, f"{len(prompts)} prompts times n={n} are more than {limits.texts} texts")
+    options = fields.get("stream_options")
+    if options is not None and not (isinstance(options, dict) and options.keys() <= {"include_usage"}):
+        raise Refused(400, "'stream_options' may hold include_usage alone")
+    return Completion(
+        prompts=prompts,
+        tokens=number(fields, "max_tokens", 16, 0, limits.tokens, int),
+        choice=choice(fields),
+        n=n,
+        stream=flag(fields, "stream"),
+        usage=flag(options or {}, "include_usage"),
+        logprobs=number(fields, "logprobs", None, 0, 20, int),
+        echo=flag(fields, "echo"),
+        stop=stops(fields.get("stop")),
+        seed=number(fields, "seed", None, -(2**63), 2**63 - 1, int),
+        state=state,
+    )
+
+
+def choice(fields: Mapping[str, Any]) -> Choice:
+    try:
+        return Choice(
+            temperature=number(fields, "temperature", 1.0, 0, 100, float),
+            top_k=number(fields, "top_k", None, 1, 1 << 31, int),
+            top_p=number(fields, "top_p", None, 0, 1, float),
+            repetition_penalty=number(fields, "repetition_penalty", 1.0, 0, 100, float),
+        )
+    except UserError as error:
+        raise Refused(400, str(error)) from None
+
+
+def several(prompt: Any) -> list[Any]:
+    """One prompt, or a list of them: text or tokens each."""
+    if isinstance(prompt, str) or (isinstance(prompt, list) and prompt and all(map(is_whole, prompt))):
+        return [prompt]
+    if isinstance(prompt, list) and prompt:
+        return prompt
+    raise Refused(400, "'prompt' must be a text, a list of tokens, or a list of texts or of lists of tokens")
+
+
+def tokens_of(prompt: Any, vocabulary: text.Vocabulary, limits: Limits) -> list[int]:
+    if isinstance(prompt, str):
+        try:
+            ids: list[int] = encode(vocabulary, prompt).tolist()
+        except UserError as error:
+            raise Refused(400, str(error)) from None
+    elif isinstance(prompt, list) and all(map(is_whole, prompt)):
+        ids = prompt
+        if wrong := [i for i in ids if not 0 <= i < vocabulary.size]:
+            raise Refused(400, f"token {wrong[0]} is out of range: the model knows 0..{vocabulary.size - 1}")
+    else:
+        raise Refused(400, "a prompt is a text or a list of tokens")
+    if len(ids) > limits.prompt:
+        raise Refused(400, f"a prompt of {len(ids)} tokens is too long: at most {limits.prompt}")
+    return ids
+
+
+def stops(given: Any) -> tuple[str, ...]:
+    found = [] if given is None else [given] if isinstance(given, str) else given
+    if (
+        not isinstance(found, list)
+        or len(found) > 4
+        or not all(isinstance(one, str) and 0 < len(one) <= 200 for one in found)
+    ):
+        raise Refused(400, "'stop' must be a text or a list of up to 4, each of 1 to 200 characters")
+    return tuple(found)
+
+
+def as_object(body: Any, known: set[str]) -> dict[str, Any]:
+    if not isinstance(body, dict):
+        raise Refused(400, "the request must be a JSON object")
+    if unknown := sorted(set(body) - known):
+        raise Refused(400, f"unknown field '{unknown[0]}'; there are: {', '.join(sorted(known))}")
+    return body
+
+
+def number(fields: Mapping[str, Any], name: str, usual: Any, least: float, most: float, kind: type) -> Any:
+    value = fields.get(name)
+    if value is None:
+        return usual
+    right = is_whole(value) or (kind is float and isinstance(value, float))
+    if not right or not least <= value <= most:
+        what = "a whole number" if kind is int else "a number"
+        raise Refused(400, f"'{name}' must be {what} from {least} to {most}, not {value!r:.50}")
+    return kind(value)
+
+
+def flag(fields: Mapping[str, Any], name: str) -> bool:
+    value = fields.get(name)
+    if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
+        raise Refused(400, f"'{name}' must be true or false, not {value!r:.50}")
+    return bool(value)
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

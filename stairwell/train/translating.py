@@ -1,0 +1,153 @@
+"""Texts in, texts out: a sequence-to-sequence model and its task's symbols, by beam search.
+
+    for best in Translator(model, task).translate(["ein hund läuft"]):
+        print(best[0].text, best[0].score)
+
+Letters: B sentences of a batch, J source tokens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from stairwell import configs
+from stairwell.decode.beam import Hypothesis, beam
+from stairwell.decode.stepper import encoded, stepper
+from stairwell.errors import UserError
+from stairwell.models import Seq2Seq
+from stairwell.tasks.pairs import PairTask
+
+SEARCH = "search.json"  # in a run's folder, once it was tuned
+SORTED = 2000  # texts that are read ahead, so that those of like lengths are searched together
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """How a target is looked for."""
+
+    beam: int = 5
+    "hypotheses that are followed at a time; 1 is greedy"
+    length_penalty: float = 1.0
+    "a hypothesis's log-probability is divided by its length to this power"
+    block: int = 0
+    "no sequence of so many tokens comes twice; 0: anything may"
+    longest: int = 0
+    "the most tokens of a target; 0: as long as any in training"
+    longest_ratio: float = 3.0
+    "the most tokens of a target for each of its source, and 10 more; 0: no such limit"
+    shortest: int = 0
+    "the fewest tokens of a target"
+    shortest_ratio: float = 0.0
+    "the fewest tokens of a target for each of its source"
+
+    def __post_init__(self) -> None:
+        if self.beam < 1:
+            raise UserError(f"the beam must be at least 1, not {self.beam}")
+        for name in ("block", "longest", "longest_ratio", "shortest", "shortest_ratio"):
+            if getattr(self, name) < 0:
+                raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}")
+
+    def lengths(self, source: int, most: int) -> tuple[int, int]:
+        """The fewest and the most tokens of a target, its end not counted, for a source of so many tokens."""
+        longest = min(self.longest or most, most)
+        if self.longest_ratio:
+            longest = min(longest, int(self.longest_ratio * source) + 10)
+        longest = max(longest, 1)
+        return min(max(self.shortest, int(self.shortest_ratio * source)), longest), longest
+
+
+def search_of(folder: Path, task: PairTask, **options: Any) -> Search:
+    """The search that a run was tuned to, or else the task's own, with other options where they are not None."""
+    path = folder / SEARCH
+    search = Search(**task.search)
+    if path.exists():
+        try:
+            search = configs.from_json(Search, json.loads(path.read_text(encoding="utf-8")), str(path))
+        except ValueError as error:
+            raise UserError(f"{path} cannot be read: {error}; delete it or tune the run again") from None
+    return replace(search, **{name: value for name, value in options.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class Written:
+    """One way to write a target."""
+
+    text: str
+    score: float
+    log_probability: float
+
+
+class Translator:
+    """Counts what it does: `cut` sources were longer than the model reads, `unended` targets were stopped by their
+    length."""
+
+    def __init__(self, model: Seq2Seq, task: PairTask, search: Search | None = None, batch: int = 64) -> None:
+        self.ahead = SORTED
+        self.model, self.task, self.search, self.batch = model, task, search or Search(), batch
+        self.cut = self.unended = 0
+
+    def translate(
+        self, texts: Iterable[str], best: int = 1, prefixes: Sequence[str] | None = None
+    ) -> Iterator[list[Written]]:
+        """For every text the `best` ways to write it, in the order of the texts. An empty one is written as empty."""
+        if not 1 <= best <= self.search.beam:
+            raise UserError(f"the {best} best of a beam of {self.search.beam}; widen the beam")
+        iterator, done = iter(texts), 0
+        while group := list(islice(iterator, self.ahead)):
+            forced = prefixes[done : done + len(group)] if prefixes is not None else [""] * len(group)
+            yield from self._group(group, best, forced)
+            done += len(group)
+
+    def _group(self, texts: list[str], best: int, prefixes: Sequence[str]) -> list[list[Written]]:
+        sources, cut = self.task.read_sources(texts)
+        self.cut += cut
+        found: list[list[Written]] = [[Written("", 0.0, 0.0)]] * len(texts)
+        # A source that is nothing but its end says nothing.
+        order = sorted((i for i, source in enumerate(sources) if len(source) > 1), key=lambda i: len(sources[i]))
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            for begin in range(0, len(order), self.batch):
+                chosen = order[begin : begin + self.batch]
+                forced = [self._prefix(prefixes[i]) for i in chosen]
+                for i, hypotheses in zip(chosen, self._search([sources[i] for i in chosen], best, forced), strict=True):
+                    found[i] = [self._written(hypothesis) for hypothesis in hypotheses]
+        finally:
+            self.model.train(was_training)
+        return found
+
+    def _prefix(self, text: str) -> list[int]:
+        ids: list[int] = self.task.vocabulary.target.encode(self.task.normal(text)).tolist()
+        return ids
+
+    def _search(self, sources: list[np.ndarray], best: int, prefixes: list[list[int]]) -> list[list[Hypothesis]]:
+        device = next(self.model.parameters()).device
+        B, J = len(sources), max(map(len, sources))
+        ids, mask = np.zeros((B, J), np.int64), np.zeros((B, J), bool)
+        for b, source in enumerate(sources):
+            ids[b, : len(source)], mask[b, : len(source)] = source, True
+        state = encoded(self.model, torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device))
+        end, search = self.task.end, self.search
+        limits = [search.lengths(len(source) - 1, self.task.config.longest_target) for source in sources]
+        # The end is a token too.
+        longest = [max(limit, len(prefix)) + 1 for (_, limit), prefix in zip(limits, prefixes)]
+        begin = torch.full((B, 1), end, device=device)
+        found = beam(
+            stepper(self.model, state), begin, longest, search.beam, search.length_penalty, end,
+            best=best, shortest=[shortest for shortest, _ in limits], block=search.block, prefixes=prefixes,
+        )  # fmt: skip
+        self.unended += sum(hypotheses[0].tokens[-1] != end for hypotheses in found)
+        return found
+
+    def _written(self, hypothesis: Hypothesis) -> Written:
+        # The last token is the end, or the one where the end should have been.
+        text = self.task.write_target(hypothesis.tokens[:-1])
+        return Written(text, hypothesis.score, hypothesis.log_probability)

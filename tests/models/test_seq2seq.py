@@ -1,0 +1,183 @@
+"""A sequence-to-sequence model: padding changes nothing, any split of a target is the same, every core can decode."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from stairwell.cores import CORES
+from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
+from stairwell.models.encoder import sinusoids
+
+SIZES: dict[str, Any] = {"width": 8, "layers": 2}
+DECODERS = {
+    "feedback": {"heads": 2, "memory": 6},
+    "transformer-xl": {"heads": 2, "memory": 6},
+    "staircase": {"heads": 2, "chunk": 2, "passes": 3},
+    "cached-staircase": {"heads": 2, "chunk": 2, "passes": 3},
+    "global-cached-staircase": {"heads": 2, "chunk": 2},
+    "universal": {"heads": 2, "memory": 6, "passes": 2},
+    "lstm": {},
+    "deltanet": {"heads": 2},
+}
+ENCODERS: list[dict[str, Any]] = [
+    {"encoder_positions": "sinusoidal", "encoder_norm": "pre"},
+    {"encoder_positions": "relative", "encoder_norm": "post", "encoder_distance": 3},
+]
+LENGTHS = [(5, 3), (2, 6), (7, 4)]  # of source and target
+V = 11
+
+
+def make(core: str, engine: str = "auto", **options: Any) -> Seq2Seq:
+    torch.manual_seed(0)
+    config = CORES[core].config(**SIZES, **DECODERS[core])
+    given = {"encoder_layers": 2, "encoder_heads": 2, "sources": V, "targets": V, **options}
+    model = Seq2Seq(Seq2SeqConfig(core=config, **given), engine).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():  # nothing that is zero at first may hide a mistake
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+def sentences() -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Sources, inputs and targets of unlike lengths, one row each."""
+    dice = torch.Generator().manual_seed(1)
+
+    def draw(length: int) -> Tensor:
+        return torch.randint(V, (1, length), generator=dice)
+
+    return [(draw(J), draw(T), draw(T)) for J, T in LENGTHS]
+
+
+def padded(rows: list[Tensor], filling: int) -> Tensor:
+    longest = max(row.shape[1] for row in rows)
+    return torch.cat([torch.nn.functional.pad(row, (0, longest - row.shape[1]), value=filling) for row in rows])
+
+
+def gradients(model: Seq2Seq, losses: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    losses.sum().backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, ids=["sinusoidal", "relative"])
+@pytest.mark.parametrize("engine", ["reference", "auto"])
+@pytest.mark.parametrize("core", DECODERS)
+def test_a_batch_equals_its_sentences_alone(core: str, engine: str, encoder: dict[str, Any]) -> None:
+    model = make(core, engine, **encoder)
+    pairs = sentences()
+    alone = [
+        model.losses(tokens, targets, model.init_state(1, source), 0.1)[0].sum() for source, tokens, targets in pairs
+    ]
+    expected = gradients(model, torch.stack(alone))
+    sources, tokens, targets = zip(*pairs)
+    mask = padded([torch.ones_like(source) for source in sources], 0).bool()
+    # Whatever fills the gaps must not matter, be it a symbol that does not exist.
+    source = padded(list(sources), 10**6)
+    state = model.init_state(len(pairs), source, mask)
+    together = model.losses(padded(list(tokens), 3), padded(list(targets), IGNORE), state, 0.1)[0]
+    torch.testing.assert_close(together.sum(1), torch.stack(alone))
+    found = gradients(model, together)
+    assert found.keys() == expected.keys() == dict(model.named_parameters()).keys()
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("core", DECODERS)
+def test_any_split_of_a_target_is_the_same(core: str) -> None:
+    model = make(core)
+    source, tokens = torch.randint(V, (2, 5)), torch.randint(V, (2, 7))
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    whole, last = model(tokens, model.init_state(2, source, mask))
+    state, pieces = model.init_state(2, source, mask), []
+    for piece in tokens.split([1, 4, 1, 1], 1):
+        logits, state = model(piece, state)
+        pieces.append(logits)
+    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    torch.testing.assert_close(dict(state.tensors()), dict(last.tensors()))
+
+
+@pytest.mark.parametrize("core", DECODERS)
+def test_the_source_matters_and_so_does_its_order(core: str) -> None:
+    model = make(core)
+    tokens = torch.randint(V, (1, 4))
+    first = model(tokens, model.init_state(1, torch.tensor([[1, 2, 3]])))[0]
+    for other in ([[1, 2, 4]], [[3, 2, 1]]):
+        assert not torch.allclose(model(tokens, model.init_state(1, torch.tensor(other)))[0], first)
+
+
+def test_a_start_keeps_the_source() -> None:
+    model = make("feedback")
+    source, tokens = torch.randint(V, (2, 5)), torch.randint(V, (2, 6))
+    start = torch.zeros(2, 6, dtype=torch.bool)
+    start[1, 3] = True
+    logits, _ = model(tokens, model.init_state(2, source), start)
+    fresh, _ = model(tokens[1:, 3:], model.init_state(1, source[1:]))
+    torch.testing.assert_close(logits[1:, 3:], fresh)
+
+
+def test_smoothed_losses_are_those_of_torch() -> None:
+    model = make("feedback")
+    source, tokens, targets = torch.randint(V, (2, 5)), torch.randint(V, (2, 6)), torch.randint(V, (2, 6))
+    targets[1, 4:] = IGNORE
+    logits, _ = model(tokens, model.init_state(2, source))
+    smoothed, nll, likeliest, _ = model.losses(tokens, targets, model.init_state(2, source), 0.2)
+    for found, smoothing in ((smoothed, 0.2), (nll, 0.0)):
+        wanted = torch.nn.functional.cross_entropy(
+            logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
+        )
+        torch.testing.assert_close(found.flatten(), wanted)
+    assert torch.equal(likeliest, logits.argmax(-1).masked_fill(targets == IGNORE, IGNORE))
+
+
+def test_logits_in_blocks_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("feedback")
+    source, tokens, targets = torch.randint(V, (2, 5)), torch.randint(V, (2, 6)), torch.randint(V, (2, 6))
+    whole = gradients(model, model.losses(tokens, targets, model.init_state(2, source), 0.1)[0])
+    monkeypatch.setattr("stairwell.models.seq2seq.LOGITS_AT_ONCE", 5 * V)
+    parts = gradients(model, model.losses(tokens, targets, model.init_state(2, source), 0.1)[0])
+    torch.testing.assert_close(parts, whole)
+
+
+@pytest.mark.parametrize("tied, tables", [("all", 1), ("output", 2), ("none", 3)])
+def test_tied_tables_are_one(tied: Any, tables: int) -> None:
+    model = make("feedback", tied=tied)
+    assert sum(p.shape == (V, 8) for p in model.parameters()) == tables
+
+
+def test_separate_vocabularies_cannot_share_a_table() -> None:
+    with pytest.raises(ValueError, match="tied output"):
+        Seq2SeqConfig(sources=7, targets=9)
+    with pytest.raises(ValueError, match="tied output"):
+        Seq2SeqConfig(sources=9, targets=9, joint=False)
+    model = make("feedback", sources=7, targets=9, joint=False, tied="output")
+    logits, _ = model(torch.zeros(1, 1, dtype=torch.int64), model.init_state(1, torch.tensor([[6]])))
+    assert logits.shape == (1, 1, 9)
+
+
+def test_dropped_layers_of_the_encoder_are_skipped() -> None:
+    model = make("feedback")
+    encoder, x, mask = model.encoder, torch.randn(1, 3, 8).double(), torch.ones(1, 3, dtype=torch.bool)
+    encoder.config = dataclasses.replace(encoder.config, encoder_layer_drop=0.999)
+    torch.testing.assert_close(encoder.train()(x, mask), encoder.norm(x + sinusoids(x)))
+    assert not torch.allclose(encoder.eval()(x, mask), encoder.norm(x + sinusoids(x)))
+
+
+@pytest.mark.parametrize("rate", ["attn_drop", "relu_drop", "dropout"])
+def test_every_dropout_of_the_encoder_is_read(rate: str) -> None:
+    model, plain = make("feedback", **{f"encoder_{rate}": 0.5}), make("feedback")
+    source = torch.randint(V, (1, 5))
+    torch.testing.assert_close(model.init_state(1, source).source, plain.init_state(1, source).source)
+    model.train()
+    assert not torch.allclose(model.init_state(1, source).source, plain.init_state(1, source).source)
+
+
+def test_without_a_source_there_is_a_plain_error() -> None:
+    model = make("feedback")
+    with pytest.raises(ValueError, match="reads a source"):
+        model.init_state(1)
+    with pytest.raises(ValueError, match="source token 11"):
+        model.init_state(1, torch.tensor([[V]]))

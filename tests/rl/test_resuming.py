@@ -1,0 +1,46 @@
+"""Agents in real processes: killed and taken up, one and two of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stairwell.train import Run
+from tests.commands import assert_same_weights, begin, newest_step, stairwell
+from tests.train.test_processes import CLOSE, two
+
+OPTIONS = [
+    "rl/feedback", "--task.length", "3", "--task.valid_episodes", "4", "--core.width", "8", "--core.layers", "1",
+    "--core.heads", "2", "--core.memory", "3", "--train.batch", "4", "--train.segment", "6", "--train.log_every", "1",
+    "--train.validate_every", "10", "--train.checkpoint_every", "3", "--train.valid_rows", "2", "--quiet",
+]  # fmt: skip
+A2C = ["--train.learner", "a2c", "--train.normalise_advantages", "false"]
+
+
+@pytest.mark.parametrize("learner", ["a2c", "ppo"])
+def test_a_training_that_was_killed_goes_on_bit_for_bit(learner: str, tmp_path: Path) -> None:
+    command = ["train", *OPTIONS, *(A2C if learner == "a2c" else []), "--steps", "40"]
+    assert stairwell(tmp_path, *command, "--out", "whole").status == 0
+    killed = begin(tmp_path, *command, "--out", "run")
+    assert killed.until(lambda: newest_step(tmp_path / "run") >= 7)
+    killed.kill()
+    assert killed.end().status == -9
+    assert 0 < Run(tmp_path / "run").newest_step < 40
+    assert stairwell(tmp_path, "train", "--resume", "--quiet", "--out", "run").status == 0
+    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+def test_two_processes_play_the_rows_of_one_and_either_takes_up_what_the_other_began(tmp_path: Path) -> None:
+    """A2C, of which an update is a sum over rows; only the counted episodes are those of the first process."""
+    command = ["train", *OPTIONS, *A2C]
+    assert stairwell(tmp_path, *command, "--steps", "12", "--out", "one").status == 0
+    two(tmp_path, *command, "--steps", "12", "--out", "two")
+    two(tmp_path, *command, "--steps", "6", "--out", "two-one")
+    assert stairwell(tmp_path, "train", "--resume", "--quiet", "--steps", "12", "--out", "two-one").status == 0
+    whole = Run(tmp_path / "one").load_checkpoint()[0]
+    for name in ("two", "two-one"):
+        tensors = Run(tmp_path / name).load_checkpoint()[0]
+        same = [key for key in whole if not key.startswith(("rng.", "objective."))]
+        torch.testing.assert_close({key: tensors[key] for key in same}, {key: whole[key] for key in same}, **CLOSE)

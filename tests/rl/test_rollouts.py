@@ -1,0 +1,284 @@
+"""Rollouts: what is learned from is what was played, and a training that was stopped goes on as if it never had."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from torch import Tensor
+
+from stairwell.rl.agent import Agent
+from stairwell.rl.gymnasium_rows import GymnasiumRows, open_gymnasium
+from stairwell.rl.learners import LEARNERS
+from stairwell.rl.opening import open_rows
+from stairwell.rl.rollouts import Rollout, Rollouts, advantages
+from stairwell.rl.rows import OwnRows, Rows
+from stairwell.rl.task import agent_trainer
+from stairwell.runs import Experiment, preset
+from stairwell.runs.trainings import fit, load
+from stairwell.train import Run
+from tests.commands import assert_same_weights, measured
+
+SMALL = {
+    "core.width": 8, "core.layers": 1, "core.heads": 2, "core.memory": 3, "train.batch": 4, "train.segment": 6,
+    "train.log_every": 1, "train.validate_every": 5, "train.checkpoint_every": 5, "train.valid_rows": 2,
+    "train.warmup": 0, "train.steps": 12, "train.learner": "a2c", "train.decay": "none",
+    "train.normalise_advantages": False,
+    "task.length": 2, "task.valid_episodes": 4, "task.test_episodes": 6,
+}  # fmt: skip
+PPO = {"train.learner": "ppo", "train.epochs": 2, "train.minibatches": 2}
+
+
+def experiment(name: str = "rl/feedback", **options: Any) -> Experiment:
+    given = {**SMALL, **{key.replace("__", "."): value for key, value in options.items()}}
+    known = preset(name).core.__dataclass_fields__
+    given = {key: value for key, value in given.items() if not key.startswith("core.") or key[5:] in known}
+    return preset(name).with_options({key: str(value) for key, value in given.items() if value is not None})
+
+
+def feed(made: Experiment, rows: Rows | None = None, numbers: range | None = None) -> Rollouts:
+    task = made.make_tasks()[0]
+    agent = made.make_model(task)
+    numbers = numbers or range(made.train.batch)
+    return Rollouts(agent, rows or task.open(numbers, 7), numbers, 7, made.train, 1000)
+
+
+@torch.no_grad()
+def test_a_rollout_holds_what_the_training_pass_says_of_it() -> None:
+    made = feed(experiment())
+    agent: Agent = made.agent
+    for _ in range(3):
+        batch = made.read(6)
+        said, after = agent(batch.inputs, batch.states[0], batch.start)
+        log = agent.actions.log_probability(said.policy, batch.action)
+        torch.testing.assert_close(log, batch.log_probability, rtol=1e-4, atol=1e-5)
+        for (path, tensor), (_, other) in zip(after.tensors(), made.state.tensors(), strict=True):
+            torch.testing.assert_close(other, tensor, rtol=1e-4, atol=1e-5, msg=path)
+    assert batch.start.any() and not batch.start.all()
+
+
+def test_rows_do_not_depend_on_how_they_are_dealt() -> None:
+    made = experiment()
+    whole, half = feed(made), feed(made, numbers=range(2, 4))
+    for _ in range(4):
+        one, other = whole.read(6).tensors(), half.read(6).tensors()
+        for name, tensor in other.items():
+            torch.testing.assert_close(tensor, one[name][2:], rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_generalised_advantages_worked_out_by_hand() -> None:
+    """Two frames of one episode that ends, then two of another; discount 1/2, lambda 1/2."""
+    rewards, value = torch.tensor([[1.0, 2.0, 0.0, 4.0]]), torch.tensor([[1.0, 3.0, 2.0, 1.0]])
+    following = torch.tensor([[3.0, 0.0, 1.0, 6.0]])
+    over = torch.tensor([[False, True, False, False]])
+    # delta: 1 + 1.5 - 1, 2 + 0 - 3, 0 + 0.5 - 2, 4 + 3 - 1
+    wanted = [1.5 + 0.25 * -1.0, -1.0, -1.5 + 0.25 * 6.0, 6.0]
+    assert advantages(rewards, value, following, over, 0.5, 0.5)[0].tolist() == wanted
+
+
+class Counting(gymnasium.Env[Any, Any]):
+    """Observes the time and whose row it is, earns the time; ends after `length` steps, cut short or done."""
+
+    def __init__(self, length: int = 3, cut: bool = True) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
+        self.action_space = gymnasium.spaces.Discrete(2)
+        self.length, self.cut, self.time, self.episode = length, cut, 0, 0
+
+    def observe(self) -> Any:
+        return np.array([10 * self.episode + self.time], dtype=np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.time, self.episode = 0, self.episode + 1
+        return self.observe(), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        over = self.time == self.length
+        return self.observe(), float(self.time), over and not self.cut, over and self.cut, {}
+
+
+def counting(mode: AutoresetMode, cut: bool) -> GymnasiumRows:
+    lengths = (3, 5)
+    envs = [lambda length=length: Counting(length, cut) for length in lengths]
+    return GymnasiumRows(SyncVectorEnv(envs, autoreset_mode=mode), [0, 1])
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_all_ways_to_go_on_after_an_end_give_the_same_episodes(cut: bool) -> None:
+    seen = {}
+    for mode in AutoresetMode:
+        rows, episodes = counting(mode, cut), [[], []]  # type: ignore[var-annotated]
+        now, start = rows.begin()["observation"], np.ones(2, dtype=bool)
+        for _ in range(24):
+            frame = rows.step(np.zeros(2, dtype=np.int64))
+            for row in range(2):
+                if frame.idle[row]:
+                    assert frame.rewards[row] == 0
+                    continue
+                if start[row]:
+                    episodes[row].append([])
+                end = (bool(frame.terminated[row]), bool(frame.truncated[row]))
+                last = float(frame.last["observation"][row, 0])
+                episodes[row][-1].append((float(now[row, 0]), float(frame.rewards[row]), last, end))
+            start, now = frame.start, frame.observations["observation"]
+        seen[mode] = [row[:3] for row in episodes]
+    first = seen[AutoresetMode.DISABLED]
+    assert [len(episode) for episode in first[0]] == [3, 3, 3]
+    assert first[0][0][-1] == (12.0, 3.0, 13.0, (not cut, cut))
+    assert seen[AutoresetMode.SAME_STEP] == first and seen[AutoresetMode.NEXT_STEP] == first
+
+
+def counted(mode: AutoresetMode, cut: bool) -> tuple[Rollouts, Rollout]:
+    made = experiment(train__batch=2, train__gae=1, train__discount=0.5, task__length=None)
+    rows = counting(mode, cut)
+    from stairwell.rl.agent import AgentConfig
+
+    torch.manual_seed(0)
+    agent = Agent(AgentConfig(core=made.core, observation=rows.observation_space, action=rows.action_space))
+    torch.nn.init.normal_(agent.value.weight)
+    fed = Rollouts(agent, rows, range(2), 7, made.train, 1000)
+    return fed, fed.read(8)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@torch.no_grad()
+def test_the_value_of_what_was_seen_last_counts_where_the_clock_made_an_end(mode: AutoresetMode) -> None:
+    """Row 0 earns 1, 2, 3 and is cut short, so that its first frame is worth 1 + 2/2 + 3/4 + V(last) / 8."""
+    fed, batch = counted(mode, cut=True)
+    state = fed.agent.init_state(1)
+    first = batch.select(torch.tensor([0])).inputs.map(lambda values: values[:, :3])
+    _, after = fed.agent(first, state)
+    last = first.map(lambda values: values[:, -1:])
+    last.observation["observation"] = torch.tensor([[[13.0]]])
+    value = fed.agent(last, after)[0].value[0, 0]
+    assert batch.target[0, 0].item() == pytest.approx(1 + 2 / 2 + 3 / 4 + value.item() / 8, abs=1e-4)
+    assert abs(value) > 0.01
+    _, done = counted(mode, cut=False)
+    assert done.target[0, 0].item() == pytest.approx(1 + 2 / 2 + 3 / 4, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+def test_steps_that_are_none_are_neither_scored_nor_counted(mode: AutoresetMode) -> None:
+    _, batch = counted(mode, cut=True)
+    idle = int((~batch.scored).sum())
+    assert (idle > 0) == (mode is AutoresetMode.NEXT_STEP)
+    assert batch.terms == batch.size == 16 - idle
+    assert batch.ended[:, 1].tolist()[:2] == [3.0, 5.0] and batch.ended[0, 0] == 6
+    # A start follows the step that was none, and no other frame.
+    starts = batch.start[0].nonzero().flatten().tolist()
+    assert starts == ([0, 4] if mode is AutoresetMode.NEXT_STEP else [0, 3, 6])
+
+
+def test_ppo_reads_every_row_once_an_epoch_and_counts_frames_once() -> None:
+    made = experiment(**{key.replace(".", "__"): value for key, value in PPO.items()})
+    fed = feed(made)
+    batches = [fed.read(6) for _ in range(8)]
+    assert [batch.size for batch in batches] == [24, 0, 0, 0, 24, 0, 0, 0]
+    assert all(batch.terms == 12 for batch in batches)
+    rollout = fed.rollout
+    assert rollout is not None
+    for epoch in (batches[4:6], batches[6:8]):
+        rows = torch.cat([batch.log_probability for batch in epoch])
+        torch.testing.assert_close(rows.sort(0).values, rollout.log_probability.sort(0).values)
+    assert not torch.equal(batches[4].log_probability, batches[6].log_probability)
+    assert sum(len(batch.ended) for batch in batches[5:8]) == 0
+
+
+def test_normalised_rewards_divide_by_the_running_deviation_of_the_return() -> None:
+    made = experiment(train__normalise_rewards=True, train__discount=0.5, train__gae=0)
+    plain = experiment(train__discount=0.5, train__gae=0)
+    ours, theirs = feed(made), feed(plain)
+    returns: list[Tensor] = []
+    running = torch.zeros(4, dtype=torch.float64)
+    for _ in range(3):
+        scaled, raw = ours.read(6), theirs.read(6)
+        rewards = torch.cat([raw.inputs.reward[:, 1:], theirs.now.reward[:, None]], 1)
+        ends = torch.cat([raw.start[:, 1:], theirs.start[:, None]], 1)
+        for t in range(6):
+            running = 0.5 * running + rewards[:, t]
+            returns.append(running)
+            running = torch.where(ends[:, t], 0, running)
+    deviation = torch.stack(returns).std(correction=0)
+    assert ours.agent.return_variance.sqrt() == pytest.approx(float(deviation))
+    value = raw.target - raw.advantage
+    earned = scaled.advantage - raw.advantage  # of equal values, so that rewards alone make the difference
+    torch.testing.assert_close(earned, rewards / deviation.float() - rewards, rtol=1e-3, atol=1e-4)
+    assert value.shape == (4, 6) and rewards.any()
+
+
+@pytest.mark.parametrize("core", ["feedback", "transformer-xl", "staircase", "lstm"])
+@pytest.mark.parametrize("learner", ["a2c", "ppo", "ppo-windows"])
+def test_a_training_that_was_stopped_goes_on_bit_for_bit(core: str, learner: str, tmp_path: Path) -> None:
+    """Stopped at update 5 and 10: for PPO, with four reads a rollout, in the middle of one."""
+    more = PPO if learner != "a2c" else {}
+    more = {**more, "train.window": 3, "train.normalise_rewards": True} if learner == "ppo-windows" else more
+    options = {key.replace(".", "__"): value for key, value in more.items()}
+    # A rate that decays depends on where the training was to end.
+    whole = experiment(f"rl/{core}", train__decay="none", **options)
+    fit(whole, tmp_path / "whole", "cpu")
+    stopped = dataclasses.replace(whole, train=dataclasses.replace(whole.train, steps=5))
+    fit(stopped, tmp_path / "stopped", "cpu")
+    assert ("feed.rollout.action" in Run(tmp_path / "stopped").load_checkpoint()[0]) == (learner != "a2c")
+    fit(whole, tmp_path / "stopped", "cpu")
+    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
+    lines = measured(tmp_path / "whole")
+    assert [line for line in measured(tmp_path / "stopped") if "valid" not in line] == [
+        line for line in lines if "valid" not in line
+    ]
+    assert lines[-1]["valid"]["episodes"] == 4
+
+
+def test_gymnasiums_environments_begin_new_episodes_when_taken_up(tmp_path: Path) -> None:
+    made = experiment(task__env="CartPole-v1", task__length=None)
+    fit(made, tmp_path / "run", "cpu")
+    longer = dataclasses.replace(made, train=dataclasses.replace(made.train, steps=20))
+    again = agent_trainer(made.make_model(task := made.make_tasks()[0]), [task], longer.train, Run(tmp_path / "run"))
+    assert again.resume() == ["this environment cannot be put back to where it was: all rows begin new episodes"]
+    fit(longer, tmp_path / "run", "cpu")
+    assert measured(tmp_path / "run")[-1]["step"] == 20
+    rows = open_gymnasium("CartPole-v1", {}, range(2), 3)
+    first = rows.begin()["observation"]
+    assert not np.array_equal(rows.seek({})["observation"], first)
+    assert not rows.resumes and OwnRows.resumes
+
+
+def test_minigrids_pictures_are_read_as_names_of_things_and_its_mission_is_left_out() -> None:
+    rows = open_rows("MiniGrid-MemoryS7-v0", {}, range(2), 0)
+    made = experiment(task__env="MiniGrid-MemoryS7-v0", task__length=None, train__batch=2)
+    task = made.make_tasks()[0]
+    agent = made.make_model(task)
+    assert task.describe().endswith("it does not read mission, which is text")
+    assert sorted(agent.leaves) == ["observation.direction", "observation.image"]
+    seen = rows.begin()
+    assert seen["observation.image"].shape == (2, 7, 7, 3) and seen["observation.image"].max() < 11
+    fed = Rollouts(agent, rows, range(2), 0, made.train, 1000)
+    assert fed.read(6).terms == 12
+
+
+def test_a_run_is_loaded_and_judged(tmp_path: Path) -> None:
+    from stairwell.runs.trainings import evaluate_run
+
+    fit(experiment(), tmp_path, "cpu")
+    agent, task = load(tmp_path, "cpu")
+    assert isinstance(agent, Agent) and task.kind == "agent"
+    scores = evaluate_run(tmp_path, "test", None, 1, 64, "cpu", "auto", None)
+    assert scores["episodes"] == 6 and 0 <= scores["return"] <= 1
+    assert scores["return_interval"] == pytest.approx(1.96 * scores["return_deviation"] / 6**0.5)
+
+
+def test_every_learner_trains_with_accumulation_as_without() -> None:
+    made = experiment()
+    batch = feed(made).read(6)
+    agent = feed(made).agent
+    for name, learner in LEARNERS.items():
+        objective = learner(agent, dataclasses.replace(made.train, learner=name))
+        whole = objective(batch).loss
+        parts = sum(objective(part).loss for part in batch.parts(2))
+        torch.testing.assert_close(parts, whole)

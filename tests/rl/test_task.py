@@ -1,0 +1,121 @@
+"""The task `rl`: environments by name, on the command line, kept with a run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import pytest
+
+from stairwell.cores import CORES
+from stairwell.errors import UserError
+from stairwell.rl.task import Config, Reinforcement, parse_options
+from stairwell.runs.trainings import fit
+from tests.commands import stairwell
+from tests.rl.test_rollouts import experiment
+
+TINY = [
+    "--core.width", "8", "--core.layers", "1", "--train.batch", "4", "--train.segment", "8", "--train.log_every", "4",
+    "--train.validate_every", "8", "--train.checkpoint_every", "5", "--train.valid_rows", "2", "--train.warmup", "0",
+    "--task.valid_episodes", "4", "--task.test_episodes", "4", "--quiet",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("core", sorted(CORES))
+def test_every_core_has_a_preset_that_trains(core: str, tmp_path: Path) -> None:
+    made = experiment(f"rl/{core}", train__learner="ppo", train__steps=5)
+    assert fit(made, tmp_path, "cpu")["updates"] == 5
+
+
+@pytest.mark.parametrize("name", ["passive-t-maze", "maze-navigation", "maze-navigation-easy", "water-maze"])
+def test_all_own_environments_have_short_names(name: str, tmp_path: Path) -> None:
+    made = experiment("rl/lstm", task__env=name, task__length=None, train__steps=2, task__valid_episodes=1)
+    size = {"task.steps": "9"} if "t-maze" not in name else {"task.length": "4"}
+    assert fit(made.with_options(size), tmp_path, "cpu")["tokens"] == 48
+
+
+def test_a_training_an_evaluation_and_a_resumption_on_the_command_line(tmp_path: Path) -> None:
+    command = ["train", "rl/feedback", "--task.env", "corridor", "--task.length", "3", *TINY, "--core.heads", "2"]
+    done = stairwell(tmp_path, *command, "--steps", "8", "--out", "run", "--json")
+    assert done.status == 0, done
+    result = json.loads(done.out)
+    assert result["tokens"] == 32  # PPO: 4 epochs of 4 minibatches make 16 updates of 4 x 8 frames
+    assert "valid_return" in result
+    assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--steps", "12", "--quiet").status == 0
+    scores = json.loads(stairwell(tmp_path, "eval", "run", "--json").out)
+    assert scores["episodes"] == 4 and {"return", "return_deviation", "return_interval", "length"} <= set(scores)
+    kept = json.loads((tmp_path / "run" / "task.json").read_text())["phases"][0]
+    assert kept["kind"] == "agent" and kept["headline"] == "return"
+    assert kept["facts"]["env"] == "stairwell/Corridor-v0" and kept["facts"]["options"] == {"length": 3}
+    assert kept["facts"]["action"] == {"kind": "discrete", "n": 3}
+
+
+def test_a_run_is_loaded_without_gymnasium(tmp_path: Path) -> None:
+    fit(experiment("rl/lstm", task__env="CartPole-v1", task__length=None, train__steps=2), tmp_path, "cpu")
+    program = f"""
+import sys
+sys.modules["gymnasium"] = None
+from stairwell.runs import load
+agent, task = load({str(tmp_path)!r}, "cpu")
+print(task.describe(), list(agent.leaves))
+try:
+    task.open(range(1), 0)
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "CartPole-v1, episodes without end ['observation']" in done.stdout
+    assert "gymnasium 1.1 or newer is not installed: pip install 'stairwell[rl]'" in done.stdout
+
+
+class Odd(gymnasium.Env[Any, Any]):
+    def __init__(self, **spaces: Any) -> None:
+        self.observation_space = spaces.get("observation", gymnasium.spaces.Discrete(2))
+        self.action_space = spaces.get("action", gymnasium.spaces.Discrete(2))
+
+
+gymnasium.register("Odd-v0", entry_point=Odd, kwargs={"observation": gymnasium.spaces.Text(5)})
+gymnasium.register(
+    "Odder-v0", entry_point=Odd, kwargs={"action": gymnasium.spaces.Graph(gymnasium.spaces.Discrete(2), None)}
+)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"env": "CartPool-v1"}, "environment 'CartPool-v1': .*CartPole"),
+        (
+            {"env": "CartPole-v1", "length": 4},
+            "--task.length is no option of CartPole-v1; give its options in --task.opt",
+        ),
+        ({"env": "corridor", "side": 4}, "--task.side is no option of stairwell/Corridor-v0; it has: colours, length"),
+        ({"env": "corridor", "length": 0}, "length is 0; it must be at least 1"),
+        ({"env": "CartPole-v1", "options": "colour=red"}, "environment 'CartPole-v1' cannot be made with"),
+        ({"env": "CartPole-v1", "options": "colour"}, "task.options must be name=value pairs, not 'colour'"),
+        ({"env": "Odd-v0"}, "the observation space is a Text, which is not supported; supported are Discrete"),
+        ({"env": "Odder-v0"}, "the action space is a Graph, which is not supported"),
+    ],
+)
+def test_what_cannot_be_played_is_told_in_one_line(options: dict[str, Any], word: str) -> None:
+    with pytest.raises(UserError, match=word) as raised:
+        Reinforcement(Config(**options)).facts()
+    assert "\n" not in str(raised.value)
+
+
+def test_options_of_an_environment_are_read_as_python_writes_them() -> None:
+    assert parse_options("size=9, see=True,rate=0.5,name=red") == {"size": 9, "see": True, "rate": 0.5, "name": "red"}
+
+
+def test_derived_fields_and_unknown_ones_are_refused() -> None:
+    with pytest.raises(UserError, match=r"--model\.action is no option: it follows from the task and the core"):
+        experiment(model__action="x")
+    with pytest.raises(UserError, match=r"unknown option --train\.discont"):
+        experiment(train__discont=1)
+    with pytest.raises(UserError, match="an environment has no curriculum"):
+        made = experiment(train__curriculum="length=2..4")
+        task = made.make_tasks()[0]
+        task.feed(made.make_model(task), made.train)(range(4), 4, 0).change(length=2)

@@ -1,0 +1,114 @@
+"""A real server on 127.0.0.1, and clients that nobody here wrote."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from stairwell.generate import Choice, generate_text
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import fit
+
+TOKEN = "a-token-for-tests"
+
+
+@dataclass
+class Server:
+    run: Path
+    port: int
+    process: subprocess.Popen[str]
+
+    @property
+    def client(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=TOKEN, max_retries=0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    (folder / "token").write_text(TOKEN + "\n")
+    sizes = {"core.width": "8", "core.layers": "1", "train.steps": "2", "train.batch": "2", "train.segment": "8"}
+    fit(preset("lm/feedback").with_options({**sizes, "task.path": str(folder / "text.txt")}), folder / "tiny", "cpu")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "stairwell", "serve", "tiny", "--port", str(port), "--token-file", "token"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + 60
+    while True:
+        try:
+            httpx.get(f"http://127.0.0.1:{port}/health")
+            break
+        except httpx.TransportError:
+            assert process.poll() is None and time.monotonic() < give_up, process.stderr
+            time.sleep(0.1)
+    yield Server(folder / "tiny", port, process)
+    process.kill()
+    process.communicate()
+
+
+def test_the_openai_client_completes_and_streams(server: Server) -> None:
+    wanted = "".join(generate_text(server.run, "the quick", 20, Choice(temperature=0), device="cpu"))
+    asked = {"model": "tiny", "prompt": "the quick", "max_tokens": 20, "temperature": 0}
+    whole = server.client.completions.create(**asked)
+    assert whole.choices[0].text == wanted and whole.usage is not None and whole.usage.completion_tokens == 20
+    stream = server.client.completions.create(**asked, stream=True)
+    assert "".join(part.choices[0].text for part in stream) == wanted
+    assert [model.id for model in server.client.models.list()] == ["tiny"]
+
+
+def test_the_openai_client_understands_mistakes(server: Server) -> None:
+    with pytest.raises(openai.BadRequestError, match="out of range"):
+        server.client.completions.create(model="tiny", prompt=[256])
+    with pytest.raises(openai.NotFoundError, match="there is no model"):
+        server.client.completions.create(model="other", prompt="a")
+    stranger = openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key="wrong", max_retries=0)
+    with pytest.raises(openai.AuthenticationError):
+        stranger.completions.create(model="tiny", prompt="a")
+
+
+def test_the_page_is_served(server: Server) -> None:
+    answer = httpx.get(f"http://127.0.0.1:{server.port}/", headers={"Authorization": f"Bearer {TOKEN}"})
+    assert answer.status_code == 200 and "Go on from here" in answer.text
+
+
+def test_clients_that_vanish_leave_nothing_behind(server: Server) -> None:
+    body = b'{"prompt": "a", "max_tokens": 4000, "stream": true}'
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {TOKEN}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    for cut in (body, body[:20], b""):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(head.encode() + cut)
+            time.sleep(0.1)
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    give_up = time.monotonic() + 30
+    while "stairwell_rows 0" not in httpx.get(f"http://127.0.0.1:{server.port}/metrics", headers=headers).text:
+        assert time.monotonic() < give_up
+        time.sleep(0.1)
+
+
+def test_a_server_that_is_stopped_finishes_what_was_begun(server: Server) -> None:
+    """Last of this file: the server is gone afterwards."""
+    stream = server.client.completions.create(
+        model="tiny", prompt="the quick", max_tokens=400, temperature=0, stream=True
+    )
+    text = next(stream).choices[0].text
+    server.process.send_signal(signal.SIGTERM)
+    text += "".join(part.choices[0].text for part in stream)
+    assert text == "".join(generate_text(server.run, "the quick", 400, Choice(temperature=0), device="cpu"))
+    server.process.wait(30)
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"http://127.0.0.1:{server.port}/health")

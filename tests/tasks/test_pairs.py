@@ -1,0 +1,192 @@
+"""Pairs of texts: how files fall into splits, what is left out, batches of like lengths, and where a feed stands."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stairwell.data import parallel
+from stairwell.errors import UserError
+from stairwell.tasks import IGNORE, kept_tasks, make_task, spec
+from stairwell.tasks.pairs import PairBatch, PairFeed, PairTask, buckets
+from tests import language_pair
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAIRWELL_CACHE", str(tmp_path / "cache"))
+
+
+def translation(folder: Path, **options: Any) -> PairTask:
+    from stairwell.tasks.translation import Config
+
+    given = {"path": str(folder), "source": "xx", "target": "yy", "vocabulary": 300, **options}
+    return make_task("translation", Config(**given))  # type: ignore[return-value]
+
+
+def summarization(folder: Path, **options: Any) -> PairTask:
+    from stairwell.tasks.summarization import Config
+
+    return make_task("summarization", Config(path=str(folder), vocabulary=300, **options))  # type: ignore[return-value]
+
+
+def write_lines(file: Path, *lines: str) -> None:
+    file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+
+
+def test_a_pair_becomes_ids_and_comes_back(tmp_path: Path) -> None:
+    task = translation(language_pair.write(tmp_path / "data"))
+    batch = next(iter(task.batches("valid", 1, 100)))
+    source = batch.source[0, batch.source_mask[0]].tolist()
+    assert source[-1] == task.source_end and batch.targets[0, -1] == task.end
+    said = task.vocabulary.source.decode(source[:-1]).strip(), task.write_target(batch.targets[0].tolist())
+    assert said in list(task.texts("valid"))
+    assert batch.tokens[0, 0] == task.end and torch.equal(batch.tokens[0, 1:], batch.targets[0, :-1])
+
+
+def test_folders_are_found_by_the_usual_names(tmp_path: Path) -> None:
+    task = translation(language_pair.write(tmp_path / "data", 30, 7))
+    assert {split: len(data) for split, data in task.splits.items()} == {"train": 30, "valid": 7, "test": 7}
+    write_lines(tmp_path / "data/test_2021.xx", "ba")
+    with pytest.raises(UserError, match=r"test_2020.xx and test_2021.xx; task.test may name one"):
+        translation(tmp_path / "data").describe()
+    assert len(translation(tmp_path / "data", test="test_2020").splits["test"]) == 7
+
+
+def test_without_splits_a_share_is_kept_apart_and_no_source_is_in_two(tmp_path: Path) -> None:
+    pairs = language_pair.sentences(2000, 0)
+    write_lines(tmp_path / "talks.xx", *(source for source, _ in pairs))
+    write_lines(tmp_path / "talks.yy", *(target for _, target in pairs))
+    for path, source, target in ((tmp_path / "talks", "xx", "yy"), (tmp_path, "talks.xx", "talks.yy")):
+        found = parallel.find(str(path), source, target)
+        sources = {split: {asked for asked, _ in place.pairs()} for split, place in found.items()}
+        assert all(sources.values()) and sum(map(len, sources.values())) == len({asked for asked, _ in pairs})
+        assert sum(len(list(place.pairs())) for place in found.values()) == 2000
+        assert len(list(found["train"].pairs())) > 1500
+
+
+def test_tables_have_named_columns(tmp_path: Path) -> None:
+    rows = [("a b c", "c"), ('d "e",\nf', "f")]
+    with open(tmp_path / "train.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([("id", "article", "highlights"), *((i, *row) for i, row in enumerate(rows))])
+    lists = {"article": ["one.", "two."], "highlights": ["first", "second"]}
+    write_lines(tmp_path / "dev.jsonl", json.dumps(lists))
+    found = parallel.find(str(tmp_path), "article", "highlights")
+    assert list(found["train"].pairs()) == rows
+    assert list(found["valid"].pairs()) == [("one. two.", "first")]
+    with pytest.raises(UserError, match=r"row 1 has no column 'text'; it has id, article, highlights"):
+        list(parallel.find(str(tmp_path / "train.csv"), "text", "highlights")["train"].pairs())
+
+
+def test_only_the_first_words_of_an_article_are_read(tmp_path: Path) -> None:
+    write_lines(tmp_path / "train.jsonl", *(json.dumps({"source": "a b " * 300, "target": "c"}) for _ in range(50)))
+    task = summarization(tmp_path)
+    assert task.vocabulary.source.decode(task.splits["train"].pair(0)[0][:-1]).split() == ["a", "b"] * 200
+
+
+def test_broken_pairs_are_counted_and_reported(tmp_path: Path) -> None:
+    folder = language_pair.write(tmp_path / "data", 20, 5)
+    with open(folder / "train.xx", "a", encoding="utf-8") as source, open(folder / "train.yy", "a") as target:
+        source.write("ba\n\n  \t\n" + "ba " * 40 + "\nke\nke\n")  # two without a partner
+        target.write("\none\none\n" + "one " * 40 + "\n")
+    task = translation(folder, longest_source=30, longest_target=30)
+    assert len(task.splits["train"]) == 20
+    assert list(task.broken().values()) == [5, 1, 2]
+    assert "left out of train: 5 empty, 1 too long, 2 of these without a partner" in task.describe()
+
+
+def test_text_that_is_not_utf8_is_named_by_its_line(tmp_path: Path) -> None:
+    folder = language_pair.write(tmp_path / "data", 3, 3)
+    (folder / "train.xx").write_bytes(b"ba\nk\xe9\nli\n")
+    with pytest.raises(UserError, match=r"train.xx is not UTF-8 text: line 2"):
+        translation(folder).describe()
+
+
+def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
+    write_lines(tmp_path / "a", "one\u2028still one\x85\x0c", "two\r")
+    assert list(parallel.lines(tmp_path / "a")) == ["one\u2028still one\x85\x0c", "two"]
+    assert parallel.count_lines(tmp_path / "a") == 2
+
+
+def test_batches_hold_every_pair_once_and_no_more_tokens_than_allowed(tmp_path: Path) -> None:
+    data = translation(language_pair.write(tmp_path / "data", 200, 5, longest=9)).splits["train"]
+    lengths = data.lengths()
+    for most in (1000, 7):
+        made = buckets(lengths, np.random.default_rng(0).permutation(200), 100, most)
+        assert sorted(np.concatenate(made).tolist()) == list(range(200))
+        assert all(lengths[batch].max() * len(batch) <= 100 and len(batch) <= most for batch in made)
+    assert len(buckets(lengths, np.arange(200), 1, 5)) == 200, "a pair that is too long for a batch is one of its own"
+
+
+def read(feed: PairFeed, count: int) -> list[tuple[Any, Any]]:
+    return [(batch.source.tolist(), batch.targets.tolist()) for batch in (feed.read(1) for _ in range(count))]
+
+
+def test_an_epoch_follows_from_the_seed_and_its_number(tmp_path: Path) -> None:
+    task = translation(language_pair.write(tmp_path / "data", 60, 5))
+    feed = task.feed(range(8), 8, 3, tokens=64)
+    epoch = len(feed.batches)
+    first = read(feed, epoch)
+    assert read(feed, 1) != first[:1] and feed.epoch == 1
+    assert read(task.feed(range(8), 8, 3, tokens=64), epoch) == first
+    assert read(task.feed(range(8), 8, 4, tokens=64), epoch) != first
+
+
+def test_a_feed_goes_on_where_it_stood(tmp_path: Path) -> None:
+    task = translation(language_pair.write(tmp_path / "data", 60, 5))
+    feed, other = (task.feed(range(8), 8, 3, tokens=64) for _ in range(2))
+    read(feed, len(feed.batches) + 3)
+    other.seek(json.loads(json.dumps(feed.position())))
+    assert read(other, 5) == read(feed, 5)
+
+
+def test_processes_share_every_batch(tmp_path: Path) -> None:
+    task = translation(language_pair.write(tmp_path / "data", 61, 5))
+    whole = task.feed(range(9), 9, 0, tokens=64)
+    shares = [task.feed(range(first, first + 3), 9, 0, tokens=64) for first in (0, 3, 6)]
+    for _ in range(len(whole.batches)):
+        batch, parts = whole.read(1), [feed.read(1) for feed in shares]
+        assert sum(part.terms for part in parts) == batch.terms
+        assert sorted(targets(batch)) == sorted(row for part in parts for row in targets(part))
+
+
+def targets(batch: PairBatch) -> list[list[int]]:
+    rows = [[i for i in row if i != IGNORE] for row in batch.targets.tolist()]
+    return [row for row in rows if row]
+
+
+def test_a_run_keeps_its_symbols_and_needs_no_files(tmp_path: Path) -> None:
+    for joint in (True, False):
+        task = translation(language_pair.write(tmp_path / "data"), joint=joint)
+        folder = tmp_path / f"run-{joint}"
+        folder.mkdir()
+        spec.write(folder, "translation", [task])
+        (kept,) = kept_tasks("translation", [task.config], folder)
+        assert isinstance(kept, PairTask) and kept.joint is joint
+        assert (kept.inputs, kept.outputs, kept.describe()) == (task.inputs, task.outputs, task.describe())
+        ids, _ = kept.read_sources(["ba ke"])
+        assert ids[0].tolist() == task.read_sources(["ba ke"])[0][0].tolist()
+    language_pair.write(tmp_path / "data", 10)
+    with pytest.raises(UserError, match="has changed since the training began"):
+        kept.feed(range(1), 1, 0)
+
+
+def test_sources_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:
+    task = translation(language_pair.write(tmp_path / "data"), longest_source=5)
+    sources, cut = task.read_sources(["ba " * 20, "ba", ""])
+    assert len(sources[0]) == 6 and sources[2].tolist() == [task.source_end] and cut == 1
+
+
+def test_without_a_path_the_task_says_what_it_needs() -> None:
+    from stairwell.tasks.translation import Config
+
+    with pytest.raises(UserError, match=r"--task.path FOLDER"):
+        make_task("translation", Config()).describe()
+    with pytest.raises(UserError, match="needs a sample"):
+        Config(headline="bleu", sample=0)

@@ -1,0 +1,248 @@
+"""In Hugging Face's hands: cached equals uncached, padded equals single, drafts change nothing, and runs come back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stairwell.cores import CORES, config_type
+from stairwell.errors import UserError
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import fit, load
+from stairwell.text import BPE, Bytes, Characters, Words
+from tests.laws import scramble
+
+transformers = pytest.importorskip("transformers")
+from stairwell.hf import (  # noqa: E402
+    StairwellConfig,
+    StairwellForCausalLM,
+    StateCache,
+    from_run,
+    to_run,
+    tokenizer,
+    vocabulary_of,
+)
+
+V = 11
+SIZES: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "memory": 5, "chunk": 3, "passes": 2}
+cores = pytest.mark.parametrize("name", sorted(CORES))
+CROPS = sorted(set(CORES) - {"lstm", "deltanet"})
+
+
+def make_model(name: str = "feedback", seed: int = 0, **options: Any) -> StairwellForCausalLM:
+    fields = config_type(name).__dataclass_fields__
+    sizes = {key: value for key, value in {**SIZES, **options}.items() if key in fields}
+    if name in ("multi-vector-rnn", "memory-network"):
+        sizes |= {"chunk": 1, "passes": 2 if name == "multi-vector-rnn" else 6}
+    torch.manual_seed(seed)
+    model = StairwellForCausalLM(StairwellConfig(core=name, core_options=sizes, vocab_size=V))
+    scramble(model.model)
+    return model.eval()
+
+
+def prompts(rows: int = 2, tokens: int = 7) -> torch.Tensor:
+    return torch.randint(V, (rows, tokens), generator=torch.Generator().manual_seed(1))
+
+
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"do_sample": False},
+    "sampling": {"do_sample": True, "top_k": 6, "temperature": 0.9},
+    "beam": {"num_beams": 3, "do_sample": False},
+    "beam sampling": {"num_beams": 2, "do_sample": True},
+    "several": {"do_sample": True, "num_return_sequences": 3},
+}
+
+
+@cores
+@pytest.mark.parametrize("mode", MODES)
+def test_with_a_cache_and_without_the_same_is_written(name: str, mode: str) -> None:
+    model = make_model(name)
+    written = []
+    for use_cache in (True, False):
+        torch.manual_seed(3)
+        written.append(model.generate(prompts(), max_new_tokens=16, use_cache=use_cache, **MODES[mode]))
+    assert torch.equal(*written)
+    assert written[0].shape[1] == 23
+
+
+@cores
+def test_rows_padded_on_the_left_are_as_if_alone(name: str) -> None:
+    model, tokens = make_model(name), prompts(3, 9)
+    lengths, pad = [9, 4, 1], 999  # no symbol of the model: what pads is never looked at
+    rows = [tokens[i, :length] for i, length in enumerate(lengths)]
+    padded = torch.stack([torch.cat([row.new_full((9 - len(row),), pad), row]) for row in rows])
+    mask = (padded != pad).long()
+    for options in ({}, {"num_beams": 3}):
+        found = model.generate(
+            padded, attention_mask=mask, max_new_tokens=14, do_sample=False, pad_token_id=0, **options
+        )
+        for row, alone in zip(found, rows):
+            wanted = model.generate(alone[None], max_new_tokens=14, do_sample=False, **options)[0]
+            assert torch.equal(row[9:], wanted[len(alone) :])
+    logits = model(padded, attention_mask=mask).logits
+    for i, alone in enumerate(rows):
+        torch.testing.assert_close(logits[i, 9 - len(alone) :], model(alone[None]).logits[0])
+
+
+@cores
+def test_a_returned_cache_goes_on(name: str) -> None:
+    model, tokens = make_model(name), prompts(2, 12)
+    with torch.no_grad():
+        whole = model(tokens).logits
+        first = model(tokens[:, :5])
+        assert isinstance(first.past_key_values, StateCache) and first.past_key_values.get_seq_length() == 5
+        parts = [first.logits]
+        for t in range(5, 8):
+            parts.append(model(tokens[:, t : t + 1], past_key_values=first.past_key_values).logits)
+        parts.append(model(tokens[:, 8:], past_key_values=first.past_key_values).logits)
+    torch.testing.assert_close(torch.cat(parts, 1), whole)
+    assert model(tokens, use_cache=False).past_key_values is None
+    torch.testing.assert_close(model(tokens, logits_to_keep=2).logits, whole[:, -2:])
+
+
+@pytest.mark.parametrize("target", CROPS)
+def test_a_feedback_draft_changes_nothing_beyond_any_window(target: str) -> None:
+    model, draft = make_model(target), make_model("feedback", seed=5)
+    alone = model.generate(prompts(1), max_new_tokens=60, do_sample=False)
+    drafted = model.generate(prompts(1), max_new_tokens=60, do_sample=False, assistant_model=draft)
+    assert torch.equal(alone, drafted)
+
+
+@pytest.mark.parametrize("drafter", CROPS)
+def test_any_core_can_draft_and_a_good_draft_is_taken(drafter: str) -> None:
+    model = make_model(drafter)
+    calls = []
+    model.register_forward_hook(lambda module, given, kwargs, output: calls.append(1), with_kwargs=True)
+    alone = model.generate(prompts(1), max_new_tokens=40, do_sample=False)
+    steps = len(calls)
+    twin = make_model(drafter)
+    twin.generation_config.assistant_confidence_threshold = 0.0
+    drafted = model.generate(prompts(1), max_new_tokens=40, do_sample=False, assistant_model=twin)
+    assert torch.equal(alone, drafted)
+    assert len(calls) - steps < steps / 3  # its own twin is right, so few calls verify many tokens
+
+
+def test_a_draft_keeps_the_distribution_of_the_target() -> None:
+    """Of the second token after a prompt, over many draws, against what the model says."""
+    model, draft = make_model(), make_model(seed=5)
+    with torch.no_grad():
+        scale = 4.0
+        for one in (model, draft):
+            one.model.head.vectors *= scale / one.model.head.vectors.norm() * V**0.5
+        first = model(prompts(1)).logits[0, -1].softmax(-1)
+        both = torch.cat([prompts(1).expand(V, -1), torch.arange(V)[:, None]], 1)
+        wanted = first @ model(both).logits[:, -1].softmax(-1)
+    torch.manual_seed(0)
+    counts = torch.zeros(V)
+    for _ in range(400):
+        said = model.generate(prompts(1), max_new_tokens=2, do_sample=True, top_k=0, assistant_model=draft)
+        counts[said[0, -1]] += 1
+    chi = float(((counts - 400 * wanted) ** 2 / (400 * wanted)).sum())
+    assert chi < 35  # ten degrees of freedom: 1 in 10,000 by chance
+
+
+@pytest.mark.parametrize("name", ["lstm", "deltanet"])
+def test_a_core_that_cannot_take_tokens_back_says_so(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot take tokens back"):
+        make_model(name).generate(prompts(1), max_new_tokens=9, assistant_model=make_model())
+
+
+@cores
+def test_saved_and_loaded_by_the_auto_classes_it_is_the_same(name: str, tmp_path: Path) -> None:
+    model = make_model(name)
+    model.save_pretrained(tmp_path)
+    assert (tmp_path / "model.safetensors").exists()
+    loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert type(loaded) is StairwellForCausalLM
+    assert loaded.config.core_config() == model.config.core_config()
+    ours, theirs = model.state_dict(), loaded.state_dict()
+    assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    torch.testing.assert_close(loaded(prompts()).logits, model(prompts()).logits)
+
+
+def test_the_trainer_trains_it(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model = make_model(adaptive_span=True, span_ramp=2)
+    rows = [{"input_ids": row, "labels": row} for row in (torch.arange(12) % 3 + torch.zeros(8, 1).long())]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=30, per_device_train_batch_size=4, learning_rate=1e-2, report_to=[], use_cpu=True,
+        save_strategy="no", logging_steps=10, disable_tqdm=True, seed=1,
+    )  # fmt: skip
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert losses[-1] < losses[0] / 2
+    expected = torch.nn.functional.cross_entropy(
+        model.eval()(rows[0]["input_ids"][None]).logits[0, :-1], rows[0]["labels"][1:]
+    )
+    found = model(rows[0]["input_ids"][None], labels=rows[0]["labels"][None]).loss
+    torch.testing.assert_close(found, expected)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
+    sizes = {"core.width": "8", "core.layers": "1", "train.steps": "2", "train.batch": "2", "train.segment": "8"}
+    options = {**sizes, "task.path": str(folder / "text.txt"), "task.unit": "characters"}
+    fit(preset("lm/feedback").with_options(options), folder / "run", "cpu")
+    return folder / "run"
+
+
+def test_a_run_becomes_a_model_and_a_run_again_without_loss(run: Path, tmp_path: Path) -> None:
+    from_run(run).save_pretrained(tmp_path / "hf")
+    again = to_run(transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "hf"), tmp_path / "again")
+    for name in ("config.json", "task.json", "model.safetensors"):
+        assert (again / name).read_bytes() == (run / name).read_bytes()
+    model, task = load(again, "cpu")
+    assert task.vocabularies["text"] == load(run, "cpu")[1].vocabularies["text"]
+    with pytest.raises(UserError, match="holds a training already"):
+        to_run(from_run(run), again)
+    with pytest.raises(UserError, match="came from no run folder"):
+        to_run(make_model(), tmp_path / "new")
+
+
+def test_a_pipeline_writes_text(run: Path) -> None:
+    model = from_run(run)
+    vocabulary = vocabulary_of(model)
+    assert vocabulary is not None
+    pipeline = transformers.pipeline("text-generation", model=model, tokenizer=tokenizer(vocabulary))
+    said = pipeline("the quick", max_new_tokens=12, do_sample=False)[0]["generated_text"]
+    ids = torch.from_numpy(vocabulary.encode("the quick"))[None]
+    wanted = model.generate(ids, max_new_tokens=12, do_sample=False)[0]
+    assert said == vocabulary.decode(wanted.numpy()) and len(said) == 21
+
+
+TEXT = "naïve ß\n\n  12 🙂 done\t."
+
+
+@pytest.mark.parametrize("vocabulary", [Bytes(), Characters.build([TEXT]), BPE.build([TEXT] * 9, 270)], ids=str)
+def test_tokenizers_agree_with_vocabularies(vocabulary: Any, tmp_path: Path) -> None:
+    tokenizer(vocabulary).save_pretrained(tmp_path)
+    for made in (tokenizer(vocabulary), transformers.AutoTokenizer.from_pretrained(tmp_path)):
+        ids = made(TEXT)["input_ids"]
+        assert ids == vocabulary.encode(TEXT).tolist()
+        assert made.decode(ids) == TEXT
+    with pytest.raises(UserError, match="no tokenizer for words"):
+        tokenizer(Words.build(["a"]))
+
+
+def test_other_caches_and_wrong_masks_are_refused() -> None:
+    model = make_model()
+    with pytest.raises(ValueError, match="must be a StateCache"):
+        model(prompts(), past_key_values=transformers.DynamicCache())
+    with pytest.raises(ValueError, match="attention_mask must be"):
+        model(prompts(), attention_mask=torch.ones(2, 3))
+    with pytest.raises(ValueError, match="one kind of cache"):
+        model.generate(prompts(), cache_implementation="static")
+    with pytest.raises(UserError, match="labels"):
+        StairwellConfig.of(load_labels())
+
+
+def load_labels() -> Any:
+    from stairwell.models import LanguageModelConfig
+
+    return LanguageModelConfig(inputs=4, outputs=3)

@@ -1,0 +1,255 @@
+"""A stream reads, forks, crops and stops for days, and is always where it would be had nobody touched it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stairwell import CORES, LanguageModel, LanguageModelConfig
+from stairwell.cores import config_type
+from stairwell.errors import UserError
+from stairwell.stream import ANCHOR, AT_ONCE, Stream, StreamBatch
+from stairwell.text import BPE, Bytes, Characters
+
+SIZES: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "memory": 5, "chunk": 3}
+CARRIED = ("lstm", "deltanet")  # cores that cannot take a token back
+cores = pytest.mark.parametrize("name", sorted(CORES))
+
+
+def make_model(name: str = "feedback", inputs: int = 7, outputs: int | None = None) -> LanguageModel:
+    kind = config_type(name)
+    sizes = {key: value for key, value in SIZES.items() if key in kind.__dataclass_fields__}
+    if name in ("multi-vector-rnn", "memory-network"):
+        sizes.pop("chunk")
+    torch.manual_seed(0)
+    return LanguageModel(LanguageModelConfig(core=kind(**sizes), inputs=inputs, outputs=outputs)).eval()
+
+
+def drawn(count: int, seed: int = 0) -> list[int]:
+    return torch.randint(7, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+@torch.no_grad()
+def expected(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
+    """Log-probabilities after each token, in one call."""
+    return model(torch.tensor([tokens]), model.init_state(1))[0][0].log_softmax(-1)
+
+
+@cores
+def test_any_way_of_feeding_gives_what_one_call_gives(name: str) -> None:
+    model, tokens = make_model(name), drawn(20)
+    stream = Stream(model)
+    stream.feed(tokens[0])
+    stream.feed([])
+    stream.feed(torch.tensor(tokens[1:6]))
+    found = stream.follow(iter(tokens[6:]))
+    torch.testing.assert_close(found, expected(model, tokens)[6:])
+    torch.testing.assert_close(stream.probabilities(), expected(model, tokens)[-1].exp())
+    assert stream.count == 20
+
+
+@cores
+def test_a_stream_that_was_saved_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
+    model, tokens = make_model(name), drawn(40)
+    whole = Stream(model)
+    whole.feed(tokens[:7])
+    stopped = Stream(model)
+    stopped.feed(tokens[:7])
+    for i, token in enumerate(tokens[7:]):
+        whole.feed(token)
+        stopped.feed(token)
+        if i % 9 == 4:
+            stopped.save(tmp_path / "a.stream")
+            stopped = Stream.load(tmp_path / "a.stream", make_model(name))
+        assert torch.equal(whole.probabilities(), stopped.probabilities()), i
+    assert stopped.count == whole.count
+
+
+def test_it_goes_on_bit_for_bit_wherever_its_session_was_made_anew(tmp_path: Path) -> None:
+    model, tokens = make_model(), drawn(2 * ANCHOR + 40)
+    whole, stopped = Stream(model), Stream(model)
+    for i, token in enumerate(tokens):
+        whole.feed(token)
+        stopped.feed(token)
+        if i in (ANCHOR - 1, ANCHOR, ANCHOR + 1, 2 * ANCHOR - 7):
+            stopped.save(tmp_path / "a.stream")
+            stopped = Stream.load(tmp_path / "a.stream", model)
+    assert torch.equal(whole.probabilities(), stopped.probabilities())
+    torch.testing.assert_close(whole.log_probabilities(), expected(model, tokens)[-1])
+
+
+def test_a_long_text_is_read_in_parts_and_a_fresh_stream_can_be_saved(tmp_path: Path) -> None:
+    model, tokens = make_model("lstm"), drawn(AT_ONCE + 5)
+    Stream(model).save(tmp_path / "fresh.stream")
+    stream = Stream.load(tmp_path / "fresh.stream", model)
+    stream.feed(tokens)
+    torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens)[-1], rtol=1e-4, atol=1e-5)
+
+
+@cores
+def test_a_fork_goes_its_own_way(name: str) -> None:
+    model, tokens = make_model(name), drawn(20)
+    stream, alone = Stream(model), Stream(model)
+    for each in (stream, alone):
+        each.feed(tokens[:10])
+    twin = stream.fork()
+    twin.feed(drawn(9, seed=5))
+    for each in (stream, alone):
+        each.feed(tokens[10])
+    assert torch.equal(stream.probabilities(), alone.probabilities())
+    torch.testing.assert_close(twin.log_probabilities(), expected(model, tokens[:10] + drawn(9, seed=5))[-1])
+
+
+@pytest.mark.parametrize("name", sorted(set(CORES) - set(CARRIED)))
+def test_cropped_tokens_were_never_read(name: str) -> None:
+    model, tokens = make_model(name), drawn(30)
+    stream = Stream(model, slack=4)
+    stream.feed(tokens[:20])
+    stream.feed(drawn(4, seed=9))
+    stream.crop(4)
+    torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens[:20])[-1])
+    stream.feed(tokens[20:])
+    torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens)[-1])
+    with pytest.raises(UserError, match="made with slack 4; make it with slack=5"):
+        stream.crop(5)
+
+
+def test_cropping_everything_leaves_a_fresh_stream() -> None:
+    model, tokens = make_model(), drawn(6)
+    stream = Stream(model, slack=3)
+    stream.feed(tokens[:3])
+    stream.crop(3)
+    with pytest.raises(UserError, match="has read nothing yet"):
+        stream.probabilities()
+    stream.feed(tokens)
+    torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens)[-1])
+
+
+def test_surprise_is_what_a_token_costs() -> None:
+    model, tokens = make_model(), drawn(9)
+    stream = Stream(model)
+    found = torch.cat([stream.surprise(tokens[:4]), stream.surprise([]), stream.surprise(tokens[4:])])
+    wanted = -expected(model, tokens)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    torch.testing.assert_close(found, torch.cat([torch.zeros(1), wanted]))
+    with pytest.raises(UserError, match="predicts 3 labels, not its 7 input symbols"):
+        Stream(make_model(outputs=3)).surprise(tokens)
+
+
+def test_sampling_follows_the_seed_and_does_not_read() -> None:
+    stream = Stream(make_model())
+    stream.feed(1)
+    draws = [stream.sample(generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1, 2, 3, 4)]
+    assert draws[0] == draws[1] and len(set(draws)) > 1 and stream.count == 1
+    assert stream.sample(temperature=0) == int(stream.probabilities().argmax())
+
+
+def test_text_is_read_in_the_vocabulary_of_the_model() -> None:
+    model = make_model(inputs=256)
+    stream, ids = Stream(model, Bytes()), Stream(model)
+    stream.feed("aé")
+    ids.feed(list("aé".encode()))
+    assert torch.equal(stream.probabilities(), ids.probabilities())
+    stream.feed("é".encode()[:1])  # half a character is a byte like any other
+    stream.feed("\udcff")  # as a command line hands over what is no text
+    assert stream.recent[-2:] == [0xC3, 0xFF]
+
+
+@pytest.mark.parametrize("vocabulary", [Characters.build(["aé"]), BPE.build(["aé"], 256)], ids=lambda one: one.kind)
+def test_text_cut_inside_a_character_is_refused_where_tokens_are_characters(vocabulary: Any) -> None:
+    stream = Stream(make_model(inputs=vocabulary.size), vocabulary)
+    with pytest.raises(UserError, match="not valid UTF-8 at byte 1"):
+        stream.feed(b"a\xc3")
+    assert stream.count == 0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "told"),
+    [
+        ("text", "reads tokens, not text"),
+        ([3, 7], "token 7 at place 1 is out of range: the model knows 0..6"),
+        (-1, "out of range"),
+        ([0.5], "whole numbers"),
+        ([[1, 2]], "in a row"),
+        (None, "whole numbers, or text"),
+        (True, "whole numbers"),
+    ],
+    ids=str,
+)
+def test_what_is_no_token_is_refused(tokens: Any, told: str) -> None:
+    stream = Stream(make_model())
+    with pytest.raises(UserError, match=told):
+        stream.feed(tokens)
+    assert stream.count == 0
+
+
+def test_a_stream_belongs_to_the_parameters_that_wrote_it(tmp_path: Path) -> None:
+    model = make_model()
+    stream = Stream(model)
+    stream.feed([1, 2, 3])
+    stream.save(tmp_path / "a.stream")
+    with torch.no_grad():
+        model.head.vectors[0, 0] += 1e-6  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="a model with other parameters"):
+        Stream.load(tmp_path / "a.stream", model)
+
+
+def test_what_is_no_stream_is_told(tmp_path: Path) -> None:
+    model = make_model()
+    (tmp_path / "noise").write_bytes(b"\x00\x01noise")
+    model.init_state(1).save(tmp_path / "state")
+    for name, told in (("noise", "not a readable stream"), ("state", "not a stairwell stream")):
+        with pytest.raises(UserError, match=told):
+            Stream.load(tmp_path / name, model)
+
+
+def test_parameters_that_are_no_numbers_are_told() -> None:
+    model = make_model()
+    with torch.no_grad():
+        model.embedding.vectors[1, 2] = torch.nan  # type: ignore[union-attr, index]
+    with pytest.raises(UserError, match=r"'embedding.vectors' holds NaN"):
+        Stream(model)
+    with pytest.raises(UserError, match="decoding with dropout"):
+        Stream(make_model().train())
+
+
+@cores
+def test_streams_come_and_go_in_a_batch_and_each_reads_as_if_alone(name: str) -> None:
+    model = make_model(name)
+    batch = StreamBatch(model)
+    a, b = batch.open(), batch.open()
+    said: dict[int, list[int]] = {a: drawn(6, 1), b: drawn(3, 2)}
+    batch.feed(said)
+    for step in range(8):
+        if step == 2:
+            c = batch.open()
+            said[c] = []
+        if step == 4:
+            d = batch.fork(a)
+            said[d] = list(said[a])
+        if step == 6:
+            left = batch.close(b)
+            torch.testing.assert_close(left.log_probabilities(), expected(model, said.pop(b))[-1])
+        tokens = {stream: drawn(1, 100 * step + stream) for stream in said if step != 5 or stream != a}
+        batch.feed(tokens)
+        for stream, new in tokens.items():
+            said[stream] += new
+        for stream, past in said.items():
+            torch.testing.assert_close(batch.log_probabilities(stream), expected(model, past)[-1])
+    assert len(batch) == 3
+    again = batch.open(left)
+    batch.feed({again: 3})
+    with pytest.raises(UserError, match="no stream 1 in this batch"):
+        batch.feed({b: 3})
+
+
+def test_a_stream_of_a_batch_can_be_cropped() -> None:
+    model, tokens = make_model(), drawn(9)
+    batch = StreamBatch(model, slack=3)
+    a, b = batch.open(), batch.open()
+    batch.feed({a: [*tokens, 1, 2, 3], b: tokens[:4]})
+    batch.crop(a, 3)
+    torch.testing.assert_close(batch.log_probabilities(a), expected(model, tokens)[-1])
+    torch.testing.assert_close(batch.log_probabilities(b), expected(model, tokens[:4])[-1])
