@@ -1,6 +1,7 @@
 """Every task is learned at toy size by a small model: a silent bug in labels, shifts or resets could not hide.
 
-Run by name: `pytest -m slow tests/test_learning.py`. Each takes about a minute on one thread.
+One of seconds runs with all other tests. The others are run by name, `pytest -m slow tests/test_learning.py`: each
+takes about a minute on one thread.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ import pytest
 
 from stairwell.cli.display import Silence
 from stairwell.runs.trainings import evaluate_run, new_job, train
-
-pytestmark = pytest.mark.slow
 
 
 def learn(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -45,12 +44,22 @@ def toy(length: int, **more: Any) -> dict[str, Any]:
     return {"task.length": length, "task.valid_episodes": 100, "task.test_episodes": 200, **lengths, **more}
 
 
+@pytest.mark.parametrize("name", ["parity/lstm", "parity/feedback"])
+def test_a_little_parity_is_learned_in_seconds(name: str, tmp_path: Path) -> None:
+    """Neither guessing (50%) nor the last bit alone can come near."""
+    sight = {"core.memory": 4} if name == "parity/feedback" else {}
+    small = {"core.width": 16, "train.batch": 32, "train.steps": 200, "train.learning_rate": 1e-2, **sight}
+    assert learn(tmp_path, name, toy(5, **small))["accuracy"] >= 99
+
+
+@pytest.mark.slow
 def test_random_walk(tmp_path: Path) -> None:
     options = toy(8, **{"task.grid": 3, "core.memory": 8, "train.segment": 18, "train.steps": 800})
     options = {key: value for key, value in options.items() if key not in ("task.valid_length", "task.test_length")}
     assert learn(tmp_path, "random-walk/feedback", options)["accuracy"] >= 95
 
 
+@pytest.mark.slow
 def test_algorithmic(tmp_path: Path) -> None:
     options = {
         "task.variables": 1, "task.statements": 5, "task.valid_episodes": 100, "task.test_episodes": 400,
@@ -60,6 +69,7 @@ def test_algorithmic(tmp_path: Path) -> None:
     assert learn(tmp_path, "algorithmic/feedback", options)["accuracy"] >= 90
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["copy/transformer-xl", "reverse/feedback"])
 def test_copy_and_reverse(name: str, tmp_path: Path) -> None:
     curriculum = {"train.curriculum": "length=3..5", "train.curriculum_accuracy": 90}
@@ -69,6 +79,7 @@ def test_copy_and_reverse(name: str, tmp_path: Path) -> None:
     assert scores["sequence_accuracy"] >= 85
 
 
+@pytest.mark.slow
 def test_counting(tmp_path: Path) -> None:
     options = toy(5, **{"core.memory": 12, "train.segment": 24, "train.steps": 200})
     options.pop("task.valid_length")
@@ -76,6 +87,7 @@ def test_counting(tmp_path: Path) -> None:
     assert scores["accuracy"] >= 95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["parity/lstm", "parity/feedback", "parity/staircase", "parity/deltanet"])
 def test_parity(name: str, tmp_path: Path) -> None:
     sight = {"parity/feedback": {"core.memory": 4}, "parity/staircase": {"core.chunk": 1, "core.passes": 3}}
@@ -86,6 +98,7 @@ def test_parity(name: str, tmp_path: Path) -> None:
 LEAGUE = ("parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic", "group-words")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("task", LEAGUE)
 def test_the_tasks_of_the_league(task: str, tmp_path: Path) -> None:
     lengths = {"task.min_length": 2, "task.length": 6, "task.test_min_length": 2, "task.test_length": 6}
@@ -93,6 +106,7 @@ def test_the_tasks_of_the_league(task: str, tmp_path: Path) -> None:
     assert learn(tmp_path, f"{task}/lstm", {**lengths, **rest})["last_accuracy"] >= 95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["s5/lstm", "s5/feedback"])
 def test_permutations_of_three(name: str, tmp_path: Path) -> None:
     sight = {"core.memory": 4} if name == "s5/feedback" else {}
@@ -100,6 +114,7 @@ def test_permutations_of_three(name: str, tmp_path: Path) -> None:
     assert learn(tmp_path, name, options)["accuracy"] >= 99
 
 
+@pytest.mark.slow
 def test_language_modelling(tmp_path: Path) -> None:
     """A short text again and again is known by heart."""
     verse = "She walks in beauty, like the night\nOf cloudless climes and starry skies;\n"
@@ -111,6 +126,7 @@ def test_language_modelling(tmp_path: Path) -> None:
     assert learn(tmp_path, "lm/feedback", options)["bits_per_character"] < 0.3
 
 
+@pytest.mark.slow
 def test_labelled_streams(tmp_path: Path) -> None:
     """A user's own files: words to add up, the parity of the ones asked at each."""
     dice = random.Random(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import platform
@@ -120,6 +121,7 @@ def train(job: Job, device: str, engine: str, show: Show) -> dict[str, Any] | No
 
 def _train(job: Job, device: torch.device, engine: str, show: Show, world: World) -> dict[str, Any] | None:
     experiment, run = job.experiment, job.run
+    run.asked = fingerprint(experiment)
     tasks = experiment.make_tasks(run.path if job.resume else None)
     sizes.check_training(experiment, tasks[0], device, world.size)
     model = experiment.make_model(tasks[0], device, engine)
@@ -160,6 +162,13 @@ def fit(
     result = train(Job(experiment, run, resume=run.exists), device, engine, lambda *_: nullcontext(lambda event: None))
     assert result is not None, "fit is for a single process"
     return result
+
+
+def fingerprint(experiment: Experiment) -> str:
+    """A hash of everything but the number of steps, which may be raised."""
+    asked = experiment.to_json()
+    del asked["train"]["steps"]
+    return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def prepare_folder(job: Job, tasks: list[Task]) -> None:

@@ -114,7 +114,10 @@ def unpack(
 ) -> list[str]:
     """Bring all of them to where `pack` was called; `rows` are those of this process. What the feed has to say."""
     own = {name: tensor for name, tensor in tensors.items() if name.startswith(("model.", "objective."))}
-    objective.load_state_dict({name.removeprefix("objective."): tensor for name, tensor in own.items()})
+    try:
+        objective.load_state_dict({name.removeprefix("objective."): tensor for name, tensor in own.items()})
+    except RuntimeError:
+        raise UserError("the checkpoint does not fit config.json: it is of another model; one was changed") from None
     optimizers.load(optimizer, objective, part_of(tensors, "optimizer"))
     if state := part_of(tensors, "state"):
         objective.carry(state, rows)

@@ -37,6 +37,7 @@ class Run:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
+        self.asked = ""  # a hash of what the training was told, which checkpoints remember
 
     @property
     def exists(self) -> bool:
@@ -129,12 +130,15 @@ class Run:
     def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         path = self.path / "model.safetensors"
         if not path.exists():
+            if any("valid" in record for record in self.metrics()):
+                raise UserError(f"{path} is missing; bring it back from a copy of the run, or train anew")
             raise UserError(f"{self.path} holds no model yet: train it, or resume it, until it is first saved")
-        return load_tensors(path)
+        return load_tensors(path, "valid")
 
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
         """Add a checkpoint; only once it is safely there, forget all but the newest."""
-        save_tensors(self.path / "checkpoints" / f"step-{step:09d}.safetensors", tensors, note)
+        path = self.path / "checkpoints" / f"step-{step:09d}.safetensors"
+        save_tensors(path, tensors, {**note, "asked": self.asked})
         for old in self.checkpoints()[:-KEPT]:
             old.unlink(missing_ok=True)
 
@@ -160,13 +164,18 @@ class Run:
         return int(found[-1].stem.removeprefix("step-")) if found else 0
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
-        """The newest checkpoint that is whole, and a word on each one that is not."""
+        """The newest checkpoint that is whole, and a word on each one that is not, or if it was told something else."""
         damaged: list[str] = []
         for path in reversed(self.checkpoints()):
             try:
-                return *load_tensors(path), [f"{word}; going back to the one before" for word in damaged]
+                tensors, note = load_tensors(path, "progress")
             except ValueError as error:
                 damaged.append(str(error))
+                continue
+            words = [f"{word}; going back to the one before" for word in damaged]
+            if self.asked != note.get("asked", self.asked):
+                words.append(f"{self.path / 'config.json'} has changed since {path.name} was written; going on with it")
+            return tensors, note, words
         if damaged:
             raise UserError(f"no checkpoint in {self.path} can be read: {'; '.join(damaged)}")
         raise UserError(f"{self.path} holds no checkpoint to resume from; start without --resume in another --out")
@@ -202,7 +211,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -
         raise OSError(f"{path} could not be written ({why}); what was saved before is whole") from None
 
 
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_tensors(path: Path, noted: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote. `noted` is a word that its note must have: it tells models and checkpoints apart."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = json.loads((file.metadata() or {}).get("stairwell", "{}"))
@@ -211,7 +221,10 @@ def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise UserError(f"{path} is damaged ({error})") from None
     if metadata.get("hash") != _hash(tensors, metadata.get("note", "")):
         raise UserError(f"{path} is damaged (its contents do not match their hash)")
-    return tensors, json.loads(metadata["note"])
+    note = json.loads(metadata["note"])
+    if noted and noted not in note:
+        raise UserError(f"{path} is damaged (another file stands in its place)")
+    return tensors, note
 
 
 def _hash(tensors: dict[str, Tensor], note: str) -> str:

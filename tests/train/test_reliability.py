@@ -247,6 +247,46 @@ def test_a_damaged_log_does_not_keep_a_whole_checkpoint_from_being_used(
     assert measured(run) == measured(uninterrupted / "run")
 
 
+def test_a_changed_config_is_told_where_a_training_goes_on(uninterrupted: Path, tmp_path: Path) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    Run(run).checkpoints()[-1].unlink()
+    config = json.loads((run / "config.json").read_text())
+    for section, name, value in (("train", "learning_rate", 0.5), ("model", "output_dropout", 0.3)):
+        changed = {**config, section: {**config[section], name: value}}
+        (run / "config.json").write_text(json.dumps(changed))
+        shutil.copytree(run, tmp_path / name)
+        ended = stairwell(tmp_path, "train", "--resume", "--out", name, "--quiet")
+        assert f"{name}/config.json has changed since step-" in ended.err and ended.err.count("\n") == 1, ended
+    changed = {**config, "core": {**config["core"], "width": 16}}
+    (run / "config.json").write_text(json.dumps(changed))
+    line = stairwell(tmp_path, "train", "--resume", "--out", "run").line
+    assert "the checkpoint does not fit config.json" in line
+    # More steps are what resuming is for.
+    (run / "config.json").write_text(json.dumps(config))
+    more = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet", "--steps", STEPS + 2)
+    assert more.status == 0 and more.err == "", more
+
+
+def test_a_model_and_a_checkpoint_cannot_take_each_others_place(uninterrupted: Path, tmp_path: Path) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    newest, model = Run(run).checkpoints()[-1], run / "model.safetensors"
+    shutil.copyfile(model, newest)
+    ended = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet")
+    assert ended.status == 0 and "(another file stands in its place); going back to the one before" in ended.err
+    assert_same_weights(run, uninterrupted / "run")
+    shutil.copyfile(newest, model)
+    for command in (("eval", "run"), ("train", "--resume", "--out", "run", "--quiet")):
+        assert "model.safetensors is damaged (another file stands in its place)" in stairwell(tmp_path, *command).line
+
+
+def test_a_model_that_was_lost_is_told_from_one_that_was_never_saved(uninterrupted: Path, tmp_path: Path) -> None:
+    run = copy_of(uninterrupted, tmp_path)
+    (run / "model.safetensors").unlink()
+    assert "model.safetensors is missing; bring it back from a copy" in stairwell(tmp_path, "eval", "run").line
+    (run / "metrics.jsonl").unlink()
+    assert "run holds no model yet" in stairwell(tmp_path, "eval", "run").line
+
+
 def test_every_flipped_byte_of_a_checkpoint_is_found(uninterrupted: Path, tmp_path: Path) -> None:
     newest = Run(copy_of(uninterrupted, tmp_path)).checkpoints()[-1]
     whole, dice = newest.read_bytes(), random.Random(0)
