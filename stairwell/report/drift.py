@@ -12,7 +12,7 @@ Letters: B streams, T tokens, E vectors, N numbers of a vector, Y states.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -67,10 +67,14 @@ class Drift:
     "the model's right answers at each place, %"
     probe: list[float]
     "states that the linear probe reads rightly, %"
+    probe_said: list[float]
+    "where the probe reads the state that the model answers with, right or wrong, %"
     own: list[list[float]]
     "distance to the mean of the own state: its 5th, 50th and 95th percentile at each place"
     other: list[list[float]]
     "the same to the nearest mean of another state"
+    said: list[list[float]]
+    "the same to the mean of the state that the model answers with, right or wrong"
     astray: list[float]
     "vectors that are nearer to another state's mean, %"
     apart: float
@@ -84,7 +88,7 @@ class Drift:
     shown: list[int]
     "states on the map"
     dots: list[list[list[list[float]]]]
-    "at the first and at the last place, for each of these states: points of the map"
+    "at the first and at the last place, for each of these states: points of the map where the model answers with it"
     attention: Attention | None = None
 
 
@@ -96,12 +100,13 @@ class Window:
     states: Tensor  # (B, T), IGNORE where the task does not ask
     answers: Tensor  # (B, T)
 
-    def of(self, rows: slice) -> tuple[Tensor, Tensor]:
-        """Vectors (E, N) and states (E,) of some streams."""
+    def of(self, rows: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Vectors (E, N), states (E,) and answers (E,) of some streams, where the task asks."""
         asked = self.states[rows] != IGNORE
-        return self.vectors[rows][asked], self.states[rows][asked]
+        return self.vectors[rows][asked], self.states[rows][asked], self.answers[rows][asked]
 
 
+Probe = Callable[[Tensor], Tensor]  # vectors (E, N) -> states (E,)
 FITTED, MEASURED = slice(0, None, 2), slice(1, None, 2)  # streams
 
 
@@ -113,21 +118,13 @@ def look_inside(
     model.eval()
     names = [StreamName(SEED, row) for row in range(streams)]
     seen, state, last = follow_windows(model, task, names, places, window)
-    yardstick, states = seen[0].of(FITTED)
+    yardstick, states, _ = seen[0].of(FITTED)
     labels, means = class_means(yardstick, states)
     unit = nearest_other(means)
     with torch.enable_grad():
         reads = fit_probe(yardstick, states, model.config.V)
-    own, other, astray, probe, right = [], [], [], [], []
-    for found in seen:
-        vectors, truth = found.of(MEASURED)
-        to_own, to_other = distances(vectors, truth, labels, means)
-        own.append(percentiles(to_own / unit))
-        other.append(percentiles(to_other / unit))
-        astray.append(percent(to_other < to_own))
-        probe.append(percent(reads(vectors) == truth))
-        asked = found.states != IGNORE
-        right.append(percent((found.answers == found.states)[asked]))
+    rows = [measured(found, labels, means, unit, reads) for found in seen]
+    along = {name: [row[name] for row in rows] for name in rows[0]}
     pushed, lost = push(model, state, last, unit)
     shown, dots = draw_map(seen[0], seen[-1], labels, means)
     return Drift(
@@ -136,11 +133,7 @@ def look_inside(
         streams=streams,
         window=window,
         places=list(places),
-        right=right,
-        probe=probe,
-        own=own,
-        other=other,
-        astray=astray,
+        **along,
         apart=round(unit, 4),
         pushes=list(PUSHES),
         pushed=pushed,
@@ -149,6 +142,23 @@ def look_inside(
         dots=dots,
         attention=attended(model, state, last),
     )
+
+
+def measured(found: Window, labels: Tensor, means: Tensor, unit: float, reads: Probe) -> dict[str, Any]:
+    """What there is to say of one place, by the names of Drift."""
+    vectors, truth, answers = found.of(MEASURED)
+    to_own, to_other = distances(vectors, truth, labels, means)
+    to_said, _ = distances(vectors, answers, labels, means)
+    read = reads(vectors)
+    return {
+        "right": percent(answers == truth),
+        "probe": percent(read == truth),
+        "probe_said": percent(read == answers),
+        "own": percentiles(to_own / unit),
+        "other": percentiles(to_other / unit),
+        "said": percentiles(to_said / unit),
+        "astray": percent(to_other < to_own),
+    }
 
 
 def follow_windows(
@@ -196,7 +206,7 @@ def newest(state: State) -> Tensor:
     parts = []
     for leaf in state.leaves():
         if leaf.role in (Role.SLOTS, Role.GROWING):
-            parts.append(leaf.tensor[:, -1].flatten(1))
+            parts.append(leaf.tensor[:, -1:].flatten(1))
         elif leaf.role is Role.CARRY:
             parts.append(leaf.tensor.flatten(1))
     return torch.cat(parts, 1).float()
@@ -223,7 +233,7 @@ def distances(vectors: Tensor, states: Tensor, labels: Tensor, means: Tensor) ->
     return between.gather(1, own)[:, 0], between.scatter(1, own, torch.inf).amin(1)
 
 
-def fit_probe(vectors: Tensor, states: Tensor, outputs: int, decay: float = 1e-4) -> Any:
+def fit_probe(vectors: Tensor, states: Tensor, outputs: int, decay: float = 1e-4) -> Probe:
     """Logistic regression: the state that is likeliest by a linear map of the vector. It begins at zero and draws
     nothing, so it is the same every time."""
     middle, size = vectors.mean(0), vectors.std(0).clamp(min=1e-6)
@@ -280,9 +290,9 @@ def draw_map(
         plane = torch.nn.functional.pad(plane, (0, 2 - plane.shape[1]))
     drawn = []
     for found in (early, late):
-        vectors, states = found.of(MEASURED)
+        vectors, _, answers = found.of(MEASURED)
         points = (vectors - middle) @ plane
-        drawn.append([points[states == label][:DOTS].double().cpu().numpy().round(3).tolist() for label in few])
+        drawn.append([points[answers == label][:DOTS].double().cpu().numpy().round(3).tolist() for label in few])
     return few.tolist(), drawn
 
 
@@ -309,10 +319,12 @@ def percent(yes: Tensor) -> float:
     return round(100 * float(yes.double().mean()), 3)
 
 
-def measure_drift(path: str | Path, device: str = "auto", engine: str = "auto") -> Drift:
+def measure_drift(
+    path: str | Path, device: str = "auto", places: Sequence[int] = PLACES, streams: int = STREAMS
+) -> Drift:
     """Look inside a run and write down what was seen."""
-    model, task = load(path, device, engine)
-    drift = look_inside(model, stream_of(task))
+    model, task = load(path, device)
+    drift = look_inside(model, stream_of(task), places, streams)
     write_text(Path(path) / FILE, json.dumps(asdict(drift)) + "\n")
     return drift
 

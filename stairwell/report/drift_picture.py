@@ -20,7 +20,7 @@ def drift_figure(drift: Drift, name: str, colour: int) -> Any:
     draw_states(keeps, drift)
     draw_distances(stays, drift, colour)
     draw_pushes(returns, drift, colour)
-    figure.suptitle(f"Inside {name}: {in_words(drift)}", x=0.01, ha="left", color=DARK, fontsize=12)
+    figure.suptitle(f"Inside {name}:\n{in_words(drift)}", x=0.01, ha="left", color=DARK, fontsize=12)
     return figure
 
 
@@ -69,7 +69,7 @@ def draw_attention(plot: Any, drift: Drift, colour: int) -> None:
 
 
 def draw_states(plot: Any, drift: Drift) -> None:
-    """Vectors of a few states, early and late, in one plane."""
+    """Vectors of a few answers, early and late, in one plane."""
     early, late = drift.dots
     for i, (first, last) in enumerate(zip(early, late)):
         for points, look in ((first, {"marker": "o", "s": 26, "alpha": 0.35, "linewidths": 0}),
@@ -80,27 +80,32 @@ def draw_states(plot: Any, drift: Drift) -> None:
     plot.set_yticks([])
     for spine in plot.spines.values():
         spine.set_color(RULE)
-    which = f"{len(drift.shown)} of the {drift.states} states" if drift.states > len(drift.shown) else "each state"
+    which = f"{len(drift.shown)} of {drift.states} states shown" if drift.states > len(drift.shown) else "all states"
     ends = f"discs: at {drift.places[0]:,} tokens, crosses: at {drift.places[-1]:,}"
-    title(plot, "What does it keep?", f"the newest vector of its memory, a colour for {which};\n{ends}")
+    title(plot, "What does it keep?", f"newest vector of the memory, coloured by its answer, {which};\n{ends}")
 
 
 def draw_distances(plot: Any, drift: Drift, colour: int) -> None:
     """To the own state's mean and to the nearest other, along the stream."""
     places = drift.places
-    highest = max(band[2] for band in drift.other)
-    for bands, shade, label in ((drift.own, PALETTE[colour], "to the centre of its own state"),
-                                (drift.other, INK, "to the centre of the nearest other state")):  # fmt: skip
+    for bands, shade, label, line in (
+        (drift.other, INK, "nearest other state", "-"),
+        (drift.own, PALETTE[colour], "its own state", "-"),
+        (drift.said, PALETTE[colour], "the one it answers", (0, (2, 2))),
+    ):
         low, middle, high = zip(*bands)
-        plot.fill_between(places, low, high, color=shade, alpha=0.18, linewidth=0)
-        plot.plot(places, middle, color=shade, marker="o", markersize=4, linewidth=2)
-        plot.text(places[0], high[0] + 0.02 * highest, label, color=shade, fontsize=9, va="bottom")
+        if bands is not drift.said:
+            plot.fill_between(places, low, high, color=shade, alpha=0.16, linewidth=0)
+        plot.plot(places, middle, color=shade, marker="o", markersize=4, linewidth=2, linestyle=line, label=label)
     dress(plot)
     dress_log(plot, "tokens read")
     plot.set_xticks(places, [short(place) for place in places])
     plot.minorticks_off()
-    plot.set_ylim(0, 1.22 * highest)
-    plot.set_ylabel("distance of the memory", color=INK)
+    # Room for the legend above the lines.
+    plot.set_ylim(0, 1.35 * max(band[2] for band in (*drift.own, *drift.other)))
+    plot.set_ylabel("distance of the memory to", color=INK)
+    legend = plot.legend(frameon=False, fontsize=8.5, labelcolor=DARK, loc="upper left", ncols=3, columnspacing=1.2)
+    legend.set_in_layout(False)
     nearer = " · ".join(f"{share:.3g}%" for share in drift.astray)
     title(plot, "Does it wander off?", f"line: median, band: 5% to 95%;\nnearer to a wrong state: {nearer}")
 
@@ -153,8 +158,9 @@ def drift_section(found: list[Model]) -> str:
         '<p class="note">The label of a token is the state of the world that a model must keep. Here the newest vector '
         "of its memory is held against that state, along streams without end. A model does not drift if each state has "
         "its own place in the memory, if the memory stays nearer to its own place than to any other, and if it comes "
-        "back there by itself when something pushes it aside. Distances are in units of the distance between "
-        "neighbouring states.</p>"
+        "back there by itself when something pushes it aside. Where the model is wrong and yet as near as ever to the "
+        "state that it answers, the memory has not become blurred: it has slipped into another state. "
+        "Distances are in units of the distance between neighbouring states.</p>"
         f'<div class="tables">{"".join(boxes)}</div></section>'
     )
 
@@ -164,8 +170,10 @@ def facts(drift: Drift) -> str:
     lines = (
         ("right answers, %", [f"{value:.5g}" for value in drift.right]),
         ("states that the probe reads, %", [f"{value:.5g}" for value in drift.probe]),
+        ("probe and model say the same, %", [f"{value:.5g}" for value in drift.probe_said]),
         ("distance to its own state, median", [f"{band[1]:.3f}" for band in drift.own]),
         ("distance to the nearest other, median", [f"{band[1]:.3f}" for band in drift.other]),
+        ("distance to the state that it answers, median", [f"{band[1]:.3f}" for band in drift.said]),
         ("nearer to another state, %", [f"{value:.4g}" for value in drift.astray]),
     )
     head = "".join(f'<th scope="col" class="number">{place:,}</th>' for place in drift.places)

@@ -44,6 +44,11 @@ def accuracy(horizons: list[Horizon]) -> tuple[list[float], list[float]]:
         for place, end, asked, wrong in zip(horizon.places, ends, horizon.asked, horizon.wrong, strict=True):
             known = sums.get(place, (0, 0, 0))
             sums[place] = (max(known[0], end), known[1] + asked, known[2] + wrong)
+    places = sorted(sums)
+    # A last bin that the streams have only just begun says little; it belongs to the one before.
+    if len(places) > 1 and sums[places[-1]][1] < sums[places[-2]][1] / 4:
+        (_, *before), (end, *last) = sums[places[-2]], sums.pop(places[-1])
+        sums[places[-2]] = (end, before[0] + last[0], before[1] + last[1])
     bins = [((place * end) ** 0.5, 100 - 100 * wrong / asked) for place, (end, asked, wrong) in sums.items() if asked]
     middles, values = zip(*sorted(bins)) if bins else ((), ())
     return list(middles), list(values)

@@ -51,7 +51,7 @@ def test_how_a_stream_is_read_changes_nothing(name: str) -> None:
 
 @each
 def test_labels_are_those_of_the_word_at_once(name: str) -> None:
-    """Worked out for a whole stream by the episodes that the task trains on: the stream goes over the edges of blocks."""
+    """Worked out for a whole stream at once; the stream goes over the edges of blocks."""
     task, tokens = make(name), 2 * BLOCK + 500
     found = whole(name, [StreamName(3, 5)], tokens, 999)
     opening = len(task.endless().opening)
