@@ -5,7 +5,7 @@ A file's functions make a study at a scale; its `STUDIES` gives them their names
 from __future__ import annotations
 
 from stairwell.errors import UserError
-from stairwell.experiments.papers import extra, league
+from stairwell.experiments.papers import extra, horizon, league
 from stairwell.experiments.papers.feedback import figure5, figure8, figure9, table1, table3, table4, table5, table6
 from stairwell.experiments.papers.staircase import figure2, figure3, table2, table7, table8, table9
 from stairwell.experiments.papers.staircase import table1 as staircase_table1
@@ -17,7 +17,7 @@ FEEDBACK = (table1, figure5, table3, table4, table5, figure8, table6, figure9)
 STAIRCASE = (staircase_table1, figure2, figure3, table2, staircase_table3, staircase_table6, table7, table8, table9)
 # Every study by its name, in the order of the papers.
 CATALOGUE: dict[str, Maker] = {
-    name: make for module in (*FEEDBACK, extra, league, *STAIRCASE) for name, make in module.STUDIES.items()
+    name: make for module in (*FEEDBACK, extra, league, horizon, *STAIRCASE) for name, make in module.STUDIES.items()
 }
 
 
