@@ -19,7 +19,7 @@ ROWS = {False: 50, True: 16}  # parallel rows of an evaluation: of generated epi
 
 
 @dataclass(frozen=True)
-class Score:
+class Metric:
     """A metric on a split, with the options the model was trained with or, in `task`, others."""
 
     title: str
@@ -52,7 +52,7 @@ class Reach:
         reached = 0
         for value in self.values:
             options = {self.option: value, "test_episodes": self.episodes}
-            if Score("", self.metric, "test", options).measure(run, device, engine) < self.bar:
+            if Metric("", self.metric, "test", options).measure(run, device, engine) < self.bar:
                 break
             reached = value
         return reached

@@ -315,9 +315,9 @@ def estimate(experiment: Experiment, rate: float) -> float:
         model = LanguageModel(config, "reference")
     core: Any = experiment.core
     inside, outside = (sum(p.numel() for p in part.parameters()) for part in (model.core, model.head))
-    seen: int = getattr(core, "memory", 0) or getattr(core, "distances", 0)
+    reach: int = getattr(core, "memory", 0) or getattr(core, "distances", 0)
     passes: int = getattr(core, "computed", 0) or getattr(core, "passes", 1)
-    attention = 2 * core.layers * core.width * seen
+    attention = 2 * core.layers * core.width * reach
     train = experiment.train
     return train.total * train.batch * train.segment * 6 * (passes * (inside + attention) + outside) / (SHARE * rate)
 

@@ -138,6 +138,8 @@ class GeneratedTask:
     higher_is_better = True
     vocabularies: Mapping[str, Vocabulary] = {}
     config: Any
+    inputs: int
+    outputs: int
 
     def __init__(
         self, counts: EpisodeCounts, train: Episodes, valid: Episodes | None = None, test: Episodes | None = None
@@ -156,6 +158,9 @@ class GeneratedTask:
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
         episodes, count = self.splits[split]
         return episode_batches(episodes, count, split, rows, segment)
+
+    def facts(self) -> dict[str, Any]:
+        return {"inputs": self.inputs, "outputs": self.outputs}
 
     def fingerprint(self) -> dict[str, str]:
         return {}
