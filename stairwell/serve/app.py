@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 
 from stairwell import text
+from stairwell.errors import UserError
 from stairwell.models import LanguageModel
 from stairwell.serve import keeping
 from stairwell.serve.batch import Batch
@@ -106,6 +107,17 @@ async def detokenize(request: Request) -> Response:
     return JSONResponse({"prompt": await run_in_threadpool(service.vocabulary.decode, ids)})
 
 
+async def tokenizer_info(request: Request) -> Response:
+    """As lm_eval asks. Nothing is known before the first token: what begins a text is a line end, as for `generate`."""
+    vocabulary = service_of(request).vocabulary
+    try:
+        begins = len(vocabulary.encode("\n")) == 1
+    except UserError:
+        begins = False
+    special = {"bos_token": "\n" if begins else None, "eos_token": None, "pad_token": None, "chat_template": None}
+    return JSONResponse({"tokenizer_class": f"stairwell.{vocabulary.kind}", "vocab_size": vocabulary.size, **special})
+
+
 async def health(request: Request) -> Response:
     batch = service_of(request).batch
     alive = batch.thread.is_alive() and not batch.closing
@@ -137,8 +149,8 @@ async def openapi(request: Request) -> Response:
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-def route(path: str, handler: Handler, method: str = "GET") -> Route:
-    return Route(path, handler, methods=[method])
+def route(path: str, handler: Handler, *methods: str) -> Route:
+    return Route(path, handler, methods=list(methods) or ["GET"])
 
 
 ROUTES = [
@@ -151,10 +163,10 @@ ROUTES = [
     route("/v1/completions", completions, "POST"),
     route("/tokenize", tokenize, "POST"),
     route("/detokenize", detokenize, "POST"),
+    route("/tokenizer_info", tokenizer_info),
     route("/v1/states", keeping.create_state, "POST"),
     route("/v1/states/restore", keeping.restore_state, "POST"),
-    route("/v1/states/{id}", keeping.show_state),
-    route("/v1/states/{id}", keeping.delete_state, "DELETE"),
+    route("/v1/states/{id}", keeping.one_state, "GET", "DELETE"),
     route("/v1/states/{id}/feed", keeping.feed_state, "POST"),
     route("/v1/states/{id}/crop", keeping.crop_state, "POST"),
     route("/v1/states/{id}/fork", keeping.fork_state, "POST"),

@@ -39,7 +39,7 @@ def going_on(service: Service, asked: Completion) -> Any:
     """The state that a request goes on from; the request does not change it."""
     past = service.states.read(str(asked.state))
     if past.logits is None and not all(asked.prompts):
-        raise Refused(400, "the state has read nothing yet and a prompt is empty: nothing is known of what follows")
+        raise Refused(409, "the state has read nothing yet and a prompt is empty: nothing is known of what follows")
     return beginning(service.model, past)
 
 

@@ -62,7 +62,7 @@ def completion(name: str, limits: Limits) -> Schema:
         "repetition_penalty": number(*PENALTY),
         "n": whole(1, limits.texts),
         "stream": {"type": "boolean"},
-        "stream_options": record({}, {"include_usage": {"type": "boolean"}}),
+        "stream_options": record({}, {"include_usage": {"type": ["boolean", "null"]}}),
         "logprobs": whole(0, LOGPROBS),
         "echo": {"type": "boolean"},
         "stop": {"anyOf": [text(1, STOP_LENGTH), array(text(1, STOP_LENGTH), 0, STOPS)]},
@@ -71,8 +71,14 @@ def completion(name: str, limits: Limits) -> Schema:
         **{field: {"const": nothing} for field, nothing in NEUTRAL.items()},
     }
     nullable = {field: {"anyOf": [schema, {"type": "null"}]} for field, schema in optional.items()}
-    # Without a state there is a prompt.
-    return record({"prompt": refer("Prompt")}, {field: nullable[field] for field in nullable if field != "prompt"})
+    without = {field: nullable[field] for field in nullable if field not in ("prompt", "state")}
+    read = {"description": "what is read first", "anyOf": [refer("Prompt"), {"const": ""}, {"type": "null"}]}
+    return {
+        "anyOf": [
+            record({"prompt": optional["prompt"]}, {**without, "state": {"type": "null"}}),
+            record({"state": optional["state"]}, {**without, "prompt": read}),
+        ]
+    }
 
 
 def answer() -> Schema:
@@ -110,6 +116,8 @@ def paths(name: str, tokens: Schema) -> Schema:
     prompt = {"prompt": refer("OnePrompt")}
     maybe = {"model": {"anyOf": [{"const": name}, {"type": "null"}]}}
     tokenized = record({"tokens": array(whole(0)), "count": whole(0), "max_model_len": whole(1)})
+    special = {name: {"type": ["string", "null"]} for name in ("bos_token", "eos_token", "pad_token", "chat_template")}
+    tokenizer = record({"tokenizer_class": text(1), "vocab_size": whole(1), **special})
     return {
         "/": {"get": operation("page", "the page of the HTML export", plain("text/html"))},
         "/health": {"get": operation("health", "whether it is well", record({"status": text(), "version": text()}))},
@@ -130,7 +138,7 @@ def paths(name: str, tokens: Schema) -> Schema:
                 "texts that go on from prompts; with `stream`, server-sent events",
                 refer("Answer"),
                 body=refer("Completion"),
-                errors=(404, 429, 503),
+                errors=(404, 409, 503),
                 streams=True,
             )
         },
@@ -152,6 +160,7 @@ def paths(name: str, tokens: Schema) -> Schema:
                 errors=(404,),
             )
         },
+        "/tokenizer_info": {"get": operation("tokenizer", "what begins a text", tokenizer)},
         **state_paths(prompt),
     }
 
@@ -160,34 +169,34 @@ def state_paths(prompt: Schema) -> Schema:
     saved: Schema = {"application/octet-stream": {"schema": {}}}
     one = [{"name": "id", "in": "path", "required": True, "schema": text(1)}]
     kept = refer("State")
-    feed = operation("feed", "read on", kept, body=record(prompt), errors=(404, 429))
+    feed = operation("feed", "read on", kept, body=record(prompt), errors=(404,))
     count = record({"tokens": whole(0, 2**31 - 1)})
-    crop = operation("crop", "take the last tokens back", kept, body=count, errors=(404, 429))
+    crop = operation("crop", "take the last tokens back", kept, body=count, errors=(404, 409))
     create = operation(
-        "create", "read a text and keep the state", kept, 201, record({}, {"prompt": refer("OnePrompt")}), (429,)
+        "create", "read a text and keep the state", kept, 201, record({}, {"prompt": refer("OnePrompt")})
     )
     for field in ("feed", "crop", "fork", "save", "show", "forget"):
         link = {"operationId": field, "parameters": {"id": "$response.body#/id"}}
         create["responses"]["201"].setdefault("links", {})[field] = link
-    restore = operation("restore", "keep a state that was saved", kept, 201, errors=(413, 415, 429))
+    restore = operation("restore", "keep a state that was saved", kept, 201, errors=(413, 415))
     restore["requestBody"] = {"required": True, "content": saved}
     return {
         "/v1/states": {"post": create},
         "/v1/states/restore": {"post": restore},
         "/v1/states/{id}": {
             "parameters": one,
-            "get": operation("show", "how much was read", kept, errors=(404, 429)),
+            "get": operation("show", "how much was read", kept, errors=(404,)),
             "delete": operation("forget", "forget a state", None, 204, errors=(404,)),
         },
         "/v1/states/{id}/feed": {"parameters": one, "post": feed},
         "/v1/states/{id}/crop": {"parameters": one, "post": crop},
         "/v1/states/{id}/fork": {
             "parameters": one,
-            "post": operation("fork", "another state with the same past", kept, 201, errors=(404, 429)),
+            "post": operation("fork", "another state with the same past", kept, 201, errors=(404,)),
         },
         "/v1/states/{id}/save": {
             "parameters": one,
-            "get": operation("save", "the state as a file", plain("application/octet-stream"), errors=(404, 429)),
+            "get": operation("save", "the state as a file", plain("application/octet-stream"), errors=(404,)),
         },
     }
 
@@ -204,7 +213,7 @@ def operation(
     """One method of a path. `result` is the schema of a JSON answer, or what `plain` gives, or nothing."""
     content = {} if result is None else result.get("content") or {"application/json": {"schema": result}}
     if streams:
-        content = {**content, "text/event-stream": {"schema": text()}}
+        content = {**content, "text/event-stream": {"schema": {}}}
     responses: Schema = {str(status): {"description": words, **({"content": content} if content else {})}}
     said = {"application/json": {"schema": refer("Error")}}
     for wrong in sorted({400, 401, 405, 429, *errors, *((413, 415) if body else ())}):
@@ -220,6 +229,7 @@ REASONS = {
     401: "the token is missing or wrong",
     404: "there is none of this name",
     405: "another method is needed",
+    409: "the state has not read enough for it",
     413: "too large",
     415: "of another type",
     429: "too many at a time; come back after Retry-After seconds",

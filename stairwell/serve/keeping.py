@@ -35,14 +35,16 @@ async def create_state(request: Request) -> Response:
     fields = as_object(await read_json(request), {"prompt"})
 
     def work() -> Named:
-        given = fields.get("prompt")
-        return service.states.create(tokens_of("" if given is None else given, service.vocabulary, service.limits))
+        return service.states.create(tokens_of(fields.get("prompt", ""), service.vocabulary, service.limits))
 
     return await answered(service, work, 201)
 
 
-async def show_state(request: Request) -> Response:
+async def one_state(request: Request) -> Response:
     service, name = service_of(request), request.path_params["id"]
+    if request.method == "DELETE":
+        service.states.delete(name)
+        return Response(status_code=204)
     return await answered(service, lambda: (name, service.states.read(name)))
 
 
@@ -83,8 +85,3 @@ async def restore_state(request: Request) -> Response:
         raise Refused(415, "the request must be application/octet-stream: what saving a state gave out")
     content = await read_bytes(request, service.limits.state_bytes)
     return await answered(service, lambda: service.states.restore(content), 201)
-
-
-async def delete_state(request: Request) -> Response:
-    service_of(request).states.delete(request.path_params["id"])
-    return Response(status_code=204)

@@ -126,9 +126,17 @@ async def read_json(request: Request) -> Any:
         raise Refused(415, "the request must be application/json")
     content = await read_bytes(request, service_of(request).limits.body)
     try:
-        return json.loads(content.decode("utf-8"), parse_constant=not_json, object_pairs_hook=named_once)
+        return json.loads(
+            content.decode("utf-8"), parse_float=as_number, parse_constant=not_json, object_pairs_hook=named_once
+        )
     except (ValueError, RecursionError):
         raise Refused(400, "the request is not JSON, in UTF-8, with no name twice in an object") from None
+
+
+def as_number(digits: str) -> int | float:
+    """In JSON 5.0 is a whole number too."""
+    value = float(digits)
+    return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
 def not_json(word: str) -> None:

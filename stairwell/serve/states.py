@@ -99,7 +99,7 @@ class States:
         def take_back(past: Past) -> Past:
             if tokens > past.croppable:
                 raise Refused(
-                    400,
+                    409,
                     f"cannot take back {tokens} tokens: of the {past.tokens} that were read {past.croppable} can be",
                 )
             if not tokens:

@@ -284,13 +284,13 @@ def test_states_are_fed_forked_cropped_saved_and_restored() -> None:
         assert (await client.delete(f"/v1/states/{name}")).status_code == 204
         assert (await client.get(f"/v1/states/{name}")).status_code == 404
         refused = await client.post(f"/v1/states/{fork}/crop", json={"tokens": 40})
-        assert refused.status_code == 400 and "cannot take back 40 tokens" in refused.json()["error"]["message"]
+        assert refused.status_code == 409 and "cannot take back 40 tokens" in refused.json()["error"]["message"]
         for damaged in (b"", b"noise", content[:-7], content[:200] + b"\x00" + content[201:]):
             answer = await client.post("/v1/states/restore", content=damaged, headers=kind)
             assert answer.status_code == 400 and "/tmp" not in answer.text, answer.text
         empty = (await client.post("/v1/states", json={})).json()["id"]
         body = {"prompt": "", "state": empty}
-        assert (await client.post("/v1/completions", json=body)).status_code == 400
+        assert (await client.post("/v1/completions", json=body)).status_code == 409
 
     with_client(use)
 
@@ -317,7 +317,7 @@ def test_a_core_that_cannot_take_tokens_back_is_served_too() -> None:
         name = (await client.post("/v1/states", json={"prompt": "abc"})).json()["id"]
         body = {"prompt": "a", "state": name, "max_tokens": 3}
         assert (await client.post("/v1/completions", json=body)).status_code == 200
-        assert (await client.post(f"/v1/states/{name}/crop", json={"tokens": 1})).status_code == 400
+        assert (await client.post(f"/v1/states/{name}/crop", json={"tokens": 1})).status_code == 409
 
     with_client(use, app)
 
