@@ -97,7 +97,9 @@ def by_transformers(target: Any, draft: Any, prompt: Tensor, length: int | None)
             done.drafted += output.logits.shape[1] - 1
 
         draft.generation_config.update(
-            num_assistant_tokens=length or 1, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
+            num_assistant_tokens=length or 1,
+            num_assistant_tokens_schedule="constant",
+            assistant_confidence_threshold=0.0,
         )
         hook = target.register_forward_hook(count, with_kwargs=True)
         done.tokens = target.generate(prompt, **options)[:, prompt.shape[1] :]

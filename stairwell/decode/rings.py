@@ -5,8 +5,8 @@ distance in every row and a row's own age only decides how much of the ring it s
 
     distance of slot j = first + (c - first - j) mod R,     R = S + 1 - first + slack
 
-where first is 0 if a token sees itself, else 1. The last `slack` tokens can be taken back: the cursor goes back, and what
-had left the window is still there.
+where first is 0 if a token sees itself, else 1. The last `slack` tokens can be taken back: the cursor goes back, and
+what had left the window is still there.
 
 Nothing is rolled when the cursor moves: the position vectors lie twice in a row in a table, in ring order, and the
 slots' vectors are the view of R of them that begins at R - c. Letters: B rows, H heads, K head width, R slots.
@@ -111,8 +111,8 @@ class KeyRing:
 
 
 class RingPosition:
-    """Which distance each slot has, wherever the cursor is. Distances beyond the window have any vector: nobody looks so
-    far."""
+    """Which distance each slot has, wherever the cursor is. Distances beyond the window have any vector: nobody looks
+    so far."""
 
     def __init__(self, position: RelativePosition, window: Window, slack: int = 0) -> None:
         self.window, self.first, self.R = window, window.first, window.distances + slack

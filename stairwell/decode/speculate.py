@@ -7,9 +7,10 @@ token x is kept with the chance min(1, p(x) / q(x)), where p is the target's dis
 first that is not kept, another is drawn from max(p - q, 0), scaled to add up to 1; if all are kept, one more is drawn
 from p. What is written is distributed exactly as if the target had written alone; greedily it is the same.
 
-Both are decoding sessions, and tokens that were not kept are taken back from them by `crop`. A target gains where it reads many tokens in one
-call faster than one by one: a Transformer-XL does; a Feedback model reads one after the other whatever is asked of it,
-so it makes a good draft and no target. Letters: V symbols, k drafted tokens.
+Both are decoding sessions, and tokens that were not kept are taken back from them by `crop`. A target gains where it
+reads many tokens in one call faster than one by one: a Transformer-XL reads its parameters once for all of them; a
+Feedback model reads one token after the other whatever is asked of it, so it makes a good draft and no target.
+Letters: V symbols, k drafted tokens.
 """
 
 from __future__ import annotations

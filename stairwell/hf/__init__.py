@@ -1,9 +1,9 @@
 """Hugging Face transformers: every core as a causal language model or as a translator, with a cache of its own.
 
-    import stairwell.hf                                                      registers everything with the Auto classes
-    model = AutoModelForCausalLM.from_pretrained("my-model")
-    model = AutoModelForSeq2SeqLM.from_pretrained("my-translator")
-    model = from_run("runs/lm-feedback"); to_run(model, "runs/again")        both ways, bit for bit
+import stairwell.hf                                                      registers everything with the Auto classes
+model = AutoModelForCausalLM.from_pretrained("my-model")
+model = AutoModelForSeq2SeqLM.from_pretrained("my-translator")
+model = from_run("runs/lm-feedback"); to_run(model, "runs/again")        both ways, bit for bit
 """
 
 from stairwell.errors import UserError

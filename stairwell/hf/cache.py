@@ -152,7 +152,8 @@ def steps_alone(model: Any) -> bool:
 def roomier(core: Core, state: State, slack: int) -> State:
     """The same state with room to take more tokens back from now on."""
     if isinstance(state, SourceState):
-        return replace(state, decoder=with_slack(core, state.decoder, slack))
+        decoder: Any = with_slack(core, state.decoder, slack)
+        return replace(state, decoder=decoder)
     return with_slack(core, state, slack)
 
 

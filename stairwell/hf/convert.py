@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from stairwell import text
 from stairwell.errors import UserError
@@ -27,7 +28,8 @@ def from_run(path: str | os.PathLike[str]) -> StairwellForCausalLM | StairwellFo
     """The trained model of a run folder; its config keeps what `to_run` needs. A translator looks for targets as the
     run does."""
     run = Run(path)
-    model, task = load(path, "cpu")
+    loaded: tuple[Any, Any] = load(path, "cpu")
+    model, task = loaded
     _, note = run.load_model()
     # As text: transformers sorts what it writes, and a run folder should come back byte for byte.
     files = {"note": json.dumps(note)}
@@ -65,7 +67,8 @@ def export_hf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> s
     model = from_run(path)
     model.save_pretrained(folder)
     if isinstance(model, StairwellForSeq2SeqLM):
-        source, target = pair_tokenizers(load(path, "cpu")[1])
+        task: Any = load(path, "cpu")[1]
+        source, target = pair_tokenizers(task)
         source.save_pretrained(folder)
         if target is not source:
             target.save_pretrained(Path(folder) / "target")

@@ -48,17 +48,17 @@ class StairwellSeq2SeqConfig(CoreConfig):
 
     def model_config(self) -> Seq2SeqConfig:
         encoder = configs.from_json(EncoderConfig, dict(self.encoder_options or {}), "encoder_options")
-        own = {name: getattr(self, name) for name in OPTIONS} | dataclasses.asdict(encoder)
-        sizes = {"sources": self.source_vocab_size or self.vocab_size, "targets": self.vocab_size}
-        return Seq2SeqConfig(core=self.core_config(), **own, **sizes)
+        own: dict[str, Any] = {name: getattr(self, name) for name in OPTIONS} | dataclasses.asdict(encoder)
+        own |= {"sources": self.source_vocab_size or self.vocab_size, "targets": self.vocab_size}
+        return Seq2SeqConfig(core=self.core_config(), **own)
 
     @classmethod
     def of(cls, config: Seq2SeqConfig, **options: Any) -> StairwellSeq2SeqConfig:
         """The same for a model's config."""
-        own = {name: getattr(config, name) for name in OPTIONS}
-        encoder = {name: getattr(config, name) for name in ENCODER}
-        sizes = {"vocab_size": config.targets, "source_vocab_size": config.sources}
-        return cls(**core_fields(config.core), encoder_options=encoder, **sizes, **own, **options)
+        own: dict[str, Any] = {name: getattr(config, name) for name in OPTIONS}
+        own["encoder_options"] = {name: getattr(config, name) for name in ENCODER}
+        own |= {"vocab_size": config.targets, "source_vocab_size": config.sources}
+        return cls(**core_fields(config.core), **own, **options)
 
 
 class SourceEncoder(nn.Module):
@@ -100,9 +100,9 @@ class StairwellForSeq2SeqLM(StairwellModel):
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """What the decoder reads: the start symbol, then the labels without their last. (B, T) -> (B, T)"""
-        first = labels.new_full((len(labels), 1), self.config.decoder_start_token_id)
-        read = torch.cat([first, labels[:, :-1]], 1)
-        return read.masked_fill(read == IGNORE, self.config.decoder_start_token_id)
+        start: Any = self.config.decoder_start_token_id
+        read = torch.cat([labels.new_full((len(labels), 1), start), labels[:, :-1]], 1)
+        return read.masked_fill(read == IGNORE, start)
 
     def forward(
         self,
@@ -138,7 +138,7 @@ class StairwellForSeq2SeqLM(StairwellModel):
             mask = source.new_ones(source.shape[:2]) if attention_mask is None else attention_mask
             source = source.masked_fill(~mask.bool()[..., None], 0)
             decoder = self.model.core.init_state(len(source))
-            return SourceState(decoder=decoder, source=source, source_mask=mask.bool())  # type: ignore[arg-type]
+            return SourceState(decoder=decoder, source=source, source_mask=mask.bool())
 
         if self.training:
             self.model.core.clamp_spans()
@@ -152,8 +152,8 @@ class StairwellForSeq2SeqLM(StairwellModel):
                 loss = loss + self.model.core.span_loss()
         # Without a cache generation must feed everything again, so none may be handed back.
         output = Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
+            loss=loss,  # type: ignore[arg-type]
+            logits=logits,  # type: ignore[arg-type]
             past_key_values=cache if use_cache else None,  # type: ignore[arg-type]
             encoder_last_hidden_state=encoder_outputs[0] if encoder_outputs is not None else None,
         )
