@@ -40,7 +40,7 @@ DRAFT = {
     "train.steps": "3000", "train.learning_rate": "2e-3", "train.warmup": "100",
 }  # fmt: skip
 CASES = ("greedy", "sampling", "transformers")
-LENGTHS = (2, 4, 8)
+LENGTHS = (2, 4, 7)
 PROMPT, TOKENS, ROUNDS = 200, 256, 5
 ALONE = "target alone"
 
