@@ -123,8 +123,8 @@ def export(
     if hf is not None:
         from stairwell.hf import export_hf
 
-        export_hf(runs[0], hf)
-        print(f"{hf}: import stairwell.hf, then AutoModelForCausalLM.from_pretrained('{hf}')")
+        loader = export_hf(runs[0], hf)
+        print(f"{hf}: import stairwell.hf, then {loader}.from_pretrained('{hf}')")
 
 
 @app.command()
