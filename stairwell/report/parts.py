@@ -46,13 +46,17 @@ def cards(found: list[Model]) -> str:
 
 
 def tables(given: list[Table], notes: list[str], found: list[Model]) -> str:
-    swatches = {model.name: f'<span class="swatch" {colour(model)}></span>' for model in found}
-    written = "".join(table(one, swatches) for one in given)
+    written = "".join(table(one, swatches(found)) for one in given)
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     if not written and not listed:
         return ""
     words = f'<ul class="notes">{listed}</ul>' if listed else ""
     return f'<section><h2>Results</h2>{words}<div class="tables">{written}</div></section>'
+
+
+def swatches(found: list[Model]) -> dict[str, str]:
+    """A square of its colour for every model."""
+    return {model.name: f'<span class="swatch" {colour(model)}></span>' for model in found}
 
 
 def table(given: Table, swatches: dict[str, str]) -> str:
