@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stairwell import startup
 from stairwell.cli.app import AsJson, Device, Engine, Quiet, app, result_text, strict_json
 from stairwell.cli.options import complete_experiment, with_dotted_options
 from stairwell.errors import UserError
@@ -47,12 +48,16 @@ def train_command(
     """Train a model. Every field of an experiment can be set: see the panels below."""
     from stairwell.cli.display import Silence, display
     from stairwell.runs.trainings import job_to_resume, new_job, train, train_seeds
+    from stairwell.train import NotSaved
 
     options = dict(options or {})
     for name, value in (("train.steps", steps), ("train.seed", seed)):
         if value is not None:
             options[name] = str(value)
-    job = (job_to_resume if resume else new_job)(experiment, config, out, options)
+    try:
+        job = (job_to_resume if resume else new_job)(experiment, config, out, options)
+    except KeyboardInterrupt:
+        raise NotSaved(startup.TOO_EARLY) from None
     if show:
         print(json.dumps(job.experiment.to_json(), indent=2))
         return

@@ -283,7 +283,7 @@ def command(experiment: Experiment, folder: Path) -> str:
 
 
 def shown_folder(folder: Path) -> str:
-    """The folder seen from here; only its name where it lies elsewhere, which is nobody's business."""
+    """The folder as a path from here; only its name where it lies elsewhere, since a page may be handed on."""
     try:
         return folder.resolve().relative_to(Path.cwd()).as_posix()
     except ValueError:

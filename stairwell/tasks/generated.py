@@ -163,6 +163,8 @@ class GeneratedTask:
     higher_is_better = True
     vocabularies: Mapping[str, Vocabulary] = {}
     config: Any
+    inputs: int
+    outputs: int
 
     def __init__(
         self, counts: EpisodeCounts, train: Episodes, valid: Episodes | None = None, test: Episodes | None = None
@@ -181,6 +183,9 @@ class GeneratedTask:
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
         episodes, count = self.splits[split]
         return episode_batches(episodes, count, split, rows, segment)
+
+    def facts(self) -> dict[str, Any]:
+        return {"inputs": self.inputs, "outputs": self.outputs}
 
     def endless(self) -> Endless:
         """An episode that never ends, where the task has such a thing."""

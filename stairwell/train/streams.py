@@ -37,7 +37,7 @@ class CrossEntropy(Objective):
         super().__init__(model)
         self.noise, self.noise_every = noise, noise_every
         self.chance = math.log(model.config.V + 1)
-        self.skips_parameters = bool(getattr(model.config.core, "layer_drop", 0) or model.config.adaptive)
+        self.skips_parameters = model.core.skips_layers or bool(model.config.adaptive)
         self.states: list[State] = []  # one a part
 
     def begin(self, rows: int, parts: int) -> None:
@@ -168,11 +168,10 @@ def evaluate(
 def inside(model: Any) -> dict[str, Any]:
     """What a model has learned about itself: what its memory is made of, how far its heads look."""
     found: dict[str, Any] = {}
-    mix = getattr(model.core, "mix", None)
-    if mix is not None and mix.weights is not None:
-        with torch.no_grad():
-            found["layer_weights"] = [[round(weight, 4) for weight in row] for row in mix(mix.weights).tolist()]
-    spans: list[Any] = getattr(model.core, "spans", list)()
-    if spans:
+    with torch.no_grad():
+        layer_weights = model.core.layer_weights()
+    if layer_weights is not None:
+        found["layer_weights"] = [[round(weight, 4) for weight in row] for row in layer_weights.tolist()]
+    if spans := model.core.spans():
         found["spans"] = [[round(z, 1) for z in span.z.tolist()] for span in spans]
     return found
