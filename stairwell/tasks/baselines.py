@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -28,7 +29,7 @@ def lead(article: str) -> str:
 def grams(text: str) -> Counter[str]:
     """Words and pairs of words, with how often each comes."""
     words = [word.lower() for word in WORD.findall(text)]
-    return Counter(words) + Counter(f"{a} {b}" for a, b in zip(words, words[1:]))
+    return Counter(words) + Counter(f"{a} {b}" for a, b in pairwise(words))
 
 
 class Nearest:
