@@ -7,7 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench import data, decode, environments, limit, memory, plot, profile, records, scaling, speed, staircase, table
+from bench import (
+    data,
+    decode,
+    environments,
+    limit,
+    memory,
+    plot,
+    profile,
+    records,
+    scaling,
+    serve,
+    speed,
+    staircase,
+    table,
+)
 from stairwell.errors import UserError
 from stairwell.provenance import provenance
 
@@ -30,6 +44,7 @@ MEASUREMENTS = {
     "decode": Measurement("decoding against peers", decode.measure, (*decode.CASES, "flat")),
     "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
+    "serve": Measurement("the server under load", serve.measure, serve.CASES),
     "data": Measurement("whether data keeps up with training", data.measure),
     "environments": Measurement("steps a second of the batched environments", environments.measure),
 }
