@@ -18,6 +18,7 @@ from bench import (
     records,
     scaling,
     serve,
+    speculation,
     speed,
     staircase,
     table,
@@ -46,6 +47,7 @@ MEASUREMENTS = {
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
     "serve": Measurement("the server under load", serve.measure, serve.CASES),
     "data": Measurement("whether data keeps up with training", data.measure),
+    "speculation": Measurement("a Feedback draft for a large Transformer-XL", speculation.measure, speculation.CASES),
     "environments": Measurement("steps a second of the batched environments", environments.measure),
 }
 PAGES = {

@@ -5,6 +5,8 @@ from stairwell import startup
 
 if startup.is_command():
     startup.prepare()
+if not startup.is_supported():
+    startup.refuse()
 # isort: on
 
 from stairwell.cores import CORES, build

@@ -1,6 +1,5 @@
-"""What the command `stairwell` sees to before torch is loaded, which takes seconds: closed streams and Ctrl-C.
-
-A program that imports the package is left alone."""
+"""What is seen to before torch is loaded, which takes seconds: the platform and, for the command `stairwell`, closed
+streams and Ctrl-C. A program that imports the package keeps its streams and signals."""
 
 from __future__ import annotations
 
@@ -10,12 +9,32 @@ import sys
 from itertools import pairwise
 from typing import Any, NoReturn
 
+PLATFORMS = ("linux", "darwin")
+ANY_PLATFORM = "STAIRWELL_ANY_PLATFORM"
+TOO_EARLY = "interrupted before anything began"
+
 
 def is_command() -> bool:
     """Whether this process is `stairwell ...` or `python -m stairwell ...`."""
     name = sys.argv[0] if sys.argv else ""
     module = name == "-m" and ("-m", "stairwell") in pairwise(sys.orig_argv)
     return module or os.path.basename(name) in ("stairwell", "stairwell.exe")
+
+
+def is_supported() -> bool:
+    return sys.platform in PLATFORMS or bool(os.environ.get(ANY_PLATFORM))
+
+
+def refuse() -> NoReturn:
+    """Say that the platform is not supported, before something fails for it."""
+    text = (
+        f"stairwell supports Linux and macOS, not '{sys.platform}', where nothing was tried (on Windows, use WSL); "
+        f"{ANY_PLATFORM}=1 tries all the same"
+    )
+    if not is_command():
+        raise RuntimeError(text)
+    print(f"stairwell: {text}", file=sys.stderr, flush=True)
+    sys.exit(2)
 
 
 def prepare() -> None:
@@ -43,5 +62,5 @@ def open_streams() -> None:
 def stop(number: int, frame: Any) -> NoReturn:
     """Ctrl-C before the command line takes over. An exception would not do: some of what is loaded swallows it, and the
     command goes on. Status 130 would say that a training is saved."""
-    print("interrupted before anything began", file=sys.stderr, flush=True)
+    print(TOO_EARLY, file=sys.stderr, flush=True)
     os._exit(1)

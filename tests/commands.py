@@ -159,6 +159,9 @@ def become(request: dict[str, Any]) -> None:
 
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing more becomes an error instead of the end
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
+    # Whoever runs the tests in the background, or with nohup, hands down signals that are ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if ignored := os.environ.get("TEST_IGNORED_SIGNAL"):
         signal.signal(int(ignored), signal.SIG_IGN)
     status = 1

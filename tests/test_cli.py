@@ -313,8 +313,8 @@ def test_interrupting_a_command_that_is_still_loading_leaves_no_traceback(
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     with pytest.raises(SystemExit) as ended:
         cli.main()
-    assert ended.value.code == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "interrupted before anything began\n"
 
 
 def test_lists_and_information(place: Path) -> None:

@@ -5,16 +5,21 @@
     python -m tools.mutate show                         the table, and every mutant that survived, to be judged
 
 The mutants are those of cosmic-ray; places are drawn with a seed, then one change for each place. Tests run in a copy
-of the tree, nearest first, until one fails. `run` goes on where it was stopped: what is in the file of results is not
-done again. Tests that quote the code or read its imports do not count.
+of the tree, the quickest first, until one fails, and each mutant in a copy of a process that has loaded torch and all
+else but stairwell. `run` goes on where it was stopped: what is in the file of results is not done again. `run --again
+--budget 120` judges what survived by more tests, among them those that run commands, whose processes coverage does
+not see. Tests that quote the code or read its imports do not count.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import contextlib
 import difflib
+import gc
 import hashlib
+import importlib
 import json
 import os
 import random
@@ -24,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -34,6 +40,15 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("layers", "cores", "models", "tasks", "train", "experiments/measures")
 KEPT = ROOT / "mutants"
 NOT_COUNTED = ("tests/test_docs.py", "tests/test_house.py", "tests/test_soak.py")
+UNSEEN = (
+    "tests/test_training_promises.py", "tests/train/test_objective.py", "tests/train/test_optimizers.py",
+    "tests/train/test_loop.py", "tests/train/test_pairs.py", "tests/train/test_reliability.py",
+)  # fmt: skip
+WARM = (
+    "pytest", "hypothesis", "torch", "numpy", "safetensors.torch", "tokenizers", "typer", "rich.live", "rich.table",
+    "matplotlib.pyplot", "transformers", "transformers.generation", "gymnasium", "minigrid", "sacrebleu", "rouge_score",
+    "onnx", "onnxruntime", "starlette.applications", "starlette.testclient", "uvicorn", "openai",
+)  # fmt: skip
 LEFT_OUT = ("core/RemoveDecorator",)  # a property or dataclass without its decorator fails on import
 COPIED = ("stairwell", "tests", "examples", "docs", "bench", "tools", "results", "pyproject.toml", "README.md")
 
@@ -100,54 +115,85 @@ def sample(only: list[str], size: int, seed: int) -> list[Mutant]:
     return [dice.choice(places[place]) for place in drawn]
 
 
+class Durations:
+    """A plugin of pytest: the seconds of every test that passed."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.failed: set[str] = set()
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.failed:
+            self.failed.add(report.nodeid)
+
+
 def make_map(arguments: list[str]) -> None:
-    """Run the tests once under coverage: for each line of each file, the tests that reach it."""
+    """Run the tests once under coverage: for each line the tests that reach it, and how long each test takes."""
+    import pytest
     from coverage import CoverageData
 
     KEPT.mkdir(exist_ok=True)
-    data = KEPT / "coverage"
-    command = [sys.executable, "-m", "pytest", "-q", "--cov=stairwell", "--cov-context=test", "--cov-report="]
-    command += [f"--ignore={path}" for path in NOT_COUNTED]
-    environment = {**os.environ, "COVERAGE_FILE": str(data), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    if subprocess.run([*command, *arguments], cwd=ROOT, env=environment).returncode:
-        sys.exit("some tests fail on the program as it is: mend them first")
+    data, settings = KEPT / "coverage", KEPT / "coverage.ini"
+    settings.write_text("[run]\ninclude =\n" + "".join(f"    {path}\n" for path in files([])))
+    os.environ.update(COVERAGE_FILE=str(data), PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    command = [
+        "-q",
+        "--cov",
+        f"--cov-config={settings}",
+        "--cov-context=test",
+        "--cov-report=",
+        "-p",
+        "no:cacheprovider",
+    ]
+    tests = Durations()
+    pytest.main([*command, *(f"--ignore={path}" for path in NOT_COUNTED), *arguments], plugins=[tests])
+    # Who fails on the program as it is cannot judge another.
+    print("\n".join(f"left out, for it fails: {test}" for test in sorted(tests.failed)))
     measured = CoverageData(str(data))
     measured.read()
     reached: dict[str, dict[int, list[str]]] = {}
     for file in measured.measured_files():
         lines = {
-            line: sorted({context.partition("|")[0] for context in contexts if context})
+            line: sorted({context.partition("|")[0] for context in contexts if context} - tests.failed)
             for line, contexts in measured.contexts_by_lineno(file).items()
         }
-        reached[str(Path(file).relative_to(ROOT))] = {line: tests for line, tests in lines.items() if tests}
-    (KEPT / "map.json").write_text(json.dumps(reached))
-    print(f"{len(reached)} files are reached by tests: {KEPT / 'map.json'}")
+        reached[str(Path(file).relative_to(ROOT))] = {line: found for line, found in lines.items() if found}
+    seconds = {test: round(took, 3) for test, took in tests.seconds.items() if test not in tests.failed}
+    (KEPT / "map.json").write_text(json.dumps({"reached": reached, "seconds": seconds}))
+    print(f"{len(reached)} files are reached by {len(seconds)} tests: {KEPT / 'map.json'}")
 
 
 class Tests:
-    """Which tests to run for a change, nearest first."""
+    """Which tests to run for a change: quick ones first, some of every file, as many as fit into so many seconds."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, budget: float) -> None:
         path = KEPT / "map.json"
         if not path.exists():
             sys.exit("no map of which test reaches which line; make it with: python -m tools.mutate map")
-        self.reached: dict[str, dict[str, list[str]]] = json.loads(path.read_text())
-        self.most = most
+        known = json.loads(path.read_text())
+        self.reached: dict[str, dict[str, list[str]]] = known["reached"]
+        self.seconds: dict[str, float] = known["seconds"]
+        self.budget = budget
 
     def of(self, mutant: Mutant) -> list[str]:
-        """Tests that reach the line; where it is only read on import, those that reach the file. At most so many, some
-        of every file of tests."""
+        """Tests that reach the line; where it is only read on import, those that reach the file."""
         lines = self.reached.get(mutant.file, {})
         tests = lines.get(str(mutant.line)) or sorted({test for found in lines.values() for test in found})
-        dice = random.Random(mutant.key)
         by_file: dict[str, list[str]] = defaultdict(list)
-        for test in dice.sample(tests, len(tests)):
+        for test in sorted(tests, key=self.cost):
             by_file[test.partition("::")[0]].append(test)
-        turn = [(number, file, test) for file, found in by_file.items() for number, test in enumerate(found)]
-        chosen = {test for _, _, test in sorted(turn)[: self.most]}
-        stem = Path(mutant.file).stem
-        order = sorted(by_file, key=lambda file: (stem not in Path(file).stem, len(by_file[file])))
-        return [test for file in order for test in sorted(by_file[file]) if test in chosen]
+        turns = [(number, self.cost(test), test) for found in by_file.values() for number, test in enumerate(found)]
+        chosen, left = [], self.budget
+        for _, cost, test in sorted(turns):
+            # One test is always run, however long it takes.
+            if not chosen or cost <= left:
+                chosen.append(test)
+                left -= cost
+        return sorted(chosen, key=self.cost)
+
+    def cost(self, test: str) -> float:
+        return self.seconds.get(test, 1.0) + 0.01
 
 
 def changed(mutant: Mutant) -> str | None:
@@ -159,7 +205,7 @@ def changed(mutant: Mutant) -> str | None:
     return mutate_code(source, get_operator(mutant.operator)(), mutant.occurrence)
 
 
-def judge(mutant: Mutant, tests: list[str], tree: Path, seconds: float) -> dict[str, Any]:
+def judge(mutant: Mutant, tests: list[str], tree: Path, limit: int) -> dict[str, Any]:
     """Run the tests on the changed program."""
     before, after = (ROOT / mutant.file).read_text(encoding="utf-8"), changed(mutant)
     if after is None or after == before:
@@ -168,52 +214,105 @@ def judge(mutant: Mutant, tests: list[str], tree: Path, seconds: float) -> dict[
     if not tests:
         return {"outcome": "not reached", "diff": diff}
     (tree / mutant.file).write_text(after, encoding="utf-8")
+    # Two texts of one size within a second would look the same to Python.
+    for compiled in (tree / mutant.file).parent.glob(f"__pycache__/{Path(mutant.file).stem}.*.pyc"):
+        compiled.unlink()
     began = time.monotonic()
     try:
-        outcome, last = run_tests(tests, tree, seconds)
+        outcome, told = run_tests(tests, tree, limit)
     finally:
         (tree / mutant.file).write_text(before, encoding="utf-8")
     took = round(time.monotonic() - began, 1)
-    return {"outcome": outcome, "diff": diff, "tests": len(tests), "seconds": took, "told": last}
+    return {"outcome": outcome, "diff": diff, "tests": len(tests), "seconds": took, "told": told}
 
 
-def run_tests(tests: list[str], tree: Path, seconds: float) -> tuple[str, str]:
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+def warm() -> None:
+    """Load what the tests need apart from stairwell: a copy of this process has it at once."""
+    for name in WARM:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+    # Torch loads much of itself with the first optimizer.
+    torch.optim.Adam([torch.zeros(1, requires_grad=True)])
+    assert not any(name.partition(".")[0] == "stairwell" for name in sys.modules)
+    gc.freeze()
+
+
+def run_tests(tests: list[str], tree: Path, limit: int) -> tuple[str, str]:
+    """In a copy of this process, so many seconds of the processor at most: busy neighbours kill no mutant."""
+    said = tree.parent / "said.txt"
+    copy = os.fork()
+    if copy == 0:
+        with contextlib.suppress(BaseException):
+            be_pytest(tests, tree, said, limit)
+        os._exit(5)
+    give_up = time.monotonic() + 10 * limit
+    while (ended := os.waitpid(copy, os.WNOHANG))[0] == 0 and time.monotonic() < give_up:
+        time.sleep(0.02)
     # A group of its own: what the tests have started ends with them.
-    process = subprocess.Popen(
-        command, cwd=tree, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        start_new_session=True,
-    )  # fmt: skip
-    try:
-        out, _ = process.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(copy, signal.SIGKILL)
+    if ended[0] == 0:
+        os.waitpid(copy, 0)
         return "too slow", ""
-    failed = [line for line in out.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    status, lines = os.waitstatus_to_exitcode(ended[1]), said.read_text(errors="replace").splitlines()
+    if status == -signal.SIGXCPU:
+        return "too slow", ""
+    failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
     # 1: a test failed; 2, 3, 4: the program cannot even be loaded, so that no test is found.
-    return ("survived" if process.returncode == 0 else "killed"), (failed or out.splitlines()[-1:] or [""])[0][:300]
+    return ("survived" if status == 0 else "killed"), (failed or lines[-1:] or [""])[0][:300]
+
+
+def be_pytest(tests: list[str], tree: Path, said: Path, limit: int) -> None:
+    """In the copy: run the tests of the changed tree, to the end."""
+    import resource
+
+    import pytest
+
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit))
+    out = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.chdir(tree)
+    os.environ.update(PYTHONPATH=str(tree), OMP_NUM_THREADS="1", PYTHONDONTWRITEBYTECODE="1")
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(tree), *(path for path in sys.path if path not in ("", str(ROOT)))]
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tools"]:
+        del sys.modules[name]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    command = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:cov", "--hypothesis-seed=0"]
+    status = pytest.main([*command, f"--basetemp={tree.parent / 'tmp'}", *tests])
+    sys.stdout.flush()
+    os._exit(int(status))
 
 
 def run(arguments: argparse.Namespace) -> None:
-    tests = Tests(arguments.tests)
+    tests = Tests(arguments.budget)
     results = Path(arguments.out)
     results.parent.mkdir(exist_ok=True)
-    done = {record["key"] for record in read(results)}
+    done = {record["key"]: record["outcome"] for record in read(results)}
     drawn = sample(arguments.only, arguments.sample, arguments.seed)
+    # What survived may be judged once more, by more tests.
+    todo = [mutant for mutant in drawn if done.get(mutant.key, "") in (("survived",) if arguments.again else ("",))]
+    warm()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         tree = Path(folder) / "tree"
         copy_tree(tree)
-        for number, mutant in enumerate(drawn, start=1):
-            if mutant.key in done:
-                continue
-            verdict = judge(mutant, tests.of(mutant), tree, arguments.timeout)
+        check(sorted({test for mutant in todo[:20] for test in tests.of(mutant)[:20]}), tree)
+        for number, mutant in enumerate(todo, start=1):
+            chosen = tests.of(mutant)
+            if arguments.again:
+                chosen += [str(path) for path in UNSEEN if (ROOT / path).exists()]
+            verdict = judge(mutant, chosen, tree, int(3 * arguments.budget + 60))
             source = hashlib.blake2b((ROOT / mutant.file).read_bytes(), digest_size=8).hexdigest()
             record = {"key": mutant.key, "seed": arguments.seed, "source": source, **asdict(mutant), **verdict}
             with results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record) + "\n")
-            print(f"{number}/{len(drawn)} {verdict['outcome']:11} {mutant.key}", flush=True)
+            took = f"{verdict.get('seconds', 0):6.1f} s {verdict.get('tests', 0):4} tests"
+            print(f"{number}/{len(todo)} {verdict['outcome']:11} {took}  {mutant.key}", flush=True)
     show(results)
 
 
@@ -225,13 +324,24 @@ def copy_tree(tree: Path) -> None:
         copy(ROOT / name, tree / name)
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", "-p", "no:cacheprovider"]
     environment = {**os.environ, "PYTHONPATH": str(tree)}
+    # It leaves compiled files behind, so that a mutant's tests need not compile them.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     found = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
     if found.returncode:
         sys.exit(f"the tests cannot be collected in a copy of the tree:\n{found.stdout[-2000:]}")
 
 
+def check(tests: list[str], tree: Path) -> None:
+    """The program as it is must survive, or else nothing that is killed says anything."""
+    outcome, told = run_tests(tests, tree, 600) if tests else ("survived", "")
+    if outcome != "survived":
+        sys.exit(f"the tests fail on the program as it is ({outcome}): {told}")
+
+
 def read(results: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    """One record a mutant: the newest."""
+    records = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
+    return list({record["key"]: record for record in records}.values())
 
 
 def show(results: Path) -> None:
@@ -258,8 +368,8 @@ def main() -> None:
     running = commands.add_parser("run")
     running.add_argument("--sample", type=int, default=400, help="mutants")
     running.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
-    running.add_argument("--timeout", type=float, default=300.0, help="seconds for the tests of one mutant")
-    running.add_argument("--tests", type=int, default=150, help="tests for one mutant, at most")
+    running.add_argument("--budget", type=float, default=30.0, help="seconds that one mutant's tests take, as mapped")
+    running.add_argument("--again", action="store_true", help="those that survived, also by tests that run commands")
     running.add_argument("--only", nargs="*", default=[], help="files or folders, such as stairwell/cores/lstm.py")
     running.add_argument("--out", default=str(KEPT / "results.jsonl"))
     commands.add_parser("show").add_argument("out", nargs="?", default=str(KEPT / "results.jsonl"))

@@ -1,7 +1,7 @@
 """The entry point: exit statuses, and every expected error in one line.
 
-0 done, 1 failed (a diverged training, a full disk, a training interrupted before it could be saved, a bug, which keeps
-its traceback), 2 the user's mistake, 130 interrupted and saved.
+0 done, 1 failed (a diverged training, a full disk, a training interrupted before it began or could be saved, a bug,
+which keeps its traceback), 2 the user's mistake, 130 interrupted; a training is then saved.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def main() -> None:
     try:
         status = command()
     except KeyboardInterrupt:  # while everything is still being loaded
-        status = INTERRUPTED
+        say(startup.TOO_EARLY)
+        sys.exit(1)
     if status == INTERRUPTED:
         say("interrupted")
     sys.exit(status)

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from stairwell import startup
 from stairwell.cli.app import AsJson, Device, Engine, Quiet, app, result_text, strict_json
 from stairwell.cli.options import complete_experiment, with_dotted_options
 from stairwell.errors import UserError
@@ -47,12 +48,16 @@ def train_command(
     """Train a model. Every field of an experiment can be set: see the panels below."""
     from stairwell.cli.display import Silence, display
     from stairwell.runs.trainings import job_to_resume, new_job, train, train_seeds
+    from stairwell.train import NotSaved
 
     options = dict(options or {})
     for name, value in (("train.steps", steps), ("train.seed", seed)):
         if value is not None:
             options[name] = str(value)
-    job = (job_to_resume if resume else new_job)(experiment, config, out, options)
+    try:
+        job = (job_to_resume if resume else new_job)(experiment, config, out, options)
+    except KeyboardInterrupt:
+        raise NotSaved(startup.TOO_EARLY) from None
     if show:
         print(json.dumps(job.experiment.to_json(), indent=2))
         return
@@ -79,19 +84,33 @@ def eval_command(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     split: Annotated[str, typer.Option(help="valid or test")] = "test",
     data: Annotated[str | None, typer.Option(help="other data of the same kind, for tasks that read files")] = None,
-    rows: Annotated[int, typer.Option(help="parallel rows; 1 is exact for a single stream of text", min=1)] = 1,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="parallel rows; 1 is exact for a single stream of text, and 4 follow a horizon", min=1),
+    ] = None,
     segment: Annotated[int, typer.Option(help="tokens at a time; changes speed, not results", min=1)] = 256,
+    horizon: Annotated[
+        int | None, typer.Option(help="follow streams without end for so many tokens, to find the first mistake", min=1)
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="--horizon: follow the rows of so many seeds", min=1)] = None,
     device: Device = "auto",
     engine: Engine = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Stream a whole split through a trained model and score it."""
+    """Stream a whole split through a trained model and score it; or follow a stream that never ends (--horizon)."""
     from stairwell.runs.trainings import evaluate_run
 
+    if horizon is not None:
+        if data is not None or split != "test":
+            raise UserError("--horizon makes its own streams; leave out --data and --split")
+        follow_run(run, horizon, rows or 4, seeds or 1, segment, device, engine, as_json)
+        return
+    if seeds is not None:
+        raise UserError("--seeds goes with --horizon; a split is the same for every seed")
     if split not in ("valid", "test"):
         raise UserError(f"--split must be valid or test, not '{split}'")
     watch = evaluating(as_json)
-    result = evaluate_run(run, "valid" if split == "valid" else "test", data, rows, segment, device, engine, watch)
+    result = evaluate_run(run, "valid" if split == "valid" else "test", data, rows or 1, segment, device, engine, watch)
     if watch is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the counter has done its work
     print(strict_json(result) if as_json else result_text(result))
@@ -106,3 +125,19 @@ def evaluating(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
         print(f"\r{event['tokens']:,} tokens", end="", file=sys.stderr, flush=True)
 
     return show
+
+
+def follow_run(
+    run: Path, tokens: int, rows: int, seeds: int, segment: int, device: str, engine: str, as_json: bool
+) -> None:
+    """The horizon of a run; what was seen is told, however early someone stopped it."""
+    from stairwell.cli.horizons import following, horizon_text
+    from stairwell.runs.horizon import measure
+    from stairwell.train import Interrupted
+
+    with following(hidden=as_json) as watch:
+        result = measure(run, tokens, rows, seeds, segment, device, engine, watch)
+    print(strict_json(result) if as_json else horizon_text(result))
+    if result["interrupted"]:
+        kept = "what was seen is written" if result["kept"] else "a longer measurement is there and stays"
+        raise Interrupted(f"interrupted at {result['tokens']:,} of {tokens:,} tokens; {kept}")

@@ -16,14 +16,21 @@ from stairwell.errors import UserError
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="run folders, compared on one page")],
-    out: Annotated[Path, typer.Option(help="the page to write; the picture goes beside it")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="the page to write; the pictures go beside it")] = Path("report.html"),
+    inside: Annotated[
+        bool, typer.Option("--inside", help="follow the memory along a stream without end, to see whether it drifts")
+    ] = False,
 ) -> None:
-    """Make one HTML page (and a PNG) of trainings: curves, scores, beliefs, attention."""
-    from stairwell.report import gather, summary, write_html, write_png
+    """Make one HTML page (and PNGs) of trainings: curves, scores, beliefs, attention, and how far they hold."""
+    from stairwell.report import gather, summary, write_html, write_png, write_stream_pngs
+    from stairwell.report.drift import measure_drift
 
+    for run in runs if inside else ():
+        measure_drift(run)
     gathered = [gather(run) for run in runs]
     write_html(out, ", ".join(dict.fromkeys(run.task for run in gathered)), gathered, [summary(gathered)], [])
     write_png(out.with_suffix(".png"), gathered)
+    write_stream_pngs(out, gathered)
     print(out)
 
 
@@ -123,8 +130,8 @@ def export(
     if hf is not None:
         from stairwell.hf import export_hf
 
-        export_hf(runs[0], hf)
-        print(f"{hf}: import stairwell.hf, then AutoModelForCausalLM.from_pretrained('{hf}')")
+        loader = export_hf(runs[0], hf)
+        print(f"{hf}: import stairwell.hf, then {loader}.from_pretrained('{hf}')")
 
 
 @app.command()

@@ -67,12 +67,17 @@ def refuse_beyond(there: int, parts: dict[str, float], experiment: Experiment, d
 def batch_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str, float]:
     """What grows with the tokens of an update."""
     core, train = experiment.core, experiment.train
-    rows, depth = -(-train.batch // processes), getattr(core, "layers", 1) * getattr(core, "passes", 1)
+    rows, depth = -(-train.batch // processes), depth_of(core)
     tokens = rows * train.segment
     return {
         "activations": NUMBER * tokens * depth * core.width / train.accumulate,
         "batches": SYMBOL * max(tokens, rows * longest(task)) + ROW * rows,
     }
+
+
+def depth_of(core: Any) -> int:
+    """How many layers a token goes through, all passes counted that are computed."""
+    return getattr(core, "layers", 1) * getattr(core, "computed", getattr(core, "passes", 1))
 
 
 def model_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str, float]:
@@ -120,11 +125,11 @@ def guess(experiment: Experiment, task: Task) -> float:
     def size(name: str, otherwise: int = 1) -> int:
         return max(int(getattr(core, name, None) or otherwise), 1)
 
-    width, depth = size("width"), size("layers") * size("passes")
-    sight = max(size("memory"), size("chunk") * size("passes"), size("max_tokens"))
+    width, depth = size("width"), depth_of(core)
+    sight = max(size("memory"), size("chunk") * size("passes"), size("max_tokens"), size("distances"))
     inside = size("inner", 4 * width) + max(size("heads") * size("head_width"), width)
     symbols = 0 if task.kind == "agent" else task.inputs + task.outputs
-    numbers = 8 * size("layers") * width * inside + width * (symbols + sight)
+    numbers = 8 * size("layers") * width * inside * size("products") + width * (symbols + sight)
     rows = max(train.batch, train.valid_rows)
     kept = rows * (sight * depth * width + train.segment * (depth * width + 1) + longest(task))
     return NUMBER * (4 * numbers + kept) + LAYER * size("layers") + ROW * rows

@@ -38,6 +38,7 @@ from .scores import TokenScore
 
 NAMES = "xyzuvwabcd"  # the variables, in the order in which they are taken
 VALUES = np.arange(1, 11, dtype=np.int8)  # and 0 stands for a variable that is not set
+LIKELIEST = 1_000_000  # times as likely as another statement: chances are added up in 32 bits
 ASSIGN, INCREMENT, DECREMENT, PRINT, IF = range(5)  # the kinds of statement; a body is one of the first three
 EFFECT = np.array([0, 1, -1, 0], dtype=np.int8)  # of each kind but `if` on a variable that is set
 
@@ -88,6 +89,9 @@ class Programs:
     def __post_init__(self) -> None:
         check_at_least(1, statements=self.statements, assigns=self.assigns, prints=self.prints)
         check_at_least(0, changes=self.changes, ifs=self.ifs)
+        for name in ("assigns", "changes", "prints", "ifs"):
+            if getattr(self, name) > LIKELIEST:
+                raise UserError(f"{name} is {getattr(self, name):,}; it must be at most {LIKELIEST:,}")
         if self.ifs and not self.changes:
             raise UserError("changes is 0, so nothing is left for an `if` to do; let ifs be 0 too")
         if not 1 <= self.most_variables <= len(NAMES):

@@ -18,6 +18,8 @@ BEYOND = {
     "parity/feedback": ["core.width=1_000_000_000", "core.memory=1000000000000", "core.layers=1000000"],
     "parity/lstm": ["train.batch=1000000000", "core.layers=1000000", "task.length=1000000000000"],
     "parity/staircase": ["core.chunk=1000000000", "core.passes=1000000000", "train.segment=1000000000000"],
+    "parity/global-cached-staircase": ["core.compute=1000000000", "core.distances=1000000000"],
+    "parity/deltanet": ["core.products=1000000000000"],
     "random-walk/transformer-xl": ["task.grid=1000000000", "core.inner=100000000000", "train.valid_rows=1000000000"],
 }
 
@@ -56,6 +58,14 @@ def test_the_guess_that_decides_whether_to_count_is_never_far_too_small() -> Non
             task = experiment.make_tasks()[0]
             parts = {**sizes.model_bytes(experiment, task, 1), **sizes.batch_bytes(experiment, task, 1)}
             assert sum(parts.values()) < 8 * sizes.guess(experiment, task), (core, options, parts)
+
+
+def test_passes_that_are_only_seen_in_the_cache_are_not_counted() -> None:
+    experiment = preset("parity/cached-staircase").with_options({"core.passes": "9", "core.compute": "2"})
+    task = experiment.make_tasks()[0]
+    core, train = experiment.core, experiment.train
+    activations = sizes.batch_bytes(experiment, task, 1)["activations"]
+    assert activations == 4 * train.batch * train.segment * 2 * core.layers * core.width / train.accumulate
 
 
 def test_one_layer_as_memory_does_not_keep_layers_from_being_counted() -> None:

@@ -260,6 +260,12 @@ def test_a_reader_can_print_a_program_and_its_answers() -> None:
     ]
 
 
+@pytest.mark.parametrize("name", ["assigns", "changes", "prints", "ifs"])
+def test_chances_that_cannot_be_added_up_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} is 1,000,000,000,000; it must be at most 1,000,000"):
+        Algorithmic(Config(**{name: 10**12}))
+
+
 def test_options_that_make_no_sense_are_refused() -> None:
     with pytest.raises(ValueError, match="statements is 0; it must be at least 1"):
         Algorithmic(Config(statements=0))
