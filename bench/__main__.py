@@ -7,7 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench import data, decode, environments, limit, memory, plot, profile, records, scaling, speed, staircase, table
+from bench import (
+    data,
+    decode,
+    environments,
+    limit,
+    memory,
+    plot,
+    profile,
+    records,
+    scaling,
+    speculation,
+    speed,
+    staircase,
+    table,
+)
 from stairwell.errors import UserError
 from stairwell.provenance import provenance
 
@@ -31,6 +45,7 @@ MEASUREMENTS = {
     "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
     "data": Measurement("whether data keeps up with training", data.measure),
+    "speculation": Measurement("a Feedback draft for a large Transformer-XL", speculation.measure, speculation.CASES),
     "environments": Measurement("steps a second of the batched environments", environments.measure),
 }
 PAGES = {

@@ -70,6 +70,21 @@ class Stream:
         except UserError as error:
             raise UserError(f"{os.fspath(run)}: {error}") from None
 
+    @classmethod
+    def at(
+        cls,
+        model: LanguageModel,
+        vocabulary: text.Vocabulary | None,
+        state: State,
+        logits: Tensor | None,
+        recent: Iterable[int],
+    ) -> Self:
+        """The stream that stands at a state, with what the model says after it and the last tokens read."""
+        stream = cls._bare(model, vocabulary, max(int(state.slack) - 1, 0))
+        stream.logits, stream.recent = logits, list(recent)
+        stream._settle(state)
+        return stream
+
     def feed(self, tokens: Tokens) -> None:
         """Read tokens, or text in the model's vocabulary. Nothing to read is fine."""
         for _ in self._read(tokens):
@@ -367,10 +382,8 @@ class StreamBatch:
         return name
 
     def _alone(self, name: int) -> Stream:
-        stream = Stream._bare(self.model, self._fresh.vocabulary, self._fresh.slack)
-        stream._settle(self._state([self._row(name)]))
-        stream.logits, stream.recent = self._logits[name], list(self._recent[name])
-        return stream
+        state = self._state([self._row(name)])
+        return Stream.at(self.model, self._fresh.vocabulary, state, self._logits[name], self._recent[name])
 
     def _row(self, name: int) -> int:
         if name not in self.names:

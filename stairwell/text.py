@@ -135,10 +135,10 @@ class Characters(Vocabulary):
 
     @classmethod
     def build(cls, texts: Iterable[str]) -> Self:
-        seen: set[str] = set()
+        characters: set[str] = set()
         for text in texts:
-            seen.update(text)
-        return cls("".join(sorted(seen)))
+            characters.update(text)
+        return cls("".join(sorted(characters)))
 
     @property
     def size(self) -> int:

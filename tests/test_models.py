@@ -387,7 +387,7 @@ def test_tied_vectors_are_saved_once_and_come_back(adaptive: dict[str, Any], tmp
     """One tensor in the file, in the embedding and in the head, also after a copy or a change of type."""
     model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, tied=True, **adaptive)
     run = Run(tmp_path)
-    run.save_model(dict(model.state_dict()), {"step": 1})
+    run.save_model(dict(model.state_dict()), {"step": 1, "valid": {}})
     other = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, tied=True, **adaptive)
     other.load_state_dict({name: tensor.double() for name, tensor in run.load_model()[0].items()})
     tokens, _ = stream(17)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from stairwell.experiments.cost import in_words
 from stairwell.experiments.papers import studies
-from stairwell.experiments.reproduce import in_words
 from tests.commands import TINY, stairwell
 from tools import publish
 

@@ -9,22 +9,26 @@ from typing import Any
 import pytest
 import torch
 
+from stairwell.errors import UserError
+from stairwell.experiments.cost import blueprint, estimate
 from stairwell.experiments.papers import CATALOGUE, studies
 from stairwell.experiments.papers.feedback.settings import ALGORITHMIC
 from stairwell.experiments.papers.feedback.sizes import as_large_as
 from stairwell.experiments.papers.feedback.table1 import on_more_variables
-from stairwell.experiments.reproduce import symbols
 from stairwell.experiments.study import SCALES, Row, Scale, Study
-from stairwell.models import LanguageModel
 from stairwell.runs.experiment import Experiment
 
 NAMES = list(CATALOGUE)
 MILLION = 1_000_000
+PAPER_ONLY = ("feedback.table2",)
+READING = ("lm", "translation", "summarization")
 
 
 @cache
 def study(name: str, scale: Scale) -> Study:
-    return CATALOGUE[name](scale)
+    made = CATALOGUE[name](scale)
+    assert made is not None
+    return made
 
 
 def row(name: str, model: str, scale: Scale = "paper") -> Row:
@@ -32,18 +36,18 @@ def row(name: str, model: str, scale: Scale = "paper") -> Row:
 
 
 def weights(experiment: Experiment) -> int:
-    inputs, outputs = symbols(experiment)
-    config = dataclasses.replace(experiment.model, core=experiment.core, inputs=inputs, outputs=outputs)
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in LanguageModel(config, "reference").parameters())
+        return sum(parameter.numel() for parameter in blueprint(experiment).parameters())
 
 
 def fields(value: Any, **expected: Any) -> None:
     assert {name: getattr(value, name) for name in expected} == expected
 
 
-@pytest.mark.parametrize("scale", SCALES)
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    [(name, scale) for name in NAMES for scale in SCALES if scale == "paper" or name not in PAPER_ONLY],
+)
 def test_every_study_can_be_made_without_any_data(name: str, scale: Scale) -> None:
     made = study(name, scale)
     assert made.name == name and made.scale == scale and made.rows
@@ -53,7 +57,8 @@ def test_every_study_can_be_made_without_any_data(name: str, scale: Scale) -> No
     assert len({column.title for column in made.columns}) == len(made.columns)
     for each in made.rows:
         assert Experiment.from_json(each.experiment.to_json(), name) == each.experiment
-        if each.experiment.task_name != "lm":
+        assert estimate(each.experiment, 1e12) > 0
+        if each.experiment.task_name not in READING:
             each.experiment.make_tasks()
         elif not each.experiment.task.path:
             assert made.data, "a study of text that is not at hand says which text it reads"
@@ -243,7 +248,10 @@ def test_recurrent_steps_step_and_forward_sizes_are_as_printed(table: str) -> No
         ("feedback.table1.random-walk", [(), ("68",), ("100",)]),
         ("feedback.table1.algorithmic-3", [("82.8",), ("33.7",), ("47.4",), ("99.1",)]),
         ("feedback.table1.algorithmic-5", [("32.1",), ("37.5",), ("29.1",), ("92.6",)]),
-        ("feedback.table5", [("296K", "592"), ("84.4K", "2176")]),
+        ("feedback.table2", [("28.4",), ("29.5",)]),
+        ("feedback.table5.translation", [("280K", "3190"), ("126K", "5410")]),
+        ("feedback.table5.agents", [("22.3K",), ("22.3K",)]),
+        ("feedback.table5.words", [("296K", "592"), ("84.4K", "2176")]),
         ("staircase.table1.enwik8", [("1.38",), ("1.15",), ("1.12",), ("1.14",), ("1.13",)]),
         ("staircase.table1.reddit", [("26.2",), ("25.5",), ("22.6",), ("26.1",)]),
         ("staircase.table1.base", [("28.0",), ("26.6",), ("23.0",), ("27.8",)]),
@@ -253,12 +261,54 @@ def test_the_papers_numbers_stand_beside_their_rows(name: str, numbers: list[tup
     assert [each.paper for each in study(name, "paper").rows] == numbers
 
 
+def test_a_study_that_is_not_made_at_a_scale_says_so() -> None:
+    assert CATALOGUE["feedback.table2"]("laptop") is None
+    with pytest.raises(UserError, match="not made at laptop scale; try --scale paper"):
+        studies("feedback.table2", "laptop")
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "inner", "heads", "width", "rate"),
+    [
+        ("feedback.figure7.summarization", 6, 2048, 8, 512, 0.0005),
+        ("feedback.figure4.translation", 6, 4096, 16, 1024, 0.001),
+        ("feedback.figure7.iwslt", 6, 1024, 4, 512, 0.0005),
+    ],
+)
+def test_sequence_to_sequence_hyperparameters_are_those_of_table_8(
+    name: str, layers: int, inner: int, heads: int, width: int, rate: float
+) -> None:
+    for model in ("Transformer", "Feedback"):
+        found = row(name, f"{model}, 6 layers").experiment
+        fields(found.core, layers=layers, inner=inner, heads=heads, width=width, residual_dropout=0.3, cross=False)
+        fields(found.model, encoder_layers=6, encoder_inner=inner, encoder_heads=heads, encoder_dropout=0.3)
+        assert found.train.learning_rate == rate
+        assert found.core.memory == found.task.longest_target, "a target is in sight as a whole"
+    deep = row("feedback.figure4.translation", "Feedback, 2 layers, encoder of 12").experiment
+    assert (deep.model.encoder_layers, deep.core.layers) == (12, 2) and deep.model.encoder_layer_drop > 0
+
+
+def test_agents_have_the_hyperparameters_of_sections_7_2_and_7_3() -> None:
+    maze, easy = row("feedback.figure4.maze", "Feedback").experiment, row("feedback.figure6.maze-easy", "Feedback")
+    fields(maze.core, layers=2, width=256, heads=4, memory=200)
+    fields(maze.train, learner="a2c", optimizer="adam", learning_rate=3e-4, entropy_cost=5e-4, batch=1024, segment=100)
+    fields(maze.train, discount=0.99, gae=1.0)
+    fields(easy.experiment.train, optimizer="rmsprop", eps=0.01, learning_rate=3e-4, batch=128)
+    fields(row("feedback.figure4.maze", "LSTM").experiment.core, layers=3, width=256)
+    water, lstm = (row("feedback.figure6.water-maze", model).experiment for model in ("Feedback", "LSTM"))
+    fields(water.core, layers=2, width=64, heads=1, memory=200)
+    fields(water.train, optimizer="rmsprop", eps=0.01, entropy_cost=1e-4, batch=64, segment=200, learning_rate=3e-4)
+    fields(lstm.core, layers=2, width=64)
+    assert lstm.train.learning_rate == 4e-4
+    assert abs(water.train.steps * water.train.batch * water.train.segment / 500e6 - 1) < 0.01
+
+
 def test_table_8_reads_episodes_and_the_others_one_stream() -> None:
     assert {each.experiment.task.episode for each in study("staircase.table8", "paper").rows} == {256}
     assert {each.experiment.task.episode for each in study("staircase.table2", "paper").rows} == {0}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "feedback.table6"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("feedback.table6", *PAPER_ONLY)])
 def test_all_models_of_a_laptops_table_have_one_recipe(name: str) -> None:
     """But for a second training of the baseline, in the paper's setting: without the curriculum."""
     rows = study(name, "laptop").rows

@@ -15,7 +15,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stairwell.experiments import demo, reproduce
-from stairwell.experiments.measures import Reach, Sample, Score
+from stairwell.experiments.measures import Metric, Reach, Sample
 from stairwell.experiments.papers import CATALOGUE, studies
 from stairwell.experiments.study import SCALES
 from stairwell.runs import Experiment, preset
@@ -73,10 +73,10 @@ def test_the_command_scores_the_test_split_unless_told_otherwise(run: Path) -> N
 
 def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> None:
     folder = Run(run)
-    assert Score("", "scored").measure(folder, "cpu", "auto") == TEST
-    assert Score("", "scored", "test").measure(folder, "cpu", "auto") == TEST
-    assert Score("", "scored", "valid").measure(folder, "cpu", "auto") == VALID
-    assert Score("", "scored", "test", {"test_length": 11}).measure(folder, "cpu", "auto") == 6 * 11
+    assert Metric("", "scored").measure(folder, "cpu", "auto") == TEST
+    assert Metric("", "scored", "test").measure(folder, "cpu", "auto") == TEST
+    assert Metric("", "scored", "valid").measure(folder, "cpu", "auto") == VALID
+    assert Metric("", "scored", "test", {"test_length": 11}).measure(folder, "cpu", "auto") == 6 * 11
     assert Sample("", "scored", "test", 10**6).measure(folder, "cpu", "auto") == TEST
     assert Sample("", "scored", "valid", 10**6).measure(folder, "cpu", "auto") == VALID
     # How far a model reaches is found on the test split too: 3 episodes of 2 tokens make 6, of 8 tokens 24.
@@ -91,7 +91,7 @@ def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None
     seen = set()
     for make in CATALOGUE.values():
         for column in make(scale).columns:
-            if isinstance(column, Score | Sample):
+            if isinstance(column, Metric | Sample):
                 wanted = "valid" if column.title.startswith(("valid", "dev")) else "test"
                 assert column.split == wanted, column
                 seen.add(wanted)

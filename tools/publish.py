@@ -15,8 +15,9 @@ from typing import Any
 
 from PIL import Image
 
+from stairwell.experiments.cost import in_words
 from stairwell.experiments.papers import CATALOGUE
-from stairwell.experiments.reproduce import in_words, table
+from stairwell.experiments.reproduce import table
 from stairwell.experiments.study import SCALES
 from stairwell.files import write_text
 
@@ -57,7 +58,12 @@ def page() -> str:
     results = published()
     parts = [TOP, "## What was run\n", overview(results)]
     parts += [section(results[name, scale]) for name in CATALOGUE for scale in SCALES if (name, scale) in results]
-    absent = [f"{name} ({scale})" for name in CATALOGUE for scale in SCALES if (name, scale) not in results]
+    absent = [
+        f"{name} ({scale})"
+        for name, make in CATALOGUE.items()
+        for scale in SCALES
+        if (name, scale) not in results and make(scale) is not None
+    ]
     parts.append("## Not run\n\n" + "".join(f"- {name}\n" for name in absent))
     return "\n".join(parts)
 

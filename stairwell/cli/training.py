@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -84,19 +84,40 @@ def eval_command(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     split: Annotated[str, typer.Option(help="valid or test")] = "test",
     data: Annotated[str | None, typer.Option(help="other data of the same kind, for tasks that read files")] = None,
-    rows: Annotated[int, typer.Option(help="parallel rows; 1 is exact for a single stream of text", min=1)] = 1,
+    rows: Annotated[
+        int | None,
+        typer.Option(help="parallel rows; 1 is exact for a single stream of text, and 4 follow a horizon", min=1),
+    ] = None,
     segment: Annotated[int, typer.Option(help="tokens at a time; changes speed, not results", min=1)] = 256,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="summaries: also score the lead and the most similar article's summary")
+    ] = False,
+    horizon: Annotated[
+        int | None, typer.Option(help="follow streams without end for so many tokens, to find the first mistake", min=1)
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(help="--horizon: follow the rows of so many seeds", min=1)] = None,
     device: Device = "auto",
     engine: Engine = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Stream a whole split through a trained model and score it."""
+    """Stream a whole split through a trained model and score it; or follow a stream that never ends (--horizon)."""
     from stairwell.runs.trainings import evaluate_run
+    from stairwell.runs.writing import score_baselines
 
+    if horizon is not None:
+        if data is not None or split != "test":
+            raise UserError("--horizon makes its own streams; leave out --data and --split")
+        follow_run(run, horizon, rows or 4, seeds or 1, segment, device, engine, as_json)
+        return
+    if seeds is not None:
+        raise UserError("--seeds goes with --horizon; a split is the same for every seed")
     if split not in ("valid", "test"):
         raise UserError(f"--split must be valid or test, not '{split}'")
     watch = evaluating(as_json)
-    result = evaluate_run(run, "valid" if split == "valid" else "test", data, rows, segment, device, engine, watch)
+    chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
+    result = evaluate_run(run, chosen, data, rows or 1, segment, device, engine, watch)
+    if baselines:
+        result |= score_baselines(run, chosen, device)
     if watch is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the counter has done its work
     print(strict_json(result) if as_json else result_text(result))
@@ -111,3 +132,19 @@ def evaluating(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
         print(f"\r{event['tokens']:,} tokens", end="", file=sys.stderr, flush=True)
 
     return show
+
+
+def follow_run(
+    run: Path, tokens: int, rows: int, seeds: int, segment: int, device: str, engine: str, as_json: bool
+) -> None:
+    """The horizon of a run; what was seen is told, however early someone stopped it."""
+    from stairwell.cli.horizons import following, horizon_text
+    from stairwell.runs.horizon import measure
+    from stairwell.train import Interrupted
+
+    with following(hidden=as_json) as watch:
+        result = measure(run, tokens, rows, seeds, segment, device, engine, watch)
+    print(strict_json(result) if as_json else horizon_text(result))
+    if result["interrupted"]:
+        kept = "what was seen is written" if result["kept"] else "a longer measurement is there and stays"
+        raise Interrupted(f"interrupted at {result['tokens']:,} of {tokens:,} tokens; {kept}")

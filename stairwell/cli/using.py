@@ -9,21 +9,28 @@ from typing import Annotated
 
 import typer
 
-from stairwell.cli.app import Device, app
+from stairwell.cli.app import Device, app, say
 from stairwell.errors import UserError
 
 
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="run folders, compared on one page")],
-    out: Annotated[Path, typer.Option(help="the page to write; the picture goes beside it")] = Path("report.html"),
+    out: Annotated[Path, typer.Option(help="the page to write; the pictures go beside it")] = Path("report.html"),
+    inside: Annotated[
+        bool, typer.Option("--inside", help="follow the memory along a stream without end, to see whether it drifts")
+    ] = False,
 ) -> None:
-    """Make one HTML page (and a PNG) of trainings: curves, scores, beliefs, attention."""
-    from stairwell.report import gather, summary, write_html, write_png
+    """Make one HTML page (and PNGs) of trainings: curves, scores, beliefs, attention, and how far they hold."""
+    from stairwell.report import gather, summary, write_html, write_png, write_stream_pngs
+    from stairwell.report.drift import measure_drift
 
+    for run in runs if inside else ():
+        measure_drift(run)
     gathered = [gather(run) for run in runs]
     write_html(out, ", ".join(dict.fromkeys(run.task for run in gathered)), gathered, [summary(gathered)], [])
     write_png(out.with_suffix(".png"), gathered)
+    write_stream_pngs(out, gathered)
     print(out)
 
 
@@ -123,33 +130,40 @@ def export(
     if hf is not None:
         from stairwell.hf import export_hf
 
-        export_hf(runs[0], hf)
-        print(f"{hf}: import stairwell.hf, then AutoModelForCausalLM.from_pretrained('{hf}')")
+        loader = export_hf(runs[0], hf)
+        print(f"{hf}: import stairwell.hf, then {loader}.from_pretrained('{hf}')")
 
 
 @app.command()
 def serve(
     run: Annotated[Path, typer.Argument(help="the run folder of a language model")],
     host: Annotated[str, typer.Option(help="the address to listen on; 127.0.0.1 is this machine alone")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="the port to listen on", min=1, max=65535)] = 8000,
+    port: Annotated[int, typer.Option(help="the port to listen on; 0 takes one that is free", min=0, max=65535)] = 8000,
     token_file: Annotated[
         Path | None, typer.Option(help="a file with a bearer token, which every request must then carry")
     ] = None,
     rows: Annotated[int, typer.Option(help="texts that are written at a time, in one batch", min=1)] = 16,
     waiting: Annotated[
-        int, typer.Option(help="texts that may wait for a place; more are told to come back", min=1)
+        int, typer.Option(help="texts that may wait for a place; more are told to come back", min=0)
     ] = 64,
+    max_clients: Annotated[int, typer.Option(help="requests that are answered at a time", min=1)] = 256,
     max_prompt: Annotated[int, typer.Option(help="tokens of a prompt", min=1)] = 16_384,
     max_tokens: Annotated[int, typer.Option(help="tokens to write in one text", min=1)] = 4_096,
+    max_seconds: Annotated[float, typer.Option(help="of one request, which then ends with what there is", min=1)] = 300,
     max_states: Annotated[int, typer.Option(help="states that are kept at a time", min=0)] = 256,
+    max_state_bytes: Annotated[int, typer.Option(help="of all states together", min=0)] = 1_000_000_000,
+    state_seconds: Annotated[float, typer.Option(help="a state that nobody asked for is forgotten", min=1)] = 3_600,
     device: Device = "auto",
 ) -> None:
     """Serve a trained language model: OpenAI's completions, and states that stay on the server."""
     from stairwell.serve.requests import Limits
     from stairwell.serve.running import serve as serve_run
 
-    limits = Limits(prompt=max_prompt, tokens=max_tokens, states=max_states)
-    serve_run(run, host, port, token_file, device, rows, waiting, limits)
+    limits = Limits(
+        prompt=max_prompt, tokens=max_tokens, seconds=max_seconds, clients=max_clients,
+        states=max_states, states_bytes=max_state_bytes, state_seconds=state_seconds,
+    )  # fmt: skip
+    serve_run(run, host, port, token_file, device, rows, waiting, limits, say)
 
 
 @app.command()

@@ -198,6 +198,19 @@ class Core(nn.Module):
         """Everything random in this call; nothing where no rate is set."""
         return None
 
+    @property
+    def skips_layers(self) -> bool:
+        """Some calls in training leave out a layer, and so leave its parameters without a gradient."""
+        return False
+
+    def layer_weights(self) -> Tensor | None:
+        """Of which layers the memory is a learned mix: (memories, layers + 1); nothing where none is learned."""
+        return None
+
+    def spans(self) -> list[AdaptiveSpan]:
+        """The spans that heads have learned, a layer each; none without adaptive span."""
+        return []
+
     def span_loss(self) -> Tensor:
         """The price of the learned spans, to be added to the loss; 0 without adaptive span."""
         return next(self.parameters()).new_zeros(())
@@ -332,6 +345,10 @@ class TransformerCore(Core):
             return layer.feed_forward(normed, kept.relu)
 
         return layer(x, attend, layer.attend_source(source, kept.cross), feed_forward, kept)
+
+    @property
+    def skips_layers(self) -> bool:
+        return self.config.layer_drop > 0
 
     def reach(self, layer: Layer, most: int) -> int:
         """How many slots a layer attends to at most: all, or fewer if it learned so."""

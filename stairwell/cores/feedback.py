@@ -88,6 +88,9 @@ class Feedback(TransformerCore):
         self.position = RelativePosition(distances, config.first, config.K)
         self.mix = Mix(config)
 
+    def layer_weights(self) -> Tensor | None:
+        return None if self.mix.weights is None else self.mix(self.mix.weights)
+
     def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
         return {"memory": (self.config.memory + slack, self.config.memories, self.width)}
 

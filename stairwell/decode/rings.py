@@ -3,9 +3,10 @@
 A ring has R slots a row. All rows write the same slot at a step, the one at the cursor c, so a slot lies at the same
 distance in every row and a row's own age only decides how much of the ring it sees:
 
-    distance of slot j = first + (c - first - j) mod R,     R = S + 1 - first
+    distance of slot j = first + (c - first - j) mod R,     R = S + 1 - first + slack
 
-where first is 0 if a token sees itself, else 1.
+where first is 0 if a token sees itself, else 1. The last `slack` tokens can be taken back: the cursor goes back, and
+what had left the window is still there.
 
 Nothing is rolled when the cursor moves: the position vectors lie twice in a row in a table, in ring order, and the
 slots' vectors are the view of R of them that begins at R - c. Letters: B rows, H heads, K head width, R slots.
@@ -52,8 +53,17 @@ class RawRing(RowBuffer):
         """The slot to be written, (B, ...); nothing where nothing is kept."""
         return self.all[:batch, self.cursor : self.cursor + 1]
 
-    def advance(self) -> None:
-        self.cursor = (self.cursor + 1) % max(1, self.all.shape[1])
+    def slots(self, tokens: int) -> Tensor:
+        """The next slots to be written."""
+        return torch.arange(self.cursor, self.cursor + tokens, device=self.all.device) % max(1, self.all.shape[1])
+
+    def advance(self, tokens: int = 1) -> None:
+        self.cursor = (self.cursor + tokens) % max(1, self.all.shape[1])
+
+    def back(self, tokens: int) -> None:
+        """The last tokens were never written."""
+        self.advance(-tokens)
+        self.all.index_fill_(1, self.slots(tokens), 0)
 
     def load(self, first: int, memory: Tensor) -> None:
         """memory (b, slots, ...), oldest first"""
@@ -85,6 +95,12 @@ class KeyRing:
         self.key_slots.select(3, slot).copy_(keys.view(shape))
         self.value_slots.select(3, slot).copy_(values.view(shape))
 
+    def write_run(self, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """keys, values (B * T, H * K) into slots (T,)"""
+        B, H, K, _ = self.key_slots.shape
+        for rows, given in ((self.key_slots, keys), (self.value_slots, values)):
+            rows.index_copy_(3, slots, given.reshape(B, -1, H, K).permute(0, 2, 3, 1))
+
     def load(self, first: int, keys: Tensor, values: Tensor, begin: int) -> None:
         """Rows from `first` on get keys, values (b, H, S, K), oldest first; the oldest goes to slot `begin`."""
         b, _, S, _ = keys.shape
@@ -95,22 +111,23 @@ class KeyRing:
 
 
 class RingPosition:
-    """Which distance each slot has, wherever the cursor is."""
+    """Which distance each slot has, wherever the cursor is. Distances beyond the window have any vector: nobody looks
+    so far."""
 
-    def __init__(self, position: RelativePosition, window: Window) -> None:
-        self.window, self.first, self.R = window, window.first, window.distances
+    def __init__(self, position: RelativePosition, window: Window, slack: int = 0) -> None:
+        self.window, self.first, self.R = window, window.first, window.distances + slack
         self.cursor = 0
+        self.nearest_first = position.vectors.detach()  # (distances, K)
         index = (-torch.arange(2 * self.R, device=position.vectors.device) - self.first) % self.R
-        self.vectors = position.vectors.detach()[index]  # (2R, K), in ring order, twice
+        self.vectors = self.nearest_first[index.clamp(max=window.distances - 1)]  # (2R, K), in ring order, twice
         self.distance = index + self.first  # (2R,)
 
-    def advance(self) -> None:
-        self.cursor = (self.cursor + 1) % self.R
+    def advance(self, tokens: int = 1) -> None:
+        self.cursor = (self.cursor + tokens) % self.R
 
-    @property
-    def oldest(self) -> int:
-        """The slot of the farthest distance."""
-        return (self.cursor + 1 - self.first) % self.R
+    def slot(self, back: int) -> int:
+        """The slot of the token so far before the next one."""
+        return (self.cursor - back) % self.R
 
     def slots(self) -> slice:
         """Where the slots 0..R-1 lie in the tables."""
@@ -154,6 +171,54 @@ class RingView:
         return RingView(position, slots, position.vectors[slots].T, empty)
 
 
+@dataclass(frozen=True)
+class RunView:
+    """What all layers have in common where T tokens are read at once. Their slots, oldest first, are those of the first
+    token's window and of the tokens themselves; place j of them lies at distance t + S - j of token t."""
+
+    pieces: list[slice]  # of the ring: one or two ranges
+    index: Tensor  # (T, n) of each distance among the vectors, nearest first
+    place: Tensor  # (T, n) of each distance in the tables
+    hidden: Tensor  # (B or 1, 1, T, n) bool
+    nothing: Tensor | None  # (B, 1, T, 1) bool: tokens that see nothing at all; none if there are none
+
+    @staticmethod
+    def at(position: RingPosition, count: Tensor, youngest: int, T: int) -> RunView:
+        window, R = position.window, position.R
+        n = window.last + T - window.first
+        begin = position.slot(window.last)
+        pieces = [slice(begin, min(begin + n, R)), slice(0, max(begin + n - R, 0))]
+        time = torch.arange(T, device=count.device)
+        distance = time[:, None] + window.last - torch.arange(n, device=count.device)  # (T, n)
+        age = count[:, None] + time  # (B, T)
+        if window.always_filled(youngest):
+            age = age[:1]
+        nothing = window.sees_nothing(age)[:, None, :, None] if youngest < window.first else None
+        hidden = ~window.sees(distance, age[..., None])[:, None]
+        index = (distance - window.first).clamp(0, window.distances - 1)
+        return RunView([piece for piece in pieces if piece.stop], index, (-distance) % R, hidden, nothing)
+
+    def read(self, q: Tensor, ring: KeyRing, position: RingPosition, ramp: Tensor | None) -> Tensor:
+        """q (B * T, H * K), already divided by sqrt(K) -> (B * T, H * K)"""
+        B, H, K, _ = ring.key_slots.shape
+        T, n = self.index.shape
+        q = q.view(B, T, H, K).transpose(1, 2).reshape(B * H, T, K)
+        scores = (q @ position.nearest_first.T).gather(-1, self.index.expand(B * H, T, n))
+        by_head = scores.view(B, H, T, n)
+        if ramp is not None:
+            by_head += ramp[:, self.place]
+        by_head.masked_fill_(self.hidden, lowest(scores.dtype))
+        sizes = [piece.stop - piece.start for piece in self.pieces]
+        parts = [
+            torch.baddbmm(part, q, ring.flat_keys[:, :, piece])
+            for part, piece in zip(scores.split(sizes, -1), self.pieces)
+        ]
+        z = read_parts(parts, [ring.flat_values[:, piece] for piece in self.pieces]).view(B, H, T, K)
+        if self.nothing is not None:
+            z = z.masked_fill(self.nothing, 0)
+        return z.transpose(1, 2).reshape(B * T, H * K)
+
+
 class Reader:
     """Attention of one token a row to a ring, in buffers that are made once for a number of rows."""
 
@@ -165,6 +230,7 @@ class Reader:
     def __call__(self, q: Tensor, ring: KeyRing, view: RingView, ramp: Tensor | None, reach: int) -> Tensor:
         """q (B, H * K), already divided by sqrt(K) -> (B, H * K)"""
         q = q.reshape(self.B * self.H, 1, self.K)
+        reach = min(reach, view.position.window.distances)
         if reach < view.position.R:
             return self.near(q, ring, view, ramp, view.position.pieces(reach))
         torch.mm(q[:, 0], view.vectors, out=self.scores[:, 0])
@@ -192,7 +258,7 @@ class Reader:
 
 
 def read_parts(scores: list[Tensor], values: list[Tensor]) -> Tensor:
-    """Attention whose slots lie in several places. scores (B * H, 1, j), values (B * H, j, K) -> (B * H, 1, K)"""
+    """Attention whose slots lie in several places. scores (B * H, T, j), values (B * H, j, K) -> (B * H, T, K)"""
     weights = torch.softmax(torch.cat(scores, -1), -1).split([part.shape[-1] for part in scores], -1)
     read = torch.bmm(weights[0], values[0])
     for weight, part in zip(weights[1:], values[1:]):

@@ -3,6 +3,8 @@
     session = Session(model, model.init_state(batch))        or any state that the model has returned
     logits = session.read(prompt)                            (B, T) -> (B, V), in one call of the model
     logits = session.step(tokens)                            (B,) -> (B, V)
+    logits = session.follow(tokens)                          (B, T) -> (B, T, V), after each of a few tokens
+    session.crop(3)                                          the last three tokens were never read
     y = session.step_vectors(x)                              (B, D) -> (B, D), of a model that reads no symbols
     state = session.state()                                  what model.forward would have returned by now
 
@@ -133,13 +135,47 @@ class Session:
         self._load(0, self._decoder(state))
         return self.model.head(x[:, -1])
 
+    @outside_autograd
+    def follow(self, tokens: Tensor) -> Tensor:
+        """Read a few tokens a row, from what is projected already; the logits after each. (B, T) -> (B, T, V)"""
+        model = self.model
+        check_tensor(tokens, "tokens")
+        if tokens.dim() != 2 or tokens.shape[0] != self.batch:
+            raise ValueError(f"tokens must be ({self.batch} rows, tokens), not {tuple(tokens.shape)}")
+        self._check()
+        model.check_symbols(tokens, "token", model.config.inputs)
+        T = tokens.shape[1]
+        x = model.embed(tokens, self.count[:, None] + torch.arange(T, device=tokens.device))
+        y = self.steps.run(x, self.count, self.youngest)
+        self._count(T)
+        logits: Tensor = model.head(model.norm(y))
+        return logits
+
+    @outside_autograd
+    def crop(self, tokens: int) -> None:
+        """Take the last tokens of every row back, exactly as if they had never been read, as far as the state that the
+        session was made from had slack."""
+        if not 0 <= tokens <= (int(self.room.min()) if self.batch else 0):
+            self.state().crop(tokens)  # says what is wrong
+        if not tokens:
+            return
+        if self.steps.back(tokens):
+            self.count -= tokens
+            self.room -= tokens
+            self._find_youngest()
+        else:
+            self._load(0, self._decoder(self.state().crop(tokens)))
+
     def _advance(self, x: Tensor) -> Tensor:
         """One token a row through the core and the model's last norm. (B, D) -> (B, D)"""
         y = self.steps.step(x, self.count, self.youngest)
-        self.count += 1
-        self.room.add_(1).clamp_(max=self.slack)
-        self.youngest += 1
+        self._count(1)
         return self.model.norm(y)
+
+    def _count(self, tokens: int) -> None:
+        self.count += tokens
+        self.room.add_(tokens).clamp_(max=self.slack)
+        self.youngest += tokens
 
     @outside_autograd
     def state(self) -> State:

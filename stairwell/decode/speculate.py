@@ -7,9 +7,10 @@ token x is kept with the chance min(1, p(x) / q(x)), where p is the target's dis
 first that is not kept, another is drawn from max(p - q, 0), scaled to add up to 1; if all are kept, one more is drawn
 from p. What is written is distributed exactly as if the target had written alone; greedily it is the same.
 
-Tokens that were not kept are taken back from both states by `crop`. A target gains where it reads many tokens in one
-call faster than one by one: a Transformer-XL does; a Feedback model reads one after the other whatever is asked of it,
-so it makes a good draft and no target. Letters: V symbols, k drafted tokens.
+Both are decoding sessions, and tokens that were not kept are taken back from them by `crop`. A target gains where it
+reads many tokens in one call faster than one by one: a Transformer-XL reads its parameters once for all of them; a
+Feedback model reads one token after the other whatever is asked of it, so it makes a good draft and no target.
+Letters: V symbols, k drafted tokens.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from stairwell.decode.search import sampler
 from stairwell.decode.session import Session
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel
-from stairwell.state import State
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,8 @@ class Chances:
         """(..., V) -> probabilities (..., V), in float64 so that differences of them mean something"""
         if self.temperature == 0:
             return torch.zeros_like(logits, dtype=torch.float64).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+        if self.top_k is None and self.top_p is None:
+            return (logits.double() / self.temperature).softmax(-1)
         values, symbols = (logits.double() / self.temperature).sort(dim=-1, descending=True, stable=True)
         chances = values.softmax(-1)
         if self.top_k is not None:
@@ -89,45 +91,42 @@ def speculate(
     if target.training or draft.training:
         raise UserError("decoding with dropout is not meant: call eval() on both models first")
     chances = Chances(temperature, top_k, top_p)
+    reads, drafts = (Session(model, model.init_state(1, slack=length + 1)) for model in (target, draft))
     # Both have read all but the last token.
-    target_state, draft_state = (model.init_state(1, slack=length + 1) for model in (target, draft))
     if prompt.shape[1] > 1:
-        target_state, draft_state = (
-            model.hidden(prompt[:, :-1], state)[1] for model, state in ((target, target_state), (draft, draft_state))
-        )
-    last, written = prompt[:, -1:], prompt[:, :0]
-    rounds = drafted = accepted = 0
-    while written.shape[1] < tokens:
-        k = min(length, tokens - written.shape[1] - 1)  # the last token of all is the target's own
-        proposed, q, draft_state = propose(draft, draft_state, last, k, chances, generator)
-        logits, target_state = target(torch.cat([last, proposed], 1), target_state)  # (1, k + 1, V)
-        kept, new = judge(chances(logits[0]), q, proposed[0], generator)
-        target_state = target_state.crop(k - kept)
+        reads.read(prompt[:, :-1])
+        drafts.read(prompt[:, :-1])
+    last, written = prompt[:, -1:], [prompt[:, :0]]
+    left, rounds, drafted, accepted = tokens, 0, 0, 0
+    while left:
+        k = min(length, left - 1)  # the last token of all is the target's own
+        proposed, q = propose(drafts, last, k, chances, generator)
+        p = chances(reads.follow(torch.cat([last, proposed], 1))[0])  # (k + 1, V)
+        kept, new = judge(p, q, proposed[0], generator)
+        reads.crop(k - kept)
         if kept < k:
-            draft_state = draft_state.crop(k - 1 - kept)
-        elif k:  # the draft has not read its own last token yet
-            draft_state = draft.hidden(proposed[:, -1:], draft_state)[1]
-        else:
-            draft_state = draft.hidden(last, draft_state)[1]
-        written = torch.cat([written, proposed[:, :kept], new], 1)
-        last = new
+            drafts.crop(k - 1 - kept)
+        else:  # the draft has not read its own last token yet
+            drafts.step(proposed[:, -1] if k else last[0])
+        written += [proposed[:, :kept], new]
+        last, left = new, left - kept - 1
         rounds, drafted, accepted = rounds + 1, drafted + k, accepted + kept
-    return Speculated(written, rounds, drafted, accepted)
+    return Speculated(torch.cat(written, 1), rounds, drafted, accepted)
 
 
 def propose(
-    draft: LanguageModel, state: State, last: Tensor, k: int, chances: Chances, generator: torch.Generator | None
-) -> tuple[Tensor, Tensor, State]:
-    """k tokens (1, k), the distributions (k, V) that they were drawn from, and the state after all but the last."""
+    drafts: Session, last: Tensor, k: int, chances: Chances, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor]:
+    """k tokens (1, k) after `last`, and the distributions (k, V) that they were drawn from. The draft has then read all
+    but the last of them."""
     if k == 0:
-        return last[:, :0], chances(torch.zeros(0, draft.config.V, device=last.device)), state
-    session, token = Session(draft, state), last[0]
-    proposed, q = [], []
+        return last[:, :0], torch.zeros(0, drafts.model.config.V, dtype=torch.float64, device=last.device)
+    token, proposed, q = last[0], [], []
     for _ in range(k):
-        q.append(chances(session.step(token)[0]))
+        q.append(chances(drafts.step(token)[0]))
         token = draw(q[-1], generator)
         proposed.append(token)
-    return torch.stack(proposed, 1), torch.stack(q), session.state()
+    return torch.stack(proposed, 1), torch.stack(q)
 
 
 def judge(p: Tensor, q: Tensor, proposed: Tensor, generator: torch.Generator | None) -> tuple[int, Tensor]:

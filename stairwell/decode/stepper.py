@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from stairwell.decode.session import Session, outside_autograd
+from stairwell.models.seq2seq import Seq2Seq
 from stairwell.state import RowNumbers, State
 
 
@@ -53,7 +54,7 @@ class ModelStepper:
 def stepper(model: Any, state: State) -> Stepper:
     """The quickest way to go on from a state, one token at a time."""
     # The attention to a source that follows a core without one is in no session.
-    if getattr(model, "reader", None) is not None:
+    if isinstance(model, Seq2Seq) and model.reader is not None:
         return ModelStepper(model, state)
     return Session(model, state)
 

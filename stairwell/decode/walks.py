@@ -1,10 +1,11 @@
 """One token through a core, for each kind of core: the maths of its walk over time with the past already projected.
 
     y = steps.step(x, count, youngest)         x, y (B, D), one token a row; count (B,) tokens read before
+    y = steps.run(x, count, youngest)          x, y (B, T, D), several tokens a row
 
 Feedback and Transformer-XL (Universal too, a pass is one more layer) read ring buffers, the Staircases as well (see
 `staircase`); any other core carries its state from call to call.
-Letters: B rows, S memory slots, D width, H heads, K head width, G memories a slot.
+Letters: B rows, T tokens, S memory slots, D width, H heads, K head width, G memories a slot.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from stairwell.cores.core import Core
 from stairwell.cores.feedback import Feedback
 from stairwell.cores.time import filled
 from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.decode.rings import KeyRing, RawRing, Reader, RingPosition, RingView, RowBuffer, log_ramp
+from stairwell.decode.rings import KeyRing, RawRing, Reader, RingPosition, RingView, RowBuffer, RunView, log_ramp
 from stairwell.decode.source import Sources
 from stairwell.layers import Layer, Sublayer, Wiring
 from stairwell.state import State
@@ -32,6 +33,12 @@ class Steps(Protocol):
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         """x (B, D) -> (B, D); count (B,) tokens that each row has read before, `youngest` the least of them."""
+
+    def run(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
+        """The same for several tokens a row, one after the other or at once. x (B, T, D) -> (B, T, D)"""
+
+    def back(self, tokens: int) -> bool:
+        """Take the last tokens of all rows back; false where the state has to be loaded instead."""
 
     def load(self, first: int, state: Any) -> None:
         """The rows of a state become the rows from `first` on."""
@@ -48,8 +55,8 @@ class Steps(Protocol):
 
 def multiply(x: Tensor, weight: Tensor) -> Tensor:
     """x W^T for (B, n) and a weight (m, n)."""
-    # A CPU's product is at its worst for two to four rows; the other way round it is half as fast again.
-    if 2 <= x.shape[0] <= 4 and x.device.type == "cpu":
+    # A CPU's product is at its worst for two to six rows; the other way round it is half as fast again.
+    if 2 <= x.shape[0] <= 6 and x.device.type == "cpu":
         return torch.mm(weight, x.T).T.contiguous()
     return F.linear(x, weight)
 
@@ -98,6 +105,15 @@ class RowSteps:
 
     layers: Sequence[LayerStep]
 
+    def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
+        raise NotImplementedError
+
+    def run(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
+        return torch.stack([self.step(x[:, t], count + t, youngest + t) for t in range(x.shape[1])], 1)
+
+    def back(self, tokens: int) -> bool:
+        return False
+
     def set_sources(self, sources: Sources) -> None:
         for layer in self.layers:
             layer.attend_source = sources.attend(layer.layer)
@@ -137,7 +153,7 @@ class RingSteps(RowSteps):
         config = core.config
         self.core, self.H, self.K, self.slack = core, config.heads, config.K, slack
         self.like = next(core.parameters()).detach()
-        self.position = RingPosition(core.position, core.window)
+        self.position = RingPosition(core.position, core.window, slack)
         self.rings = [KeyRing(self.like, capacity, self.H, self.position.R, self.K) for _ in range(rings)]
         self.raw = RawRing(self.like, capacity, *core.memory_shapes(slack)["memory"])  # (.., S + slack, vectors, D)
 
@@ -150,22 +166,27 @@ class RingSteps(RowSteps):
         self.batch = batch
         self.reader = Reader(self.like, batch, self.H, self.position.R, self.K)
 
-    def advance(self) -> None:
-        self.position.advance()
-        self.raw.advance()
+    def advance(self, tokens: int = 1) -> None:
+        self.position.advance(tokens)
+        self.raw.advance(tokens)
+
+    def back(self, tokens: int) -> bool:
+        self.position.advance(-tokens)
+        self.raw.back(tokens)
+        return True
 
     def projected(self) -> list[tuple[Layer, int]]:
         """For each ring the layer that projects into it and which vector of the raw memory it projects."""
         raise NotImplementedError
 
     def load(self, first: int, state: Any) -> None:
-        b, S = state.batch, self.core.config.memory
+        b, slots = state.memory.shape[:2]  # S and the slack
         self.make_room(first + b)
         self.raw.load(first, state.memory)
-        there = filled(torch.arange(S, 0, -1, device=state.count.device), state.count[:, None])  # (b, S)
+        there = filled(torch.arange(slots, 0, -1, device=state.count.device), state.count[:, None])  # (b, slots)
         for ring, (layer, vector) in zip(self.rings, self.projected(), strict=True):
-            keys, values = layer.keys_values(state.memory[:, -S:, vector])
-            ring.load(first, keys, values * there[:, None, :, None], self.position.oldest)
+            keys, values = layer.keys_values(state.memory[:, :, vector])
+            ring.load(first, keys, values * there[:, None, :, None], self.position.slot(slots))
         self.fit(first + b)
 
     def state(self, count: Tensor, room: Tensor) -> State:
@@ -245,6 +266,37 @@ class TransformerXLSteps(RingSteps):
         self.advance()
         return x
 
+    def run(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
+        """Tokens of a call do not wait for each other here, so parameters are read once for all of them. A ring has
+        room for as many as fit besides the first one's window."""
+        most = self.position.R - self.core.window.last
+        if most < 2 or self.layers[0].attend_source is not None:
+            return super().run(x, count, youngest)
+        parts, done = [], 0
+        for part in x.split(most, 1):
+            parts.append(self.run_together(part, count + done, youngest + done))
+            done += part.shape[1]
+        return torch.cat(parts, 1)
+
+    def run_together(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
+        B, T, D = x.shape
+        view = RunView.at(self.position, count, youngest, T)
+        slots = torch.arange(self.position.cursor, self.position.cursor + T, device=x.device) % self.position.R
+        raw, flat = self.raw.slots(T), x.reshape(B * T, D)
+        for l, (layer, ring) in enumerate(zip(self.layers, self.rings)):
+            self.raw.all[:B, raw, l] = flat.view(B, T, D)
+            flat = layer(flat, partial(self.write_and_read_run, layer, ring, slots, view))
+        self.advance(T)
+        return flat.view(B, T, D)
+
+    def write_and_read_run(
+        self, layer: LayerStep, ring: KeyRing, slots: Tensor, view: RunView, normed: Tensor
+    ) -> Tensor:
+        """The same as below for T tokens a row. (B * T, D) -> (B * T, H * K)"""
+        q, keys, values = multiply(normed, layer.query).chunk(3, 1)
+        ring.write_run(slots, keys, values)
+        return view.read(q, ring, self.position, layer.ramp)
+
     def write_and_read(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
         """The token's key and value into the ring, and what the layer reads from it. (B, D) -> (B, H * K)"""
         q, keys, values = multiply(normed, layer.query).chunk(3, 1)
@@ -272,6 +324,14 @@ class CarriedSteps:
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         y, self.carried = self.core(x[:, None], self.carried, None, *self.source)
         return y[:, 0]
+
+    def run(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
+        y, self.carried = self.core(x, self.carried, None, *self.source)
+        return y
+
+    def back(self, tokens: int) -> bool:
+        self.carried = self.carried.crop(tokens)
+        return True
 
     def load(self, first: int, state: State) -> None:
         self.carried = type(state).join([self.carried.select(range(first)), state]) if first else state

@@ -5,21 +5,25 @@ from __future__ import annotations
 import statistics
 import time
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import torch
 
 from stairwell import configs
 from stairwell.decode import Session
+from stairwell.runs.kinds import KINDS
 from stairwell.runs.trainings import load
+from stairwell.runs.writing import open_translator
 from stairwell.tasks import Split
 from stairwell.train import Run, evaluate
 
 ROWS = {False: 50, True: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of files
+AGENTS = 64  # that play beside each other
 
 
 @dataclass(frozen=True)
-class Score:
+class Metric:
     """A metric on a split, with the options the model was trained with or, in `task`, others."""
 
     title: str
@@ -32,8 +36,9 @@ class Score:
         if self.task:
             changes = {name: str(value) for name, value in self.task.items()}
             task = task.with_config(configs.set_fields(task.config, changes, "task"))
-        rows = ROWS[task.reads_files]
-        return evaluate(model, task, self.split, rows, segment=128)[self.metric]
+        rows = AGENTS if task.kind == "agent" else ROWS[task.reads_files]
+        scores = KINDS[task.kind].evaluate(model, task, self.split, rows, 128, None, run.path)
+        return float(scores[self.metric])
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,7 @@ class Reach:
         reached = 0
         for value in self.values:
             options = {self.option: value, "test_episodes": self.episodes}
-            if Score("", self.metric, "test", options).measure(run, device, engine) < self.bar:
+            if Metric("", self.metric, "test", options).measure(run, device, engine) < self.bar:
                 break
             reached = value
         return reached
@@ -104,6 +109,38 @@ class DecodingSpeed:
         for _ in range(self.steps):
             session.step(tokens).sum().item()  # wait for the device
         return rows * self.steps / (time.perf_counter() - began)
+
+
+@dataclass(frozen=True)
+class WritingSpeed:
+    """Words a second that a translator writes for sentences of the test set, encoder and all; the best of some rounds,
+    since whatever else the machine does only makes it slower."""
+
+    title: str
+    sentences: int = 300
+    rounds: int = 3
+    beam: int = 5
+
+    def measure(self, run: Run, device: str, engine: str) -> float:
+        translator = open_translator(run.path, None, device, beam=self.beam)
+        texts = [source for source, _ in islice(translator.task.texts("test"), self.sentences)]
+        rates = []
+        for _ in range(self.rounds):
+            began = time.perf_counter()
+            words = sum(len(found[0].text.split()) for found in translator.translate(texts))
+            rates.append(words / (time.perf_counter() - began))
+        return max(rates)
+
+
+@dataclass(frozen=True)
+class LastEpisodes:
+    """The mean return of a training's last 500 episodes."""
+
+    title: str
+
+    def measure(self, run: Run, device: str, engine: str) -> float | None:
+        returns = [record["return"] for record in run.metrics() if "return" in record]
+        return returns[-1] if returns else None
 
 
 @dataclass(frozen=True)

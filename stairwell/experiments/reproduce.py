@@ -6,7 +6,6 @@ A study's folder holds one run folder a row and seed, each with its `result.json
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
@@ -23,10 +22,10 @@ import torch
 
 from stairwell import report
 from stairwell.errors import UserError
+from stairwell.experiments.cost import estimate, in_words, machine_rate, tokens_an_update
 from stairwell.experiments.papers import CATALOGUE
-from stairwell.experiments.study import Study, Training, memory_in_words, spread_in_words
+from stairwell.experiments.study import SCALES, Study, Training, memory_in_words, spread_in_words
 from stairwell.files import write_text
-from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
 from stairwell.report import Table
 from stairwell.runs import sizes
@@ -35,7 +34,6 @@ from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, tr
 from stairwell.tasks import Task
 from stairwell.train import Interrupted, NotSaved, Run
 
-SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
 USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale
 
 Say = Callable[[str], None]
@@ -218,7 +216,7 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
 
 
 def best_by_validation(experiment: Experiment, results: list[dict[str, Any]]) -> dict[str, Any]:
-    for name, better in (("valid_accuracy", max), ("valid_loss", min)):
+    for name, better in (("valid_accuracy", max), ("valid_return", max), ("valid_loss", min)):
         if name in results[0]:
             return better(results, key=lambda result: result[name])
     return results[0]
@@ -278,7 +276,7 @@ def plan_table(study: Study, out: Path, device: str) -> Table:
                 row.model,
                 memory_in_words(row.experiment),
                 f"{train.total:,}",
-                f"{train.total * train.batch * train.segment:,}",
+                f"{train.total * tokens_an_update(row.experiment):,}",
                 f"{left} of {len(trainings)}",
                 in_words(seconds),
             ]
@@ -291,9 +289,10 @@ def plan_table(study: Study, out: Path, device: str) -> Table:
 def describe(say: Say) -> None:
     """Every study: the paper, the models, how long on both scales, the paper's numbers."""
     for name, make in CATALOGUE.items():
-        laptop, paper = make("laptop"), make("paper")
+        at_scales = [made for scale in SCALES if (made := make(scale)) is not None]
+        paper = at_scales[-1]
         times = []
-        for study in (laptop, paper):
+        for study in at_scales:
             rate, machine = USUAL[study.scale]
             seconds = sum(study.seeds_for(row) * estimate(row.experiment, rate) for row in study.rows)
             times.append(f"{study.scale} scale about {in_words(seconds)} on {machine}")
@@ -305,48 +304,3 @@ def describe(say: Say) -> None:
         if paper.data:
             say(f"  reads {paper.data} (--task.path)")
         say("")
-
-
-def estimate(experiment: Experiment, rate: float) -> float:
-    """About how many seconds a training takes where matrix products run at `rate` operations a second."""
-    inputs, outputs = symbols(experiment)
-    config = dataclasses.replace(experiment.model, core=experiment.core, inputs=inputs, outputs=outputs)
-    with torch.device("meta"):
-        model = LanguageModel(config, "reference")
-    core: Any = experiment.core
-    inside, outside = (sum(p.numel() for p in part.parameters()) for part in (model.core, model.head))
-    seen: int = getattr(core, "memory", 0) or getattr(core, "distances", 0)
-    passes: int = getattr(core, "computed", 0) or getattr(core, "passes", 1)
-    attention = 2 * core.layers * core.width * seen
-    train = experiment.train
-    return train.total * train.batch * train.segment * 6 * (passes * (inside + attention) + outside) / (SHARE * rate)
-
-
-def symbols(experiment: Experiment) -> tuple[int, int]:
-    """How many input and output symbols there are; for texts, which may not be there yet, about how many."""
-    if experiment.task_name != "lm":
-        task = experiment.make_tasks()[0]
-        return task.inputs, task.outputs
-    usual = {"bytes": 256, "characters": 50, "words": 267_735, "bpe": 8000}  # words: those of WikiText-103
-    size = experiment.task.vocabulary or usual[experiment.task.unit]
-    return size, size
-
-
-def machine_rate(device: str) -> float:
-    """Operations a second of this machine's matrix products in float32, measured in an instant."""
-    chosen = choose_device(device)
-    a = torch.randn(1024, 1024, device=chosen)
-    times = []
-    for _ in range(20):
-        began = time.perf_counter()
-        (a @ a).sum().item()
-        times.append(time.perf_counter() - began)
-    return 2 * 1024**3 / min(times)  # another process only ever makes it slower
-
-
-def in_words(seconds: float) -> str:
-    """A duration as people say it."""
-    for size, name in ((365 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 1.5 * size:
-            return f"{seconds / size:.1f} {name}"
-    return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"

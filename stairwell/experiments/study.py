@@ -125,4 +125,4 @@ def spread_in_words(values: list[float]) -> str:
     return f"{statistics.mean(values):.4g} ± {statistics.stdev(values):.2g}"
 
 
-Maker = Callable[[Scale], Study]
+Maker = Callable[[Scale], Study | None]  # none: not at this scale

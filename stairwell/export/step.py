@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from stairwell import text
 from stairwell.cores import name_of
-from stairwell.cores.core import CoreState
+from stairwell.cores.core import CoreState, TransformerCore
 from stairwell.cores.staircase import GlobalCachedStaircase, Sight, Staircase, StaircaseState
 from stairwell.cores.time import slide
 from stairwell.errors import UserError
@@ -54,8 +54,8 @@ class Step(nn.Module):
         self.model = copy.deepcopy(model).eval()
         core = self.model.core
         # A learned span only saves work where it ends, and a graph cannot ask a parameter for its value.
-        if hasattr(core, "reach"):
-            core.reach = lambda layer, most: most  # type: ignore[assignment]
+        if isinstance(core, TransformerCore):
+            core.reach = lambda layer, most: most  # type: ignore[method-assign]
         self.fresh = core.init_state(TRACED[0])
         leaves = list(self.fresh.leaves())
         # How far a state can be cropped matters to nobody here, and what has no slots cannot be handed over.
@@ -124,27 +124,27 @@ def sight(core: Staircase, layer: Layer, l: int, h: Tensor, n: int, state: Stair
     token itself. h (B, 1, D), age (B,)"""
     C = core.config.chunk
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # keys, values, how far back, visible
-    for seen in core.config.in_sight(n):
-        memory = state.cache if seen.pass_number is None else state.passes[seen.pass_number - 1][:, :, l]
-        memory, near = reach_of(memory, C, seen)
+    for part in core.config.in_sight(n):
+        memory = state.cache if part.pass_number is None else state.passes[part.pass_number - 1][:, :, l]
+        memory, near = reach_of(memory, C, part)
         if isinstance(memory.shape[1], int) and not memory.shape[1]:  # a chunk of one token has nothing before itself
             continue
         back = torch.arange(memory.shape[1] - 1, -1, -1, device=h.device) + near
-        parts.append((*layer.keys_values(memory), back, seen.sees(back, age, C)))
+        parts.append((*layer.keys_values(memory), back, part.sees(back, age, C)))
     keys, values = layer.keys_values(h)
     own = torch.zeros(1, dtype=torch.int64, device=h.device)
     distance = torch.cat([*(slot + 1 for _, _, slot, _ in parts), own])[None]
-    visible = torch.cat([*(seen for *_, seen in parts), torch.ones_like(age, dtype=torch.bool)[:, None]], 1)
-    keys_of, values_of = [part[0] for part in parts], [part[1] for part in parts]
+    visible = torch.cat([*(in_sight for *_, in_sight in parts), torch.ones_like(age, dtype=torch.bool)[:, None]], 1)
+    keys_of, values_of = [k for k, *_ in parts], [v for _, v, *_ in parts]
     return Slots([*keys_of, keys], [*values_of, values], distance, visible[:, None])
 
 
-def reach_of(memory: Tensor, C: int, seen: Sight) -> tuple[Tensor, int]:
+def reach_of(memory: Tensor, C: int, sight: Sight) -> tuple[Tensor, int]:
     """The slots that some token sees, whatever its phase, and how far back the newest of them is."""
-    near, slots = max(seen.nearest - 1, 0) * C, memory.shape[1]
-    if seen.farthest is None:
+    near, slots = max(sight.nearest - 1, 0) * C, memory.shape[1]
+    if sight.farthest is None:
         return memory, 0
-    far = (seen.farthest + 1) * C - 1
+    far = (sight.farthest + 1) * C - 1
     return memory[:, slots - far : slots - near], near
 
 

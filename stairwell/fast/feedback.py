@@ -23,7 +23,8 @@ from stairwell.cores.time import ages, counts, slide
 from stairwell.fast import native
 from stairwell.fast.engine import FastEngine
 from stairwell.fast.feedback_torch import TorchBackend
-from stairwell.fast.segment import Backend, Inputs, LayerWeights, Plan, Projection, Segment
+from stairwell.fast.segment import Backend, Segment
+from stairwell.fast.trace import Inputs, LayerWeights, Plan, Projection
 from stairwell.layers import Layer, Masks
 
 SHORTEST = 4  # tokens from which on folding and packing the weights pays

@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stairwell.fast import segment
-from stairwell.fast.segment import (
+from stairwell.fast import trace as traces
+from stairwell.fast.trace import (
     Attended,
     Gradients,
     Inputs,
@@ -362,7 +362,7 @@ class Backward:
         B, H, K, width, itself, i = plan.B, plan.H, plan.K, plan.width(a), int(plan.itself), t - self.begin
         keys, values = window(plan, self.trace, a, t)
         read = torch.mm(dx, params.out, out=gradient.read[t]).view(B * H, K, 1)
-        grad = segment.fresh(dx, B * H, width, 1)
+        grad = traces.fresh(dx, B * H, width, 1)
         torch.bmm(values, read, out=grad[:, itself:])
         own = trace.own[t].view(B, 2, H, K) if trace.own is not None else None
         if own is not None:

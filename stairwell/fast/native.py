@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stairwell.fast.segment import Attended, Gradients, Inputs, LayerTrace, Plan, SublayerTrace, Trace
+from stairwell.fast.trace import Attended, Gradients, Inputs, LayerTrace, Plan, SublayerTrace, Trace
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
 LAYOUT = 4  # of the lists below; the same number stands in csrc/feedback.cpp

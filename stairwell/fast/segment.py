@@ -7,311 +7,35 @@
 
 What is linear in the parameters is folded before the segment begins, by ordinary autograd (see `feedback.fold`): the
 affine half of a pre-norm, the 1 / sqrt(K) of the scores, the softmax of the mix, the projection of old memory. What is
-left inside is small: standardise, multiply, attend, rectify.
-
-Slots are ordered by distance, nearest first, everywhere: so what a row can see is a prefix, and positions, spans and
-dropout masks need no index. Keys lie newest first in P = T + R places: token t's is at T-1-t, and the slots that
-token t sees begin at T-t. With `sees_itself` the token's own key (distance 0) comes before them and lies elsewhere.
-Letters: B rows, T tokens, R slots in reach, W = R, or R + 1 with the token itself, D width, H heads, K head width,
-F inner width, A layers (those that LayerDrop leaves), G memories, J source tokens. Steps are time first: (T, B, ...).
+left inside is small: standardise, multiply, attend, rectify. `trace` says what all of it is made of, and its
+letters.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from stairwell.fast.memory import recycled
 from stairwell.fast.once import Once, once
-
-ROWS = 1024  # of a block of steps: enough for products to run at their full speed
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The shape of a segment and everything that no gradient flows to."""
-
-    B: int
-    T: int
-    D: int
-    H: int
-    K: int
-    F: int
-    R: int
-    G: int
-    pre: bool
-    itself: bool
-    eps: float
-    reach: tuple[int, ...]  # slots that each layer looks at, of R
-    set_of: tuple[int, ...]  # the set of keys and values that each layer reads
-    memory_of: tuple[int, ...]  # the memory that each set is made from
-    age: Tensor  # (B, T) int64: how many slots a row has filled before each token
-    full: bool  # known to have every slot in reach filled at every token
-    needs_gradient: bool  # a gradient will be asked for
-    attention_kept: tuple[Tensor, ...] = ()  # a layer each: (B, H, T, distances) bool; empty without dropout
-    relu_kept: tuple[Tensor, ...] = ()  # (B, T, F) bool
-    cross_kept: tuple[Tensor, ...] = ()  # (B, H, T, J) bool
-    residual_kept: tuple[Tensor, ...] = ()  # (sublayers, B, T, D) bool
-    attention_rate: float = 0.0
-    relu_rate: float = 0.0
-    residual_rate: float = 0.0
-    source_mask: Tensor | None = None  # (B, J) bool
-
-    @property
-    def A(self) -> int:
-        return len(self.reach)
-
-    @property
-    def P(self) -> int:
-        return self.T + self.R
-
-    @property
-    def steps(self) -> int:
-        """Steps that are kept: all for a gradient, else the last one only."""
-        return self.T if self.needs_gradient else 1
-
-    @property
-    def block(self) -> int:
-        """Steps between which weight gradients are taken."""
-        return min(self.T, -(-ROWS // self.B))
-
-    def width(self, a: int) -> int:
-        """Slots of layer a's attention, itself included (W)."""
-        return self.reach[a] + self.itself
-
-    def readers(self, s: int) -> list[int]:
-        """The layers that read a set of keys and values."""
-        return [a for a in range(self.A) if self.set_of[a] == s]
-
-
-@dataclass
-class Projection:
-    """How a memory becomes keys and values, and the old ones that are already there."""
-
-    old: Tensor  # (B, R, 2HK): keys, then values, nearest slot first
-    weight: Tensor  # (2HK, D)
-    bias: Tensor | None  # (2HK)
-
-
-@dataclass
-class LayerWeights:
-    """One layer, folded: with pre-norm the biases hold what the norms add; with post-norm the norms stand apart."""
-
-    query: Tensor  # (HK, D), divided by sqrt(K)
-    query_bias: Tensor | None
-    out: Tensor  # (D, HK)
-    inner: Tensor  # (F, D)
-    inner_bias: Tensor
-    outer: Tensor  # (D, F)
-    outer_bias: Tensor
-    ramp: Tensor | None = None  # (H, W): adaptive span
-    cross_query: Tensor | None = None
-    cross_query_bias: Tensor | None = None
-    cross_out: Tensor | None = None
-    cross_keys: Tensor | None = None  # (B, H, J, K)
-    cross_values: Tensor | None = None
-    attention_scale: Tensor | None = None  # (D): norms after the sublayers, post-norm only
-    attention_shift: Tensor | None = None
-    cross_scale: Tensor | None = None
-    cross_shift: Tensor | None = None
-    feed_scale: Tensor | None = None
-    feed_shift: Tensor | None = None
-
-
-@dataclass
-class Inputs:
-    """Everything a gradient can flow to."""
-
-    x: Tensor  # (T, B, D)
-    mix: Tensor  # (G, A + 1)
-    position: Tensor  # (W, K)
-    sets: list[Projection]
-    layers: list[LayerWeights]
-
-    def tensors(self) -> list[Tensor | None]:
-        return [self.x, self.mix, self.position, *_values(self.sets), *_values(self.layers)]
-
-    @staticmethod
-    def from_tensors(plan: Plan, tensors: Sequence[Any]) -> Inputs:
-        rest = iter(tensors[3:])
-        sets = [_take(Projection, rest) for _ in plan.memory_of]
-        return Inputs(tensors[0], tensors[1], tensors[2], sets, [_take(LayerWeights, rest) for _ in plan.reach])
-
-
-def zeros(tensors: Iterable[Tensor | None]) -> list[Any]:
-    """Something to add to, for each of them."""
-    return [torch.zeros_like(tensor) if tensor is not None else None for tensor in tensors]
-
-
-def _values(inputs: Sequence[Any]) -> Iterator[Tensor | None]:
-    for part in inputs:
-        yield from (getattr(part, field.name) for field in dataclasses.fields(part))
-
-
-def _take(kind: Any, values: Iterator[Any]) -> Any:
-    return kind(*(next(values) for _ in dataclasses.fields(kind)))
-
-
-def fresh(like: Tensor, *shape: int) -> Tensor:
-    """Memory whose contents nobody may rely on; tests fill it with NaN."""
-    return recycled(like, *shape)
-
-
-@dataclass
-class SublayerTrace:
-    """What goes into and comes out of attention, cross-attention or feed-forward."""
-
-    input: Tensor  # (T, B, D): what it reads: standardised with pre-norm
-    normed: Tensor | None  # (T, B, D): with post-norm its sum with x, standardised
-    rstd: Tensor  # (T, B): 1 / standard deviation of what was standardised
-
-
-@dataclass
-class Attended:
-    query: Tensor  # (T, B, HK)
-    weights: Tensor  # (T, B, H, W)
-    used: Tensor  # the same after dropout; the same tensor without
-    read: Tensor  # (T, B, HK): weighted sum of values
-
-
-@dataclass
-class LayerTrace:
-    attention: SublayerTrace
-    self_attended: Attended
-    own: Tensor | None  # (T, B, 2HK): the token's own key and value
-    cross: SublayerTrace | None
-    cross_attended: Attended | None
-    feed: SublayerTrace
-    active: Tensor  # (T, B, F): after ReLU and its dropout
-
-
-@dataclass
-class Trace:
-    """What a forward leaves behind."""
-
-    y: Tensor  # (T, B, D)
-    memory: Tensor  # (G, T, B, D): what is remembered of each token
-    levels: list[Tensor]  # x^0 .. x^A, each (T, B, D); the last is y
-    memory_input: Tensor  # (G, T, B, D): the memory as its projections read it
-    memory_rstd: Tensor  # (G, T, B)
-    keys: list[Tensor]  # a set each: (B, H, P, K)
-    values: list[Tensor]
-    layers: list[LayerTrace]
-
-
-def make_trace(plan: Plan, inputs: Inputs) -> Trace:
-    B, T, D, HK, steps = plan.B, plan.T, plan.D, plan.H * plan.K, plan.steps
-    x = inputs.x
-
-    def sublayer() -> SublayerTrace:
-        normed = None if plan.pre else fresh(x, steps, B, D)
-        return SublayerTrace(fresh(x, steps, B, D), normed, fresh(x, steps, B))
-
-    def attended(width: int, dropout: bool) -> Attended:
-        weights = fresh(x, steps, B, plan.H, width)
-        used = fresh(x, steps, B, plan.H, width) if dropout else weights
-        return Attended(fresh(x, steps, B, HK), weights, used, fresh(x, steps, B, HK))
-
-    def layer(a: int) -> LayerTrace:
-        keys = inputs.layers[a].cross_keys
-        return LayerTrace(
-            sublayer(),
-            attended(plan.width(a), bool(plan.attention_kept)),
-            fresh(x, steps, B, 2 * HK) if plan.itself else None,
-            sublayer() if keys is not None else None,
-            attended(keys.shape[2], bool(plan.cross_kept)) if keys is not None else None,
-            sublayer(),
-            fresh(x, steps, B, plan.F),
-        )
-
-    y = fresh(x, T, B, D)
-    memory = fresh(x, plan.G, T, B, D)
-    return Trace(
-        y,
-        memory,
-        [x, *(fresh(x, steps, B, D) for _ in range(plan.A - 1)), y],
-        fresh(x, plan.G, steps, B, D),
-        fresh(x, plan.G, steps, B),
-        [fresh(x, B, plan.H, plan.P, plan.K) for _ in inputs.sets],
-        [fresh(x, B, plan.H, plan.P, plan.K) for _ in inputs.sets],
-        [layer(a) for a in range(plan.A)],
-    )
-
-
-@dataclass
-class LayerGradients:
-    """Gradients of what one layer computes, step by step; names as in LayerTrace. Those that earlier steps will ask for
-    are kept for all steps, the others for the N steps of a block."""
-
-    attention_out: Tensor  # (N, B, D): of the sublayer's output
-    attention_normed: Tensor | None  # (N, B, D): of what its post-norm gave
-    query: Tensor  # (N, B, HK)
-    scores: Tensor  # (T, B, H, W)
-    read: Tensor  # (T, B, HK)
-    own: Tensor | None  # (N, B, 2HK)
-    cross_out: Tensor | None  # (N, B, D)
-    cross_normed: Tensor | None  # (N, B, D)
-    cross_query: Tensor | None  # (N, B, HK)
-    cross_scores: Tensor | None  # (N, B, H, J)
-    cross_read: Tensor | None  # (N, B, HK)
-    feed_out: Tensor  # (N, B, D)
-    feed_normed: Tensor | None  # (N, B, D)
-    inner: Tensor  # (N, B, F): before ReLU
-
-
-@dataclass
-class Gradients:
-    """What a backward leaves behind."""
-
-    x: Tensor  # (T, B, D)
-    memory: Tensor  # (G, T, B, D): of the memory, through everything that read it
-    old: list[Tensor]  # a set each: (B, R, 2HK)
-    new: list[Tensor]  # a set each: (T, B, 2HK)
-    layers: list[LayerGradients]
-
-
-def make_gradients(plan: Plan, trace: Trace) -> Gradients:
-    def whole(tensor: Tensor) -> Tensor:
-        return fresh(tensor, *tensor.shape)
-
-    def block(tensor: Tensor) -> Tensor:
-        return fresh(tensor, plan.block, *tensor.shape[1:])
-
-    def optional(tensor: Tensor | None) -> Tensor | None:
-        return block(tensor) if tensor is not None else None
-
-    def layer(trace: LayerTrace) -> LayerGradients:
-        cross, at, far = trace.cross, trace.self_attended, trace.cross_attended
-        return LayerGradients(
-            attention_out=block(trace.attention.input),
-            attention_normed=optional(trace.attention.normed),
-            query=block(at.query),
-            scores=whole(at.weights),
-            read=whole(at.read),
-            own=optional(trace.own),
-            cross_out=optional(cross.input) if cross else None,
-            cross_normed=optional(cross.normed) if cross else None,
-            cross_query=optional(far.query) if far else None,
-            cross_scores=optional(far.weights) if far else None,
-            cross_read=optional(far.read) if far else None,
-            feed_out=block(trace.feed.input),
-            feed_normed=optional(trace.feed.normed),
-            inner=block(trace.active),
-        )
-
-    HK2 = 2 * plan.H * plan.K
-    return Gradients(
-        whole(trace.y),
-        whole(trace.memory),
-        [fresh(trace.y, plan.B, plan.R, HK2) for _ in trace.keys],
-        [fresh(trace.y, plan.T, plan.B, HK2) for _ in trace.keys],
-        [layer(layer_trace) for layer_trace in trace.layers],
-    )
+from stairwell.fast.trace import (
+    Gradients,
+    Inputs,
+    LayerGradients,
+    LayerTrace,
+    LayerWeights,
+    Plan,
+    Projection,
+    SublayerTrace,
+    Trace,
+    make_gradients,
+    make_trace,
+    values,
+    zeros,
+)
 
 
 class Backend(Protocol):
@@ -362,7 +86,7 @@ class Segment(Once):
             Projection(old, *zeros([part.weight, part.bias]))
             for old, part in zip(gradients.old, inputs.sets, strict=True)
         ]
-        layers = [LayerWeights(*zeros(_values([part]))) for part in inputs.layers]
+        layers = [LayerWeights(*zeros(values([part]))) for part in inputs.layers]
         totals = Inputs(gradients.x, torch.zeros_like(inputs.mix), torch.zeros_like(inputs.position), sets, layers)
         for begin in reversed(range(0, plan.T, plan.block)):
             end = min(begin + plan.block, plan.T)

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from stairwell.fast.feedback import fold, project
-from stairwell.fast.segment import Inputs, Plan
 from stairwell.fast.staircase_diagonals import Diagonals
 from stairwell.fast.staircase_segment import Climb, Diagonal, Leaving, Stairs
+from stairwell.fast.trace import Inputs, Plan
 
 
 class NativeSteps(Diagonals):

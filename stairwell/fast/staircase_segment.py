@@ -22,9 +22,10 @@ import torch
 from torch import Tensor
 
 from stairwell.fast import segment
+from stairwell.fast import trace as traces
 from stairwell.fast.native import staircase_backward, staircase_forward
 from stairwell.fast.once import Once, once
-from stairwell.fast.segment import (
+from stairwell.fast.trace import (
     Gradients,
     Inputs,
     LayerGradients,
@@ -34,6 +35,8 @@ from stairwell.fast.segment import (
     Projection,
     Trace,
     fresh,
+    values,
+    zeros,
 )
 
 ROWS = 4096  # tokens times rows of a block: fewer make smaller products and more calls
@@ -123,7 +126,7 @@ class Stairs:
 def make_trace(stairs: Stairs, inputs: Inputs) -> Trace:
     plan, x = stairs.plan, inputs.x
     B, D, A = plan.B, plan.D, plan.A
-    layers = segment.make_trace(dataclasses.replace(plan, T=stairs.steps, needs_gradient=True), inputs).layers
+    layers = traces.make_trace(dataclasses.replace(plan, T=stairs.steps, needs_gradient=True), inputs).layers
     room = [fresh(x, B, plan.H, stairs.slots, plan.K) for _ in range(2 * A)]
     return Trace(
         y=fresh(x, stairs.T, B, D),
@@ -175,11 +178,8 @@ class Climb(Once):
             gradients.x,
             torch.zeros_like(inputs.mix),
             torch.zeros_like(inputs.position),
-            [
-                Projection(old, *segment.zeros([p.weight, p.bias]))
-                for old, p in zip(gradients.old, inputs.sets, strict=True)
-            ],
-            [LayerWeights(*segment.zeros(dataclass_values(part))) for part in inputs.layers],
+            [Projection(old, *zeros([p.weight, p.bias])) for old, p in zip(gradients.old, inputs.sets, strict=True)],
+            [LayerWeights(*zeros(values([part]))) for part in inputs.layers],
         )
         for first, last in blocks:
             begin, end = stairs.diagonals[first].place, stairs.diagonals[last - 1].place + stairs.diagonals[last - 1].t
@@ -266,7 +266,3 @@ def add_scores(
     if weights.ramp is not None:
         assert totals.ramp is not None
         totals.ramp += segment.ramp_gradient(weights.ramp, gradient.scores)
-
-
-def dataclass_values(part: Any) -> Iterator[Tensor | None]:
-    return (getattr(part, field.name) for field in dataclasses.fields(part))

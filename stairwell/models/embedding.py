@@ -63,9 +63,17 @@ class Head(nn.Module):
     def losses(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """x (..., D), targets (...) -> the loss of each target (...), the likeliest symbol (...)"""
         logits = self(x)
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        nll = F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none")
-        return nll.view(targets.shape), logits.detach().argmax(-1)
+        return cross_entropy(logits, targets), logits.detach().argmax(-1)
+
+    def nll(self, x: Tensor, targets: Tensor) -> Tensor:
+        """x (..., D), targets (...) -> the loss of each target (...)"""
+        return cross_entropy(self(x), targets)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """logits (..., V), targets (...) -> (...), in float32 at least"""
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
 
 
 class AdaptiveVectors(nn.Module):
@@ -133,9 +141,14 @@ class AdaptiveHead(nn.Module):
         """x (..., D), targets (...) -> the loss of each target (...), the likeliest symbol (...)"""
         flat, shape = x.flatten(0, -2), targets.shape
         first = self.first_step(flat)
-        return self.nll(flat, targets.flatten(), first).view(shape), self.likeliest(flat, first).view(shape)
+        return self.losses_from(first, flat, targets.flatten()).view(shape), self.likeliest(flat, first).view(shape)
 
-    def nll(self, x: Tensor, targets: Tensor, first: Tensor) -> Tensor:
+    def nll(self, x: Tensor, targets: Tensor) -> Tensor:
+        """x (..., D), targets (...) -> the loss of each target (...)"""
+        flat = x.flatten(0, -2)
+        return self.losses_from(self.first_step(flat), flat, targets.flatten()).view(targets.shape)
+
+    def losses_from(self, first: Tensor, x: Tensor, targets: Tensor) -> Tensor:
         """x (n, D), targets (n,) -> (n,). A cluster's words are scored only for the tokens that are in it."""
         frequent = self.clusters[0][1]
         losses = first.new_zeros(targets.shape)

@@ -9,6 +9,7 @@ Letters: B rows, T tokens, D width, V output symbols.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -118,32 +119,29 @@ class LanguageModel(nn.Module):
 
     def nll(self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, and the state after"""
-        losses, _, state = self.losses(tokens, targets, state, start)
-        return losses, state
+        x, state = self.hidden_for(targets, tokens, state, start)
+        (losses,) = by_blocks(
+            lambda *block: (self.head.nll(*block),), x.flatten(0, 1), targets.flatten(), self.config.V
+        )
+        return losses.view(targets.shape), state
 
     def losses(
         self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None
     ) -> tuple[Tensor, Tensor, State]:
         """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, the likeliest symbols (B, T),
-        and the state after.
+        and the state after."""
+        x, state = self.hidden_for(targets, tokens, state, start)
+        losses, likeliest = by_blocks(self.head.losses, x.flatten(0, 1), targets.flatten(), self.config.V)
+        return losses.view(targets.shape), likeliest.view(targets.shape), state
 
-        A large vocabulary's logits are formed for a block of tokens at a time, never for the whole batch."""
+    def hidden_for(self, targets: Tensor, tokens: Tensor, state: State, start: Tensor | None) -> tuple[Tensor, State]:
+        """What the head reads, once targets and tokens are known to belong together."""
         check_tensor(tokens, "tokens")
         check_tensor(targets, "targets")
         self.check_symbols(targets, "target", self.config.V, ignore=IGNORE)
         if targets.shape != tokens.shape:
             raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
-        x, state = self.hidden(tokens, state, start)
-        block = max(1, LOGITS_AT_ONCE // self.config.V)
-        if targets.numel() <= block:
-            return *self.head.losses(x, targets), state
-        flat, wanted = x.flatten(0, 1), targets.flatten()
-        blocks = [
-            checkpoint(self.head.losses, flat[i : i + block], wanted[i : i + block], use_reentrant=False)
-            for i in range(0, flat.shape[0], block)
-        ]
-        losses, likeliest = (torch.cat(parts).view(targets.shape) for parts in zip(*blocks))
-        return losses, likeliest, state
+        return self.hidden(tokens, state, start)
 
     def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """What the head reads: (B, T, D) after the last norm."""
@@ -180,3 +178,18 @@ class LanguageModel(nn.Module):
                 f"{what} {int(symbols[row, place])} at row {row}, place {place} is out of range: "
                 f"the model knows 0..{size - 1}"
             )
+
+
+def by_blocks(
+    judge: Callable[[Tensor, Tensor], tuple[Tensor, ...]], x: Tensor, targets: Tensor, symbols: int
+) -> tuple[Tensor, ...]:
+    """What `judge` says of x (n, D) and targets (n,). The logits of a large vocabulary are formed for a block of tokens
+    at a time, and formed again for the gradient, never for all of them."""
+    block = max(1, LOGITS_AT_ONCE // symbols)
+    if len(targets) <= block:
+        return judge(x, targets)
+    blocks = [
+        checkpoint(judge, x[i : i + block], targets[i : i + block], use_reentrant=False)
+        for i in range(0, len(targets), block)
+    ]
+    return tuple(torch.cat(parts) for parts in zip(*blocks))

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from stairwell.cores import Core, build
 from stairwell.cores.core import SourceState, check_start, check_tensor
@@ -28,7 +28,7 @@ from stairwell.fast import choose_engine
 from stairwell.layers import Attention, FeedForward, LayerConfig, Slots
 from stairwell.models.embedding import Embedding, FirstToken, Head
 from stairwell.models.encoder import Encoder, EncoderConfig
-from stairwell.models.language import IGNORE, LOGITS_AT_ONCE, LanguageModel
+from stairwell.models.language import IGNORE, LanguageModel, by_blocks
 from stairwell.state import State
 
 
@@ -127,7 +127,7 @@ class Seq2Seq(nn.Module):
         super().__init__()
         self.config = config
         D = config.core.width
-        crosses = hasattr(config.core, "cross")
+        crosses = isinstance(config.core, LayerConfig)
         self.core: Core = build(dataclasses.replace(config.core, cross=True) if crosses else config.core)
         choose_engine(self.core, engine)
         self.reader = None if crosses else SourceReader(D, config.encoder_heads)
@@ -180,15 +180,8 @@ class Seq2Seq(nn.Module):
         x, state = self.hidden(tokens, state)
         scored = targets != IGNORE
         flat, wanted = x[scored], targets[scored]
-        block = max(1, LOGITS_AT_ONCE // self.config.V)
-        if len(wanted) <= block:
-            parts = [self.score(flat, wanted, smoothing)]
-        else:
-            parts = [
-                checkpoint(self.score, flat[i : i + block], wanted[i : i + block], smoothing, use_reentrant=False)
-                for i in range(0, len(wanted), block)
-            ]
-        smoothed, nll, likeliest = (torch.cat(pieces) for pieces in zip(*parts))
+        judge = partial(self.score, smoothing=smoothing)
+        smoothed, nll, likeliest = by_blocks(judge, flat, wanted, self.config.V)
         zeros = smoothed.new_zeros(targets.shape)
         likeliest = torch.full_like(targets, IGNORE).masked_scatter(scored, likeliest)
         return zeros.masked_scatter(scored, smoothed), zeros.masked_scatter(scored, nll), likeliest, state

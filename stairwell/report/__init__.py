@@ -6,7 +6,7 @@
 
 from stairwell.report.collect import Attention, Belief, Curves, RunReport, Validation, gather
 from stairwell.report.compare import headline, summary
-from stairwell.report.page import write_html
+from stairwell.report.page import write_html, write_stream_pngs
 from stairwell.report.picture import write_png
 from stairwell.report.table import Table
 
@@ -22,4 +22,5 @@ __all__ = [
     "summary",
     "write_html",
     "write_png",
+    "write_stream_pngs",
 ]

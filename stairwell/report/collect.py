@@ -19,7 +19,10 @@ from torch import Tensor
 from stairwell.cores import entry
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, inspect
+from stairwell.report.drift import Drift, read_drift
 from stairwell.runs.experiment import SECTIONS, Experiment
+from stairwell.runs.horizon import Horizon
+from stairwell.runs.horizon import read as read_horizon
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import load, without_format
 from stairwell.state import State
@@ -109,6 +112,8 @@ class RunReport:
     attention: Attention | None = None
     beliefs: list[Belief] = field(default_factory=list)
     provenance: dict[str, str] = field(default_factory=dict)
+    horizon: Horizon | None = None
+    drift: Drift | None = None
 
     @property
     def tokens(self) -> int:
@@ -176,6 +181,8 @@ def gather(
         provenance=read_provenance(
             run, config, experiment, note, {**result.get("provenance", {}), **(provenance or {})}
         ),
+        horizon=read_horizon(run.path),
+        drift=read_drift(run.path),
     )
 
 
@@ -276,7 +283,7 @@ def command(experiment: Experiment, folder: Path) -> str:
 
 
 def shown_folder(folder: Path) -> str:
-    """The folder seen from here; only its name where it lies elsewhere, which is nobody's business."""
+    """The folder as a path from here; only its name where it lies elsewhere, since a page may be handed on."""
     try:
         return folder.resolve().relative_to(Path.cwd()).as_posix()
     except ValueError:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
+from pathlib import Path
 from string import Template
 from typing import Any
 
@@ -19,6 +20,8 @@ from stairwell.files import write_text
 from stairwell.report import parts
 from stairwell.report.collect import RunReport, finite
 from stairwell.report.compare import Model, headline, models, summary
+from stairwell.report.drift_picture import drift_section, looked_into, write_drift_png
+from stairwell.report.horizon import horizon_section, write_horizon_png
 from stairwell.report.table import Table
 from stairwell.version import __version__
 
@@ -41,6 +44,8 @@ def write_html(
     sections = [
         parts.tables(tables or ([summary(runs)] if runs else []), notes or [], found),
         parts.walks(walks, seeds=any(len(model.runs) > 1 for model in found)),
+        horizon_section(found, lambda table: parts.table(table, parts.swatches(found))),
+        drift_section(found),
         parts.learning(found),
         parts.learned(found),
         parts.attention(found),
@@ -58,6 +63,18 @@ def write_html(
         data=embed(page_data(found, walks)),
     )
     write_text(path, text)
+
+
+def write_stream_pngs(page: str | os.PathLike[str], runs: list[RunReport]) -> list[Path]:
+    """Beside a page, where there is something to draw: how far the models hold, and a look inside each."""
+    found, place = models(runs), Path(page)
+    written = []
+    if write_horizon_png(horizon := place.with_suffix(".horizon.png"), found):
+        written.append(horizon)
+    for number, (model, drift) in enumerate(looked_into(found), start=1):
+        written.append(place.with_suffix(f".inside-{number}.png"))
+        write_drift_png(written[-1], drift, model.name, model.colour)
+    return written
 
 
 def resource(name: str) -> str:

@@ -46,13 +46,17 @@ def cards(found: list[Model]) -> str:
 
 
 def tables(given: list[Table], notes: list[str], found: list[Model]) -> str:
-    swatches = {model.name: f'<span class="swatch" {colour(model)}></span>' for model in found}
-    written = "".join(table(one, swatches) for one in given)
+    written = "".join(table(one, swatches(found)) for one in given)
     listed = "".join(f"<li>{escape(note)}</li>" for note in notes)
     if not written and not listed:
         return ""
     words = f'<ul class="notes">{listed}</ul>' if listed else ""
     return f'<section><h2>Results</h2>{words}<div class="tables">{written}</div></section>'
+
+
+def swatches(found: list[Model]) -> dict[str, str]:
+    """A square of its colour for every model."""
+    return {model.name: f'<span class="swatch" {colour(model)}></span>' for model in found}
 
 
 def table(given: Table, swatches: dict[str, str]) -> str:
@@ -194,14 +198,14 @@ def attention(found: list[Model]) -> str:
     )
 
 
-def heads(run: str, seen: Attention) -> str:
+def heads(run: str, attention: Attention) -> str:
     """A row of columns for every head, the nearest distance on the left."""
     rows = []
-    for l, (layer, weights) in enumerate(zip(seen.layers, seen.weights)):
+    for l, (layer, weights) in enumerate(zip(attention.layers, attention.weights)):
         rows.append(f'<span class="layer">{escape(layer)}</span>')
         for h, head in enumerate(weights):
             peak = max(head)
-            where = seen.first + head.index(peak) * seen.bin
+            where = attention.first + head.index(peak) * attention.bin
             words = f"{layer}, head {h + 1}: most of it, {100 * peak:.1f}%, at distance {where}"
             rows.append(
                 f'<span class="label">head {h + 1}</span>'
@@ -209,8 +213,8 @@ def heads(run: str, seen: Attention) -> str:
                 f'data-run="{run}" data-layer="{l}" data-head="{h}"><path d="{columns(head, peak)}"/></svg>'
                 f'<span class="peak">{100 * peak:.0f}%</span>'
             )
-    farthest = seen.first + len(seen.weights[0][0]) * seen.bin - 1
-    axis = f'<div class="axis"><span>{seen.first}</span><span>tokens back</span><span>{farthest}</span></div>'
+    farthest = attention.first + len(attention.weights[0][0]) * attention.bin - 1
+    axis = f'<div class="axis"><span>{attention.first}</span><span>tokens back</span><span>{farthest}</span></div>'
     return f'<div class="heads">{"".join(rows)}{axis}</div>'
 
 

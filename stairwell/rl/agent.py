@@ -55,8 +55,8 @@ class Inputs(NamedTuple):
     reward: Tensor  # (B, T): the reward for it
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Inputs:
-        seen = {path: change(values) for path, values in self.observation.items()}
-        return Inputs(seen, change(self.action), change(self.reward))
+        observed = {path: change(values) for path, values in self.observation.items()}
+        return Inputs(observed, change(self.action), change(self.reward))
 
 
 class Said(NamedTuple):
@@ -209,11 +209,11 @@ class Agent(nn.Module):
     def nothing(self, B: int, T: int) -> Inputs:
         """Inputs of zeros."""
         zeros = self.policy.weight.new_zeros(B, T)
-        seen = {
+        observed = {
             path: torch.zeros(B, T, *shape(leaf), dtype=zeros.dtype if isinstance(leaf, Box) else torch.int64)
             for path, leaf in self.leaves.items()
         }
-        return Inputs({path: values.to(zeros.device) for path, values in seen.items()}, self.no_action(B, T), zeros)
+        return Inputs({path: values.to(zeros.device) for path, values in observed.items()}, self.no_action(B, T), zeros)
 
     def no_action(self, *rows: int) -> Tensor:
         """What stands for the action before an episode's first frame; nobody reads it."""

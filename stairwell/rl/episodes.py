@@ -65,12 +65,12 @@ def watched(agent: Agent, rows: Rows, seed: int, length: int) -> tuple[Inputs, T
     with deciding(agent):
         some = list(itertools.islice(moments(agent, rows, seed), length))
     device = next(agent.parameters()).device
-    seen = {
+    observed = {
         path: torch.stack([moment.inputs.observation[path] for moment in some], 1)
         for path in some[0].inputs.observation
     }
     action, reward = (torch.stack([getattr(m.inputs, name) for m in some], 1) for name in ("action", "reward"))
-    inputs = Inputs(seen, action, reward).map(lambda values: values.to(device))
+    inputs = Inputs(observed, action, reward).map(lambda values: values.to(device))
     return inputs, torch.stack([moment.start for moment in some], 1).to(device)
 
 

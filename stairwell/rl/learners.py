@@ -38,7 +38,7 @@ class ActorCritic(Objective):
     def __init__(self, model: Agent, config: AgentTrainConfig) -> None:
         super().__init__(model)
         self.config = config
-        self.skips_parameters = bool(getattr(model.config.core, "layer_drop", 0))
+        self.skips_parameters = model.core.skips_layers
         self.register_buffer("recent", torch.zeros(RECENT, 2, dtype=torch.float64))  # return and length
         self.register_buffer("episodes", torch.zeros((), dtype=torch.int64))
 
@@ -128,5 +128,5 @@ def windowed(inputs: Inputs, w: int, length: int) -> Inputs:
 
 def joined(parts: list[Inputs]) -> Inputs:
     """Windows as further rows."""
-    seen = {path: torch.cat([part.observation[path] for part in parts]) for path in parts[0].observation}
-    return Inputs(seen, torch.cat([part.action for part in parts]), torch.cat([part.reward for part in parts]))
+    observed = {path: torch.cat([part.observation[path] for part in parts]) for path in parts[0].observation}
+    return Inputs(observed, torch.cat([part.action for part in parts]), torch.cat([part.reward for part in parts]))

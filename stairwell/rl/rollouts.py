@@ -67,8 +67,8 @@ class Rollout:
 
     @staticmethod
     def from_tensors(named: dict[str, Tensor], states: list[State]) -> Rollout:
-        seen = {path: values for path, values in named.items() if path.startswith("observation")}
-        inputs = Inputs(seen, named["last_action"], named["last_reward"])
+        observed = {path: values for path, values in named.items() if path.startswith("observation")}
+        inputs = Inputs(observed, named["last_action"], named["last_reward"])
         plain: dict[str, Any] = {name: named[name] for name in PLAIN}
         return Rollout(inputs, **plain, states=states)
 
@@ -178,7 +178,7 @@ class Rollouts:
         action = agent.actions.sample(said.policy, noise.to(self.device))
         frame = self.rows.step(agent.actions.to_environment(action))
         self.time += 1
-        seen = {**now.observation, "last_action": now.action, "last_reward": now.reward, "start": self.start}
+        observed = {**now.observation, "last_action": now.action, "last_reward": now.reward, "start": self.start}
         reward = torch.from_numpy(frame.rewards)
         over = torch.from_numpy(frame.terminated | frame.truncated)
         truncated = torch.from_numpy(frame.truncated & ~frame.terminated)
@@ -200,7 +200,7 @@ class Rollouts:
                 "or raise --task.longest"
             )
         return {
-            **seen,
+            **observed,
             "action": action.cpu(),
             "log_probability": agent.actions.log_probability(said.policy, action).cpu(),
             "value": said.value.cpu(),

@@ -126,9 +126,10 @@ def _train(job: Job, device: torch.device, engine: str, show: Show, world: World
     sizes.check_training(experiment, tasks[0], device, world.size)
     model = experiment.make_model(tasks[0], device, engine)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    title = f"{experiment.name}: {parameters:,} parameters on {device}, engine: {model.core.engine_name}"
-    title += f"\n{tasks[0].describe()}"
     trainer = experiment.kind.make_trainer(model, tasks, experiment.train, run, world)
+    with trainer.autocast():
+        engine_name = model.core.engine_name
+    title = f"{experiment.name}: {parameters:,} parameters on {device}, engine: {engine_name}\n{tasks[0].describe()}"
     damaged = trainer.resume() if job.resume else []
     progress = trainer.progress
     if world.first:

@@ -1,6 +1,7 @@
 """A trained language model behind HTTP: OpenAI's completions for many clients in one running batch, and states that
 stay on the server. `stairwell serve RUN`.
 
-`batch.py` decodes all requests together, `requests.py` says what a request may be, `states.py` keeps streams by opaque
-ids, `app.py` is the routes, `running.py` starts the server.
+`batch.py` decodes all requests together and `states.py` keeps what was read; neither knows of HTTP. `requests.py` says
+what a request may be, `description.py` tells it to programs. `completing.py` and `keeping.py` are the routes of the two,
+`app.py` has the others and puts all together behind `guard.py`; `running.py` starts the server.
 """

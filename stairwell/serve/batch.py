@@ -1,66 +1,120 @@
-"""All requests in one running batch: each joins when it comes and leaves when it is done, and a step serves them all.
+"""All texts in one running batch: each joins when it comes and leaves when it is done, and a step serves them all.
 
     batch = Batch(model, vocabulary, rows=16, waiting=64)
-    job = batch.submit(Job(...))                 raises Busy when too many wait already
-    for piece in job: ...                        `job.pieces` is filled by the batch's own thread
+    batch.submit(Job(Prompt(ids), tokens=20, choice=Choice(), tell=print))      raises Busy when too many wait already
 
-One thread owns the decoding session. It reads the prompts of those who wait, chooses a token for every row, tells whom
-it concerns, and lets all rows read theirs in one step. Letters: B rows, V symbols.
+One thread owns the decoding session. In turns it reads prompts, at most `AT_ONCE` tokens or one prompt more, so that a
+long one does not hold up those who are written already; then it chooses a token for every row, tells whom it concerns,
+and lets all rows read theirs in one step. Letters: B rows, V symbols.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from stairwell import text
 from stairwell.decode import Session
+from stairwell.errors import UserError
 from stairwell.generate import Choice, Speller, Stops
 from stairwell.models import LanguageModel
 from stairwell.state import State
 from stairwell.stream import AT_ONCE, RECENT, check_usable
 
+log = logging.getLogger("stairwell.serve")
+
 
 class Busy(Exception):
-    """Too many requests wait already."""
+    """Too many wait already."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Token:
     """One token as it was read or written, with what a client may want to know of it."""
 
     id: int
-    text: str  # what it adds to the text, now that it can be read
+    text: str  # what it lets out of the text; a stop string that may have begun holds text back
+    length: int  # characters that it adds to the text, held back or not
     logprob: float | None = None  # none for the first of all
-    top: tuple[tuple[int, float], ...] = ()
+    top: tuple[tuple[int, float], ...] = ()  # the likeliest tokens and this one
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Done:
-    reason: str  # stop: a stop string came; length: enough was written, or time is up; cancelled; error
-    text: str = ""  # what had been held back
+    # stop: a stop string came; length: enough was written, or time is up; cancelled: nobody waits for it, or the server
+    # leaves; refused: the client's mistake; error: ours
+    reason: str
+    text: str = ""  # what had been held back; of a mistake, what was wrong
+
+
+class Prompt:
+    """What is read before a text is written, from a state on if there is one. Texts that begin alike share it: it is
+    read once."""
+
+    def __init__(
+        self,
+        ids: Sequence[int],
+        begin: tuple[State, Tensor | None, Sequence[int]] | None = None,  # a state, its logits, its last tokens
+        echo: bool = False,
+        logprobs: int | None = None,
+    ) -> None:
+        self.ids, self.echo, self.logprobs = ids, echo, logprobs
+        self.left = deque(ids[first : first + AT_ONCE] for first in range(0, len(ids), AT_ONCE))
+        self.state: State | None = None
+        self.logits: Tensor | None = None
+        self.recent: list[int] = []
+        if begin is not None:
+            self.state, self.logits, self.recent = begin[0], begin[1], list(begin[2])
+        self.speller: Speller | None = None
+        self.told: list[Token] = []  # with echo: the prompt itself
+
+    def read_part(self, model: LanguageModel, vocabulary: text.Vocabulary) -> int:
+        """Read up to `AT_ONCE` more of its tokens; how many they were."""
+        if self.speller is None:
+            self.speller = Speller(vocabulary)
+            self._hear(self.recent)
+        if not self.left:
+            return 0
+        part = self.left.popleft()
+        device = next(model.parameters()).device
+        state = model.init_state(1) if self.state is None else self.state
+        x, self.state = model.hidden(torch.tensor([part], device=device), state)
+        after = model.head(x[0] if self.echo else x[0, -1:])  # (t or 1, V)
+        check_numbers(after)
+        if self.echo:
+            for token, before in zip(part, [self.logits, *after[:-1]]):
+                shown = self.speller(token)
+                self.told.append(known(token, shown, len(shown), before, self.logprobs))
+        else:
+            self._hear(part)
+        self.logits = after[-1]
+        self.recent = [*self.recent, *part][-RECENT:]
+        return len(part)
+
+    def _hear(self, tokens: Sequence[int]) -> None:
+        """The speller knows what came before, half a character included, which has four bytes at most."""
+        assert self.speller is not None
+        for token in tokens[-4:]:
+            self.speller(token)
 
 
 @dataclass
 class Job:
     """One text to be written."""
 
-    prompt: Sequence[int]
+    prompt: Prompt
     tokens: int
     choice: Choice
     tell: Callable[[Token | Done], None]  # called from the batch's thread
     stop: Sequence[str] = ()
     seed: int | None = None
-    echo: bool = False
-    logprobs: int | None = None  # that many likeliest tokens beside each
-    begin: tuple[State, Tensor | None, list[int]] | None = None  # a state to go on from, its logits, its last tokens
     deadline: float = float("inf")  # of time.monotonic()
     cancelled: bool = field(default=False, init=False)
     written: int = field(default=0, init=False)
@@ -69,31 +123,27 @@ class Job:
 class Row:
     """A job that is being written: its place in the batch moves, everything of its own is here."""
 
-    def __init__(self, job: Job, vocabulary: text.Vocabulary, device: torch.device) -> None:
-        self.job = job
+    def __init__(self, job: Job, vocabulary: text.Vocabulary, device: torch.device, most: int | None) -> None:
+        prompt = job.prompt
+        assert prompt.state is not None and prompt.speller is not None
+        self.job, self.tokens = job, job.tokens
+        if most is not None:  # a core that reads so many tokens at most; the last one written is not read
+            self.tokens = min(job.tokens, most - int(prompt.state.count) + 1)
         self.speller = Speller(vocabulary)
+        self.speller.seek(prompt.speller.position())
         self.stops = Stops(job.stop)
         self.generator = torch.Generator(device)
         self.generator.seed() if job.seed is None else self.generator.manual_seed(job.seed)
-        self.recent: list[int] = list(job.begin[2]) if job.begin is not None else []
+        self.recent = prompt.recent
 
     def choose(self, logits: Tensor) -> int:
         """logits (V,) -> a token, of which the client is told."""
         token = self.job.choice(logits, self.recent, self.generator)
         self.recent = [*self.recent, token][-RECENT:]
         self.job.written += 1
-        self.tell(token, logits, self.stops(self.speller(token)))
+        spelled = self.speller(token)
+        self.job.tell(known(token, self.stops(spelled), len(spelled), logits, self.job.prompt.logprobs))
         return token
-
-    def tell(self, token: int, logits: Tensor | None, shown: str) -> None:
-        asked = self.job.logprobs
-        if asked is None or logits is None:
-            self.job.tell(Token(token, shown))
-            return
-        chances = logits.float().log_softmax(-1)
-        values, symbols = chances.topk(min(asked, len(chances)))
-        top = tuple(zip(symbols.tolist(), values.tolist()))
-        self.job.tell(Token(token, shown, float(chances[token]), top))
 
     def ended(self) -> Done | None:
         job = self.job
@@ -101,9 +151,26 @@ class Row:
             return Done("cancelled")
         if self.stops.stopped:
             return Done("stop")
-        if job.written >= job.tokens or time.monotonic() > job.deadline:
+        if job.written >= self.tokens or time.monotonic() > job.deadline:
             return Done("length", self.stops.held + self.speller.end())
         return None
+
+
+def known(token: int, shown: str, length: int, logits: Tensor | None, asked: int | None) -> Token:
+    """What is known of a token: the logits (V,) that it was chosen from, if a client has asked for so many of them."""
+    if asked is None or logits is None:
+        return Token(token, shown, length)
+    chances = logits.float().log_softmax(-1)
+    values, symbols = chances.topk(min(asked, len(chances)))
+    top = dict(zip(symbols.tolist(), values.tolist()))
+    logprob = top.setdefault(token, float(chances[token]))
+    return Token(token, shown, length, logprob, tuple(top.items()))
+
+
+def check_numbers(logits: Tensor) -> None:
+    """A trained model says numbers; from a state that somebody has made up it may say anything."""
+    if not logits.isfinite().all():
+        raise UserError("after this the model has no finite probabilities; the state that it goes on from is damaged")
 
 
 class Batch:
@@ -114,25 +181,30 @@ class Batch:
         self.model, self.vocabulary = model, vocabulary
         self.rows, self.waiting = rows, waiting
         self.device = next(model.parameters()).device
+        self.most: int | None = getattr(model.core.config, "max_tokens", None)
         self.queue: deque[Job] = deque()
         self.active: list[Row] = []
         self.counts = {"requests": 0, "rejected": 0, "failed": 0, "prompt_tokens": 0, "written_tokens": 0, "steps": 0}
         self.changed = threading.Condition()
         self.closing = False
-        self.session = Session(model, model.init_state(1), capacity=rows)
-        self.session.select([])
-        self.logits: Tensor | None = None  # (B, V)
+        self.clear()
         self.thread = threading.Thread(target=self._run, name="stairwell-batch", daemon=True)
         self.thread.start()
+
+    def clear(self) -> None:
+        self.active = []
+        self.session = Session(self.model, self.model.init_state(1), capacity=self.rows)
+        self.session.select([])
+        self.logits: Tensor | None = None  # (B, V)
 
     def submit(self, *jobs: Job) -> None:
         """All of them, or none and Busy."""
         with self.changed:
             if self.closing:
                 raise Busy("the server is shutting down")
-            if len(self.queue) + len(jobs) > self.waiting:
+            if len(self.queue) + len(self.active) + len(jobs) > self.rows + self.waiting:
                 self.counts["rejected"] += 1
-                raise Busy(f"{len(self.queue)} requests wait already; try again later")
+                raise Busy(f"{len(self.queue)} texts wait already; try again later")
             self.queue.extend(jobs)
             self.counts["requests"] += 1
             self.changed.notify()
@@ -155,55 +227,76 @@ class Batch:
                         self.changed.wait()
                     if self.closing and not self.active:
                         return
-                    coming = [self.queue.popleft() for _ in range(min(len(self.queue), self.rows - len(self.active)))]
-                for job in coming:
-                    self._guarded(self._admit, job)
+                self._read()
                 if self.active:
-                    self._guarded(self._step)
+                    self._step()
 
-    def _guarded(self, do: Callable[..., None], *arguments: Any) -> None:
-        """A bug ends the requests that it met, never the thread."""
+    def _read(self) -> None:
+        """Of the first in the queue while there are free rows: read about `AT_ONCE` tokens of prompts."""
+        read = 0
+        while len(self.active) < self.rows and read < AT_ONCE:
+            with self.changed:
+                if not self.queue:
+                    return
+                job = self.queue[0]
+            read += self._read_for(job)
+
+    def _read_for(self, job: Job) -> int:
+        """One part of a job's prompt. When it is whole, or will not be, the job leaves the queue."""
+        prompt, read = job.prompt, 0
+        late = job.cancelled or time.monotonic() > job.deadline
         try:
-            do(*arguments)
+            if not late:
+                read = prompt.read_part(self.model, self.vocabulary)
+                self.counts["prompt_tokens"] += read
+                if prompt.left:
+                    return read
+        except UserError as mistake:
+            self._leave_queue(job, Done("refused", str(mistake)))
+            return read
         except Exception:
+            log.exception("reading a prompt failed")
             self.counts["failed"] += 1
-            for job in arguments or [row.job for row in self.active]:
-                job.tell(Done("error"))
-            if not arguments:
-                self.active, self.logits = [], None
-                self.session = Session(self.model, self.model.init_state(1), capacity=self.rows)
-                self.session.select([])
+            self._leave_queue(job, Done("error"))
+            return read
+        if late:
+            self._leave_queue(job, Done("cancelled" if job.cancelled else "length"))
+            return read
+        for token in prompt.told:
+            job.tell(token)
+        row = Row(job, self.vocabulary, self.device, self.most)
+        done = row.ended()
+        self._leave_queue(job, done)
+        if done is None:
+            self._seat(row)
+        return read
 
-    def _admit(self, job: Job) -> None:
-        """Read a prompt, alone, and let its row join."""
-        row = Row(job, self.vocabulary, self.device)
-        state, logits = self._read(row)
-        self.counts["prompt_tokens"] += len(job.prompt)
-        if job.tokens == 0 or job.cancelled:
-            job.tell(Done("length"))
-            return
-        self.session.join(state)
+    def _leave_queue(self, job: Job, done: Done | None) -> None:
+        with self.changed:
+            if self.queue and self.queue[0] is job:  # unless the server is closing and has refused it
+                self.queue.popleft()
+        if done is not None:
+            job.tell(done)
+
+    def _seat(self, row: Row) -> None:
+        """A row whose prompt is read joins the others."""
+        prompt = row.job.prompt
+        assert prompt.state is not None and prompt.logits is not None
         self.active.append(row)
-        self.logits = logits[None] if self.logits is None else torch.cat([self.logits, logits[None]])
+        try:
+            self.session.join(prompt.state)
+            logits = prompt.logits[None]
+            self.logits = logits if self.logits is None else torch.cat([self.logits, logits])
+        except Exception:
+            self._fail()
 
-    def _read(self, row: Row) -> tuple[State, Tensor]:
-        """The state and the logits after a prompt; with echo the client is told of each of its tokens."""
-        job = row.job
-        state, logits, _ = job.begin or (self.model.init_state(1), None, [])
-        for part in torch.tensor(job.prompt, dtype=torch.int64, device=self.device).split(AT_ONCE):
-            if not len(part):
-                continue
-            x, state = self.model.hidden(part[None], state)
-            after = self.model.head(x[0] if job.echo else x[0, -1:])  # (t or 1, V)
-            if job.echo:
-                for token, before in zip(part.tolist(), [logits, *after[:-1]]):
-                    row.tell(token, before, row.speller(token))
-            logits = after[-1]
-        row.recent = [*row.recent, *job.prompt][-RECENT:]
-        if not job.echo:
-            row.speller.before = row.recent[-1] if row.recent else None
-        assert logits is not None
-        return state, logits
+    def _fail(self) -> None:
+        """A bug ends the texts that it met, never the thread."""
+        log.exception("a step of the batch failed")
+        self.counts["failed"] += 1
+        for row in self.active:
+            row.job.tell(Done("error"))
+        self.clear()
 
     def _step(self) -> None:
         """A token for every row; those that are done leave, the others read theirs."""
@@ -212,19 +305,32 @@ class Batch:
         for i, row in enumerate(self.active):
             done = row.ended()
             if done is None:
-                tokens.append(row.choose(self.logits[i]))
-                self.counts["written_tokens"] += 1
-                done = row.ended()
-            if done is None:
-                staying.append(i)
-            else:
-                tokens = tokens[: len(staying)]
+                token, done = self._choose(row, self.logits[i])
+                if done is None:
+                    tokens.append(token)
+                    staying.append(i)
+            if done is not None:
                 row.job.tell(done)
-        if len(staying) < len(self.active):
-            self.session.select(staying)
-            self.active = [self.active[i] for i in staying]
-        if not self.active:
-            self.logits = None
-            return
-        self.logits = self.session.step(torch.tensor(tokens, device=self.device))
-        self.counts["steps"] += 1
+        leave = len(staying) < len(self.active)
+        self.active = [self.active[i] for i in staying]
+        try:
+            if leave:
+                self.session.select(staying)
+            self.logits = self.session.step(torch.tensor(tokens, device=self.device)) if self.active else None
+            self.counts["steps"] += len(self.active) > 0
+        except Exception:
+            self._fail()
+
+    def _choose(self, row: Row, logits: Tensor) -> tuple[int, Done | None]:
+        """A row's next token, or why there is none; what goes wrong with one row is no matter of the others."""
+        try:
+            check_numbers(logits)
+            token = row.choose(logits)
+            self.counts["written_tokens"] += 1
+            return token, row.ended()
+        except UserError as mistake:
+            return 0, Done("refused", str(mistake))
+        except Exception:
+            log.exception("choosing a token failed")
+            self.counts["failed"] += 1
+            return 0, Done("error")

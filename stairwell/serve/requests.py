@@ -1,4 +1,7 @@
-"""What a request may be: every field by name, type and range. Anything else is refused with what would be right."""
+"""What a request may be: every field by name, type and range. Anything else is refused with what would be right.
+
+`description.py` tells the same to programs.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,13 @@ from stairwell.errors import UserError
 from stairwell.generate import Choice
 from stairwell.stream import encode
 
+STOPS, STOP_LENGTH = 16, 200  # stop strings, characters of each
+LOGPROBS = 5  # the likeliest tokens, beside each
+HOTTEST = 100.0
+PENALTY = (0.01, 100.0)
+# Below this, single precision cannot tell a temperature or a share of the probability from 0.
+NEXT_TO_NOTHING = 1e-6
+
 
 class Refused(Exception):
     """The client's mistake: a status and a line that says what would be right."""
@@ -22,26 +32,23 @@ class Refused(Exception):
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may ask for."""
+    """What clients may ask for."""
 
     prompt: int = 16_384  # tokens
     tokens: int = 4_096  # to write
     texts: int = 32  # prompts times n
+    told: int = 1 << 19  # tokens that the answers in the making may come to, of all clients
     seconds: float = 300.0  # of one request
-    body: int = 4_000_000  # bytes
+    body: int = 1_000_000  # bytes
+    clients: int = 256  # at a time
     states: int = 256  # kept at a time
+    states_bytes: int = 1_000_000_000  # of all of them
     state_seconds: float = 3_600.0  # a state that nobody asked for is forgotten
     state_bytes: int = 64_000_000  # of a state that is restored
 
 
 # Fields of OpenAI's that mean nothing here unless they ask for nothing.
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "suffix": (None, ""),
-    "best_of": (None, 1),
-    "presence_penalty": (None, 0),
-    "frequency_penalty": (None, 0),
-    "logit_bias": (None, {}),
-}
+NEUTRAL: dict[str, Any] = {"suffix": "", "best_of": 1, "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}}
 KNOWN = {
     "model", "prompt", "max_tokens", "temperature", "top_p", "top_k", "repetition_penalty", "n", "stream",
     "stream_options", "logprobs", "echo", "stop", "seed", "user", "state", *NEUTRAL,
@@ -62,20 +69,25 @@ class Completion:
     seed: int | None
     state: str | None
 
+    @property
+    def told(self) -> int:
+        """Tokens that the answer may come to."""
+        return self.n * sum(self.tokens + (len(prompt) if self.echo else 0) for prompt in self.prompts)
+
 
 def completion(body: Any, vocabulary: text.Vocabulary, model: str, limits: Limits) -> Completion:
     """A request for /v1/completions, checked."""
     fields = as_object(body, KNOWN)
     for name, nothing in NEUTRAL.items():
-        if fields.get(name) not in nothing:
+        given = fields.get(name)
+        if given is not None and (given != nothing or isinstance(given, bool)):
             raise Refused(400, f"'{name}' is not supported; leave it out")
-    if fields.get("model", model) != model:
-        raise Refused(404, f"there is no model {fields['model']!r}; there is: {model}")
+    check_model(fields, model)
+    word(fields, "user")
     n = number(fields, "n", 1, 1, limits.texts, int)
-    state = fields.get("state")
-    if state is not None and not isinstance(state, str):
-        raise Refused(400, "'state' must be the id of a state")
-    prompts = [tokens_of(one, vocabulary, limits) for one in several(fields.get("prompt", ""))]
+    state = word(fields, "state")
+    given = fields.get("prompt")
+    prompts = [tokens_of(one, vocabulary, limits) for one in several("" if given is None else given)]
     if state is None and not all(prompts):
         raise Refused(400, "a prompt is empty: nothing is known before the first token")
     if len(prompts) * n > limits.texts:
@@ -83,28 +95,33 @@ def completion(body: Any, vocabulary: text.Vocabulary, model: str, limits: Limit
     options = fields.get("stream_options")
     if options is not None and not (isinstance(options, dict) and options.keys() <= {"include_usage"}):
         raise Refused(400, "'stream_options' may hold include_usage alone")
-    return Completion(
+    asked = Completion(
         prompts=prompts,
-        tokens=number(fields, "max_tokens", 16, 0, limits.tokens, int),
+        tokens=number(fields, "max_tokens", min(16, limits.tokens), 0, limits.tokens, int),
         choice=choice(fields),
         n=n,
         stream=flag(fields, "stream"),
         usage=flag(options or {}, "include_usage"),
-        logprobs=number(fields, "logprobs", None, 0, 20, int),
+        logprobs=number(fields, "logprobs", None, 0, LOGPROBS, int),
         echo=flag(fields, "echo"),
         stop=stops(fields.get("stop")),
         seed=number(fields, "seed", None, -(2**63), 2**63 - 1, int),
         state=state,
     )
+    if asked.told > limits.told:
+        raise Refused(400, f"an answer of up to {asked.told} tokens is too long: at most {limits.told}")
+    return asked
 
 
 def choice(fields: Mapping[str, Any]) -> Choice:
+    temperature = number(fields, "temperature", 1.0, 0, HOTTEST, float)
+    top_p = number(fields, "top_p", None, 0, 1, float)
     try:
         return Choice(
-            temperature=number(fields, "temperature", 1.0, 0, 100, float),
-            top_k=number(fields, "top_k", None, 1, 1 << 31, int),
-            top_p=number(fields, "top_p", None, 0, 1, float),
-            repetition_penalty=number(fields, "repetition_penalty", 1.0, 0, 100, float),
+            temperature=temperature if temperature >= NEXT_TO_NOTHING else 0.0,
+            top_k=number(fields, "top_k", None, 1, 2**31 - 1, int),
+            top_p=max(top_p, NEXT_TO_NOTHING) if top_p else top_p,
+            repetition_penalty=number(fields, "repetition_penalty", 1.0, *PENALTY, float),
         )
     except UserError as error:
         raise Refused(400, str(error)) from None
@@ -140,10 +157,10 @@ def stops(given: Any) -> tuple[str, ...]:
     found = [] if given is None else [given] if isinstance(given, str) else given
     if (
         not isinstance(found, list)
-        or len(found) > 4
-        or not all(isinstance(one, str) and 0 < len(one) <= 200 for one in found)
+        or len(found) > STOPS
+        or not all(isinstance(one, str) and 0 < len(one) <= STOP_LENGTH for one in found)
     ):
-        raise Refused(400, "'stop' must be a text or a list of up to 4, each of 1 to 200 characters")
+        raise Refused(400, f"'stop' must be a text or a list of up to {STOPS}, each of 1 to {STOP_LENGTH} characters")
     return tuple(found)
 
 
@@ -151,7 +168,7 @@ def as_object(body: Any, known: set[str]) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Refused(400, "the request must be a JSON object")
     if unknown := sorted(set(body) - known):
-        raise Refused(400, f"unknown field '{unknown[0]}'; there are: {', '.join(sorted(known))}")
+        raise Refused(400, f"unknown field '{unknown[0]:.50}'; there are: {', '.join(sorted(known))}")
     return body
 
 
@@ -162,15 +179,34 @@ def number(fields: Mapping[str, Any], name: str, usual: Any, least: float, most:
     right = is_whole(value) or (kind is float and isinstance(value, float))
     if not right or not least <= value <= most:
         what = "a whole number" if kind is int else "a number"
-        raise Refused(400, f"'{name}' must be {what} from {least} to {most}, not {value!r:.50}")
+        raise Refused(400, f"'{name}' must be {what} from {least} to {most}, not {shown(value)}")
     return kind(value)
 
 
 def flag(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name)
-    if value not in (None, True, False) or (isinstance(value, int) and not isinstance(value, bool)):
-        raise Refused(400, f"'{name}' must be true or false, not {value!r:.50}")
+    if value is not None and not isinstance(value, bool):
+        raise Refused(400, f"'{name}' must be true or false, not {shown(value)}")
     return bool(value)
+
+
+def word(fields: Mapping[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, str):
+        raise Refused(400, f"'{name}' must be a text, not {shown(value)}")
+    return value
+
+
+def check_model(fields: Mapping[str, Any], model: str) -> None:
+    if word(fields, "model") not in (None, model):
+        raise Refused(404, f"there is no model {shown(fields['model'])}; there is: {model}")
+
+
+def shown(value: Any) -> str:
+    """What was given, short; of lists and objects, which may be deep, only what they are."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return repr(value)[:50]
 
 
 def is_whole(value: Any) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,30 +16,29 @@ from stairwell.serve.requests import Limits
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 GRACE = 20  # seconds for what was begun, once the server is asked to stop
+LINGER = 30.0  # seconds beyond a request's own time until its answer must have been taken
 
 
 def application(
     run: str | os.PathLike[str],
     host: str,
-    token_file: Path | None,
+    token: str | None,
     device: str,
     rows: int,
     waiting: int,
     limits: Limits,
 ) -> Any:
     """The service of a run folder."""
-    try:
-        from stairwell.serve.app import LOCAL, PLAIN, make_app
-    except ImportError:
-        raise UserError("the server needs starlette and uvicorn: pip install 'stairwell[serve]'") from None
+    from stairwell.serve.app import LOCAL, PLAIN, make_app
+
     model, vocabulary = load_writer(run, device)
-    token = read_token(token_file) if token_file is not None else None
+    name = Path(run).resolve().name
 
     @cache
     def page() -> str:
         """The page of the HTML export, where it can run this model."""
         try:
-            made = make_page([Shown(Path(run).resolve().name, model, vocabulary)])
+            made = make_page([Shown(name, model, vocabulary)])
         except UserError:
             return PLAIN
         return made if len(made) <= LARGEST else PLAIN
@@ -45,16 +46,32 @@ def application(
     # On all interfaces nobody can say under which names it is reached; elsewhere only its own are answered.
     hosts = [*LOCAL, host] if host not in ("0.0.0.0", "::") else ["*"]
     return make_app(
-        model, vocabulary, name=Path(run).resolve().name, token=token, limits=limits, rows=rows, waiting=waiting,
-        hosts=hosts, page=page,
-    )  # fmt: skip
+        model, vocabulary, name=name, token=token, limits=limits, rows=rows, waiting=waiting, hosts=hosts, page=page
+    )
 
 
 def read_token(path: Path) -> str:
-    token = path.read_text(encoding="utf-8").strip()
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise UserError(f"cannot read the token file {path}: {error.strerror}") from None
+    except UnicodeError:
+        token = ""
     if len(token) < 8 or not token.isascii() or not token.isprintable() or " " in token:
         raise UserError(f"{path} must hold a token of at least 8 letters, digits or signs, and nothing else")
     return token
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket of this address, before anything is loaded: what is wrong with it is told at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from None
+    return bound
 
 
 def serve(
@@ -66,13 +83,27 @@ def serve(
     rows: int = 16,
     waiting: int = 64,
     limits: Limits | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Serve until interrupted; then finish what was begun."""
-    app = application(run, host, token_file, device, rows, waiting, limits or Limits())
-    import uvicorn
+    """Serve until interrupted; then finish what was begun. Port 0 is any that is free; `say` is told which."""
+    try:
+        import uvicorn
 
-    uvicorn.run(
-        app, host=host, port=port, log_level="info", access_log=False, server_header=False, date_header=False,
-        timeout_graceful_shutdown=GRACE, limit_concurrency=1000, timeout_keep_alive=30,
-        h11_max_incomplete_event_size=65_536,
-    )  # fmt: skip
+        from stairwell.serve.connection import Impatient
+    except ImportError:
+        raise UserError("the server needs starlette and uvicorn: pip install 'stairwell[serve]'") from None
+    limits = limits or Limits()
+    token = read_token(token_file) if token_file is not None else None
+    with bind(host, port) as bound:
+        app = application(run, host, token, device, rows, waiting, limits)
+        config = uvicorn.Config(
+            app, log_level="error", access_log=False, server_header=False, date_header=False, ws="none", lifespan="on",
+            http=type("Connection", (Impatient,), {"answers_within": limits.seconds + LINGER}),
+            timeout_graceful_shutdown=GRACE, limit_concurrency=2 * limits.clients, h11_max_incomplete_event_size=65_536,
+        )  # fmt: skip
+        name, port = app.state.service.name, bound.getsockname()[1]
+        place = f"[{host}]" if ":" in host else host
+        say(f"'{name}' is served at http://{place}:{port} (Ctrl-C ends it)")
+        if host not in LOOPBACK and token is None:
+            say("anyone who reaches this address can use it: --token-file asks for a token")
+        uvicorn.Server(config).run(sockets=[bound])

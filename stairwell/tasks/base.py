@@ -108,6 +108,9 @@ class Spec(Protocol):
     def vocabularies(self) -> Mapping[str, Vocabulary]:
         """Symbols and ids by name, where they come from the data: `text`, `symbols`."""
 
+    def facts(self) -> Mapping[str, Any]:
+        """What else a model needs to know: numbers of symbols, an agent's spaces."""
+
     def score(self) -> Score: ...
 
     def describe(self) -> str:

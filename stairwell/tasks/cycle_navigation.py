@@ -32,8 +32,10 @@ class Walks(LeagueEpisodes):
     def draw_tokens(self, rng: np.random.Generator, count: int) -> Array:
         return rng.integers(0, 3, size=(count, self.longest), dtype=np.int8)
 
-    def running_labels(self, tokens: Array) -> Array:
-        return np.cumsum(tokens - 1, axis=1, dtype=np.int64) % self.places
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+        steps = np.cumsum(tokens - 1, axis=1, dtype=np.int64)
+        place = (steps if before is None else before + steps) % self.places
+        return place, place[:, -1:]
 
 
 class CycleNavigation(LeagueTask):

@@ -22,8 +22,9 @@ class Strings(LeagueEpisodes):
     def draw_tokens(self, rng: np.random.Generator, count: int) -> Array:
         return rng.integers(0, 2, size=(count, self.longest), dtype=np.int8)
 
-    def running_labels(self, tokens: Array) -> Array:
-        return tokens ^ tokens[:, :1]
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+        first = tokens[:, :1] if before is None else before
+        return tokens ^ first, first
 
 
 class EvenPairs(LeagueTask):

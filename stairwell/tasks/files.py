@@ -70,6 +70,13 @@ class FileTask(ABC, Generic[Place, Tokens]):
     def inputs(self) -> int:
         return int(self.vocabulary.size)
 
+    @property
+    @abstractmethod
+    def outputs(self) -> int: ...
+
+    def facts(self) -> dict[str, Any]:
+        return {"inputs": self.inputs, "outputs": self.outputs}
+
     def describe(self) -> str:
         return (self._known.about if self._known is not None else "") or self.tell()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol, Self, cast
+from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 
@@ -19,7 +19,12 @@ from stairwell.tasks.base import IGNORE, Batch, Kind, Known, Split
 from stairwell.tasks.feeds import check_position, check_rows, check_segments, to_batch
 from stairwell.text import Vocabulary
 
-_SOURCES = {"train": 0, "valid": 1, "test": 2, "finite": 3}  # of random numbers
+_SOURCES = {"train": 0, "valid": 1, "test": 2, "finite": 3, "endless": 4}  # of random numbers
+# The tasks that have a stream without end.
+ENDLESS = (
+    "random-walk", "parity", "s5", "parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic",
+    "group-words",
+)  # fmt: skip
 
 
 class Episodes(Protocol):
@@ -41,6 +46,25 @@ class Episodes(Protocol):
 
     def play(self, draws: Array) -> Played:
         """The episodes that follow from these numbers."""
+
+
+@runtime_checkable
+class Endless(Protocol):
+    """How a task's episode goes on without end."""
+
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """Tokens that a stream begins with and that are not asked about."""
+
+    def go_on(self, rng: np.random.Generator, length: int) -> Array:
+        """The next tokens of one stream, (length,)."""
+
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+        """tokens (B, T) and what the last call carried on (none at the beginning) -> the label after each token (B, T),
+        and what to carry on."""
+
+    def asks(self, place: Array) -> Array:
+        """Whether a token's label is asked, by its place behind the opening, counted from 1."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +117,12 @@ class GeneratedFeed:
     def _blocks(self, wanted: list[tuple[int, int]]) -> list[Array]:
         count = max(1, self.BLOCK // self.episodes.size)
         if not self.count:
-            return _play(self.episodes, [[(_rng("train", row, block, self.seed), count)] for row, block in wanted])
+            drawn = [[(random_numbers("train", row, block, self.seed), count)] for row, block in wanted]
+            return _play(self.episodes, drawn)
         orders = []
         for row, block in wanted:
             first = row * self.count // self.batch + block * count
-            orders.append([(_rng("finite", (first + i) % self.count), 1) for i in range(count)])
+            orders.append([(random_numbers("finite", (first + i) % self.count), 1) for i in range(count)])
         return _play(self.episodes, orders)
 
 
@@ -110,7 +135,7 @@ def episode_batches(episodes: Episodes, count: int, split: Split, rows: int, seg
 
     def blocks(wanted: list[tuple[int, int]]) -> list[Array]:
         runs = [shares[row][block * at_once : (block + 1) * at_once] for row, block in wanted]
-        return _play(episodes, [[(_rng(split, episode), 1) for episode in run] for run in runs])
+        return _play(episodes, [[(random_numbers(split, episode), 1) for episode in run] for run in runs])
 
     reader = _Reader([_Row(row, blocks=-(-len(share) // at_once)) for row, share in enumerate(shares)], blocks)
     while (symbols := reader.read(segment)).shape[2]:
@@ -138,6 +163,8 @@ class GeneratedTask:
     higher_is_better = True
     vocabularies: Mapping[str, Vocabulary] = {}
     config: Any
+    inputs: int
+    outputs: int
 
     def __init__(
         self, counts: EpisodeCounts, train: Episodes, valid: Episodes | None = None, test: Episodes | None = None
@@ -156,6 +183,15 @@ class GeneratedTask:
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
         episodes, count = self.splits[split]
         return episode_batches(episodes, count, split, rows, segment)
+
+    def facts(self) -> dict[str, Any]:
+        return {"inputs": self.inputs, "outputs": self.outputs}
+
+    def endless(self) -> Endless:
+        """An episode that never ends, where the task has such a thing."""
+        if not isinstance(self.train, Endless):
+            raise UserError(f"the episodes of this task must end; a stream without end have {', '.join(ENDLESS)}")
+        return self.train
 
     def fingerprint(self) -> dict[str, str]:
         return {}
@@ -183,7 +219,7 @@ def check_at_least(least: int, **options: int) -> None:
             raise UserError(f"{name} is {value}; it must be at least {least}")
 
 
-def _rng(source: str, number: int, block: int = 0, seed: int = 0) -> np.random.Generator:
+def random_numbers(source: str, number: int, block: int = 0, seed: int = 0) -> np.random.Generator:
     """Four numbers, the seed last because it alone may be larger than 32 bits: no two sources ever coincide."""
     return np.random.default_rng([_SOURCES[source], number, block, seed])
 

@@ -63,9 +63,9 @@ class GroupWords(LeagueEpisodes):
     def draw_tokens(self, rng: np.random.Generator, count: int) -> Array:
         return rng.integers(0, self.generators, size=(count, self.longest), dtype=np.int16)
 
-    def running_labels(self, tokens: Array) -> Array:
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
         factors = generating(self.group, self.generator_seed)[tokens]
-        return running_products(table(self.group), self.order, factors)
+        return running_products(table(self.group), self.order, factors, before)
 
 
 class Words(LeagueTask):

@@ -61,6 +61,7 @@ class LeagueEpisodes:
     label: Label
     adjustable: ClassVar[tuple[str, ...]] = ("length",)
     documents: ClassVar[bool] = True
+    opening: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         check_at_least(1, min_length=self.min_length)
@@ -89,13 +90,21 @@ class LeagueEpisodes:
         """(count, W)"""
         raise NotImplementedError
 
-    def running_labels(self, tokens: Array) -> Array:
-        """(E, W) -> (E, W): the label of each episode if it ended at this token."""
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+        """(E, W) -> (E, W), the label of each episode if it ended at this token, and what its further labels need to be
+        known of it; `before` is that of the tokens before, none at an episode's beginning."""
         raise NotImplementedError
 
     def play(self, draws: Array) -> Played:
         tokens = draws[:, 1:]
-        return self.cut(draws[:, :1], tokens, self.running_labels(tokens))
+        return self.cut(draws[:, :1], tokens, self.follow(tokens, None)[0])
+
+    def go_on(self, rng: np.random.Generator, length: int) -> Array:
+        return replace(self, min_length=1, length=length).draw_tokens(rng, 1)[0]
+
+    def asks(self, place: Array) -> Array:
+        """Where an episode could have ended in training."""
+        return place >= (1 if self.label == "every" else self.min_length)
 
     def cut(self, lengths: Array, tokens: Array, labels: Array, whole: Array | bool = True) -> Played:
         """End each episode at its length (E, 1). `whole` (W,) tells at which places an episode could end."""

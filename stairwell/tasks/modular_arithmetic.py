@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .generated import Array, Played
+from stairwell.errors import UserError
+
+from .generated import Array, Endless, Played
 from .league import LeagueConfig, LeagueEpisodes, LeagueTask
 
 MODULUS = 5
@@ -39,27 +41,29 @@ class Expressions(LeagueEpisodes):
         tokens[:, 1::2] = rng.integers(PLUS, TIMES, size=half, dtype=np.int8, endpoint=True)
         return tokens
 
-    def running_labels(self, tokens: Array) -> Array:
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
         """The value up to each number, and the same once more at the operator behind it."""
         E, W = tokens.shape
         values = np.empty((W // 2, E), dtype=np.int64)  # time first, for speed
-        total = np.zeros(E, dtype=np.int64)  # of the terms that are closed
-        term = np.zeros(E, dtype=np.int64)  # the one that a * would go on with
-        operator = np.full(E, PLUS)
-        for place, (number, following) in enumerate(zip(tokens.T[::2], tokens.T[1::2])):
+        # The sum of the terms that are closed, the term that a * would go on with, the operator before the next number.
+        total, term, operator = np.tile([[0], [0], [PLUS]], E) if before is None else before.T
+        for place, (number, following) in enumerate(zip(tokens.T[::2].astype(np.int64), tokens.T[1::2])):
             times = operator == TIMES
             total = np.where(times, total, (total + term) % MODULUS)
             factor = np.where(times, term, np.where(operator == MINUS, -1, 1))
             term = factor * number % MODULUS
             values[place] = (total + term) % MODULUS
             operator = following
-        return np.repeat(values.T, 2, axis=1)
+        return np.repeat(values.T, 2, axis=1), np.stack([total, term, operator], axis=1)
+
+    def asks(self, place: Array) -> Array:
+        return place % 2 == 1
 
     def play(self, draws: Array) -> Played:
         lengths, tokens = draws[:, :1] + draws[:, :1] % 2, draws[:, 1:]
         place = np.arange(tokens.shape[1])
         closed = np.where(place == lengths - 1, EQUALS, tokens)
-        return self.cut(lengths, closed, self.running_labels(tokens), whole=place % 2 == 0)
+        return self.cut(lengths, closed, self.follow(tokens, None)[0], whole=place % 2 == 0)
 
 
 class ModularArithmetic(LeagueTask):
@@ -68,3 +72,10 @@ class ModularArithmetic(LeagueTask):
     def __init__(self, config: Config) -> None:
         expressions = Expressions(config.min_length, config.length, config.label)
         super().__init__(config, expressions, inputs=len(SYMBOLS), outputs=MODULUS)
+
+    def endless(self) -> Endless:
+        if self.config.label == "last":
+            raise UserError(
+                "an expression without end has no =, where this model was asked; train one with --task.label every"
+            )
+        return super().endless()

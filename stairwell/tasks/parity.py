@@ -37,6 +37,7 @@ class Bits:
     length: int
     adjustable: ClassVar[tuple[str, ...]] = ("length",)
     documents: ClassVar[bool] = True
+    opening: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
@@ -49,7 +50,16 @@ class Bits:
         return rng.integers(0, 2, size=(count, self.length), dtype=np.int8)
 
     def play(self, draws: Array) -> Played:
-        return Played(draws, np.bitwise_xor.accumulate(draws, axis=1))
+        return Played(draws, self.follow(draws, None)[0])
+
+    def go_on(self, rng: np.random.Generator, length: int) -> Array:
+        return replace(self, length=length).draw(rng, 1)[0]
+
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+        return running_parity(tokens, before)
+
+    def asks(self, place: Array) -> Array:
+        return place > 0
 
 
 class Parity(GeneratedTask):
@@ -68,3 +78,11 @@ class Parity(GeneratedTask):
     def describe(self) -> str:
         c = self.config
         return f"running parity of {c.length} bits, tested on {c.test_length}; {self.sets()}"
+
+
+def running_parity(bits: Array, before: Array | None) -> tuple[Array, Array]:
+    """bits (B, T) -> whether the ones up to each are odd in number, and the last of that (B, 1), to go on from."""
+    odd = np.bitwise_xor.accumulate(bits, axis=1)
+    if before is not None:
+        odd ^= before
+    return odd, odd[:, -1:]

@@ -13,6 +13,7 @@ import numpy as np
 
 from .generated import Array
 from .league import LeagueConfig, LeagueEpisodes, LeagueTask
+from .parity import running_parity
 
 Config = LeagueConfig
 
@@ -22,8 +23,8 @@ class Strings(LeagueEpisodes):
     def draw_tokens(self, rng: np.random.Generator, count: int) -> Array:
         return rng.integers(0, 2, size=(count, self.longest), dtype=np.int8)
 
-    def running_labels(self, tokens: Array) -> Array:
-        return np.bitwise_xor.accumulate(tokens, axis=1)
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+        return running_parity(tokens, before)
 
 
 class ParityCheck(LeagueTask):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import permutations
-from math import factorial
+from math import factorial, isqrt
 from typing import ClassVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import SequenceScore
 
 MOST_ELEMENTS = 6  # the table of all products has factorial(elements) squared entries
+SHORT = 256  # factors of a word that is multiplied in one piece
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Words:
     generators: bool
     adjustable: ClassVar[tuple[str, ...]] = ("length",)
     documents: ClassVar[bool] = True
+    opening: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
@@ -71,8 +73,17 @@ class Words:
         return rng.integers(0, self.symbols, size=(count, self.length), dtype=np.int16)
 
     def play(self, draws: Array) -> Played:
-        factors = generators(self.elements)[draws] if self.generators else draws
-        return Played(draws, running_products(products(self.elements), factorial(self.elements), factors))
+        return Played(draws, self.follow(draws, None)[0])
+
+    def go_on(self, rng: np.random.Generator, length: int) -> Array:
+        return replace(self, length=length).draw(rng, 1)[0]
+
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+        factors = generators(self.elements)[tokens] if self.generators else tokens
+        return running_products(products(self.elements), factorial(self.elements), factors, before)
+
+    def asks(self, place: Array) -> Array:
+        return place > 0
 
 
 class Permutations(GeneratedTask):
@@ -110,13 +121,34 @@ def products(elements: int) -> Array:
     return numbers(composed).ravel()
 
 
-def running_products(table: Array, order: int, factors: Array) -> Array:
-    """(E, L) -> (E, L): the products of each word so far, by the flat table of a group; element 0 is the identity."""
+def running_products(table: Array, order: int, factors: Array, before: Array | None = None) -> tuple[Array, Array]:
+    """(E, L) -> (E, L), the products of each word so far, and the last of them (E, 1), which a word goes on from.
+    `table` is a group's, flat; element 0 is the identity.
+
+    A loop in Python takes as long for one word as for hundreds, so long words are cut into pieces that are multiplied
+    side by side, each as if it came first."""
     E, L = factors.shape
-    running = np.zeros((L + 1, E), dtype=np.intp)  # begins with the identity; time first, for speed
-    for t, factor in enumerate(factors.T.astype(np.intp)):
+    first = np.zeros(E, dtype=np.intp) if before is None else before[:, 0]
+    if L <= SHORT:
+        running = _multiply(table, order, factors.astype(np.intp), first)[1:].T
+        return running, running[:, -1:]
+    size = isqrt(L)
+    padded = np.zeros((E, -(-L // size) * size), dtype=np.intp)
+    padded[:, :L] = factors
+    alone = _multiply(table, order, padded.reshape(-1, size), np.zeros(padded.size // size, dtype=np.intp))
+    inside = alone[1:].T.reshape(E, -1, size)  # (E, pieces, size)
+    ahead = _multiply(table, order, inside[:, :, -1], first)[:-1].T  # (E, pieces): the product of all pieces before
+    running = table[inside * order + ahead[:, :, None]].reshape(E, -1)[:, :L]
+    return running, running[:, -1:]
+
+
+def _multiply(table: Array, order: int, factors: Array, first: Array) -> Array:
+    """(E, L), (E,) -> (1 + L, E): `first`, and then each product; time first, for speed."""
+    running = np.empty((factors.shape[1] + 1, len(factors)), dtype=np.intp)
+    running[0] = first
+    for t, factor in enumerate(np.ascontiguousarray(factors.T)):
         np.take(table, factor * order + running[t], out=running[t + 1])
-    return running[1:].T
+    return running
 
 
 @cache

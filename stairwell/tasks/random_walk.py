@@ -13,7 +13,7 @@ trained on every label and scored on those of the actions.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -50,6 +50,7 @@ class Walks:
     grid: int
     documents: bool
     adjustable: ClassVar[tuple[str, ...]] = ("length",)
+    opening: ClassVar[tuple[int, ...]] = (RESET,)
 
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
@@ -65,11 +66,23 @@ class Walks:
     def play(self, draws: Array) -> Played:
         E, _ = draws.shape
         tokens = np.concatenate([np.full((E, 1), RESET, dtype=np.int8), draws], axis=1)
+        return Played(tokens, np.concatenate([np.zeros((E, 1), dtype=np.intp), self.follow(draws, None)[0]], axis=1))
+
+    def go_on(self, rng: np.random.Generator, length: int) -> Array:
+        return replace(self, length=length).draw(rng, 1)[0]
+
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+        """The cell after each action; carried on is the pose."""
+        E, T = tokens.shape
         table = _transitions(self.grid).ravel()
-        poses = np.zeros((self.size, E), dtype=np.intp)  # begins with cell 0, heading 0; time first, for speed
-        for t, action in enumerate(draws.T.astype(np.intp), start=1):
+        poses = np.empty((T + 1, E), dtype=np.intp)  # begins with cell 0, heading 0; time first, for speed
+        poses[0] = 0 if before is None else before
+        for t, action in enumerate(tokens.T.astype(np.intp), start=1):
             np.take(table, poses[t - 1] * 3 + action, out=poses[t])
-        return Played(tokens, poses.T // 4)
+        return poses[1:].T // 4, poses[-1]
+
+    def asks(self, place: Array) -> Array:
+        return place > 0
 
 
 class RandomWalk(GeneratedTask):

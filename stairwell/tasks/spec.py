@@ -57,11 +57,10 @@ def read(folder: Path, name: str) -> list[Known]:
 
 
 def _phase(task: Task) -> dict[str, Any]:
-    own = {"facts": task.facts()} if hasattr(task, "facts") else {"inputs": task.inputs, "outputs": task.outputs}
     return {
         "about": task.describe(),
         "kind": task.kind,
-        **own,
+        "facts": task.facts(),
         "headline": task.headline,
         "higher_is_better": task.higher_is_better,
         "fingerprint": task.fingerprint(),

@@ -62,6 +62,10 @@ class TrainConfig:
     "accuracy in percent, over the last 20 updates, at which the next stage begins"
     stop_when_mastered: bool = False
     "end the training once the curriculum's last stage is mastered"
+    state_noise: float = 0.0
+    "noise on the memory of a stream while it is trained, as a part of the memory's size: 0.1; 0: none"
+    noise_every: int = 8
+    "tokens after which that noise is drawn anew; gradients still go through the whole segment"
     precision: Literal["float32", "bf16"] = "float32"
     "bf16: autocast of matrix products, for devices where that is faster"
     average: int = 0
@@ -84,10 +88,10 @@ class TrainConfig:
     "updates between two lines of metrics"
 
     def __post_init__(self) -> None:
-        for name in ("batch", "segment", "accumulate", "log_every", "valid_rows"):
+        for name in ("batch", "segment", "accumulate", "log_every", "valid_rows", "noise_every"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         counts = ("steps", "finetune_steps", "warmup", "segment_warmup", "validate_every", "checkpoint_every")
-        for name in (*counts, "patience", "average", "valid_tokens", "clip", "seed", "weight_decay"):
+        for name in (*counts, "patience", "average", "valid_tokens", "clip", "seed", "weight_decay", "state_noise"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
         self._check("seed", self.seed < LARGEST_SEED, "below 2^63")
         for name in ("learning_rate", "finetune_rate", "eps"):
@@ -100,6 +104,10 @@ class TrainConfig:
         for name in {name for names in READ.values() for name in names} - {*READ[self.optimizer]}:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise UserError(f"train.{name} is not read with train.optimizer {self.optimizer}")
+        if self.state_noise and type(self) is not TrainConfig:
+            raise UserError("train.state_noise is for tasks that are streams of tokens")
+        if not self.state_noise and self.noise_every != type(self).__dataclass_fields__["noise_every"].default:
+            raise UserError("train.noise_every is read with train.state_noise only; set it, such as 0.1")
         Curriculum.parse(self.curriculum)
 
     def _check(self, name: str, right: bool, wanted: str) -> None:

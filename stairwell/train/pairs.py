@@ -40,8 +40,7 @@ class PairCrossEntropy(Objective):
         super().__init__(model)
         self.smoothing = smoothing
         self.chance = math.log(model.config.V + 1)
-        drops = (getattr(model.config.core, "layer_drop", 0), model.config.encoder_layer_drop)
-        self.skips_parameters = any(drops)
+        self.skips_parameters = model.core.skips_layers or model.config.encoder_layer_drop > 0
 
     def forward(self, batch: PairBatch) -> Outcome:
         state = self.model.init_state(batch.source.shape[0], batch.source, batch.source_mask)

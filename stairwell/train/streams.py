@@ -26,14 +26,18 @@ from stairwell.train.run import Run
 
 
 class CrossEntropy(Objective):
-    """Of the targets of a stream. The state goes on from segment to segment, gradients stop at a segment's edge."""
+    """Of the targets of a stream. The state goes on from segment to segment, gradients stop at a segment's edge.
+
+    With `noise` the memory is disturbed while it is trained, at a segment's beginning and after every `noise_every`
+    tokens of it: a model that is right in spite of that brings its memory back to where it was, and does not drift."""
 
     model: LanguageModel
 
-    def __init__(self, model: LanguageModel) -> None:
+    def __init__(self, model: LanguageModel, noise: float = 0.0, noise_every: int = 8) -> None:
         super().__init__(model)
+        self.noise, self.noise_every = noise, noise_every
         self.chance = math.log(model.config.V + 1)
-        self.skips_parameters = bool(getattr(model.config.core, "layer_drop", 0) or model.config.adaptive)
+        self.skips_parameters = model.core.skips_layers or bool(model.config.adaptive)
         self.states: list[State] = []  # one a part
 
     def begin(self, rows: int, parts: int) -> None:
@@ -43,11 +47,25 @@ class CrossEntropy(Objective):
         if not self.states:
             self.begin(batch.tokens.shape[0], 1)
         state = self.states[batch.part]
-        losses, likeliest, state = self.model.losses(batch.tokens, batch.targets, state, batch.start)
+        losses, likeliest, state = self.read(batch, state)
         self.states[batch.part] = state.detach()
         last = batch.part == len(self.states) - 1
         penalty = self.model.core.span_loss() if last else None
         return Outcome(losses.sum(), {"right": (likeliest == batch.targets).sum()}, penalty)
+
+    def read(self, batch: Batch, state: State) -> tuple[Tensor, Tensor, State]:
+        """Losses, the likeliest symbols and the state after, by one call; by several where noise comes in between."""
+        if not self.noise or not self.training:
+            return self.model.losses(batch.tokens, batch.targets, state, batch.start)
+        losses, likeliest = [], []
+        for first in range(0, batch.tokens.shape[1], self.noise_every):
+            part = slice(first, first + self.noise_every)
+            start = None if batch.start is None else batch.start[:, part]
+            state = disturbed(state, self.noise)
+            loss, symbols, state = self.model.losses(batch.tokens[:, part], batch.targets[:, part], state, start)
+            losses.append(loss)
+            likeliest.append(symbols)
+        return torch.cat(losses, 1), torch.cat(likeliest, 1), state
 
     def rehearse(self) -> None:
         device = next(self.model.parameters()).device
@@ -73,6 +91,19 @@ class CrossEntropy(Objective):
         self.states = [whole.select(range(first, first + size)) for first in rows[::size]]
 
 
+def disturbed(state: State, noise: float) -> State:
+    """The state with normal noise on every vector of its memory, `noise` times as large as the vector is. Empty slots,
+    which are zero, stay so."""
+
+    def disturb(memory: Tensor) -> Tensor:
+        if not memory.is_floating_point():
+            return memory
+        size = memory.detach().square().mean(-1, keepdim=True).sqrt()
+        return memory + noise * size * torch.randn_like(memory)
+
+    return state.map(disturb)
+
+
 class SplitScores:
     """The task's scores of a whole split, or of about so many tokens of it."""
 
@@ -90,12 +121,14 @@ def stream_trainer(
     config: TrainConfig,
     run: Run,
     world: World | None = None,
-    objective: Callable[[LanguageModel], Objective] = CrossEntropy,
+    objective: Callable[[LanguageModel], Objective] | None = None,
 ) -> Trainer:
-    """A trainer of a model on a task's streams, and on those of a second task if the last phase reads other data."""
+    """A trainer of a model on a task's streams, and on those of a second task if the last phase reads other data; of
+    cross-entropy if `objective` makes nothing else."""
     scores = [SplitScores(task, config.valid_rows, config.segment, config.valid_tokens) for task in tasks]
     phases = [Phase(task.feed, validation) for task, validation in zip(tasks, scores)]
-    trainer = Trainer(objective(model), phases, config, run, world)
+    made = objective(model) if objective else CrossEntropy(model, config.state_noise, config.noise_every)
+    trainer = Trainer(made, phases, config, run, world)
     for validation in scores:
         validation.watch = trainer.tell
     return trainer
@@ -135,11 +168,10 @@ def evaluate(
 def inside(model: Any) -> dict[str, Any]:
     """What a model has learned about itself: what its memory is made of, how far its heads look."""
     found: dict[str, Any] = {}
-    mix = getattr(model.core, "mix", None)
-    if mix is not None and mix.weights is not None:
-        with torch.no_grad():
-            found["layer_weights"] = [[round(weight, 4) for weight in row] for row in mix(mix.weights).tolist()]
-    spans: list[Any] = getattr(model.core, "spans", list)()
-    if spans:
+    with torch.no_grad():
+        layer_weights = model.core.layer_weights()
+    if layer_weights is not None:
+        found["layer_weights"] = [[round(weight, 4) for weight in row] for row in layer_weights.tolist()]
+    if spans := model.core.spans():
         found["spans"] = [[round(z, 1) for z in span.z.tolist()] for span in spans]
     return found

@@ -19,6 +19,7 @@ from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.cores.time import ages
 from stairwell.fast import native, segment
+from stairwell.fast import trace as traces
 from stairwell.fast.feedback import FeedbackEngine, prepare
 from stairwell.fast.feedback_torch import TorchBackend
 from stairwell.layers import Masks
@@ -46,9 +47,9 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoned(like: Tensor, *shape: int) -> Tensor:
         return like.new_full(shape, torch.nan)
 
-    monkeypatch.setattr(segment, "fresh", poisoned)
+    monkeypatch.setattr(traces, "fresh", poisoned)
     monkeypatch.setattr(native, "POISON", True)
-    monkeypatch.setattr(segment, "ROWS", 4)
+    monkeypatch.setattr(traces, "ROWS", 4)
 
 
 @pytest.fixture
@@ -250,7 +251,7 @@ def test_the_operators_keep_their_schema() -> None:
     with torch.no_grad():
         age = ages(case.state.count, case.start, 3)
         inputs, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), None, None)  # type: ignore[arg-type]
-    trace = segment.make_trace(plan, inputs)
+    trace = traces.make_trace(plan, inputs)
     arguments = (
         *native.numbers(plan),
         *(

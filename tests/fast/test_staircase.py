@@ -17,7 +17,8 @@ from stairwell.cores.staircase import (
     Staircase,
     StaircaseConfig,
 )
-from stairwell.fast import banded, choose_engine, native, segment, staircase, staircase_segment
+from stairwell.fast import banded, choose_engine, native, staircase, staircase_segment
+from stairwell.fast import trace as traces
 from stairwell.fast.staircase import StaircaseEngine, Wavefront
 from tests import laws
 from tests.cores.test_laws import cases as any_cases
@@ -33,7 +34,7 @@ BLOCKS = st.sampled_from([1, 3, 32])  # shorter and longer than a diagonal, and 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh memory holds NaN in every test here: whoever reads what nobody wrote is found out."""
-    for module in (banded, segment, staircase_segment):
+    for module in (banded, traces, staircase_segment):
         monkeypatch.setattr(module, "fresh", lambda like, *shape: like.new_full(shape, torch.nan))
     monkeypatch.setattr(native, "POISON", True)
 

@@ -137,7 +137,7 @@ def test_logits_in_blocks_give_the_same_gradients(monkeypatch: pytest.MonkeyPatc
     model = make("feedback")
     source, tokens, targets = torch.randint(V, (2, 5)), torch.randint(V, (2, 6)), torch.randint(V, (2, 6))
     whole = gradients(model, model.losses(tokens, targets, model.init_state(2, source), 0.1)[0])
-    monkeypatch.setattr("stairwell.models.seq2seq.LOGITS_AT_ONCE", 5 * V)
+    monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", 5 * V)
     parts = gradients(model, model.losses(tokens, targets, model.init_state(2, source), 0.1)[0])
     torch.testing.assert_close(parts, whole)
 

@@ -16,8 +16,8 @@ from stairwell.rl.environments.maze import (
     Config,
     MazeNavigation,
     MazeNavigationEasy,
+    layout,
     open_dead_ends,
-    plan,
     spanning_trees,
 )
 
@@ -27,7 +27,7 @@ Cells = set[tuple[int, int]]
 
 
 def free_cells(opened: np.ndarray[Any, Any], side: int) -> Cells:
-    numbers = [*plan(side).rooms, *plan(side).blocks[opened]]
+    numbers = [*layout(side).rooms, *layout(side).blocks[opened]]
     return {divmod(int(number), side) for number in numbers}
 
 
@@ -48,7 +48,7 @@ def connected(cells: Cells) -> bool:
 @pytest.mark.parametrize("side", SIDES)
 def test_kruskal_gives_spanning_trees_and_opening_removes_every_dead_end(side: int) -> None:
     rng = np.random.default_rng(side)
-    rooms, blocks = len(plan(side).rooms), len(plan(side).blocks)
+    rooms, blocks = len(layout(side).rooms), len(layout(side).blocks)
     order = rng.permuted(np.tile(np.arange(blocks), (200, 1)), axis=1)
     trees = spanning_trees(order, side)
     mazes = open_dead_ends(trees, rng.integers(0, 2**64, (200, rooms), dtype=np.uint64), side)
@@ -70,7 +70,7 @@ def test_kruskal_gives_spanning_trees_and_opening_removes_every_dead_end(side: i
 
 def test_kruskal_by_hand() -> None:
     """Four rooms, 0 1 over 2 3; blocks 0: 0-1, 1: 0-2, 2: 1-3, 3: 2-3. The one that would close the ring stays."""
-    assert plan(3).ends.tolist() == [[0, 1], [0, 2], [1, 3], [2, 3]]
+    assert layout(3).ends.tolist() == [[0, 1], [0, 2], [1, 3], [2, 3]]
     trees = spanning_trees(np.array([[0, 1, 2, 3], [3, 2, 1, 0], [1, 3, 0, 2]]), 3)
     assert trees.tolist() == [[True, True, True, False], [False, True, True, True], [True, True, False, True]]
 
@@ -84,7 +84,7 @@ def test_every_spanning_tree_turns_up() -> None:
 
 def test_each_block_beside_a_dead_end_is_as_likely() -> None:
     """5 x 5 cells, 9 rooms; the middle one (4) is a dead end towards room 1, and a ring connects the others."""
-    side, ends = 5, plan(5).ends.tolist()
+    side, ends = 5, layout(5).ends.tolist()
     ring = [[0, 1], [1, 2], [0, 3], [2, 5], [3, 6], [5, 8], [6, 7], [7, 8]]
     opened = np.array([end in ring or end == [1, 4] for end in ends])
     rng = np.random.default_rng(0)

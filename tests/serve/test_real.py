@@ -2,62 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
 from stairwell.generate import Choice, generate_text
-from stairwell.runs.presets import preset
-from stairwell.runs.trainings import fit
-
-TOKEN = "a-token-for-tests"
-
-
-@dataclass
-class Server:
-    run: Path
-    port: int
-    process: subprocess.Popen[str]
-
-    @property
-    def client(self) -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=TOKEN, max_retries=0)
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("server")
-    (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
-    (folder / "token").write_text(TOKEN + "\n")
-    sizes = {"core.width": "8", "core.layers": "1", "train.steps": "2", "train.batch": "2", "train.segment": "8"}
-    fit(preset("lm/feedback").with_options({**sizes, "task.path": str(folder / "text.txt")}), folder / "tiny", "cpu")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "stairwell", "serve", "tiny", "--port", str(port), "--token-file", "token"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    process = subprocess.Popen(command, cwd=folder, env=environment, stderr=subprocess.PIPE, text=True)
-    give_up = time.monotonic() + 60
-    while True:
-        try:
-            httpx.get(f"http://127.0.0.1:{port}/health")
-            break
-        except httpx.TransportError:
-            assert process.poll() is None and time.monotonic() < give_up, process.stderr
-            time.sleep(0.1)
-    yield Server(folder / "tiny", port, process)
-    process.kill()
-    process.communicate()
+from tests.serve.conftest import TOKEN, Server
 
 
 def test_the_openai_client_completes_and_streams(server: Server) -> None:
@@ -81,7 +35,7 @@ def test_the_openai_client_understands_mistakes(server: Server) -> None:
 
 
 def test_the_page_is_served(server: Server) -> None:
-    answer = httpx.get(f"http://127.0.0.1:{server.port}/", headers={"Authorization": f"Bearer {TOKEN}"})
+    answer = server.get("/")
     assert answer.status_code == 200 and "Go on from here" in answer.text
 
 
@@ -93,9 +47,8 @@ def test_clients_that_vanish_leave_nothing_behind(server: Server) -> None:
         with socket.create_connection(("127.0.0.1", server.port)) as client:
             client.sendall(head.encode() + cut)
             time.sleep(0.1)
-    headers = {"Authorization": f"Bearer {TOKEN}"}
     give_up = time.monotonic() + 30
-    while "stairwell_rows 0" not in httpx.get(f"http://127.0.0.1:{server.port}/metrics", headers=headers).text:
+    while "stairwell_rows 0" not in server.get("/metrics").text:
         assert time.monotonic() < give_up
         time.sleep(0.1)
 

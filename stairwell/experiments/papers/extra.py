@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.measures import Score
+from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import RANDOM_WALK
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import Column, Maker, Row, Scale, Study
@@ -42,9 +42,9 @@ S5: dict[Scale, Setting] = {
 
 def yardstick(name: str, title: str, setting: Setting, scale: Scale, tested: tuple[int, ...]) -> Study:
     columns: tuple[Column, ...] = tuple(
-        Score(f"accuracy at {length} (%)", "accuracy", task={"test_length": length}) for length in tested
+        Metric(f"accuracy at {length} (%)", "accuracy", task={"test_length": length}) for length in tested
     )
-    last = Score(f"last token at {tested[-1]} (%)", "last_accuracy", task={"test_length": tested[-1]})
+    last = Metric(f"last token at {tested[-1]} (%)", "last_accuracy", task={"test_length": tested[-1]})
     train, large = setting.train, "as the first paper's random walk has them"
     layers = f"{setting.layers} layers of width {setting.width}"
     small = f"laptop scale, {layers}, {train.steps:,} updates of {train.batch} rows"

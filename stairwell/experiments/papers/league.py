@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from stairwell.experiments.measures import Score
+from stairwell.experiments.measures import Metric
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import Maker, Row, Scale, Study
 from stairwell.tasks import task_type
@@ -82,7 +82,7 @@ def league(scale: Scale, name: str, title: str, shared: Setting, rows: tuple[Row
         title=title,
         paper=PUBLISHED,
         scale=scale,
-        columns=(Score("accuracy at 40 to 256 (%)", "accuracy"),),
+        columns=(Metric("accuracy at 40 to 256 (%)", "accuracy"),),
         rows=rows,
         seeds_of={"LSTM": 2, "Feedback": 2} if scale == "laptop" else {},
         claim="linear recurrences with the right structure track states nearly as an LSTM does; Transformers do not",

@@ -52,7 +52,7 @@ class Config:
     """steps of an episode"""
 
 
-class Plan(NamedTuple):
+class Layout(NamedTuple):
     """Which rooms and blocks a maze of some side has."""
 
     rooms: Array  # (R,): their cells
@@ -62,7 +62,7 @@ class Plan(NamedTuple):
 
 
 @cache
-def plan(side: int) -> Plan:
+def layout(side: int) -> Layout:
     """Cells are numbered within the maze: row * side + column."""
     along = range(0, side, 2)
     cells = [(row, column) for row in along for column in along]
@@ -76,14 +76,14 @@ def plan(side: int) -> Plan:
                 ends.append((room, other))
     pairs = np.array(ends)
     beside = tuple(np.flatnonzero((pairs == room).any(axis=1)) for room in range(len(cells)))
-    return Plan(np.array([row * side + column for row, column in cells]), np.array(blocks), pairs, beside)
+    return Layout(np.array([row * side + column for row, column in cells]), np.array(blocks), pairs, beside)
 
 
 def spanning_trees(order: Array, side: int) -> Array:
     """Kruskal's algorithm on n mazes at once: the blocks are gone through in `order` (n, W), and one is opened if there
     is no way yet between its two rooms. Which are open: (n, W) bool."""
     n, W = order.shape
-    _, _, ends, beside = plan(side)
+    _, _, ends, beside = layout(side)
     every = np.arange(n)
     # Rooms that are connected bear the same number.
     group = np.tile(np.arange(len(beside)), (n, 1))
@@ -98,7 +98,7 @@ def spanning_trees(order: Array, side: int) -> Array:
 def open_dead_ends(opened: Array, numbers: Array, side: int) -> Array:
     """The same mazes (n, W) without dead ends; `numbers` (n, R) are random."""
     opened = opened.copy()
-    for room, blocks in enumerate(plan(side).beside):
+    for room, blocks in enumerate(layout(side).beside):
         closed = ~opened[:, blocks]
         dead_end = closed.sum(axis=1) == len(blocks) - 1
         choice = below(numbers[:, room], len(blocks) - 1)
@@ -118,7 +118,7 @@ class MazeNavigation(Batched):
         check_at_least(1, steps=config.steps)
         if config.side % 2 == 0:
             raise ValueError(f"side is {config.side}; it must be odd, because rooms and blocks take turns")
-        most = min(2 * len(plan(config.side).rooms) - 2, len(COLOURS))
+        most = min(2 * len(layout(config.side).rooms) - 2, len(COLOURS))
         if config.targets > most:
             raise ValueError(f"targets is {config.targets}; a maze of side {config.side} has room for {most}")
         self.config, self.limit = config, config.steps
@@ -129,13 +129,13 @@ class MazeNavigation(Batched):
         self._inside = (inside[:, None] * self.width + inside).ravel()
         self._steps, self._surroundings = steps(self.width), surroundings(self.width)
         self._first = np.arange(self.B) * self.width**2  # each row's first place in `cells`
-        self.numbers_to_begin = 2 + len(plan(config.side).blocks) + len(plan(config.side).rooms) + config.side**2
+        self.numbers_to_begin = 2 + len(layout(config.side).blocks) + len(layout(config.side).rooms) + config.side**2
         self.cells = np.full((self.B, self.width**2), WALL, dtype=np.int8)
         self.cell, self.direction, self.target = np.zeros((3, self.B), dtype=np.int64)
 
     def beginning(self, numbers: Array) -> dict[str, Array]:
         side, targets = self.config.side, self.config.targets
-        rooms, blocks, _, _ = plan(side)
+        rooms, blocks, _, _ = layout(side)
         rest, order, ways, places = np.split(numbers, np.cumsum((2, len(blocks), len(rooms))), axis=1)
         opened = open_dead_ends(spanning_trees(shuffled(order), side), ways, side)
 
@@ -179,11 +179,11 @@ class MazeNavigation(Batched):
         return np.where(self.cells.ravel()[self._first + ahead] == WALL, self.cell, ahead)
 
     def observe(self) -> Array:
-        seen = np.empty((self.B, 10), dtype=np.int64)
+        observed = np.empty((self.B, 10), dtype=np.int64)
         around = (self._first + self.cell)[:, None] + self._surroundings[self.direction]  # (B, 9)
-        seen[:, :9] = self.cells.ravel()[around]
-        seen[:, 9] = self.target
-        return seen
+        observed[:, :9] = self.cells.ravel()[around]
+        observed[:, 9] = self.target
+        return observed
 
     def render(self, row: int = 0) -> Array:
         """The maze from above: what the agent sees is lit, the target has a ring, its colour is in the strip above."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from stairwell.experiments.measures import Score
+from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     BITS,
     CHAR_PTB,
@@ -72,7 +72,7 @@ def figure9_wikitext_103(scale: Scale) -> Study:
         title="Depth at equal weights: words of Wikipedia",
         paper=f"{FEEDBACK}, figure 9 (right)",
         scale=scale,
-        columns=(Score("test perplexity", "perplexity"),),
+        columns=(Metric("test perplexity", "perplexity"),),
         rows=by_depth(dataclasses.replace(setting, train=train), scale, (1, 2, 4) if small else (1, 2, 4, 8)),
         claim=DEPTH_CLAIM,
         notes=(

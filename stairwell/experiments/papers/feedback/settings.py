@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.measures import Reach, Sample, Score
+from stairwell.experiments.measures import Metric, Reach, Sample
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import Column, Scale
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import algorithmic, copying, counting, language, random_walk
 from stairwell.train.config import TrainConfig
 
-ACCURACY = (Score("test accuracy (%)", "accuracy"),)
+ACCURACY = (Metric("test accuracy (%)", "accuracy"),)
 STATEMENTS = 20  # of the programs that the laptop's models are scored on
 REACH = Reach(
     "longest programs at 90%", "statements", (4, 5, 6, 8, 10, 13, 16, 20, 25, 31, 39, 49, 61, 76, 95, 100)
@@ -100,8 +100,8 @@ KEYS_SHARED = "Feedback shares one pair of key and value projections among its l
 
 def algorithmic_columns(scale: Scale, metric: str) -> tuple[Column, ...]:
     if scale == "paper":
-        return (Score(f"test {metric} (%)", metric),)
-    return (Score(f"test {metric} at {STATEMENTS} statements (%)", metric, task={"statements": STATEMENTS}), REACH)
+        return (Metric(f"test {metric} (%)", metric),)
+    return (Metric(f"test {metric} at {STATEMENTS} statements (%)", metric, task={"statements": STATEMENTS}), REACH)
 
 
 def of_100(scale: Scale, *numbers: str) -> tuple[str, ...]:
@@ -179,8 +179,8 @@ def bits_per_byte(scale: Scale) -> tuple[Column, Column]:
     """On the valid and the test split."""
     if scale == "paper":
         return (
-            Score("valid bits per byte", "bits_per_character", "valid"),
-            Score("test bits per byte", "bits_per_character"),
+            Metric("valid bits per byte", "bits_per_character", "valid"),
+            Metric("test bits per byte", "bits_per_character"),
         )
     return (
         Sample("valid bits per byte", "bits_per_character", "valid", ENWIK8_SAMPLE),
@@ -207,7 +207,7 @@ CHAR_PTB: dict[Scale, Setting] = {
         ),
     ),
 }  # fmt: skip
-BITS = Score("test bits per character", "bits_per_character")
+BITS = Metric("test bits per character", "bits_per_character")
 NO_NUMBERS = "The figure's numbers are not in the paper's text; only its conclusion can be compared."
 CHAR_PTB_NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.measures import Score
+from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     ACCURACY,
     ALGORITHMIC,
@@ -60,9 +60,9 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Study:
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
         columns=(
-            Score("character accuracy at 40 (%)", "accuracy", task={"test_length": 40}),
-            Score("character accuracy at 400 (%)", "accuracy"),
-            Score("sequence accuracy at 400 (%)", "sequence_accuracy"),
+            Metric("character accuracy at 40 (%)", "accuracy", task={"test_length": 40}),
+            Metric("character accuracy at 400 (%)", "accuracy"),
+            Metric("sequence accuracy at 400 (%)", "sequence_accuracy"),
         ),
         rows=two_and_an_lstm(setting, scale, 801, *numbers),
         claim="Feedback gets more of ten times longer sequences right than a Transformer does",
@@ -100,7 +100,7 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Study:
         title=f"Counting up to {most:,}: as many Bs as there were As",
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
-        columns=(Score("sequence accuracy (%)", "sequence_accuracy"),),
+        columns=(Metric("sequence accuracy (%)", "sequence_accuracy"),),
         rows=two_and_an_lstm(setting, scale, 2 * most + 1, *((number + suffix,) for number in numbers)),
         claim="over long sequences Feedback counts better than a Transformer",
         notes=(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stairwell.experiments.measures import Score
+from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     FAR,
     KEYS_SHARED,
@@ -25,7 +25,7 @@ def table3(scale: Scale) -> Study:
         title="Words of Wikipedia",
         paper=f"{FEEDBACK}, table 3",
         scale=scale,
-        columns=(Score("test perplexity", "perplexity"),),
+        columns=(Metric("test perplexity", "perplexity"),),
         rows=(
             Row("Transformer", setting.experiment("transformer-xl", train=last, **look_back), ("19.9",)),
             Row("Feedback", setting.experiment("feedback", train=last, **look_back), ("18.3",)),

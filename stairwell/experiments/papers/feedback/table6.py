@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stairwell.experiments.measures import Score
+from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     FAR,
     FAR_SMALL,
@@ -42,7 +42,7 @@ def table6(scale: Scale) -> Study:
         title="Words of Wikipedia: what the tricks bring",
         paper=f"{FEEDBACK}, table 6",
         scale=scale,
-        columns=(Score("dev perplexity", "perplexity", "valid"),),
+        columns=(Metric("dev perplexity", "perplexity", "valid"),),
         rows=tuple(rows),
         claim="every trick helps both models or harms neither, and the gap between them stays",
         notes=(

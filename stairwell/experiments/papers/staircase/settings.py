@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from stairwell.experiments.measures import Score, TrainingSpeed
+from stairwell.experiments.measures import Metric, TrainingSpeed
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import STATEMENTS
 from stairwell.experiments.setting import Setting
@@ -23,7 +23,7 @@ from stairwell.train.config import TrainConfig
 
 Rows = tuple[Row, ...]
 Numbers = tuple[str, ...]
-ERRORS = (Score("valid error (%)", "error", "valid"), Score("test error (%)", "error"))
+ERRORS = (Metric("valid error (%)", "error", "valid"), Metric("test error (%)", "error"))
 TEST_ERROR = ERRORS[1:]
 GLOBAL_STARTS = (
     "Global Cached Staircase keeps everything since its row's start, so it alone begins each episode with an empty "
@@ -194,7 +194,7 @@ REDDIT_SIZES = (
 )
 CACHED_SIZE = "Cached Staircase has N = 3 and C = 128, a step size of 384, as in tables 3 and 5; table 2 prints 256."
 ONCE = "The paper trained each model once."
-PERPLEXITY = (Score("valid perplexity", "perplexity", "valid"), Score("test perplexity", "perplexity"))
+PERPLEXITY = (Metric("valid perplexity", "perplexity", "valid"), Metric("test perplexity", "perplexity"))
 SPEED = TrainingSpeed("training (tokens/s; the paper: ms a batch)")
 MOST_STEPS = "the more recurrent steps, the better; eight beat a Transformer-XL twice as deep and large"
 TWO = Stairs("staircase", (2, 32), (2, 128))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.measures import Score
+from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import REACH, STATEMENTS, of_100
 from stairwell.experiments.papers.staircase.settings import (
     ALGORITHMIC,
@@ -54,8 +54,8 @@ def table6(scale: Scale) -> Study:
     rows, small = algorithm_rows(scale), scale == "laptop"
     at = {"statements": STATEMENTS}
     laptop = (
-        Score(f"valid error at {STATEMENTS} statements (%)", "error", "valid", at),
-        Score(f"test error at {STATEMENTS} statements (%)", "error", "test", at),
+        Metric(f"valid error at {STATEMENTS} statements (%)", "error", "valid", at),
+        Metric(f"test error at {STATEMENTS} statements (%)", "error", "test", at),
         REACH,
     )
     return Study(

@@ -1,0 +1,86 @@
+"""What a person sees of a horizon: how far it has come, and what was found."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from stairwell.train import Watch
+
+EVERY = {True: 0.2, False: 30.0}  # seconds between two words on progress: on a terminal, in a log
+SHOWN = 12  # streams with a mistake that are named
+
+
+@contextmanager
+def following(hidden: bool) -> Iterator[Watch | None]:
+    """One line that changes on a terminal, a line now and then in a log."""
+    live, told = sys.stderr.isatty(), time.monotonic()
+
+    def show(event: dict[str, Any]) -> None:
+        nonlocal told
+        if time.monotonic() - told < EVERY[live] and event["tokens"] < event["of"]:
+            return
+        told = time.monotonic()
+        begin, end = ("\r", "\x1b[K") if live else ("", "\n")
+        print(f"{begin}{progress_line(event)}", end=end, file=sys.stderr, flush=True)
+
+    try:
+        yield None if hidden else show
+    finally:
+        if live and not hidden:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the line has done its work
+
+
+def progress_line(event: dict[str, Any]) -> str:
+    faultless = f"{event['faultless']} of {event['streams']} streams without a mistake"
+    return (
+        f"{event['tokens']:,} of {event['of']:,} tokens of each stream, {event['rate']:,.0f} tokens/s, "
+        f"{duration(event['left'])} left; {faultless}"
+    )
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def horizon_text(result: dict[str, Any]) -> str:
+    """First mistakes, then how accuracy goes with the place in the stream, a line for each power of ten."""
+    streams = result["streams"]
+    wrong = sorted((s for s in streams if s["first_mistake"]), key=lambda s: s["first_mistake"])
+    several = len({s["seed"] for s in streams}) > 1
+    lines = [
+        f"followed         {counted(len(streams), 'stream')} of {result['tokens']:,} tokens, "
+        f"{result['tokens_per_second']:,} tokens/s",
+        f"without mistake  {len(streams) - len(wrong)} of {len(streams)}",
+        f"mistakes         {sum(s['mistakes'] for s in streams):,}",
+    ]
+    for stream in wrong[:SHOWN]:
+        name = f"seed {stream['seed']}, row {stream['row']}" if several else f"row {stream['row']}"
+        count = counted(stream["mistakes"], "mistake")
+        lines.append(f"  first at {stream['first_mistake']:>14,}  ({name}, {count} in all)")
+    if len(wrong) > SHOWN:
+        lines.append(f"  and {len(wrong) - SHOWN} more streams, see horizon.json")
+    lines.append("accuracy, by place in the stream")
+    lines += [f"  {first:>14,} to {last:<14,} {accuracy}" for first, last, accuracy in decades(result)]
+    return "\n".join(lines)
+
+
+def counted(number: int, thing: str) -> str:
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+def decades(result: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
+    """First place, last place, accuracy: 1 to 9, 10 to 99, and so on."""
+    curve, first = result["curve"], 1
+    bins = list(zip(curve["places"], curve["asked"], curve["wrong"]))
+    while first <= result["tokens"]:
+        inside = [found for found in bins if first <= found[0] < 10 * first]
+        asked, wrong = sum(asked for _, asked, _ in inside), sum(wrong for _, _, wrong in inside)
+        # As many digits as it takes to tell one mistake from none.
+        words = f"{100 * (1 - wrong / asked):.7g}%" if asked else "not asked"
+        yield first, min(10 * first - 1, result["tokens"]), words
+        first *= 10

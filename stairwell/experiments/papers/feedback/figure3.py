@@ -1,0 +1,30 @@
+"""Figure 3 of Fan et al. 2020: reward in a corridor against the size of the memory."""
+
+from __future__ import annotations
+
+from stairwell.experiments.papers.feedback.agents import CORRIDOR, CORRIDOR_NOTES, RETURN
+from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+
+MEMORIES: dict[Scale, tuple[int, ...]] = {"laptop": (2, 4, 8, 16, 24), "paper": (5, 10, 25, 50, 100)}
+
+
+def corridor(scale: Scale) -> Study:
+    setting = CORRIDOR[scale]
+    return Study(
+        name="feedback.figure3",
+        title="Corridor: reward against the size of the memory",
+        paper=f"{FEEDBACK}, figure 3",
+        scale=scale,
+        columns=(RETURN,),
+        rows=tuple(
+            Row(f"{model}, memory {memory}", setting.experiment(core, memory))
+            for model, core in (("Transformer", "transformer-xl"), ("Feedback", "feedback"))
+            for memory in MEMORIES[scale]
+        ),
+        seeds=3,
+        claim="a Transformer fails as its memory shrinks, Feedback remembers with the smallest",
+        notes=CORRIDOR_NOTES[scale],
+    )
+
+
+STUDIES: dict[str, Maker] = {"feedback.figure3": corridor}

@@ -1,0 +1,60 @@
+"""Figure 4 of Fan et al. 2020: the depth of a translator's decoder, and agents in a maze."""
+
+from __future__ import annotations
+
+from stairwell.experiments.measures import LastEpisodes
+from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES, RETURN, agents
+from stairwell.experiments.papers.feedback.pairs import (
+    BLEU,
+    SMALL,
+    SPLIT_BLEU,
+    TAKEN,
+    WMT,
+    WMT_DATA,
+    WORDS_A_SECOND,
+    by_depth,
+)
+from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+
+PRINTED: dict[str, tuple[str, ...]] = {"Transformer, 1 layer": ("27.3", ""), "Feedback, 1 layer": ("28.3", "")}
+
+
+def translation(scale: Scale) -> Study:
+    setting, small = WMT[scale], scale == "laptop"
+    rows = by_depth(setting, (1, 2, 4) if small else (1, 2, 4, 6), PRINTED if not small else {})
+    if not small:
+        deep = setting.experiment("feedback", 2, encoder=12, layer_drop=0.2)
+        rows += (Row("Feedback, 2 layers, encoder of 12", deep, ("29.0", "")),)
+    return Study(
+        name="feedback.figure4.translation",
+        title="The depth of a translator's decoder",
+        paper=f"{FEEDBACK}, figure 4 (left)",
+        scale=scale,
+        columns=(BLEU if small else SPLIT_BLEU, WORDS_A_SECOND),
+        rows=rows,
+        seeds_of={"Transformer, 1 layer": 2, "Feedback, 1 layer": 2} if small else {},
+        claim="the shallower the decoder, the larger Feedback's lead: 28.3 against 27.3 BLEU with one layer, which "
+        "decodes 4.2 times as fast as six",
+        notes=SMALL if small else (*TAKEN, "The rate of LayerDrop for the encoder of 12 is not printed: 0.2."),
+        data=WMT_DATA[scale],
+    )
+
+
+def maze(scale: Scale) -> Study:
+    return Study(
+        name="feedback.figure4.maze",
+        title="Maze Navigation",
+        paper=f"{FEEDBACK}, figure 4 (right)",
+        scale=scale,
+        columns=(LastEpisodes("return, last 500 episodes"), RETURN),
+        rows=agents(MAZE[scale], MAZE[scale].memory),
+        seeds=2 if scale == "laptop" else 10,
+        claim="Feedback converges to a higher reward than a Transformer",
+        notes=MAZE_NOTES[scale],
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "feedback.figure4.translation": translation,
+    "feedback.figure4.maze": maze,
+}

@@ -1,0 +1,56 @@
+"""Figure 7 of Fan et al. 2020: the decoder's depth on a small translation corpus and in summarisation."""
+
+from __future__ import annotations
+
+from stairwell.experiments.papers.feedback.pairs import (
+    BLEU,
+    IWSLT,
+    IWSLT_DATA,
+    ROUGE,
+    SMALL,
+    SMALL_SUMMARIES,
+    SUMMARIES,
+    SUMMARY_DATA,
+    TAKEN,
+    WORDS_A_SECOND,
+    by_depth,
+)
+from stairwell.experiments.study import FEEDBACK, Maker, Scale, Study
+
+
+def iwslt(scale: Scale) -> Study:
+    small = scale == "laptop"
+    return Study(
+        name="feedback.figure7.iwslt",
+        title="The depth of a decoder, a small translation corpus",
+        paper=f"{FEEDBACK}, figure 7 (left)",
+        scale=scale,
+        columns=(BLEU, WORDS_A_SECOND),
+        rows=by_depth(IWSLT[scale], (1, 2, 4) if small else (1, 2, 4, 6), {}),
+        claim="shallow Feedback decoders are better than shallow Transformer decoders",
+        notes=(*SMALL, "The trainings are those of figure 4 (left): IWSLT is not at hand.")
+        if small
+        else (*TAKEN, "The paper's tokenised BLEU is sacrebleu's 13a here; its figure has no numbers in the text."),
+        data=IWSLT_DATA[scale],
+    )
+
+
+def summaries(scale: Scale) -> Study:
+    small = scale == "laptop"
+    return Study(
+        name="feedback.figure7.summarization",
+        title="The depth of a decoder, summaries",
+        paper=f"{FEEDBACK}, figure 7 (right)",
+        scale=scale,
+        columns=(ROUGE, WORDS_A_SECOND),
+        rows=by_depth(SUMMARIES[scale], (1, 2, 4) if small else (1, 2, 4, 6), {}),
+        claim="Feedback summarises better than a Transformer at every depth of the decoder",
+        notes=SMALL_SUMMARIES if small else (*TAKEN, "The first 400 words of an article, 3-gram blocking."),
+        data=SUMMARY_DATA[scale],
+    )
+
+
+STUDIES: dict[str, Maker] = {
+    "feedback.figure7.iwslt": iwslt,
+    "feedback.figure7.summarization": summaries,
+}

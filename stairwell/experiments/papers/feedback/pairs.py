@@ -1,0 +1,139 @@
+"""What the translations and summaries of Fan et al. 2020 share: table 8's sizes, the trainings, what has to be said."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from stairwell.cores import config_type
+from stairwell.experiments.measures import Metric, WritingSpeed
+from stairwell.experiments.study import Row, Scale
+from stairwell.models import Seq2SeqConfig
+from stairwell.runs.experiment import Experiment
+from stairwell.runs.kinds import see_target
+from stairwell.tasks import summarization, translation
+from stairwell.train.config import PairTrainConfig
+
+WORDS_A_SECOND = WritingSpeed("words/s, beam 5")
+BLEU = Metric("test BLEU", "bleu")
+SPLIT_BLEU = Metric("test BLEU, compounds split", "bleu_compounds_split")
+ROUGE = Metric("test ROUGE-L", "rougeL")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairSetting:
+    """An encoder and a decoder of equal width, heads and inner width."""
+
+    task_name: str
+    task: Any
+    train: PairTrainConfig
+    width: int
+    heads: int
+    inner: int
+    encoder: int
+    dropout: float
+    norm: Literal["pre", "post"]
+
+    def experiment(
+        self, core_name: str, layers: int, encoder: int | None = None, layer_drop: float = 0.0, **train: Any
+    ) -> Experiment:
+        """A decoder of some depth; of the encoder's depth only where it is not the setting's."""
+        core = config_type(core_name)(
+            width=self.width, heads=self.heads, inner=self.inner, layers=layers, norm=self.norm,
+            residual_dropout=self.dropout,
+        )  # fmt: skip
+        model = Seq2SeqConfig(
+            encoder_layers=encoder or self.encoder, encoder_heads=self.heads, encoder_inner=self.inner,
+            encoder_norm=self.norm, encoder_dropout=self.dropout, embedding_dropout=self.dropout,
+            encoder_layer_drop=layer_drop,
+        )  # fmt: skip
+        return Experiment(
+            task_name=self.task_name,
+            core_name=core_name,
+            core=see_target(core, self.task),
+            task=self.task,
+            model=model,
+            train=dataclasses.replace(self.train, **train),
+        )
+
+
+MULTI30K = PairSetting(
+    task_name="translation",
+    task=translation.Config(source="de", target="en", lowercase=True, longest_source=128, longest_target=64),
+    train=PairTrainConfig(
+        steps=4000, batch=512, batch_tokens=4096, learning_rate=3e-3, warmup=800, decay="inverse-sqrt", beta2=0.98,
+        label_smoothing=0.1, validate_every=400, checkpoint_every=400, average=5,
+    ),
+    width=128, heads=4, inner=256, encoder=4, dropout=0.3, norm="pre",
+)  # fmt: skip
+LONG = PairTrainConfig(
+    steps=300_000, batch=4096, batch_tokens=25_000, learning_rate=1e-3, warmup=4000, decay="inverse-sqrt", beta2=0.98,
+    label_smoothing=0.1, validate_every=1000, checkpoint_every=1000, average=10,
+)  # fmt: skip
+WMT: dict[Scale, PairSetting] = {
+    "laptop": MULTI30K,
+    "paper": PairSetting(
+        task_name="translation",
+        task=translation.Config(source="en", target="de", vocabulary=32_000, longest_target=256),
+        train=LONG, width=1024, heads=16, inner=4096, encoder=6, dropout=0.3, norm="post",
+    ),
+}  # fmt: skip
+IWSLT: dict[Scale, PairSetting] = {
+    "laptop": MULTI30K,
+    "paper": PairSetting(
+        task_name="translation",
+        task=translation.Config(source="de", target="en", vocabulary=10_000, longest_target=256),
+        train=dataclasses.replace(LONG, steps=50_000, batch_tokens=4096, learning_rate=5e-4, average=0),
+        width=512, heads=4, inner=1024, encoder=6, dropout=0.3, norm="post",
+    ),
+}  # fmt: skip
+SUMMARIES: dict[Scale, PairSetting] = {
+    "laptop": PairSetting(
+        task_name="summarization",
+        task=summarization.Config(words=0, longest_source=256, longest_target=48, vocabulary=8000),
+        train=dataclasses.replace(MULTI30K.train, batch_tokens=8192, learning_rate=2e-3),
+        width=128, heads=4, inner=256, encoder=4, dropout=0.2, norm="pre",
+    ),
+    "paper": PairSetting(
+        task_name="summarization",
+        task=summarization.Config(vocabulary=32_000),
+        train=dataclasses.replace(LONG, steps=100_000, learning_rate=5e-4, average=0),
+        width=512, heads=8, inner=2048, encoder=6, dropout=0.3, norm="post",
+    ),
+}  # fmt: skip
+WMT_DATA = {
+    "laptop": "Multi30k, German to English: train.de, train.en, valid.de, ... in one folder",
+    "paper": "WMT16 English to German with newstest2013 and newstest2014: train.en, train.de, valid.en, ...",
+}
+IWSLT_DATA = {"laptop": WMT_DATA["laptop"], "paper": "IWSLT14 German to English: train.de, train.en, valid.de, ..."}
+SUMMARY_DATA = {
+    "laptop": "functions and their docstrings, as `stairwell data docstrings` writes them",
+    "paper": "CNN-DailyMail: train.jsonl, valid.jsonl, test.jsonl with the columns source and target",
+}
+TAKEN = (
+    "Table 8 prints layers, widths, heads, dropout and learning rate. Taken, because not printed: dropout on the "
+    "output of every sublayer and on embeddings, as in Vaswani et al. 2017; norms after each sublayer; Adam with betas "
+    "0.9 and 0.98, label smoothing 0.1, 4,000 updates of warm-up, then the inverse square root; learned relative "
+    "positions in both decoders, sinusoids in the encoder; the number of updates and the batch.",
+    "Only the decoder is a Feedback Transformer; keys and values have one pair of projections for all its layers.",
+)
+SMALL = (
+    "Multi30k has 29,000 short sentences about pictures where the papers' data have millions or 160,000; width 128, an "
+    "encoder of 4 layers, 8,000 joint byte pairs, lower case. All models have this one recipe.",
+    "BLEU by sacrebleu, lower-cased, 13a. The length penalty is 1 unless the run was tuned.",
+)
+SMALL_SUMMARIES = (
+    "The corpus is what everyone has: functions of the installed Python packages as articles, the first line of their "
+    "docstrings as summaries, split by package. Width 128, an encoder of 4 layers; all models have this one recipe.",
+)
+
+
+def by_depth(setting: PairSetting, depths: tuple[int, ...], printed: dict[str, tuple[str, ...]]) -> tuple[Row, ...]:
+    """Both decoders at every depth, the encoder unchanged; `printed` are the paper's numbers where it prints them."""
+    rows = []
+    for core, model in (("transformer-xl", "Transformer"), ("feedback", "Feedback")):
+        for depth in depths:
+            name = f"{model}, {depth} layer{'s' if depth > 1 else ''}"
+            rows.append(Row(name, setting.experiment(core, depth), printed.get(name, ())))
+    return tuple(rows)

@@ -1,0 +1,39 @@
+"""Hugging Face transformers: every core as a causal language model or as a translator, with a cache of its own.
+
+import stairwell.hf                                                      registers everything with the Auto classes
+model = AutoModelForCausalLM.from_pretrained("my-model")
+model = AutoModelForSeq2SeqLM.from_pretrained("my-translator")
+model = from_run("runs/lm-feedback"); to_run(model, "runs/again")        both ways, bit for bit
+"""
+
+from stairwell.errors import UserError
+
+try:
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+except ImportError:
+    raise UserError("transformers is not installed: pip install 'stairwell[hf]'") from None
+
+from stairwell.hf.cache import StateCache
+from stairwell.hf.causal import StairwellConfig, StairwellForCausalLM
+from stairwell.hf.convert import export_hf, from_run, to_run, vocabulary_of
+from stairwell.hf.seq2seq import StairwellForSeq2SeqLM, StairwellSeq2SeqConfig
+from stairwell.hf.tokenizers import pair_tokenizers, tokenizer
+
+AutoConfig.register(StairwellConfig.model_type, StairwellConfig, exist_ok=True)
+AutoConfig.register(StairwellSeq2SeqConfig.model_type, StairwellSeq2SeqConfig, exist_ok=True)
+AutoModelForCausalLM.register(StairwellConfig, StairwellForCausalLM, exist_ok=True)
+AutoModelForSeq2SeqLM.register(StairwellSeq2SeqConfig, StairwellForSeq2SeqLM, exist_ok=True)
+
+__all__ = [
+    "StairwellConfig",
+    "StairwellForCausalLM",
+    "StairwellForSeq2SeqLM",
+    "StairwellSeq2SeqConfig",
+    "StateCache",
+    "export_hf",
+    "from_run",
+    "pair_tokenizers",
+    "to_run",
+    "tokenizer",
+    "vocabulary_of",
+]

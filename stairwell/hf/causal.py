@@ -1,0 +1,83 @@
+"""A causal language model of any core. Letters: B rows, T tokens, V symbols."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from stairwell.errors import UserError
+from stairwell.hf.base import CoreConfig, StairwellModel, core_fields
+from stairwell.hf.cache import StateCache, check_cache
+from stairwell.models import LanguageModel, LanguageModelConfig
+
+OPTIONS = ("tied", "first_token", "embedding_dropout", "output_dropout", "adaptive", "adaptive_factor")
+
+
+class StairwellConfig(CoreConfig):
+    """`core` names the core and `core_options` are its options, as on the command line; the rest are the model's."""
+
+    model_type = "stairwell"
+
+    vocab_size: int = 256
+    tied: bool = False
+    adaptive: list | tuple | None = None
+    adaptive_factor: int = 4
+
+    def model_config(self) -> LanguageModelConfig:
+        options = {name: getattr(self, name) for name in OPTIONS}
+        options["adaptive"] = tuple(options["adaptive"] or ())
+        return LanguageModelConfig(core=self.core_config(), inputs=self.vocab_size, **options)
+
+    @classmethod
+    def of(cls, config: LanguageModelConfig, **options: Any) -> StairwellConfig:
+        """The same for a model's config."""
+        if config.inputs != config.V:
+            raise UserError(f"a causal language model predicts its own {config.inputs} symbols, not {config.V} labels")
+        own = {name: getattr(config, name) for name in OPTIONS}
+        own["adaptive"] = list(config.adaptive) or None
+        return cls(**core_fields(config.core), vocab_size=config.inputs, **own, **options)
+
+
+class StairwellForCausalLM(StairwellModel):
+    config_class = StairwellConfig
+    config: StairwellConfig
+    _no_split_modules = ["LanguageModel"]  # noqa: RUF012
+
+    def __init__(self, config: StairwellConfig, *args: Any, **kwargs: Any) -> None:
+        super().__init__(config, *args, **kwargs)
+        self.model = LanguageModel(config.model_config())
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: StateCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
+        position_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple[Any, ...]:
+        """input_ids (B, T), attention_mask (B, all tokens so far) -> logits (B, T, V). Positions are distances here, so
+        `position_ids` are not needed."""
+        if input_ids is None:
+            raise ValueError("stairwell models read input_ids; embeddings cannot be given instead")
+        use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
+        if self.training:
+            self.model.core.clamp_spans()
+        cache, keep = check_cache(past_key_values), logits_to_keep if labels is None else 0
+        logits = cache.read(
+            self.model, input_ids, lambda: self.model.init_state(len(input_ids)), attention_mask, keep, use_cache
+        )
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
+            if self.training:
+                loss = loss + self.model.core.span_loss()
+        # Without a cache generation must feed everything again, so none may be handed back.
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)  # type: ignore[arg-type]
+        return output.to_tuple() if return_dict is False else output
