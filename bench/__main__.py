@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import (
+    browser,
     data,
     decode,
     environments,
@@ -17,6 +18,7 @@ from bench import (
     profile,
     records,
     scaling,
+    serve,
     speculation,
     speed,
     staircase,
@@ -44,8 +46,12 @@ MEASUREMENTS = {
     "decode": Measurement("decoding against peers", decode.measure, (*decode.CASES, "flat")),
     "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
+    "serve": Measurement("the server under load", serve.measure, serve.CASES),
     "data": Measurement("whether data keeps up with training", data.measure),
     "speculation": Measurement("a Feedback draft for a large Transformer-XL", speculation.measure, speculation.CASES),
+    "browser": Measurement(
+        "exported pages: their size, and tokens a second in Chromium", browser.measure, browser.CASES
+    ),
     "environments": Measurement("steps a second of the batched environments", environments.measure),
 }
 PAGES = {
