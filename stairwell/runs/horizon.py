@@ -168,7 +168,7 @@ def measure(
 def stream_of(task: Any) -> Endless:
     """The task's stream without end; a plain error where it has none."""
     if not hasattr(task, "endless"):
-        raise UserError("only a task that makes its own data has a stream without end; this task reads what others have made")
+        raise UserError("a stream without end is made by the task itself; this task reads what others have made")
     stream: Endless = task.endless()
     return stream
 
