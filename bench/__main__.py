@@ -18,6 +18,7 @@ from bench import (
     profile,
     records,
     scaling,
+    serve,
     speculation,
     speed,
     staircase,
@@ -45,6 +46,7 @@ MEASUREMENTS = {
     "decode": Measurement("decoding against peers", decode.measure, (*decode.CASES, "flat")),
     "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
+    "serve": Measurement("the server under load", serve.measure, serve.CASES),
     "data": Measurement("whether data keeps up with training", data.measure),
     "speculation": Measurement("a Feedback draft for a large Transformer-XL", speculation.measure, speculation.CASES),
     "browser": Measurement(

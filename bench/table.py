@@ -219,6 +219,29 @@ def scaling(records: list[Record]) -> list[str]:
             f"{source(records)}; spread up to {spread_of(records):.2f} of the median."]  # fmt: skip
 
 
+def serve(records: list[Record]) -> list[str]:
+    lines: list[str] = []
+    found = by_case([record for record in records if record["case"] != "memory"])
+    if found:
+        rows = [
+            [
+                "{layers} layers, width {width}, memory {memory}".format(**ways["loop"]),
+                f"{ways['loop']['tokens_per_second']:,.0f}",
+                *(f"{ways[clients]['over_loop']:.2f}" for clients in ("1", "4", "16")),
+            ]
+            for ways in found.values()
+        ]
+        shown = [record for record in records if record["case"] in found]
+        rounds, worst = rounds_and_spread(shown, before=5)
+        head = ["texts of 128 tokens", "one after the other, no server, tokens/s", "1 client over that", "4", "16"]
+        lines += [*grid(head, rows), "", f"{source(shown)}; medians of {rounds} rounds, spread up to {worst:.2f}."]
+    memory = [record for record in records if record["case"] == "memory"]
+    if memory:
+        held = ", ".join(f"{record['megabytes']:,} after {record['after']:,}" for record in memory[::2])
+        lines += ["", f"Resident memory of a server, in MiB: {held} requests. {source(memory)}."]
+    return lines
+
+
 def speculation(records: list[Record]) -> list[str]:
     words = {"greedy": "greedy", "sampling": "sampling", "transformers": "greedy, by transformers' `generate`"}
     rows = [
@@ -276,6 +299,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "decode": ("decode", decode),
     "staircase": ("staircase", staircase),
     "scaling": ("scaling", scaling),
+    "serve": ("serve", serve),
     "speculation": ("speculation", speculation),
     "browser": ("browser", browser),
 }

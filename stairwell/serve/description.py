@@ -112,7 +112,7 @@ def answer() -> Schema:
 
 
 def paths(name: str, tokens: Schema) -> Schema:
-    model = {"name": "model", "in": "path", "required": True, "schema": {"const": name}}
+    model = {"name": "name", "in": "path", "required": True, "schema": {"const": name}}
     prompt = {"prompt": refer("OnePrompt")}
     maybe = {"model": {"anyOf": [{"const": name}, {"type": "null"}]}}
     tokenized = record({"tokens": array(whole(0)), "count": whole(0), "max_model_len": whole(1)})
@@ -128,7 +128,7 @@ def paths(name: str, tokens: Schema) -> Schema:
                 "models", "the one model", record({"object": {"const": "list"}, "data": array(refer("Model"))})
             )
         },
-        "/v1/models/{model}": {
+        "/v1/models/{name}": {
             "parameters": [model],
             "get": operation("model", "the one model", refer("Model"), errors=(404,)),
         },

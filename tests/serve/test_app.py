@@ -6,17 +6,22 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 import torch
 
-from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMConfig
+from stairwell import FeedbackConfig, GlobalCachedStaircaseConfig, LanguageModel, LanguageModelConfig, LSTMConfig
 from stairwell.decode import Session, greedy
-from stairwell.serve.app import make_app
+from stairwell.errors import UserError
+from stairwell.serve.app import ROUTES, make_app
+from stairwell.serve.guard import host_of
 from stairwell.serve.requests import Limits
+from stairwell.serve.running import read_token
 from stairwell.serve.states import States
+from stairwell.stream import AT_ONCE
 from stairwell.text import Bytes, Characters
 
 WORDS = Characters.build(["abcdefg\n"])
@@ -318,6 +323,105 @@ def test_a_core_that_cannot_take_tokens_back_is_served_too() -> None:
         body = {"prompt": "a", "state": name, "max_tokens": 3}
         assert (await client.post("/v1/completions", json=body)).status_code == 200
         assert (await client.post(f"/v1/states/{name}/crop", json={"tokens": 1})).status_code == 409
+
+    with_client(use, app)
+
+
+def test_every_route_is_described_as_it_is() -> None:
+    described = ask("/openapi.json", method="GET").json()["paths"]
+    methods = {path: {name.upper() for name in parts} & {"GET", "POST", "DELETE"} for path, parts in described.items()}
+    assert methods == {route.path: set(route.methods or ()) - {"HEAD"} for route in ROUTES}
+
+
+@pytest.mark.parametrize(
+    ("header", "host"),
+    [(b"LocalHost:80", "localhost"), (b"127.0.0.1", "127.0.0.1"), (b"[::1]:8000", "::1"), (b"[::1", "::1"), (b"", "")],
+)
+def test_a_host_is_read_without_its_port(header: bytes, host: str) -> None:
+    assert host_of(header) == host
+
+
+def test_a_token_file_holds_one_word(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("  a-long-token\n")
+    assert read_token(file) == "a-long-token"
+    for content in (b"", b"short", b"two words here", b"\xff\xfe\x00long enough", "tökens-are-ascii".encode()):
+        file.write_bytes(content)
+        with pytest.raises(UserError, match="must hold a token"):
+            read_token(file)
+    with pytest.raises(UserError, match="cannot read the token file"):
+        read_token(tmp_path / "none")
+
+
+def test_a_long_prompt_does_not_hold_up_others() -> None:
+    """It is read in parts; a text that is written meanwhile gets a token between any two."""
+
+    async def use(client: httpx.AsyncClient, app: Any) -> None:
+        batch, order = app.state.service.batch, []
+        hidden, step = batch.model.hidden, batch.session.step
+        batch.session.step = lambda tokens: (order.append("step"), step(tokens))[1]
+        batch.model.hidden = lambda x, state: (order.append(x.shape[1]), hidden(x, state))[1]
+        try:
+            short = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "a", "max_tokens": 400}))
+            while "step" not in order:
+                await asyncio.sleep(0.001)
+            await client.post("/v1/completions", json={"prompt": "abc" * 2000, "max_tokens": 1})
+            await short
+        finally:
+            del batch.model.hidden
+        read = [i for i, what in enumerate(order) if what == AT_ONCE]
+        assert len(read) == 5 and all("step" in order[i : i + 2] for i in read[:-1])
+
+    with_client(use, make_app(make_model(), WORDS))
+
+
+def test_texts_of_one_prompt_read_it_once() -> None:
+    async def use(client: httpx.AsyncClient, app: Any) -> None:
+        body = {"prompt": "abcdef", "n": 4, "max_tokens": 5, "seed": 1, "echo": True, "logprobs": 1}
+        choices = (await client.post("/v1/completions", json=body)).json()["choices"]
+        assert app.state.service.batch.counts["prompt_tokens"] == 6
+        assert all(choice["text"].startswith("abcdef") for choice in choices) and len({*map(str, choices)}) == 4
+        first = [choice["logprobs"]["token_logprobs"][:6] for choice in choices]
+        assert first[1:] == first[:-1]
+
+    with_client(use)
+
+
+def test_half_a_character_in_the_prompt_is_finished_by_the_text() -> None:
+    """The model is made to say the second byte of é."""
+    model = make_model(inputs=256)
+    with torch.no_grad():
+        model.head.bias[0xA9] += 100  # type: ignore[union-attr]
+    app = make_app(model, Bytes())
+
+    async def use(client: httpx.AsyncClient, app: Any) -> None:
+        body = {"prompt": [ord("a"), 0xC3], "max_tokens": 1, "temperature": 0}
+        assert (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"] == "é"
+
+    with_client(use, app)
+
+
+def test_offsets_are_of_the_text_although_a_stop_string_holds_it_back() -> None:
+    whole = expected("abc", 8)
+    body = {"prompt": "abc", "max_tokens": 8, "temperature": 0, "logprobs": 0, "stop": [whole[1:3] + "never"]}
+    choice = ask("/v1/completions", body).json()["choices"][0]
+    assert choice["text"] == whole and choice["logprobs"]["text_offset"] == list(range(8))
+
+
+def test_a_core_with_a_longest_stream_stops_there() -> None:
+    core = GlobalCachedStaircaseConfig(width=8, heads=2, layers=1, chunk=4, compute=1, max_tokens=20)
+    app = make_app(make_model(core), WORDS)
+
+    async def use(client: httpx.AsyncClient, app: Any) -> None:
+        body = {"prompt": "abcdefgabc", "max_tokens": 100}
+        answer = (await client.post("/v1/completions", json=body)).json()
+        assert answer["usage"]["completion_tokens"] == 11 and answer["choices"][0]["finish_reason"] == "length"
+        answer = await client.post("/v1/completions", json={"prompt": "abc" * 10})
+        assert answer.status_code == 400 and "more than max_tokens=20" in answer.text
+        name = (await client.post("/v1/states", json={"prompt": "abcdefgabc"})).json()["id"]
+        assert (await client.post(f"/v1/states/{name}/feed", json={"prompt": "abc" * 10})).status_code == 400
+        assert (await client.get(f"/v1/states/{name}")).json()["tokens"] == 10
+        assert app.state.service.batch.counts["failed"] == 0
 
     with_client(use, app)
 

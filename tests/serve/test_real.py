@@ -24,6 +24,24 @@ def test_the_openai_client_completes_and_streams(server: Server) -> None:
     assert [model.id for model in server.client.models.list()] == ["tiny"]
 
 
+def test_the_openai_client_streams_scores_and_usage_from_a_state(server: Server) -> None:
+    body = {"prompt": "the quick"}
+    name = server.client.post("/states", body=body, cast_to=dict)["id"]  # type: ignore[type-var]
+    asked = {"model": "tiny", "prompt": " brown", "max_tokens": 6, "seed": 3, "logprobs": 2, "n": 2}
+    stream = server.client.completions.create(
+        **asked, extra_body={"state": name}, stream=True, stream_options={"include_usage": True}
+    )
+    texts, tokens, usage = ["", ""], 0, None
+    for part in stream:
+        usage = part.usage or usage
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+            tokens += len(choice.logprobs.tokens) if choice.logprobs else 0
+    assert usage is not None and usage.completion_tokens == tokens == 12
+    whole = server.client.completions.create(**{**asked, "prompt": "the quick brown"})
+    assert texts == [choice.text for choice in whole.choices]
+
+
 def test_the_openai_client_understands_mistakes(server: Server) -> None:
     with pytest.raises(openai.BadRequestError, match="out of range"):
         server.client.completions.create(model="tiny", prompt=[256])

@@ -1,0 +1,407 @@
+"""Clients that are slow, vanish or send nonsense: the server stays well, they leave nothing behind, and nobody else
+notices them, to the last bit."""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
+from stairwell.generate import Choice
+from stairwell.serve.app import make_app
+from stairwell.serve.batch import Batch, Done, Job, Prompt, Token
+from stairwell.serve.requests import KNOWN, Limits
+from stairwell.state import State
+from stairwell.text import Bytes
+from tests.serve.conftest import Inside, inside
+
+torch.manual_seed(0)
+CORE = FeedbackConfig(width=16, heads=2, layers=2, memory=12)
+MODEL = LanguageModel(LanguageModelConfig(core=CORE, inputs=256)).eval()
+BODY = b'{"prompt": "abc", "max_tokens": 4000, "stream": true, "echo": true, "logprobs": 5}'
+
+
+def app(**options: Any) -> Any:
+    return make_app(MODEL, Bytes(), **options)
+
+
+def head(length: int, path: str = "/v1/completions") -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Content-Type: application/json", f"Content-Length: {length}"]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n"
+
+
+def connect(server: Inside) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", server.port))
+    client.settimeout(20)
+    return client
+
+
+def is_well(server: Inside) -> None:
+    answer = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 2})
+    assert answer.status_code == 200 and answer.json()["usage"]["completion_tokens"] == 2
+
+
+def read_to_the_end(client: socket.socket) -> bytes:
+    found = b""
+    try:
+        while part := client.recv(65536):
+            found += part
+    except ConnectionError:
+        pass
+    return found
+
+
+def test_a_client_that_sends_a_byte_now_and_then_is_cut_off() -> None:
+    with inside(app(), patience=0.5) as server, connect(server) as slow, connect(server) as silent:
+        ended = time.monotonic() + 20
+        with pytest.raises(ConnectionError):
+            for byte in head(len(BODY)) * 100:
+                slow.sendall(bytes([byte]))
+                time.sleep(0.05)
+                assert time.monotonic() < ended
+        assert read_to_the_end(silent) == b""
+        is_well(server)
+        server.settle()
+
+
+def test_a_body_that_never_ends_is_cut_off() -> None:
+    with inside(app(), answers_within=0.5) as server, connect(server) as slow:
+        slow.sendall(head(1000) + b" ")
+        assert read_to_the_end(slow) == b""
+        is_well(server)
+        server.settle()
+
+
+def test_a_client_that_does_not_read_is_cut_off() -> None:
+    with inside(app(), answers_within=2.0) as server:
+        clients = [connect(server) for _ in range(3)]
+        for client in clients:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.sendall(head(len(BODY)) + BODY)
+        is_well(server)
+        server.settle()
+        for client in clients:
+            client.close()
+
+
+def test_clients_that_vanish_leave_nothing_behind() -> None:
+    whole = head(len(BODY)) + BODY
+    quiet = BODY.replace(b'"stream": true', b'"stream": false')
+    cuts = [b"", b"PO", whole[:40], head(len(BODY)), whole[:-5], whole, head(len(quiet)) + quiet]
+    with inside(app(rows=2, waiting=200)) as server:
+        for turn in range(12):
+            for cut in cuts:
+                client = connect(server)
+                client.sendall(cut)
+                if turn % 3 == 1:
+                    time.sleep(0.01)
+                if turn % 3 == 2 and cut == whole:
+                    client.recv(1)
+                if turn % 2:  # with a reset instead of an end
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.close()
+        server.settle()
+        is_well(server)
+        assert server.service.batch.counts["failed"] == 0
+
+
+@pytest.mark.parametrize(
+    "nonsense",
+    [
+        b"\x00\xff\x16\x03\x01 not HTTP at all\r\n\r\n",
+        b"GET / HTTP/9.9\r\nHost: localhost\r\n\r\n",
+        b"GET\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: [::1\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: \xff\xfe\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nno colon\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 20_000 + b"\r\n",
+        b"GET /v1/states/..%2f..%2fetc%2fpasswd HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /v1/states/%00%ff/save HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET http://evil.example/ HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"BREW / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        head(10**15) + b"{" + b" " * 2_000_000,
+        b"GET / HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 50 + b"GET",
+    ],
+    ids=lambda nonsense: repr(nonsense[:40]),
+)
+def test_nonsense_is_refused(nonsense: bytes) -> None:
+    with inside(app(), patience=1.0) as server:
+        with connect(server) as client:
+            try:
+                client.sendall(nonsense)
+                client.shutdown(socket.SHUT_WR)
+            except OSError:
+                pass
+            answer = read_to_the_end(client)
+        assert b"HTTP/1.1 500" not in answer
+        is_well(server)
+        server.settle()
+
+
+WRONG: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1.5,
+    1e300,
+    2**70,
+    "",
+    "\ud800",
+    "x",
+    [],
+    {},
+    [[]],
+    [None],
+    {"a": []},
+    [1],
+]
+
+
+def test_no_value_of_any_field_is_a_bug() -> None:
+    with inside(app(limits=Limits(tokens=2))) as server, httpx.Client(timeout=60) as client:
+        address = f"http://127.0.0.1:{server.port}"
+        for field in sorted(KNOWN):
+            for value in WRONG:
+                answer = ask_in_ascii(
+                    client, f"{address}/v1/completions", {"prompt": "abc", "max_tokens": 2, field: value}
+                )
+                assert answer.status_code in (200, 400, 404), (field, value, answer.text)
+        for path in ("/tokenize", "/detokenize", "/v1/states"):
+            for field in ("prompt", "tokens", "model", "add_special_tokens"):
+                for value in WRONG:
+                    answer = ask_in_ascii(client, address + path, {field: value})
+                    assert answer.status_code in (200, 201, 400, 404), (path, field, value, answer.text)
+        is_well(server)
+        assert server.service.batch.counts["failed"] == 0
+
+
+def ask_in_ascii(client: httpx.Client, address: str, body: Any) -> httpx.Response:
+    """So that anything can be said."""
+    return client.post(address, content=json.dumps(body), headers={"content-type": "application/json"})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[" * 100_000,
+        b'{"prompt": ' + b"[" * 900 + b"]" * 900 + b"}",
+        b'{"stop": ' + b'{"a":' * 900 + b"1" + b"}" * 900 + b', "prompt": "a"}',
+        b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}",
+        b'{"prompt": "a", "temperature": 1e999}',
+        b'{"prompt": "a", "prompt": "b"}',
+        b'\xef\xbb\xbf{"prompt": "a"}',
+        '{"prompt": "a"}'.encode("utf-16"),
+        b'{"prompt": "\xff"}',
+        b"",
+        b"null",
+    ],
+    ids=lambda content: repr(content[:30]),
+)
+def test_hostile_json_is_refused(content: bytes) -> None:
+    with inside(app()) as server:
+        answer = httpx.post(
+            f"http://127.0.0.1:{server.port}/v1/completions",
+            content=content,
+            headers={"content-type": "application/json"},
+        )
+        assert answer.status_code == 400, answer.text
+        is_well(server)
+
+
+@pytest.mark.parametrize(
+    "options", [{"temperature": 1e-300}, {"temperature": 1e-5, "top_p": 1e-300}, {"top_p": 1e-300}]
+)
+def test_options_next_to_nothing_take_the_likeliest(options: dict[str, float]) -> None:
+    with inside(app()) as server:
+        body = {"prompt": "abc", "max_tokens": 10}
+        greedy = server.post("/v1/completions", {**body, "temperature": 0}).json()["choices"]
+        assert server.post("/v1/completions", {**body, **options}).json()["choices"] == greedy
+
+
+def test_too_many_clients_are_told_to_come_back() -> None:
+    with inside(app(limits=Limits(clients=2), rows=1)) as server, connect(server) as one, connect(server) as two:
+        one.sendall(head(10))
+        two.sendall(head(10))
+        while server.busy["requests"] < 2:
+            time.sleep(0.01)
+        answer = httpx.get(f"http://127.0.0.1:{server.port}/health")
+        assert answer.status_code == 429 and answer.headers["retry-after"]
+        one.close()
+        while server.busy["requests"] > 1:
+            time.sleep(0.01)
+        is_well(server)
+
+
+def test_answers_in_the_making_have_a_limit_together() -> None:
+    limits = Limits(told=1000, tokens=900)
+    with inside(app(limits=limits, rows=1)) as server:
+        too_much = server.post("/v1/completions", {"prompt": ["a", "b"], "max_tokens": 900})
+        assert too_much.status_code == 400 and "too long" in too_much.text
+        body = {"prompt": "a", "max_tokens": 900}
+        answers: list[int] = []
+        ask = [
+            threading.Thread(target=lambda: answers.append(server.post("/v1/completions", body).status_code))
+            for _ in range(4)
+        ]
+        for thread in ask:
+            thread.start()
+        for thread in ask:
+            thread.join()
+        assert 200 in answers and set(answers) <= {200, 429}
+        server.settle()
+        is_well(server)
+
+
+def test_a_restored_file_with_any_byte_changed_harms_nobody() -> None:
+    rng = random.Random(0)
+    kind = {"content-type": "application/octet-stream"}
+    with inside(app()) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
+        name = client.post("/v1/states", json={"prompt": "some text to read"}).json()["id"]
+        content = client.get(f"/v1/states/{name}/save").content
+        taken = 0
+        for _ in range(150):
+            damaged = bytearray(content)
+            for _ in range(rng.choice((1, 1, 8, 64))):
+                damaged[rng.randrange(len(content))] = rng.randrange(256)
+            answer = client.post("/v1/states/restore", content=bytes(damaged), headers=kind)
+            assert answer.status_code in (201, 400), answer.text
+            if answer.status_code == 201:
+                taken += 1
+                restored = answer.json()["id"]
+                body = {"state": restored, "max_tokens": 3, "logprobs": 5, "echo": True}
+                assert client.post("/v1/completions", json=body).status_code in (200, 400)
+                assert client.post(f"/v1/states/{restored}/crop", json={"tokens": 3}).status_code in (200, 409)
+                assert client.delete(f"/v1/states/{restored}").status_code == 204
+        assert taken, "numbers may be changed, so some must have been taken"
+        is_well(server)
+        assert server.service.batch.counts["failed"] == 0
+
+
+def test_thousands_of_states_stop_at_their_quotas() -> None:
+    limits = Limits(states=3000, states_bytes=10**9)
+    with inside(app(limits=limits)) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}") as client:
+        first = client.post("/v1/states", json={"prompt": "abc"}).json()
+        for _ in range(2999):
+            server.service.states.fork(first["id"])
+        refused = client.post(f"/v1/states/{first['id']}/fork")
+        assert refused.status_code == 429 and "3000 states are kept already" in refused.text
+        assert client.post(f"/v1/states/{first['id']}/feed", json={"prompt": "d"}).status_code == 200
+        assert client.delete(f"/v1/states/{first['id']}").status_code == 204
+        assert client.post("/v1/states", json={}).status_code == 201
+        is_well(server)
+    few = Limits(states_bytes=first["bytes"] * 2)
+    with inside(app(limits=few)) as server:
+        for status in (201, 201, 429):
+            assert server.post("/v1/states", {"prompt": "abc"}).status_code == status
+
+
+Neighbour = Callable[[Callable[[Token | Done], None]], Job]
+
+
+def told_beside(neighbours: Sequence[Neighbour]) -> list[Token | Done]:
+    """All that is told of one text, to the last bit, written beside others that come at the same time."""
+    batch = Batch(MODEL, Bytes(), rows=len(neighbours) + 1)
+    try:
+        told: list[Token | Done] = []
+        over = [threading.Event() for _ in range(len(neighbours) + 1)]
+
+        def teller(i: int, keep: list[Token | Done]) -> Callable[[Token | Done], None]:
+            def tell(what: Token | Done) -> None:
+                keep.append(what)
+                if isinstance(what, Done):
+                    over[i].set()
+
+            return tell
+
+        jobs = [neighbour(teller(i + 1, [])) for i, neighbour in enumerate(neighbours)]
+        mine = Job(Prompt(list(b"a text of mine"), logprobs=5), 40, Choice(), teller(0, told), seed=1)
+        batch.submit(*jobs[:1], mine, *jobs[1:])
+        assert all(event.wait(60) for event in over)
+        return told
+    finally:
+        batch.close()
+
+
+def plain(prompt: bytes, tokens: int) -> Neighbour:
+    return lambda tell: Job(Prompt(list(prompt)), tokens, Choice(), tell, seed=2)
+
+
+def vanishing(prompt: bytes, after: int) -> Neighbour:
+    def make(tell: Callable[[Token | Done], None]) -> Job:
+        def count(what: Token | Done) -> None:
+            job.cancelled = job.written >= after
+            tell(what)
+
+        job = Job(Prompt(list(prompt)), 1000, Choice(), count, seed=3)
+        return job
+
+    return make
+
+
+def poisoned(prompt: bytes) -> Neighbour:
+    """Goes on from a state that somebody made up: its numbers are none."""
+
+    def make(tell: Callable[[Token | Done], None]) -> Job:
+        with torch.no_grad():
+            logits, state = MODEL(torch.tensor([list(prompt)]), MODEL.init_state(1))
+
+        def spoil(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor * torch.nan if tensor.is_floating_point() else tensor
+
+        begin: tuple[State, Any, list[int]] = (state.map(spoil), logits[0, -1], [])
+        return Job(Prompt([], begin), 1000, Choice(), tell)
+
+    return make
+
+
+def failing(prompt: bytes, after: int) -> Neighbour:
+    """A bug that one row meets when it chooses."""
+
+    def make(tell: Callable[[Token | Done], None]) -> Job:
+        def choose(logits: Any, recent: Any, generator: Any) -> int:
+            if job.written >= after:
+                raise RuntimeError("a bug of this row alone")
+            return 65
+
+        choice: Any = choose
+        job = Job(Prompt(list(prompt)), 1000, choice, tell)
+        return job
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_neighbours_change_no_bit_of_a_text() -> None:
+    """They leave at the same steps, so that the batch has the same shapes; how they leave and what they say differ."""
+    quiet = told_beside([plain(b"neighbour one", 6), plain(b"neighbour two", 2), plain(b"three", 9), plain(b"4", 30)])
+    assert isinstance(quiet[-1], Done) and len(quiet) == 41
+    loud = told_beside(
+        [vanishing(b"ANOTHER ONE !", 6), poisoned(b"and a bad one"), failing(b"five!", 8), plain(b"z", 30)]
+    )
+    assert loud == quiet
+
+
+def test_a_bug_of_one_row_ends_that_row_alone(caplog: pytest.LogCaptureFixture) -> None:
+    told = told_beside([failing(b"x", 3)])
+    assert told[-1] == Done("length", told[-1].text) and len(told) == 41
+    assert "a bug of this row alone" in caplog.text
