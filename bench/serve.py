@@ -2,8 +2,9 @@
 
 small, large: one process serves, with its defaults; this one asks, through HTTP, with the same requests for everyone.
 `loop` is what people do without a server: one text after another in one process, by `generate`'s own functions. All
-take turns, so that a slow moment of the machine hits everyone; before anything is timed the server must write what the
-loop writes. The models are untrained: what they say does not matter to the time that it takes.
+take turns, so that a slow moment of the machine hits everyone; before anything is timed the server must give each token
+that it writes the probability that the model gives it. The models are untrained: what they say does not matter to the
+time that it takes, but many tokens are as good as equally likely, so that texts differ by rounding.
 
 memory: the resident memory of a server, by the thousand requests of all kinds: whole, streamed, abandoned, refused,
 with states that are made, forked, saved, restored and forgotten.
@@ -19,19 +20,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
+import torch
 
 from bench.records import ROOT
 from bench.speed import spread
 from stairwell.generate import Choice, load_writer, write
+from stairwell.models import LanguageModel
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import fit
+from stairwell.stream import Stream
+from stairwell.text import Bytes
 
 CLIENTS = (1, 4, 16)
 ROUNDS = 5
@@ -87,20 +92,37 @@ def asked(n: int) -> list[Asked]:
     return [Asked(text[i % 40 : i % 40 + PROMPT], i) for i in range(n)]
 
 
-async def ask_all(address: str, clients: int, requests: Sequence[Asked]) -> list[str]:
-    """As many clients, each asking for its next text when it has its last."""
-    left, texts = iter(enumerate(requests)), [""] * len(requests)
+async def ask_all(address: str, clients: int, requests: Sequence[Asked], **more: Any) -> list[dict[str, Any]]:
+    """As many clients, each asking for its next text when it has its last; the texts as choices of OpenAI's."""
+    left, choices = iter(enumerate(requests)), [{} for _ in requests]
     limits = httpx.Limits(max_connections=clients)
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as http:
 
         async def client() -> None:
             for i, request in left:
-                answer = (await http.post("/v1/completions", json=request.body)).raise_for_status().json()
+                answer = (await http.post("/v1/completions", json={**request.body, **more})).raise_for_status().json()
                 assert answer["usage"]["completion_tokens"] == TOKENS
-                texts[i] = answer["choices"][0]["text"]
+                choices[i] = answer["choices"][0]
 
         await asyncio.gather(*(client() for _ in range(clients)))
-    return texts
+    return choices
+
+
+def check_equal(model: LanguageModel, address: str, requests: Sequence[Asked]) -> None:
+    """All at once: the log-probabilities of what the server writes against the model's own."""
+    choices = asyncio.run(ask_all(address, len(requests), requests, logprobs=0))
+    for request, choice in zip(requests, choices):
+        stream = Stream(model, Bytes())
+        stream.feed(request.prompt)
+        known = stream.surprise(b"".join(map(as_bytes, choice["logprobs"]["tokens"])))
+        error = (known + torch.tensor(choice["logprobs"]["token_logprobs"])).abs().max()
+        if not error < 1e-3:
+            sys.exit(f"the server's log-probabilities differ from the model's by {error:.2g}")
+
+
+def as_bytes(token: str) -> bytes:
+    """A token of bytes as the server spells it."""
+    return bytes.fromhex(token[6:].replace("\\x", "")) if token.startswith("bytes:") else token.encode()
 
 
 def measure_throughput(case: str, sizes: dict[str, int], rounds: int = ROUNDS, texts: int = 16) -> list[dict[str, Any]]:
@@ -109,18 +131,18 @@ def measure_throughput(case: str, sizes: dict[str, int], rounds: int = ROUNDS, t
         run = make_run(Path(folder), sizes)
         model, vocabulary = load_writer(run, "cpu")
 
-        def loop() -> list[str]:
-            choice = Choice(temperature=0.8)
-            return ["".join(write(model, vocabulary, one.prompt, TOKENS, choice, (), one.seed)) for one in requests]
+        def loop() -> None:
+            for one in requests:
+                for _ in write(model, vocabulary, one.prompt, TOKENS, Choice(temperature=0.8), (), one.seed):
+                    pass
 
         with served(run) as (address, _):
-            ways = {"loop": loop}
+            check_equal(model, address, requests)
+            ways: dict[str, Callable[[], Any]] = {"loop": loop}
             for clients in CLIENTS:
                 ways[str(clients)] = lambda clients=clients: asyncio.run(ask_all(address, clients, requests))
-            written = {name: way() for name, way in ways.items()}  # until everything is warm
-            for name, found in written.items():
-                if found != written["loop"]:
-                    sys.exit(f"the server with {name} clients writes something else than the loop")
+            for way in ways.values():  # until everything is warm
+                way()
             times: dict[str, list[float]] = {name: [] for name in ways}
             for _ in range(rounds):
                 for name, way in ways.items():
