@@ -27,7 +27,9 @@ from stairwell.errors import UserError
 from stairwell.experiments import measures
 from stairwell.layers import Masks
 from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
+from stairwell.models.embedding import FirstToken
 from stairwell.models.encoder import EncoderConfig, relative_scores
+from stairwell.tasks import group_words
 from stairwell.tasks.base import Batch
 from stairwell.tasks.language import LanguageScore
 from stairwell.tasks.pairs import PairBatch, buckets
@@ -36,7 +38,7 @@ from stairwell.tasks.translation import Config as TranslationConfig
 from stairwell.train.pairs import GREEDY, PairCrossEntropy
 from stairwell.train.processes import World
 from stairwell.train.streams import CrossEntropy
-from stairwell.train.translating import SEARCH, Search, search_of
+from stairwell.train.translating import SEARCH, Search, Translator, search_of
 from tests.train.test_loop import trainer
 
 BITS = {"bits_per_character": 0.5 / math.log(2)}
@@ -230,3 +232,50 @@ def test_decoding_speed_counts_what_was_decoded(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(Session, "step", lambda self, tokens: (steps.append(1), step(self, tokens))[1])
     measures.DecodingSpeed("", state_bytes=1, steps=7).measure(run.folder, "cpu", "auto")
     assert len(steps) == 3 + 7
+
+
+def test_the_first_token_alone_is_told_apart() -> None:
+    first = FirstToken(2)
+    torch.nn.init.ones_(first.vector)
+    age = torch.tensor([[0, 1, 2], [3, 0, 1]])
+    assert first(torch.zeros(2, 3, 2), age)[..., 0].tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_the_generators_of_the_groups_are_permutations() -> None:
+    for generator in (group_words.SWAP, group_words.SMALL_CYCLE, group_words.CYCLE):
+        assert sorted(generator) == list(range(group_words.ELEMENTS))
+
+
+def test_nan_in_sight_of_a_learned_span_is_not_hidden() -> None:
+    core = build(FeedbackConfig(width=8, heads=2, layers=1, memory=4, adaptive_span=True))
+    core.engine = None
+    x = torch.randn(1, 3, 8)
+    x[0, 0] = torch.nan
+    assert core(x, core.init_state(1))[0][0, 1].isnan().all()
+
+
+@pytest.mark.parametrize("longest", [1, 3])
+def test_a_target_has_no_more_tokens_than_it_may(longest: int) -> None:
+    """The end is not counted."""
+    symbols: Any = type("Symbols", (), {"target": text.Bytes(), "source": text.Bytes()})()
+    asked: list[list[int]] = []
+    task: Any = type("Task", (), {
+        "end": 3, "vocabulary": symbols, "config": TranslationConfig(longest_target=50), "normal": staticmethod(str),
+        "read_sources": staticmethod(lambda texts: ([np.array([1, 2, 3])] * len(texts), 0)),
+        "write_target": staticmethod(lambda tokens: asked.append(list(tokens)) or ""),
+    })()  # fmt: skip
+    config = Seq2SeqConfig(core=CORE, sources=4, targets=4, encoder_layers=1, encoder_heads=2, tied="none")
+    model = Seq2Seq(config)
+    with torch.no_grad():
+        model.head.bias[3] = -100.0  # type: ignore[index]
+    list(Translator(model, task, Search(beam=1, longest=longest)).translate(["x"]))
+    assert [len(tokens) for tokens in asked] == [longest]
+
+
+def test_another_models_checkpoint_is_told(tmp_path: Path) -> None:
+    small, large = trainer(tmp_path / "a"), trainer(tmp_path / "b", core__width=16)
+    small.run()
+    large.folder.path.mkdir(parents=True)
+    (large.folder.path / "checkpoints").symlink_to(small.folder.path / "checkpoints")
+    with pytest.raises(UserError, match="of another model"):
+        large.resume()
