@@ -89,8 +89,9 @@ def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> Non
 def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None:
     """Nothing but what says valid or dev is read from the validation split."""
     seen = set()
-    for make in CATALOGUE.values():
-        for column in make(scale).columns:
+    # Not every study is made at every scale.
+    for study in filter(None, (make(scale) for make in CATALOGUE.values())):
+        for column in study.columns:
             if isinstance(column, Metric | Sample):
                 wanted = "valid" if column.title.startswith(("valid", "dev")) else "test"
                 assert column.split == wanted, column
