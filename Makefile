@@ -1,5 +1,6 @@
 # make demo    sets everything up and lets Feedback and a Transformer face each other
 # make test    sets everything up and runs all checks
+# make quick   the laws and something of every room, within minutes
 # make slow    the proofs that take minutes
 #
 # TORCH=... installs another torch, for instance one for your GPU; VENV=... uses another folder.
@@ -9,7 +10,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test slow clean
+.PHONY: demo test quick slow clean
 
 $(VENV)/installed: pyproject.toml $(wildcard setup.py) $(wildcard stairwell/fast/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "stairwell needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
@@ -26,6 +27,10 @@ test: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
+
+quick: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -m quick
 
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow

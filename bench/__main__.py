@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import (
+    browser,
     data,
     decode,
     environments,
@@ -48,6 +49,9 @@ MEASUREMENTS = {
     "serve": Measurement("the server under load", serve.measure, serve.CASES),
     "data": Measurement("whether data keeps up with training", data.measure),
     "speculation": Measurement("a Feedback draft for a large Transformer-XL", speculation.measure, speculation.CASES),
+    "browser": Measurement(
+        "exported pages: their size, and tokens a second in Chromium", browser.measure, browser.CASES
+    ),
     "environments": Measurement("steps a second of the batched environments", environments.measure),
 }
 PAGES = {

@@ -32,12 +32,12 @@ FOLDER = Path("runs/bench-speculation")
 COMMON = {"train.decay": "cosine", "train.valid_tokens": "100000", "train.segment": "64", "train.log_every": "20"}
 TARGET = {
     "core.width": "512", "core.layers": "8", "core.heads": "8", "core.memory": "128", "train.batch": "8",
-    "train.steps": "1500", "train.learning_rate": "5e-4", "train.warmup": "100", "train.validate_every": "250",
+    "train.steps": "800", "train.learning_rate": "5e-4", "train.warmup": "100", "train.validate_every": "250",
     "train.checkpoint_every": "50",
 }  # fmt: skip
 DRAFT = {
     "core.width": "128", "core.layers": "2", "core.heads": "4", "core.memory": "64", "train.batch": "32",
-    "train.steps": "3000", "train.learning_rate": "2e-3", "train.warmup": "100",
+    "train.steps": "1500", "train.learning_rate": "2e-3", "train.warmup": "100",
 }  # fmt: skip
 CASES = ("greedy", "sampling", "transformers")
 LENGTHS = (2, 4, 7)

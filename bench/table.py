@@ -242,6 +242,53 @@ def serve(records: list[Record]) -> list[str]:
     return lines
 
 
+def speculation(records: list[Record]) -> list[str]:
+    words = {"greedy": "greedy", "sampling": "sampling", "transformers": "greedy, by transformers' `generate`"}
+    rows = [
+        [
+            words[record["case"]],
+            record["what"],
+            f"{100 * record['acceptance']:.0f}%" if "acceptance" in record else "",
+            f"{record['tokens_per_call']:.2f}" if "tokens_per_call" in record else "1.00",
+            f"{record['tokens_per_second']:,.1f}",
+            f"{record['over_alone']:.2f}",
+        ]
+        for record in records
+    ]
+    head = [
+        "decoding",
+        "who writes",
+        "drafted tokens kept",
+        "tokens a call of the target",
+        "tokens/s",
+        "over the target alone",
+    ]
+    first = records[0]
+    sizes = {name: (first[f"{name}_megabytes"], first[f"{name}_bits"]) for name in ("target", "draft")}
+    pair = " and ".join(f"{name} {size} MB, {bits:.2f} bits a byte" for name, (size, bits) in sizes.items())
+    turns = f"{first['prompts']} prompts of the test split, {first['tokens']} tokens each, in turns"
+    return [
+        *grid(head, rows),
+        *("", f"{source(records)}; {turns};"),
+        f"spread up to {spread_of(records):.2f} of the median. Parameters and loss in validation: {pair}.",
+    ]
+
+
+def browser(records: list[Record]) -> list[str]:
+    rows = [
+        [
+            f"`{record['case']}`",
+            f"{record['parameters']:,}",
+            f"{record['bytes']:,}",
+            f"{record['tokens_per_second']:,}",
+            f"{record['with_attention']:,}",
+        ]
+        for record in records
+    ]
+    head = ["page of a preset's model", "parameters", "bytes", "tokens/s", "with all attention looked at"]
+    return [*grid(head, rows), "", f"{source(records)}; {records[0]['browser']}, headless, one thread."]
+
+
 # The name in a section's markers: the measurement that it shows, and how.
 SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "speed": ("speed", speed),
@@ -253,6 +300,8 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "staircase": ("staircase", staircase),
     "scaling": ("scaling", scaling),
     "serve": ("serve", serve),
+    "speculation": ("speculation", speculation),
+    "browser": ("browser", browser),
 }
 
 

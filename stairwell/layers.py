@@ -383,11 +383,20 @@ class Layer(Wiring, nn.Module):
         """Keys and values (B, H, J, K) of raw memory (B, J, D)."""
         return self.attention.keys_values(self.normed(memory))
 
-    def attend_source(self, source: Slots | None, kept: Tensor | None) -> Sublayer | None:
-        """Attention to a source, if there is one."""
+    def attend_source(
+        self, source: Slots | None, kept: Tensor | None, tell: Callable[[Tensor], None] | None = None
+    ) -> Sublayer | None:
+        """Attention to a source, if there is one; `tell` hears its weights (B, H, T, R)."""
         if source is None:
             return None
-        return lambda normed: self.cross(normed, source, None, None, kept)[0]
+
+        def attend(normed: Tensor) -> Tensor:
+            z, weights = self.cross(normed, source, None, None, kept)
+            if tell is not None:
+                tell(weights)
+            return z
+
+        return attend
 
     def source_slots(self, source: Tensor, mask: Tensor | None) -> Slots:
         """The source (B, R, D) as slots that any number of queries see where the mask (B, R) is true."""

@@ -63,10 +63,11 @@ class Stream:
 
     @classmethod
     def open(cls, run: str | os.PathLike[str], device: str = "auto", slack: int = 0) -> Self:
-        """A fresh stream of a run folder's trained model, with its vocabulary if it reads text."""
+        """A fresh stream of a run folder's trained model, with its vocabulary if it reads text or named symbols."""
         model, task = load_run(run, device)
+        known = task.vocabularies
         try:
-            return cls(model, task.vocabularies.get("text"), slack=slack)
+            return cls(model, known.get("text") or known.get("symbols"), slack=slack)
         except UserError as error:
             raise UserError(f"{os.fspath(run)}: {error}") from None
 

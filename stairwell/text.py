@@ -31,6 +31,7 @@ FORMAT = "stairwell.vocabulary.1"
 END_OF_LINE = "\n"
 UNKNOWN = "<unk>"
 BPE_SIZE = 8000
+LARGEST = 10_000_000  # symbols of a BPE
 LONGEST_WORD = 10_000  # characters of a run of letters, digits, spaces or signs that merges are learned from at once
 
 Ids = Sequence[int] | np.ndarray
@@ -264,6 +265,8 @@ class BPE(Vocabulary):
         """Learn about `size` symbols, the 256 bytes among them; a small text yields fewer."""
         if size < 256:
             raise UserError(f"BPE starts from the 256 bytes, so it needs at least 256 symbols, not {size}")
+        if size > LARGEST:  # whose trainer would end the whole process
+            raise UserError(f"BPE of {size:,} symbols is beyond reason; ask for at most {LARGEST:,}")
         tokenizer = Tokenizer(models.BPE())
         # No symbol goes on past the end of a line, so that a text can be encoded line by line.
         lines = pre_tokenizers.Split(Regex("\n"), "merged_with_previous")

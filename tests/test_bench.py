@@ -11,10 +11,11 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import __main__ as bench
-from bench import limit, memory, plot, profile, records, scaling, speed, table
+from bench import browser, limit, memory, plot, profile, records, scaling, speculation, speed, table
 from bench.flops import forward_flops, products, training_flops
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.fast import native
+from tests.export.test_page import BROWSER
 
 TINY = speed.Case("b16", B=2, layers=2, width=16, heads=2, memory=6, segment=8)
 ABOUT = {"command": "python -m bench x", "commit": "abc", "torch": "2", "cpu": "some", "threads": 1, "time": "now"}
@@ -101,6 +102,42 @@ def test_every_measurement_can_be_shown(tmp_path: Path, monkeypatch: pytest.Monk
     assert "| 16 | Feedback |" in shown["limit"] and "8.00" in shown["state"]
     assert "scaling.png" in shown["scaling"] and plot.PICTURE.stat().st_size < 60_000
     assert "memory" in shown and "Not measured yet" in shown["memory"]  # steps take a process each
+
+
+def test_speculation_trains_a_pair_and_tells_acceptance_and_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    monkeypatch.setattr(speculation, "FOLDER", tmp_path / "runs")
+    text = tmp_path / "text.txt"
+    text.write_text("all work and no play makes a dull day\n" * 400)
+    sizes = {"core.width": "8", "core.layers": "1", "core.heads": "1", "core.memory": "6", "train.steps": "40"}
+    sizes |= {"task.path": str(text), "train.segment": "16", "train.batch": "4"}
+    for name in ("TARGET", "DRAFT"):
+        monkeypatch.setattr(speculation, name, getattr(speculation, name) | sizes)
+    for name, value in (("COMMON", {}), ("LENGTHS", (2,)), ("PROMPT", 20), ("TOKENS", 24), ("ROUNDS", 2)):
+        monkeypatch.setattr(speculation, name, value)
+    measured = speculation.measure()
+    assert [(record["case"], record["what"]) for record in measured] == [
+        (case, what) for case in speculation.CASES for what in ("target alone", "draft of 2")
+    ]
+    for record in measured[1::2]:
+        assert 0 <= record["acceptance"] <= 1 and 1 <= record["tokens_per_call"] <= 3
+        # The last call of a text may draft less than it could.
+        assert record["tokens_per_call"] == pytest.approx(1 + 2 * record["acceptance"], abs=0.3)
+    records.add("speculation", measured, ABOUT)
+    assert "drafted tokens kept" in table.section("speculation")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed to open the page in")
+def test_a_page_is_measured_in_a_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    monkeypatch.setattr(browser, "SECONDS", 0.05)
+    (record,) = browser.measure(["random-walk/feedback"])
+    assert record["bytes"] > 4 * record["parameters"] and record["tokens_per_second"] > 0 < record["with_attention"]
+    records.add("browser", [record], ABOUT)
+    assert "`random-walk/feedback`" in table.section("browser")
 
 
 def test_a_case_that_is_measured_again_takes_the_place_of_its_old_records(

@@ -156,10 +156,10 @@ MISTAKES = {
     "train random-walk": "such as 'random-walk/feedback'",
     "train randomwalk/lstm": "unknown task 'randomwalk'; did you mean 'random-walk'?",
     "train random-walk/feedbak": "unknown core 'feedbak'; did you mean 'feedback'?",
-    "train random-walk/lstm --core.widht 8": "--core.width",
+    "train random-walk/lstm --core.widht 8": "No such option: --core.widht; did you mean --core.width?$",
     "train random-walk/lstm --core.memory 8": "unknown option --core.memory",
     "train random-walk/lstm --bogus 8": "No such option: --bogus",
-    "train random-walk/feedback --core.cross true": "No such option: --core.cross",
+    "train random-walk/feedback --core.cross true": "No such option: --core.cross$",
     "train random-walk/staircase --core.sees_itself false": "unknown option --core.sees_itself",
     "train random-walk/multi-vector-rnn --core.chunk 4": "unknown option --core.chunk",
     "train random-walk/memory-network --core.compute 1": "unknown option --core.compute",
@@ -245,7 +245,7 @@ def test_a_mistake_is_told_in_one_line(arguments: str, place: Path) -> None:
         tensors, note = load_tensors(place / "text" / "model.safetensors")
         save_tensors(place / "broken" / "model.safetensors", {n: t * math.nan for n, t in tensors.items()}, note)
     folders = {path for path in place.rglob("*") if path.is_dir()}
-    assert MISTAKES[arguments] in stairwell(place, *arguments.split()).line
+    assert MISTAKES[arguments] in f"{stairwell(place, *arguments.split()).line}$"
     assert {path for path in place.rglob("*") if path.is_dir()} == folders, "a refused command leaves nothing behind"
 
 

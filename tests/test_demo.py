@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stairwell.cli.studies import run_demo
 from stairwell.experiments import demo
 
 
@@ -47,3 +48,15 @@ def test_the_face_off_ends_in_a_report_and_is_not_run_twice(tmp_path: Path, monk
     assert [row[-1] for row in demo.table(results).rows] == ["100", "68"]
     assert demo.face_off(tmp_path, 2, "cpu", "auto", show) == results
     assert len(shown) == 2
+
+
+def test_the_demo_ends_in_a_page_to_drive_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = demo.contender
+    options = {"train.batch": "4", "train.valid_rows": "10", "task.valid_episodes": "10", "task.test_episodes": "50"}
+    monkeypatch.setattr(demo, "contender", lambda core, updates: small(core, updates).with_options(options))
+    run_demo(tmp_path, 1, "cpu", "auto", lambda *_: nullcontext(lambda event: None))
+    assert capsys.readouterr().out.endswith(f"drive the agent yourself: {tmp_path / 'drive.html'}\n")
+    page = (tmp_path / "drive.html").read_text(encoding="utf-8")
+    assert '"kind":"grid"' in page and 'id="parameters-0"' in page and 'id="parameters-1"' in page

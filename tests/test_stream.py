@@ -11,6 +11,8 @@ import torch
 from stairwell import CORES, LanguageModel, LanguageModelConfig, configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import fit
 from stairwell.stream import ANCHOR, AT_ONCE, Stream, StreamBatch
 from stairwell.text import BPE, Bytes, Characters
 
@@ -251,3 +253,30 @@ def test_a_stream_of_a_batch_can_be_cropped() -> None:
     batch.crop(a, 3)
     torch.testing.assert_close(batch.log_probabilities(a), expected(model, tokens)[-1])
     torch.testing.assert_close(batch.log_probabilities(b), expected(model, tokens[:4])[-1])
+
+
+@pytest.mark.parametrize("kind", ["events", "readings"])
+def test_a_run_on_logs_or_readings_is_fed_by_name(kind: str, tmp_path: Path) -> None:
+    """As docs/streams.md tells it: what was trained on names takes names."""
+    lines, labels = "login read write logout\n" * 40, "idle working working idle\n" * 40
+    (tmp_path / "machine.tokens").write_text(lines)
+    (tmp_path / "machine.labels").write_text(labels)
+    options = {"core.width": "8", "core.heads": "1", "core.layers": "1", "train.steps": "1", "train.batch": "2"}
+    options |= {"train.segment": "4", "task.path": str(tmp_path / "machine.tokens")}
+    if kind == "events":
+        options |= {"task.unit": "words", "task.documents": "lines"}
+    fit(
+        preset("lm/feedback" if kind == "events" else "labelled/feedback").with_options(options),
+        tmp_path / "run",
+        "cpu",
+    )
+    stream = Stream.open(tmp_path / "run", "cpu")
+    stream.feed("login read")
+    assert stream.count == 2
+    if kind == "events":
+        assert float(stream.surprise("write")) > 0
+        stream.feed("never-heard-of")
+    else:
+        assert stream.vocabulary.labels == ("idle", "working") and len(stream.probabilities()) == 2  # type: ignore[union-attr]
+        with pytest.raises(UserError, match="never-heard-of"):
+            stream.feed("never-heard-of")

@@ -132,6 +132,8 @@ def test_bpe_learns_the_same_twice_and_no_more_than_asked() -> None:
     assert first.dumps() == second.dumps()
     assert first.size == 290
     assert len(first.encode(SAMPLE)) < len(SAMPLE)
+    with pytest.raises(ValueError, match="BPE of 1,000,000,000 symbols is beyond reason; ask for at most 10,000,000"):
+        text.BPE.build(["abc"], 10**9)
     with pytest.raises(ValueError, match="at least 256 symbols, not 255"):
         text.BPE.build([SAMPLE], 255)
 

@@ -91,6 +91,21 @@ def test_the_best_come_with_their_scores(place: Path) -> None:
     assert "the 3 best of a beam of 2" in ended.line
 
 
+def test_targets_can_be_drawn(place: Path) -> None:
+    draw = ["translate", "run", "data/val.xx", "--temperature", 1.0, "--nbest", 2]
+    once, again, other = (run_command(place, *draw, "--seed", seed) for seed in (1, 1, 2))
+    assert once.status == 0 and len(once.out.splitlines()) == 80
+    assert once.out == again.out != other.out
+    assert "give a temperature too" in run_command(place, "translate", "run", "data/val.xx", "--top-k", 3).line
+
+
+def test_a_report_shows_sentences_and_where_the_model_looked(place: Path) -> None:
+    ended = run_command(place, "report", "run", "--out", "page.html")
+    assert ended.status == 0, ended
+    page = (place / "page.html").read_text()
+    assert page.count('class="looks"') == 4 and page.count("<dt>wanted</dt>") == 4
+
+
 def test_a_prefix_is_what_a_translation_begins_with(place: Path) -> None:
     (place / "sources").write_bytes(b"ba\nke\n")
     (place / "prefixes").write_bytes(b"four five\n\n")
@@ -162,6 +177,9 @@ def test_articles_are_summarised(tmp_path: Path) -> None:
     assert ended.status == 0 and ended.out.count("\n") == 30
     scores = json.loads(run_command(tmp_path, "eval", "runs/summarization-feedback", "--split", "valid", "--json").out)
     assert {"rouge1", "rouge2", "rougeL"} <= scores.keys()
+    asked = ["eval", "runs/summarization-feedback", "--split", "valid", "--baselines", "--json"]
+    scores = json.loads(run_command(tmp_path, *asked).out)
+    assert scores["nearest_rougeL"] == 100 and scores["lead_rougeL"] == 0
 
 
 def test_scores_are_those_of_the_tools() -> None:

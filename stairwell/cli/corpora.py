@@ -1,4 +1,4 @@
-"""`stairwell data`: published corpora."""
+"""`stairwell data`: published corpora, and one that is on every machine."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
-from stairwell.cli.app import app
+from stairwell.cli.app import app, say
 
-data_app = typer.Typer(help="Published corpora: list, fetch and check them.", no_args_is_help=True)
+data_app = typer.Typer(
+    help="Corpora: list, fetch and check published ones, make one of docstrings.", no_args_is_help=True
+)
 
 
 app.add_typer(data_app, name="data")
@@ -57,3 +59,15 @@ def data_check(path: Annotated[Path, typer.Argument(help="a file or folder")]) -
         print(f"  {verdict.file.name}: {verdict.size:,} bytes, {word}; {verdict.detail}")
     if report.holds is False:
         raise typer.Exit(1)
+
+
+@data_app.command("docstrings")
+def data_docstrings(to: Annotated[Path, typer.Option(help="the new folder to write to")] = Path("docstrings")) -> None:
+    """Make a corpus of the installed Python packages: functions, and the first sentences of their docstrings."""
+    from stairwell.data import docstrings
+
+    say("reading the functions of all installed packages; this takes a minute or two")
+    made = docstrings.write(to)
+    for split, pairs in made["pairs"].items():
+        say(f"{split}: {pairs:,} functions of {made['packages'][split]:,} packages")
+    print(to)

@@ -6,8 +6,10 @@ which keeps its traceback), 2 the user's mistake, 130 interrupted; a training is
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
+from collections.abc import Iterable
 from typing import NoReturn
 
 import typer
@@ -15,7 +17,7 @@ import typer
 from stairwell import startup
 from stairwell.cli import corpora, playing, studies, training, translating, using  # noqa: F401  each adds its commands
 from stairwell.cli.app import app, say
-from stairwell.errors import UserError
+from stairwell.errors import NEAR, UserError
 
 INTERRUPTED = 130
 
@@ -76,7 +78,16 @@ def usage_error(error: Exception) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
         sys.exit(error.exit_code)
+    if option := getattr(error, "option_name", ""):
+        fail(UserError(f"No such option: {option}{near(option, getattr(error, 'possibilities', ()))}"), error.exit_code)
     fail(UserError(" ".join(error.format_message().split())), error.exit_code)
+
+
+def near(option: str, possible: Iterable[str] | None) -> str:
+    """The parser offers whatever has the same section: --core.passes for --core.cross. Only what is near is a help."""
+    names = {name.rpartition(".")[2]: name for name in possible or ()}
+    found = difflib.get_close_matches(option.rpartition(".")[2], names, 1, NEAR)
+    return f"; did you mean {names[found[0]]}?" if found else ""
 
 
 def fail(error: BaseException, status: int) -> NoReturn:

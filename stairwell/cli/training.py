@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -89,6 +89,9 @@ def eval_command(
         typer.Option(help="parallel rows; 1 is exact for a single stream of text, and 4 follow a horizon", min=1),
     ] = None,
     segment: Annotated[int, typer.Option(help="tokens at a time; changes speed, not results", min=1)] = 256,
+    baselines: Annotated[
+        bool, typer.Option("--baselines", help="summaries: also score the lead and the most similar article's summary")
+    ] = False,
     horizon: Annotated[
         int | None, typer.Option(help="follow streams without end for so many tokens, to find the first mistake", min=1)
     ] = None,
@@ -99,6 +102,7 @@ def eval_command(
 ) -> None:
     """Stream a whole split through a trained model and score it; or follow a stream that never ends (--horizon)."""
     from stairwell.runs.trainings import evaluate_run
+    from stairwell.runs.writing import score_baselines
 
     if horizon is not None:
         if data is not None or split != "test":
@@ -110,7 +114,10 @@ def eval_command(
     if split not in ("valid", "test"):
         raise UserError(f"--split must be valid or test, not '{split}'")
     watch = evaluating(as_json)
-    result = evaluate_run(run, "valid" if split == "valid" else "test", data, rows or 1, segment, device, engine, watch)
+    chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
+    result = evaluate_run(run, chosen, data, rows or 1, segment, device, engine, watch)
+    if baselines:
+        result |= score_baselines(run, chosen, device)
     if watch is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the counter has done its work
     print(strict_json(result) if as_json else result_text(result))

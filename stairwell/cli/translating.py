@@ -23,6 +23,10 @@ Most = Annotated[int | None, typer.Option(help="the most tokens of a target; 0: 
 MostRatio = Annotated[float | None, typer.Option(help="the most target tokens a source token, and 10 more; 0: any")]
 Fewest = Annotated[int | None, typer.Option(help="the fewest tokens of a target", min=0)]
 FewestRatio = Annotated[float | None, typer.Option(help="the fewest target tokens a source token", min=0)]
+Temperature = Annotated[float | None, typer.Option(help="draw, likelier the lower it is; 0: beam search", min=0)]
+TopK = Annotated[int | None, typer.Option(help="draw from the so many likeliest tokens only", min=1)]
+TopP = Annotated[float | None, typer.Option(help="draw from the fewest tokens that hold this much probability only")]
+Seed = Annotated[int | None, typer.Option(help="fixes what is drawn", min=0)]
 Batch = Annotated[int, typer.Option(help="texts at a time; changes speed, not results", min=1)]
 Prefix = Annotated[Path | None, typer.Option(help="a file with the words that each target begins with, one a line")]
 
@@ -82,6 +86,10 @@ def translate(
     shortest: Fewest = None,
     shortest_ratio: FewestRatio = None,
     prefix: Prefix = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
     batch: Batch = 64,
     device: Device = "auto",
 ) -> None:
@@ -92,7 +100,8 @@ def translate(
         "longest": longest,
         "shortest": shortest,
     }
-    search = {"beam": beam, "length_penalty": length_penalty, "block": block, **options}
+    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
+    search = {"beam": beam, "length_penalty": length_penalty, "block": block, **options, **drawing}
     write_texts(run, files or [], "translation", nbest, prefix, device=device, batch=batch, **search)
 
 
@@ -107,11 +116,17 @@ def summarize(
     longest: Most = None,
     shortest: Fewest = None,
     prefix: Prefix = None,
+    temperature: Temperature = None,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    seed: Seed = None,
     batch: Batch = 16,
     device: Device = "auto",
 ) -> None:
     """Summarise: one line out for every line in, each an article."""
+    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
     search = {"beam": beam, "length_penalty": length_penalty, "block": block, "longest": longest, "shortest": shortest}
+    search |= drawing
     write_texts(run, files or [], "summarization", nbest, prefix, device=device, batch=batch, **search)
 
 

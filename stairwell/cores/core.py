@@ -9,7 +9,7 @@ import logging
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -100,6 +100,7 @@ class Seen:
 
     def __init__(self) -> None:
         self.pieces: dict[int, list[Tensor]] = {}
+        self.source_pieces: dict[int, list[Tensor]] = {}
         self.layer_weights: Tensor | None = None  # (memories, L + 1): how much of each layer is in the memory
 
     def add(self, depth: int, weights: Tensor, distance: Tensor, first: int) -> None:
@@ -108,6 +109,15 @@ class Seen:
         by_distance = weights.new_zeros(*weights.shape[:3], int(index.max()) + 1)
         by_distance.scatter_add_(-1, index.expand_as(weights), weights.detach())
         self.pieces.setdefault(depth, []).append(by_distance)
+
+    def add_source(self, depth: int, weights: Tensor) -> None:
+        """weights (B, H, T, R) given to a source of R tokens."""
+        self.source_pieces.setdefault(depth, []).append(weights.detach())
+
+    @property
+    def source_attention(self) -> list[Tensor]:
+        """One tensor a layer (a layer and pass) that attends to a source: (B, H, T, source tokens)."""
+        return [torch.cat(self.source_pieces[depth], 2) for depth in sorted(self.source_pieces)]
 
     @property
     def attention(self) -> list[Tensor]:
@@ -344,7 +354,8 @@ class TransformerCore(Core):
         def feed_forward(normed: Tensor) -> Tensor:
             return layer.feed_forward(normed, kept.relu)
 
-        return layer(x, attend, layer.attend_source(source, kept.cross), feed_forward, kept)
+        tell = partial(self.seen.add_source, depth) if self.seen is not None else None
+        return layer(x, attend, layer.attend_source(source, kept.cross, tell), feed_forward, kept)
 
     @property
     def skips_layers(self) -> bool:

@@ -257,6 +257,7 @@ def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
     page = out / "report.html"
     notes = [*([f"The paper's conclusion: {study.claim}"] if study.claim else []), *study.notes]
     report.write_png(out / "curves.png", runs)
+    report.write_stream_pngs(page, runs)
     report.write_html(page, f"{study.title} ({study.scale} scale)", runs, [table(result)], notes)
     return page
 

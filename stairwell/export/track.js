@@ -262,7 +262,7 @@ class TrackPage {
     if (!this.inside.open || !this.read.length) return;
     this.minds.forEach((mind, i) => {
       this.boxes[i].replaceChildren();
-      if (!mind.attention.length) return html(this.boxes[i], "p", { class: "note" }, "An LSTM attends to nothing: all it knows is in its state.");
+      if (!mind.attention.length) return html(this.boxes[i], "p", { class: "note" }, `${mind.model.name} attends to nothing: all it knows is in its state.`);
       const tokenAt = (distance) => `‹${this.spec.symbols[this.read[this.read.length - 1 - distance]] ?? "before"}›`;
       return headRows(this.boxes[i], layerNames(mind.model, mind.attention.length), mind.attention, tokenAt);
     });

@@ -216,7 +216,7 @@ class WritePage {
     html(side, "h4", {}, "it expected next");
     const following = this.tokens[this.picked + 1]?.id;
     bars(side, token.expected.map(([id, chance]) => [this.vocabulary.name(id), chance, id === following]), "symbols");
-    if (!token.attention.length) html(side, "p", { class: "note" }, "An LSTM attends to nothing: all it knows is in its state.");
+    if (!token.attention.length) html(side, "p", { class: "note" }, `${model.name} attends to nothing: all it knows is in its state.`);
     else this.describeAttention(side, token);
     memoryBars(side, model);
   }

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stairwell.cores import Core, build
-from stairwell.cores.core import SourceState, check_start, check_tensor
+from stairwell.cores.core import Seen, SourceState, check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
 from stairwell.fast import choose_engine
@@ -106,6 +106,8 @@ class SmoothedLoss(torch.autograd.Function):
 class SourceReader(nn.Module):
     """Attention to the source after a core that has none: x + Attn(norm(x)), then x + FF(norm(x))."""
 
+    seen: Seen | None = None  # set by `inspect`
+
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         config = LayerConfig(width=width, heads=heads)
@@ -115,7 +117,9 @@ class SourceReader(nn.Module):
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:
         keys, values = self.attention.keys_values(source.masked_fill(~mask[..., None], 0))
         distance = torch.zeros(1, source.shape[1], dtype=torch.int64, device=source.device)
-        z, _ = self.attention(self.norm(x), Slots([keys], [values], distance, mask[:, None]), None)
+        z, weights = self.attention(self.norm(x), Slots([keys], [values], distance, mask[:, None]), None)
+        if self.seen is not None:
+            self.seen.add_source(0, weights)
         x = x + z
         return x + self.feed_forward(self.feed_forward_norm(x))
 

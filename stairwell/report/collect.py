@@ -20,6 +20,7 @@ from stairwell.cores import entry
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, inspect
 from stairwell.report.drift import Drift, read_drift
+from stairwell.report.written import Sentence, read_sentences
 from stairwell.runs.experiment import SECTIONS, Experiment
 from stairwell.runs.horizon import Horizon
 from stairwell.runs.horizon import read as read_horizon
@@ -27,7 +28,7 @@ from stairwell.runs.presets import preset
 from stairwell.runs.trainings import load, without_format
 from stairwell.state import State
 from stairwell.tasks import Split, Task
-from stairwell.tasks.pairs import PairBatch
+from stairwell.tasks.pairs import PairBatch, PairTask
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.run import Run
@@ -112,6 +113,8 @@ class RunReport:
     attention: Attention | None = None
     beliefs: list[Belief] = field(default_factory=list)
     provenance: dict[str, str] = field(default_factory=dict)
+    sentences: list[Sentence] = field(default_factory=list)
+    "what a sequence-to-sequence model writes for a few sources"
     horizon: Horizon | None = None
     drift: Drift | None = None
 
@@ -181,6 +184,7 @@ def gather(
         provenance=read_provenance(
             run, config, experiment, note, {**result.get("provenance", {}), **(provenance or {})}
         ),
+        sentences=read_sentences(model, task, run.path) if isinstance(task, PairTask) and model is not None else [],
         horizon=read_horizon(run.path),
         drift=read_drift(run.path),
     )

@@ -12,6 +12,8 @@ from stairwell.report.drift import Drift
 from stairwell.report.figures import DARK, as_svg, dress_log, new_figure, save_png, short
 from stairwell.report.picture import INK, PALETTE, RULE, dress
 
+NUMBERED = 10  # distances whose shares are written into the picture
+
 
 def drift_figure(drift: Drift, name: str, colour: int) -> Any:
     figure = new_figure(10, 7.8)
@@ -44,14 +46,19 @@ def draw_attention(plot: Any, drift: Drift, colour: int) -> None:
         title(plot, "Where does it look?", "Nowhere: it has no attention, all is handed on in its state.")
         plot.axis("off")
         return
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.patches import Rectangle
 
     rows = [head for layer in seen.weights for head in layer]
-    widest = max(map(len, rows))
-    image = [head + [0.0] * (widest - len(head)) for head in rows]
-    shades = LinearSegmentedColormap.from_list("", ["white", PALETTE[colour]])
-    plot.imshow(image, cmap=shades, vmin=0, aspect="auto", interpolation="nearest",
-                extent=(seen.first - 0.5, seen.first + widest - 0.5, len(rows) - 0.5, -0.5))  # fmt: skip
+    widest, most = max(map(len, rows)), max(map(max, rows))
+    for y, head in enumerate(rows):
+        for x, share in enumerate(head, start=seen.first):
+            strength = share / (most or 1)
+            plot.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=PALETTE[colour], alpha=strength, linewidth=0))
+            if widest <= NUMBERED:
+                ink = "white" if strength > 0.6 else DARK
+                plot.text(x, y, f"{100 * share:.0f}", ha="center", va="center", color=ink, fontsize=8)
+    plot.set_xlim(seen.first - 0.5, seen.first + widest - 0.5)
+    plot.set_ylim(len(rows) - 0.5, -0.5)
     names = [f"{layer}, head {h + 1}" if len(heads) > 1 else layer
              for layer, heads in zip(seen.layers, seen.weights) for h in range(len(heads))]  # fmt: skip
     plot.set_yticks(range(len(rows)) if len(rows) <= 16 else [], names if len(rows) <= 16 else [], fontsize=8)
@@ -61,11 +68,7 @@ def draw_attention(plot: Any, drift: Drift, colour: int) -> None:
         spine.set_color(RULE)
     nearest = sum(head[0] for head in rows) / len(rows)
     answer = f"{100 * nearest:.0f}% of all attention goes to the nearest slot"
-    for y, head in enumerate(image):
-        for x, share in enumerate(head if widest <= 10 else ()):
-            ink = "white" if share > 0.6 * max(map(max, image)) else DARK
-            plot.text(seen.first + x, y, f"{100 * share:.0f}", ha="center", va="center", color=ink, fontsize=8)
-    title(plot, "Where does it look?", f"{answer};\nthe numbers are percent" if widest <= 10 else answer)
+    title(plot, "Where does it look?", f"{answer};\nthe numbers are percent" if widest <= NUMBERED else answer)
 
 
 def draw_states(plot: Any, drift: Drift) -> None:
@@ -80,9 +83,9 @@ def draw_states(plot: Any, drift: Drift) -> None:
     plot.set_yticks([])
     for spine in plot.spines.values():
         spine.set_color(RULE)
-    which = f"{len(drift.shown)} of {drift.states} states shown" if drift.states > len(drift.shown) else "all states"
+    which = f"{len(drift.shown)} of {drift.states}" if drift.states > len(drift.shown) else "all"
     ends = f"discs: at {drift.places[0]:,} tokens, crosses: at {drift.places[-1]:,}"
-    title(plot, "What does it keep?", f"newest vector of the memory, coloured by its answer, {which};\n{ends}")
+    title(plot, "What does it keep?", f"its newest vector, coloured by what it answers ({which} states);\n{ends}")
 
 
 def draw_distances(plot: Any, drift: Drift, colour: int) -> None:
@@ -104,7 +107,8 @@ def draw_distances(plot: Any, drift: Drift, colour: int) -> None:
     # Room for the legend above the lines.
     plot.set_ylim(0, 1.35 * max(band[2] for band in (*drift.own, *drift.other)))
     plot.set_ylabel("distance of the memory to", color=INK)
-    legend = plot.legend(frameon=False, fontsize=8.5, labelcolor=DARK, loc="upper left", ncols=3, columnspacing=1.2)
+    legend = plot.legend(frameon=False, fontsize=8.5, labelcolor=DARK, loc="upper left", ncols=3, columnspacing=1,
+                         handlelength=1.4)  # fmt: skip
     legend.set_in_layout(False)
     nearer = " · ".join(f"{share:.3g}%" for share in drift.astray)
     title(plot, "Does it wander off?", f"line: median, band: 5% to 95%;\nnearer to a wrong state: {nearer}")

@@ -14,6 +14,7 @@ from stairwell.report.picture import INK, PALETTE, RULE
 DARK = "#1c2026"  # text that matters
 # The page's own names for the colours, so that a figure changes with its theme.
 NAMES = {**{colour: f"c{i}" for i, colour in enumerate(PALETTE)}, INK: "soft", RULE: "rule", DARK: "ink"}
+NAMES["#ffffff"] = "card"
 
 
 def new_figure(width: float, height: float) -> Any:

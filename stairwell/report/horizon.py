@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import statistics
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -140,6 +139,5 @@ def horizon_section(found: list[Model], write_table: Any) -> str:
         '<p class="note">Every model is followed along streams that never end, with its state handed on. Left: how '
         "many streams have not had a single mistake up to a place. Right: the share of right answers around a place; "
         "it may stay high long after the first mistake, or fall to chance.</p>"
-        f'<div class="tables"><div class="card">{as_svg(figure, words)}</div>{write_table(table)}</div>'
-        f'<p class="caption">{escape(words)}.</p></section>'
+        f'<div class="tables"><div class="card">{as_svg(figure, words)}</div>{write_table(table)}</div></section>'
     )

@@ -23,6 +23,7 @@ from stairwell.report.compare import Model, headline, models, summary
 from stairwell.report.drift_picture import drift_section, looked_into, write_drift_png
 from stairwell.report.horizon import horizon_section, write_horizon_png
 from stairwell.report.table import Table
+from stairwell.report.written_page import written_section
 from stairwell.version import __version__
 
 
@@ -47,6 +48,7 @@ def write_html(
         horizon_section(found, lambda table: parts.table(table, parts.swatches(found))),
         drift_section(found),
         parts.learning(found),
+        written_section(found, parts.colour),
         parts.learned(found),
         parts.attention(found),
         parts.provenance(found, provenance or {}),

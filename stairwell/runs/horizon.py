@@ -168,7 +168,7 @@ def measure(
 def stream_of(task: Any) -> Endless:
     """The task's stream without end; a plain error where it has none."""
     if not hasattr(task, "endless"):
-        raise UserError("--horizon follows a stream that the task makes itself; this task reads what others have made")
+        raise UserError("a stream without end is made by the task itself; this task reads what others have made")
     stream: Endless = task.endless()
     return stream
 

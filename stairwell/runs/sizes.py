@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ SYMBOL = 24  # bytes of a token in a batch: symbol, target, start
 ROW = 1000  # bytes that a feed keeps of a row, at least
 LAYER = 25_000  # bytes of a layer's modules, without their parameters
 REMEMBERED = {"adam": 2, "adamw": 2, "rmsprop": 1}  # numbers that an optimizer keeps of each parameter
+LAYERED = (("core", "layers"), ("model", "encoder_layers"))  # what has layers, and how many
 SAMPLE = 8  # layers that are built to find out what one has
 CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use
 
@@ -85,26 +86,37 @@ def model_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str,
     train = experiment.train
     numbers, state = model_and_state(experiment, task)
     return {
-        "parameters": NUMBER * numbers + LAYER * getattr(experiment.core, "layers", 1),
+        "parameters": NUMBER * numbers + LAYER * sum(layers_of(experiment, *place) for place in LAYERED),
         "gradients and optimizer": NUMBER * numbers * (1 + REMEMBERED.get(train.optimizer, 0)),
         "states": state * max(-(-train.batch // processes), train.valid_rows),
     }
 
 
-def model_and_state(experiment: Experiment, task: Task) -> tuple[float, float]:
+def model_and_state(
+    experiment: Experiment, task: Task, layered: Sequence[tuple[str, str]] = LAYERED
+) -> tuple[float, float]:
     """Parameters, and bytes of a row's state. Both grow evenly with the layers, so that few need to be built."""
-    core = experiment.core
-    layers, memory_of_layer = getattr(core, "layers", 1), getattr(core, "make_up", 0)
+    if not layered:
+        return count(experiment, task)
+    place, *others = layered
+    layers, memory_of_layer = layers_of(experiment, *place), getattr(experiment.core, "make_up", 0)
     few = max(SAMPLE, memory_of_layer) if isinstance(memory_of_layer, int) else SAMPLE
     if layers <= 2 * few:
-        return count(experiment, task)
-    (numbers, state), (more, larger) = (count(with_layers(experiment, n), task) for n in (few, 2 * few))
+        return model_and_state(experiment, task, others)
+    (numbers, state), (more, larger) = (
+        model_and_state(with_layers(experiment, *place, n), task, others) for n in (few, 2 * few)
+    )
     left = layers / few - 2
     return more + left * (more - numbers), larger + left * (larger - state)
 
 
-def with_layers(experiment: Experiment, layers: int) -> Experiment:
-    return dataclasses.replace(experiment, core=dataclasses.replace(experiment.core, layers=layers))
+def layers_of(experiment: Experiment, section: str, name: str) -> int:
+    return getattr(getattr(experiment, section), name, 0)
+
+
+def with_layers(experiment: Experiment, section: str, name: str, layers: int) -> Experiment:
+    changed: dict[str, Any] = {section: dataclasses.replace(getattr(experiment, section), **{name: layers})}
+    return dataclasses.replace(experiment, **changed)
 
 
 def count(experiment: Experiment, task: Task) -> tuple[float, float]:
@@ -130,9 +142,11 @@ def guess(experiment: Experiment, task: Task) -> float:
     inside = size("inner", 4 * width) + max(size("heads") * size("head_width"), width)
     symbols = 0 if task.kind == "agent" else task.inputs + task.outputs
     numbers = 8 * size("layers") * width * inside * size("products") + width * (symbols + sight)
+    encoder = layers_of(experiment, "model", "encoder_layers")
+    numbers += 8 * encoder * width * max(getattr(experiment.model, "encoder_inner", None) or 0, 4 * width)
     rows = max(train.batch, train.valid_rows)
     kept = rows * (sight * depth * width + train.segment * (depth * width + 1) + longest(task))
-    return NUMBER * (4 * numbers + kept) + LAYER * size("layers") + ROW * rows
+    return NUMBER * (4 * numbers + kept) + LAYER * (size("layers") + encoder) + ROW * rows
 
 
 def longest(task: Task) -> int:

@@ -17,6 +17,7 @@ from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.runs.trainings import load
 from stairwell.tasks import Split, task_type, text_scores
+from stairwell.tasks.baselines import baselines
 from stairwell.tasks.pairs import PairTask
 from stairwell.train.translating import SEARCH, Translator, search_of
 
@@ -73,6 +74,16 @@ def compare(
     lowercase = task.config.lowercase or translators[1].task.config.lowercase
     found = text_scores.paired_bootstrap(said[0], said[1], wanted, lowercase)
     return {"split": split, "sentences": len(wanted), "case": "lower" if lowercase else "mixed", **found}
+
+
+def score_baselines(run: str | os.PathLike[str], split: Split = "test", device: str = "auto") -> dict[str, float]:
+    """The scores of what costs nothing, on the split that a run of summaries is scored on."""
+    task = open_translator(run, "summarization", device).task
+    articles, wanted = zip(*task.texts(split))
+    read = [task.normal_source(article) for article in articles]  # no more of an article than the model reads
+    train = ((task.normal_source(article), summary) for article, summary in task.places["train"].pairs())
+    found = {name: task.rate(said, wanted) for name, said in baselines(train, read).items()}
+    return {f"{name}_{metric}": value for name, scores in found.items() for metric, value in scores.items()}
 
 
 def distill(

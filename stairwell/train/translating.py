@@ -20,6 +20,8 @@ import torch
 
 from stairwell import configs
 from stairwell.decode.beam import Hypothesis, beam
+from stairwell.decode.drawing import draw
+from stairwell.decode.search import sampler
 from stairwell.decode.stepper import encoded, stepper
 from stairwell.errors import UserError
 from stairwell.models import Seq2Seq
@@ -47,13 +49,25 @@ class Search:
     "the fewest tokens of a target"
     shortest_ratio: float = 0.0
     "the fewest tokens of a target for each of its source"
+    temperature: float = 0.0
+    "draw targets instead of searching for the best; lower makes them likelier; 0: beam search"
+    top_k: int = 0
+    "draw: only from the so many likeliest tokens; 0: from all"
+    top_p: float = 1.0
+    "draw: only from the fewest tokens that hold this much of the probability"
+    seed: int = 0
+    "draw: fixes what is drawn, together with the texts and the batch"
 
     def __post_init__(self) -> None:
         if self.beam < 1:
             raise UserError(f"the beam must be at least 1, not {self.beam}")
-        for name in ("block", "longest", "longest_ratio", "shortest", "shortest_ratio"):
+        for name in ("block", "longest", "longest_ratio", "shortest", "shortest_ratio", "temperature", "top_k", "seed"):
             if getattr(self, name) < 0:
                 raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}")
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        if not self.temperature and (self.top_k or self.top_p < 1 or self.seed):
+            raise UserError("top_k, top_p and seed are for drawn targets; give a temperature too")
 
     def lengths(self, source: int, most: int) -> tuple[int, int]:
         """The fewest and the most tokens of a target, its end not counted, for a source of so many tokens."""
@@ -93,12 +107,13 @@ class Translator:
         self.ahead = SORTED
         self.model, self.task, self.search, self.batch = model, task, search or Search(), batch
         self.cut = self.unended = 0
+        self.dice = torch.Generator(next(model.parameters()).device).manual_seed(self.search.seed)
 
     def translate(
         self, texts: Iterable[str], best: int = 1, prefixes: Sequence[str] | None = None
     ) -> Iterator[list[Written]]:
         """For every text the `best` ways to write it, in the order of the texts. An empty one is written as empty."""
-        if not 1 <= best <= self.search.beam:
+        if best < 1 or (best > self.search.beam and not self.search.temperature):
             raise UserError(f"the {best} best of a beam of {self.search.beam}; widen the beam")
         iterator, done = iter(texts), 0
         while group := list(islice(iterator, self.ahead)):
@@ -140,10 +155,15 @@ class Translator:
         # The end is a token too.
         longest = [max(limit, len(prefix)) + 1 for (_, limit), prefix in zip(limits, prefixes)]
         begin = torch.full((B, 1), end, device=device)
-        found = beam(
-            stepper(self.model, state), begin, longest, search.beam, search.length_penalty, end,
-            best=best, shortest=[shortest for shortest, _ in limits], block=search.block, prefixes=prefixes,
-        )  # fmt: skip
+        rules: dict[str, Any] = {
+            "shortest": [shortest for shortest, _ in limits], "block": search.block, "prefixes": prefixes,
+        }  # fmt: skip
+        steps = stepper(self.model, state)
+        if search.temperature:
+            choose = sampler(search.temperature, search.top_k or None, search.top_p, self.dice)
+            found = draw(steps, begin, longest, choose, end, samples=best, **rules)
+        else:
+            found = beam(steps, begin, longest, search.beam, search.length_penalty, end, best=best, **rules)
         self.unended += sum(hypotheses[0].tokens[-1] != end for hypotheses in found)
         return found
 

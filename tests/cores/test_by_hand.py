@@ -95,6 +95,13 @@ def test_staircase_by_hand(C: int, N: int, span: bool, norm: str) -> None:
     assert_as_listed(config, lambda w, x: listings.staircase(w, x, C, N, **theirs))
 
 
+@pytest.mark.parametrize("M", [3, 4])
+def test_a_cached_staircase_of_many_computed_passes_by_hand(M: int) -> None:
+    ours, theirs = shared("pre", False)
+    config = CachedStaircaseConfig(**ours, chunk=1, passes=6, compute=M)
+    assert_as_listed(config, lambda w, x: listings.cached_staircase(w, x, 1, 6, M, **theirs))
+
+
 @norms
 @spans
 @pytest.mark.parametrize("M", [0, 1, 2, 3])

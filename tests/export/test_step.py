@@ -97,7 +97,7 @@ def test_rows_of_other_ages_do_not_touch_each_other(name: str) -> None:
             torch.testing.assert_close(logits, torch.stack(wanted), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["feedback", "staircase"])
+@pytest.mark.parametrize("name", sorted(CORES))
 def test_torch_export_writes_the_same_step(name: str, tmp_path: Path) -> None:
     model, tokens = make_model(name), streams(2)
     export_torch(model, tmp_path / "model.pt2")

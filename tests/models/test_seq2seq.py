@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores import CORES
-from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
+from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig, inspect
 from stairwell.models.encoder import sinusoids
 
 SIZES: dict[str, Any] = {"width": 8, "layers": 2}
@@ -181,3 +181,18 @@ def test_without_a_source_there_is_a_plain_error() -> None:
         model.init_state(1)
     with pytest.raises(ValueError, match="source token 11"):
         model.init_state(1, torch.tensor([[V]]))
+
+
+@pytest.mark.parametrize("core", ["feedback", "lstm"])
+def test_attention_to_the_source_can_be_looked_at(core: str) -> None:
+    """A source token that is masked gets none; each token's shares sum to 1."""
+    model = make(core).eval()
+    source, tokens = torch.randint(3, (2, 5)), torch.randint(3, (2, 4))
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    with inspect(model) as seen:
+        model(tokens, model.init_state(2, source, mask))
+    for weights in seen.source_attention:
+        assert weights.shape[0] == 2 and weights.shape[2:] == (4, 5)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:3], dtype=weights.dtype))
+        assert not weights[1, :, :, 3:].any()
+    assert seen.source_attention

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from stairwell.cores import CORES
 from stairwell.errors import UserError
 from stairwell.runs import sizes
 from stairwell.runs.presets import preset
+from tests import language_pair
 
 CPU = torch.device("cpu")
+PAIR = {"task.source": "xx", "task.target": "yy", "task.vocabulary": "300"}
 BEYOND = {
     "parity/feedback": ["core.width=1_000_000_000", "core.memory=1000000000000", "core.layers=1000000"],
     "parity/lstm": ["train.batch=1000000000", "core.layers=1000000", "task.length=1000000000000"],
@@ -38,6 +41,20 @@ def test_a_size_beyond_reason_is_refused_with_the_numbers_and_what_to_lower(name
     message = str(told.value)
     assert message.startswith(f"{name} would need at least ") and "and cpu has 16 GB" in message
     assert f"lower --{field} (now {int(value):,})" in message
+
+
+@pytest.mark.parametrize("option", ["model.encoder_layers=1000000", "model.encoder_inner=1000000000"])
+def test_an_encoder_beyond_reason_is_refused(option: str, tmp_path: Path) -> None:
+    language_pair.write(tmp_path)
+    field, _, value = option.partition("=")
+    experiment = preset("translation/feedback").with_options(PAIR | {"task.path": str(tmp_path), field: value})
+    task = experiment.make_tasks()[0]
+    with pytest.raises(UserError, match=rf"lower --{field} \(now {int(value):,}\)"):
+        sizes.check_training(experiment, task, CPU)
+    few = experiment.with_options({field: "37"})
+    numbers, _ = sizes.model_and_state(few, task)
+    model: Any = few.make_model(task)
+    assert numbers == sum(parameter.numel() for parameter in model.parameters())
 
 
 @pytest.mark.parametrize("core", CORES)

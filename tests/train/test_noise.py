@@ -83,7 +83,7 @@ def test_noise_that_nothing_reads_is_refused() -> None:
     for config in (PairTrainConfig, AgentTrainConfig):
         with pytest.raises(UserError, match="for tasks that are streams of tokens"):
             config(state_noise=0.1)
-    with pytest.raises(UserError, match="read with train.state_noise only"):
+    with pytest.raises(UserError, match=r"read with train\.state_noise only"):
         TrainConfig(noise_every=4)
-    with pytest.raises(UserError, match="train.state_noise must be at least 0"):
+    with pytest.raises(UserError, match=r"train\.state_noise must be at least 0"):
         TrainConfig(state_noise=-0.1)

@@ -5,7 +5,7 @@ A file's functions make a study at a scale; its `STUDIES` gives them their names
 from __future__ import annotations
 
 from stairwell.errors import UserError
-from stairwell.experiments.papers import extra, league
+from stairwell.experiments.papers import extra, horizon, league
 from stairwell.experiments.papers.feedback import (
     figure3,
     figure4,
@@ -57,7 +57,7 @@ STAIRCASE = (
 )
 # Every study by its name, in the order of the papers.
 CATALOGUE: dict[str, Maker] = {
-    name: make for module in (*FEEDBACK, extra, league, *STAIRCASE) for name, make in module.STUDIES.items()
+    name: make for module in (*FEEDBACK, extra, league, horizon, *STAIRCASE) for name, make in module.STUDIES.items()
 }
 
 

@@ -1,0 +1,102 @@
+"""The corpus of docstrings: what a pair is, and that nothing is in two splits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stairwell.data import docstrings
+from stairwell.errors import UserError
+
+MODULE = '''
+import os
+
+
+@decorated("# not a comment")
+def area(width, height,
+         unit="m"):
+    """Return the area of a rectangle. It is never negative.
+
+    More words."""
+    # both sides
+    if width < 0:  # a mistake
+        return "#0"
+    return width * height, unit
+
+
+def said_only():
+    """Say nothing at all, really."""
+
+
+def short(x): "Return what it was given, unchanged."; return x
+
+
+class Box:
+    async def open(self, key):
+        """Open the box with
+        a key that fits it."""
+        return await self.lock.turn(key, times=2)
+
+    def test_open(self):
+        """Return whether this is a test of the box."""
+        assert self.open(1) and self.close(2)
+'''
+
+
+def test_a_pair_is_a_function_on_one_line_and_the_first_sentence_of_its_docstring(tmp_path: Path) -> None:
+    path = tmp_path / "module.py"
+    path.write_text(MODULE)
+    assert list(docstrings.functions(path)) == [
+        (
+            "area",
+            'def area(width, height, ⏎ unit="m"): ⏎ if width < 0: ⏎ return "#0" ⏎ return width * height, unit',
+            "Return the area of a rectangle.",
+        ),
+        ("open", "async def open(self, key): ⏎ return await self.lock.turn(key, times=2)",
+         "Open the box with a key that fits it."),
+    ]  # fmt: skip
+
+
+def test_files_that_are_no_programs_are_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("def broken(:")
+    (tmp_path / "b.py").write_bytes(b"\xff\xfe")
+    assert [list(docstrings.functions(tmp_path / name)) for name in ("a.py", "b.py", "absent.py")] == [[], [], []]
+
+
+def test_neither_a_source_nor_a_target_comes_twice(tmp_path: Path) -> None:
+    for name in ("one", "copy"):
+        (tmp_path / f"{name}.py").write_text(MODULE)
+    (tmp_path / "other.py").write_text(MODULE.replace("width * height", "height * width"))
+    files = [(path.stem, "1", [path]) for path in sorted(tmp_path.glob("*.py"))]
+    pairs, versions = docstrings.gather(files)
+    assert [(pair.package, pair.name) for pair in pairs] == [("copy", "area"), ("copy", "open")]
+    assert versions == {"copy": "1"}
+
+
+def test_a_package_is_in_one_split_on_every_machine() -> None:
+    assert [docstrings.split_of(name) for name in ("torch", "Torch", "json", "rich", "heapq")] == [
+        docstrings.split_of(name) for name in ("torch", "torch", "json", "rich", "heapq")
+    ]
+    drawn = [docstrings.split_of(f"package-{i}") for i in range(2000)]
+    assert 100 < drawn.count("test") < 220 and 100 < drawn.count("valid") < 220
+
+
+def test_the_corpus_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = []
+    for i in range(60):
+        path = tmp_path / f"p{i}.py"
+        path.write_text(f'def f{i}(a, b):\n    """Return the number {i} and more."""\n    return a + b + {i} - a\n')
+        places.append((f"p{i}", "2", [path]))
+    monkeypatch.setattr(docstrings, "packages", lambda: iter(places))
+    made = docstrings.write(tmp_path / "corpus")
+    read = {
+        split: [json.loads(line) for line in (tmp_path / "corpus" / f"{split}.jsonl").read_text().splitlines()]
+        for split in docstrings.SPLITS
+    }
+    assert {split: len(pairs) for split, pairs in read.items()} == made["pairs"]
+    assert sum(made["pairs"].values()) == 60
+    assert all(docstrings.split_of(pair["package"]) == split for split, pairs in read.items() for pair in pairs)
+    with pytest.raises(UserError, match="not empty"):
+        docstrings.write(tmp_path / "corpus")

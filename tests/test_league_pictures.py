@@ -1,0 +1,92 @@
+"""Pictures of the league are drawn from results alone, and say what was not run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from stairwell.errors import UserError
+from stairwell.experiments.measures import Faultless, StillRight
+from stairwell.experiments.papers import studies
+from stairwell.runs.horizon import FILE
+from stairwell.runs.presets import preset
+from stairwell.runs.trainings import fit
+from stairwell.train import Run
+from tools import league
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "lstm"
+    small = {"core.width": "8", "train.batch": "4", "train.steps": "2", "train.segment": "8", "train.curriculum": ""}
+    fit(preset("parity/lstm").with_options({**small, "task.valid_episodes": "4"}), folder, "cpu")
+    return folder
+
+
+def result(**measured: list[float | None]) -> dict[str, object]:
+    rows = [{"model": model, "measured": {"accuracy": values}} for model, values in measured.items()]
+    return {"columns": ["accuracy"], "rows": rows}
+
+
+def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(league, "RESULTS", tmp_path)
+    assert league.ours() == {}
+    for name in league.TASKS:
+        content = result(Feedback=[90.0, 100.0], Staircase=[50.0] if name != "even-pairs" else [], LSTM=[None])
+        (tmp_path / f"extra.league.{name}-laptop.json").write_text(json.dumps(content))
+    cells = league.with_mean(league.ours())
+    assert cells["Feedback", "parity-check"] == cells["Feedback", "mean"] == 95
+    assert ("Staircase", "mean") not in cells and ("LSTM", "parity-check") not in cells
+    league.draw_table(tmp_path / "league.png")
+    assert (tmp_path / "league.png").stat().st_size > 1000
+
+
+def test_the_published_means_are_those_that_are_printed() -> None:
+    printed = {"LSTM": 100, "PD-SSM": 98.8, "Gated DeltaProduct": 79.5, "xLSTM[1:1]": 72.8, "RWKV-7": 54.6}
+    cells = league.with_mean(league.published())
+    for model, mean in {**printed, "Transformer": 47.7}.items():
+        assert cells[model, "mean"] == pytest.approx(mean, abs=0.06)
+
+
+def test_horizons_are_taken_over_and_drawn_without_their_runs(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(league, "RESULTS", tmp_path)
+    with pytest.raises(UserError, match="not there yet"):
+        league.draw_horizon(tmp_path / "horizon.png")
+    column = Faultless("", 200, 3)
+    kept = Run(run)
+    assert StillRight("").measure(kept, "cpu", "auto") is None
+    assert column.measure(kept, "cpu", "auto") == 0
+    measured = json.loads((run / FILE).read_text())
+    late = [i for i, place in enumerate(measured["curve"]["places"]) if place >= 20]
+    wrong, asked = (sum(measured["curve"][name][i] for i in late) for name in ("wrong", "asked"))
+    assert StillRight("").measure(kept, "cpu", "auto") == pytest.approx(100 - 100 * wrong / asked)
+
+    league.take_over([("LSTM", run), ("LSTM", run)])
+    taken = json.loads((tmp_path / "horizon.json").read_text())["runs"]
+    assert taken[0]["core"] == "lstm" and taken[0]["provenance"] == measured["provenance"]
+    (model,) = league.followed(taken)
+    assert len(model.runs) == 2 and model.runs[0].horizon is not None
+    league.draw_horizon(tmp_path / "horizon.png")
+    assert (tmp_path / "horizon.png").stat().st_size > 1000
+
+
+def test_a_horizon_that_was_interrupted_interrupts_the_study(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from stairwell.runs import horizon
+
+    monkeypatch.setattr(horizon, "measure", lambda *_, **__: {"interrupted": True})
+    with pytest.raises(KeyboardInterrupt):
+        Faultless("", 200, 3).measure(Run(run), "cpu", "auto")
+
+
+def test_the_studies_of_the_horizon_train_on_forty_tokens_and_ask_at_each() -> None:
+    for scale in ("laptop", "paper"):
+        found = studies("extra.horizon", scale)  # type: ignore[arg-type]
+        assert [study.name for study in found] == ["extra.horizon.parity", "extra.horizon.s5"]
+        for study in found:
+            assert [row.model for row in study.rows] == ["LSTM", "Feedback", "Staircase", "DeltaNet, 2 products"]
+            for row in study.rows:
+                assert (row.experiment.task.length, row.experiment.task.label) == (40, "every")

@@ -1,0 +1,232 @@
+"""Small wrong programs that no other test noticed: one number, one sign, one comparison off."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stairwell import (
+    CachedStaircaseConfig,
+    FeedbackConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    LSTMConfig,
+    build,
+    text,
+)
+from stairwell.cores import GlobalCachedStaircaseConfig, StaircaseConfig
+from stairwell.decode import Session
+from stairwell.errors import UserError
+from stairwell.experiments import measures
+from stairwell.layers import Masks
+from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
+from stairwell.models.encoder import EncoderConfig, relative_scores
+from stairwell.tasks.base import Batch
+from stairwell.tasks.language import LanguageScore
+from stairwell.tasks.pairs import PairBatch, buckets
+from stairwell.tasks.random_walk import FORWARD, LEFT, RIGHT, trajectory
+from stairwell.tasks.translation import Config as TranslationConfig
+from stairwell.train.pairs import GREEDY, PairCrossEntropy
+from stairwell.train.processes import World
+from stairwell.train.streams import CrossEntropy
+from stairwell.train.translating import SEARCH, Search, search_of
+from tests.train.test_loop import trainer
+
+BITS = {"bits_per_character": 0.5 / math.log(2)}
+PERPLEXITY = {"perplexity": math.exp(0.5)}
+UNITS: dict[Any, dict[str, float]] = {"bytes": BITS, "characters": BITS, "words": PERPLEXITY, "bpe": PERPLEXITY}
+CORE = FeedbackConfig(width=8, heads=2, layers=2, memory=3)
+
+
+def test_the_learning_rate_of_an_update_is_the_plans(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__warmup=4, train__learning_rate=0.5)
+    rates = []
+    for _ in range(5):
+        run.update()
+        rates.append(run.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5])
+
+
+def test_an_update_of_one_term_is_not_scaled(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "counting/lstm", task__length=3, train__clip=0, train__batch=1, train__segment=1)
+    batch = run.feed.read(1)
+    while int((batch.targets != IGNORE).sum()) != 1:
+        batch = run.feed.read(1)
+    nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(1), batch.start)
+    wanted = torch.autograd.grad(nll.sum(), list(run.model.parameters()))
+    run.feed.read = lambda length: batch  # type: ignore[method-assign]
+    run.update()
+    for gradient, parameter in zip(wanted, run.model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_the_accuracy_of_a_stream_is_in_percent() -> None:
+    objective = CrossEntropy(LanguageModel(LanguageModelConfig(core=CORE, inputs=3)))
+    assert objective.summary({"right": 3.0}, 4) == {"accuracy": 75.0}
+
+
+def test_signals_are_handled_as_before_after_a_training(tmp_path: Path) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    trainer(tmp_path).run()
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_only_models_that_leave_parameters_out_are_said_to() -> None:
+    def skips(**model: Any) -> bool:
+        return CrossEntropy(
+            LanguageModel(LanguageModelConfig(**{"core": CORE, "inputs": 30, **model}))
+        ).skips_parameters
+
+    assert skips(adaptive=(10, 20))
+    assert skips(core=FeedbackConfig(width=8, heads=2, layers=2, memory=3, layer_drop=0.2))
+    assert not skips() and not skips(core=LSTMConfig(width=8))
+
+
+def pair_objective() -> PairCrossEntropy:
+    torch.manual_seed(0)
+    config = Seq2SeqConfig(core=CORE, sources=7, targets=7, encoder_layers=1, encoder_heads=2)
+    return PairCrossEntropy(Seq2Seq(config))
+
+
+def test_a_rehearsal_of_pairs_runs() -> None:
+    pair_objective().rehearse()
+
+
+def test_the_right_targets_of_pairs_are_counted() -> None:
+    objective = pair_objective()
+    source, tokens = torch.randint(7, (2, 4)), torch.randint(7, (2, 3))
+    state = objective.model.init_state(2, source)
+    likeliest = objective.model(tokens, state)[0].argmax(-1)
+    targets = likeliest.clone()
+    targets[0, 0] = (targets[0, 0] + 1) % 7
+    targets[1, 2] = IGNORE
+    outcome = objective(PairBatch(source, torch.ones(2, 4, dtype=torch.bool), tokens, targets))
+    assert int(outcome.metrics["right"]) == 4
+
+
+def test_a_batch_of_pairs_is_as_full_as_it_may_be() -> None:
+    lengths = np.array([[4, 3]] * 10)
+    assert [len(batch) for batch in buckets(lengths, np.arange(10), tokens=12, most=99)] == [3, 3, 3, 1]
+    assert [len(batch) for batch in buckets(lengths, np.arange(10), tokens=11, most=99)] == [2, 2, 2, 2, 2]
+
+
+def test_a_search_without_options_is_the_documents() -> None:
+    assert Search().lengths(5, 100) == (0, 25) and Search().beam == 5 and GREEDY.beam == 1
+
+
+def test_a_damaged_search_is_told(tmp_path: Path) -> None:
+    (tmp_path / SEARCH).write_text(json.dumps({"beam": "many"}))
+    with pytest.raises(UserError, match="tune the run again"):
+        search_of(tmp_path, type("Task", (), {"search": {}})())  # type: ignore[arg-type]
+
+
+def test_a_walk_begins_in_the_first_cell_facing_east() -> None:
+    assert trajectory([FORWARD, LEFT, RIGHT, RIGHT, FORWARD], grid=8) == ([1, 1, 1, 1, 9], [0, 1, 0, 3, 3])
+
+
+def test_bits_per_character_and_perplexity_are_not_mixed_up() -> None:
+    batch = Batch(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), None)
+    for unit, wanted in UNITS.items():
+        score = LanguageScore(unit, text.Bytes())
+        score.add(batch, torch.full((1, 2), 0.5), torch.zeros(1, 2, dtype=torch.int64))
+        assert score.result() == {"loss": 0.5, "scored": 2, **wanted}
+
+
+@pytest.mark.parametrize(("which", "steps"), [("last", [4, 5]), ("best", [2, 3])])
+def test_the_last_or_the_best_models_are_averaged(which: str, steps: list[int], tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__average=2, train__average_of=which, train__validate_every=1, train__steps=5)
+    scores = iter([9.0, 1.0, 2.0, 3.0, 8.0])
+    run.validation = Fixed(lambda: {"loss": next(scores, 5.0)})  # type: ignore[assignment]
+    run.run()
+    assert [int(path.stem.removeprefix("step-")) for path in run.folder.snapshots()] == steps
+
+
+class Fixed:
+    headline, higher_is_better = "loss", False
+
+    def __init__(self, score: Any) -> None:
+        self.score = score
+
+    def __call__(self, model: Any, split: str) -> dict[str, float]:
+        return dict(self.score())
+
+
+def test_room_to_crop_grows_token_by_token() -> None:
+    core = build(CORE)
+    _, state = core(torch.randn(1, 2, 8), core.init_state(1, slack=8))
+    _, state = core(torch.randn(1, 3, 8), state)
+    assert int(state.room) == 5
+    state.crop(5)
+    with pytest.raises(ValueError, match="crop"):
+        state.crop(6)
+
+
+def test_every_residual_sum_drops_its_own_elements() -> None:
+    core = build(FeedbackConfig(width=64, heads=2, layers=2, memory=3, residual_dropout=0.5)).train()
+    masks = core.draw(torch.randn(2, 4, 64), core.init_state(2), None)
+    assert isinstance(masks, Masks)
+    first = masks.at(0, 0, 4).residual
+    assert first is not None and len(first) == 2 and not torch.equal(first[0], first[1])
+    layer, kept = core.layers[0], masks.at(0, 0, 4)
+    used: list[torch.Tensor] = []
+    layer.residual = lambda x, norm, sublayer, mask: used.append(mask) or x  # type: ignore[method-assign, func-returns-value]
+    layer(torch.randn(2, 4, 64), torch.zeros_like, None, torch.zeros_like, kept)
+    assert [torch.equal(mask, wanted) for mask, wanted in zip(used, first, strict=True)] == [True, True]
+
+
+def test_distances_between_source_tokens_are_told_apart() -> None:
+    q = torch.ones(1, 1, 4, 1, dtype=torch.float64)
+    distances = torch.arange(5, dtype=torch.float64)[:, None]  # the vector of distance d is d + 2
+    found = relative_scores(q, distances)[0, 0]
+    assert found.tolist() == [[2, 3, 4, 4], [1, 2, 3, 4], [0, 1, 2, 3], [0, 0, 1, 2]]
+
+
+def test_defaults_are_the_papers() -> None:
+    assert (StaircaseConfig().chunk, CachedStaircaseConfig().compute) == (32, 1)
+    assert (GlobalCachedStaircaseConfig().compute, GlobalCachedStaircaseConfig().distances) == (1, 512)
+    assert measures.ROWS == {False: 50, True: 16} and measures.Reach("", "length", ()).bar == 90
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LSTMConfig(width=0),
+        lambda: LSTMConfig(layers=0),
+        lambda: LSTMConfig(dropout=1.0),
+        lambda: GlobalCachedStaircaseConfig(chunk=0),
+        lambda: GlobalCachedStaircaseConfig(distances=0),
+        lambda: EncoderConfig(encoder_dropout=1.0),
+        lambda: EncoderConfig(encoder_relu_drop=-0.1),
+        lambda: LanguageModelConfig(core=CORE, inputs=0),
+        lambda: LanguageModelConfig(core=CORE, inputs=0, outputs=3),
+        lambda: LanguageModelConfig(core=CORE, inputs=3, outputs=0),
+        lambda: TranslationConfig(longest_source=0),
+        lambda: TranslationConfig(longest_target=0),
+    ],
+)
+def test_sizes_and_rates_that_make_no_sense_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError):
+        make()
+    LanguageModelConfig(core=CORE, inputs=1, outputs=1)
+
+
+def test_a_process_of_its_own_is_on_the_cpu_unless_told() -> None:
+    assert World().device == torch.device("cpu")
+    assert World(device=torch.device("meta")).device == torch.device("meta")
+
+
+def test_decoding_speed_counts_what_was_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(tmp_path, "parity/feedback")
+    monkeypatch.setattr(measures, "load", lambda *_: (run.model.eval(), None))
+    steps: list[int] = []
+    step = Session.step
+    monkeypatch.setattr(Session, "step", lambda self, tokens: (steps.append(1), step(self, tokens))[1])
+    measures.DecodingSpeed("", state_bytes=1, steps=7).measure(run.folder, "cpu", "auto")
+    assert len(steps) == 3 + 7
