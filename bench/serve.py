@@ -94,7 +94,8 @@ def asked(n: int) -> list[Asked]:
 
 async def ask_all(address: str, clients: int, requests: Sequence[Asked], **more: Any) -> list[dict[str, Any]]:
     """As many clients, each asking for its next text when it has its last; the texts as choices of OpenAI's."""
-    left, choices = iter(enumerate(requests)), [{} for _ in requests]
+    left = iter(enumerate(requests))
+    choices: list[dict[str, Any]] = [{} for _ in requests]
     limits = httpx.Limits(max_connections=clients)
     async with httpx.AsyncClient(base_url=address, timeout=600, limits=limits) as http:
 

@@ -3,9 +3,9 @@
     batch = Batch(model, vocabulary, rows=16, waiting=64)
     batch.submit(Job(Prompt(ids), tokens=20, choice=Choice(), tell=print))      raises Busy when too many wait already
 
-One thread owns the decoding session. In turns it reads prompts, at most `AT_ONCE` tokens or one prompt more, so that a
-long one does not hold up those who are written already; then it chooses a token for every row, tells whom it concerns,
-and lets all rows read theirs in one step. Letters: B rows, V symbols.
+One thread owns the decoding session. In turns it reads prompts, those of all who wait for a free row together, at most
+`AT_ONCE` tokens of each, so that a long one does not hold up those who are written already; then it chooses a token for
+every row, tells whom it concerns, and lets all rows read theirs in one step. Letters: B rows, T tokens, V symbols.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class Prompt:
         logprobs: int | None = None,
     ) -> None:
         self.ids, self.echo, self.logprobs = ids, echo, logprobs
-        self.left = deque(ids[first : first + AT_ONCE] for first in range(0, len(ids), AT_ONCE))
+        self.read = 0  # how many of its tokens
         self.state: State | None = None
         self.logits: Tensor | None = None
         self.recent: list[int] = []
@@ -74,29 +75,32 @@ class Prompt:
             self.state, self.logits, self.recent = begin[0], begin[1], list(begin[2])
         self.speller: Speller | None = None
         self.told: list[Token] = []  # with echo: the prompt itself
+        self.failed: Done | None = None
 
-    def read_part(self, model: LanguageModel, vocabulary: text.Vocabulary) -> int:
-        """Read up to `AT_ONCE` more of its tokens; how many they were."""
+    @property
+    def left(self) -> int:
+        return len(self.ids) - self.read
+
+    def begin(self, model: LanguageModel, vocabulary: text.Vocabulary) -> None:
         if self.speller is None:
             self.speller = Speller(vocabulary)
             self._hear(self.recent)
-        if not self.left:
-            return 0
-        part = self.left.popleft()
-        device = next(model.parameters()).device
-        state = model.init_state(1) if self.state is None else self.state
-        x, self.state = model.hidden(torch.tensor([part], device=device), state)
-        after = model.head(x[0] if self.echo else x[0, -1:])  # (t or 1, V)
+        if self.state is None:
+            self.state = model.init_state(1)
+
+    def take(self, part: Sequence[int], state: State, after: Tensor) -> None:
+        """Its next tokens were read: the state after them, and the logits after each (T, V), or after the last."""
         check_numbers(after)
+        assert self.speller is not None
         if self.echo:
             for token, before in zip(part, [self.logits, *after[:-1]]):
                 shown = self.speller(token)
                 self.told.append(known(token, shown, len(shown), before, self.logprobs))
         else:
             self._hear(part)
-        self.logits = after[-1]
+        self.read += len(part)
+        self.state, self.logits = state, after[-1]
         self.recent = [*self.recent, *part][-RECENT:]
-        return len(part)
 
     def _hear(self, tokens: Sequence[int]) -> None:
         """The speller knows what came before, half a character included, which has four bytes at most."""
@@ -105,7 +109,23 @@ class Prompt:
             self.speller(token)
 
 
-@dataclass
+def read_part(prompts: Sequence[Prompt], model: LanguageModel) -> int:
+    """Read as many tokens of each prompt as the shortest has left, `AT_ONCE` at most, in one call; how many in all."""
+    T = min(AT_ONCE, *(prompt.left for prompt in prompts))
+    parts = [list(prompt.ids[prompt.read : prompt.read + T]) for prompt in prompts]
+    states = [prompt.state for prompt in prompts if prompt.state is not None]
+    tokens = torch.tensor(parts, device=next(model.parameters()).device)
+    x, state = model.hidden(tokens, states[0] if len(states) == 1 else type(states[0]).join(states))
+    for i, (prompt, part) in enumerate(zip(prompts, parts)):
+        after = model.head(x[i] if prompt.echo else x[i, -1:])  # (T or 1, V)
+        try:
+            prompt.take(part, state if len(prompts) == 1 else state.select([i]), after)
+        except UserError as mistake:
+            prompt.failed = Done("refused", str(mistake))
+    return len(prompts) * T
+
+
+@dataclass(eq=False)
 class Job:
     """One text to be written."""
 
@@ -232,49 +252,54 @@ class Batch:
                     self._step()
 
     def _read(self) -> None:
-        """Of the first in the queue while there are free rows: read about `AT_ONCE` tokens of prompts."""
-        read = 0
-        while len(self.active) < self.rows and read < AT_ONCE:
-            with self.changed:
-                if not self.queue:
-                    return
-                job = self.queue[0]
-            read += self._read_for(job)
+        """Read a part of the prompts of those who come next, as many as there are free rows; who is ready is seated."""
+        with self.changed:
+            jobs = list(islice(self.queue, self.rows - len(self.active)))
+        waiting = []
+        for job in jobs:
+            if job.cancelled or time.monotonic() > job.deadline:
+                self._leave_queue(job, Done("cancelled" if job.cancelled else "length"))
+            else:
+                waiting.append(job)
+        prompts = list(dict.fromkeys(job.prompt for job in waiting))
+        for prompt in prompts:
+            prompt.begin(self.model, self.vocabulary)
+        self._read_parts([prompt for prompt in prompts if prompt.left and prompt.failed is None])
+        for job in waiting:
+            if job.prompt.failed is not None:
+                self._leave_queue(job, job.prompt.failed)
+            elif not job.prompt.left:
+                self._begin_to_write(job)
 
-    def _read_for(self, job: Job) -> int:
-        """One part of a job's prompt. When it is whole, or will not be, the job leaves the queue."""
-        prompt, read = job.prompt, 0
-        late = job.cancelled or time.monotonic() > job.deadline
+    def _read_parts(self, prompts: list[Prompt]) -> None:
+        """Together; if that goes wrong one by one, so that only whose fault it is hears of it."""
         try:
-            if not late:
-                read = prompt.read_part(self.model, self.vocabulary)
-                self.counts["prompt_tokens"] += read
-                if prompt.left:
-                    return read
-        except UserError as mistake:
-            self._leave_queue(job, Done("refused", str(mistake)))
-            return read
-        except Exception:
-            log.exception("reading a prompt failed")
-            self.counts["failed"] += 1
-            self._leave_queue(job, Done("error"))
-            return read
-        if late:
-            self._leave_queue(job, Done("cancelled" if job.cancelled else "length"))
-            return read
-        for token in prompt.told:
+            if prompts:
+                self.counts["prompt_tokens"] += read_part(prompts, self.model)
+        except Exception as problem:
+            if len(prompts) > 1:
+                for prompt in prompts:
+                    self._read_parts([prompt] if prompt.left else [])
+            elif isinstance(problem, UserError):
+                prompts[0].failed = Done("refused", str(problem))
+            else:
+                log.exception("reading a prompt failed")
+                self.counts["failed"] += 1
+                prompts[0].failed = Done("error")
+
+    def _begin_to_write(self, job: Job) -> None:
+        for token in job.prompt.told:
             job.tell(token)
         row = Row(job, self.vocabulary, self.device, self.most)
         done = row.ended()
         self._leave_queue(job, done)
         if done is None:
             self._seat(row)
-        return read
 
     def _leave_queue(self, job: Job, done: Done | None) -> None:
         with self.changed:
-            if self.queue and self.queue[0] is job:  # unless the server is closing and has refused it
-                self.queue.popleft()
+            if job in self.queue:  # unless the server is closing and has refused it
+                self.queue.remove(job)
         if done is not None:
             job.tell(done)
 

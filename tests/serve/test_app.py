@@ -375,6 +375,28 @@ def test_a_long_prompt_does_not_hold_up_others() -> None:
     with_client(use, make_app(make_model(), WORDS))
 
 
+def test_prompts_of_those_who_wait_are_read_together() -> None:
+    """In as many calls as they have lengths."""
+
+    async def use(client: httpx.AsyncClient, app: Any) -> None:
+        batch, shapes = app.state.service.batch, []
+        hidden = batch.model.hidden
+        batch.model.hidden = lambda x, state: (shapes.append(tuple(x.shape)), hidden(x, state))[1]
+        try:
+            body = {"prompt": ["abcd", "ab", "gfed", "abcdefg"], "max_tokens": 0, "echo": True, "logprobs": 1}
+            together = (await client.post("/v1/completions", json=body)).json()["choices"]
+            assert shapes == [(4, 2), (3, 2), (1, 3)]
+        finally:
+            del batch.model.hidden
+        for choice, prompt in zip(together, body["prompt"]):
+            alone = (await client.post("/v1/completions", json={**body, "prompt": prompt})).json()["choices"][0]
+            assert choice["text"] == alone["text"] == prompt
+            found, wanted = (part["logprobs"]["token_logprobs"][1:] for part in (choice, alone))
+            assert found == pytest.approx(wanted, abs=1e-5)
+
+    with_client(use, make_app(make_model(), WORDS))
+
+
 def test_texts_of_one_prompt_read_it_once() -> None:
     async def use(client: httpx.AsyncClient, app: Any) -> None:
         body = {"prompt": "abcdef", "n": 4, "max_tokens": 5, "seed": 1, "echo": True, "logprobs": 1}

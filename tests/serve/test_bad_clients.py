@@ -358,18 +358,18 @@ def vanishing(prompt: bytes, after: int) -> Neighbour:
     return make
 
 
-def poisoned(prompt: bytes) -> Neighbour:
-    """Goes on from a state that somebody made up: its numbers are none."""
+def going_on(prompt: bytes, tokens: int, poisoned: bool = False) -> Neighbour:
+    """From a state; or from one that somebody made up, whose numbers are none."""
 
     def make(tell: Callable[[Token | Done], None]) -> Job:
         with torch.no_grad():
             logits, state = MODEL(torch.tensor([list(prompt)]), MODEL.init_state(1))
 
         def spoil(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor * torch.nan if tensor.is_floating_point() else tensor
+            return tensor * torch.nan if poisoned and tensor.is_floating_point() else tensor
 
         begin: tuple[State, Any, list[int]] = (state.map(spoil), logits[0, -1], [])
-        return Job(Prompt([], begin), 1000, Choice(), tell)
+        return Job(Prompt([], begin), tokens, Choice(), tell)
 
     return make
 
@@ -393,10 +393,17 @@ def failing(prompt: bytes, after: int) -> Neighbour:
 @pytest.mark.filterwarnings("ignore")
 def test_neighbours_change_no_bit_of_a_text() -> None:
     """They leave at the same steps, so that the batch has the same shapes; how they leave and what they say differ."""
-    quiet = told_beside([plain(b"neighbour one", 6), plain(b"neighbour two", 2), plain(b"three", 9), plain(b"4", 30)])
+    quiet = told_beside(
+        [plain(b"neighbour one", 6), going_on(b"neighbour two", 2), plain(b"three", 9), plain(b"4", 30)]
+    )
     assert isinstance(quiet[-1], Done) and len(quiet) == 41
     loud = told_beside(
-        [vanishing(b"ANOTHER ONE !", 6), poisoned(b"and a bad one"), failing(b"five!", 8), plain(b"z", 30)]
+        [
+            vanishing(b"ANOTHER ONE !", 6),
+            going_on(b"and a bad one", 1000, poisoned=True),
+            failing(b"five!", 8),
+            plain(b"z", 30),
+        ]
     )
     assert loud == quiet
 
