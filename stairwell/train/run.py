@@ -173,7 +173,7 @@ class Run:
                 damaged.append(str(error))
                 continue
             words = [f"{word}; going back to the one before" for word in damaged]
-            if self.asked != note.get("asked", self.asked):
+            if self.asked and self.asked != (note.get("asked") or self.asked):
                 words.append(f"{self.path / 'config.json'} has changed since {path.name} was written; going on with it")
             return tensors, note, words
         if damaged:
