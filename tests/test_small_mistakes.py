@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from stairwell.tasks.language import LanguageScore
 from stairwell.tasks.pairs import PairBatch, buckets
 from stairwell.tasks.random_walk import FORWARD, LEFT, RIGHT, trajectory
 from stairwell.tasks.translation import Config as TranslationConfig
-from stairwell.train.pairs import GREEDY, PairCrossEntropy
+from stairwell.train.pairs import GREEDY, PairCrossEntropy, PairScores
 from stairwell.train.processes import World
 from stairwell.train.streams import CrossEntropy
 from stairwell.train.translating import SEARCH, Search, Translator, search_of
@@ -279,3 +280,26 @@ def test_another_models_checkpoint_is_told(tmp_path: Path) -> None:
     (large.folder.path / "checkpoints").symlink_to(small.folder.path / "checkpoints")
     with pytest.raises(UserError, match="of another model"):
         large.resume()
+
+
+def test_states_of_parts_are_carried_into_a_resumed_training(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "random-walk/lstm", train__accumulate=2)
+    run.update()
+    run.save()
+    again = trainer(tmp_path, "random-walk/lstm", train__accumulate=2)
+    again.resume()
+    for ours, theirs in zip(again.objective.states, run.objective.states, strict=True):
+        assert all(a.equal(b) for (_, a), (_, b) in zip(ours.tensors(), theirs.tensors(), strict=True))
+
+
+@pytest.mark.parametrize("headline", ["loss", "bleu"])
+def test_a_tool_that_decides_must_be_there_from_the_beginning(headline: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    monkeypatch.setattr("stairwell.tasks.text_scores.installed", lambda name: False)
+    config = TranslationConfig(headline=headline)  # type: ignore[arg-type]
+    task: Any = type("Task", (), {"headline": headline, "higher_is_better": True, "metric": "bleu", "config": config})()
+    if headline == "loss":
+        assert PairScores(task).sample == 0
+        return
+    with pytest.raises(UserError, match="sacrebleu is not installed"):
+        PairScores(task)
