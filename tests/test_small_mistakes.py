@@ -284,8 +284,7 @@ def test_another_models_checkpoint_is_told(tmp_path: Path) -> None:
 
 def test_states_of_parts_are_carried_into_a_resumed_training(tmp_path: Path) -> None:
     run = trainer(tmp_path, "random-walk/lstm", train__accumulate=2)
-    run.update()
-    run.save()
+    run.run()
     again = trainer(tmp_path, "random-walk/lstm", train__accumulate=2)
     again.resume()
     for ours, theirs in zip(again.objective.states, run.objective.states, strict=True):
