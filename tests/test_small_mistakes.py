@@ -38,6 +38,7 @@ from stairwell.tasks.random_walk import FORWARD, LEFT, RIGHT, trajectory
 from stairwell.tasks.translation import Config as TranslationConfig
 from stairwell.train.pairs import GREEDY, PairCrossEntropy, PairScores
 from stairwell.train.processes import World
+from stairwell.train.run import Run
 from stairwell.train.streams import CrossEntropy
 from stairwell.train.translating import SEARCH, Search, Translator, search_of
 from tests.train.test_loop import trainer
@@ -302,3 +303,18 @@ def test_a_tool_that_decides_must_be_there_from_the_beginning(headline: str, mon
         return
     with pytest.raises(UserError, match="sacrebleu is not installed"):
         PairScores(task)
+
+
+def test_the_last_phase_begins_with_its_first_update(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__steps=2, train__finetune_steps=2)
+    phases: list[int] = []
+    update = run.update
+    run.update = lambda: (phases.append(run.progress.phase), update())  # type: ignore[method-assign, assignment, return-value]
+    run.run()
+    assert phases == [0, 0, 1, 1]
+
+
+def test_a_config_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(UserError, match="cannot read"):
+        Run(tmp_path).read_config()
