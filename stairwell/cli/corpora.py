@@ -64,10 +64,13 @@ def data_check(path: Annotated[Path, typer.Argument(help="a file or folder")]) -
 @data_app.command("docstrings")
 def data_docstrings(to: Annotated[Path, typer.Option(help="the new folder to write to")] = Path("docstrings")) -> None:
     """Make a corpus of the installed Python packages: functions, and the first sentences of their docstrings."""
+    from rich.console import Console
+
     from stairwell.data import docstrings
 
-    say("reading the functions of all installed packages; this takes a minute or two")
-    made = docstrings.write(to)
+    console = Console(stderr=True)
+    with console.status("reading the functions of all installed packages") as status:
+        made = docstrings.write(to, lambda package, pairs: status.update(f"{pairs:,} functions; reading {package}"))
     for split, pairs in made["pairs"].items():
         say(f"{split}: {pairs:,} functions of {made['packages'][split]:,} packages")
     print(to)

@@ -18,7 +18,7 @@ import re
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,13 +112,17 @@ def useful(source: str, target: str) -> bool:
     return fits and target.isascii() and not target.startswith((":", "@", ">>>", "..")) and "::" not in target
 
 
-def gather(found: Iterable[tuple[str, str, list[Path]]] | None = None) -> tuple[list[Pair], dict[str, str]]:
-    """Every pair of the packages, none twice, and the packages' versions."""
+def gather(
+    found: Iterable[tuple[str, str, list[Path]]] | None = None, tell: Callable[[str, int], None] = lambda *_: None
+) -> tuple[list[Pair], dict[str, str]]:
+    """Every pair of the packages, none twice, and the packages' versions. `tell` hears each package's name as it
+    begins, and how many pairs there are so far."""
     pairs: list[Pair] = []
     sources: set[str] = set()
     targets: set[str] = set()
     versions: dict[str, str] = {}
     for package, version, files in packages() if found is None else found:
+        tell(package, len(pairs))
         for path in files:
             for name, source, target in functions(path):
                 if not useful(source, target) or source in sources or target.lower() in targets:
@@ -136,11 +140,11 @@ def split_of(package: str) -> str:
     return "test" if share < HELD_BACK else "valid" if share < 2 * HELD_BACK else "train"
 
 
-def write(folder: Path) -> dict[str, Any]:
+def write(folder: Path, tell: Callable[[str, int], None] = lambda *_: None) -> dict[str, Any]:
     """train.jsonl, valid.jsonl, test.jsonl and manifest.json; how many pairs and packages there are."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --to")
-    pairs, versions = gather()
+    pairs, versions = gather(tell=tell)
     by_split: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     for pair in pairs:
         by_split[split_of(pair.package)].append(pair)

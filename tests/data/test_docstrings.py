@@ -79,6 +79,7 @@ def test_a_package_is_in_one_split_on_every_machine() -> None:
     assert [docstrings.split_of(name) for name in ("torch", "Torch", "json", "rich", "heapq")] == [
         docstrings.split_of(name) for name in ("torch", "torch", "json", "rich", "heapq")
     ]
+    assert [docstrings.split_of(name) for name in ("bdb", "torch")] == ["test", "train"], "fixed for ever"
     drawn = [docstrings.split_of(f"package-{i}") for i in range(2000)]
     assert 100 < drawn.count("test") < 220 and 100 < drawn.count("valid") < 220
 

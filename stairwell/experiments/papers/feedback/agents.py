@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from stairwell.cores import config_type
-from stairwell.experiments.measures import Metric
-from stairwell.experiments.study import Row, Scale
+from stairwell.experiments.measures import LastEpisodes, Metric
+from stairwell.experiments.study import FEEDBACK, Row, Scale, Study
 from stairwell.rl.agent import AgentConfig
 from stairwell.rl.config import AgentTrainConfig
 from stairwell.rl.task import Config
@@ -49,6 +49,23 @@ class AgentSetting:
 def agents(setting: AgentSetting, memory: int) -> tuple[Row, ...]:
     names = {"LSTM": "lstm", "Transformer": "transformer-xl", "Feedback": "feedback"}
     return tuple(Row(model, setting.experiment(core, memory)) for model, core in names.items())
+
+
+def maze_study(
+    name: str, title: str, figure: str, claim: str, setting: AgentSetting, notes: tuple[str, ...], scale: Scale
+) -> Study:
+    """The three models in one maze."""
+    return Study(
+        name=name,
+        title=title,
+        paper=f"{FEEDBACK}, {figure}",
+        scale=scale,
+        columns=(LastEpisodes("return, last 500 episodes"), RETURN),
+        rows=agents(setting, setting.memory),
+        seeds=2 if scale == "laptop" else 10,
+        claim=claim,
+        notes=notes,
+    )
 
 
 PPO = AgentTrainConfig(

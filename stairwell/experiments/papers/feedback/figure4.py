@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from stairwell.experiments.measures import LastEpisodes
-from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES, RETURN, agents
+from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES, maze_study
 from stairwell.experiments.papers.feedback.pairs import (
     BLEU,
     SMALL,
@@ -41,17 +40,9 @@ def translation(scale: Scale) -> Study:
 
 
 def maze(scale: Scale) -> Study:
-    return Study(
-        name="feedback.figure4.maze",
-        title="Maze Navigation",
-        paper=f"{FEEDBACK}, figure 4 (right)",
-        scale=scale,
-        columns=(LastEpisodes("return, last 500 episodes"), RETURN),
-        rows=agents(MAZE[scale], MAZE[scale].memory),
-        seeds=2 if scale == "laptop" else 10,
-        claim="Feedback converges to a higher reward than a Transformer",
-        notes=MAZE_NOTES[scale],
-    )
+    claim = "Feedback converges to a higher reward than a Transformer"
+    name, title, figure = "feedback.figure4.maze", "Maze Navigation", "figure 4 (right)"
+    return maze_study(name, title, figure, claim, MAZE[scale], MAZE_NOTES[scale], scale)
 
 
 STUDIES: dict[str, Maker] = {
