@@ -1,4 +1,4 @@
-# make demo    sets everything up and lets Feedback and a Transformer face each other
+# make demo    sets everything up and lets Feedback, a Staircase and a Transformer face each other
 # make test    sets everything up and runs all checks
 # make quick   the laws and something of every room, within minutes
 # make slow    the proofs that take minutes

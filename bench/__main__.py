@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench import (
+    agents,
     browser,
     data,
     decode,
@@ -23,6 +24,7 @@ from bench import (
     speed,
     staircase,
     table,
+    translate,
 )
 from stairwell.errors import UserError
 from stairwell.provenance import provenance
@@ -44,6 +46,7 @@ MEASUREMENTS = {
     "profile": Measurement("where the time of a Feedback step goes", profile.measure, profile.CASES),
     "memory": Measurement("peak memory of a step, size of a state", memory.measure, (*memory.CASES, "decoding")),
     "decode": Measurement("decoding against peers", decode.measure, (*decode.CASES, "flat")),
+    "translate": Measurement("beam search of translators against peers", translate.measure, tuple(translate.CASES)),
     "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
     "serve": Measurement("the server under load", serve.measure, serve.CASES),
@@ -52,6 +55,7 @@ MEASUREMENTS = {
     "browser": Measurement(
         "exported pages: their size, and tokens a second in Chromium", browser.measure, browser.CASES
     ),
+    "agents": Measurement("frames a second of an agent's training against peers", agents.measure, agents.CASES),
     "environments": Measurement("steps a second of the batched environments", environments.measure),
 }
 PAGES = {

@@ -275,11 +275,11 @@ def measure_cores() -> list[dict[str, Any]]:
     ]
 
 
-def take_turns(steps: dict[str, Step], rounds: int = ROUNDS) -> dict[str, list[float]]:
+def take_turns(steps: dict[str, Step], rounds: int = ROUNDS, warm_up: int | None = None) -> dict[str, list[float]]:
     """Seconds of each step, so many times, in turns, so that a slow moment of the machine hits everyone."""
     times: dict[str, list[float]] = {name: [] for name in steps}
     for step in steps.values():
-        for _ in range(WARM_UP):
+        for _ in range(WARM_UP if warm_up is None else warm_up):
             step()
     for _ in range(rounds):
         for name, step in steps.items():

@@ -50,6 +50,14 @@ NAMES = {
 }
 
 
+TRANSLATORS = {
+    "feedback": "Feedback",
+    "transformer": "our Transformer",
+    "marian": "Hugging Face's Marian",
+    "ctranslate2": "CTranslate2",
+}
+
+
 def by_case(records: list[Record]) -> dict[str, dict[str, Record]]:
     found: dict[str, dict[str, Record]] = {}
     for record in records:
@@ -189,6 +197,38 @@ def flat(records: list[Record]) -> list[str]:
     return ["", *lines] if lines else []
 
 
+def translate(records: list[Record]) -> list[str]:
+    """Tokens a second by who and how deep, what is the same at every depth, and the ratios."""
+    lines = []
+    for case in dict.fromkeys(record["case"] for record in records):
+        found = [record for record in records if record["case"] == case]
+        timed = {(record["what"], record["depth"]): record for record in found if record["what"] != "ratio"}
+        depths = sorted({depth for _, depth in timed if depth})
+        rows = []
+        for name, words in TRANSLATORS.items():
+            rates = [timed.get((name, depth)) for depth in depths]
+            if any(rates):
+                rows.append([words, *(f"{rate['tokens_per_second']:,.0f}" if rate else "" for rate in rates)])
+        head = [f"tokens/s, {case.replace('-', ' ')}", *(f"decoder of {depth}" for depth in depths)]
+        shares = []
+        for part, words in (("encoder", "the encoder"), ("softmax", "scores of the output symbols")):
+            share = [f"{100 * timed[part, 0]['seconds'] / timed['feedback', d]['seconds']:.0f}%" for d in depths]
+            shares.append([f"of Feedback's time, {words}", *share])
+        lines += [*grid(head, [*rows, *shares]), ""]
+    rows = [
+        [f"{record['of']}, {record['case'].replace('-', ' ')}", f"{record['ratio']:.2f}",
+         f"{record['low']:.2f} to {record['high']:.2f}"]
+        for record in records if record["what"] == "ratio"
+    ]  # fmt: skip
+    timed_records = [record for record in records if record["what"] != "ratio"]
+    rounds, worst = rounds_and_spread(timed_records, before=0)
+    return [
+        *lines,
+        *grid(["how many times as fast", "median", "of the rounds"], rows),
+        *("", f"{source(records)}; medians of {rounds} rounds in turns, spread up to {worst:.2f}."),
+    ]
+
+
 def staircase(records: list[Record]) -> list[str]:
     records = [record for record in records if record["case"] == "staircase"]
     if not records:
@@ -297,6 +337,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "memory": ("memory", memory),
     "state": ("memory", state),
     "decode": ("decode", decode),
+    "translate": ("translate", translate),
     "staircase": ("staircase", staircase),
     "scaling": ("scaling", scaling),
     "serve": ("serve", serve),

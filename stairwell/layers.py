@@ -19,6 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+POSITIONS = ("learned", "clamped", "none", "random")
+CLAMPED = 64  # distances with a vector of their own where far ones share one, if nobody says how many
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerConfig:
@@ -52,6 +55,10 @@ class LayerConfig:
     "loss per token of learned span (summed over layers, averaged over heads)"
     cross: bool = False
     "attend to a source (for sequence to sequence) in every layer"
+    positions: Literal["learned", "clamped", "none", "random"] = "learned"
+    "a vector for each distance; far ones share one; none; or, in training, a random choice of vectors, in order"
+    position_vectors: int | None = None
+    "how many vectors: clamped, 64 if not given; random, to choose from, as many as distances if not given"
 
     def __post_init__(self) -> None:
         for name in ("width", "layers", "heads", "span_ramp"):
@@ -72,6 +79,15 @@ class LayerConfig:
             raise ValueError(f"norm must be 'pre' or 'post', not {self.norm!r}")
         if self.span_loss and not self.adaptive_span:
             raise ValueError("span_loss is only read with adaptive_span=True")
+        if self.positions not in POSITIONS:
+            raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, not {self.positions!r}")
+        if self.position_vectors is not None:
+            if self.positions not in ("clamped", "random"):
+                raise ValueError(
+                    f"position_vectors is only read with positions clamped or random, not {self.positions}"
+                )
+            if self.position_vectors < 1:
+                raise ValueError(f"position_vectors must be at least 1, not {self.position_vectors}")
 
     @property
     def K(self) -> int:
@@ -88,23 +104,55 @@ class LayerConfig:
 
 
 class RelativePosition(nn.Module):
-    """p_distance: one learned vector a distance; distances beyond the last share the last."""
+    """p_distance: one learned vector a distance; distances beyond the last vector share it.
 
-    def __init__(self, distances: int, first: int, head_width: int) -> None:
+    `learned` has a vector for each of the distances in sight, and those that training never reaches stay as they were
+    drawn. The others can extrapolate: `clamped` has fewer vectors; `none` has one for all distances, zero for ever;
+    `random` gives the distances of a call in training vectors from a larger range (`draw_vectors`)."""
+
+    vectors: Tensor  # (vectors, K)
+
+    def __init__(self, config: LayerConfig, distances: int) -> None:
         super().__init__()
-        self.first = first
-        self.vectors = nn.Parameter(torch.empty(distances, head_width))
-        nn.init.normal_(self.vectors, std=head_width**-0.5)
+        self.first, self.distances = config.first, distances
+        if config.positions == "none":
+            self.register_buffer("vectors", torch.zeros(1, config.K))
+            return
+        count = config.position_vectors or distances
+        if config.positions == "clamped":
+            count = min(config.position_vectors or CLAMPED, distances)
+        self.vectors = nn.Parameter(torch.empty(count, config.K))
+        nn.init.normal_(self.vectors, std=config.K**-0.5)
 
-    def slot(self, distance: Tensor) -> Tensor:
-        """Which vector belongs to a distance."""
-        return (distance - self.first).clamp(0, self.vectors.shape[0] - 1)
+    def slot(self, distance: Tensor, drawn: Tensor | None = None) -> Tensor:
+        """Which vector belongs to a distance; `drawn` are those of a call in training, the nearest first."""
+        place = (distance - self.first).clamp(min=0)
+        if drawn is not None:
+            place = drawn[place.clamp(max=drawn.shape[0] - 1)]
+        return place.clamp(max=self.vectors.shape[0] - 1)
 
-    def forward(self, q: Tensor, distance: Tensor) -> Tensor:
+    def table(self, distances: int, drawn: Tensor | None = None) -> Tensor:
+        """The vectors of so many distances, the nearest first. (distances, K)"""
+        chosen = self.vectors[:distances] if drawn is None else self.vectors.index_select(0, drawn[:distances])
+        missing = distances - chosen.shape[0]
+        return torch.cat([chosen, chosen[-1:].expand(missing, -1)]) if missing else chosen
+
+    def forward(self, q: Tensor, distance: Tensor, drawn: Tensor | None = None) -> Tensor:
         """q . p_distance. q (B, H, T, K), distance (T, J) -> (B, H, T, J)"""
-        scores = q @ self.vectors.T  # (B, H, T, distances)
-        index = self.slot(distance).expand(*q.shape[:2], -1, -1)
+        scores = q @ self.vectors.T  # (B, H, T, vectors)
+        index = self.slot(distance, drawn).expand(*q.shape[:2], -1, -1)
         return scores.gather(-1, index)
+
+
+def draw_vectors(distances: int, vectors: int, device: torch.device) -> Tensor:
+    """Randomised positions (Ruoss et al., 2023): which vectors so many distances have, in order. (distances,)
+
+    In a third of the calls they are chosen among all vectors, as there; in a third they are the first ones, as in an
+    evaluation; otherwise how many to choose from is drawn by order of magnitude."""
+    distances = min(distances, vectors)
+    sparse = min(max(3 * float(torch.rand(())) - 1, 0.0), 1.0)
+    among = round(distances * (vectors / distances) ** sparse)
+    return torch.randperm(among)[:distances].sort().values.to(device)
 
 
 class AdaptiveSpan(nn.Module):
@@ -190,6 +238,7 @@ class Masks:
     cross: tuple[Tensor, ...]  # a depth each: (B, H, T, source) bool
     dropped: tuple[bool, ...]  # a layer each
     residual: tuple[Tensor, ...] = ()  # a depth each: (sublayers, B, T, D) bool
+    vectors: Tensor | None = None  # (distances,) int64: the position vector of each, the nearest first
 
     @staticmethod
     def draw(config: LayerConfig, x: Tensor, depth: int, distances: int, source: Tensor | None) -> Masks:
@@ -274,13 +323,14 @@ class Attention(nn.Module):
         position: RelativePosition | None,
         span: AdaptiveSpan | None = None,
         kept: Tensor | None = None,
+        drawn: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) -> (B, T, D), weights (B, H, T, J)"""
+        """x (B, T, D) -> (B, T, D), weights (B, H, T, J); `drawn` are the position vectors of a call in training"""
         B, T, _ = x.shape
         q = self.heads(self.query(x))
         scores = torch.cat([q @ part.transpose(-1, -2) for part in slots.keys], -1)  # (B, H, T, J)
         if position is not None:
-            scores = scores + position(q, slots.distance)
+            scores = scores + position(q, slots.distance, drawn)
         ramp = span(slots.distance) if span is not None else None
         weights = masked_softmax(scores / math.sqrt(self.K), slots.visible[:, None], ramp)
         used = weights

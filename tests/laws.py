@@ -438,4 +438,4 @@ def draw_masks(case: Case, attention: float, relu: float, layer_drop: float, res
         if config.cross:
             layer.cross.rate = attention
     given = Source(case.source["source"], case.source["source_mask"]) if case.source else None
-    return core.draw(case.x, case.state, given)
+    return core.draw(case.x, case.state, given, case.start)

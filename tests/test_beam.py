@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stairwell.decode import Hypothesis, ModelStepper, beam, stepper
-from stairwell.decode.beam import Finished
+from stairwell.decode.beam import Finished, likeliest, near_parents
 from stairwell.errors import UserError
 from stairwell.models import Seq2Seq
 from stairwell.state import row_numbers
@@ -182,6 +182,28 @@ def test_a_session_finds_what_the_model_itself_finds(core: str) -> None:
     for ours, theirs in zip(quick, plain, strict=True):
         assert [h.tokens for h in ours] == [h.tokens for h in theirs]
         assert [h.score for h in ours] == pytest.approx([h.score for h in theirs])
+
+
+@pytest.mark.parametrize("V", [30, 640, 1000, 8001])
+@pytest.mark.parametrize("k", [1, 6, 10])
+def test_the_likeliest_symbols_are_those_that_an_order_finds(V: int, k: int) -> None:
+    scores = torch.randn(2, 3, V, generator=torch.Generator().manual_seed(V))
+    scores[0, 0, V // 2 :] = -math.inf
+    scores[0, 1, 0] = scores[1, 1, -1] = 9.0
+    scores[1, 2, 5:] = -math.inf  # fewer than are asked for
+    likely, symbols = likeliest(scores, k)
+    torch.testing.assert_close(likely, scores.topk(k, -1).values, rtol=0, atol=0)
+    assert torch.equal(scores.gather(-1, symbols), likely)
+    assert all(len(set(row)) == k for row in symbols.flatten(0, 1).tolist())
+
+
+def test_hypotheses_lie_where_their_parents_lay_as_far_as_they_can() -> None:
+    """All of them still come once, and only a parent's second child and those after it have to be copied."""
+    parents = torch.tensor(list(itertools.product(range(4), repeat=4)))
+    order = near_parents(parents)
+    assert torch.equal(order.sort(1).values, torch.arange(4).expand_as(order))
+    stay = (parents.gather(1, order) == torch.arange(4)).sum(1)
+    assert stay.tolist() == [len(set(row)) for row in parents.tolist()]
 
 
 def test_what_cannot_be_searched_is_a_plain_error() -> None:

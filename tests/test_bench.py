@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import __main__ as bench
-from bench import browser, limit, memory, plot, profile, records, scaling, speculation, speed, table
+from bench import browser, limit, memory, plot, profile, records, scaling, speculation, speed, table, translate
 from bench.flops import forward_flops, products, training_flops
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.fast import native
@@ -128,6 +128,48 @@ def test_speculation_trains_a_pair_and_tells_acceptance_and_speed(
         assert record["tokens_per_call"] == pytest.approx(1 + 2 * record["acceptance"], abs=0.3)
     records.add("speculation", measured, ABOUT)
     assert "drafted tokens kept" in table.section("speculation")
+
+
+def test_translators_are_timed_by_depth_and_against_their_peers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    monkeypatch.setattr(translate, "ROUNDS", 1)
+    tiny = translate.Case(
+        "width-16", 16, 2, depths=(1, 2), encoder_layers=1, symbols=40, sentences=3, shortest=2, longest=4, tokens=4
+    )
+    measured = translate.measure_case(tiny)
+    kinds = {record["what"] for record in measured}
+    assert {"feedback", "transformer", "encoder", "softmax", "ratio"} <= kinds
+    ratio = {record["of"]: record["ratio"] for record in measured if record["what"] == "ratio"}
+    seconds = {(record["what"], record.get("depth")): record.get("seconds") for record in measured}
+    of = "Feedback over our Transformer, depth 2"
+    assert ratio[of] == pytest.approx(seconds["transformer", 2] / seconds["feedback", 2], abs=0.02)
+    records.add("translate", measured, ABOUT)
+    shown = table.section("translate")
+    assert "| tokens/s, width 16 | decoder of 1 | decoder of 2 |" in shown and f"| {of}, width 16 |" in shown
+
+
+def test_nothing_is_timed_where_the_search_finds_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = translate.Case("width-16", 16, 2, encoder_layers=1, symbols=40, sentences=2, shortest=2, longest=4, tokens=4)
+    model, (source, mask) = translate.make_model(tiny, "feedback", 1), translate.make_sources(tiny)
+    translate.check_search(tiny, model, source, mask)
+    monkeypatch.setattr(translate, "our_writes", lambda *given: lambda: [-9.0, -9.0])
+    with pytest.raises(SystemExit, match="differs from one without a cache"):
+        translate.check_search(tiny, model, source, mask)
+
+
+def test_a_peer_that_is_missing_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(*given: Any) -> Any:
+        raise ImportError("No module named 'ctranslate2'")
+
+    monkeypatch.setattr(translate, "marian_model", missing)
+    tiny = translate.Case("tiny", 8, 1, (1,), 1, symbols=40, sentences=2, shortest=2, longest=4, tokens=3)
+    turns = translate.make_turns(tiny, Path("unused"))
+    assert {name for name, _ in turns} == {"feedback", "transformer", "encoder", "softmax"}
+    assert capsys.readouterr().err == "left out: No module named 'ctranslate2'; pip install \"stairwell[bench]\"\n"
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed to open the page in")

@@ -18,7 +18,7 @@ from stairwell.cores import CORES
 from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
 from stairwell.cores.universal import UniversalConfig
-from stairwell.decode import Hypothesis, Session, beam, greedy, sample
+from stairwell.decode import Hypothesis, Session, beam, greedy, products, sample
 from stairwell.state import State
 from tests import laws
 from tests.cores.test_laws import configs
@@ -187,6 +187,55 @@ def test_rows_come_and_go_as_in_a_state(config: Any) -> None:
     check()
 
 
+@pytest.mark.parametrize("kind", [FeedbackConfig, TransformerXLConfig])
+@pytest.mark.parametrize("options", [{}, {"sees_itself": True}, {"adaptive_span": True, "span_ramp": 2}], ids=str)
+def test_a_ring_grows_with_what_is_in_it_and_no_further(kind: Any, options: Any) -> None:
+    """Through all its lengths and round twice, while rows change places as in a beam and others come in."""
+    torch.manual_seed(12)
+    model = make_model(kind(**SMALL, memory=40, **options))
+    state = warm_state(model, 2, 3, slack=2)
+    session, fresh = Session(model, state), Session(model, warm_state(model, 2, 0, slack=2))
+    lengths: list[int] = []
+    for t in range(100):
+        rows = torch.randint(state.batch, (4,))
+        session.select(rows)
+        state = state.select(rows)
+        if t == 30:
+            guest = warm_state(model, 1, 35, slack=2)
+            session.join(guest)
+            state = type(state).join([state, guest])
+        tokens = torch.randint(V, (state.batch,))
+        with torch.no_grad():
+            logits, state = model(tokens[:, None], state)
+        torch.testing.assert_close(session.step(tokens), logits[:, 0], **laws.CLOSE)
+        if t % 20 == 19:
+            laws.assert_same_state(session.state(), state)
+        lengths.append(session.steps.position.R)  # type: ignore[attr-defined]
+    most = session.steps.R  # type: ignore[attr-defined]
+    assert lengths == sorted(lengths) and 4 * lengths[0] < 2 * most and lengths[-1] == most
+
+    def buffers(of: Session) -> int:
+        return sum(rows.all[0].numel() for rows in of.steps.parts())  # type: ignore[attr-defined]
+
+    assert 2 * buffers(fresh) < buffers(session)
+
+
+@pytest.mark.parametrize("config", [*FEW[:5], FeedbackConfig(**SMALL, memory=40)], ids=name)
+def test_a_row_that_takes_everything_back_has_read_nothing(config: Any) -> None:
+    model = make_model(config)
+    state = model.init_state(2, slack=2)
+    session = Session(model, state)
+    session.step(torch.tensor([1, 2]))
+    session.step(torch.tensor([3, 4]))
+    session.crop(2)
+    tokens = torch.tensor([[0, 3], [2, 2]])
+    with torch.no_grad():
+        logits, after = model(tokens, state)
+    for t in range(2):
+        torch.testing.assert_close(session.step(tokens[:, t]), logits[:, t], **laws.CLOSE)
+    laws.assert_same_state(session.state(), after)
+
+
 @pytest.mark.parametrize("config", FEW, ids=name)
 def test_a_state_handed_in_or_out_is_never_touched(config: Any) -> None:
     torch.manual_seed(3)
@@ -336,6 +385,27 @@ def test_other_floating_types_decode_too(config: Any, dtype: torch.dtype) -> Non
     assert stepped.dtype == dtype
     tolerance = 1e-4 if dtype == torch.float32 else 0.3
     torch.testing.assert_close(stepped, logits, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.skipif(products.ONEDNN is None, reason="this torch has no oneDNN")
+@pytest.mark.parametrize("tied", [True, False])
+def test_products_of_many_rows_with_large_weights_are_the_same(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(13)
+    monkeypatch.setattr(products, "LARGE", 0)
+    model = make_model(FeedbackConfig(**SMALL, memory=3), tied=tied).float()
+    state, tokens = model.init_state(9), torch.randint(V, (9, 5))
+    used: list[bool] = []
+    by_onednn = products.by_onednn
+    monkeypatch.setattr(products, "by_onednn", lambda *given: (used.append(True), by_onednn(*given))[1])
+    session = Session(model, state)
+    with torch.no_grad():
+        logits, _ = model(tokens, state)
+    stepped = torch.stack([session.step(tokens[:, t]) for t in range(5)], 1)
+    torch.testing.assert_close(stepped, logits, rtol=1e-4, atol=1e-4)
+    assert used
+    before = len(used)
+    Session(model.double(), model.double().init_state(9)).step(tokens[:, 0])  # it knows no such type
+    assert len(used) == before
 
 
 @pytest.mark.parametrize("config", FEW, ids=name)

@@ -136,13 +136,15 @@ def test_a_beam_reads_one_copy_of_a_source_that_was_projected_once(monkeypatch: 
     assert all(slots.keys[0].shape[0] == 2 for slots in session.sources.slots.values())
 
 
-def test_sentences_that_nobody_reads_leave_when_others_come() -> None:
+def test_sentences_that_nobody_reads_leave() -> None:
     model = make_model(CONFIGS[0])
     session = Session(model, make_state(model, [3, 4]))
+    assert session.sources is not None
     for _ in range(5):
         session.select([session.batch - 1])
+        assert session.sources.mask.shape[0] == 1
         session.join(make_state(model, [2, 2]))
-    assert session.sources is not None and session.sources.mask.shape[0] == 3
+        assert session.sources.mask.shape[0] == 3
 
 
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[4]], ids=["feedback", "staircase"])

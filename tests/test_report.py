@@ -18,7 +18,7 @@ import torch
 from stairwell.cli.display import Silence
 from stairwell.report import RunReport, Table, gather, headline, summary, write_html, write_png
 from stairwell.report.collect import command
-from stairwell.report.page import embed, resource
+from stairwell.report.page import SCRIPTS, embed, resource
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import Job, load, train
 from stairwell.tasks.random_walk import ACTIONS, trajectory
@@ -250,6 +250,6 @@ def test_the_picture_is_a_small_png(runs: dict[str, RunReport], tmp_path: Path) 
 @pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
 def test_the_scripts_are_well_formed(tmp_path: Path) -> None:
     script = tmp_path / "page.js"
-    script.write_text(resource("theme.js") + resource("charts.js") + resource("belief.js"), encoding="utf-8")
+    script.write_text("".join(map(resource, ("theme.js", *SCRIPTS))), encoding="utf-8")
     checked = subprocess.run(["node", "--check", str(script)], capture_output=True, text=True, timeout=30)
     assert checked.returncode == 0, checked.stderr

@@ -45,7 +45,13 @@ def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_paper
     again = stairwell(tmp_path, *arguments(tmp_path))
     assert again.status == 0 and {path: path.stat().st_mtime_ns for path in before} == before
 
-    # The same trainings for another study beside it are taken over, not done again.
+    # The same trainings for another study beside it are taken over, not done again; one that this version cannot read
+    # is passed by.
+    config = tmp_path / "study" / "feedback" / "seed-0" / "config.json"
+    foreign = tmp_path / "another" / "feedback" / "seed-0"
+    foreign.mkdir(parents=True)
+    (foreign / "result.json").write_text("{}")
+    (foreign / "config.json").write_text(config.read_text().replace('"width"', '"breadth"'))
     copied = stairwell(tmp_path, *arguments(tmp_path)[:-1], str(tmp_path / "other"))
     assert copied.status == 0 and "training 1" not in copied.err
     other = json.loads((tmp_path / "other" / "result.json").read_text())

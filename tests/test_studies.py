@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from stairwell.errors import UserError
+from stairwell.experiments import reproduce
 from stairwell.experiments.cost import blueprint, estimate
-from stairwell.experiments.papers import CATALOGUE, studies
+from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE, studies
 from stairwell.experiments.papers.feedback.settings import ALGORITHMIC
 from stairwell.experiments.papers.feedback.sizes import as_large_as
 from stairwell.experiments.papers.feedback.table1 import on_more_variables
 from stairwell.experiments.study import SCALES, Row, Scale, Study
+from stairwell.layers import POSITIONS
 from stairwell.runs.experiment import Experiment
 
 NAMES = list(CATALOGUE)
@@ -325,3 +327,31 @@ def test_a_curriculum_goes_on_to_five_variables() -> None:
         "variables=5,statements=4;variables=5,statements=5;variables=5,statements=6"
     )
     assert on_more_variables(ALGORITHMIC["laptop"].train.curriculum, 3) == ALGORITHMIC["laptop"].train.curriculum
+
+
+def test_every_table_and_figure_of_both_papers_is_a_study_or_named_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reproduce, "estimate", lambda *_: 1.0)  # it takes seconds
+    papers = {"feedback": (9, 10), "staircase": (9, 3)}  # tables and figures of each, as numbered there
+    there = {
+        f"{paper}.{kind}{number}"
+        for paper, counts in papers.items()
+        for kind, count in zip(("table", "figure"), counts)
+        for number in range(1, count + 1)
+    }
+    made = {".".join(name.split(".")[:2]) for name in CATALOGUE if not name.startswith("extra")}
+    assert made | set(NO_EXPERIMENTS) == there and not made & set(NO_EXPERIMENTS)
+    told: list[str] = []
+    reproduce.describe(told.append)
+    for name in (*CATALOGUE, *NO_EXPERIMENTS):
+        assert any(text.startswith(f"{name}\n") for text in told), name
+    for (name, scale), why in NOT_AT_SCALE.items():
+        assert CATALOGUE[name](scale) is None
+        assert any(text.startswith(f"{name}\n") and why in text for text in told)
+
+
+def test_copy_and_reverse_with_every_kind_of_distance() -> None:
+    for name in ("copy", "reverse"):
+        made, plain = study(f"extra.distances.{name}", "laptop"), study(f"feedback.table1.{name}", "laptop")
+        assert [row.experiment.core.positions for row in made.rows] == [*POSITIONS, *POSITIONS]
+        # The learned ones are the paper's own study, which need not be trained again.
+        assert [made.rows[0].experiment, made.rows[4].experiment] == [row.experiment for row in plain.rows[1:]]

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from stairwell.experiments import demo, reproduce
+from stairwell.experiments import reproduce
 from stairwell.experiments.measures import Metric, Reach, Sample
 from stairwell.experiments.papers import CATALOGUE, studies
 from stairwell.experiments.study import SCALES
@@ -97,22 +95,6 @@ def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None
                 assert column.split == wanted, column
                 seen.add(wanted)
     assert seen == {"valid", "test"}
-
-
-def test_the_demo_scores_fresh_test_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = demo.contender
-    sizes = {"task.valid_episodes": "3", "task.test_episodes": "5", "train.batch": "2", "train.valid_rows": "1"}
-    sizes |= {"core.width": "8", "core.layers": "1", "core.heads": "1", "train.curriculum": ""}
-    monkeypatch.setattr(demo, "contender", lambda core, updates: made(core, updates).with_options(sizes))
-
-    @contextmanager
-    def silent(*_: Any) -> Iterator[Any]:
-        yield lambda event: None
-
-    results = demo.face_off(tmp_path, 1, "cpu", "auto", silent)
-    for result in results.values():
-        assert result["test"]["split"] == "test"
-        assert result["test"]["scored"] == 5 * demo.LENGTH == result["valid_scored"] / 3 * 5
 
 
 @pytest.mark.parametrize("name", ["parity", "random-walk", "copy", "reverse", "counting", "s5", "algorithmic"])

@@ -2,8 +2,9 @@
 
     python -m tools.publish runs/NAME-laptop --verdict "Agrees in sign and size: ..."
     python -m tools.publish                                writes docs/reproduction.md anew from results/
+    python -m tools.publish --demo runs/demo               takes the demo's result and picture over
 
-What was not run is listed as not run.
+What was not run is listed with its reason.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from typing import Any
 
 from PIL import Image
 
+from stairwell.experiments import demo
 from stairwell.experiments.cost import in_words
-from stairwell.experiments.papers import CATALOGUE
-from stairwell.experiments.reproduce import table
-from stairwell.experiments.study import SCALES
+from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE
+from stairwell.experiments.reproduce import table, takes
+from stairwell.experiments.study import SCALES, Scale
 from stairwell.files import write_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,7 +33,25 @@ What came of running the papers' experiments with stairwell. This page is made f
 the machine. Laptop scale means two CPU cores and minutes: smaller models, shorter sequences, fewer tokens than in the
 papers, and one recipe for all the models of a table. A number is only comparable with the others of its table.
 
-`stairwell list experiments` tells every name, `stairwell reproduce NAME --dry-run` what it would take.
+`stairwell list experiments` tells every name, `stairwell reproduce NAME --dry-run` what it would take. An outcome may
+speak of trials whose files were not kept: whatever is not in its table is said from memory, and has no more weight.
+
+## Again, on a laptop
+
+Three of the strongest results, under an hour together on two cores:
+
+```
+stairwell reproduce demo
+stairwell reproduce extra.parity --jobs 2 --only LSTM --only Transformer-XL --only Feedback --only Staircase
+stairwell reproduce extra.s5 --jobs 2 --only Transformer-XL --only Feedback --only "Cached Staircase"
+```
+
+The first sets Feedback beside a Transformer of its size on a walk that only a state can follow; the others tell who
+keeps a state far beyond the training length.
+"""
+
+NOT_RUN = """Each for want of time on the two cores that all results here come from; what it would take is a count of
+a model's operations, without environments and evaluations. Text that is not public cannot be had at all.
 """
 
 
@@ -43,9 +63,27 @@ def publish(folder: Path, verdict: str) -> Path:
     RESULTS.mkdir(exist_ok=True)
     write_text(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
     if (folder / "curves.png").exists():
-        small = Image.open(folder / "curves.png").convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
-        small.save(PICTURES / f"{name}.png", optimize=True)
+        save_picture(folder / "curves.png", f"{name}.png")
     return RESULTS / f"{name}.json"
+
+
+def publish_demo(folder: Path) -> Path:
+    """Take the demo's results and its picture over; the README's numbers are written by hand."""
+    results = {core: json.loads((folder / core / "result.json").read_text(encoding="utf-8")) for core in demo.NAMES}
+    about = {
+        "experiment": f"demo: random walk, episodes of {demo.LENGTH} actions",
+        "scale": "laptop",
+        "seeds": 1,
+        "paper": {**demo.PAPER, "where": "Fan et al., table 1, episodes of 100 actions; Ju et al., table 1, of 400"},
+    }
+    write_text(RESULTS / "demo.json", json.dumps({**about, **results}, indent=2) + "\n")
+    save_picture(folder / "curves.png", "demo-curves.png")
+    return RESULTS / "demo.json"
+
+
+def save_picture(path: Path, name: str) -> None:
+    small = Image.open(path).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)
+    small.save(PICTURES / name, optimize=True)
 
 
 def published() -> dict[tuple[str, str], dict[str, Any]]:
@@ -58,14 +96,21 @@ def page() -> str:
     results = published()
     parts = [TOP, "## What was run\n", overview(results)]
     parts += [section(results[name, scale]) for name in CATALOGUE for scale in SCALES if (name, scale) in results]
-    absent = [
-        f"{name} ({scale})"
-        for name, make in CATALOGUE.items()
-        for scale in SCALES
-        if (name, scale) not in results and make(scale) is not None
-    ]
-    parts.append("## Not run\n\n" + "".join(f"- {name}\n" for name in absent))
-    return "\n".join(parts)
+    parts += ["## Not run\n", NOT_RUN, "| study | scale | why not |", "|---|---|---|"]
+    absent = [(name, scale) for name in CATALOGUE for scale in SCALES if (name, scale) not in results]
+    parts += [f"| {name} | {scale} | {why_not(name, scale)} |" for name, scale in absent]
+    parts += ["\n## No experiments\n", "The papers' other tables and figures:\n"]
+    parts += [f"- {name}: {why}" for name, why in NO_EXPERIMENTS.items()]
+    return "\n".join([*parts, ""])
+
+
+def why_not(name: str, scale: Scale) -> str:
+    """What a study that was not run would take: time, and perhaps a text that is not there."""
+    study = CATALOGUE[name](scale)
+    if study is None:
+        return NOT_AT_SCALE[name, scale]
+    reads = f"; reads {study.data}" if study.data else ""
+    return f"{takes(study)}{reads}"
 
 
 def overview(results: dict[tuple[str, str], dict[str, Any]]) -> str:
@@ -91,6 +136,8 @@ def section(result: dict[str, Any]) -> str:
     if result["claim"]:
         lines.append(f"\nThe paper's conclusion: {result['claim']}.")
     lines.append(f"\n**Ours:** {result['verdict']}\n")
+    if ends := [f"{row['model']} {ended(row)}" for row in result["rows"] if any(row.get("stages") or ())]:
+        lines.append(f"Where the curriculum ended: {'; '.join(ends)}.\n")
     lines += [f"- {note}" for note in result["notes"]]
     threads = sorted({threads for row in result["rows"] for threads in row["threads"]})
     seeds = sorted({seed for row in result["rows"] for seed in row["seeds"]})
@@ -104,11 +151,21 @@ def section(result: dict[str, Any]) -> str:
     return "\n".join([*lines, ""])
 
 
+def ended(row: dict[str, Any]) -> str:
+    """The last stage of each seed, in words."""
+    stages = [" ".join(f"{name} {value}" for name, value in (stage or {}).items()) for stage in row["stages"]]
+    return ", ".join(stages) if len(set(stages)) > 1 else stages[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="publish a study's result and write docs/reproduction.md")
     parser.add_argument("folder", type=Path, nargs="?", help="the folder of a study that was reproduced")
     parser.add_argument("--verdict", help="how it compares with the paper's claim: in sign, in size, or not")
+    parser.add_argument("--demo", type=Path, help="the folder of the demo")
     arguments = parser.parse_args()
+    if arguments.demo is not None:
+        print(publish_demo(arguments.demo))
+        return
     if arguments.folder is not None:
         if not arguments.verdict:
             parser.error("a result needs a --verdict")

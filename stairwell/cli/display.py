@@ -118,8 +118,25 @@ class Lines(Quiet):
             super().__call__(event)
 
 
-class Live(Silence):
-    """A live panel, for terminals."""
+class OnScreen(Silence):
+    """Something that is drawn again and again, for terminals."""
+
+    live: Any  # rich's
+
+    def panel(self) -> Any:
+        raise NotImplementedError
+
+    def __enter__(self) -> Silence:
+        self.live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.live.update(self.panel())
+        self.live.__exit__(*error)
+
+
+class Live(OnScreen):
+    """A training's live panel."""
 
     def __init__(self, title: str, total: int, done: int = 0) -> None:
         from rich.console import Console, Group
@@ -138,14 +155,6 @@ class Live(Silence):
         self.accuracies: list[float] = []
         self.latest = self.valid = self.note = ""
         self.live = RichLive(self.panel(), console=self.console, refresh_per_second=4)
-
-    def __enter__(self) -> Live:
-        self.live.__enter__()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.live.update(self.panel())
-        self.live.__exit__(*error)  # type: ignore[arg-type]
 
     def panel(self) -> Any:
         name, *about = self.title.splitlines()
@@ -180,6 +189,52 @@ class Live(Silence):
         elif kind == "stopping":
             self.note = "stopping after this update; once more to stop at once"
         self.live.update(self.panel())
+
+
+class Together(OnScreen):
+    """Several trainings beside each other, each with its panel."""
+
+    def __init__(self, models: dict[str, int]) -> None:
+        from rich.console import Console, Group
+        from rich.live import Live as RichLive
+
+        self.parts = {name: Live(name, total) for name, total in models.items()}
+        self.Group, self.note = Group, ""
+        self.live = RichLive(self.panel(), console=Console(stderr=True), refresh_per_second=4)
+
+    def panel(self) -> Any:
+        panels = [part.panel() for part in self.parts.values()]
+        return self.Group(*panels, self.note) if self.note else self.Group(*panels)
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "stopping":
+            self.note = "stopping after this update; once more to stop at once"
+        elif (part := self.parts.get(event.get("model", ""))) is not None:
+            part({**event, "event": "update"})
+            part(event)
+        self.live.update(self.panel())
+
+
+class NamedLines(Lines):
+    """One line an event of several trainings."""
+
+    def __init__(self, models: dict[str, int]) -> None:
+        self.totals = models
+        self.say(f"{' and '.join(models)} train side by side")
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if "model" not in event:
+            super().__call__(event)
+            return
+        what = f"valid: {scores_line(event['valid'])}" if "valid" in event else summary(event)
+        self.say(f"{event['model']:16} update {event['step']:,}/{self.totals[event['model']]:,}  {what}")
+
+
+def together(models: dict[str, int], quiet: bool) -> Silence:
+    """The display of trainings beside each other, by their names and updates."""
+    if quiet:
+        return Quiet()
+    return Together(models) if sys.stderr.isatty() else NamedLines(models)
 
 
 def display(title: str, total: int, done: int, quiet: bool) -> Silence:

@@ -45,7 +45,10 @@ def play(
         """Draw over what was drawn before; how many lines there are now."""
         words = f"episode {frame.episode + 1}, step {frame.step}: {frame.action}, reward {frame.reward:.3g}, "
         words += f"return {frame.earned:.3g}, expects {frame.value:.3g}"
-        text = f"{as_text(beside(frame), shutil.get_terminal_size().columns - 1)}\n{words}"
+        if frame.picture is None:
+            words += f"; it saw {frame.observed}"
+        to_see = frame.picture is not None or frame.attention
+        text = f"{as_text(beside(frame), shutil.get_terminal_size().columns - 1)}\n{words}" if to_see else words
         up = f"\x1b[{lines}F\x1b[J" if lines else ""
         print(up + text, file=sys.stderr, flush=True)
         time.sleep(1 / rate)

@@ -39,7 +39,9 @@ def list_command(
         print("To train: TASK/CORE, such as random-walk/feedback; every task goes with every core.")
         print(f"tasks  {', '.join(TASKS)}\ncores  {', '.join(CORES)}\n")
         print("To reproduce (stairwell reproduce NAME --scale laptop|paper):\n")
-        print("demo\n  Feedback against a Transformer on the random walk, live; 9 minutes on two cores\n")
+        print(
+            "demo\n  Feedback, a Cached Staircase and a Transformer on the random walk, live; 6 minutes on two cores\n"
+        )
         describe(print)
 
     kinds = {"experiments": experiments, "tasks": tasks, "cores": cores, "data": data_list}
@@ -82,12 +84,12 @@ def reproduce_command(
 ) -> None:
     """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
     from stairwell.cli.display import display
-    from stairwell.experiments import papers, reproduce, study
+    from stairwell.experiments import demo, papers, reproduce, study
     from stairwell.train import Interrupted
 
     progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
     if name == "demo":
-        run_demo(out or Path("runs/demo"), updates or 4000, device, engine, progress)
+        run_demo(out or Path("runs/demo"), updates or demo.UPDATES, device, engine, quiet)
         return
     if scale not in study.SCALES:
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")
@@ -114,14 +116,16 @@ reproduce_command.__doc__ = f"{reproduce_command.__doc__}\n\n{REPRODUCE_EXAMPLES
 app.command("reproduce")(with_dotted_options(reproduce_command))
 
 
-def run_demo(place: Path, updates: int, device: str, engine: str, progress: Any) -> None:
+def run_demo(place: Path, updates: int, device: str, engine: str, quiet: bool) -> None:
+    from stairwell.cli.display import together
     from stairwell.experiments import demo
     from stairwell.export import export_html, from_runs
 
-    results = demo.face_off(place, updates, device, engine, progress)
+    results = demo.face_off(place, updates, device, engine, lambda models: together(models, quiet))
     page = demo.write_report(place, results)
     drive = place / "drive.html"
     export_html(from_runs(place / core for core in results), drive)
     print_table(demo.table(results))
+    print(demo.fairness())
     print(f"report: {page}")
     print(f"drive the agent yourself: {drive}")

@@ -28,7 +28,7 @@ def report(
     for run in runs if inside else ():
         measure_drift(run)
     gathered = [gather(run) for run in runs]
-    write_html(out, ", ".join(dict.fromkeys(run.task for run in gathered)), gathered, [summary(gathered)], [])
+    write_html(out, ", ".join(dict.fromkeys(run.title for run in gathered)), gathered, [summary(gathered)], [])
     write_png(out.with_suffix(".png"), gathered)
     write_stream_pngs(out, gathered)
     print(out)

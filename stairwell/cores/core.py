@@ -8,14 +8,14 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.time import Window
+from stairwell.cores.time import Window, ages
 from stairwell.layers import (
     KEEP_ALL,
     AdaptiveSpan,
@@ -25,6 +25,7 @@ from stairwell.layers import (
     RelativePosition,
     Slots,
     can_be_asked,
+    draw_vectors,
     is_finite,
     transformed,
 )
@@ -204,7 +205,7 @@ class Core(nn.Module):
         """The reference: the obvious walk over time."""
         raise NotImplementedError
 
-    def draw(self, x: Tensor, state: Any, source: Source | None) -> Masks | None:
+    def draw(self, x: Tensor, state: Any, source: Source | None, start: Tensor | None = None) -> Masks | None:
         """Everything random in this call; nothing where no rate is set."""
         return None
 
@@ -239,7 +240,7 @@ class Core(nn.Module):
         """x (B, T, D), the state before, start (B, T) bool -> y (B, T, D), the state after. Never changes `state`."""
         self.check(x, state, start, source, source_mask)
         given = Source(source, source_mask) if source is not None else None
-        masks = self.draw(x, state, given) if self.training else None
+        masks = self.draw(x, state, given, start) if self.training else None
         # Transforms need operations that they can see into; an engine's autograd function is none.
         if self.engine is None or self.seen is not None or transformed():
             return self.walk(x, state, start, given, masks)
@@ -314,14 +315,22 @@ class TransformerCore(Core):
 
     def distances(self, state: Any, T: int) -> int:
         """How many distances there are, for the attention masks of a call."""
-        return self.position.vectors.shape[0]
+        return self.position.distances
 
-    def draw(self, x: Tensor, state: Any, source: Source | None) -> Masks | None:
-        config = self.config
-        if not any((config.attention_dropout, config.relu_dropout, config.residual_dropout, config.layer_drop)):
+    def draw(self, x: Tensor, state: Any, source: Source | None, start: Tensor | None = None) -> Masks | None:
+        config, T = self.config, x.shape[1]
+        random_positions = config.positions == "random"
+        rates = (config.attention_dropout, config.relu_dropout, config.residual_dropout, config.layer_drop)
+        if not any(rates) and not random_positions:
             return None
         vectors = source.vectors if source is not None else None
-        return Masks.draw(self.config, x, self.depth(), self.distances(state, x.shape[1]), vectors)
+        masks = Masks.draw(self.config, x, self.depth(), self.distances(state, T), vectors)
+        if not random_positions:
+            return masks
+        # Only distances that some token of the call has need a vector: fewer can lie farther apart.
+        oldest = int(ages(state.count, start, T).max())
+        in_use = min(max(1, oldest + 1 - config.first), self.distances(state, T))
+        return replace(masks, vectors=draw_vectors(in_use, self.position.vectors.shape[0], x.device))
 
     def source_slots(self, source: Source | None) -> list[Slots | None]:
         """The source as each layer sees it, projected once a call."""
@@ -346,7 +355,8 @@ class TransformerCore(Core):
         kept = masks.at(depth, first, last) if masks is not None else KEEP_ALL
 
         def attend(normed: Tensor) -> Tensor:
-            z, weights = layer.attention(normed, slots, self.position, layer.span, kept.attention)
+            drawn = masks.vectors if masks is not None else None
+            z, weights = layer.attention(normed, slots, self.position, layer.span, kept.attention, drawn)
             if self.seen is not None:
                 self.seen.add(depth, weights, slots.distance, self.config.first)
             return z

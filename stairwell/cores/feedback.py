@@ -85,7 +85,7 @@ class Feedback(TransformerCore):
         self.layers = module_list(
             Layer(config, distances, owns_keys=l == 0 or not config.share_kv) for l in range(config.layers)
         )
-        self.position = RelativePosition(distances, config.first, config.K)
+        self.position = RelativePosition(config, distances)
         self.mix = Mix(config)
 
     def layer_weights(self) -> Tensor | None:

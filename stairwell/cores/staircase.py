@@ -205,7 +205,7 @@ class Staircase(TransformerCore):
         super().__init__(config.width)
         self.config: Any = config  # a ClimbConfig
         self.layers = module_list(Layer(config, config.distances) for _ in range(config.layers))
-        self.position = RelativePosition(config.distances, config.first, config.K)
+        self.position = RelativePosition(config, config.distances)
 
     def depth(self) -> int:
         return self.config.computed * self.config.layers

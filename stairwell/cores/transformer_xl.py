@@ -40,7 +40,7 @@ class TransformerXL(TransformerCore):
         self.window = config.window
         distances = self.window.distances
         self.layers = module_list(Layer(config, distances) for _ in range(config.layers))
-        self.position = RelativePosition(distances, config.first, config.K)
+        self.position = RelativePosition(config, distances)
 
     def layer_sequence(self) -> list[Layer]:
         """The layers in the order in which a token goes through them."""

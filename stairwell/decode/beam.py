@@ -21,6 +21,7 @@ from stairwell.decode.stepper import Stepper
 from stairwell.errors import UserError
 
 Lengths = int | Sequence[int]  # one for all sentences, or one each
+DEPTH = 16  # of the columns that symbols are looked through by
 
 
 @dataclass(frozen=True)
@@ -80,27 +81,28 @@ class Rules:
     block: int
     prefixes: Sequence[Sequence[int]]
 
-    def forbidden(self, said: Tensor, sentences: Sequence[int], V: int) -> Tensor | None:
-        """said (n, W, t) -> (n, W, V) bool: what must not come next; none if anything may."""
+    def silence(self, scores: Tensor, said: Tensor, sentences: Sequence[int]) -> None:
+        """Take every chance from what must not come next. scores (n, W, V), changed in place; said (n, W, t)"""
         n, W, t = said.shape
         forced = [(i, self.prefixes[b][t]) for i, b in enumerate(sentences) if t < len(self.prefixes[b])]
+        chances = [scores[i, :, token].clone() for i, token in forced]
         early = [i for i, b in enumerate(sentences) if t < self.shortest[b]] if self.end is not None else []
-        if not forced and not early and not (self.block and t >= self.block):
-            return None
-        wrong = torch.zeros(n, W, V, dtype=torch.bool, device=said.device)
-        if early:
-            wrong[early, :, self.end] = True
         if self.block and t >= self.block:
-            repeated(said.flatten(0, 1), self.block, wrong.view(n * W, V))
+            wrong = torch.zeros_like(scores, dtype=torch.bool)
+            if early:
+                wrong[early, :, self.end] = True
+            repeated(said.flatten(0, 1), self.block, wrong.view(n * W, -1))
             stuck = wrong.all(-1)
             if self.end is None:
                 wrong &= ~stuck[..., None]
             else:
                 wrong[..., self.end] &= ~stuck
-        for i, token in forced:
-            wrong[i] = True
-            wrong[i, :, token] = False
-        return wrong
+            scores.masked_fill_(wrong, -math.inf)
+        elif early:
+            scores[early, :, self.end] = -math.inf
+        for (i, token), chance in zip(forced, chances):
+            scores[i] = -math.inf
+            scores[i, :, token] = chance
 
 
 def repeated(said: Tensor, block: int, wrong: Tensor) -> None:
@@ -135,14 +137,11 @@ def advance(beams: OpenBeams, rules: Rules, found: list[Finished], t: int) -> tu
     """One token more for every hypothesis: those that go on, and the rows that they come from."""
     n, W = beams.totals.shape
     V = beams.logits.shape[-1]
-    logits = beams.logits.view(n, W, V)
-    total = logits.logsumexp(-1, keepdim=True)
-    wrong = rules.forbidden(beams.said, beams.sentences, V)
-    if wrong is not None:
-        logits = logits.masked_fill(wrong, -math.inf)
+    scores = beams.logits.view(n, W, V).log_softmax(-1)
+    rules.silence(scores, beams.said, beams.sentences)
     # The best ways of all are among the best of each hypothesis; at most W of 2 W can end.
-    likely, symbols = logits.topk(min(2 * W, V), -1)
-    ways = (beams.totals[..., None] + (likely - total)).flatten(1)
+    likely, symbols = likeliest(scores, min(2 * W, V))
+    ways = (beams.totals[..., None] + likely).flatten(1)
     best, way = ways.topk(min(2 * W, ways.shape[1]), -1)
     parent, token = way // likely.shape[-1], symbols.flatten(1).gather(1, way)
     ends = (token == rules.end) if rules.end is not None else torch.zeros_like(token, dtype=torch.bool)
@@ -150,10 +149,11 @@ def advance(beams: OpenBeams, rules: Rules, found: list[Finished], t: int) -> tu
         before = beams.said[i, parent[i, place]].tolist()
         found[beams.sentences[i]].add([*before, int(token[i, place])], float(best[i, place]))
     going = ends.int().argsort(dim=-1, stable=True)[:, :W]  # the best that go on, in their order
+    going = going.gather(1, near_parents(parent.gather(1, going)))
     totals, parent, token = (part.gather(1, going) for part in (best.masked_fill(ends, -math.inf), parent, token))
     said = torch.cat([beams.said.gather(1, parent[..., None].expand(-1, -1, t)), token[..., None]], -1)
     stay = []
-    for i, (b, leading) in enumerate(zip(beams.sentences, totals[:, 0].tolist())):
+    for i, (b, leading) in enumerate(zip(beams.sentences, totals.amax(1).tolist())):
         if t + 1 == rules.longest[b]:
             for tokens, total in zip(said[i].tolist(), totals[i].tolist()):
                 found[b].add(tokens, total)
@@ -162,6 +162,40 @@ def advance(beams: OpenBeams, rules: Rules, found: list[Finished], t: int) -> tu
     rows = parent[stay] + W * torch.tensor(stay, dtype=torch.int64, device=parent.device)[:, None]
     staying = OpenBeams([beams.sentences[i] for i in stay], totals[stay], said[stay], beams.logits)
     return staying, rows.flatten()
+
+
+def near_parents(parent: Tensor) -> Tensor:
+    """An order (n, W) of hypotheses with parents (n, W) in which the first child of a parent lies where the parent lay:
+    whatever stays where it is need not be copied."""
+    W = parent.shape[1]
+    place = torch.arange(W, device=parent.device)
+    earlier = place[:, None] > place
+    first = ~((parent[:, :, None] == parent[:, None]) & earlier).any(-1)  # no other child of its parent comes before it
+    # Each parent is the place of its first child; the others fill the places that are left, in their order.
+    taken = torch.zeros_like(first).scatter_(1, parent, True)
+    left = taken.int().argsort(dim=-1, stable=True)
+    others = first.int().argsort(dim=-1, stable=True)
+    goes = torch.empty_like(parent).scatter_(1, others, left)  # pairs of what is left; the rest is written over
+    goes = torch.where(first, parent, goes)
+    return torch.empty_like(parent).scatter_(1, goes, place.expand_as(parent))
+
+
+def likeliest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The k highest of scores (..., V), the highest first, and their symbols: (..., k) each.
+
+    Symbols are folded into columns of DEPTH. The k highest lie in the k columns with the highest maxima, and maxima are
+    found many times faster than an order."""
+    V = scores.shape[-1]
+    columns = V // DEPTH
+    if columns < 4 * k:
+        return scores.topk(k, -1)
+    folded = columns * DEPTH
+    best = scores[..., :folded].unflatten(-1, (DEPTH, columns)).amax(-2).topk(k, -1, sorted=False).indices
+    symbol = torch.arange(V, device=scores.device)
+    inside = (best[..., None, :] + symbol[:folded:columns, None]).flatten(-2)  # (..., DEPTH * k)
+    inside = torch.cat([inside, symbol[folded:].expand(*inside.shape[:-1], -1)], -1)
+    likely, place = scores.gather(-1, inside).topk(k, -1)
+    return likely, inside.gather(-1, place)
 
 
 class Finished:

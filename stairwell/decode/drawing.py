@@ -7,7 +7,6 @@ A row that has ended leaves the batch. Letters: B rows of the prompt, n rows tha
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -45,10 +44,10 @@ def draw(
     totals = torch.zeros(len(rows), dtype=logits.dtype, device=prompt.device)
     found: list[Hypothesis] = [Hypothesis((), 0.0, 0.0)] * len(rows)
     for t in range(max(rules.longest)):
-        wrong = rules.forbidden(said[:, None], sentences, logits.shape[-1])
-        allowed = logits if wrong is None else logits.masked_fill(wrong[:, 0], -math.inf)
+        scores, allowed = logits.log_softmax(-1), logits.clone()
+        rules.silence(allowed[:, None], said[:, None], sentences)
         chosen = choose(allowed)
-        totals = totals + logits.log_softmax(-1).gather(1, chosen[:, None])[:, 0]
+        totals = totals + scores.gather(1, chosen[:, None])[:, 0]
         said = torch.cat([said, chosen[:, None]], 1)
         stay = []
         for i, token in enumerate(chosen.tolist()):

@@ -9,7 +9,10 @@ where first is 0 if a token sees itself, else 1. The last `slack` tokens can be 
 what had left the window is still there.
 
 Nothing is rolled when the cursor moves: the position vectors lie twice in a row in a table, in ring order, and the
-slots' vectors are the view of R of them that begins at R - c. Letters: B rows, H heads, K head width, R slots.
+slots' vectors are the view of R of them that begins at R - c.
+
+A ring is as long as what is in it: it begins with a few slots and is made longer before it would have to forget what
+is still in sight, until it has all R. Letters: B rows, H heads, K head width, R slots.
 """
 
 from __future__ import annotations
@@ -21,6 +24,13 @@ from torch import Tensor
 
 from stairwell.cores.time import Window, filled
 from stairwell.layers import AdaptiveSpan, RelativePosition
+
+FEW = 16  # slots that a ring begins with
+
+
+def longer(slots: int, needed: int, most: int) -> int:
+    """The next length of a ring of so many slots: a few more than needed, so that it does not change at every step."""
+    return min(most, max(needed, slots + max(FEW, slots // 4)))
 
 
 class RowBuffer:
@@ -34,43 +44,95 @@ class RowBuffer:
         grown[: self.all.shape[0]] = self.all
         self.all = grown
 
-    def move(self, places: Tensor, parents: Tensor) -> None:
-        """Row places[i] becomes what row parents[i] was."""
-        self.all.index_copy_(0, places, self.all.index_select(0, parents))
+    def move(self, rows: Tensor, places: Tensor) -> None:
+        """Row b becomes what row rows[b] was; `places` are those that change."""
+        self.all.index_copy_(0, places, self.all.index_select(0, rows[places]))
 
     def clear(self, rows: Tensor) -> None:
         self.all.index_fill_(0, rows, 0)
 
 
 class RawRing(RowBuffer):
-    """The raw memory (capacity, slots, ...), which makes the state again. It may have no slots at all."""
+    """The raw memory (capacity, slots, ...), which makes the state again. It may have no slots at all.
 
-    def __init__(self, like: Tensor, capacity: int, *shape: int) -> None:
-        super().__init__(like, capacity, *shape)
+    It is read only when a state is asked for, so rows that change places leave their slots where they are: `lies`
+    remembers in which row."""
+
+    def __init__(self, like: Tensor, capacity: int, most: int, *shape: int) -> None:
+        super().__init__(like, capacity, longer(0, 0, most), *shape)
+        self.most = most  # slots of the state
         self.cursor = 0  # the oldest slot, the next to be written
+        self.filled = 0  # tokens of the row that has most of them
+        self.lies: Tensor | None = None  # (B, slots): the row of each slot; none if it is the row itself
+
+    @property
+    def length(self) -> int:
+        return self.all.shape[1]
+
+    def lengthen(self, needed: int) -> None:
+        """Have room for so many tokens, or for as many as a state has."""
+        if min(needed, self.most) <= self.length:
+            return
+        self.settle()
+        more = longer(self.length, needed, self.most) - self.length
+        fresh = self.all.new_zeros(self.all.shape[0], more, *self.all.shape[2:])
+        self.all = torch.cat([fresh, self.all.roll(-self.cursor, 1)], 1)
+        self.cursor = 0
+
+    def move(self, rows: Tensor, places: Tensor) -> None:
+        if self.lies is not None:
+            self.lies = self.lies[rows]
+        elif len(places):
+            self.lies = rows[:, None].repeat(1, self.length)
+
+    def settle(self) -> None:
+        """Let every slot lie in its own row again."""
+        if self.lies is not None:
+            self.all[: len(self.lies)] = self.all[self.lies, torch.arange(self.length, device=self.lies.device)]
+            self.lies = None
+
+    def clear(self, rows: Tensor) -> None:
+        self.settle()
+        super().clear(rows)
 
     def slot(self, batch: int) -> Tensor:
         """The slot to be written, (B, ...); nothing where nothing is kept."""
+        self.lengthen(self.filled + 1)
+        if self.lies is not None and self.length:
+            self.lies[:, self.cursor] = torch.arange(batch, device=self.lies.device)
         return self.all[:batch, self.cursor : self.cursor + 1]
 
     def slots(self, tokens: int) -> Tensor:
         """The next slots to be written."""
-        return torch.arange(self.cursor, self.cursor + tokens, device=self.all.device) % max(1, self.all.shape[1])
+        self.lengthen(self.filled + tokens)
+        self.settle()
+        return torch.arange(self.cursor, self.cursor + tokens, device=self.all.device) % max(1, self.length)
 
     def advance(self, tokens: int = 1) -> None:
-        self.cursor = (self.cursor + tokens) % max(1, self.all.shape[1])
+        self.cursor = (self.cursor + tokens) % max(1, self.length)
+        self.filled += tokens
 
     def back(self, tokens: int) -> None:
         """The last tokens were never written."""
         self.advance(-tokens)
         self.all.index_fill_(1, self.slots(tokens), 0)
 
-    def load(self, first: int, memory: Tensor) -> None:
-        """memory (b, slots, ...), oldest first"""
-        self.all[first : first + memory.shape[0]] = memory.roll(self.cursor, 1)
+    def load(self, first: int, memory: Tensor, filled: int) -> None:
+        """memory (b, slots of the state, ...), oldest first, of which the newest `filled` hold something"""
+        self.settle()
+        self.filled = max(self.filled, filled) if first else filled
+        self.lengthen(self.filled)
+        n = min(filled, self.length)
+        slots = torch.arange(self.cursor - n, self.cursor, device=memory.device) % max(1, self.length)
+        rows = self.all[first : first + memory.shape[0]]
+        rows.zero_().index_copy_(1, slots, memory[:, self.most - n :])
 
     def memory(self, batch: int) -> Tensor:
-        return self.all[:batch].roll(-self.cursor, 1)
+        self.settle()
+        memory = self.all[:batch].roll(-self.cursor, 1)
+        if self.length == self.most:
+            return memory
+        return torch.cat([memory.new_zeros(batch, self.most - self.length, *memory.shape[2:]), memory], 1)
 
 
 class KeyRing:
@@ -102,22 +164,32 @@ class KeyRing:
             rows.index_copy_(3, slots, given.reshape(B, -1, H, K).permute(0, 2, 3, 1))
 
     def load(self, first: int, keys: Tensor, values: Tensor, begin: int) -> None:
-        """Rows from `first` on get keys, values (b, H, S, K), oldest first; the oldest goes to slot `begin`."""
+        """Rows from `first` on get keys, values (b, H, S, K), oldest first, and nothing else; the oldest goes to slot
+        `begin`."""
         b, _, S, _ = keys.shape
         R = self.keys.all.shape[3]
         slots = torch.arange(begin, begin + S, device=keys.device) % R
         for rows, given in ((self.keys, keys), (self.values, values)):
-            rows.all[first : first + b].index_copy_(3, slots, given.transpose(2, 3))
+            rows.all[first : first + b].zero_().index_copy_(3, slots, given.transpose(2, 3))
+
+    def lengthen(self, R: int, cursor: int) -> None:
+        """Have R slots; the oldest, at the cursor, becomes the first."""
+        for rows in (self.keys, self.values):
+            ordered = rows.all.roll(-cursor, 3)
+            rows.all = torch.nn.functional.pad(ordered, (0, R - ordered.shape[3]))
+
+    def empty(self, slots: Tensor) -> None:
+        """Nothing was written into these slots."""
+        self.values.all.index_fill_(3, slots, 0)
 
 
 class RingPosition:
     """Which distance each slot has, wherever the cursor is. Distances beyond the window have any vector: nobody looks
     so far."""
 
-    def __init__(self, position: RelativePosition, window: Window, slack: int = 0) -> None:
-        self.window, self.first, self.R = window, window.first, window.distances + slack
-        self.cursor = 0
-        self.nearest_first = position.vectors.detach()  # (distances, K)
+    def __init__(self, position: RelativePosition, window: Window, R: int, cursor: int = 0) -> None:
+        self.window, self.first, self.R, self.cursor = window, window.first, R, cursor
+        self.nearest_first = position.table(window.distances).detach()  # (distances, K)
         index = (-torch.arange(2 * self.R, device=position.vectors.device) - self.first) % self.R
         self.vectors = self.nearest_first[index.clamp(max=window.distances - 1)]  # (2R, K), in ring order, twice
         self.distance = index + self.first  # (2R,)
@@ -128,6 +200,10 @@ class RingPosition:
     def slot(self, back: int) -> int:
         """The slot of the token so far before the next one."""
         return (self.cursor - back) % self.R
+
+    def next_slots(self, tokens: int) -> Tensor:
+        """The slots of the next tokens."""
+        return torch.arange(self.cursor, self.cursor + tokens, device=self.vectors.device) % self.R
 
     def slots(self) -> slice:
         """Where the slots 0..R-1 lie in the tables."""

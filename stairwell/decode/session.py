@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from stairwell.cores import CORES, entry_of
 from stairwell.cores.core import Core, CoreState, SourceState, check_tensor
+from stairwell.decode.products import symbol_scores
 from stairwell.decode.source import Sources
 from stairwell.decode.staircase import StaircaseSteps
 from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
@@ -114,7 +115,7 @@ class Session:
             raise ValueError(f"a step takes one token for each of {self.batch} rows, not {tuple(tokens.shape)}")
         self._check()
         model.check_symbols(tokens[:, None], "token", model.config.inputs)
-        return model.head(self._advance(model.embed(tokens, self.count)))
+        return symbol_scores(model.head, self._advance(model.embed(tokens, self.count)))
 
     @outside_autograd
     def step_vectors(self, x: Tensor) -> Tensor:
@@ -131,9 +132,11 @@ class Session:
     def read(self, tokens: Tensor) -> Tensor:
         """Read many tokens a row in one call of the model; the logits for what follows. (B, T) -> (B, V)"""
         self._check()
+        if tokens.shape == (self.batch, 1):
+            return self.step(tokens[:, 0])  # a call would project the whole memory anew
         x, state = self.model.hidden(tokens, self.state())
         self._load(0, self._decoder(state))
-        return self.model.head(x[:, -1])
+        return symbol_scores(self.model.head, x[:, -1])
 
     @outside_autograd
     def follow(self, tokens: Tensor) -> Tensor:
@@ -191,8 +194,7 @@ class Session:
         """Go on with the given rows in the given order. A row may be taken several times (a beam's parents) or left."""
         index = self._places(rows)
         self.steps.select(index)
-        if self.sources is not None:
-            self.sources.select(index)
+        if self.sources is not None and self.sources.select(index):
             self.steps.set_sources(self.sources)
         self.count, self.room = self.count[index], self.room[index]
         self._find_youngest()

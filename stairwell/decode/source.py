@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stairwell.cores.core import Source, SourceState
+from stairwell.decode.products import multiply
 from stairwell.layers import Layer, Slots, Sublayer
 
 
@@ -23,44 +24,73 @@ class Sources:
         self.mask = state.source_mask  # (n, J)
         self.vectors = Source(state.source, self.mask).vectors  # (n, J, D)
         self.slots = {layer: layer.source_slots(self.vectors, self.mask) for layer in layers}
+        # Scores come out scaled.
+        self.queries = {layer: layer.cross.query.weight * layer.cross.K**-0.5 for layer in layers}
         self.place_rows(torch.arange(state.batch, device=self.mask.device))
 
     def place_rows(self, sentence: Tensor) -> None:
         """sentence (B,): which one each row reads."""
         self.sentence = sentence
+        # Sentences all of whose tokens are there need no mask.
+        self.hidden = None if bool(self.mask.all()) else ~self.mask[:, None, None]  # (n, 1, 1, J)
         B, n = len(sentence), self.mask.shape[0]
         order = sentence.argsort(stable=True)
         sizes = torch.bincount(sentence, minlength=n)
         among = torch.arange(B, device=order.device) - (sizes.cumsum(0) - sizes)[sentence[order]]
-        W = int(sizes.max()) if B else 0
-        self.table = order.new_zeros(n, W)  # rows of each sentence; any row where there are fewer
-        self.table[sentence[order], among] = order
-        self.place = torch.empty_like(order)  # (B,) of each row in the table
-        self.place[order] = sentence[order] * W + among
+        self.W = int(sizes.max()) if B else 0
+        # Rows of each sentence, any row where there are fewer; and the place of each row among them. In a beam rows lie
+        # as they should already.
+        self.table = self.place = None
+        if n * self.W != B or not torch.equal(sentence[order], sentence):
+            self.table = order.new_zeros(n, self.W)
+            self.table[sentence[order], among] = order
+            self.place = torch.empty_like(order)
+            self.place[order] = sentence[order] * self.W + among
 
     def attend(self, layer: Layer) -> Sublayer:
         """A layer's attention of one token a row to the row's own sentence. (B, D) -> (B, D)"""
+        cross, slots, query = layer.cross, self.slots[layer], self.queries[layer]
+        keys, values, out = slots.keys[0].transpose(2, 3), slots.values[0], cross.out.weight
+        n, H, K = keys.shape[:3]
 
         def attend(normed: Tensor) -> Tensor:
-            z, _ = layer.cross(normed[self.table], self.slots[layer], None)  # (n, W, D)
-            return z.flatten(0, 1)[self.place]
+            q = multiply(normed, query)
+            q = (q if self.table is None else q[self.table]).view(n, self.W, H, K).transpose(1, 2)
+            scores = q @ keys  # (n, H, W, J)
+            if self.hidden is not None:
+                # What is not there has values of zero: a sentence without any token gives nothing.
+                scores.masked_fill_(self.hidden, torch.finfo(scores.dtype).min)
+            z = (scores.softmax(-1) @ values).transpose(1, 2).reshape(n * self.W, H * K)
+            return multiply(z if self.place is None else z[self.place], out)
 
         return attend
 
-    def select(self, rows: Tensor) -> None:
-        self.place_rows(self.sentence[rows])
+    def select(self, rows: Tensor) -> bool:
+        """Go on with the given rows. Whether they read other sentences now than they did."""
+        sentence = self.sentence[rows]
+        if torch.equal(sentence, self.sentence):
+            return False
+        self.keep_read(sentence)
+        return True
+
+    def keep_read(self, sentence: Tensor) -> None:
+        """The sentence (B,) of each row; those that nobody reads any more leave."""
+        used, sentence = sentence.unique(return_inverse=True)
+        if len(used) < self.mask.shape[0]:
+            self.vectors, self.mask = self.vectors[used], self.mask[used]
+            for layer, old in self.slots.items():
+                self.slots[layer] = Slots([old.keys[0][used]], [old.values[0][used]], old.distance, self.mask[:, None])
+        self.place_rows(sentence)
 
     def join(self, state: SourceState) -> None:
-        """The sentences of more rows; those that nobody reads any more are left out."""
+        """The sentences of more rows come in behind those that are here."""
         new = Sources(self.layers, state)
-        used, sentence = self.sentence.unique(return_inverse=True)
-        J = max(self.mask.shape[1], new.mask.shape[1])
+        n, J = self.mask.shape[0], max(self.mask.shape[1], new.mask.shape[1])
 
         def joined(old: Tensor, more: Tensor, after: int) -> Tensor:
             """Along the sentences, filled up at the end of the sources; `after` dimensions lie behind theirs."""
             behind = [0] * (2 * after)
-            parts = (old[used], more)
-            return torch.cat([pad(part, (*behind, 0, J - part.shape[-1 - after])) for part in parts])
+            return torch.cat([pad(part, (*behind, 0, J - part.shape[-1 - after])) for part in (old, more)])
 
         self.vectors, self.mask = joined(self.vectors, new.vectors, 1), joined(self.mask, new.mask, 0)
         distance = torch.zeros(1, J, dtype=torch.int64, device=self.mask.device)
@@ -68,7 +98,7 @@ class Sources:
             more = new.slots[layer]
             keys, values = joined(old.keys[0], more.keys[0], 1), joined(old.values[0], more.values[0], 1)
             self.slots[layer] = Slots([keys], [values], distance, self.mask[:, None])
-        self.place_rows(torch.cat([sentence, len(used) + new.sentence]))
+        self.place_rows(torch.cat([self.sentence, n + new.sentence]))
 
     def by_row(self) -> tuple[Tensor, Tensor]:
         """The source of each row, (B, J, D), and which of it is there, (B, J)."""

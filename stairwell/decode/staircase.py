@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.staircase import Sight, Staircase, StaircaseState
+from stairwell.decode.products import multiply
 from stairwell.decode.rings import KeyRing, RawRing, RowBuffer, lowest, read_parts
-from stairwell.decode.walks import LayerStep, RowSteps, multiply
+from stairwell.decode.walks import LayerStep, RowSteps
 from stairwell.layers import Layer
 from stairwell.state import State
 
@@ -54,8 +55,8 @@ class StaircaseSteps(RowSteps):
         self.raw_past = [RawRing(like, capacity, *shapes[f"passes.{n - 1}"]) for n in computed]
         self.raw_cache = RawRing(like, capacity, *shapes["cache"])
         # Time goes from far to near, so do the tables.
-        self.distances = core.position.vectors.shape[0]
-        self.vectors = core.position.vectors.detach().flip(0).T  # (K, distances)
+        self.distances = core.position.distances
+        self.vectors = core.position.table(self.distances).detach().flip(0).T  # (K, distances)
         distance = torch.arange(self.distances - 1, -1, -1, device=like.device)
         self.layers = [LayerStep(layer, distance, fused=True) for layer in core.layers]
 
@@ -76,7 +77,7 @@ class StaircaseSteps(RowSteps):
     def load(self, first: int, state: StaircaseState) -> None:
         self.make_room(first + state.batch)
         for raw, memory in zip(self.raws(), (*state.passes, state.cache), strict=True):
-            raw.load(first, memory)
+            raw.load(first, memory, memory.shape[1])
         for n, (rings, memory) in enumerate(zip(self.past, state.passes, strict=True), 1):
             for l, ring in enumerate(rings):
                 self.load_ring(ring, first, self.core.layers[l], memory[:, :, l], n * self.core.config.chunk - 1)

@@ -15,14 +15,24 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from stairwell.cores.core import Core
 from stairwell.cores.feedback import Feedback
 from stairwell.cores.time import filled
 from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.decode.rings import KeyRing, RawRing, Reader, RingPosition, RingView, RowBuffer, RunView, log_ramp
+from stairwell.decode.products import affine, multiply, plain
+from stairwell.decode.rings import (
+    KeyRing,
+    RawRing,
+    Reader,
+    RingPosition,
+    RingView,
+    RowBuffer,
+    RunView,
+    log_ramp,
+    longer,
+)
 from stairwell.decode.source import Sources
 from stairwell.layers import Layer, Sublayer, Wiring
 from stairwell.state import State
@@ -53,20 +63,6 @@ class Steps(Protocol):
     def state(self, count: Tensor, room: Tensor) -> State: ...
 
 
-def multiply(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T for (B, n) and a weight (m, n)."""
-    # A CPU's product is at its worst for two to six rows; the other way round it is half as fast again.
-    if 2 <= x.shape[0] <= 6 and x.device.type == "cpu":
-        return torch.mm(weight, x.T).T.contiguous()
-    return F.linear(x, weight)
-
-
-def plain(norm: nn.LayerNorm) -> Sublayer:
-    """A norm as a function of its input alone."""
-    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
-    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
-
-
 class LayerStep(Wiring):
     """A layer for one token a row. Weights that are always used together lie together, and norms are plain functions:
     at one row a module's call costs as much as its work."""
@@ -84,10 +80,15 @@ class LayerStep(Wiring):
         self.query = attention.query.weight * attention.K**-0.5  # scores come out scaled
         if fused:
             self.query = torch.cat([self.query, attention.key.weight, attention.value.weight])
-        self.ramp = log_ramp(layer.span, distance) if layer.span is not None else None
-        # How many of the nearest slots count.
-        self.reach = layer.span.reach() if layer.span is not None else len(distance)
+        self.place(distance)
         self.attend_source: Sublayer | None = None
+
+    def place(self, distance: Tensor) -> None:
+        """The distance of each slot."""
+        span = self.layer.span
+        self.ramp = log_ramp(span, distance) if span is not None else None
+        # How many of the nearest slots count.
+        self.reach = span.reach() if span is not None else len(distance)
 
     def __call__(self, x: Tensor, read: Sublayer) -> Tensor:
         """x (B, D) -> the layer's output (B, D); `read` is attention up to its last projection, (B, D) -> (B, H * K)"""
@@ -95,9 +96,7 @@ class LayerStep(Wiring):
 
     def feed(self, normed: Tensor) -> Tensor:
         """The feed-forward sublayer."""
-        # A product and a sum are faster than their fusion: for one row that is a matrix times a vector.
-        active = multiply(normed, self.inner).add_(self.inner_bias).relu_()
-        return multiply(active, self.outer).add_(self.outer_bias)
+        return affine(affine(normed, self.inner, self.inner_bias, relu=True), self.outer, self.outer_bias)
 
 
 class RowSteps:
@@ -136,7 +135,7 @@ class RowSteps:
         # In a beam most rows go on where they are; only the others are copied.
         places = (rows != torch.arange(len(rows), device=rows.device)).nonzero().flatten()
         for part in self.parts():
-            part.move(places, rows[places])
+            part.move(rows, places)
         self.fit(len(rows))
 
     def clear(self, rows: Tensor) -> None:
@@ -153,7 +152,9 @@ class RingSteps(RowSteps):
         config = core.config
         self.core, self.H, self.K, self.slack = core, config.heads, config.K, slack
         self.like = next(core.parameters()).detach()
-        self.position = RingPosition(core.position, core.window, slack)
+        self.R = core.window.distances + slack  # slots that the rings have at most
+        self.filled = 0  # tokens of the row that has most of them
+        self.position = RingPosition(core.position, core.window, longer(0, 0, self.R))
         self.rings = [KeyRing(self.like, capacity, self.H, self.position.R, self.K) for _ in range(rings)]
         self.raw = RawRing(self.like, capacity, *core.memory_shapes(slack)["memory"])  # (.., S + slack, vectors, D)
 
@@ -166,13 +167,35 @@ class RingSteps(RowSteps):
         self.batch = batch
         self.reader = Reader(self.like, batch, self.H, self.position.R, self.K)
 
+    def lengthen(self, needed: int) -> None:
+        """Have room for so many tokens, or for as many as are ever in sight."""
+        R = self.position.R
+        if min(needed, self.R) <= R:
+            return
+        cursor, more = self.position.cursor, longer(R, needed, self.R)
+        for ring in self.rings:
+            ring.lengthen(more, cursor)
+        self.position = RingPosition(self.core.position, self.core.window, more, R)
+        for layer in self.layers:
+            layer.place(self.position.distance)
+        self.fit(self.batch)
+
+    def view(self, count: Tensor, youngest: int) -> RingView:
+        """What the layers have in common at the next step, once there is a slot for it."""
+        self.lengthen(self.filled + 1)
+        return RingView.at(self.position, count, youngest)
+
     def advance(self, tokens: int = 1) -> None:
         self.position.advance(tokens)
         self.raw.advance(tokens)
+        self.filled += tokens
 
     def back(self, tokens: int) -> bool:
         self.position.advance(-tokens)
         self.raw.back(tokens)
+        self.filled -= tokens
+        for ring in self.rings:
+            ring.empty(self.position.next_slots(tokens))
         return True
 
     def projected(self) -> list[tuple[Layer, int]]:
@@ -181,13 +204,18 @@ class RingSteps(RowSteps):
 
     def load(self, first: int, state: Any) -> None:
         b, slots = state.memory.shape[:2]  # S and the slack
-        self.make_room(first + b)
-        self.raw.load(first, state.memory)
-        there = filled(torch.arange(slots, 0, -1, device=state.count.device), state.count[:, None])  # (b, slots)
+        oldest = int(state.count.max()) if b else 0
+        self.filled = max(self.filled, oldest) if first else oldest
+        self.batch = first + b
+        self.make_room(self.batch)
+        self.lengthen(self.filled + 1)
+        self.raw.load(first, state.memory, oldest)
+        n = min(slots, oldest)  # nothing is in the others
+        there = filled(torch.arange(n, 0, -1, device=state.count.device), state.count[:, None])  # (b, n)
         for ring, (layer, vector) in zip(self.rings, self.projected(), strict=True):
-            keys, values = layer.keys_values(state.memory[:, :, vector])
-            ring.load(first, keys, values * there[:, None, :, None], self.position.slot(slots))
-        self.fit(first + b)
+            keys, values = layer.keys_values(state.memory[:, slots - n :, vector])
+            ring.load(first, keys, values * there[:, None, :, None], self.position.slot(n))
+        self.fit(self.batch)
 
     def state(self, count: Tensor, room: Tensor) -> State:
         return self.core.state_type(count, room, self.raw.memory(self.batch), slack=self.slack)
@@ -220,7 +248,7 @@ class FeedbackSteps(RingSteps):
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         B, D = x.shape
-        view = RingView.at(self.position, count, youngest)
+        view = self.view(count, youngest)
         levels = [x]  # x^0, then x^1 ... x^L
         for l, layer in enumerate(self.layers):
             own = 0 if self.one else l
@@ -258,7 +286,7 @@ class TransformerXLSteps(RingSteps):
         return [(step.layer, l) for l, step in enumerate(self.layers)]
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
-        view = RingView.at(self.position, count, youngest)
+        view = self.view(count, youngest)
         slot = self.raw.slot(self.batch)[:, 0]  # (B, layers, D)
         for l, (layer, ring) in enumerate(zip(self.layers, self.rings)):
             slot[:, l].copy_(x)
@@ -269,9 +297,10 @@ class TransformerXLSteps(RingSteps):
     def run(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         """Tokens of a call do not wait for each other here, so parameters are read once for all of them. A ring has
         room for as many as fit besides the first one's window."""
-        most = self.position.R - self.core.window.last
+        most = self.R - self.core.window.last
         if most < 2 or self.layers[0].attend_source is not None:
             return super().run(x, count, youngest)
+        self.lengthen(self.R)
         parts, done = [], 0
         for part in x.split(most, 1):
             parts.append(self.run_together(part, count + done, youngest + done))
@@ -281,7 +310,7 @@ class TransformerXLSteps(RingSteps):
     def run_together(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         B, T, D = x.shape
         view = RunView.at(self.position, count, youngest, T)
-        slots = torch.arange(self.position.cursor, self.position.cursor + T, device=x.device) % self.position.R
+        slots = self.position.next_slots(T)
         raw, flat = self.raw.slots(T), x.reshape(B * T, D)
         for l, (layer, ring) in enumerate(zip(self.layers, self.rings)):
             self.raw.all[:B, raw, l] = flat.view(B, T, D)

@@ -7,10 +7,8 @@ A study's folder holds one run folder a row and seed, each with its `result.json
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -22,8 +20,9 @@ import torch
 
 from stairwell import report
 from stairwell.errors import UserError
+from stairwell.experiments import beside
 from stairwell.experiments.cost import estimate, in_words, machine_rate, tokens_an_update
-from stairwell.experiments.papers import CATALOGUE
+from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.experiments.study import SCALES, Study, Training, memory_in_words, spread_in_words
 from stairwell.files import write_text
 from stairwell.provenance import provenance
@@ -79,13 +78,21 @@ def taken_over(study: Study, training: Training, out: Path, device: str, engine:
         return False
     for done in sorted(out.parent.glob("*/*/seed-*/result.json")):
         other = Run(done.parent)
-        if not other.exists or experiment_of(other) != training.experiment:
+        if not is_of(other, training):
             continue
         shutil.copytree(other.path, run.path, ignore=shutil.ignore_patterns("checkpoints", ".lock", "result.json"))
         result = json.loads(done.read_text(encoding="utf-8"))
         finish(study, training, out, {**result, "run": str(run.path)}, device, engine)
         return True
     return False
+
+
+def is_of(run: Run, training: Training) -> bool:
+    """Whether a folder holds this training; one that cannot be read, as of another version, does not."""
+    try:
+        return run.exists and experiment_of(run) == training.experiment
+    except UserError:
+        return False
 
 
 def check_data(study: Study) -> None:
@@ -119,33 +126,24 @@ def train_here(training: Training, out: Path, device: str, engine: str, show: Sh
 def train_beside(
     study: Study, wanted: list[Training], out: Path, device: str, engine: str, jobs: int, say: Say
 ) -> None:
-    """Several trainings at a time, each in a process of its own with its share of the threads: small models use two
-    cores better one each than two together."""
-    threads = str(max(1, torch.get_num_threads() // jobs))
+    """Several trainings at a time, each in a process of its own with its share of the threads."""
+    threads = max(1, torch.get_num_threads() // jobs)
     stopping = Event()
 
     def work(training: Training) -> None:
         if stopping.is_set():
             return
         run = Run(out / training.folder)
-        if run.exists:
-            asked = ["--resume"]
-        else:
-            config = run.path.parent / f".{run.path.name}.config.json"
-            write_text(config, json.dumps({"format": 1, **training.experiment.to_json()}))
-            asked = ["--config", str(config)]
-        command = [sys.executable, "-m", "stairwell", "train", *asked, "--out", str(run.path), "--quiet", "--json"]
-        command += ["--device", device, "--engine", engine]
-        environment = {**os.environ, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        asked = beside.command(training.experiment, run, device, engine)
+        done = subprocess.run(asked, env=beside.environment(threads), capture_output=True, text=True)
         if done.returncode:
             stopping.set()  # nobody begins anything new
         if done.returncode == 130:
             raise Interrupted("stopped and saved; the same command again goes on from there")
         if done.returncode:
             raise UserError(f"{training.name}: {(done.stderr.strip() or 'it failed').splitlines()[-1]}")
-        result = {**json.loads(done.stdout), "threads": int(threads)}
-        torch.set_num_threads(int(threads))  # others are still training
+        result = {**json.loads(done.stdout), "threads": threads}
+        torch.set_num_threads(threads)  # others are still training
         finish(study, training, out, result, device, engine)
 
     began = time.monotonic()
@@ -165,6 +163,8 @@ def train_beside(
 def finish(study: Study, training: Training, out: Path, result: dict[str, Any], device: str, engine: str) -> None:
     """Measure a finished training and write it down, which is what makes it done."""
     run = Run(out / training.folder)
+    stages = [record["stage"] for record in run.metrics() if "stage" in record]
+    result["stage"] = stages[-1] if stages else None  # how far the curriculum came
     result["measured"] = {column.title: column.measure(run, device, engine) for column in study.columns}
     result.setdefault("provenance", provenance())
     write_text(run.path / "result.json", json.dumps(result) + "\n")
@@ -192,6 +192,7 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
                 "seconds": [result["seconds"] for result in results],
                 "threads": sorted({result.get("threads", result["provenance"]["threads"]) for result in results}),
                 "seeds": [seed for seed, _ in done],
+                "stages": [result.get("stage") for result in results],
                 "measured": {c.title: [result["measured"][c.title] for result in results] for c in study.columns},
                 "best": best["measured"] if best else {},
                 "paper": dict(zip((column.title for column in study.columns), row.paper)) if row.paper else {},
@@ -292,11 +293,8 @@ def describe(say: Say) -> None:
     for name, make in CATALOGUE.items():
         at_scales = [made for scale in SCALES if (made := make(scale)) is not None]
         paper = at_scales[-1]
-        times = []
-        for study in at_scales:
-            rate, machine = USUAL[study.scale]
-            seconds = sum(study.seeds_for(row) * estimate(row.experiment, rate) for row in study.rows)
-            times.append(f"{study.scale} scale about {in_words(seconds)} on {machine}")
+        times = [f"{study.scale} scale {takes(study)}" for study in at_scales]
+        times += [f"not at {scale} scale: {NOT_AT_SCALE[name, scale]}" for scale in SCALES if make(scale) is None]
         say(f"{name}\n  {paper.title} ({paper.paper})\n  {', '.join(times)}")
         for title, place in ((column.title, i) for i, column in enumerate(paper.columns)):
             numbers = [f"{row.model} {row.paper[place]}" for row in paper.rows if row.paper and row.paper[place]]
@@ -305,3 +303,13 @@ def describe(say: Say) -> None:
         if paper.data:
             say(f"  reads {paper.data} (--task.path)")
         say("")
+    say("Tables and figures of the papers that are no experiments:\n")
+    for name, why in NO_EXPERIMENTS.items():
+        say(f"{name}\n  {why}\n")
+
+
+def takes(study: Study) -> str:
+    """How long all trainings of a study take, on the kind of machine that its scale is made for."""
+    rate, machine = USUAL[study.scale]
+    seconds = sum(study.seeds_for(row) * estimate(row.experiment, rate) for row in study.rows)
+    return f"about {in_words(seconds)} on {machine}"

@@ -95,7 +95,8 @@ def prepare(
     memory = state.memory[:, -R:].flip(1)
     sets = [project(core.layers[projecting], memory[:, :, g]) for projecting, g in names]
     layers = [fold(core.layers[l], R_l, core, source) for l, R_l in zip(alive, reach, strict=True)]
-    inputs = Inputs(x.transpose(0, 1).contiguous(), mix, core.position.vectors[: R + config.sees_itself], sets, layers)
+    positions = core.position.table(R + config.sees_itself, masks.vectors if masks is not None else None)
+    inputs = Inputs(x.transpose(0, 1).contiguous(), mix, positions, sets, layers)
 
     def chosen(drawn: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return tuple(drawn[l] for l in alive) if drawn else ()

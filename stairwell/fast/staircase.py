@@ -76,7 +76,7 @@ class Wavefront(Diagonals):
         sources = core.source_slots(self.source)
         self.layers = {l: BandedLayer(core.layers[l], sources[l], tokens) for l in self.alive}
         self.reach = {l: core.reach(core.layers[l], self.oldest + self.x.shape[1]) for l in self.alive}
-        self.vectors = self.learned_distances()
+        self.vectors = self.positions()
         self.ramps = {l: ramp(core.layers[l], 0, self.vectors.shape[0]) for l in self.alive}
         # What the cache holds: raw, and as each layer sees it.
         self.cached_chunks: list[Tensor] = []

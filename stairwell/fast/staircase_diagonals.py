@@ -60,13 +60,11 @@ class Diagonals:
         """Whether every row is known to have read as many slots before the call's token `begin`."""
         return not self.begun and self.youngest + begin >= slots
 
-    def learned_distances(self) -> Tensor:
-        """p for every distance of this call; those beyond the last learned one share it."""
-        vectors = self.core.position.vectors
-        missing = self.oldest + self.x.shape[1] - vectors.shape[0]
-        if missing <= 0 or self.core.config.N is not None:
-            return vectors
-        return torch.cat([vectors, vectors[-1:].expand(missing, -1)])
+    def positions(self) -> Tensor:
+        """p for every distance of this call, the nearest first. (distances, K)"""
+        position = self.core.position
+        in_sight = position.distances if self.core.config.N is not None else self.oldest + self.x.shape[1]
+        return position.table(in_sight, self.masks.vectors if self.masks is not None else None)
 
     @property
     def sees_cache(self) -> bool:

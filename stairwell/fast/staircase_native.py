@@ -36,7 +36,7 @@ class NativeSteps(Diagonals):
         layers = [fold(core.layers[l], W - 1, core, None) for l in alive]
         for weights in layers:
             weights.ramp = weights.ramp.flip(-1) if weights.ramp is not None else None
-        positions = self.learned_distances()[:W].flip(0)
+        positions = self.positions()[:W].flip(0)
         inputs = Inputs(self.x.transpose(0, 1).contiguous(), self.x.new_zeros(0), positions, sets, layers)
         stairs = self.stairs(diagonals, W, cache.shape[1], inputs)
         y, *remembered = Climb.apply(stairs, len(alive), *old, *inputs.tensors())

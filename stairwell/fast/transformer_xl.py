@@ -48,6 +48,7 @@ def walk(
     youngest, oldest = (0, core.window.last) if x.is_cuda else (int(age.min()), max(1, int(age.max())))
     sources = core.source_slots(source)
     layers = {id(layer): BandedLayer(layer, given, B * T) for layer, given in zip(core.layers, sources, strict=True)}
+    vectors = core.position.table(core.window.distances, masks.vectors if masks is not None else None)
     inputs: list[Tensor] = []
     for l, layer in enumerate(core.layer_sequence()):
         inputs.append(x)
@@ -58,8 +59,8 @@ def walk(
         band = Band(config.heads, window, None if window.always_filled(youngest) else age, kept.attention)
         memory = state.memory[:, state.memory.shape[1] - window.last :, l]
         fast = layers[id(layer)]
-        fading = ramp(layer, window.first, core.position.vectors.shape[0])
-        x = fast(x, [fast.keys_values(memory)], core.position.vectors, fading, band, kept)
+        fading = ramp(layer, window.first, vectors.shape[0])
+        x = fast(x, [fast.keys_values(memory)], vectors, fading, band, kept)
     count, room = counts(state.count, state.room, start, age, state.slack)
     staying = max(T - state.memory.shape[1], 0)  # tokens before this one leave the memory within the call
     memory = slide(state.memory, torch.stack([layer_input[:, staying:] for layer_input in inputs], 2), count, start)

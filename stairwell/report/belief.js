@@ -118,42 +118,30 @@ class Strip {
   }
 }
 
-class Walk {
+class Walk extends Player {
   constructor(root, walk) {
+    super(root, "step of the walk");
     this.walk = walk;
-    this.timer = null;
-    this.controls(root, walk);
+    this.choose(walk.episodes.length);
     const grids = html(root, "div", { class: "walks" });
     this.truth = new Truth(grids, walk.grid);
     this.minds = walk.models.map((model) => new Mind(grids, walk.grid, model));
-    this.key(root);
+    this.legend(root);
     const strips = html(root, "div", { class: "card strips" });
     html(strips, "h3", {}, "Probability given to the true cell, from the first step to the last");
-    this.strips = walk.models.map((model) => new Strip(strips, model, (step) => { this.stop(); this.go(step); }));
+    this.strips = walk.models.map((model) => new Strip(strips, model, (step) => this.jump(step)));
     html(strips, "p", { class: "caption" }, "Full colour: certain of the truth; empty: gave it no chance. On the right: how many steps of this episode were answered correctly. Click to go to a step.");
     this.load(0);
   }
 
-  controls(root, walk) {
-    const bar = html(root, "div", { class: "controls" });
-    this.button = html(bar, "button", { type: "button", class: "play" }, "▶ Play");
-    this.button.addEventListener("click", () => (this.timer ? this.stop() : this.play()));
-    this.range = html(bar, "input", { type: "range", min: 0, step: 1, "aria-label": "step of the walk" });
-    this.range.addEventListener("input", () => { this.stop(); this.go(Number(this.range.value)); });
-    const options = html(bar, "div", { class: "options" });
-    this.speed = html(options, "select", { "aria-label": "speed" });
-    for (const [name, pause] of [["slow", 900], ["normal", 450], ["fast", 150]]) html(this.speed, "option", { value: pause }, name);
-    this.speed.value = 450;
-    this.speed.addEventListener("change", () => { if (this.timer) this.play(); });
-    if (walk.episodes.length > 1) {
-      const choice = html(options, "select", { "aria-label": "episode" });
-      walk.episodes.forEach((_, i) => html(choice, "option", { value: i }, `episode ${i + 1}`));
-      choice.addEventListener("change", () => this.load(Number(choice.value)));
-    }
-    this.words = html(bar, "div", { class: "happened" });
+  choose(episodes) {
+    if (episodes < 2) return;
+    const choice = html(this.options, "select", { "aria-label": "episode" });
+    for (let i = 0; i < episodes; i++) html(choice, "option", { value: i }, `episode ${i + 1}`);
+    choice.addEventListener("change", () => this.load(Number(choice.value)));
   }
 
-  key(root) {
+  legend(root) {
     const key = html(root, "div", { class: "key" });
     const sample = (draw, words) => {
       const item = html(key, "span");
@@ -173,7 +161,6 @@ class Walk {
     this.number = number;
     this.episode = this.walk.episodes[number];
     this.strips.forEach((strip, i) => strip.load(this.episode, this.walk.models[i].minds[number]));
-    this.range.max = this.episode.cells.length - 1;
     // How many answers each model got right up to each step; the reset is not scored.
     this.right = this.walk.models.map((model) => {
       let right = 0;
@@ -182,13 +169,12 @@ class Walk {
     this.go(Math.floor((this.episode.cells.length - 1) / 2));
   }
 
-  go(step) {
-    this.step = step;
-    const last = this.episode.cells.length - 1;
+  get last() {
+    return this.episode.cells.length - 1;
+  }
+
+  show(step) {
     const words = happened(this.episode, step);
-    this.words.replaceChildren();
-    html(this.words, "b", {}, `Step ${step} of ${last}`);
-    this.words.append(words);
     this.truth.show(this.episode, step);
     const verdicts = this.minds.map((mind, i) => {
       const model = this.walk.models[i];
@@ -196,25 +182,7 @@ class Walk {
       return `${model.name} is ${right ? "right" : "wrong"}`;
     });
     this.strips.forEach((strip) => strip.now.setAttribute("x", step));
-    this.range.value = step;
-    this.range.setAttribute("aria-valuetext", `step ${step} of ${last}, ${words}; ${verdicts.join(", ")}`);
-  }
-
-  play() {
-    this.stop();
-    const last = this.episode.cells.length - 1;
-    if (this.step >= last) this.go(0);
-    this.button.textContent = "❚❚ Pause";
-    this.timer = setInterval(() => {
-      this.go(this.step + 1);
-      if (this.step >= last) this.stop();
-    }, Number(this.speed.value));
-  }
-
-  stop() {
-    clearInterval(this.timer);
-    this.timer = null;
-    this.button.textContent = "▶ Play";
+    return { words, spoken: `${words}; ${verdicts.join(", ")}` };
   }
 }
 

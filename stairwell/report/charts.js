@@ -178,7 +178,7 @@ function timeUnit(seconds) {
 }
 
 function axisX(kind, runs) {
-  if (kind === "tokens") return { label: "tokens trained on", unit: "tokens", scale: 1, text: countText };
+  if (kind === "tokens") return { label: `${data.unit} trained on`, unit: data.unit, scale: 1, text: countText };
   const [scale, unit] = timeUnit(Math.max(1, ...runs.flatMap((run) => run.curves.seconds.concat(run.validations.map((v) => v.seconds)))));
   return { label: `training time, ${unit}`, unit, scale, text: (value) => trim(value) };
 }
@@ -218,9 +218,9 @@ function drawLearning(metric) {
     const x = axisX(kind, runs), y = axisY(metric);
     const series = learningSeries(metric, kind, x.scale);
     const name = metric.replaceAll("_", " ");
-    const unit = metric === "loss" ? ", nats per scored token" : "";
+    const unit = metric === "loss" && data.unit === "tokens" ? ", nats per scored token" : "";
     const box = document.getElementById(`against-${kind}`);
-    box.querySelector("h3").textContent = `${name[0].toUpperCase()}${name.slice(1)}${unit}, against ${kind === "tokens" ? "tokens" : "time"}`;
+    box.querySelector("h3").textContent = `${name[0].toUpperCase()}${name.slice(1)}${unit}, against ${kind === "tokens" ? data.unit : "time"}`;
     chart(box, { series, x, y, label: `${name} against ${x.label}: ${describe(series, y)}` });
   }
 }
@@ -233,7 +233,7 @@ function drawStages() {
     points: run.curves.tokens.map((x, i) => [x, run.curves.stage[i]]),
   })));
   const y = { low: 0, whole: true, text: (value) => trim(value) };
-  chart(box, { series, x: axisX("tokens"), y, label: `the curriculum over tokens: ${describe(series, y)}` });
+  chart(box, { series, x: axisX("tokens"), y, label: `the curriculum over ${data.unit}: ${describe(series, y)}` });
 }
 
 function legend() {

@@ -20,7 +20,9 @@ from stairwell.cores import entry
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, inspect
 from stairwell.report.drift import Drift, read_drift
+from stairwell.report.played import Episode, layer_names, read_episode
 from stairwell.report.written import Sentence, read_sentences
+from stairwell.rl.task import Reinforcement
 from stairwell.runs.experiment import SECTIONS, Experiment
 from stairwell.runs.horizon import Horizon
 from stairwell.runs.horizon import read as read_horizon
@@ -35,6 +37,7 @@ from stairwell.train.run import Run
 from stairwell.train.streams import inside
 
 POINTS = 400  # of a curve: more than a screen shows
+MEASURED = ("return", "length", "entropy")  # of agents, beside loss
 COLUMNS = 128  # of an attention picture: farther distances are taken together
 ROWS, LEAD_IN, LOOKED_AT = 4, 128, 64  # the stream that attention is averaged over: rows, tokens before, tokens of it
 
@@ -51,6 +54,13 @@ class Curves:
     "where the curriculum stood: the one option it turns, or else the number of the stage"
     stage_name: str = ""
     "what that number is, such as `length`"
+    measured: dict[str, list[float | None]] = field(default_factory=dict)
+    "what else was measured along the way, by name"
+
+    def of(self, metric: str) -> list[float | None]:
+        """One curve by its name; gaps all along where there is none."""
+        nothing: list[float | None] = [None] * len(self.tokens)
+        return {"loss": self.loss, "accuracy": self.accuracy, **self.measured}.get(metric, nothing)
 
 
 @dataclass(frozen=True)
@@ -117,6 +127,18 @@ class RunReport:
     "what a sequence-to-sequence model writes for a few sources"
     horizon: Horizon | None = None
     drift: Drift | None = None
+    episode: Episode | None = None
+    "of an agent, to be stepped through"
+
+    @property
+    def unit(self) -> str:
+        """What `tokens` are."""
+        return "frames" if self.task == "rl" else "tokens"
+
+    @property
+    def title(self) -> str:
+        """What was learned: the task or, of agents, the environment."""
+        return str(self.config["task"]["env"]) if self.task == "rl" else self.task
 
     @property
     def tokens(self) -> int:
@@ -187,6 +209,7 @@ def gather(
         sentences=read_sentences(model, task, run.path) if isinstance(task, PairTask) and model is not None else [],
         horizon=read_horizon(run.path),
         drift=read_drift(run.path),
+        episode=read_episode(model, task) if isinstance(task, Reinforcement) and model is not None else None,
     )
 
 
@@ -213,6 +236,11 @@ def read_curves(records: list[dict[str, Any]], experiment: Experiment) -> Curves
         accuracy=[mean([line.get("accuracy") for line in group]) for group in groups],
         stage=stages,
         stage_name=stage_name,
+        measured={
+            name: [mean([line.get(name) for line in group]) for group in groups]
+            for name in MEASURED
+            if any(name in line for line in lines)
+        },
     )
 
 
@@ -314,9 +342,7 @@ def look(model: Any, task: Task) -> Attention | None:
     for picture in pictures:
         fitted = torch.nn.functional.pad(picture[:, :reach], (0, columns * width - min(reach, picture.shape[-1])))
         weights.append(rounded(fitted.unflatten(-1, (columns, width)).sum(-1)))
-    passes, L = len(pictures) // core.layers, core.layers
-    names = [f"{f'pass {n + 1}, ' if passes > 1 else ''}layer {l + 1}" for n in range(passes) for l in range(L)]
-    return Attention(names, core.first, width, weights)
+    return Attention(layer_names(len(pictures), core.layers), core.first, width, weights)
 
 
 def rounded(table: Tensor) -> list[list[float]]:

@@ -97,9 +97,11 @@ def headline(runs: list[RunReport]) -> str:
         others = [f"{model.name} {score_text(model.score, first.metric)}" for model in rest]
         words += ", " + (f"{', '.join(others[:-1])} and {others[-1]}" if len(others) > 1 else others[0])
     # The data, without the sizes of its parts.
-    about = re.split(r"[;,] (?:train|an? )", first.about)[0].replace(": ", ", ", 1)
+    about = re.split(r"[;,] (?:train|an? |episodes without)", first.about)[0].replace(": ", ", ", 1)
     seeds = f", means of {len(best.runs)} seeds" if len(best.runs) > 1 else ""
-    return f"{about[:1].upper()}{about[1:]}: {words} ({best.scored_on}{seeds})."
+    # An environment's name is written as it is.
+    about = about if first.task == "rl" else f"{about[:1].upper()}{about[1:]}"
+    return f"{about}: {words} ({best.scored_on}{seeds})."
 
 
 def same_task(one: RunReport, other: RunReport) -> bool:
@@ -123,9 +125,15 @@ def summary(runs: list[RunReport]) -> Table:
             [model.name, value, model.scored_on, run.weights, count_text(tokens), time_text(seconds), len(model.runs)]
         )
     name = metric_text(metrics.pop()) if len(metrics) == 1 else "score"
-    columns = ["model", name, "scored on", "weights", "tokens trained on", "training time", "seeds"]
+    columns = ["model", name, "scored on", "weights", f"{unit_of(runs)} trained on", "training time", "seeds"]
     note = "Mean and standard deviation over the seeds." if any(len(model.runs) > 1 for model in found) else ""
     return Table("What each model reached", columns, rows, note)
+
+
+def unit_of(runs: list[RunReport]) -> str:
+    """What is counted along their trainings; where they differ, tokens."""
+    units = {run.unit for run in runs}
+    return units.pop() if len(units) == 1 else "tokens"
 
 
 def metric_text(metric: str) -> str:

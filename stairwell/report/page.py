@@ -1,7 +1,7 @@
 """The page: one HTML file with its styles, scripts and numbers inside, which needs no network and no other file.
 
-Text, tables and pictures that stand still are written here; `charts.js` and `belief.js` draw what moves from the JSON
-that the page carries. Whatever comes from outside (names, notes, configs) is escaped.
+Text, tables and pictures that stand still are written here; the scripts draw what moves from the JSON that the
+page carries. Whatever comes from outside (names, notes, configs) is escaped.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from typing import Any
 
 from stairwell.files import write_text
 from stairwell.report import parts
-from stairwell.report.collect import RunReport, finite
-from stairwell.report.compare import Model, headline, models, summary
+from stairwell.report.collect import MEASURED, RunReport, finite
+from stairwell.report.compare import Model, headline, models, summary, unit_of
 from stairwell.report.drift_picture import drift_section, looked_into, write_drift_png
 from stairwell.report.horizon import horizon_section, write_horizon_png
+from stairwell.report.played_page import gather_played, played_section
 from stairwell.report.table import Table
 from stairwell.report.written_page import written_section
 from stairwell.version import __version__
+
+SCRIPTS = ("charts.js", "player.js", "belief.js", "played.js")
 
 
 def write_html(
@@ -42,9 +45,11 @@ def write_html(
     one; `provenance` says how the report was made if this process does not know."""
     found = models(runs)
     walks = gather_walks(found)
+    played, left_out = gather_played(found)
     sections = [
         parts.tables(tables or ([summary(runs)] if runs else []), notes or [], found),
         parts.walks(walks, seeds=any(len(model.runs) > 1 for model in found)),
+        played_section(found, played, left_out),
         horizon_section(found, lambda table: parts.table(table, parts.swatches(found))),
         drift_section(found),
         parts.learning(found),
@@ -61,8 +66,8 @@ def write_html(
         version=escape(__version__),
         css=resource("page.css"),
         theme=resource("theme.js"),
-        script=resource("charts.js") + resource("belief.js"),
-        data=embed(page_data(found, walks)),
+        script="".join(map(resource, SCRIPTS)),
+        data=embed(page_data(found, walks) | {"played": played}),
     )
     write_text(path, text)
 
@@ -93,6 +98,7 @@ def page_data(found: list[Model], walks: list[dict[str, Any]]) -> dict[str, Any]
     """What the scripts draw from."""
     return {
         "metrics": metrics(found),
+        "unit": unit_of([run for model in found for run in model.runs]),
         "models": [
             {"name": model.name, "colour": model.colour, "runs": [curves_of(run) for run in model.runs]}
             for model in found
@@ -108,18 +114,19 @@ def page_data(found: list[Model], walks: list[dict[str, Any]]) -> dict[str, Any]
 
 def curves_of(run: RunReport) -> dict[str, Any]:
     validations = [asdict(validation) for validation in run.validations]
-    return {"seed": run.seed, "curves": asdict(run.curves), "validations": validations}
+    curves = asdict(run.curves)
+    return {"seed": run.seed, "curves": curves | curves.pop("measured"), "validations": validations}
 
 
 def metrics(found: list[Model]) -> list[str]:
     """What can be drawn against tokens and time: the scores that decide first, then the loss."""
     runs = [run for model in found for run in model.runs]
-    wanted = dict.fromkeys([*(run.metric for run in runs), "accuracy", "loss"])
+    wanted = dict.fromkeys([*(run.metric for run in runs), "accuracy", *MEASURED, "loss"])
     return [
         metric
         for metric in wanted
         if any(
-            any(value is not None for value in getattr(run.curves, metric, []))
+            any(value is not None for value in run.curves.of(metric))
             or any(point.scores.get(metric) is not None for point in run.validations)
             for run in runs
         )

@@ -33,7 +33,7 @@ def cards(found: list[Model]) -> str:
         if model.deviation is not None:
             value += f" <small>± {escape(score_text(model.deviation, run.metric))}</small>"
         facts = [f"{run.weights:,} weights"] if run.weights is not None else []
-        facts += [f"{count_text(run.tokens)} tokens", time_text(run.seconds)]
+        facts += [f"{count_text(run.tokens)} {run.unit}", time_text(run.seconds)]
         if len(model.runs) > 1:
             facts.append(f"{len(model.runs)} seeds")
         about = " · ".join(fact.replace(" ", "&nbsp;") for fact in facts)
@@ -161,7 +161,7 @@ def span_bars(run: RunReport) -> str:
         for l, heads in enumerate(run.spans)
         for h, z in enumerate(heads)
     ]
-    return f'<p class="caption">learned spans, in tokens</p>{bars(rows)}'
+    return f'<p class="caption">learned spans, in {run.unit}</p>{bars(rows)}'
 
 
 def bars(rows: list[tuple[str, float, str]]) -> str:
@@ -185,7 +185,7 @@ def attention(found: list[Model]) -> str:
     for i, model, run in with_attention(found):
         if run.attention is not None:
             spans = span_bars(run) if run.spans else ""
-            picture = heads(str(i), run.attention)
+            picture = heads(str(i), run.attention, run.unit)
             boxes.append(f'<div class="card" {colour(model)}>{shown(model, run)}{picture}{spans}</div>')
     if not boxes:
         return ""
@@ -198,7 +198,7 @@ def attention(found: list[Model]) -> str:
     )
 
 
-def heads(run: str, attention: Attention) -> str:
+def heads(run: str, attention: Attention, unit: str) -> str:
     """A row of columns for every head, the nearest distance on the left."""
     rows = []
     for l, (layer, weights) in enumerate(zip(attention.layers, attention.weights)):
@@ -214,7 +214,7 @@ def heads(run: str, attention: Attention) -> str:
                 f'<span class="peak">{100 * peak:.0f}%</span>'
             )
     farthest = attention.first + len(attention.weights[0][0]) * attention.bin - 1
-    axis = f'<div class="axis"><span>{attention.first}</span><span>tokens back</span><span>{farthest}</span></div>'
+    axis = f'<div class="axis"><span>{attention.first}</span><span>{unit} back</span><span>{farthest}</span></div>'
     return f'<div class="heads">{"".join(rows)}{axis}</div>'
 
 
@@ -228,7 +228,11 @@ def provenance(found: list[Model], given: Mapping[str, Any]) -> str:
     boxes = []
     for model in found:
         for run in model.runs:
-            facts = {**run.provenance, "data": run.about, "trained": f"{run.tokens:,} tokens, {time_text(run.seconds)}"}
+            facts = {
+                **run.provenance,
+                "data": run.about,
+                "trained": f"{run.tokens:,} {run.unit}, {time_text(run.seconds)}",
+            }
             config = escape(json.dumps(finite(run.config), indent=2))
             boxes.append(
                 f'<div class="card" {colour(model)}>{shown(model, run)}{facts_list(facts)}'

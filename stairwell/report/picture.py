@@ -7,7 +7,7 @@ from typing import Any
 
 from stairwell.files import write_atomically
 from stairwell.report.collect import RunReport
-from stairwell.report.compare import Model, is_percent, metric_text, models
+from stairwell.report.compare import Model, is_percent, metric_text, models, unit_of
 
 # The page's colours on light ground, and its dashes.
 PALETTE = ("#0072b2", "#d55e00", "#00875f", "#a8467f", "#a87400", "#3793c4", "#4d5259", "#7b5b3a")
@@ -24,7 +24,7 @@ def write_png(path: str | os.PathLike[str], runs: list[RunReport], metric: str |
     figure = Figure(figsize=(10, 3.9), dpi=120, facecolor="white", layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     scale, unit = time_unit(max([run.seconds for run in runs], default=0.0))
-    for plot, along, per, label in ((axes[0], "tokens", 1e6, "million tokens trained on"),
+    for plot, along, per, label in ((axes[0], "tokens", 1e6, f"million {unit_of(runs)} trained on"),
                                     (axes[1], "seconds", scale, f"training time, {unit}")):  # fmt: skip
         for model in found:
             draw_model(plot, model, metric, along, per)
@@ -47,7 +47,7 @@ def draw_model(plot: Any, model: Model, metric: str, along: str, per: float) -> 
     style = {"color": PALETTE[model.colour], "linestyle": DASHES[model.colour]}
     strength = 0.6 if len(model.runs) > 1 else 1.0
     for i, run in enumerate(model.runs):
-        training = getattr(run.curves, metric, [None] * len(run.curves.tokens))
+        training = run.curves.of(metric)
         # A model that was validated only at the end has but its training curve to tell how it got there.
         width, fade = (1.0, 0.45) if len(run.validations) > 1 else (1.8, 0.85)
         draw(plot, getattr(run.curves, along), training, per, linewidth=width, alpha=fade * strength, **style)

@@ -80,12 +80,14 @@ class Played:
     lengths: list[float] = field(default_factory=list)
 
     def scores(self) -> dict[str, float]:
-        """The deviation is that of one episode; the mean lies within the interval with a probability of 95%."""
+        """The deviation is that of one episode; the mean lies within the interval with a probability of 95%. `success`
+        is the share of episodes that earned more than nothing: where a reward is paid at the end only, those won."""
         deviation = statistics.stdev(self.returns) if len(self.returns) > 1 else 0.0
         return {
             "return": statistics.mean(self.returns),
             "return_deviation": deviation,
             "return_interval": 1.96 * deviation / math.sqrt(len(self.returns)),
+            "success": statistics.mean(float(value > 0) for value in self.returns),
             "length": statistics.mean(self.lengths),
             "episodes": len(self.returns),
         }

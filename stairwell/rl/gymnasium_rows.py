@@ -6,7 +6,8 @@ Nothing in gymnasium says how to save an environment, so that `seek` begins new 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from enum import EnumType, IntEnum
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,9 @@ class GymnasiumRows:
         self.mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.observation_space, self.left_out = without_text(env.single_observation_space)
         self.action_space = supported(env.single_action_space, "the action space")
+        self.action_names = action_names(env)
+        draws = "rgb_array" in env.metadata.get("render_modes", ())
+        self.drawn_with: Mapping[str, str] = {"render_mode": "rgb_array"} if draws else {}
         self.over = np.zeros(env.num_envs, dtype=bool)  # next step: rows whose next step is none
 
     @property
@@ -103,7 +107,7 @@ class GymnasiumRows:
         return self.begin()
 
     def render(self, row: int) -> Array | None:
-        pictures: Any = self.env.render()
+        pictures: Any = self.env.render() if self.env.render_mode else None
         return None if pictures is None or pictures[row] is None else np.asarray(pictures[row])
 
     def close(self) -> None:
@@ -167,10 +171,10 @@ def prepared(env: gymnasium.Env[Any, Any]) -> gymnasium.Wrapper[Any, Any, Any, A
 
 def open_gymnasium(name: str, options: Mapping[str, Any], rows: range, seed: int) -> GymnasiumRows:
     """`rows` environments by name, each with a seed of its own."""
+    package = next((package for prefix, package in PACKAGES.items() if name.startswith(prefix)), None)
     try:
-        for prefix, package in PACKAGES.items():
-            if name.startswith(prefix):
-                importlib.import_module(package)
+        if package is not None:
+            importlib.import_module(package)
         env = gymnasium.make_vec(
             name,
             num_envs=len(rows),
@@ -182,7 +186,10 @@ def open_gymnasium(name: str, options: Mapping[str, Any], rows: range, seed: int
     except gymnasium.error.Error as error:
         raise UserError(f"environment '{name}': {error}") from None
     except ImportError as error:
-        raise UserError(f"environment '{name}' needs a package that is not installed: {error}") from None
+        advice = next(
+            (f"pip install {package}" for prefix, package in PACKAGES.items() if name.startswith(prefix)), error
+        )
+        raise UserError(f"environment '{name}' needs a package that is not installed: {advice}") from None
     except TypeError as error:
         raise UserError(f"environment '{name}' cannot be made with {dict(options)}: {error}") from None
     return GymnasiumRows(env, [seed_of(seed, row) for row in rows])
@@ -191,6 +198,16 @@ def open_gymnasium(name: str, options: Mapping[str, Any], rows: range, seed: int
 def seed_of(seed: int, row: int) -> int:
     """A seed for each row, far from those of others."""
     return int(np.random.SeedSequence([seed, row]).generate_state(1, np.uint32)[0] >> 1)
+
+
+def action_names(env: VectorEnv[Any, Any, Any]) -> Sequence[str]:
+    """As MiniGrid names them; gymnasium itself has no names."""
+    vector, space = env.unwrapped, env.single_action_space
+    named = getattr(vector.envs[0].unwrapped, "actions", None) if isinstance(vector, SyncVectorEnv) else None
+    if not (isinstance(named, EnumType) and issubclass(named, IntEnum) and isinstance(space, spaces.Discrete)):
+        return ()
+    words = {int(action): action.name for action in named}
+    return [words.get(number, str(number)) for number in range(int(space.n))]
 
 
 def supported(space: Any, place: str) -> Space:

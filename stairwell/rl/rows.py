@@ -17,7 +17,7 @@ An environment that is broken raises `BrokenEnvironment`. Letters: B rows.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -53,6 +53,10 @@ class Frame(NamedTuple):
 class Rows(Protocol):
     observation_space: Space
     action_space: Space
+    action_names: Sequence[str]
+    "words for discrete actions, where the environment has some"
+    drawn_with: Mapping[str, str]
+    "options with which the environment must be opened so that it makes pictures, if there are such"
     left_out: list[str]
     "parts of the observation that are text, which no agent reads"
     resumes: bool
@@ -84,6 +88,8 @@ class OwnRows:
         self.environment = environment
         self.observation_space: Space = environment.observation_space
         self.action_space: Space = environment.action_space
+        self.action_names: Sequence[str] = environment.action_names
+        self.drawn_with: Mapping[str, str] = {}
         self.left_out: list[str] = []
         self.nobody = np.zeros(environment.B, dtype=bool)
 

@@ -24,11 +24,12 @@ from .environments import Array
 from .environments.batched import uniform
 from .episodes import Played
 from .rollouts import as_tensors, deciding
-from .rows import BrokenEnvironment, OwnRows, Rows
+from .rows import BrokenEnvironment, Rows
 from .task import Reinforcement
 
 GROUND, INK = np.array([24, 26, 31]), np.array([255, 196, 61])
 GAP = 8  # pixels
+FEW = 12  # numbers of an observation in words
 
 
 class Shown(NamedTuple):
@@ -39,6 +40,7 @@ class Shown(NamedTuple):
     earned: float  # since the episode began
     value: float
     over: bool
+    observed: str  # the observation in short, for those that have no picture
     picture: Array | None  # (height, width, 3) uint8, before the action
     attention: list[Array]  # one a layer: (slots,), the newest first
 
@@ -47,8 +49,7 @@ def frames(
     agent: Agent, task: Reinforcement, episodes: int, seed: int, likeliest: bool = False, played: Played | None = None
 ) -> Iterator[Shown]:
     """Every frame of so many episodes, one after the other; returns and lengths go to `played`."""
-    pictured = {} if task.is_own else {"render_mode": "rgb_array"}
-    rows = task.open(range(1), seed, **pictured)
+    rows = drawable(task, seed)
     try:
         with deciding(agent):
             yield from _frames(agent, rows, episodes, seed, likeliest, task.config.longest, played)
@@ -56,10 +57,19 @@ def frames(
         rows.close()
 
 
+def drawable(task: Reinforcement, seed: int) -> Rows:
+    """One row, with pictures where the environment can make some."""
+    rows = task.open(range(1), seed)
+    if rows.drawn_with:
+        rows.close()
+        rows = task.open(range(1), seed, **rows.drawn_with)
+    return rows
+
+
 def _frames(
     agent: Agent, rows: Rows, episodes: int, seed: int, likeliest: bool, longest: int, played: Played | None
 ) -> Iterator[Shown]:
-    device, names = next(agent.parameters()).device, action_names(rows)
+    device, names = next(agent.parameters()).device, rows.action_names
     now = Inputs(as_tensors(rows.begin()), agent.no_action(1).cpu(), torch.zeros(1))
     state, start = agent.init_state(1), torch.ones(1, 1, dtype=torch.bool, device=device)
     episode, step, earned, time = 0, 0, 0.0, 0
@@ -80,7 +90,8 @@ def _frames(
             looks = [weights[0, :, -1].mean(0).cpu().numpy() for weights in seen.attention]
             word = names[int(done[0])] if names else np.array2string(np.asarray(done[0]), precision=2)
             reward = float(frame.rewards[0])
-            yield Shown(episode, step, word, reward, earned, float(said.value[0, 0]), over, picture, looks)
+            value, saw = float(said.value[0, 0]), in_short(now)
+            yield Shown(episode, step, word, reward, earned, value, over, saw, picture, looks)
         if over:
             if played is not None:
                 played.returns.append(earned)
@@ -90,9 +101,14 @@ def _frames(
         start = torch.from_numpy(frame.start)[:, None].to(device)
 
 
-def action_names(rows: Rows) -> Sequence[str]:
-    """Words for discrete actions, where the environment has some."""
-    return rows.environment.action_names if isinstance(rows, OwnRows) else ()
+def in_short(inputs: Inputs) -> str:
+    """An observation of one row in words; numbers beyond a handful are left out."""
+    words = []
+    for path, values in inputs.observation.items():
+        name, numbers = path.partition(".")[2], values[0].flatten().tolist()
+        listed = " ".join(f"{number:.3g}" for number in numbers[:FEW]) + (" ..." if len(numbers) > FEW else "")
+        words.append(f"{name} {listed}" if name else listed)
+    return "; ".join(words)
 
 
 def beside(shown: Shown) -> Array:
@@ -151,7 +167,7 @@ def write_gif(path: str | os.PathLike[str], pictures: Sequence[Array], rate: flo
     try:
         from PIL import Image
     except ImportError:
-        raise UserError("pillow is not installed, which writes GIFs: pip install pillow") from None
+        raise UserError("pillow is not installed, which writes GIFs: pip install 'stairwell[rl]'") from None
     height = max(picture.shape[0] for picture in pictures)
     width = max(picture.shape[1] for picture in pictures)
     images = []

@@ -8,6 +8,7 @@ from typing import Literal
 
 from stairwell.errors import UserError
 from stairwell.train.curriculum import Curriculum
+from stairwell.train.growth import Growth
 
 Decay = Literal["none", "cosine", "inverse-sqrt"]
 # Which options an optimizer reads; those of the others must be left as they are.
@@ -60,6 +61,8 @@ class TrainConfig:
     "stages of growing difficulty, such as length=8..100 or variables=1,statements=10;variables=2,statements=20"
     curriculum_accuracy: float = 96.0
     "accuracy in percent, over the last 20 updates, at which the next stage begins"
+    growth: str = ""
+    "sizes of the core at first, each until an update, such as 1000:passes=1;3000:passes=2; then those of the core"
     stop_when_mastered: bool = False
     "end the training once the curriculum's last stage is mastered"
     state_noise: float = 0.0
@@ -82,6 +85,8 @@ class TrainConfig:
     "about how many tokens of the validation split to read during training; 0: all of it"
     patience: int = 0
     "validations without improvement after which training stops; 0: never"
+    goal: float | None = None
+    "end the training once a validation's headline, such as accuracy in percent, is as good as this"
     checkpoint_every: int = 500
     "updates between checkpoints; 0: only at the end and when interrupted"
     log_every: int = 50
@@ -104,11 +109,13 @@ class TrainConfig:
         for name in {name for names in READ.values() for name in names} - {*READ[self.optimizer]}:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise UserError(f"train.{name} is not read with train.optimizer {self.optimizer}")
-        if self.state_noise and type(self) is not TrainConfig:
-            raise UserError("train.state_noise is for tasks that are streams of tokens")
+        for name in ("state_noise", "growth"):
+            if getattr(self, name) and type(self) is not TrainConfig:
+                raise UserError(f"train.{name} is for tasks that are streams of tokens")
         if not self.state_noise and self.noise_every != type(self).__dataclass_fields__["noise_every"].default:
             raise UserError("train.noise_every is read with train.state_noise only; set it, such as 0.1")
         Curriculum.parse(self.curriculum)
+        Growth.parse(self.growth)
 
     def _check(self, name: str, right: bool, wanted: str) -> None:
         if not right:

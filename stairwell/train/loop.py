@@ -13,7 +13,6 @@ import gc
 import math
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -28,9 +27,11 @@ from stairwell.train import checkpoint, optimizers
 from stairwell.train.checkpoint import Progress, Tally
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
+from stairwell.train.growth import Growth
 from stairwell.train.objective import Batch, BrokenFeed, Objective, Outcome, Phase
 from stairwell.train.processes import World
 from stairwell.train.run import Run, load_tensors
+from stairwell.train.signals import on_signals
 
 
 class Interrupted(Exception):
@@ -72,6 +73,9 @@ class Trainer:
             )
         self.check_precision()
         self.curriculum = Curriculum.parse(config.curriculum, config.curriculum_accuracy)
+        self.growth, self.sizes = Growth.parse(config.growth), dict[str, int]()
+        if self.growth.stages:
+            self.growth.check(self.model.core.config, config.steps)  # type: ignore[union-attr]
         self.progress = Progress()
         self.stop_asked = False
         self.writes = False  # metrics and checkpoints: the first process, once it runs
@@ -88,6 +92,25 @@ class Trainer:
         self.feed = phase.feed(self.rows, self.config.batch, self.config.seed)
         self.objective.begin(len(self.rows), self.config.accumulate)
 
+    def resize(self, sizes: dict[str, int]) -> None:
+        """The core as large as it is now to be trained; what was carried does not fit another size."""
+        if sizes != self.sizes:
+            self.sizes = sizes
+            self.objective.resize(sizes)
+            self.objective.begin(len(self.rows), self.config.accumulate)
+            self.tell({"event": "growth", "step": self.progress.step, "sizes": sizes})
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """The core as it is used later, for a while; what is carried stays."""
+        if self.sizes:
+            self.objective.resize({})
+        try:
+            yield
+        finally:
+            if self.sizes:
+                self.objective.resize(self.sizes)
+
     def tell(self, event: dict[str, Any]) -> None:
         self.watch(event)
 
@@ -99,7 +122,7 @@ class Trainer:
         if self.writes:
             self.folder.begin_metrics(self.progress.step)
         try:
-            with self.stopping_on_signals():
+            with on_signals(self.asked_to_stop):
                 return self.run_to_the_end()
         except KeyboardInterrupt:
             raise NotSaved(self.what_is_lost()) from None
@@ -153,14 +176,21 @@ class Trainer:
 
     @property
     def done_early(self) -> bool:
-        """Whether nothing more is to be gained: no validation was better for long, or the curriculum is mastered."""
-        if self.config.stop_when_mastered and self.curriculum.finished and self.progress.phase == 0:
+        """Whether nothing more is to be gained: the goal is reached, no validation was better for long, or the
+        curriculum is mastered."""
+        config, best = self.config, self.progress.best
+        if config.stop_when_mastered and self.curriculum.finished and self.progress.phase == 0:
             return True
-        return bool(self.config.patience) and self.progress.unimproved >= self.config.patience
+        if config.goal is not None and best is not None:
+            sign = 1 if self.validation.higher_is_better else -1
+            if sign * best >= sign * config.goal:
+                return True
+        return bool(config.patience) and self.progress.unimproved >= config.patience
 
     def update(self) -> None:
         """One update from the next batch."""
         config, progress, tally, began = self.config, self.progress, self.progress.tally, time.perf_counter()
+        self.resize(self.growth.sizes(progress.step))
         self.objective.train()
         for group in self.optimizer.param_groups:
             group["lr"] = config.rate(progress.step)
@@ -240,6 +270,8 @@ class Trainer:
         record["peak_memory"] = peak_memory(self.device)
         if self.curriculum.stages:
             record["stage"] = self.curriculum.options
+        if self.sizes:
+            record["sizes"] = self.sizes
         record.update(self.objective.inside())
         self.write(record)
         self.check_loss(loss)
@@ -266,7 +298,8 @@ class Trainer:
     def validate(self) -> dict[str, Any]:
         """Score the validation split; keep the model if it is the best so far."""
         progress = self.progress
-        scores: dict[str, float] = self.validation(self.model, "valid") if self.world.first else {}
+        with self.whole():
+            scores: dict[str, float] = self.validation(self.model, "valid") if self.world.first else {}
         scores = self.world.share_json(scores)
         loss = scores.get("loss", math.inf)
         if "loss" in scores and scores.get("scored", 1) and not math.isfinite(loss):
@@ -339,6 +372,8 @@ class Trainer:
         saved = Progress.from_json(note["progress"], self.world)
         self.begin_phase(saved.phase)
         self.progress = saved
+        # What is carried has the sizes of the last update.
+        self.resize(self.growth.sizes(max(saved.step - 1, 0)))
         if self.curriculum.stages:
             self.curriculum.seek(saved.curriculum)
         parts = (self.objective, self.optimizer, self.feed, self.world)
@@ -349,32 +384,14 @@ class Trainer:
         since = f"since the checkpoint of update {kept:,}" if kept else "so far"
         return f"stopped at once at update {self.progress.step:,}; what was learned {since} is not saved"
 
-    @contextmanager
-    def stopping_on_signals(self) -> Iterator[None]:
-        """Ctrl-C, SIGTERM, or the terminal's end (SIGHUP): finish the update, save, stop. A second Ctrl-C stops at
-        once; the others may come twice when a terminal is closed, and mean the same."""
-
-        def ask(number: int, frame: Any) -> None:
-            if self.stop_asked and number == signal.SIGINT:
-                raise KeyboardInterrupt
-            if not self.stop_asked:
-                self.stop_asked = True
-                self.tell({"event": "stopping"})
-
-        if threading.current_thread() is not threading.main_thread():
-            yield  # signals belong to the main thread
-            return
-        numbers = [signal.SIGINT, signal.SIGTERM]
-        # Not on Windows; and who started us with `nohup` does not want us to stop.
-        hangup = getattr(signal, "SIGHUP", None)
-        if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
-            numbers.append(hangup)
-        before = {number: signal.signal(number, ask) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def asked_to_stop(self, number: int) -> None:
+        """Finish the update, save, stop. A second Ctrl-C stops at once; other signals may come twice when a terminal is
+        closed, and mean the same."""
+        if self.stop_asked and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        if not self.stop_asked:
+            self.stop_asked = True
+            self.tell({"event": "stopping"})
 
 
 def peak_memory(device: torch.device) -> int:

@@ -72,6 +72,12 @@ class Objective(nn.Module):
     def begin(self, rows: int, parts: int) -> None:
         """A new feed begins: `rows` rows, which come in `parts` parts."""
 
+    def resize(self, sizes: dict[str, int]) -> None:
+        """Other sizes of the model's core from now on, as `growth` has them; none: its own. States that are carried are
+        left as they are."""
+        if sizes:
+            raise UserError(f"train.growth: {type(self).__name__} does not say how its model grows")
+
     def rehearse(self) -> None:
         """A call as small as can be, to find out whether this device can do it; without side effects."""
 

@@ -8,6 +8,7 @@ Letters: B rows, T tokens of a segment.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,9 +40,15 @@ class CrossEntropy(Objective):
         self.chance = math.log(model.config.V + 1)
         self.skips_parameters = model.core.skips_layers or bool(model.config.adaptive)
         self.states: list[State] = []  # one a part
+        self.whole: Any = None  # the config of the whole core, once it is trained at another size
 
     def begin(self, rows: int, parts: int) -> None:
         self.states = [self.model.init_state(rows // parts) for _ in range(parts)]
+
+    def resize(self, sizes: dict[str, int]) -> None:
+        core: Any = self.model.core
+        self.whole = self.whole or core.config
+        core.config = dataclasses.replace(self.whole, **sizes)
 
     def forward(self, batch: Batch) -> Outcome:
         if not self.states:

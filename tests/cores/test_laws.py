@@ -18,6 +18,13 @@ from tests import laws
 NAMES = sorted(CORES)
 TRANSFORMERS = [name for name in NAMES if issubclass(CORES[name].core, TransformerCore)]
 EXAMPLES = settings(max_examples=15, deadline=None, derandomize=True)
+POSITIONS: list[dict[str, Any]] = [  # as often learned as not; fewer vectors than distances, and more
+    *[{}] * 3,
+    {"positions": "none"},
+    {"positions": "clamped", "position_vectors": 2},
+    {"positions": "random", "position_vectors": 3},
+    {"positions": "random", "position_vectors": 50},
+]
 FEW = settings(max_examples=6, deadline=None, derandomize=True)  # where an example runs many laws
 
 
@@ -36,6 +43,7 @@ def configs(draw: Any, name: str, **fixed: Any) -> Any:
         "adaptive_span": draw(st.booleans()),
         "span_ramp": draw(st.integers(1, 4)),
         "cross": draw(st.booleans()),
+        **draw(st.sampled_from(POSITIONS)),
     }
     fields = kind.__dataclass_fields__
     if "memory" in fields:

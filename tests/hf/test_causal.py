@@ -38,6 +38,8 @@ def make_model(name: str = "feedback", seed: int = 0, **options: Any) -> Stairwe
     sizes = {key: value for key, value in {**SIZES, **options}.items() if key in fields}
     if name == "memory-network":
         sizes["passes"] = 6
+    if name == "universal":
+        sizes["positions"] = "none"  # a buffer where the others have a parameter
     torch.manual_seed(seed)
     model = StairwellForCausalLM(StairwellConfig(core=name, core_options=sizes, vocab_size=V))
     scramble(model.model)

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from stairwell.errors import UserError
 from stairwell.report import gather, summary, write_html, write_png
 from stairwell.rl.episodes import Played
-from stairwell.rl.showing import as_text, beside, frames, stacked, strip
+from stairwell.rl.showing import as_text, beside, frames, stacked, strip, write_gif
 from stairwell.runs.trainings import fit, load
 from tests.commands import TINY, stairwell
 from tests.rl.test_rollouts import experiment
@@ -28,6 +30,7 @@ RUNS = {
     },
     "cart": {"task__env": "CartPole-v1", "task__length": None},
     "grid": {"task__env": "MiniGrid-Empty-5x5-v0", "task__length": None},
+    "cards": {"task__env": "popgym-AutoencodeEasy-v0", "task__length": None},
 }
 
 
@@ -70,6 +73,35 @@ def test_a_core_without_attention_is_shown_without_it(runs: Any) -> None:
     frame = next(frames(agent, task, 1, seed=0))
     assert frame.attention == [] and frame.picture is not None
     assert np.array_equal(beside(frame), frame.picture)
+
+
+def test_an_environment_without_pictures_is_shown_in_words(runs: Any, tmp_path: Path) -> None:
+    pytest.importorskip("popgym")
+    agent, task = load(runs("cards"), "cpu")
+    first, second, *_ = frames(agent, task, 1, seed=0)
+    assert first.picture is None and first.observed.startswith("0 1; 1 ")  # watching, and a suit
+    assert beside(second).any()  # its attention
+    episode = gather(runs("cards")).episode
+    assert episode is not None and episode.width == 0 and episode.steps[0].observed.startswith("0 1; 1 ")
+    assert stairwell(tmp_path, "play", runs("cards"), "--episodes", "1", "--json").status == 0
+
+
+def test_actions_have_the_names_that_their_environment_gives_them(runs: Any) -> None:
+    agent, task = load(runs("grid"), "cpu")
+    known = {"left", "right", "forward", "pickup", "drop", "toggle", "done"}
+    words = {frame.action for frame in frames(agent, task, 1, seed=0)}
+    assert len(words) > 1 and words <= known
+    assert list(task.open(range(1), 0).action_names)[2] == "forward"
+
+
+def test_who_has_no_pillow_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(UserError, match="which writes GIFs: pip install 'stairwell\\[rl\\]'"):
+        write_gif(tmp_path / "x.gif", [np.zeros((2, 2, 3), np.uint8)], 8)
+
+
+def test_success_is_the_share_of_episodes_that_earned_something() -> None:
+    assert Played([1.0, 0.0, -1.0, 0.5], [1, 1, 1, 1]).scores()["success"] == 0.5
 
 
 def test_pictures_are_put_together_and_drawn_for_a_terminal() -> None:
@@ -115,4 +147,4 @@ def test_a_report_shows_learning_curves_of_returns_and_attention(name: str, runs
     assert report.attention is not None and report.attention.layers == ["layer 1"]
     write_html(tmp_path / "page.html", "agents", [report, dataclasses.replace(report, seed=1)], [summary([report])])
     write_png(tmp_path / "page.png", [report])
-    assert '"metrics":["return","loss"]' in (tmp_path / "page.html").read_text()
+    assert '"metrics":["return","length","entropy","loss"]' in (tmp_path / "page.html").read_text()

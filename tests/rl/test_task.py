@@ -72,6 +72,19 @@ except ValueError as error:
     assert "gymnasium 1.1 or newer is not installed: pip install 'stairwell[rl]'" in done.stdout
 
 
+@pytest.mark.parametrize("name", ["RepeatPreviousEasy", "AutoencodeEasy"])
+def test_popgyms_environments_are_known_by_name(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("popgym")
+    made = experiment(task__env=f"popgym-{name}-v0", task__length=None, train__steps=2, task__valid_episodes=1)
+    assert fit(made, tmp_path, "cpu")["tokens"] == 48
+
+
+def test_a_package_that_is_missing_is_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "popgym", None)
+    with pytest.raises(UserError, match="'popgym-X-v0' needs a package that is not installed: pip install popgym"):
+        Reinforcement(Config(env="popgym-X-v0")).facts()
+
+
 class Odd(gymnasium.Env[Any, Any]):
     def __init__(self, **spaces: Any) -> None:
         self.observation_space = spaces.get("observation", gymnasium.spaces.Discrete(2))

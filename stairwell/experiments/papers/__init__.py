@@ -5,7 +5,7 @@ A file's functions make a study at a scale; its `STUDIES` gives them their names
 from __future__ import annotations
 
 from stairwell.errors import UserError
-from stairwell.experiments.papers import extra, horizon, league
+from stairwell.experiments.papers import distances, extra, extra_agents, horizon, league
 from stairwell.experiments.papers.feedback import (
     figure3,
     figure4,
@@ -57,7 +57,29 @@ STAIRCASE = (
 )
 # Every study by its name, in the order of the papers.
 CATALOGUE: dict[str, Maker] = {
-    name: make for module in (*FEEDBACK, extra, league, horizon, *STAIRCASE) for name, make in module.STUDIES.items()
+    name: make
+    for module in (*FEEDBACK, extra, distances, extra_agents, league, horizon, *STAIRCASE)
+    for name, make in module.STUDIES.items()
+}
+
+# Tables and figures of the papers that are no experiments, and where to find here what they show.
+NO_EXPERIMENTS = {
+    "feedback.figure1": "a drawing of the model; docs/models.md has its equations",
+    "feedback.figure2": "a drawing of what a token sees; docs/models.md has it in words and code",
+    "feedback.figure10": "pictures of the mazes; docs/environments.md has ours",
+    "feedback.table7": "an example of a program; tests/tasks/test_algorithmic.py runs it",
+    "feedback.table8": "hyperparameters of figures 4 and 7 and table 2, which have them at paper scale",
+    "feedback.table9": "hyperparameters of the language models, which have them at paper scale; tests count weights",
+    "staircase.figure1": "a drawing of the models; docs/models.md has their equations",
+    "staircase.table4": "hyperparameters, which the studies have at paper scale",
+    "staircase.table5": "hyperparameters, which the studies have at paper scale",
+}
+# Studies that are made at one scale only, and why.
+NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
+    ("feedback.table2", "laptop"): (
+        "its two models are those of feedback.figure4.translation; the others' numbers are of WMT14, and nothing of "
+        "Multi30k could stand beside them"
+    ),
 }
 
 

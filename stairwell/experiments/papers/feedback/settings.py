@@ -85,11 +85,12 @@ COUNTING: dict[Scale, Setting] = {
 }  # fmt: skip
 UPDATES_NOT_PRINTED = (
     "The number of updates is not printed; the second paper's were taken, 50,000 for the random walk and 100,000 for "
-    "programs. Neither is the number of runs: one seed."
+    "programs. Neither is the number of runs: one seed. Section 7.6 ends trainings with a tenth of the rate but does "
+    "not say for how long on these tasks: ours have no such end."
 )
 NOT_PRINTED = (
     "No hyperparameters are printed for this task; those of the random walk were taken, its 10,000 training sequences "
-    "and the second paper's 50,000 updates included. One seed."
+    "and the second paper's 50,000 updates included. One seed, and no last updates at a tenth of the rate."
 )
 LSTM_IS_OURS = "The paper has no LSTM here; ours has as many weights as the others."
 KEYS_EACH = (
@@ -145,7 +146,8 @@ WIKITEXT_NOTES: dict[Scale, tuple[str, ...]] = {
     ),
     "paper": (
         "The adaptive embeddings' cutoffs are not printed; 20,000, 40,000 and 200,000 as in the work the paper cites "
-        "give the printed numbers of weights. The rate of the last sublayer's dropout is not printed: the embedding's.",
+        "give the printed numbers of weights. The rate of the last sublayer's dropout is not printed: the embedding's, "
+        "after the last norm.",
     ),
 }
 WITH_LINE_ENDS = (

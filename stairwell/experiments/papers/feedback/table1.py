@@ -28,6 +28,10 @@ FAR_DISTANCES = (
     "The memory holds a whole sequence, that of a test too, so that nobody fails for want of sight; but the vectors of "
     "distances beyond those of training are never trained, for either transformer."
 )
+EMPTY_AT_FIRST = (
+    "Every sequence begins with an empty memory; whether the paper's models carry theirs over from one sequence to the "
+    "next is not said."
+)
 Numbers = tuple[str, ...]
 
 
@@ -70,6 +74,7 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Study:
             *((smaller, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
             "A segment is a whole training sequence of 82 tokens. Each digit of the answer is scored with the true "
             "ones before it given; whether the paper gave them is not said.",
+            EMPTY_AT_FIRST,
             FAR_DISTANCES,
             LSTM_IS_OURS,
         ),
@@ -109,6 +114,7 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Study:
             "right at counts up to 1,000, more than either model's number, so sequences were taken: every B and the "
             "end.",
             "The memory holds a whole sequence.",
+            EMPTY_AT_FIRST,
             LSTM_IS_OURS,
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte
 from stairwell.experiments.papers.staircase.settings import (
+    ALGORITHMIC,
     ALGORITHMIC_NOTES,
     CACHED_SIZE,
     EIGHT,
@@ -12,12 +13,14 @@ from stairwell.experiments.papers.staircase.settings import (
     ENWIK8_COMMON,
     ENWIK8_NOTES,
     PERPLEXITY,
+    RANDOM_WALK,
     RANDOM_WALK_NOTES,
     REDDIT_SIZES,
     TEST_ERROR,
     five_of_cached,
     on_reddit,
     pick,
+    segments,
     with_numbers,
 )
 from stairwell.experiments.papers.staircase.table2 import reddit_rows
@@ -47,7 +50,11 @@ def figure2_random_walk(scale: Scale) -> Study:
         seeds=3 if scale == "laptop" else 10,
         seeds_of=five_of_cached(rows, scale),
         claim="two recurrent steps are enough to track a state",
-        notes=(*RANDOM_WALK_NOTES[scale][:-1], FIGURE2.format(table="table 7")),
+        notes=(
+            *RANDOM_WALK_NOTES[scale][:-1],
+            *segments(RANDOM_WALK[scale], rows, scale),
+            FIGURE2.format(table="table 7"),
+        ),
     )
 
 
@@ -66,7 +73,11 @@ def figure2_algorithm(scale: Scale) -> Study:
         seeds=1 if scale == "laptop" else 10,
         seeds_of=five_of_cached(rows, scale),
         claim="two recurrent steps are enough to track a state",
-        notes=(*ALGORITHMIC_NOTES[scale][:-1], FIGURE2.format(table="table 6")),
+        notes=(
+            *ALGORITHMIC_NOTES[scale][:-1],
+            *segments(ALGORITHMIC[scale], rows, scale),
+            FIGURE2.format(table="table 6"),
+        ),
     )
 
 

@@ -29,7 +29,11 @@ GLOBAL_STARTS = (
     "Global Cached Staircase keeps everything since its row's start, so it alone begins each episode with an empty "
     "memory; the others are told by the reset symbol alone."
 )
-SPAN_NOT_PRINTED = "The paper does not print Transformer-XL's span; ours holds a whole episode."
+SPAN_NOT_PRINTED = (
+    "The paper does not print Transformer-XL's span; ours holds a whole episode, the current token left out as in the "
+    "first paper."
+)
+SEES_ITSELF = "Transformer-XL sees the current token too, as a Staircase does; on the toy tasks it does not."
 EPISODES_NOT_PRINTED = "The number of training episodes is not printed; 10,000 as in the first paper."
 SAME_WEIGHTS = (
     "Feedback has its own key and value projections in every layer, for the paper says that all models of a task have "
@@ -66,6 +70,18 @@ def pick(rows: Rows, *names: str) -> Rows:
 def with_numbers(rows: Rows, places: slice) -> Rows:
     """Rows with only some of the paper's numbers, for fewer columns."""
     return tuple(dataclasses.replace(row, paper=row.paper[places]) for row in rows)
+
+
+def segments(setting: Setting, rows: Rows, scale: Scale) -> tuple[str, ...]:
+    """How a laptop's segment compares with the step sizes of its Staircases."""
+    if scale == "paper":
+        return ()
+    cores = [row.experiment.core for row in rows if row.experiment.core_name == "staircase"]
+    sizes = " and ".join(str(size) for size in sorted({core.chunk * core.passes for core in cores}))
+    return (
+        f"A segment has {setting.train.segment} tokens, Staircase's step size is {sizes}; the paper's best has 128 and "
+        "64.",
+    )
 
 
 def five_of_cached(rows: Rows, scale: Scale) -> dict[str, int]:
@@ -108,13 +124,14 @@ ALGORITHMIC_NOTES: dict[Scale, tuple[str, ...]] = {
         "Laptop scale: models of 0.1 million weights instead of 3.2, new programs without end instead of 10,000, and "
         "one curriculum over variables, kinds of statement and length for all models. They are scored on programs of "
         f"{STATEMENTS} statements, and by how long programs can get; the paper's have 100.",
-        "The paper does not print Transformer-XL's span; ours, 128, holds a program of 30 statements. Feedback "
-        "remembers 16 tokens instead of 32.",
+        "The paper does not print Transformer-XL's span; ours, 128, holds a program of 30 statements, the current "
+        "token left out as in the first paper. Feedback remembers 16 tokens instead of 32.",
         GLOBAL_STARTS.replace("reset symbol", "END symbol"),
     ),
     "paper": (
         EPISODES_NOT_PRINTED,
-        "The paper does not print Transformer-XL's span; ours, 512, holds a whole program.",
+        "The paper does not print Transformer-XL's span; ours, 512, holds a whole program, the current token left out "
+        "as in the first paper.",
         SAME_WEIGHTS,
         GLOBAL_STARTS.replace("reset symbol", "END symbol"),
     ),
@@ -146,6 +163,7 @@ ENWIK8_NOTES: dict[Scale, tuple[str, ...]] = {
 }
 ENWIK8_COMMON = (
     "Transformer-XL's span is the step size that table 9 prints for it, 256; Feedback's memory is as large.",
+    SEES_ITSELF,
     SAME_WEIGHTS,
 )
 REDDIT: dict[Scale, Setting] = {
@@ -189,6 +207,7 @@ TEXT_NOTES: dict[Scale, tuple[str, ...]] = {
 }
 REDDIT_SIZES = (
     "Transformer-XL's span is not printed: the segment's length, as in table 9.",
+    SEES_ITSELF,
     "Feedback shares one pair of key and value projections among its layers, which gives the printed 102 million "
     "weights where the others have 117.",
 )

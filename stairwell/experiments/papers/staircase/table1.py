@@ -32,6 +32,7 @@ from stairwell.experiments.papers.staircase.settings import (
     five_of_cached,
     on_reddit,
     pick,
+    segments,
     transformer_xl,
     with_numbers,
 )
@@ -83,7 +84,7 @@ def table1_random_walk(scale: Scale) -> Study:
         seeds=3 if small else 10,
         seeds_of=five_of_cached(rows, scale),
         claim="all models that carry a state through time solve it, and a Transformer-XL does not",
-        notes=RANDOM_WALK_NOTES[scale],
+        notes=(*RANDOM_WALK_NOTES[scale], *segments(setting, rows, scale)),
     )
 
 
@@ -112,7 +113,11 @@ def table1_algorithm(scale: Scale) -> Study:
         seeds=1 if small else 10,
         seeds_of=five_of_cached(rows, scale),
         claim="all models that carry a state through time solve it, and a Transformer-XL does not",
-        notes=(*ALGORITHMIC_NOTES[scale], "The LSTM's number is quoted by the paper from Irie et al. 2021."),
+        notes=(
+            *ALGORITHMIC_NOTES[scale],
+            *segments(setting, rows, scale),
+            "The LSTM's number is quoted by the paper from Irie et al. 2021.",
+        ),
     )
 
 

@@ -16,6 +16,7 @@ from stairwell.experiments.papers.staircase.settings import (
     Rows,
     Stairs,
     five_of_cached,
+    segments,
 )
 from stairwell.experiments.papers.staircase.table1 import table1_algorithm
 from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
@@ -68,7 +69,7 @@ def table6(scale: Scale) -> Study:
         seeds=1 if small else 10,
         seeds_of=five_of_cached(rows, scale),
         claim="Staircase solves it with chunks that are not too large; Cached Staircase depends on the seed",
-        notes=(*ALGORITHMIC_NOTES[scale], *((CHUNKS,) if small else ())),
+        notes=(*ALGORITHMIC_NOTES[scale], *segments(ALGORITHMIC[scale], rows, scale), *((CHUNKS,) if small else ())),
     )
 
 

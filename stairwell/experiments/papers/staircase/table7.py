@@ -15,6 +15,7 @@ from stairwell.experiments.papers.staircase.settings import (
     Stairs,
     five_of_cached,
     pick,
+    segments,
 )
 from stairwell.experiments.papers.staircase.table1 import table1_random_walk
 from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
@@ -61,7 +62,11 @@ def table7(scale: Scale) -> Study:
         seeds=2 if scale == "laptop" else 10,
         seeds_of=five_of_cached(rows, scale),
         claim="small chunks solve it, and the larger a chunk the worse; Transformer-XL fails",
-        notes=(*RANDOM_WALK_NOTES[scale], *((CHUNKS,) if scale == "laptop" else ())),
+        notes=(
+            *RANDOM_WALK_NOTES[scale],
+            *segments(RANDOM_WALK[scale], rows, scale),
+            *((CHUNKS,) if scale == "laptop" else ()),
+        ),
     )
 
 

@@ -1,0 +1,73 @@
+"""Memory in environments that others have made, which are in neither paper: two of popgym's, and MiniGrid's."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+from typing import Any, NamedTuple
+
+from stairwell.experiments.measures import LastEpisodes, Metric
+from stairwell.experiments.papers.feedback.agents import PPO, RETURN, AgentSetting
+from stairwell.experiments.study import Column, Maker, Row, Scale, Study
+from stairwell.rl.task import Config
+
+MODELS = {"Feedback": "feedback", "Transformer": "transformer-xl", "LSTM": "lstm"}
+WIDTH: dict[Scale, int] = {"laptop": 64, "paper": 256}
+FRAMES: dict[Scale, int] = {"laptop": 2_000_000, "paper": 15_000_000}
+
+
+class Known(NamedTuple):
+    """An environment and how it is learned."""
+
+    env: str
+    title: str
+    segment: int
+    memory: int
+    train: dict[str, Any]
+    columns: tuple[Column, ...]
+    note: str
+
+
+LAST = LastEpisodes("return, last 500 episodes")
+CHANCE = "Returns go from -1 to 1; guessing comes to -0.5."
+KNOWN = {
+    "extra.popgym.repeat-previous": Known(
+        "popgym-RepeatPreviousEasy-v0", "popgym's RepeatPrevious (easy)", 64, 16, {}, (LAST, RETURN),
+        f"A card's suit must be said four cards later. {CHANCE}",
+    ),
+    "extra.popgym.autoencode": Known(
+        "popgym-AutoencodeEasy-v0", "popgym's Autoencode (easy)", 104, 104, {"discount": 0.0, "gae": 0.0},
+        (LAST, RETURN),
+        f"The suits of 52 cards must be said in reverse order. {CHANCE} What is said changes nothing of what comes, so "
+        "that no reward is owed to what was said before: the discount is 0.",
+    ),
+    "extra.minigrid": Known(
+        "MiniGrid-MemoryS9-v0", "MiniGrid's Memory, 9x9", 64, 64, {}, (Metric("success, test", "success"), RETURN),
+        "An object must be remembered from the room to the end of the hallway; by chance half of the episodes succeed. "
+        "Most begin out of sight of it, and an agent has to find out that going back to look pays.",
+    ),
+}  # fmt: skip
+
+
+def others(name: str, scale: Scale) -> Study:
+    known, small = KNOWN[name], scale == "laptop"
+    updates = FRAMES[scale] * PPO.reads // (PPO.batch * known.segment)
+    setting = AgentSetting(
+        env=Config(env=known.env), width=WIDTH[scale], layers=2, heads=4, memory=known.memory, lstm_layers=2,
+        train=dataclasses.replace(PPO, segment=known.segment, steps=updates, **known.train),
+    )  # fmt: skip
+    sizes = f"2 layers of width {WIDTH[scale]}, {FRAMES[scale] // 10**6} million frames in 64 rows, PPO."
+    budget = f"{sizes} popgym's authors trained for 15 million, with a width of 256." if small else sizes
+    return Study(
+        name=name,
+        title=known.title,
+        paper="not in the papers; an environment for memory by others",
+        scale=scale,
+        columns=known.columns,
+        rows=tuple(Row(model, setting.experiment(core, known.memory)) for model, core in MODELS.items()),
+        seeds=3,
+        notes=(known.note, budget),
+    )
+
+
+STUDIES: dict[str, Maker] = {name: partial(others, name) for name in KNOWN}

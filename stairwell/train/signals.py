@@ -1,0 +1,32 @@
+"""Being asked to stop: Ctrl-C, SIGTERM, or the terminal's end."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def on_signals(ask: Callable[[int], None]) -> Iterator[None]:
+    """Call `ask` with the signal's number when someone wants an end; nothing else happens then."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals belong to the main thread
+        return
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    # Not on Windows; and who started us with `nohup` does not want us to stop.
+    hangup = getattr(signal, "SIGHUP", None)
+    if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
+        numbers.append(hangup)
+
+    def heard(number: int, frame: Any) -> None:
+        ask(number)
+
+    before = {number: signal.signal(number, heard) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
