@@ -52,6 +52,11 @@ class Command:
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
+        self.go()
+
+    def go(self) -> None:
+        """A training that waits (TEST_WAIT_AT) goes on."""
+        (self.folder / f"{self.pid}.go").touch()
 
     def until(self, happened: Callable[[], bool]) -> bool:
         """Wait for something to happen; false if the command ended before."""
@@ -154,6 +159,8 @@ def become(request: dict[str, Any]) -> None:
     sys.argv = ["stairwell", *request["arguments"]]
     if place := os.environ.get("TEST_INTERRUPT_AT"):
         interrupt_at(place)
+    if step := os.environ.get("TEST_WAIT_AT"):
+        wait_at(int(step))
     if limit := os.environ.get("TEST_FILE_LIMIT"):
         import resource
 
@@ -189,6 +196,20 @@ def interrupt_at(place: str) -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
     sys.addaudithook(look)
+
+
+def wait_at(step: int) -> None:
+    """A training waits after that update until it is told to go on, so that none is over before its signal comes."""
+    from stairwell.train import Run
+
+    add, go = Run.add_metrics, Path(f"{os.getpid()}.go").absolute()
+
+    def add_and_wait(run: Run, record: dict[str, Any]) -> None:
+        add(run, record)
+        while record["step"] >= step and not go.exists():
+            time.sleep(0.001)
+
+    Run.add_metrics = add_and_wait  # type: ignore[method-assign]
 
 
 def weights(run: Path) -> dict[str, Any]:

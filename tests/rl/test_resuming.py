@@ -23,7 +23,7 @@ A2C = ["--train.learner", "a2c", "--train.normalise_advantages", "false"]
 def test_a_training_that_was_killed_goes_on_bit_for_bit(learner: str, tmp_path: Path) -> None:
     command = ["train", *OPTIONS, *(A2C if learner == "a2c" else []), "--steps", "40"]
     assert stairwell(tmp_path, *command, "--out", "whole").status == 0
-    killed = begin(tmp_path, *command, "--out", "run")
+    killed = begin(tmp_path, *command, "--out", "run", TEST_WAIT_AT="7")
     assert killed.until(lambda: newest_step(tmp_path / "run") >= 7)
     killed.kill()
     assert killed.end().status == -9

@@ -53,10 +53,10 @@ def test_killed_and_resumed_is_never_stopped_bit_for_bit(tmp_path: Path) -> None
     more = ["--model.embedding_dropout", "0.2", "--core.residual_dropout", "0.1", "--train.average", "2"]
     given = [*shorter(tmp_path), *more, "--steps", "30"]
     assert stairwell(tmp_path, "train", *given, "--out", "whole", **environment(tmp_path)).status == 0
-    command = begin(tmp_path, "train", *given, "--out", "run", **environment(tmp_path))
+    command = begin(tmp_path, "train", *given, "--out", "run", TEST_WAIT_AT="12", **environment(tmp_path))
     assert command.until(lambda: newest_step(tmp_path / "run") >= 12)
     command.kill(signal.SIGKILL)
-    command.end()
+    assert command.end().status == -signal.SIGKILL
     resumed = stairwell(tmp_path, "train", "--resume", "--quiet", "--out", "run", **environment(tmp_path))
     assert resumed.status == 0, resumed
     assert_same_weights(tmp_path / "run", tmp_path / "whole")

@@ -35,10 +35,10 @@ def options(core: str) -> list[str]:
             "--train.curriculum_accuracy", "10", "--train.log_every", "1"]  # fmt: skip
 
 
-def begin_two(folder: Path, *arguments: object) -> list[Command]:
+def begin_two(folder: Path, *arguments: object, **environment: str) -> list[Command]:
     """Two processes, told of each other as torchrun tells them."""
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
-    return [begin(folder, *arguments, **shared, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+    return [begin(folder, *arguments, **shared, **environment, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
 
 
 def free_port() -> str:
@@ -89,9 +89,12 @@ def test_two_processes_repeat_themselves_bit_for_bit_with_dropout_and_accumulati
     for out in ("a", "b"):
         two(tmp_path, "train", *options("feedback"), *more, "--steps", 15, "--out", out)
     assert_same_weights(tmp_path / "a", tmp_path / "b")
-    interrupted = begin_two(tmp_path, "train", *options("feedback"), *more, "--steps", 15, "--out", "c")
+    interrupted = begin_two(
+        tmp_path, "train", *options("feedback"), *more, "--steps", 15, "--out", "c", TEST_WAIT_AT="4"
+    )
     assert interrupted[0].until(lambda: newest_step(tmp_path / "c") >= 4)
     interrupted[1].kill(signal.SIGTERM)  # whoever is asked to stop, all stop and save
+    interrupted[0].go()
     assert [command.end().status for command in interrupted] == [130, 130]
     two(tmp_path, "train", "--resume", "--quiet", "--out", "c")
     assert_same_weights(tmp_path / "a", tmp_path / "c")

@@ -19,7 +19,7 @@ import pytest
 from stairwell import cli
 from stairwell.train import CrossEntropy, Run
 from stairwell.train.run import load_tensors
-from tests.commands import TINY, Ended, assert_same_weights, begin, measured, newest_step, stairwell
+from tests.commands import TINY, Command, Ended, assert_same_weights, begin, measured, newest_step, stairwell
 
 STEPS = 40
 EVERYTHING = [
@@ -28,7 +28,10 @@ EVERYTHING = [
 ]  # fmt: skip
 EXPERIMENTS = {
     "random-walk/feedback": ["--core.heads", "2", "--core.memory", "6", "--core.attention_dropout", "0.1"],
-    "parity/staircase": ["--core.heads", "2", "--core.chunk", "3", "--core.passes", "2", "--core.relu_dropout", "0.1"],
+    "parity/staircase": [
+        *["--core.heads", "2", "--core.chunk", "3", "--core.passes", "2"],
+        *["--core.relu_dropout", "0.1", "--core.positions", "random"],
+    ],
     "random-walk/lstm": ["--core.dropout", "0.1", "--core.layers", "2"],
 }
 KILLS = 3
@@ -52,6 +55,16 @@ def copy_of(uninterrupted: Path, folder: Path) -> Path:
     return Path(shutil.copytree(uninterrupted / "run", folder / "run"))
 
 
+def killed_at(moment: int, later: float, command: Command, run: Path) -> int:
+    """Kill a training some seconds after an update; 0 if it was quicker than that."""
+    command.until(lambda: newest_step(run) >= moment)
+    time.sleep(later)
+    command.kill()
+    status = command.end().status
+    assert status in (0, -signal.SIGKILL)
+    return status
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_killed_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
     """kill -9 at random moments, several times; weights, optimizer, states and metrics end up the same."""
@@ -60,11 +73,11 @@ def test_a_killed_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> Non
     arguments: list[object] = [name, *EVERYTHING, *EXPERIMENTS[name]]
     moments = sorted(dice.sample(range(2, STEPS - 2), KILLS))
     for moment in moments:
-        command = begin(tmp_path, "train", *arguments, "--out", run)
-        assert command.until(lambda moment=moment: newest_step(run) >= moment)
-        time.sleep(dice.uniform(0, 0.03))
-        command.kill()
-        assert command.end().status == -signal.SIGKILL
+        before = Path(shutil.copytree(run, tmp_path / f"before-{moment}")) if run.exists() else None
+        while killed_at(moment, dice.uniform(0, 0.03), begin(tmp_path, "train", *arguments, "--out", run), run) == 0:
+            shutil.rmtree(run)  # It was over before the signal came: put back what there was and kill it again.
+            if before is not None:
+                shutil.copytree(before, run)
         kept = [path.stem for path in Run(run).checkpoints()]
         kills.append(f"at update {newest_step(run)}+ with {', '.join(kept) or 'no checkpoint'}")
         arguments = ["--resume", "--quiet"]
@@ -79,7 +92,7 @@ def test_a_killed_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_training_saves_and_says_how_to_go_on(number: int, uninterrupted: Path, tmp_path: Path) -> None:
     name = "random-walk/lstm"
-    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run")
+    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="3")
     assert command.until(lambda: newest_step(tmp_path / "run") >= 3)
     command.kill(number)
     ended = command.end()
@@ -97,7 +110,7 @@ def test_an_interrupted_training_saves_and_says_how_to_go_on(number: int, uninte
 def test_a_training_begun_with_nohup_does_not_stop_with_its_terminal(tmp_path: Path) -> None:
     name = "random-walk/lstm"
     options = [*EVERYTHING, *EXPERIMENTS[name], "--out", "run"]
-    command = begin(tmp_path, "train", name, *options, TEST_IGNORED_SIGNAL=str(int(signal.SIGHUP)))
+    command = begin(tmp_path, "train", name, *options, TEST_WAIT_AT="3", TEST_IGNORED_SIGNAL=str(int(signal.SIGHUP)))
     assert command.until(lambda: newest_step(tmp_path / "run") >= 3)
     command.kill(signal.SIGHUP)
     assert command.end().status == 0
@@ -304,8 +317,8 @@ def test_a_full_disk_leaves_the_old_checkpoint(uninterrupted: Path, tmp_path: Pa
     """The operating system refuses to make files as large as a checkpoint."""
     run, size = tmp_path / "run", Run(uninterrupted / "run").checkpoints()[-1].stat().st_size
     name = "random-walk/lstm"
-    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run")
-    assert command.until(lambda: len(Run(run).checkpoints()) == 2)
+    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="12")
+    assert command.until(lambda: newest_step(run) >= 12 and len(Run(run).checkpoints()) == 2)
     command.kill()
     command.end()
     before = {path.name: path.read_bytes() for path in Run(run).checkpoints()}
@@ -364,7 +377,7 @@ def test_what_a_killed_training_had_half_written_is_removed(uninterrupted: Path,
 
 def test_two_trainings_cannot_share_a_folder(uninterrupted: Path, tmp_path: Path) -> None:
     name = "random-walk/lstm"
-    first = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run")
+    first = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="3")
     assert first.until(lambda: newest_step(tmp_path / "run") >= 3)
     first.kill(signal.SIGSTOP)  # so that it is surely still at work when the others come
     resumed = stairwell(tmp_path, "train", "--resume", "--out", "run")
