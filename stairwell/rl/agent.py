@@ -41,6 +41,8 @@ class AgentConfig:
     "the space of what it does"
     first_token: bool = True
     "add a learned vector to an episode's first frame"
+    standardise: bool = True
+    "before training, look around with random actions and let symbols count by how seldom they are seen"
     last_action: bool = False
     "read the action before, too"
     last_reward: bool = False
@@ -119,6 +121,10 @@ class Symbols(nn.Module):
         super().__init__()
         self.places = Places([space.n] if isinstance(space, Discrete) else list(space.sizes), width)
 
+    def standardise(self, values: Tensor) -> None:
+        """From observations (N, *shape)."""
+        self.places.standardise(values.reshape(len(values), -1).to(torch.int64))
+
     def forward(self, values: Tensor) -> Tensor:
         return self.places(values.reshape(*values.shape[:2], -1).to(torch.int64))
 
@@ -165,6 +171,17 @@ class Agent(nn.Module):
         if source is not None or source_mask is not None:
             raise ValueError("an Agent reads no source")
         return self.core.init_state(batch, slack)
+
+    @property
+    def reads_symbols(self) -> bool:
+        return any(isinstance(encode, Symbols) for encode in self.encoders)
+
+    def standardise(self, observations: dict[str, Tensor]) -> None:
+        """Let symbols count by how seldom they are in observations (N, ...), by the paths of the space's leaves. Once,
+        before a training: what the agent says changes with it."""
+        for encode, path in zip(self.encoders, self.leaves):
+            if isinstance(encode, Symbols):
+                encode.standardise(observations[path].to(self.policy.weight.device))
 
     def unpack(self, vector: Tensor, slack: int = 0) -> State:
         """The state that `pack` made `vector` (B, N) of; `slack` is what that state was made with."""

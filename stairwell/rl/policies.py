@@ -22,6 +22,7 @@ from .leaves import bounds, scaling
 from .spaces import Box, Discrete, MultiDiscrete, Space
 
 LEAST, MOST = -5.0, 2.0  # of a Gaussian's log deviation
+RAREST = 1 / 256  # a symbol that is seen less often counts as if it were seen that often
 
 
 class Choices(nn.Module):
@@ -106,18 +107,38 @@ class Gaussian(nn.Module):
 
 
 class Places(nn.Module):
-    """The sum of one learned vector a place, (..., places) int64 -> (..., width), of about unit variance."""
+    """The sum of one learned vector a place, (..., places) int64 -> (..., width), of about unit variance.
+
+    A vector counts as much as its symbol says: what is always there counts nothing, what is seldom there counts most.
+    Otherwise a key in one cell of 49 is a hundredth of what an agent sees, and it takes millions of frames to notice.
+    """
 
     offsets: Tensor
+    mean: Tensor
+    scale: Tensor
 
     def __init__(self, sizes: list[int], width: int) -> None:
         super().__init__()
         self.register_buffer("offsets", torch.tensor([0, *sizes[:-1]]).cumsum(0), persistent=False)
         self.vectors = nn.Parameter(torch.randn(sum(sizes), width) / len(sizes) ** 0.5)
+        self.register_buffer("mean", torch.zeros(sum(sizes)))
+        self.register_buffer("scale", torch.ones(sum(sizes)))
+
+    def standardise(self, values: Tensor) -> None:
+        """From values (N, places) that were seen: every symbol's flag to mean 0 and deviation 1, then all of them
+        together to what they had before, so that the sum keeps its variance."""
+        N, places = values.shape
+        seen = torch.bincount((values + self.offsets).flatten(), minlength=len(self.mean)) / N
+        spread = (seen * (1 - seen)).clamp(min=RAREST).rsqrt()
+        size = ((seen * (1 - seen)) * spread**2).sum()
+        if size > 0:
+            self.mean.copy_(seen)
+            self.scale.copy_(spread * (places / size) ** 0.5)
 
     def forward(self, values: Tensor) -> Tensor:
         flat = (values + self.offsets).flatten(0, -2)
-        return F.embedding_bag(flat, self.vectors, mode="sum").unflatten(0, values.shape[:-1])
+        found = F.embedding_bag(flat, self.vectors * self.scale[:, None], mode="sum").unflatten(0, values.shape[:-1])
+        return found - (self.mean * self.scale) @ self.vectors
 
 
 def policy_for(space: Space) -> Choices | Gaussian:

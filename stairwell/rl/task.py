@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor
 
 from stairwell.errors import UserError
@@ -30,16 +31,18 @@ from . import spaces
 from .agent import Agent, Inputs
 from .config import AgentTrainConfig
 from .environments import ENVIRONMENTS
+from .environments.batched import uniform
 from .episodes import Returns, split_seed, watched
 from .learners import LEARNERS
 from .opening import full_name, open_rows
-from .rollouts import Rollouts
-from .rows import Rows
+from .rollouts import Rollouts, as_tensors
+from .rows import BrokenEnvironment, Rows
 from .spaces import Space
 
 TASKS["rl"] = ("stairwell.rl.task", "Reinforcement", "learn from rewards in an environment: mazes, gymnasium's")
 
-ROWS = 64  # of an evaluation
+ROWS = 64  # of an evaluation, and of a look around
+LOOK = 64  # frames of it
 OPTIONS = ("length", "colours", "shuffled", "limit", "side", "targets", "steps")
 
 
@@ -177,6 +180,24 @@ class Reinforcement:
         finally:
             opened.close()
 
+    def look_around(self, agent: Agent, seed: int) -> None:
+        """Before a training: what there is to see, by random actions, the same in every process. An environment that
+        breaks down will do so again in the training, which tells it."""
+        own = split_seed(seed, "train")
+        rows = self.open(range(ROWS), own)
+        nothing = agent.policy.weight.new_zeros(ROWS, agent.actions.P)
+        try:
+            seen = [as_tensors(rows.begin())]
+            for t in range(LOOK):
+                noise = torch.from_numpy(uniform(own, range(ROWS), t, agent.actions.noises)).to(nothing.device)
+                action = agent.actions.sample(nothing, noise)
+                seen.append(as_tensors(rows.step(agent.actions.to_environment(action)).observations))
+        except BrokenEnvironment:
+            return
+        finally:
+            rows.close()
+        agent.standardise({path: torch.cat([frame[path] for frame in seen]) for path in seen[0]})
+
     def feed(self, agent: Agent, config: AgentTrainConfig) -> Callable[[range, int, int], Rollouts]:
         def open_feed(rows: range, batch: int, seed: int) -> Rollouts:
             own = split_seed(seed, "train")
@@ -191,6 +212,8 @@ def agent_trainer(
     """A trainer of an agent in an environment."""
     if len(tasks) > 1:
         raise UserError("an agent has one environment; leave --train.finetune_task empty")
+    if agent.config.standardise and agent.reads_symbols:
+        tasks[0].look_around(agent, config.seed)
     returns = tasks[0].returns(config.seed, config.valid_rows)
     phase = Phase(tasks[0].feed(agent, config), returns)
     trainer = Trainer(LEARNERS[config.learner](agent, config), [phase], config, run, world)

@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from stairwell.experiments.measures import LastEpisodes, Metric
-from stairwell.experiments.papers.feedback.agents import PPO, RETURN, AgentSetting
+from stairwell.experiments.papers.feedback.agents import LOOKED, PPO, RETURN, AgentSetting
 from stairwell.experiments.study import Column, Maker, Row, Scale, Study
 from stairwell.rl.task import Config
 
 MODELS = {"Feedback": "feedback", "Transformer": "transformer-xl", "LSTM": "lstm"}
 WIDTH: dict[Scale, int] = {"laptop": 64, "paper": 256}
-FRAMES: dict[Scale, int] = {"laptop": 2_000_000, "paper": 15_000_000}
+MILLIONS = 15.0  # of frames at paper scale, as popgym's authors have them
 
 
 class Known(NamedTuple):
@@ -23,6 +23,7 @@ class Known(NamedTuple):
     title: str
     segment: int
     memory: int
+    millions: float  # of frames at laptop scale
     train: dict[str, Any]
     columns: tuple[Column, ...]
     note: str
@@ -32,17 +33,18 @@ LAST = LastEpisodes("return, last 500 episodes")
 CHANCE = "Returns go from -1 to 1; guessing comes to -0.5."
 KNOWN = {
     "extra.popgym.repeat-previous": Known(
-        "popgym-RepeatPreviousEasy-v0", "popgym's RepeatPrevious (easy)", 64, 16, {}, (LAST, RETURN),
+        "popgym-RepeatPreviousEasy-v0", "popgym's RepeatPrevious (easy)", 64, 16, 0.5, {}, (LAST, RETURN),
         f"A card's suit must be said four cards later. {CHANCE}",
     ),
     "extra.popgym.autoencode": Known(
-        "popgym-AutoencodeEasy-v0", "popgym's Autoencode (easy)", 104, 104, {"discount": 0.0, "gae": 0.0},
+        "popgym-AutoencodeEasy-v0", "popgym's Autoencode (easy)", 104, 104, 1.0, {"discount": 0.0, "gae": 0.0},
         (LAST, RETURN),
         f"The suits of 52 cards must be said in reverse order. {CHANCE} What is said changes nothing of what comes, so "
         "that no reward is owed to what was said before: the discount is 0.",
     ),
     "extra.minigrid": Known(
-        "MiniGrid-MemoryS9-v0", "MiniGrid's Memory, 9x9", 64, 64, {}, (Metric("success, test", "success"), RETURN),
+        "MiniGrid-MemoryS9-v0", "MiniGrid's Memory, 9x9", 64, 64, 0.5, {"entropy_cost": 0.03},
+        (Metric("success, test", "success"), RETURN),
         "An object must be remembered from the room to the end of the hallway; by chance half of the episodes succeed. "
         "Most begin out of sight of it, and an agent has to find out that going back to look pays.",
     ),
@@ -51,12 +53,16 @@ KNOWN = {
 
 def others(name: str, scale: Scale) -> Study:
     known, small = KNOWN[name], scale == "laptop"
-    updates = FRAMES[scale] * PPO.reads // (PPO.batch * known.segment)
+    millions = known.millions if small else MILLIONS
+    updates = int(millions * 1e6) * PPO.reads // (PPO.batch * known.segment)
     setting = AgentSetting(
         env=Config(env=known.env), width=WIDTH[scale], layers=2, heads=4, memory=known.memory, lstm_layers=2,
-        train=dataclasses.replace(PPO, segment=known.segment, steps=updates, **known.train),
+        standardise=True,
+        train=dataclasses.replace(
+            PPO, segment=known.segment, steps=updates, validate_every=updates // 8, **known.train
+        ),
     )  # fmt: skip
-    sizes = f"2 layers of width {WIDTH[scale]}, {FRAMES[scale] // 10**6} million frames in 64 rows, PPO."
+    sizes = f"2 layers of width {WIDTH[scale]}, {millions:g} million frames in 64 rows, PPO."
     budget = f"{sizes} popgym's authors trained for 15 million, with a width of 256." if small else sizes
     return Study(
         name=name,
@@ -66,7 +72,7 @@ def others(name: str, scale: Scale) -> Study:
         columns=known.columns,
         rows=tuple(Row(model, setting.experiment(core, known.memory)) for model, core in MODELS.items()),
         seeds=3,
-        notes=(known.note, budget),
+        notes=(known.note, budget, *LOOKED),
     )
 
 
