@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from stairwell.version import __version__
 def provenance(command: str | None = None) -> dict[str, Any]:
     """As plain JSON; `command` is what was typed, taken from this process if not given."""
     return {
-        "command": command or " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command or typed(),
         "commit": commit(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "stairwell": __version__,
@@ -26,6 +27,15 @@ def provenance(command: str | None = None) -> dict[str, Any]:
         "cpu": f"{processor()}, {torch.backends.cpu.get_cpu_capability()}",
         "threads": torch.get_num_threads(),
     }
+
+
+def typed() -> str:
+    """This process as a command to type, without the folder that it writes to, which is nobody else's."""
+    program, words = Path(sys.argv[0]).name, sys.argv[1:]
+    if "--out" in words:
+        place = words.index("--out")
+        words = words[:place] + words[place + 2 :]
+    return shlex.join(["stairwell" if program == "__main__.py" else program, *words])
 
 
 def commit() -> str:

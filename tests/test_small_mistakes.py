@@ -30,6 +30,7 @@ from stairwell.layers import Masks
 from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
 from stairwell.models.embedding import FirstToken
 from stairwell.models.encoder import EncoderConfig, relative_scores
+from stairwell.provenance import provenance
 from stairwell.tasks import group_words
 from stairwell.tasks.base import Batch
 from stairwell.tasks.language import LanguageScore
@@ -318,3 +319,10 @@ def test_a_config_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(UserError, match="cannot read"):
         Run(tmp_path).read_config()
+
+
+@pytest.mark.parametrize("program", ["/anywhere/bin/stairwell", "/anywhere/stairwell/__main__.py"])
+def test_a_results_command_can_be_typed_by_anyone(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [program, "reproduce", "extra.s5", "--out", "/home/me/runs", "--only", "Cached Staircase"]
+    monkeypatch.setattr(sys, "argv", given)
+    assert provenance()["command"] == "stairwell reproduce extra.s5 --only 'Cached Staircase'"
