@@ -20,7 +20,7 @@ from stairwell.cli.studies import run_demo
 from stairwell.errors import UserError
 from stairwell.experiments import beside, demo
 from stairwell.train import Interrupted, Run
-from tests.commands import PATIENCE
+from tests.commands import PATIENCE, stairwell
 
 ROOT = Path(__file__).parent.parent
 TINY = {
@@ -83,6 +83,30 @@ def test_all_train_at_once_until_mastered_and_are_not_trained_twice(
     assert capsys.readouterr().out.endswith(f"drive the agent yourself: {tmp_path / 'drive.html'}\n")
     page = (tmp_path / "drive.html").read_text(encoding="utf-8")
     assert '"kind":"grid"' in page and 'id="parameters-0"' in page and 'id="parameters-2"' in page
+
+
+def test_a_dry_run_says_what_it_would_take_and_trains_nothing(tmp_path: Path) -> None:
+    asked = ("reproduce", "demo", "--dry-run", "--out", "demo", "--updates", "700")
+    ended = stairwell(tmp_path, *asked)
+    assert ended.status == 0 and not (tmp_path / "demo").exists(), ended
+    assert ended.out.count("1 of 1") == len(demo.NAMES) and ended.out.count(" 700 ") == len(demo.NAMES)
+    assert "in all on this machine" in ended.out
+    # What is done takes no time.
+    (tmp_path / "demo" / "feedback").mkdir(parents=True)
+    (tmp_path / "demo" / "feedback" / "result.json").write_text("{}")
+    assert stairwell(tmp_path, *asked).out.count("1 of 1") == len(demo.NAMES) - 1
+
+
+def test_a_plan_counts_what_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "machine_rate", lambda device: 1e12)
+    monkeypatch.setattr(demo, "estimate", lambda experiment, rate: 60 * experiment.train.steps)
+    planned = demo.plan_table(tmp_path, 5, "cpu")
+    assert [row[-1] for row in planned.rows] == ["5.0 minutes"] * 3 and planned.caption.startswith("15.0 minutes ")
+    assert [row[3] for row in planned.rows] == [f"{5 * demo.contender('feedback', 5).train.batch * 32:,}"] * 3
+    for core in demo.NAMES:
+        (tmp_path / core).mkdir()
+        (tmp_path / core / "result.json").write_text("{}")
+    assert demo.plan_table(tmp_path, 5, "cpu").caption.startswith("nothing ")
 
 
 FAILS = "import sys; sys.exit('stairwell: the disk is full')"

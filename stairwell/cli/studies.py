@@ -89,7 +89,11 @@ def reproduce_command(
 
     progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
     if name == "demo":
-        run_demo(out or Path("runs/demo"), updates or demo.UPDATES, device, engine, quiet)
+        place, most = out or Path("runs/demo"), updates or demo.UPDATES
+        if dry_run:
+            print_table(demo.plan_table(place, most, device))
+        else:
+            run_demo(place, most, device, engine, quiet)
         return
     if scale not in study.SCALES:
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")

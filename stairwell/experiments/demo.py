@@ -17,6 +17,8 @@ import torch
 
 from stairwell import report
 from stairwell.experiments.beside import Beside, train_together
+from stairwell.experiments.cost import estimate, in_words, machine_rate, tokens_an_update
+from stairwell.experiments.study import memory_in_words
 from stairwell.files import write_text
 from stairwell.provenance import provenance
 from stairwell.report import Table
@@ -25,6 +27,7 @@ from stairwell.runs.presets import preset
 from stairwell.runs.trainings import evaluate_run
 from stairwell.train import Run, Watch
 
+TITLE = "Where am I? Three models on the random walk"
 LENGTH = 50
 UPDATES = 2600  # at most
 MASTERED = 99.0  # percent of a validation
@@ -59,9 +62,38 @@ def contender(core: str, updates: int) -> Experiment:
     return preset(f"random-walk/{core}").with_options(options)
 
 
+def missing(out: Path) -> list[str]:
+    return [core for core in NAMES if not (out / core / "result.json").exists()]
+
+
+def plan_table(out: Path, updates: int, device: str) -> Table:
+    """What would be trained and about how long that takes on this machine."""
+    rate, left, rows, total = machine_rate(device), missing(out), [], 0.0
+    for core, name in NAMES.items():
+        experiment = contender(core, updates)
+        seconds = estimate(experiment, rate)
+        total += seconds if core in left else 0
+        rows.append(
+            [
+                name,
+                memory_in_words(experiment),
+                f"{updates:,}",
+                f"{updates * tokens_an_update(experiment):,}",
+                f"{int(core in left)} of 1",
+                in_words(seconds),
+            ]
+        )
+    columns = ["model", "looks back", "updates", "tokens", "trainings left", "each takes about"]
+    caption = (
+        f"{in_words(total) if left else 'nothing'} in all on this machine, side by side, by a count of operations; "
+        f"whoever masters the task stops earlier; to {out}"
+    )
+    return Table(TITLE, columns, rows, caption)
+
+
 def face_off(out: Path, updates: int, device: str, engine: str, show: Show) -> dict[str, Any]:
     """Train all, or go on where they were stopped, and test them on fresh episodes."""
-    left = [core for core in NAMES if not (out / core / "result.json").exists()]
+    left = missing(out)
     threads = max(1, torch.get_num_threads() // max(len(left), 1))
     if left:
         with show({NAMES[core]: updates for core in left}) as watch:
@@ -93,7 +125,7 @@ def write_report(out: Path, results: dict[str, Any]) -> Path:
         "stops. Feedback and the Staircase see 16 tokens; the Transformer sees the whole episode.",
         fairness(),
     ]
-    report.write_html(page, "Where am I? Three models on the random walk", runs, [table(results)], notes)
+    report.write_html(page, TITLE, runs, [table(results)], notes)
     return page
 
 
