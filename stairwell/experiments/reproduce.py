@@ -1,12 +1,13 @@
 """Carrying a study out: train what is missing, go on with what was cut, measure, set our numbers beside the paper's.
 
 A study's folder holds one run folder a row and seed, each with its `result.json` once it is done, and then
-`result.json`, `report.html` and `curves.png` of the whole.
+`result.json`, `report.html`, `curves.png` and, where its rows vary a number, `sweep.png` of the whole.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -26,7 +27,7 @@ from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.experiments.study import SCALES, Study, Training, memory_in_words, spread_in_words
 from stairwell.files import write_text
 from stairwell.provenance import provenance
-from stairwell.report import Table
+from stairwell.report import Panel, Point, Table
 from stairwell.runs import sizes
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, train
@@ -248,8 +249,37 @@ def table(result: dict[str, Any]) -> Table:
     return Table(result["title"], columns, rows, f"{caption}; {result['paper']}")
 
 
+def panels(study: Study, result: dict[str, Any]) -> list[Panel]:
+    """What was measured against what the rows vary, of the rows that are done: a plot for every axis and column."""
+    rows = {row.model: row for row in study.rows}
+    found = []
+    for axis in study.axes:
+        for title in study.drawn or result["columns"]:
+            points = []
+            for done in result["rows"]:
+                scores = tuple(value for value in done["measured"].get(title, ()) if value is not None)
+                row = rows.get(done["model"])
+                if not scores or row is None:
+                    continue
+                place = row.place(axis)
+                if place is None and any(row.place(other) for other in study.axes):
+                    continue  # it is of another plot
+                paper = number_in(done["paper"].get(title, "")) if place and place.printed else None
+                name, x = (place.series, place.x) if place else (row.model, None)
+                points.append(Point(name, row.experiment.core_name, x, scores, paper))
+            if any(point.x is not None for point in points):
+                found.append(Panel(axis, title, tuple(points)))
+    return found
+
+
+def number_in(printed: str) -> float | None:
+    """The number that a cell of a paper's table begins with: 0.2 of `0.2 ± 0.1`."""
+    found = re.match(r"-?\d+(\.\d+)?(?=,?\s|$)", printed)
+    return float(found[0]) if found else None
+
+
 def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
-    """The page, and the picture beside it."""
+    """The page, and the pictures beside it."""
     runs = []
     for training in study.trainings():
         found = read(study, out, training)
@@ -259,7 +289,9 @@ def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
     notes = [*([f"The paper's conclusion: {study.claim}"] if study.claim else []), *study.notes]
     report.write_png(out / "curves.png", runs)
     report.write_stream_pngs(page, runs)
-    report.write_html(page, f"{study.title} ({study.scale} scale)", runs, [table(result)], notes)
+    drawn = panels(study, result)
+    report.write_sweep_png(out / "sweep.png", drawn)
+    report.write_html(page, f"{study.title} ({study.scale} scale)", runs, [table(result)], notes, sweep=drawn)
     return page
 
 

@@ -38,12 +38,29 @@ class Column(Protocol):
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a row stands among rows that differ in one number: a point of a line in the study's picture."""
+
+    axis: str
+    "the number with its unit, as it is written along x"
+    series: str
+    x: float
+    printed: bool = True
+    "whether the paper's number is of this x too; at a laptop's scale it may be of another"
+
+
+@dataclass(frozen=True)
 class Row:
     model: str
     "as the paper calls it, with what sets it apart from its neighbours"
     experiment: Experiment
     paper: tuple[str, ...] = ()
     "the paper's number for each column as it is printed; empty where it prints none"
+    places: tuple[Place, ...] = ()
+    "one an axis at most; a study draws those of the axes that it names"
+
+    def place(self, axis: str) -> Place | None:
+        return next((place for place in self.places if place.axis == axis), None)
 
     @property
     def folder(self) -> str:
@@ -67,11 +84,21 @@ class Study:
     "what the papers leave open or contradict, and what was taken; what a laptop's scale makes smaller"
     data: str = ""
     "the corpus that --task.path must name; empty where the task makes its own data or has one at hand"
+    axes: tuple[str, ...] = ()
+    "what its rows vary, each the x of a picture; a row without a place there is drawn as a level"
+    drawn: tuple[str, ...] = ()
+    "the columns that are drawn against x; all of them if none is named"
 
     def __post_init__(self) -> None:
         folders = [row.folder for row in self.rows]
         assert len(set(folders)) == len(folders), f"{self.name}: two rows of one name"
         assert all(len(row.paper) in (0, len(self.columns)) for row in self.rows), f"{self.name}: numbers and columns"
+        titles = {column.title for column in self.columns}
+        assert set(self.drawn) <= titles, f"{self.name}: draws what it does not measure"
+        for axis in self.axes:
+            taken = [(place.series, place.x) for row in self.rows if (place := row.place(axis))]
+            assert taken, f"{self.name}: no row has a place along '{axis}'"
+            assert len(set(taken)) == len(taken), f"{self.name}: two rows in one place along '{axis}'"
 
     def trainings(self) -> list[Training]:
         """Every row and seed, seed by seed, so that a study that was cut short has seen all its rows."""

@@ -8,12 +8,15 @@ from stairwell.report.collect import Attention, Belief, Curves, RunReport, Valid
 from stairwell.report.compare import headline, summary
 from stairwell.report.page import write_html, write_stream_pngs
 from stairwell.report.picture import write_png
+from stairwell.report.sweep import Panel, Point, write_sweep_png
 from stairwell.report.table import Table
 
 __all__ = [
     "Attention",
     "Belief",
     "Curves",
+    "Panel",
+    "Point",
     "RunReport",
     "Table",
     "Validation",
@@ -23,4 +26,5 @@ __all__ = [
     "write_html",
     "write_png",
     "write_stream_pngs",
+    "write_sweep_png",
 ]

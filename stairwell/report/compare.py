@@ -69,18 +69,22 @@ def without_seed(config: dict[str, Any]) -> dict[str, Any]:
 def models(runs: list[RunReport]) -> list[Model]:
     """The runs by model, in the order they came, each model with its colour."""
     found: dict[str, Model] = {}
-    reserved = {entry.colour for entry in CORES.values()}
     tested = all(run.score is None or run.score[0] == "test" for run in runs)
     for run in tell_apart(runs):
         if run.name not in found:
-            taken = {model.colour for model in found.values()}
-            wanted = CORES[run.core].colour if run.core in CORES else None
-            free = [colour for colour in range(COLOURS) if colour not in taken]
-            others = [colour for colour in free if colour not in reserved] or free or [len(found) % COLOURS]
-            colour = wanted if wanted in free else others[0]
+            colour = next_colour(run.core, [model.colour for model in found.values()])
             found[run.name] = Model(run.name, colour, "test" if tested else "valid")
         found[run.name].runs.append(run)
     return list(found.values())
+
+
+def next_colour(core: str, taken: list[int]) -> int:
+    """The core's own colour, or one that is still free, of no other core if there is such a one."""
+    reserved = {entry.colour for entry in CORES.values()}
+    wanted = CORES[core].colour if core in CORES else None
+    free = [colour for colour in range(COLOURS) if colour not in taken]
+    others = [colour for colour in free if colour not in reserved] or free or [len(taken) % COLOURS]
+    return wanted if wanted is not None and wanted in free else others[0]
 
 
 def headline(runs: list[RunReport]) -> str:

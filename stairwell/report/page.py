@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
@@ -23,6 +23,7 @@ from stairwell.report.compare import Model, headline, models, summary, unit_of
 from stairwell.report.drift_picture import drift_section, looked_into, write_drift_png
 from stairwell.report.horizon import horizon_section, write_horizon_png
 from stairwell.report.played_page import gather_played, played_section
+from stairwell.report.sweep import Panel, sweep_section
 from stairwell.report.table import Table
 from stairwell.report.written_page import written_section
 from stairwell.version import __version__
@@ -38,16 +39,19 @@ def write_html(
     notes: list[str] | None = None,
     lead: str | None = None,
     provenance: Mapping[str, Any] | None = None,
+    sweep: Sequence[Panel] = (),
 ) -> None:
     """Write the report.
 
     `lead` is the result in one sentence, made from the scores if not given; without `tables` the runs are summed up in
-    one; `provenance` says how the report was made if this process does not know."""
+    one; `provenance` says how the report was made if this process does not know; `sweep` is drawn where the models vary
+    a number."""
     found = models(runs)
     walks = gather_walks(found)
     played, left_out = gather_played(found)
     sections = [
         parts.tables(tables or ([summary(runs)] if runs else []), notes or [], found),
+        sweep_section(sweep),
         parts.walks(walks, seeds=any(len(model.runs) > 1 for model in found)),
         played_section(found, played, left_out),
         horizon_section(found, lambda table: parts.table(table, parts.swatches(found))),
