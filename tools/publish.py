@@ -1,7 +1,7 @@
-"""Publishing a study: from its folder to results/NAME-SCALE.json, a picture and docs/reproduction.md.
+"""Publishing a study: from its folder to results/NAME-SCALE.json, its pictures and docs/reproduction.md.
 
     python -m tools.publish runs/NAME-laptop --verdict "Agrees in sign and size: ..."
-    python -m tools.publish                                writes docs/reproduction.md anew from results/
+    python -m tools.publish                                writes the page and draws sweeps anew from results/
     python -m tools.publish --demo runs/demo               takes the demo's result and picture over
 
 What was not run is listed with its reason.
@@ -19,9 +19,11 @@ from PIL import Image
 from stairwell.experiments import demo
 from stairwell.experiments.cost import in_words
 from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE
-from stairwell.experiments.reproduce import table, takes
+from stairwell.experiments.reproduce import panels, table, takes
 from stairwell.experiments.study import SCALES, Scale
 from stairwell.files import write_text
+from stairwell.report import Panel, write_sweep_png
+from stairwell.report.sweep import in_words as told
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURES, PAGE = ROOT / "results", ROOT / "docs" / "pictures", ROOT / "docs" / "reproduction.md"
@@ -86,6 +88,21 @@ def save_picture(path: Path, name: str) -> None:
     small.save(PICTURES / name, optimize=True)
 
 
+def sweep(result: dict[str, Any]) -> list[Panel]:
+    """What of a result is drawn against what its rows vary."""
+    study = CATALOGUE[result["study"]](result["scale"])
+    return panels(study, result) if study is not None else []
+
+
+def draw_sweeps() -> None:
+    """The pictures of all results whose rows vary a number."""
+    for (name, scale), result in published().items():
+        if drawn := sweep(result):
+            picture = f"{name}-{scale}.sweep.png"
+            write_sweep_png(PICTURES / picture, drawn)
+            save_picture(PICTURES / picture, picture)
+
+
 def published() -> dict[tuple[str, str], dict[str, Any]]:
     """The results there are, by study and scale."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
@@ -124,7 +141,7 @@ def overview(results: dict[tuple[str, str], dict[str, Any]]) -> str:
 
 
 def section(result: dict[str, Any]) -> str:
-    """One study: what, by which command, the table, the verdict, the picture."""
+    """One study: what, by which command, the table, the verdict, the pictures."""
     name = f"{result['study']}-{result['scale']}"
     about = result["provenance"]
     seconds = sum(sum(row["seconds"]) for row in result["rows"])
@@ -133,6 +150,8 @@ def section(result: dict[str, Any]) -> str:
     lines = [f"## {name}\n", f"{result['title']}; {result['paper']}. {result['data']}.\n"]
     lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in shown.rows]
+    if drawn := sweep(result):
+        lines.append(f"\n![{told(drawn)}](pictures/{name}.sweep.png)")
     if result["claim"]:
         lines.append(f"\nThe paper's conclusion: {result['claim']}.")
     lines.append(f"\n**Ours:** {result['verdict']}\n")
@@ -147,7 +166,9 @@ def section(result: dict[str, Any]) -> str:
         f"training, {in_words(seconds)} of training in all."
     )
     if (PICTURES / f"{name}.png").exists():
-        lines.append(f"\n![{result['title']}](pictures/{name}.png)")
+        curves = f"\n![{result['title']}](pictures/{name}.png)"
+        # Beside a sweep, curves of many models are for those who ask.
+        lines.append(f"\n<details><summary>How they learned</summary>\n{curves}\n\n</details>" if drawn else curves)
     return "\n".join([*lines, ""])
 
 
@@ -170,6 +191,7 @@ def main() -> None:
         if not arguments.verdict:
             parser.error("a result needs a --verdict")
         print(publish(arguments.folder, arguments.verdict))
+    draw_sweeps()
     write_text(PAGE, page())
     print(PAGE)
 

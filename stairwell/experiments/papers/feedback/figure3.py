@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from stairwell.experiments.papers.feedback.agents import CORRIDOR, CORRIDOR_NOTES, RETURN
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+from stairwell.experiments.study import FEEDBACK, Maker, Place, Row, Scale, Study
 
+MEMORY = "size of the memory (frames)"
 MEMORIES: dict[Scale, tuple[int, ...]] = {"laptop": (2, 4, 8, 16, 24), "paper": (5, 10, 25, 50, 100)}
 
 
@@ -17,13 +18,18 @@ def corridor(scale: Scale) -> Study:
         scale=scale,
         columns=(RETURN,),
         rows=tuple(
-            Row(f"{model}, memory {memory}", setting.experiment(core, memory))
+            Row(
+                f"{model}, memory {memory}",
+                setting.experiment(core, memory),
+                places=(Place(MEMORY, model, memory),),
+            )
             for model, core in (("Transformer", "transformer-xl"), ("Feedback", "feedback"))
             for memory in MEMORIES[scale]
         ),
         seeds=3,
         claim="a Transformer fails as its memory shrinks, Feedback remembers with the smallest",
         notes=CORRIDOR_NOTES[scale],
+        axes=(MEMORY,),
     )
 
 

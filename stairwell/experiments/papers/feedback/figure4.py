@@ -5,6 +5,7 @@ from __future__ import annotations
 from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES, maze_study
 from stairwell.experiments.papers.feedback.pairs import (
     BLEU,
+    DEPTH,
     SMALL,
     SPLIT_BLEU,
     TAKEN,
@@ -13,7 +14,7 @@ from stairwell.experiments.papers.feedback.pairs import (
     WORDS_A_SECOND,
     by_depth,
 )
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+from stairwell.experiments.study import FEEDBACK, Maker, Place, Row, Scale, Study
 
 PRINTED: dict[str, tuple[str, ...]] = {"Transformer, 1 layer": ("27.3", ""), "Feedback, 1 layer": ("28.3", "")}
 
@@ -23,7 +24,8 @@ def translation(scale: Scale) -> Study:
     rows = by_depth(setting, (1, 2, 4) if small else (1, 2, 4, 6), PRINTED if not small else {})
     if not small:
         deep = setting.experiment("feedback", 2, encoder=12, layer_drop=0.2)
-        rows += (Row("Feedback, 2 layers, encoder of 12", deep, ("29.0", "")),)
+        place = Place(DEPTH, "Feedback, encoder of 12", 2)
+        rows += (Row("Feedback, 2 layers, encoder of 12", deep, ("29.0", ""), (place,)),)
     return Study(
         name="feedback.figure4.translation",
         title="The depth of a translator's decoder",
@@ -36,6 +38,7 @@ def translation(scale: Scale) -> Study:
         "decodes 4.2 times as fast as six",
         notes=SMALL if small else (*TAKEN, "The rate of LayerDrop for the encoder of 12 is not printed: 0.2."),
         data=WMT_DATA[scale],
+        axes=(DEPTH,),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from stairwell.experiments.papers.feedback.pairs import (
     BLEU,
+    DEPTH,
     IWSLT,
     IWSLT_DATA,
     ROUGE,
@@ -32,6 +33,7 @@ def iwslt(scale: Scale) -> Study:
         if small
         else (*TAKEN, "The paper's tokenised BLEU is sacrebleu's 13a here; its figure has no numbers in the text."),
         data=IWSLT_DATA[scale],
+        axes=(DEPTH,),
     )
 
 
@@ -47,6 +49,7 @@ def summaries(scale: Scale) -> Study:
         claim="Feedback summarises better than a Transformer at every depth of the decoder",
         notes=SMALL_SUMMARIES if small else (*TAKEN, "The first 400 words of an article, 3-gram blocking."),
         data=SUMMARY_DATA[scale],
+        axes=(DEPTH,),
     )
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB, CHAR_PTB_DATA, CHAR_PTB_NOTES
 from stairwell.experiments.papers.feedback.sizes import feedback_of
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+from stairwell.experiments.study import FEEDBACK, Maker, Place, Row, Scale, Study
+
+LAYER = "layer that makes the memory (0: the embedding)"
 
 
 def figure8(scale: Scale) -> Study:
     setting = CHAR_PTB[scale]
     single = (
-        Row(f"Feedback, memory of layer {layer} alone", feedback_of(setting, scale, make_up=layer))
+        Row(
+            f"Feedback, memory of layer {layer} alone",
+            feedback_of(setting, scale, make_up=layer),
+            places=(Place(LAYER, "Feedback, memory of one layer", layer),),
+        )
         for layer in range(setting.layers + 1)
     )
     return Study(
@@ -31,6 +37,7 @@ def figure8(scale: Scale) -> Study:
         ),
         notes=(*CHAR_PTB_NOTES[scale], "Layer 0 is the token's embedding."),
         data=CHAR_PTB_DATA,
+        axes=(LAYER,),
     )
 
 

@@ -21,7 +21,9 @@ from stairwell.experiments.papers.feedback.settings import (
 )
 from stairwell.experiments.papers.feedback.sizes import as_large_as, feedback_of
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
+from stairwell.experiments.study import FEEDBACK, Maker, Place, Row, Scale, Study
+
+LAYERS = "layers, at equal weights"
 
 
 def by_depth(setting: Setting, scale: Scale, depths: tuple[int, ...]) -> tuple[Row, ...]:
@@ -39,7 +41,8 @@ def by_depth(setting: Setting, scale: Scale, depths: tuple[int, ...]) -> tuple[R
                 experiment = base if core == "transformer-xl" else feedback_of(setting, scale)
             elif scale == "laptop":
                 experiment = as_large_as(base, experiment)
-            rows.append(Row(f"{model}, {depth} layer{'s' if depth > 1 else ''}", experiment))
+            name = f"{model}, {depth} layer{'s' if depth > 1 else ''}"
+            rows.append(Row(name, experiment, places=(Place(LAYERS, model, depth),)))
     return tuple(rows)
 
 
@@ -58,6 +61,7 @@ def figure9_char_ptb(scale: Scale) -> Study:
         claim=f"{DEPTH_CLAIM}: two layers are its best here",
         notes=(*CHAR_PTB_NOTES[scale], DEPTHS_NOT_PRINTED),
         data=CHAR_PTB_DATA,
+        axes=(LAYERS,),
     )
 
 
@@ -89,6 +93,7 @@ def figure9_wikitext_103(scale: Scale) -> Study:
             NO_NUMBERS,
         ),
         data=WIKITEXT_DATA[scale],
+        axes=(LAYERS,),
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from stairwell.cores import config_type
 from stairwell.experiments.measures import Metric, WritingSpeed
-from stairwell.experiments.study import Row, Scale
+from stairwell.experiments.study import Place, Row, Scale
 from stairwell.models import Seq2SeqConfig
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.kinds import see_target
@@ -113,6 +113,7 @@ SUMMARY_DATA = {
     "laptop": "functions and their docstrings, as `stairwell data docstrings` writes them",
     "paper": "CNN-DailyMail: train.jsonl, valid.jsonl, test.jsonl with the columns source and target",
 }
+DEPTH = "layers of the decoder"
 TAKEN = (
     "Table 8 prints layers, widths, heads, dropout and learning rate. Taken, because not printed: dropout on the "
     "output of every sublayer and on embeddings, as in Vaswani et al. 2017; norms after each sublayer; Adam with betas "
@@ -137,5 +138,6 @@ def by_depth(setting: PairSetting, depths: tuple[int, ...], printed: dict[str, t
     for core, model in (("transformer-xl", "Transformer"), ("feedback", "Feedback")):
         for depth in depths:
             name = f"{model}, {depth} layer{'s' if depth > 1 else ''}"
-            rows.append(Row(name, setting.experiment(core, depth), printed.get(name, ())))
+            place = Place(DEPTH, model, depth)
+            rows.append(Row(name, setting.experiment(core, depth), printed.get(name, ()), (place,)))
     return tuple(rows)

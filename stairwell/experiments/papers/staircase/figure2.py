@@ -12,6 +12,7 @@ from stairwell.experiments.papers.staircase.settings import (
     ENWIK8,
     ENWIK8_COMMON,
     ENWIK8_NOTES,
+    PASSES,
     PERPLEXITY,
     RANDOM_WALK,
     RANDOM_WALK_NOTES,
@@ -55,6 +56,7 @@ def figure2_random_walk(scale: Scale) -> Study:
             *segments(RANDOM_WALK[scale], rows, scale),
             FIGURE2.format(table="table 7"),
         ),
+        axes=(PASSES,),
     )
 
 
@@ -78,6 +80,7 @@ def figure2_algorithm(scale: Scale) -> Study:
             *segments(ALGORITHMIC[scale], rows, scale),
             FIGURE2.format(table="table 6"),
         ),
+        axes=(PASSES,),
     )
 
 
@@ -99,6 +102,7 @@ def figure2_enwik8(scale: Scale) -> Study:
             "Table 9 has no Staircase with 8 steps; ours is there to go on with the curve.",
         ),
         data=first.ENWIK8_DATA,
+        axes=(PASSES,),
     )
 
 
@@ -115,6 +119,7 @@ def figure2_reddit(scale: Scale) -> Study:
         ),
         claim="the more recurrent steps, the better",
         notes=(*REDDIT_SIZES, CACHED_SIZE, FIGURE2.format(table="table 2")),
+        axes=(PASSES,),
     )
 
 

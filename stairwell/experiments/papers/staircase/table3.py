@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from stairwell.experiments.papers.staircase.settings import (
     CACHED,
+    CHUNK,
     FOUR,
     PERPLEXITY,
     REDDIT,
@@ -12,7 +15,15 @@ from stairwell.experiments.papers.staircase.settings import (
     Stairs,
     on_reddit,
 )
-from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
+from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
+
+
+def with_its_passes(row: Row) -> Row:
+    """Staircases of as many passes are a line of their own, since only their chunks differ."""
+    if row.experiment.core_name != "staircase":
+        return row
+    series = f"Staircase, N = {row.experiment.core.passes}"
+    return dataclasses.replace(row, places=tuple(dataclasses.replace(place, series=series) for place in row.places))
 
 
 def table3(scale: Scale) -> Study:
@@ -32,9 +43,11 @@ def table3(scale: Scale) -> Study:
         title="Discussions (Reddit): how large a chunk may be",
         paper=f"{STAIRCASE}, table 3",
         columns=(PERPLEXITY[0], SPEED),
-        rows=tuple(each.row(setting, scale, numbers) for each, numbers in stairs.items()),
+        rows=tuple(with_its_passes(each.row(setting, scale, numbers)) for each, numbers in stairs.items()),
         claim="for the same number of recurrent steps the size of a chunk hardly matters; larger ones are faster",
         notes=(),
+        axes=(CHUNK,),
+        drawn=(PERPLEXITY[0].title,),
     )
 
 

@@ -9,6 +9,7 @@ from stairwell.experiments.papers.feedback.settings import REACH, STATEMENTS, of
 from stairwell.experiments.papers.staircase.settings import (
     ALGORITHMIC,
     ALGORITHMIC_NOTES,
+    CHUNK,
     CHUNKS,
     ERRORS,
     FRESH,
@@ -70,6 +71,8 @@ def table6(scale: Scale) -> Study:
         seeds_of=five_of_cached(rows, scale),
         claim="Staircase solves it with chunks that are not too large; Cached Staircase depends on the seed",
         notes=(*ALGORITHMIC_NOTES[scale], *segments(ALGORITHMIC[scale], rows, scale), *((CHUNKS,) if small else ())),
+        axes=(CHUNK,),
+        drawn=tuple(column.title for column in (laptop if small else ERRORS)[1:]),
     )
 
 

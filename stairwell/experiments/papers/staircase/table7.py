@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from stairwell.experiments.papers.staircase.settings import (
+    CHUNK,
     CHUNKS,
     ERRORS,
     FRESH,
@@ -67,6 +68,8 @@ def table7(scale: Scale) -> Study:
             *segments(RANDOM_WALK[scale], rows, scale),
             *((CHUNKS,) if scale == "laptop" else ()),
         ),
+        axes=(CHUNK,),
+        drawn=(ERRORS[1].title,),
     )
 
 

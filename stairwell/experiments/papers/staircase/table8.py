@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from stairwell.experiments.papers.staircase.settings import (
+    CHUNK,
     EIGHT,
     FOUR,
     PERPLEXITY,
@@ -48,6 +49,8 @@ def table8(scale: Scale) -> Study:
                 "files are cut." if scale == "laptop" else "a line of the text is a discussion, cut where it is longer."
             ),
         ),
+        axes=(CHUNK,),
+        drawn=(PERPLEXITY[1].title,),
     )
 
 
