@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from stairwell.experiments import reproduce
 from stairwell.experiments.cost import in_words
 from stairwell.experiments.papers import studies
+from stairwell.experiments.papers.staircase.settings import CHUNK
 from tests.commands import TINY, stairwell
 from tools import publish
 
@@ -36,6 +38,7 @@ def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_paper
     assert result["provenance"]["command"].startswith("stairwell reproduce") and result["scale"] == "laptop"
     assert "Random walk" in (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
     assert (tmp_path / "study" / "curves.png").stat().st_size > 1000
+    assert not (tmp_path / "study" / "sweep.png").exists(), "its rows vary no number"
 
     # Done is done: the second time nothing is trained.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("study/*/*/model.safetensors")}
@@ -115,6 +118,103 @@ def test_a_text_that_is_not_there_is_found_out_before_anything_is_trained(tmp_pa
     for path in ([], ["--task.path", "nowhere"]):
         assert "--task.path" in stairwell(tmp_path, "reproduce", "feedback.figure5", *path).line
     assert list(tmp_path.glob("runs/*")) == []
+
+
+SWEPT = "extra.chunk-passes"
+
+
+def test_a_study_whose_rows_vary_a_number_draws_it(tmp_path: Path) -> None:
+    only = ["--only", "Staircase, N = 1, C = 2", "--only", "Staircase, N = 4, C = 2"]
+    asked = [*TINY, "--core.heads", "1", "--updates", "2", "--seeds", "2", *only, "--out", "study"]
+    assert stairwell(tmp_path, "reproduce", SWEPT, *asked).status == 0
+    assert (tmp_path / "study" / "sweep.png").stat().st_size > 1000
+    page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
+    result = json.loads((tmp_path / "study" / "result.json").read_text())
+    means = {row["model"][-12:-7]: sum(row["measured"]["test error (%)"]) / 2 for row in result["rows"] if row["seeds"]}
+    told = f"Staircase, chunks of 2 {means['N = 1']:.4g} at 1, {means['N = 4']:.4g} at 4"
+    assert "What the number changes" in page and told in page
+
+
+def swept(*scores: list[float]) -> dict[str, Any]:
+    """A result of the first rows of table 7 at paper scale, in which the rest was not run."""
+    rows = studies("staircase.table7", "paper")[0].rows
+    titles = ["valid error (%)", "test error (%)"]
+    found = [
+        {
+            "model": row.model,
+            "measured": {"valid error (%)": [], "test error (%)": scores[i] if i < len(scores) else []},
+            "paper": dict(zip(titles, row.paper)),
+        }
+        for i, row in enumerate(rows)
+    ]
+    return {"columns": titles, "rows": found}
+
+
+def test_points_are_what_was_measured_beside_the_papers_number_of_the_same_x() -> None:
+    (study,) = studies("staircase.table7", "paper")
+    (panel,) = reproduce.panels(study, swept([90.0], [1.0], [3.0, 5.0], [7.0]))
+    assert (panel.axis, panel.score, panel.series) == (
+        CHUNK,
+        "test error (%)",
+        ["Transformer-XL", "Feedback", "Staircase"],
+    )
+    assert [(point.x, point.scores, point.paper) for point in panel.points] == [
+        (None, (90.0,), None), (None, (1.0,), None), (8, (3.0, 5.0), 0.2), (16, (7.0,), 0.2),
+    ]  # fmt: skip
+    # Nothing of the lines was run: levels alone say nothing.
+    assert reproduce.panels(study, swept([90.0], [1.0])) == []
+    # At a laptop's scale the numbers are of other chunks.
+    (small,) = studies("staircase.table7", "laptop")
+    renamed = swept([90.0], [1.0], [3.0])
+    for row, own in zip(renamed["rows"], small.rows):
+        row["model"] = own.model
+    (panel,) = reproduce.panels(small, renamed)
+    assert [(point.x, point.paper) for point in panel.points] == [(None, None), (None, None), (2, None)]
+
+
+def test_a_row_of_another_axis_is_no_level() -> None:
+    (study,) = studies(SWEPT, "laptop")
+    rows = [{"model": row.model, "measured": {"test error (%)": [1.0]}, "paper": {}} for row in study.rows]
+    chunks, passes = reproduce.panels(study, {"columns": ["test error (%)"], "rows": rows})
+    assert [point.x for point in chunks.points] == [1, 2, 4, 8] * 2
+    assert [point.x for point in passes.points] == [4, 1, 2, 8]
+
+
+@pytest.mark.parametrize(
+    ("printed", "number"),
+    [
+        ("0.2 ± 0.1", 0.2),
+        ("28.3", 28.3),
+        ("0.0, table 6", 0.0),
+        ("-1.5", -1.5),
+        ("", None),
+        ("296K", None),
+        ("1,147", None),
+    ],
+)
+def test_the_number_a_paper_prints_is_read(printed: str, number: float | None) -> None:
+    assert reproduce.number_in(printed) == number
+
+
+def test_published_sweeps_are_on_the_page_with_their_pictures() -> None:
+    page = publish.PAGE.read_text(encoding="utf-8")
+    shown = {f"{name}-{scale}" for (name, scale), result in publish.published().items() if publish.sweep(result)}
+    assert shown >= {"feedback.figure3-laptop", "feedback.figure8-laptop", "feedback.figure9.char-ptb-laptop"}
+    for name in shown:
+        assert f"](pictures/{name}.sweep.png)" in page and (publish.PICTURES / f"{name}.sweep.png").exists()
+        # Learning curves stay, folded away.
+        assert page.index(f"pictures/{name}.sweep.png") < page.index(f"pictures/{name}.png")
+    result = publish.published()["feedback.figure3", "laptop"]
+    (panel,) = publish.sweep(result)
+    assert [list(point.scores) for point in panel.points] == [row["measured"]["return, test"] for row in result["rows"]]
+
+
+def test_publishing_draws_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publish, "PICTURES", tmp_path)
+    publish.draw_sweeps()
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}-{scale}.sweep.png" for (name, scale), result in publish.published().items() if publish.sweep(result)
+    }
 
 
 def test_the_page_of_results_is_made_from_them() -> None:

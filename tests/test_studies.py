@@ -13,9 +13,14 @@ from stairwell.errors import UserError
 from stairwell.experiments import reproduce
 from stairwell.experiments.cost import blueprint, estimate
 from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE, studies
+from stairwell.experiments.papers.feedback.figure3 import MEMORY
+from stairwell.experiments.papers.feedback.figure8 import LAYER
+from stairwell.experiments.papers.feedback.figure9 import LAYERS
+from stairwell.experiments.papers.feedback.pairs import DEPTH
 from stairwell.experiments.papers.feedback.settings import ALGORITHMIC
 from stairwell.experiments.papers.feedback.sizes import as_large_as
 from stairwell.experiments.papers.feedback.table1 import on_more_variables
+from stairwell.experiments.papers.staircase.settings import CHUNK, PASSES
 from stairwell.experiments.study import SCALES, Row, Scale, Study
 from stairwell.layers import POSITIONS
 from stairwell.runs.experiment import Experiment
@@ -355,3 +360,71 @@ def test_copy_and_reverse_with_every_kind_of_distance() -> None:
         assert [row.experiment.core.positions for row in made.rows] == [*POSITIONS, *POSITIONS]
         # The learned ones are the paper's own study, which need not be trained again.
         assert [made.rows[0].experiment, made.rows[4].experiment] == [row.experiment for row in plain.rows[1:]]
+
+
+# What each axis says of a row's core.
+FIELDS = {CHUNK: "chunk", PASSES: "passes", MEMORY: "memory", DEPTH: "layers", LAYERS: "layers", LAYER: "make_up"}
+SWEEPS = {
+    "feedback.figure3": MEMORY,
+    "feedback.figure4.translation": DEPTH,
+    "feedback.figure7.iwslt": DEPTH,
+    "feedback.figure7.summarization": DEPTH,
+    "feedback.figure8": LAYER,
+    "feedback.figure9.char-ptb": LAYERS,
+    "feedback.figure9.wikitext-103": LAYERS,
+    **{f"staircase.figure2.{task}": PASSES for task in ("random-walk", "algorithm", "enwik8", "reddit")},
+    **{f"staircase.{table}": CHUNK for table in ("table3", "table6", "table7", "table8", "table9")},
+}
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_sweeps_vary_what_their_axis_says(scale: Scale) -> None:
+    made = {name: study(name, scale) for name in NAMES if name not in PAPER_ONLY}
+    assert {name: each.axes[0] for name, each in made.items() if each.axes} == {**SWEEPS, "extra.chunk-passes": CHUNK}
+    for each in made.values():
+        for axis in each.axes:
+            placed = [(row, place) for row in each.rows if (place := row.place(axis))]
+            assert all(place.x == getattr(row.experiment.core, FIELDS[axis]) for row, place in placed)
+            assert all(place.printed for _, place in placed) or scale == "laptop"
+            # A line is of one model and has something to show.
+            cores = {(place.series, row.experiment.core_name) for row, place in placed}
+            assert len(cores) == len({series for series, _ in cores})
+            assert len({place.x for _, place in placed}) > 1
+
+
+def test_a_study_notices_places_and_columns_that_cannot_be_drawn() -> None:
+    made = study("feedback.figure3", "laptop")
+    twice = (*made.rows, dataclasses.replace(made.rows[0], model="the same again"))
+    for changes in ({"axes": ("depth",)}, {"drawn": ("loss",)}, {"rows": twice}):
+        with pytest.raises(AssertionError, match=r"feedback\.figure3"):
+            dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
+    made = study("extra.chunk-passes", scale)
+    lines: dict[tuple[str, str], list[Any]] = {}
+    for each in made.rows:
+        for place in each.places:
+            lines.setdefault((place.axis, each.experiment.core_name), []).append(each.experiment.core)
+    by_chunk, by_passes = lines[CHUNK, "staircase"], lines[PASSES, "staircase"]
+    cached = lines[CHUNK, "cached-staircase"]
+    assert {core.passes for core in by_chunk} == {4} and len({core.chunk for core in by_chunk}) == 4
+    assert [core.passes for core in by_passes] == [4, 1, 2, 8] and len({core.chunk for core in by_passes}) == 1
+    assert {core.compute for core in cached} == {1} and len({core.passes * core.chunk for core in cached}) == 1
+    assert [core.chunk for core in cached] == [core.chunk for core in by_chunk]
+    # Nothing else differs, and the training of both lines is one.
+    plain = {dataclasses.replace(core, chunk=1, passes=1) for core in (*by_chunk, *by_passes)}
+    assert len(plain) == 1 and len(made.rows) == 11
+    assert len({(each.experiment.task, each.experiment.train) for each in made.rows}) == 1
+    if scale == "laptop":
+        assert [core.chunk for core in by_chunk] == [1, 2, 4, 8]
+        rate = reproduce.USUAL["laptop"][0] / 2  # of one core
+        assert sum(estimate(each.experiment, rate) for each in made.rows) <= 4 * 3600 and made.seeds == 1
+        recipe = row("staircase.table1.random-walk", "Staircase", "laptop").experiment.train
+        changed = {
+            name
+            for name in recipe.__dataclass_fields__
+            if getattr(recipe, name) != getattr(made.rows[0].experiment.train, name)
+        }
+        assert changed == {"steps", "curriculum", "validate_every"}

@@ -5,7 +5,7 @@ A file's functions make a study at a scale; its `STUDIES` gives them their names
 from __future__ import annotations
 
 from stairwell.errors import UserError
-from stairwell.experiments.papers import distances, extra, extra_agents, horizon, league
+from stairwell.experiments.papers import chunk_passes, distances, extra, extra_agents, horizon, league
 from stairwell.experiments.papers.feedback import (
     figure3,
     figure4,
@@ -58,7 +58,7 @@ STAIRCASE = (
 # Every study by its name, in the order of the papers.
 CATALOGUE: dict[str, Maker] = {
     name: make
-    for module in (*FEEDBACK, extra, distances, extra_agents, league, horizon, *STAIRCASE)
+    for module in (*FEEDBACK, extra, distances, extra_agents, league, horizon, chunk_passes, *STAIRCASE)
     for name, make in module.STUDIES.items()
 }
 
