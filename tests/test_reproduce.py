@@ -133,6 +133,7 @@ def test_a_study_whose_rows_vary_a_number_draws_it(tmp_path: Path) -> None:
     means = {row["model"][-12:-7]: sum(row["measured"]["test error (%)"]) / 2 for row in result["rows"] if row["seeds"]}
     told = f"Staircase, chunks of 2 {means['N = 1']:.4g} at 1, {means['N = 4']:.4g} at 4"
     assert "What the number changes" in page and told in page
+    assert "longest walks at 90%, actions against passes (recurrent steps): " in page
 
 
 def swept(*scores: list[float]) -> dict[str, Any]:

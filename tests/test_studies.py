@@ -419,6 +419,7 @@ def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
     assert len({(each.experiment.task, each.experiment.train) for each in made.rows}) == 1
     if scale == "laptop":
         assert [core.chunk for core in by_chunk] == [1, 2, 4, 8]
+        assert made.columns[1].values[-1] == made.rows[0].experiment.task.length  # type: ignore[attr-defined]
         rate = reproduce.USUAL["laptop"][0] / 2  # of one core
         assert sum(estimate(each.experiment, rate) for each in made.rows) <= 4 * 3600 and made.seeds == 1
         recipe = row("staircase.table1.random-walk", "Staircase", "laptop").experiment.train

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.measures import Reach
 from stairwell.experiments.papers.staircase.settings import (
     CHUNK,
     EPISODES_NOT_PRINTED,
@@ -25,6 +26,10 @@ CHUNKS: dict[Scale, tuple[int, ...]] = {"laptop": (1, 2, 4, 8), "paper": (4, 8, 
 COUNTS = (1, 2, 4, 8)  # of passes
 USUAL: dict[Scale, tuple[int, int]] = {"laptop": (4, 2), "paper": (4, 8)}  # N where C varies, C where N does
 IN_SIGHT: dict[Scale, int] = {"laptop": 32, "paper": 256}  # Cached Staircase's step size
+REACHED: dict[Scale, tuple[int, ...]] = {
+    "laptop": (4, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 50),
+    "paper": (4, 8, 12, 16, 24, 32, 48, 64, 100, 150, 200, 300, 400),
+}
 SETTINGS: dict[Scale, Setting] = {
     "laptop": dataclasses.replace(
         RANDOM_WALK["laptop"], heads=4, task=random_walk.Config(length=50),
@@ -72,7 +77,7 @@ def chunk_passes(scale: Scale) -> Study:
         title="Random walk: chunk and passes, one at a time",
         paper="an ablation of ours, after tables 6 and 7 and figure 2 of Ju et al. 2021 (arXiv 2106.04279)",
         scale=scale,
-        columns=TEST_ERROR,
+        columns=(*TEST_ERROR, Reach("longest walks at 90%, actions", "length", REACHED[scale])),
         rows=rows(scale),
         seeds=1 if scale == "laptop" else 5,
         claim="the larger a chunk the worse, and two recurrent steps are enough to track a state",
@@ -80,6 +85,8 @@ def chunk_passes(scale: Scale) -> Study:
             small if scale == "laptop" else EPISODES_NOT_PRINTED,
             "The paper's tables hold the step size N C, so that chunk and passes change together. A Staircase of one "
             "pass sees its own chunk alone.",
+            "The last column tells models apart that the error of whole walks does not: the longest of some lengths up "
+            "to which at least 90% of the answers are right.",
         ),
         axes=(CHUNK, PASSES),
     )
