@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stairwell.configs import check_at_least, check_rates
+
 POSITIONS = ("learned", "clamped", "none", "random")
 CLAMPED = 64  # distances with a vector of their own where far ones share one, if nobody says how many
 
@@ -61,33 +63,21 @@ class LayerConfig:
     "how many vectors: clamped, 64 if not given; random, to choose from, as many as distances if not given"
 
     def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads", "span_ramp"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("head_width", "inner"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_at_least(self, 1, "width", "layers", "heads", "head_width", "inner", "span_ramp", "position_vectors")
         if self.head_width is None and self.width % self.heads:
             raise ValueError(
                 f"width {self.width} is not divisible by {self.heads} heads; "
                 f"choose a multiple, or give head_width (for instance {self.width // self.heads or 1})"
             )
-        for name in ("attention_dropout", "relu_dropout", "residual_dropout", "layer_drop"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        check_rates(self, "attention_dropout", "relu_dropout", "residual_dropout", "layer_drop")
         if self.norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', not {self.norm!r}")
         if self.span_loss and not self.adaptive_span:
             raise ValueError("span_loss is only read with adaptive_span=True")
         if self.positions not in POSITIONS:
             raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, not {self.positions!r}")
-        if self.position_vectors is not None:
-            if self.positions not in ("clamped", "random"):
-                raise ValueError(
-                    f"position_vectors is only read with positions clamped or random, not {self.positions}"
-                )
-            if self.position_vectors < 1:
-                raise ValueError(f"position_vectors must be at least 1, not {self.position_vectors}")
+        if self.position_vectors is not None and self.positions not in ("clamped", "random"):
+            raise ValueError(f"position_vectors is only read with positions clamped or random, not {self.positions}")
 
     @property
     def K(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from stairwell.configs import check_at_least
 from stairwell.cores.time import Window, ages
 from stairwell.layers import (
     KEEP_ALL,
@@ -142,8 +143,7 @@ class WindowConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, not {self.memory}")
+        check_at_least(self, 1, "memory")
 
     @property
     def first(self) -> int:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from stairwell.configs import check_rates
 from stairwell.cores import Core, build
 from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
@@ -67,9 +68,7 @@ class LanguageModelConfig:
             raise ValueError(f"tied needs as many outputs as inputs, got {self.V} and {self.inputs}")
         if list(self.adaptive) != sorted(set(self.adaptive)) or any(cutoff < 1 for cutoff in self.adaptive):
             raise ValueError(f"the cutoffs of adaptive must rise from at least 1, got {self.adaptive}")
-        for name in ("embedding_dropout", "output_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        check_rates(self, "embedding_dropout", "output_dropout")
 
     @property
     def V(self) -> int:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stairwell.configs import check_rates
 from stairwell.cores import Core, build
 from stairwell.cores.core import Seen, SourceState, check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
@@ -57,9 +58,7 @@ class Seq2SeqConfig(EncoderConfig):
             raise ValueError("a model needs at least one source and one target symbol")
         if self.tied == "all" and (not self.joint or self.sources != self.targets):
             raise ValueError("tied all needs one vocabulary for source and target; use tied output")
-        for name in ("embedding_dropout", "output_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        check_rates(self, "embedding_dropout", "output_dropout")
 
     @property
     def V(self) -> int:
