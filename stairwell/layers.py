@@ -438,9 +438,8 @@ class Layer(Wiring, nn.Module):
 
         return attend
 
-    def source_slots(self, source: Tensor, mask: Tensor | None) -> Slots:
+    def source_slots(self, source: Tensor, mask: Tensor) -> Slots:
         """The source (B, R, D) as slots that any number of queries see where the mask (B, R) is true."""
-        B, R, _ = source.shape
         keys, values = self.cross.keys_values(source)
-        visible = torch.ones(B, R, dtype=torch.bool, device=source.device) if mask is None else mask
-        return Slots([keys], [values], torch.zeros(1, R, dtype=torch.int64, device=source.device), visible[:, None])
+        no_distance = torch.zeros(1, source.shape[1], dtype=torch.int64, device=source.device)
+        return Slots([keys], [values], no_distance, mask[:, None])

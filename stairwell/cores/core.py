@@ -70,9 +70,9 @@ class Source:
     """What cross-attention looks at: vectors (B, R, D) and which of them are there (B, R), true for yes."""
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
+        self.mask = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if mask is None else mask
         # What is not there must not matter, even if it is not a number: 0 times NaN is NaN.
         self.vectors = vectors if mask is None else vectors.masked_fill(~mask[..., None], 0)
-        self.mask = mask
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

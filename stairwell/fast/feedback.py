@@ -89,7 +89,7 @@ def prepare(
     filled = config.memory if x.is_cuda else min(config.memory, max(1, int(age.max())))
     reach = tuple(core.reach(core.layers[l], filled) for l in alive)
     R = max(reach)
-    groups = key_groups(core, alive)
+    groups = [core.key_source(l) for l in alive]
     names = sorted(set(groups))
     # Nearest slot first, and no more of them than anyone looks at.
     memory = state.memory[:, -R:].flip(1)
@@ -121,21 +121,9 @@ def prepare(
         attention_rate=core.layers[0].attention.rate,
         relu_rate=core.layers[0].feed_forward.rate,
         residual_rate=core.layers[0].residual_rate,
-        source_mask=source_mask(source),
+        source_mask=source.mask if source is not None else None,
     )
     return inputs, plan
-
-
-def source_mask(source: Source | None) -> Tensor | None:
-    if source is None or source.mask is not None:
-        return source.mask if source is not None else None
-    return torch.ones(source.vectors.shape[:2], dtype=torch.bool, device=source.vectors.device)
-
-
-def key_groups(core: Feedback, alive: Sequence[int]) -> list[tuple[int, int]]:
-    """For each layer the projecting layer and the memory that its keys come from; equal ones are one set."""
-    config = core.config
-    return [(0 if config.share_kv else l, min(l, config.memories - 1)) for l in alive]
 
 
 def fold_norm(norm: nn.LayerNorm, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
