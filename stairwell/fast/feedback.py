@@ -24,7 +24,7 @@ from stairwell.fast import native
 from stairwell.fast.engine import FastEngine
 from stairwell.fast.feedback_torch import TorchBackend
 from stairwell.fast.segment import Backend, Segment
-from stairwell.fast.trace import Inputs, LayerWeights, Plan, Projection
+from stairwell.fast.trace import Inputs, LayerWeights, Plan, Projection, leaves
 from stairwell.layers import Layer, Masks
 
 SHORTEST = 4  # tokens from which on folding and packing the weights pays
@@ -60,7 +60,7 @@ class FeedbackEngine(FastEngine):
         if alive:
             inputs, plan = prepare(core, x, state, age, alive, mix, source, masks)
             backend = self.backend or (native.NativeBackend() if self.in_native(core, x) else TorchBackend())
-            y, memory = Segment.apply(backend, plan, *inputs.tensors())
+            y, memory = Segment.apply(backend, plan, inputs, *leaves(inputs))
         else:
             y, memory = x.clone(), x[:, :, None] * mix.view(1, 1, -1, 1)
         count, room = counts(state.count, state.room, start, age, state.slack)
@@ -112,8 +112,7 @@ def prepare(
         memory_of=tuple(g for _, g in names),
         age=age,
         full=not x.is_cuda and bool((age >= R).all()),
-        needs_gradient=torch.is_grad_enabled()
-        and any(tensor is not None and tensor.requires_grad for tensor in inputs.tensors()),
+        needs_gradient=inputs.need_gradient,
         attention_kept=chosen(masks.attention) if masks else (),
         relu_kept=chosen(masks.relu) if masks else (),
         cross_kept=chosen(masks.cross) if masks else (),

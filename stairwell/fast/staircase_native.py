@@ -14,7 +14,7 @@ from torch import Tensor
 from stairwell.fast.feedback import fold, project
 from stairwell.fast.staircase_diagonals import Diagonals
 from stairwell.fast.staircase_segment import Climb, Diagonal, Leaving, Stairs
-from stairwell.fast.trace import Inputs, Plan
+from stairwell.fast.trace import Inputs, Plan, leaves
 
 
 class NativeSteps(Diagonals):
@@ -39,7 +39,7 @@ class NativeSteps(Diagonals):
         positions = self.positions()[:W].flip(0)
         inputs = Inputs(self.x.transpose(0, 1).contiguous(), self.x.new_zeros(0), positions, sets, layers)
         stairs = self.stairs(diagonals, W, cache.shape[1], inputs)
-        y, *remembered = Climb.apply(stairs, len(alive), *old, *inputs.tensors())
+        y, *remembered = Climb.apply(stairs, [old, inputs], *leaves([old, inputs]))
         return y, self.state_after(remembered, [y if core.config.M > 0 else self.x])
 
     def stairs(self, diagonals: list[Diagonal], W: int, cached_before: int, inputs: Inputs) -> Stairs:
@@ -61,8 +61,7 @@ class NativeSteps(Diagonals):
             memory_of=(0,) * A,
             age=self.age,
             full=False,
-            needs_gradient=torch.is_grad_enabled()
-            and any(tensor is not None and tensor.requires_grad for tensor in inputs.tensors()),
+            needs_gradient=inputs.need_gradient,
             attention_kept=attention_kept,
             attention_rate=layer.attention.rate,
             relu_rate=layer.feed_forward.rate,

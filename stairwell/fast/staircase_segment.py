@@ -32,11 +32,12 @@ from stairwell.fast.trace import (
     LayerTrace,
     LayerWeights,
     Plan,
-    Projection,
     Trace,
     fresh,
-    values,
-    zeros,
+    layer_gradients,
+    leaves,
+    make_totals,
+    rebuilt,
 )
 
 ROWS = 4096  # tokens times rows of a block: fewer make smaller products and more calls
@@ -144,26 +145,23 @@ class Climb(Once):
     """-> y (B, T, D), and for each pass what is remembered of it (B, tokens, L, D)"""
 
     @staticmethod
-    def forward(ctx: Any, stairs: Stairs, layers: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Tensors are keys and values of what came before the call (B, slots, 2HK), a layer each, and the inputs."""
-        old, inputs = list(tensors[:layers]), Inputs.from_tensors(stairs.plan, tensors[layers:])
+    def forward(ctx: Any, stairs: Stairs, form: list[Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        """The tensors are the leaves of keys and values of what came before the call (B, slots, 2HK), a layer each, and
+        of inputs, which have the same form."""
+        old, inputs = rebuilt(form, iter(tensors))
         trace = make_trace(stairs, inputs)
         staircase_forward(stairs.plan, inputs, trace, stairs, old)
         ctx.set_materialize_grads(False)
         if stairs.plan.needs_gradient:
-            # Saved as tensors, not as an attribute: then they are freed as soon as backward is done with them.
-            saved: list[Tensor | None] = [*tensors]
-            places = {id(tensor): i for i, tensor in enumerate(tensors)}
-            ctx.stairs, ctx.layers, ctx.trace = stairs, layers, segment.tensors_to_places(trace, saved, places)
-            ctx.save_for_backward(*saved)
+            ctx.stairs = stairs
+            segment.save_tree(ctx, [old, inputs, trace])
         return (trace.y.transpose(0, 1).contiguous(), *remember(stairs, trace.levels))
 
     @staticmethod
     @once
     def backward(ctx: Any, y: Tensor | None, *remembered: Tensor | None) -> tuple[Any, ...]:
-        stairs, layers, saved = ctx.stairs, ctx.layers, ctx.saved_tensors
-        plan, old, inputs = stairs.plan, saved[:layers], Inputs.from_tensors(stairs.plan, saved[layers:])
-        trace = segment.places_to_tensors(ctx.trace, saved)
+        stairs, plan = ctx.stairs, ctx.stairs.plan
+        old, inputs, trace = segment.saved_tree(ctx)
         # On its way back a diagonal's own keys and values cover what is cached later: not in what may be read again.
         trace.keys, trace.values = ([part.clone() for part in room] for room in (trace.keys, trace.values))
         y = torch.zeros_like(trace.y) if y is None else y.transpose(0, 1).contiguous()
@@ -174,17 +172,11 @@ class Climb(Once):
         room = [torch.zeros_like(part) for part in (*trace.keys, *trace.values)]
         later = fresh(trace.y, max(d.t for d in stairs.diagonals), plan.B, plan.D)
         owed = owed_by_state(stairs, trace, remembered)
-        totals = Inputs(
-            gradients.x,
-            torch.zeros_like(inputs.mix),
-            torch.zeros_like(inputs.position),
-            [Projection(old, *zeros([p.weight, p.bias])) for old, p in zip(gradients.old, inputs.sets, strict=True)],
-            [LayerWeights(*zeros(values([part]))) for part in inputs.layers],
-        )
+        totals = make_totals(inputs, gradients)
         for first, last in blocks:
             begin, end = stairs.diagonals[first].place, stairs.diagonals[last - 1].place + stairs.diagonals[last - 1].t
             staircase_backward(
-                *(plan, inputs, trace, stairs, list(old), y, gradients, [*old_gradients, *room, *owed, later]),
+                *(plan, inputs, trace, stairs, old, y, gradients, [*old_gradients, *room, *owed, later]),
                 *(begin, end, first, last),
             )
             for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
@@ -193,7 +185,7 @@ class Climb(Once):
                 add_scores(plan, inputs.layers[a], kept, given, totals.position, totals.layers[a])
         for project, new in zip(totals.sets, gradients.new, strict=True):
             segment.add_product(project.weight, project.bias, new, trace.memory_input)
-        return None, None, *old_gradients, *totals.tensors()
+        return None, None, *leaves([old_gradients, totals])
 
 
 def remember(stairs: Stairs, levels: Sequence[Tensor]) -> list[Tensor]:
@@ -223,32 +215,14 @@ def owed_by_state(stairs: Stairs, trace: Trace, remembered: Sequence[Tensor | No
 
 def make_gradients(stairs: Stairs, inputs: Inputs, trace: Trace, tokens: int) -> Gradients:
     """Those of layers for the tokens of a block only."""
-
-    def block(tensor: Tensor | None) -> Any:
-        return None if tensor is None else fresh(tensor, tokens, *tensor.shape[1:])
-
-    def layer(trace: LayerTrace) -> LayerGradients:
-        attended = trace.self_attended
-        return LayerGradients(
-            attention_out=block(trace.attention.input),
-            attention_normed=block(trace.attention.normed),
-            query=block(attended.query),
-            scores=block(attended.weights),
-            read=trace.attention.input[:0],
-            own=block(trace.own),
-            **dict.fromkeys(["cross_out", "cross_normed", "cross_query", "cross_scores", "cross_read"]),
-            feed_out=block(trace.feed.input),
-            feed_normed=block(trace.feed.normed),
-            inner=block(trace.active),
-        )
-
     plan, width = stairs.plan, 2 * stairs.plan.H * stairs.plan.K
     return Gradients(
         x=torch.zeros_like(inputs.x),
         memory=trace.memory,
         old=[torch.zeros_like(part.old) for part in inputs.sets],
         new=[fresh(trace.y, stairs.cached_now, plan.B, width) for _ in inputs.sets],
-        layers=[layer(part) for part in trace.layers],
+        # The loops need no more of what was read than a token's.
+        layers=[layer_gradients(layer, tokens, scores=tokens, read=0) for layer in trace.layers],
     )
 
 
