@@ -423,6 +423,13 @@ class Layer(Wiring, nn.Module):
         """Keys and values (B, H, J, K) of raw memory (B, J, D)."""
         return self.attention.keys_values(self.normed(memory))
 
+    def ramp(self, distances: int) -> Tensor | None:
+        """The span's factor at so many distances, the nearest first; none without a span. (H, distances)"""
+        if self.span is None:
+            return None
+        distance = torch.arange(distances, device=self.span.z.device) + self.span.first
+        return self.span(distance[None])[:, 0]
+
     def attend_source(
         self, source: Slots | None, kept: Tensor | None, tell: Callable[[Tensor], None] | None = None
     ) -> Sublayer | None:

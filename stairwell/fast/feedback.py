@@ -17,7 +17,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Source, TransformerCore
+from stairwell.cores.core import Source
 from stairwell.cores.feedback import Feedback, FeedbackState
 from stairwell.cores.time import ages, counts, slide
 from stairwell.fast import native
@@ -94,7 +94,7 @@ def prepare(
     # Nearest slot first, and no more of them than anyone looks at.
     memory = state.memory[:, -R:].flip(1)
     sets = [project(core.layers[projecting], memory[:, :, g]) for projecting, g in names]
-    layers = [fold(core.layers[l], R_l, core, source) for l, R_l in zip(alive, reach, strict=True)]
+    layers = [fold(core.layers[l], R_l + config.sees_itself, source) for l, R_l in zip(alive, reach, strict=True)]
     positions = core.position.table(R + config.sees_itself, masks.vectors if masks is not None else None)
     inputs = Inputs(x.transpose(0, 1).contiguous(), mix, positions, sets, layers)
 
@@ -141,8 +141,8 @@ def project(layer: Layer, memory: Tensor) -> Projection:
     return Projection(nn.functional.linear(normed, weight, bias), weight, bias)
 
 
-def fold(layer: Layer, reach: int, core: TransformerCore, source: Source | None) -> LayerWeights:
-    """A layer's parameters as the segment wants them."""
+def fold(layer: Layer, distances: int, source: Source | None) -> LayerWeights:
+    """A layer's parameters as the segment wants them, for so many distances."""
     attention, feed = layer.attention, layer.feed_forward
     scale = 1 / math.sqrt(attention.K)
     folded = LayerWeights(
@@ -153,7 +153,7 @@ def fold(layer: Layer, reach: int, core: TransformerCore, source: Source | None)
         inner_bias=feed.inner.bias,
         outer=feed.out.weight,
         outer_bias=feed.out.bias,
-        ramp=ramp(layer, reach, core) if layer.span is not None else None,
+        ramp=layer.ramp(distances),
     )
     if source is not None:
         folded.cross_query, folded.cross_out = layer.cross.query.weight * scale, layer.cross.out.weight
@@ -169,10 +169,3 @@ def fold(layer: Layer, reach: int, core: TransformerCore, source: Source | None)
     if source is not None:
         folded.cross_scale, folded.cross_shift = layer.cross_norm.weight, layer.cross_norm.bias
     return folded
-
-
-def ramp(layer: Layer, reach: int, core: TransformerCore) -> Tensor:
-    """The span's factor at each distance, nearest first. (H, W)"""
-    assert layer.span is not None
-    distance = torch.arange(core.config.first, reach + 1, device=layer.span.z.device)
-    return layer.span(distance[None])[:, 0]

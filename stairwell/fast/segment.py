@@ -168,14 +168,17 @@ def add_segment_gradients(plan: Plan, inputs: Inputs, trace: Trace, gradients: G
         add_product(project.weight, project.bias, new, trace.memory_input[g])
     mix = [torch.dot(given.view(-1), level.view(-1)) for given in gradients.memory for level in trace.levels]
     totals.mix += torch.stack(mix).view_as(totals.mix)
-    for part, layer, gradient, given in zip(inputs.layers, trace.layers, gradients.layers, totals.layers, strict=True):
-        query = layer.self_attended.query.unflatten(-1, (plan.H, plan.K))
-        add_product(totals.position[: gradient.scores.shape[-1]], None, gradient.scores, query)
-        if part.ramp is not None:
-            given.ramp = ramp_gradient(part.ramp, gradient.scores)
+    for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
+        add_score_gradients(plan, inputs, a, layer, gradient, totals)
 
 
-def ramp_gradient(ramp: Tensor, scores: Tensor) -> Tensor:
-    """weights = softmax(scores + log ramp), so a ramp's gradient is its score's, divided by it. (H, W)"""
-    total = scores.sum((0, 1))
-    return torch.where(ramp > 0, total / ramp, 0)
+def add_score_gradients(
+    plan: Plan, inputs: Inputs, a: int, trace: LayerTrace, gradient: LayerGradients, totals: Inputs
+) -> None:
+    """What layer a's scores add to the gradients of positions and of its span. weights = softmax(scores + log ramp), so
+    a ramp's gradient is its score's, divided by it."""
+    query = trace.self_attended.query.unflatten(-1, (plan.H, plan.K))
+    add_product(totals.position[: gradient.scores.shape[-1]], None, gradient.scores, query)
+    ramp, total = inputs.layers[a].ramp, totals.layers[a].ramp
+    if ramp is not None and total is not None:
+        total += torch.where(ramp > 0, gradient.scores.sum((0, 1)) / ramp, 0)

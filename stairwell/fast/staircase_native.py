@@ -33,7 +33,7 @@ class NativeSteps(Diagonals):
             old.append(both.old[:, cache.shape[1] :])
             both.old = both.old[:, : cache.shape[1]]
             sets.append(both)
-        layers = [fold(core.layers[l], W - 1, core, None) for l in alive]
+        layers = [fold(core.layers[l], W, None) for l in alive]
         for weights in layers:
             weights.ramp = weights.ramp.flip(-1) if weights.ramp is not None else None
         positions = self.positions()[:W].flip(0)
@@ -73,7 +73,7 @@ class NativeSteps(Diagonals):
             diagonals=tuple(diagonals),
             old=diagonals[-1].old_last,
             cached_before=cached_before,
-            cached_now=self.chunks[-1][0] if self.sees_cache else 0,
+            cached_now=self.chunks[-1][0] if self.cache_sight is not None else 0,
             caches_input=config.M == 0,
             level_of=tuple(sum(k < l for k in self.alive) for l in range(self.L)),
             leaving=tuple(part for s, d in enumerate(diagonals) for part in self.leaving(s, d, remembered)),
@@ -103,9 +103,9 @@ class NativeSteps(Diagonals):
         """What the state will hold of diagonal s: of each pass the newest tokens."""
         found = []
         for c in self.on(s):
-            n = s - c
-            oldest = self.x.shape[1] - remembered[n]
+            oldest = self.x.shape[1] - remembered[s - c]
             first, last = max(self.chunks[c][0], oldest), self.chunks[c][1]
             if first < last:
-                found.append(Leaving(n, d.place + first - d.begin, d.place + last - d.begin, first - oldest))
+                tokens = slice(d.place + first - d.begin, d.place + last - d.begin)
+                found.append(Leaving(s - c, tokens, slice(first - oldest, last - oldest)))
         return found

@@ -14,7 +14,7 @@ Letters as in `segment`; T tokens of the call, R of all diagonals together, W di
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,6 @@ from stairwell.fast.once import Once, once
 from stairwell.fast.trace import (
     Gradients,
     Inputs,
-    LayerGradients,
-    LayerTrace,
-    LayerWeights,
     Plan,
     Trace,
     fresh,
@@ -66,12 +63,11 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Tokens first .. last-1 of all diagonals, whose inputs to all layers are remembered at a place of pass n."""
+    """Tokens of all diagonals whose inputs to all layers are remembered at places of pass n."""
 
     n: int
-    first: int
-    last: int
-    place: int
+    tokens: slice
+    places: slice
 
 
 @dataclass(frozen=True)
@@ -112,16 +108,15 @@ class Stairs:
         none: list[Tensor | None] = [None] * depth
         return [*(self.attention_kept[:depth] or none), *(self.relu_kept[:depth] or none)]
 
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """Diagonals between which weight gradients are taken, the last ones first."""
-        last = tokens = 0
-        found = []
+    def blocks(self) -> list[tuple[int, int, int, int]]:
+        """Tokens begin .. end-1, of the diagonals first .. last-1, whose weight gradients are taken at once; the last first."""
+        found, first = [], 0
         for s, d in enumerate(self.diagonals):
-            tokens += d.t
-            if tokens * self.plan.B >= ROWS or s + 1 == len(self.diagonals):
-                found.append((last, s + 1))
-                last, tokens = s + 1, 0
-        return reversed(found)
+            begin, end = self.diagonals[first].place, d.place + d.t
+            if (end - begin) * self.plan.B >= ROWS or s + 1 == len(self.diagonals):
+                found.append((begin, end, first, s + 1))
+                first = s + 1
+        return found[::-1]
 
 
 def make_trace(stairs: Stairs, inputs: Inputs) -> Trace:
@@ -165,24 +160,22 @@ class Climb(Once):
         # On its way back a diagonal's own keys and values cover what is cached later: not in what may be read again.
         trace.keys, trace.values = ([part.clone() for part in room] for room in (trace.keys, trace.values))
         y = torch.zeros_like(trace.y) if y is None else y.transpose(0, 1).contiguous()
-        blocks = list(stairs.blocks())
-        most = max(sum(d.t for d in stairs.diagonals[first:last]) for first, last in blocks)
-        gradients = make_gradients(stairs, inputs, trace, most)
+        blocks = stairs.blocks()
+        gradients = make_gradients(stairs, inputs, trace, max(end - begin for begin, end, *_ in blocks))
         old_gradients = [torch.zeros_like(part) for part in old]
         room = [torch.zeros_like(part) for part in (*trace.keys, *trace.values)]
         later = fresh(trace.y, max(d.t for d in stairs.diagonals), plan.B, plan.D)
         owed = owed_by_state(stairs, trace, remembered)
         totals = make_totals(inputs, gradients)
-        for first, last in blocks:
-            begin, end = stairs.diagonals[first].place, stairs.diagonals[last - 1].place + stairs.diagonals[last - 1].t
+        for begin, end, *diagonals in blocks:
             staircase_backward(
                 *(plan, inputs, trace, stairs, old, y, gradients, [*old_gradients, *room, *owed, later]),
-                *(begin, end, first, last),
+                *(begin, end, *diagonals),
             )
             for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
                 kept, given = segment.slice_steps(layer, begin, end), segment.slice_steps(gradient, 0, end - begin)
                 segment.add_layer_gradients(plan, kept, given, totals.layers[a], totals.sets[a])
-                add_scores(plan, inputs.layers[a], kept, given, totals.position, totals.layers[a])
+                segment.add_score_gradients(plan, inputs, a, kept, given, totals)
         for project, new in zip(totals.sets, gradients.new, strict=True):
             segment.add_product(project.weight, project.bias, new, trace.memory_input)
         return None, None, *leaves([old_gradients, totals])
@@ -193,9 +186,8 @@ def remember(stairs: Stairs, levels: Sequence[Tensor]) -> list[Tensor]:
     B, D = stairs.plan.B, stairs.plan.D
     remembered = [fresh(levels[0], B, tokens, len(stairs.level_of), D) for tokens in stairs.remembered]
     for part in stairs.leaving:
-        to = remembered[part.n][:, part.place : part.place + part.last - part.first]
         for l, level in enumerate(stairs.level_of):
-            to[:, :, l] = levels[level][part.first : part.last].transpose(0, 1)
+            remembered[part.n][:, part.places, l] = levels[level][part.tokens].transpose(0, 1)
     return remembered
 
 
@@ -205,11 +197,9 @@ def owed_by_state(stairs: Stairs, trace: Trace, remembered: Sequence[Tensor | No
         return [None for _ in trace.levels]
     owed = [torch.zeros_like(level) for level in trace.levels]
     for part in stairs.leaving:
-        given = remembered[part.n]
-        for l, level in enumerate(stairs.level_of):
-            if given is not None:
-                tokens = given[:, part.place : part.place + part.last - part.first, l]
-                owed[level][part.first : part.last] += tokens.transpose(0, 1)
+        if (given := remembered[part.n]) is not None:
+            for l, level in enumerate(stairs.level_of):
+                owed[level][part.tokens] += given[:, part.places, l].transpose(0, 1)
     return list(owed)
 
 
@@ -224,19 +214,3 @@ def make_gradients(stairs: Stairs, inputs: Inputs, trace: Trace, tokens: int) ->
         # The loops need no more of what was read than a token's.
         layers=[layer_gradients(layer, tokens, scores=tokens, read=0) for layer in trace.layers],
     )
-
-
-def add_scores(
-    plan: Plan,
-    weights: LayerWeights,
-    trace: LayerTrace,
-    gradient: LayerGradients,
-    position: Tensor,
-    totals: LayerWeights,
-) -> None:
-    """What a block's scores add to the gradients of positions and span."""
-    query = trace.self_attended.query.unflatten(-1, (plan.H, plan.K))
-    segment.add_product(position, None, gradient.scores, query)
-    if weights.ramp is not None:
-        assert totals.ramp is not None
-        totals.ramp += segment.ramp_gradient(weights.ramp, gradient.scores)

@@ -17,7 +17,7 @@ from torch import Tensor
 from stairwell.cores.core import Source
 from stairwell.cores.time import ages, counts, slide
 from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.fast.banded import Band, BandedLayer, ramp
+from stairwell.fast.banded import Band, BandedLayer
 from stairwell.fast.engine import FastEngine
 from stairwell.layers import KEEP_ALL, Masks
 from stairwell.state import State
@@ -52,8 +52,8 @@ class TransformerXLEngine(FastEngine):
             window = core.window.trimmed(core.reach(layer, oldest))
             band = Band(core.config.heads, window, None if window.always_filled(youngest) else age, kept.attention)
             memory = state.memory[:, state.memory.shape[1] - window.last :, l]
-            fast, fading = layers[layer], ramp(layer, window.first, vectors.shape[0])
-            x = fast(x, [fast.keys_values(memory)], vectors, fading, band, kept)
+            fast = layers[layer]
+            x = fast(x, [fast.keys_values(memory)], vectors, layer.ramp(vectors.shape[0]), band, kept)
         count, room = counts(state.count, state.room, start, age, state.slack)
         staying = max(T - state.memory.shape[1], 0)  # tokens before this one leave the memory within the call
         memory = slide(state.memory, torch.stack([layer_input[:, staying:] for layer_input in inputs], 2), count, start)
