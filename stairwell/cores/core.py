@@ -228,6 +228,8 @@ class Core(nn.Module):
 
     def clamp_spans(self) -> None:
         """Bring the learned spans back into [0, S]; to be called after each update."""
+        for span in self.spans():
+            span.clamp()
 
     def forward(
         self,
@@ -319,17 +321,16 @@ class TransformerCore(Core):
 
     def draw(self, x: Tensor, state: Any, source: Source | None, start: Tensor | None = None) -> Masks | None:
         config, T = self.config, x.shape[1]
-        random_positions = config.positions == "random"
         rates = (config.attention_dropout, config.relu_dropout, config.residual_dropout, config.layer_drop)
-        if not any(rates) and not random_positions:
+        if not any(rates) and config.positions != "random":
             return None
-        vectors = source.vectors if source is not None else None
-        masks = Masks.draw(self.config, x, self.depth(), self.distances(state, T), vectors)
-        if not random_positions:
+        distances = self.distances(state, T)
+        masks = Masks.draw(config, x, self.depth(), distances, source.vectors if source is not None else None)
+        if config.positions != "random":
             return masks
         # Only distances that some token of the call has need a vector: fewer can lie farther apart.
         oldest = int(ages(state.count, start, T).max())
-        in_use = min(max(1, oldest + 1 - config.first), self.distances(state, T))
+        in_use = min(max(1, oldest + 1 - config.first), distances)
         return replace(masks, vectors=draw_vectors(in_use, self.position.vectors.shape[0], x.device))
 
     def source_slots(self, source: Source | None) -> list[Slots | None]:
@@ -379,10 +380,6 @@ class TransformerCore(Core):
         if not self.config.adaptive_span:
             return super().span_loss()
         return self.config.span_loss * torch.stack([span.z.mean() for span in self.spans()]).sum()
-
-    def clamp_spans(self) -> None:
-        for span in self.spans():
-            span.clamp()
 
     def spans(self) -> list[AdaptiveSpan]:
         return [layer.span for layer in self.layers if layer.span is not None]

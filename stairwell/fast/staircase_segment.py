@@ -109,7 +109,7 @@ class Stairs:
         return [*(self.attention_kept[:depth] or none), *(self.relu_kept[:depth] or none)]
 
     def blocks(self) -> list[tuple[int, int, int, int]]:
-        """Tokens begin .. end-1 of diagonals first .. last-1, whose weight gradients are taken at once; the last first."""
+        """Tokens begin .. end-1 of diagonals first .. last-1, for which weight gradients are taken; the last first."""
         found, first = [], 0
         for s, d in enumerate(self.diagonals):
             begin, end = self.diagonals[first].place, d.place + d.t
