@@ -122,11 +122,8 @@ def numbers(plan: Plan) -> tuple[Any, ...]:
 
 
 def masks(plan: Plan) -> list[Tensor]:
-    def layer(drawn: tuple[Tensor, ...], a: int) -> Tensor | None:
-        return drawn[a] if drawn else None
-
     kinds = (plan.attention_kept, plan.relu_kept, plan.cross_kept, plan.residual_kept)
-    return dense([plan.age, plan.source_mask, *(layer(kind, a) for a in range(plan.A) for kind in kinds)])
+    return dense([plan.age, plan.source_mask, *(kind[a] if kind else None for a in range(plan.A) for kind in kinds)])
 
 
 def filled(tensors: list[Tensor | None]) -> list[Tensor]:

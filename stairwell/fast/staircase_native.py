@@ -27,14 +27,11 @@ class NativeSteps(Diagonals):
         before = [part for parts in olds for part in parts]
         diagonals = self.diagonals([sum(part.shape[1] for part in parts) for parts in olds], cache.shape[1])
         W = max(d.J for d in diagonals)
-        sets, old = [], []
-        for l in alive:
-            both = project(core.layers[l], torch.cat([cache, *(part[:, :, l] for part in before)], 1))
-            old.append(both.old[:, cache.shape[1] :])
-            both.old = both.old[:, : cache.shape[1]]
-            sets.append(both)
+        sets = [project(core.layers[l], torch.cat([cache, *(part[:, :, l] for part in before)], 1)) for l in alive]
+        old = [both.old[:, cache.shape[1] :] for both in sets]
         layers = [fold(core.layers[l], W, None) for l in alive]
-        for weights in layers:
+        for both, weights in zip(sets, layers, strict=True):
+            both.old = both.old[:, : cache.shape[1]]
             weights.ramp = weights.ramp.flip(-1) if weights.ramp is not None else None
         positions = self.positions()[:W].flip(0)
         inputs = Inputs(self.x.transpose(0, 1).contiguous(), self.x.new_zeros(0), positions, sets, layers)
