@@ -122,6 +122,21 @@ def _asked(make: Callable[[], Any]) -> Any:
         raise UserError(str(error)) from None
 
 
+def check_at_least(config: Any, least: int, *names: str) -> None:
+    """Refuse fields below `least`; one that is not given is none."""
+    for name in names:
+        value = getattr(config, name)
+        if value is not None and value < least:
+            raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def check_rates(config: Any, *names: str) -> None:
+    """Refuse rates of dropout outside [0, 1)."""
+    for name in names:
+        if not 0 <= getattr(config, name) < 1:
+            raise ValueError(f"{name} must be in [0, 1), not {getattr(config, name)}")
+
+
 def to_json(config: Any) -> dict[str, Any]:
     """A config as plain JSON; tuples become lists."""
     return {

@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stairwell.configs import check_at_least, check_rates
+
 POSITIONS = ("learned", "clamped", "none", "random")
 CLAMPED = 64  # distances with a vector of their own where far ones share one, if nobody says how many
 
@@ -61,33 +63,21 @@ class LayerConfig:
     "how many vectors: clamped, 64 if not given; random, to choose from, as many as distances if not given"
 
     def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads", "span_ramp"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("head_width", "inner"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_at_least(self, 1, "width", "layers", "heads", "head_width", "inner", "span_ramp", "position_vectors")
         if self.head_width is None and self.width % self.heads:
             raise ValueError(
                 f"width {self.width} is not divisible by {self.heads} heads; "
                 f"choose a multiple, or give head_width (for instance {self.width // self.heads or 1})"
             )
-        for name in ("attention_dropout", "relu_dropout", "residual_dropout", "layer_drop"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        check_rates(self, "attention_dropout", "relu_dropout", "residual_dropout", "layer_drop")
         if self.norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', not {self.norm!r}")
         if self.span_loss and not self.adaptive_span:
             raise ValueError("span_loss is only read with adaptive_span=True")
         if self.positions not in POSITIONS:
             raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, not {self.positions!r}")
-        if self.position_vectors is not None:
-            if self.positions not in ("clamped", "random"):
-                raise ValueError(
-                    f"position_vectors is only read with positions clamped or random, not {self.positions}"
-                )
-            if self.position_vectors < 1:
-                raise ValueError(f"position_vectors must be at least 1, not {self.position_vectors}")
+        if self.position_vectors is not None and self.positions not in ("clamped", "random"):
+            raise ValueError(f"position_vectors is only read with positions clamped or random, not {self.positions}")
 
     @property
     def K(self) -> int:
@@ -433,6 +423,13 @@ class Layer(Wiring, nn.Module):
         """Keys and values (B, H, J, K) of raw memory (B, J, D)."""
         return self.attention.keys_values(self.normed(memory))
 
+    def ramp(self, distances: int) -> Tensor | None:
+        """The span's factor at so many distances, the nearest first; none without a span. (H, distances)"""
+        if self.span is None:
+            return None
+        distance = torch.arange(distances, device=self.span.z.device) + self.span.first
+        return self.span(distance[None])[:, 0]
+
     def attend_source(
         self, source: Slots | None, kept: Tensor | None, tell: Callable[[Tensor], None] | None = None
     ) -> Sublayer | None:
@@ -448,9 +445,8 @@ class Layer(Wiring, nn.Module):
 
         return attend
 
-    def source_slots(self, source: Tensor, mask: Tensor | None) -> Slots:
+    def source_slots(self, source: Tensor, mask: Tensor) -> Slots:
         """The source (B, R, D) as slots that any number of queries see where the mask (B, R) is true."""
-        B, R, _ = source.shape
         keys, values = self.cross.keys_values(source)
-        visible = torch.ones(B, R, dtype=torch.bool, device=source.device) if mask is None else mask
-        return Slots([keys], [values], torch.zeros(1, R, dtype=torch.int64, device=source.device), visible[:, None])
+        no_distance = torch.zeros(1, source.shape[1], dtype=torch.int64, device=source.device)
+        return Slots([keys], [values], no_distance, mask[:, None])

@@ -24,5 +24,5 @@ def test_lazy_relative_and_upward_imports_are_found() -> None:
     assert house.circles(edges) == ["stairwell.cli -> stairwell.state -> stairwell.cli"]
     lazy = house.imports("stairwell.cli.training", house.PACKAGE / "cli" / "training.py", house.modules())
     assert {"stairwell.runs.trainings", "stairwell.cli.display"} <= lazy
-    relative = house.imports("stairwell.tasks.parity", house.PACKAGE / "tasks" / "parity.py", house.modules())
+    relative = house.imports("stairwell.tasks.random_walk", house.PACKAGE / "tasks" / "random_walk.py", house.modules())
     assert "stairwell.tasks.scores" in relative

@@ -94,15 +94,11 @@ def translate(
     device: Device = "auto",
 ) -> None:
     """Translate: one line out for every line in, from standard input or files."""
-    options = {
-        "longest_ratio": longest_ratio,
-        "shortest_ratio": shortest_ratio,
-        "longest": longest,
-        "shortest": shortest,
-    }
-    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    search = {"beam": beam, "length_penalty": length_penalty, "block": block, **options, **drawing}
-    write_texts(run, files or [], "translation", nbest, prefix, device=device, batch=batch, **search)
+    write_texts(
+        run, files or [], "translation", nbest, prefix, device=device, batch=batch, beam=beam,
+        length_penalty=length_penalty, block=block, longest=longest, longest_ratio=longest_ratio, shortest=shortest,
+        shortest_ratio=shortest_ratio, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+    )  # fmt: skip
 
 
 @app.command()
@@ -124,10 +120,11 @@ def summarize(
     device: Device = "auto",
 ) -> None:
     """Summarise: one line out for every line in, each an article."""
-    drawing = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "seed": seed}
-    search = {"beam": beam, "length_penalty": length_penalty, "block": block, "longest": longest, "shortest": shortest}
-    search |= drawing
-    write_texts(run, files or [], "summarization", nbest, prefix, device=device, batch=batch, **search)
+    write_texts(
+        run, files or [], "summarization", nbest, prefix, device=device, batch=batch, beam=beam,
+        length_penalty=length_penalty, block=block, longest=longest, shortest=shortest,
+        temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+    )  # fmt: skip
 
 
 @app.command()

@@ -15,6 +15,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor, nn
 
+from stairwell.configs import check_at_least
 from stairwell.cores.time import Window, ages
 from stairwell.layers import (
     KEEP_ALL,
@@ -69,9 +70,9 @@ class Source:
     """What cross-attention looks at: vectors (B, R, D) and which of them are there (B, R), true for yes."""
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
+        self.mask = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if mask is None else mask
         # What is not there must not matter, even if it is not a number: 0 times NaN is NaN.
         self.vectors = vectors if mask is None else vectors.masked_fill(~mask[..., None], 0)
-        self.mask = mask
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -142,8 +143,7 @@ class WindowConfig(LayerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.memory < 1:
-            raise ValueError(f"memory must be at least 1, not {self.memory}")
+        check_at_least(self, 1, "memory")
 
     @property
     def first(self) -> int:
@@ -228,6 +228,8 @@ class Core(nn.Module):
 
     def clamp_spans(self) -> None:
         """Bring the learned spans back into [0, S]; to be called after each update."""
+        for span in self.spans():
+            span.clamp()
 
     def forward(
         self,
@@ -319,17 +321,16 @@ class TransformerCore(Core):
 
     def draw(self, x: Tensor, state: Any, source: Source | None, start: Tensor | None = None) -> Masks | None:
         config, T = self.config, x.shape[1]
-        random_positions = config.positions == "random"
         rates = (config.attention_dropout, config.relu_dropout, config.residual_dropout, config.layer_drop)
-        if not any(rates) and not random_positions:
+        if not any(rates) and config.positions != "random":
             return None
-        vectors = source.vectors if source is not None else None
-        masks = Masks.draw(self.config, x, self.depth(), self.distances(state, T), vectors)
-        if not random_positions:
+        distances = self.distances(state, T)
+        masks = Masks.draw(config, x, self.depth(), distances, source.vectors if source is not None else None)
+        if config.positions != "random":
             return masks
         # Only distances that some token of the call has need a vector: fewer can lie farther apart.
         oldest = int(ages(state.count, start, T).max())
-        in_use = min(max(1, oldest + 1 - config.first), self.distances(state, T))
+        in_use = min(max(1, oldest + 1 - config.first), distances)
         return replace(masks, vectors=draw_vectors(in_use, self.position.vectors.shape[0], x.device))
 
     def source_slots(self, source: Source | None) -> list[Slots | None]:
@@ -379,10 +380,6 @@ class TransformerCore(Core):
         if not self.config.adaptive_span:
             return super().span_loss()
         return self.config.span_loss * torch.stack([span.z.mean() for span in self.spans()]).sum()
-
-    def clamp_spans(self) -> None:
-        for span in self.spans():
-            span.clamp()
 
     def spans(self) -> list[AdaptiveSpan]:
         return [layer.span for layer in self.layers if layer.span is not None]

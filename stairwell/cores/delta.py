@@ -27,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stairwell.configs import check_at_least
 from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts
 from stairwell.layers import Masks
@@ -53,9 +54,7 @@ class DeltaNetConfig:
     "let each head forget at each token"
 
     def __post_init__(self) -> None:
-        for name in ("width", "layers", "heads", "head_width", "inner", "products"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_at_least(self, 1, "width", "layers", "heads", "head_width", "inner", "products")
         if self.head_width is None and self.width % self.heads:
             raise ValueError(
                 f"width {self.width} is not divisible by {self.heads} heads; "

@@ -94,19 +94,10 @@ class Feedback(TransformerCore):
     def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
         return {"memory": (self.config.memory + slack, self.config.memories, self.width)}
 
-    def projecting_layer(self, l: int) -> Layer:
-        """The layer whose norm and projections make the keys and values that layer l reads."""
-        return self.layers[0 if self.config.share_kv else l]
-
-    def key_sets(self, memory: Tensor) -> list[KeysValues]:
-        """Keys and values for each layer; one set for all where memory and projections are the same."""
-        config = self.config
-        if config.share_kv and config.memories == 1:
-            return [KeysValues(self.projecting_layer(0).keys_values, memory[:, :, 0])] * config.layers
-        return [
-            KeysValues(self.projecting_layer(l).keys_values, memory[:, :, min(l, config.memories - 1)])
-            for l in range(config.layers)
-        ]
+    def key_source(self, l: int) -> tuple[int, int]:
+        """What the keys and values that layer l reads are made with and of: the layer whose norm and projections make
+        them, and the memory. Where both are the same, layers share them."""
+        return 0 if self.config.share_kv else l, min(l, self.config.memories - 1)
 
     def walk(
         self,
@@ -123,33 +114,33 @@ class Feedback(TransformerCore):
         sources = self.source_slots(source)
         reach = [self.reach(layer, S) for layer in self.layers]
         # All S slots are projected once; the slack beyond them is never read.
-        sets = self.key_sets(state.memory[:, -S:])
+        past = {
+            (projecting, g): KeysValues(self.layers[projecting].keys_values, state.memory[:, -S:, g])
+            for projecting, g in dict.fromkeys(map(self.key_source, range(L)))
+        }
         made: list[Tensor] = []
         outputs: list[Tensor] = []
         for t in range(T):
             x_t = [x[:, t : t + 1]]  # x_t^0, then x_t^1 ... x_t^L as they are computed
             for l, layer in enumerate(self.layers):
-                slots = self.slots(l, x_t[l], sets[l], reach[l], age[:, t])
+                slots = self.slots(x_t[l], past[self.key_source(l)], reach[l], age[:, t])
                 x_t.append(self.apply_layer(layer, l, x_t[l], slots, sources[l], masks, t, t + 1))
             outputs.append(x_t[L])
             m_t = torch.einsum("gl,lbtd->btgd", mix, torch.stack(x_t))  # (B, 1, G, D)
             made.append(m_t)
-            if sets[0] is sets[-1]:
-                sets[0].append(m_t[:, :, 0])
-            else:
-                for l, keys_values in enumerate(sets):
-                    keys_values.append(m_t[:, :, min(l, self.config.memories - 1)])
+            for (_, g), keys_values in past.items():
+                keys_values.append(m_t[:, :, g])
         if self.seen is not None:
             self.seen.layer_weights = mix.detach()
         count, room = counts(state.count, state.room, start, age, state.slack)
         memory = slide(state.memory, along_time(made), count, start)
         return along_time(outputs), replace(state, count=count, room=room, memory=memory)
 
-    def slots(self, l: int, x: Tensor, past: KeysValues, reach: int, age: Tensor) -> Slots:
-        """What layer l sees of the past, and of itself if it may: the last `reach` slots that the row has filled."""
+    def slots(self, x: Tensor, past: KeysValues, reach: int, age: Tensor) -> Slots:
+        """What a layer sees of the past, and of itself if it may: the last `reach` slots that the row has filled."""
         keys, values = past.back(0, reach)
         if self.config.sees_itself:
-            own_key, own_value = self.projecting_layer(l).keys_values(x)
+            own_key, own_value = past.project(x)
             keys, values = [*keys, own_key], [*values, own_value]
         distance = torch.arange(reach, self.window.first - 1, -1, device=x.device)
         return Slots(keys, values, distance[None], filled(distance, age[:, None])[:, None])

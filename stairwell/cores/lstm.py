@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
+from stairwell.configs import check_at_least, check_rates
 from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts
 from stairwell.layers import Masks
@@ -23,11 +24,8 @@ class LSTMConfig:
     "dropout rate between the layers"
 
     def __post_init__(self) -> None:
-        for name in ("width", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if not 0 <= self.dropout < 1:
-            raise ValueError(f"dropout must be in [0, 1), not {self.dropout}")
+        check_at_least(self, 1, "width", "layers")
+        check_rates(self, "dropout")
 
 
 @dataclass(frozen=True, eq=False)

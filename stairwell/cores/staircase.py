@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stairwell.configs import check_at_least
 from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
 from stairwell.cores.time import KeysValues, ages, along_time, counts, forget, slide
 from stairwell.errors import UserError
@@ -100,9 +101,7 @@ class StaircaseConfig(ClimbConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("chunk", "passes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_at_least(self, 1, "chunk", "passes")
 
     @property
     def N(self) -> int:
@@ -151,9 +150,7 @@ class GlobalCachedStaircaseConfig(ClimbConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("chunk", "distances"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        check_at_least(self, 1, "chunk", "distances")
         if self.compute < 0:
             raise ValueError(f"compute (M) must be at least 0, not {self.compute}")
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stairwell.configs import check_at_least
 from stairwell.cores.core import CoreState
 from stairwell.cores.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 from stairwell.layers import Layer
@@ -26,8 +27,7 @@ class UniversalConfig(TransformerXLConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.passes < 1:
-            raise ValueError(f"passes must be at least 1, not {self.passes}")
+        check_at_least(self, 1, "passes")
 
 
 @dataclass(frozen=True, eq=False)

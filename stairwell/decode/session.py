@@ -81,8 +81,6 @@ class WeightVersions:
 class Session:
     """`capacity` rows are made room for from the beginning; more may come, at the price of one larger copy."""
 
-    count: Tensor  # (B,) int64: tokens that each row has read since its start
-    room: Tensor  # (B,) int64: as in the state
     youngest: int  # the least count
 
     @outside_autograd
@@ -95,6 +93,8 @@ class Session:
         self.slack = decoder.slack
         self.weights = WeightVersions(model)
         self.steps: Steps = steps_for(model.core, capacity or state.batch, self.slack)
+        self.count = decoder.count  # (B,) int64: tokens that each row has read since its start
+        self.room = decoder.room  # (B,) int64: as in the state
         self._load(0, decoder)
         self.sources: Sources | None = None
         if isinstance(state, SourceState):
@@ -235,12 +235,10 @@ class Session:
         return decoder  # type: ignore[return-value]
 
     def _load(self, first: int, state: CoreState) -> None:
+        """The rows of a state become the rows from `first` on."""
         self.steps.load(first, state)
-        if first:
-            self.count = torch.cat([self.count, state.count])
-            self.room = torch.cat([self.room, state.room])
-        else:
-            self.count, self.room = state.count.clone(), state.room.clone()
+        self.count = torch.cat([self.count[:first], state.count])
+        self.room = torch.cat([self.room[:first], state.room])
         self._find_youngest()
 
     def _find_youngest(self) -> None:

@@ -153,7 +153,6 @@ class RingSteps(RowSteps):
         self.core, self.H, self.K, self.slack = core, config.heads, config.K, slack
         self.like = next(core.parameters()).detach()
         self.R = core.window.distances + slack  # slots that the rings have at most
-        self.filled = 0  # tokens of the row that has most of them
         self.position = RingPosition(core.position, core.window, longer(0, 0, self.R))
         self.rings = [KeyRing(self.like, capacity, self.H, self.position.R, self.K) for _ in range(rings)]
         self.raw = RawRing(self.like, capacity, *core.memory_shapes(slack)["memory"])  # (.., S + slack, vectors, D)
@@ -182,18 +181,16 @@ class RingSteps(RowSteps):
 
     def view(self, count: Tensor, youngest: int) -> RingView:
         """What the layers have in common at the next step, once there is a slot for it."""
-        self.lengthen(self.filled + 1)
+        self.lengthen(self.raw.filled + 1)
         return RingView.at(self.position, count, youngest)
 
     def advance(self, tokens: int = 1) -> None:
         self.position.advance(tokens)
         self.raw.advance(tokens)
-        self.filled += tokens
 
     def back(self, tokens: int) -> bool:
         self.position.advance(-tokens)
         self.raw.back(tokens)
-        self.filled -= tokens
         for ring in self.rings:
             ring.empty(self.position.next_slots(tokens))
         return True
@@ -205,11 +202,10 @@ class RingSteps(RowSteps):
     def load(self, first: int, state: Any) -> None:
         b, slots = state.memory.shape[:2]  # S and the slack
         oldest = int(state.count.max()) if b else 0
-        self.filled = max(self.filled, oldest) if first else oldest
         self.batch = first + b
         self.make_room(self.batch)
-        self.lengthen(self.filled + 1)
         self.raw.load(first, state.memory, oldest)
+        self.lengthen(self.raw.filled + 1)
         n = min(slots, oldest)  # nothing is in the others
         there = filled(torch.arange(n, 0, -1, device=state.count.device), state.count[:, None])  # (b, n)
         for ring, (layer, vector) in zip(self.rings, self.projected(), strict=True):
@@ -225,17 +221,15 @@ class FeedbackSteps(RingSteps):
     """Every layer reads the same ring, or one of its own where projections or memories are a layer's own."""
 
     def __init__(self, core: Feedback, capacity: int, slack: int) -> None:
-        config = core.config
-        self.one = config.share_kv and config.memories == 1
-        super().__init__(core, capacity, slack, 1 if self.one else config.layers)
+        sources = [core.key_source(l) for l in range(len(core.layers))]
+        self.key_sources = list(dict.fromkeys(sources))  # of each ring, as in the core
+        self.ring_of = [self.key_sources.index(source) for source in sources]  # of each layer
+        super().__init__(core, capacity, slack, len(self.key_sources))
         self.layers = [LayerStep(layer, self.position.distance, fused=False) for layer in core.layers]
         self.mix = core.mix(self.like)  # (G, L + 1)
-        # For each ring the step whose norm and projections fill it, and the memory that it is filled with.
-        steps = {step.layer: step for step in self.layers}
-        self.filling = [(steps[layer], g) for layer, g in self.projected()]
         self.projections = {
-            step: torch.cat([step.layer.attention.key.weight, step.layer.attention.value.weight])
-            for step, _ in self.filling
+            l: torch.cat([core.layers[l].attention.key.weight, core.layers[l].attention.value.weight])
+            for l, _ in self.key_sources
         }
 
     def fit(self, batch: int) -> None:
@@ -243,23 +237,21 @@ class FeedbackSteps(RingSteps):
         self.levels = self.like.new_empty(len(self.layers) + 1, batch, self.core.width)
 
     def projected(self) -> list[tuple[Layer, int]]:
-        G = self.core.config.memories
-        return [(self.core.projecting_layer(l), min(l, G - 1)) for l in range(len(self.rings))]
+        return [(self.core.layers[l], g) for l, g in self.key_sources]
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         B, D = x.shape
         view = self.view(count, youngest)
         levels = [x]  # x^0, then x^1 ... x^L
         for l, layer in enumerate(self.layers):
-            own = 0 if self.one else l
-            ring = self.rings[own]
+            own = self.ring_of[l]
             if self.core.config.sees_itself:
-                self.write(ring, self.filling[own][0], levels[l])  # m_t takes its place below
-            levels.append(layer(levels[l], partial(self.read, layer, ring, view)))
+                self.write(own, levels[l])  # m_t takes its place below
+            levels.append(layer(levels[l], partial(self.read, layer, self.rings[own], view)))
         made = torch.mm(self.mix, torch.stack(levels, out=self.levels).view(-1, B * D)).view(-1, B, D)  # (G, B, D)
         self.raw.slot(B).copy_(made.transpose(0, 1)[:, None])
-        for ring, (step, g) in zip(self.rings, self.filling):
-            self.write(ring, step, made[g])
+        for r, (_, g) in enumerate(self.key_sources):
+            self.write(r, made[g])
         self.advance()
         return levels[-1]
 
@@ -267,10 +259,11 @@ class FeedbackSteps(RingSteps):
         """What a layer reads from a ring. (B, D) -> (B, H * K)"""
         return self.reader(multiply(normed, layer.query), ring, view, layer.ramp, layer.reach)
 
-    def write(self, ring: KeyRing, step: LayerStep, memory: Tensor) -> None:
-        """memory (B, D) as keys and values at the cursor."""
-        both = multiply(step.normed(memory), self.projections[step])
-        ring.write(self.position.cursor, *both.chunk(2, 1))
+    def write(self, r: int, memory: Tensor) -> None:
+        """memory (B, D) as keys and values of ring r, at the cursor."""
+        l, _ = self.key_sources[r]
+        both = multiply(self.layers[l].normed(memory), self.projections[l])
+        self.rings[r].write(self.position.cursor, *both.chunk(2, 1))
 
 
 class TransformerXLSteps(RingSteps):

@@ -86,10 +86,9 @@ class Block:
 def blocks(T: int, O: int, band: Band) -> Iterator[Block]:
     for begin in range(0, T, BLOCK):
         end = min(begin + BLOCK, T)
-        first, last = band.window.first, band.window.last
-        low = max(O + begin - last, 0)
+        low = max(O + begin - band.window.last, 0)
         top = O + end - 1 - low
-        yield Block(begin, end, low, O + end - first, first, min(last, top), top)
+        yield Block(begin, end, low, O + end - band.window.first, band.window.first, min(band.window.last, top), top)
 
 
 class BandedAttention(Once):
@@ -280,10 +279,3 @@ class BandedLayer:
 def scaled(weight: Tensor, kept: Tensor | None, rate: float) -> Tensor:
     """Dropout's 1 / (1 - rate), on the weight that comes next: there are far fewer weights than what they multiply."""
     return weight if kept is None else weight / (1 - rate)
-
-
-def ramp(layer: Layer, first: int, distances: int) -> Tensor | None:
-    """The span's factor at each distance from the nearest on. (H, distances)"""
-    if layer.span is None:
-        return None
-    return layer.span(torch.arange(first, first + distances, device=layer.span.z.device)[None])[:, 0]

@@ -27,6 +27,8 @@ SHORTEST = 3  # tokens of a call; for fewer the loop is as fast
 
 
 class DeltaNetEngine(FastEngine):
+    """The reference's walk, chunk by chunk."""
+
     def __call__(
         self,
         core: DeltaNet,
@@ -36,26 +38,21 @@ class DeltaNetEngine(FastEngine):
         source: Source | None = None,
         masks: Masks | None = None,
     ) -> tuple[Tensor, DeltaNetState]:
-        if x.shape[1] < SHORTEST:
+        T = x.shape[1]
+        if T < SHORTEST:
             return core.walk(x, state, start, source, masks)
-        return walk(core, x, state, start)
-
-
-def walk(core: DeltaNet, x: Tensor, state: DeltaNetState, start: Tensor | None) -> tuple[Tensor, DeltaNetState]:
-    """The reference's walk, chunk by chunk."""
-    T = x.shape[1]
-    size = max(1, CHUNK // core.config.products)
-    matrices = []
-    for l, layer in enumerate(core.layers):
-        todo = layer.corrections(x)
-        S, reads = state.matrix[:, l], []
-        for first in range(0, T, size):
-            tokens = slice(first, first + size)
-            S, read = correct_chunk(S, todo.part(tokens), start[:, tokens] if start is not None else None)
-            reads.append(read)
-        x = layer.leave(x, torch.cat(reads, 1))
-        matrices.append(S)
-    return x, core.after(state, start, T, matrices)
+        size = max(1, CHUNK // core.config.products)
+        matrices = []
+        for l, layer in enumerate(core.layers):
+            todo = layer.corrections(x)
+            S, reads = state.matrix[:, l], []
+            for first in range(0, T, size):
+                tokens = slice(first, first + size)
+                S, read = correct_chunk(S, todo.part(tokens), start[:, tokens] if start is not None else None)
+                reads.append(read)
+            x = layer.leave(x, torch.cat(reads, 1))
+            matrices.append(S)
+        return x, core.after(state, start, T, matrices)
 
 
 def correct_chunk(S: Tensor, todo: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:

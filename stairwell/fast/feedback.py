@@ -17,14 +17,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Source, TransformerCore
+from stairwell.cores.core import Source
 from stairwell.cores.feedback import Feedback, FeedbackState
 from stairwell.cores.time import ages, counts, slide
 from stairwell.fast import native
 from stairwell.fast.engine import FastEngine
 from stairwell.fast.feedback_torch import TorchBackend
 from stairwell.fast.segment import Backend, Segment
-from stairwell.fast.trace import Inputs, LayerWeights, Plan, Projection
+from stairwell.fast.trace import Inputs, LayerWeights, Plan, Projection, leaves
 from stairwell.layers import Layer, Masks
 
 SHORTEST = 4  # tokens from which on folding and packing the weights pays
@@ -60,7 +60,7 @@ class FeedbackEngine(FastEngine):
         if alive:
             inputs, plan = prepare(core, x, state, age, alive, mix, source, masks)
             backend = self.backend or (native.NativeBackend() if self.in_native(core, x) else TorchBackend())
-            y, memory = Segment.apply(backend, plan, *inputs.tensors())
+            y, memory = Segment.apply(backend, plan, inputs, *leaves(inputs))
         else:
             y, memory = x.clone(), x[:, :, None] * mix.view(1, 1, -1, 1)
         count, room = counts(state.count, state.room, start, age, state.slack)
@@ -89,12 +89,12 @@ def prepare(
     filled = config.memory if x.is_cuda else min(config.memory, max(1, int(age.max())))
     reach = tuple(core.reach(core.layers[l], filled) for l in alive)
     R = max(reach)
-    groups = key_groups(core, alive)
+    groups = [core.key_source(l) for l in alive]
     names = sorted(set(groups))
     # Nearest slot first, and no more of them than anyone looks at.
     memory = state.memory[:, -R:].flip(1)
     sets = [project(core.layers[projecting], memory[:, :, g]) for projecting, g in names]
-    layers = [fold(core.layers[l], R_l, core, source) for l, R_l in zip(alive, reach, strict=True)]
+    layers = [fold(core.layers[l], R_l + config.sees_itself, source) for l, R_l in zip(alive, reach, strict=True)]
     positions = core.position.table(R + config.sees_itself, masks.vectors if masks is not None else None)
     inputs = Inputs(x.transpose(0, 1).contiguous(), mix, positions, sets, layers)
 
@@ -112,8 +112,7 @@ def prepare(
         memory_of=tuple(g for _, g in names),
         age=age,
         full=not x.is_cuda and bool((age >= R).all()),
-        needs_gradient=torch.is_grad_enabled()
-        and any(tensor is not None and tensor.requires_grad for tensor in inputs.tensors()),
+        needs_gradient=inputs.need_gradient,
         attention_kept=chosen(masks.attention) if masks else (),
         relu_kept=chosen(masks.relu) if masks else (),
         cross_kept=chosen(masks.cross) if masks else (),
@@ -121,21 +120,9 @@ def prepare(
         attention_rate=core.layers[0].attention.rate,
         relu_rate=core.layers[0].feed_forward.rate,
         residual_rate=core.layers[0].residual_rate,
-        source_mask=source_mask(source),
+        source_mask=source.mask if source is not None else None,
     )
     return inputs, plan
-
-
-def source_mask(source: Source | None) -> Tensor | None:
-    if source is None or source.mask is not None:
-        return source.mask if source is not None else None
-    return torch.ones(source.vectors.shape[:2], dtype=torch.bool, device=source.vectors.device)
-
-
-def key_groups(core: Feedback, alive: Sequence[int]) -> list[tuple[int, int]]:
-    """For each layer the projecting layer and the memory that its keys come from; equal ones are one set."""
-    config = core.config
-    return [(0 if config.share_kv else l, min(l, config.memories - 1)) for l in alive]
 
 
 def fold_norm(norm: nn.LayerNorm, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -154,8 +141,8 @@ def project(layer: Layer, memory: Tensor) -> Projection:
     return Projection(nn.functional.linear(normed, weight, bias), weight, bias)
 
 
-def fold(layer: Layer, reach: int, core: TransformerCore, source: Source | None) -> LayerWeights:
-    """A layer's parameters as the segment wants them."""
+def fold(layer: Layer, distances: int, source: Source | None) -> LayerWeights:
+    """A layer's parameters as the segment wants them, for so many distances."""
     attention, feed = layer.attention, layer.feed_forward
     scale = 1 / math.sqrt(attention.K)
     folded = LayerWeights(
@@ -166,7 +153,7 @@ def fold(layer: Layer, reach: int, core: TransformerCore, source: Source | None)
         inner_bias=feed.inner.bias,
         outer=feed.out.weight,
         outer_bias=feed.out.bias,
-        ramp=ramp(layer, reach, core) if layer.span is not None else None,
+        ramp=layer.ramp(distances),
     )
     if source is not None:
         folded.cross_query, folded.cross_out = layer.cross.query.weight * scale, layer.cross.out.weight
@@ -182,10 +169,3 @@ def fold(layer: Layer, reach: int, core: TransformerCore, source: Source | None)
     if source is not None:
         folded.cross_scale, folded.cross_shift = layer.cross_norm.weight, layer.cross_norm.bias
     return folded
-
-
-def ramp(layer: Layer, reach: int, core: TransformerCore) -> Tensor:
-    """The span's factor at each distance, nearest first. (H, W)"""
-    assert layer.span is not None
-    distance = torch.arange(core.config.first, reach + 1, device=layer.span.z.device)
-    return layer.span(distance[None])[:, 0]

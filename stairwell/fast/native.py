@@ -6,14 +6,13 @@ The operators take a plan as plain lists; an empty tensor stands for an option t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from stairwell.fast.trace import Attended, Gradients, Inputs, LayerTrace, Plan, SublayerTrace, Trace
+from stairwell.fast.trace import Gradients, Inputs, LayerTrace, Plan, Trace, leaves
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
 LAYOUT = 4  # of the lists below; the same number stands in csrc/feedback.cpp
@@ -37,10 +36,8 @@ MISSING = _load()
 BEST: int = 0 if MISSING else torch.ops.stairwell.best_instruction_set()
 if not MISSING:
     # They give nothing back and only fill what they are handed: there is nothing to say about shapes.
-    torch.library.register_fake("stairwell::feedback_forward", lambda *_: None)
-    torch.library.register_fake("stairwell::feedback_backward", lambda *_: None)
-    torch.library.register_fake("stairwell::staircase_forward", lambda *_: None)
-    torch.library.register_fake("stairwell::staircase_backward", lambda *_: None)
+    for _name in ("feedback_forward", "feedback_backward", "staircase_forward", "staircase_backward"):
+        torch.library.register_fake(f"stairwell::{_name}", lambda *_: None)
 
 
 def why_not(x: Tensor) -> str:
@@ -63,14 +60,7 @@ class NativeBackend:
     instruction_set: int = BEST
 
     def forward(self, plan: Plan, inputs: Inputs, trace: Trace) -> None:
-        torch.ops.stairwell.feedback_forward(
-            *numbers(plan),
-            dense(inputs.tensors()),
-            masks(plan),
-            filled(flat_trace(trace)),
-            self.instruction_set,
-            POISON,
-        )
+        torch.ops.stairwell.feedback_forward(*described(plan, inputs, trace), self.instruction_set, POISON)
 
     def backward(
         self,
@@ -84,31 +74,15 @@ class NativeBackend:
         end: int,
     ) -> None:
         torch.ops.stairwell.feedback_backward(
-            *numbers(plan),
-            *(
-                dense(inputs.tensors()),
-                masks(plan),
-                filled(flat_trace(trace)),
-                y,
-                memory,
-                filled(flat_gradients(gradients)),
-            ),
-            *(begin, end, self.instruction_set, POISON),
+            *described(plan, inputs, trace),
+            *(y, memory, filled(leaves(gradients)), begin, end, self.instruction_set, POISON),
         )
 
 
 def staircase_forward(plan: Plan, inputs: Inputs, trace: Trace, stairs: Any, old: list[Tensor]) -> None:
     """stairs: a `staircase_segment.Stairs`. old (B, slots, 2HK), a layer each: what came before the call."""
     torch.ops.stairwell.staircase_forward(
-        *numbers(plan),
-        *(
-            dense(inputs.tensors()),
-            masks(plan),
-            filled(flat_trace(trace)),
-            stairs.numbers(),
-            levels(stairs, trace, old),
-        ),
-        *(BEST, POISON),
+        *described(plan, inputs, trace), stairs.numbers(), levels(stairs, trace, old), BEST, POISON
     )
 
 
@@ -124,20 +98,18 @@ def staircase_backward(
     *block: int,
 ) -> None:
     torch.ops.stairwell.staircase_backward(
-        *numbers(plan),
-        *(
-            dense(inputs.tensors()),
-            masks(plan),
-            filled(flat_trace(trace)),
-            stairs.numbers(),
-            levels(stairs, trace, old),
-        ),
-        *(y, filled(flat_gradients(gradients)), filled(stairs_gradients), *block, BEST, POISON),
+        *(*described(plan, inputs, trace), stairs.numbers(), levels(stairs, trace, old)),
+        *(y, filled(leaves(gradients)), filled(stairs_gradients), *block, BEST, POISON),
     )
 
 
 def levels(stairs: Any, trace: Trace, old: list[Tensor]) -> list[Tensor]:
     return [*trace.levels, *dense([*old, *stairs.masks()])]
+
+
+def described(plan: Plan, inputs: Inputs, trace: Trace) -> tuple[Any, ...]:
+    """What every operator is told first."""
+    return *numbers(plan), dense(leaves(inputs)), masks(plan), filled(flat_trace(trace))
 
 
 def numbers(plan: Plan) -> tuple[Any, ...]:
@@ -150,11 +122,8 @@ def numbers(plan: Plan) -> tuple[Any, ...]:
 
 
 def masks(plan: Plan) -> list[Tensor]:
-    def layer(drawn: tuple[Tensor, ...], a: int) -> Tensor | None:
-        return drawn[a] if drawn else None
-
     kinds = (plan.attention_kept, plan.relu_kept, plan.cross_kept, plan.residual_kept)
-    return dense([plan.age, plan.source_mask, *(layer(kind, a) for a in range(plan.A) for kind in kinds)])
+    return dense([plan.age, plan.source_mask, *(kind[a] if kind else None for a in range(plan.A) for kind in kinds)])
 
 
 def filled(tensors: list[Tensor | None]) -> list[Tensor]:
@@ -173,19 +142,7 @@ def flat_trace(trace: Trace) -> list[Tensor | None]:
     return [*tensors, *trace.keys, *trace.values, *(tensor for layer in trace.layers for tensor in flat_layer(layer))]
 
 
-def flat_layer(layer: LayerTrace) -> Iterator[Tensor | None]:
-    def sublayer(of: SublayerTrace | None) -> list[Tensor | None]:
-        return [of.input, of.normed, of.rstd] if of else [None] * 3
-
-    def attended(of: Attended | None) -> list[Tensor | None]:
-        if of is None:
-            return [None] * 4
-        return [of.query, of.weights, None if of.used is of.weights else of.used, of.read]
-
-    yield from (*sublayer(layer.attention), *attended(layer.self_attended), layer.own)
-    yield from (*sublayer(layer.cross), *attended(layer.cross_attended), *sublayer(layer.feed), layer.active)
-
-
-def flat_gradients(gradients: Gradients) -> list[Tensor | None]:
-    layers = [getattr(layer, field.name) for layer in gradients.layers for field in dataclasses.fields(layer)]
-    return [gradients.x, gradients.memory, *gradients.old, *gradients.new, *layers]
+def flat_layer(layer: LayerTrace) -> list[Tensor | None]:
+    cross = [*leaves(layer.cross), *leaves(layer.cross_attended)] if layer.cross is not None else [None] * 7
+    own = (*leaves(layer.attention), *leaves(layer.self_attended), layer.own)
+    return [*own, *cross, *leaves(layer.feed), layer.active]

@@ -13,8 +13,7 @@ letters.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from itertools import repeat
 from typing import Any, Protocol
 
 import torch
@@ -31,10 +30,12 @@ from stairwell.fast.trace import (
     Projection,
     SublayerTrace,
     Trace,
+    leaves,
     make_gradients,
+    make_totals,
     make_trace,
-    values,
-    zeros,
+    mapped,
+    rebuilt,
 )
 
 
@@ -61,16 +62,14 @@ class Segment(Once):
     """(x, mix, positions, old keys and values, weights) -> y (B, T, D), new memory (B, T, G, D)"""
 
     @staticmethod
-    def forward(ctx: Any, backend: Backend, plan: Plan, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
-        inputs = Inputs.from_tensors(plan, tensors)
+    def forward(ctx: Any, backend: Backend, plan: Plan, form: Inputs, *tensors: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The tensors are the leaves of inputs of the same form."""
+        inputs: Inputs = rebuilt(form, iter(tensors))
         trace = make_trace(plan, inputs)
         backend.forward(plan, inputs, trace)
         if plan.needs_gradient:
-            # Saved as tensors, not as an attribute: then they are freed as soon as backward is done with them.
-            saved: list[Tensor | None] = [*tensors]
-            places = {id(tensor): i for i, tensor in enumerate(tensors)}
-            ctx.backend, ctx.plan, ctx.trace = backend, plan, tensors_to_places(trace, saved, places)
-            ctx.save_for_backward(*saved)
+            ctx.backend, ctx.plan = backend, plan
+            save_tree(ctx, [inputs, trace])
         # Copies, batch first: the trace must not hold on to its own outputs.
         return trace.y.transpose(0, 1).contiguous(), trace.memory.permute(2, 1, 0, 3).contiguous()
 
@@ -78,16 +77,10 @@ class Segment(Once):
     @once
     def backward(ctx: Any, y: Tensor, memory: Tensor) -> tuple[Any, ...]:
         """From the gradients of both outputs to those of all inputs, `totals`."""
-        plan, saved = ctx.plan, ctx.saved_tensors
-        inputs, trace = Inputs.from_tensors(plan, saved), places_to_tensors(ctx.trace, saved)
+        plan, (inputs, trace) = ctx.plan, saved_tree(ctx)
         gradients = make_gradients(plan, trace)
         y, memory = y.transpose(0, 1).contiguous(), memory.permute(2, 1, 0, 3).contiguous()
-        sets = [
-            Projection(old, *zeros([part.weight, part.bias]))
-            for old, part in zip(gradients.old, inputs.sets, strict=True)
-        ]
-        layers = [LayerWeights(*zeros(values([part]))) for part in inputs.layers]
-        totals = Inputs(gradients.x, torch.zeros_like(inputs.mix), torch.zeros_like(inputs.position), sets, layers)
+        totals = make_totals(inputs, gradients)
         for begin in reversed(range(0, plan.T, plan.block)):
             end = min(begin + plan.block, plan.T)
             ctx.backend.backward(plan, inputs, trace, y, memory, gradients, begin, end)
@@ -95,35 +88,22 @@ class Segment(Once):
                 kept, given = slice_steps(layer, begin, end), slice_steps(gradient, 0, end - begin)
                 add_layer_gradients(plan, kept, given, totals.layers[a], totals.sets[plan.set_of[a]])
         add_segment_gradients(plan, inputs, trace, gradients, totals)
-        return None, None, *totals.tensors()
+        return None, None, None, *leaves(totals)
 
 
-def tensors_to_places(tree: Any, tensors: list[Tensor | None], places: dict[int, int]) -> Any:
-    """The tree with each tensor's place in the list instead of the tensor; those not yet there are put at its end."""
-    if not isinstance(tree, Tensor):
-        return _rebuild(tree, lambda part: tensors_to_places(part, tensors, places))
-    if id(tree) not in places:
-        places[id(tree)] = len(tensors)
-        tensors.append(tree)
-    return places[id(tree)]
+def save_tree(ctx: Any, tree: Any) -> None:
+    """Keep tensors for backward: saved, not as an attribute, so that they are freed as soon as it is done with them."""
+    ctx.form = rebuilt(tree, repeat(None))
+    ctx.save_for_backward(*leaves(tree))
 
 
-def places_to_tensors(tree: Any, tensors: Sequence[Tensor]) -> Any:
-    """The tree with its tensors."""
-    return tensors[tree] if isinstance(tree, int) else _rebuild(tree, lambda part: places_to_tensors(part, tensors))
-
-
-def _rebuild(tree: Any, change: Callable[[Any], Any]) -> Any:
-    if tree is None:
-        return None
-    if isinstance(tree, list):
-        return [change(part) for part in tree]
-    return type(tree)(*(change(getattr(tree, field.name)) for field in dataclasses.fields(tree)))
+def saved_tree(ctx: Any) -> Any:
+    return rebuilt(ctx.form, iter(ctx.saved_tensors))
 
 
 def slice_steps(tree: Any, begin: int, end: int) -> Any:
     """The steps begin .. end-1 of a tree whose tensors are all time first."""
-    return tree[begin:end] if isinstance(tree, Tensor) else _rebuild(tree, lambda part: slice_steps(part, begin, end))
+    return mapped(lambda tensor: tensor[begin:end], tree)
 
 
 def rows(tensor: Tensor) -> Tensor:
@@ -188,14 +168,17 @@ def add_segment_gradients(plan: Plan, inputs: Inputs, trace: Trace, gradients: G
         add_product(project.weight, project.bias, new, trace.memory_input[g])
     mix = [torch.dot(given.view(-1), level.view(-1)) for given in gradients.memory for level in trace.levels]
     totals.mix += torch.stack(mix).view_as(totals.mix)
-    for part, layer, gradient, given in zip(inputs.layers, trace.layers, gradients.layers, totals.layers, strict=True):
-        query = layer.self_attended.query.unflatten(-1, (plan.H, plan.K))
-        add_product(totals.position[: gradient.scores.shape[-1]], None, gradient.scores, query)
-        if part.ramp is not None:
-            given.ramp = ramp_gradient(part.ramp, gradient.scores)
+    for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
+        add_score_gradients(plan, inputs, a, layer, gradient, totals)
 
 
-def ramp_gradient(ramp: Tensor, scores: Tensor) -> Tensor:
-    """weights = softmax(scores + log ramp), so a ramp's gradient is its score's, divided by it. (H, W)"""
-    total = scores.sum((0, 1))
-    return torch.where(ramp > 0, total / ramp, 0)
+def add_score_gradients(
+    plan: Plan, inputs: Inputs, a: int, trace: LayerTrace, gradient: LayerGradients, totals: Inputs
+) -> None:
+    """What layer a's scores add to the gradients of positions and of its span. weights = softmax(scores + log ramp), so
+    a ramp's gradient is its score's, divided by it."""
+    query = trace.self_attended.query.unflatten(-1, (plan.H, plan.K))
+    add_product(totals.position[: gradient.scores.shape[-1]], None, gradient.scores, query)
+    ramp, total = inputs.layers[a].ramp, totals.layers[a].ramp
+    if ramp is not None and total is not None:
+        total += torch.where(ramp > 0, gradient.scores.sum((0, 1)) / ramp, 0)

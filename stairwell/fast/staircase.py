@@ -26,7 +26,7 @@ from stairwell.cores.core import Source, tell_once
 from stairwell.cores.staircase import Staircase
 from stairwell.cores.time import Track, Window, ages, along_time
 from stairwell.fast import native
-from stairwell.fast.banded import Band, BandedLayer, ramp
+from stairwell.fast.banded import Band, BandedLayer
 from stairwell.fast.engine import FastEngine
 from stairwell.fast.staircase_diagonals import Diagonals
 from stairwell.fast.staircase_native import NativeSteps
@@ -77,11 +77,11 @@ class Wavefront(Diagonals):
         self.layers = {l: BandedLayer(core.layers[l], sources[l], tokens) for l in self.alive}
         self.reach = {l: core.reach(core.layers[l], self.oldest + self.x.shape[1]) for l in self.alive}
         self.vectors = self.positions()
-        self.ramps = {l: ramp(core.layers[l], 0, self.vectors.shape[0]) for l in self.alive}
+        self.ramps = {l: core.layers[l].ramp(self.vectors.shape[0]) for l in self.alive}
         # What the cache holds: raw, and as each layer sees it.
         self.cached_chunks: list[Tensor] = []
         self.cache_keys: dict[int, Track] = {}
-        if self.sees_cache:
+        if self.cache_sight is not None:
             memory = self.old_cache()
             self.cache_keys = {l: Track(layer.keys_values(memory)[:, None]) for l, layer in self.layers.items()}
         self.inputs: list[list[list[Tensor]]] = [[[] for _ in range(self.L)] for _ in range(self.E)]  # by pass, layer

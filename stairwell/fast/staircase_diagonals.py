@@ -45,7 +45,7 @@ class Diagonals:
         # A diagonal is all that its newest chunk, at pass 1, sees.
         in_sight = config.in_sight(1)
         self.cache_sight = next((sight for sight in in_sight if sight.pass_number is None), None)
-        self.pass_sights = [sight for sight in in_sight if sight.pass_number is not None]
+        self.chunks_back = [sight.nearest for sight in in_sight if sight.pass_number is not None]  # the farthest first
         self.alive = [l for l in range(self.L) if masks is None or not masks.dropped[l]]
 
     @property
@@ -66,10 +66,6 @@ class Diagonals:
         in_sight = position.distances if self.core.config.N is not None else self.oldest + self.x.shape[1]
         return position.table(in_sight, self.masks.vectors if self.masks is not None else None)
 
-    @property
-    def sees_cache(self) -> bool:
-        return self.cache_sight is not None
-
     def slots_back(self, c: int) -> tuple[int, int]:
         """Where chunk c <= 0 lies before this call: (near, far) slots back, no farther than any row goes."""
         near, far = (0, self.open) if c == 0 else (self.open + (-c - 1) * self.C, self.open - c * self.C)
@@ -79,19 +75,15 @@ class Diagonals:
         """Layer inputs (B, o, L, D) of the chunks on diagonal s that came before this call, from the state: of chunk -d
         at pass s+1+d, and of the open chunk at pass s+1; oldest first."""
         parts = []
-        for sight in self.pass_sights:
-            d, n = sight.nearest, sight.pass_number
-            if n is not None and d >= s:  # chunk s-d, at pass 1+d, came before this call, or is open
+        for d in self.chunks_back:
+            if d >= s:  # chunk s-d, at pass 1+d, came before this call, or is open
                 near, far = self.slots_back(s - d)
-                if near < far:
-                    memory = self.state.passes[n - 1]
-                    parts.append(memory[:, memory.shape[1] - far : memory.shape[1] - near])
-        return parts
+                memory = self.state.passes[d]
+                parts.append(memory[:, memory.shape[1] - far : memory.shape[1] - near])
+        return [part for part in parts if part.shape[1]]
 
     def old_cache(self) -> Tensor:
         """The state's cache, as far as any chunk looks. (B, slots, D)"""
-        if self.cache_sight is None:
-            return self.state.cache[:, :0]
         slots = min(-self.cached(0)[0], self.state.cache.shape[1])
         return self.state.cache[:, self.state.cache.shape[1] - slots :]
 

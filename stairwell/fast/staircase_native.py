@@ -14,7 +14,7 @@ from torch import Tensor
 from stairwell.fast.feedback import fold, project
 from stairwell.fast.staircase_diagonals import Diagonals
 from stairwell.fast.staircase_segment import Climb, Diagonal, Leaving, Stairs
-from stairwell.fast.trace import Inputs, Plan
+from stairwell.fast.trace import Inputs, Plan, leaves
 
 
 class NativeSteps(Diagonals):
@@ -27,19 +27,16 @@ class NativeSteps(Diagonals):
         before = [part for parts in olds for part in parts]
         diagonals = self.diagonals([sum(part.shape[1] for part in parts) for parts in olds], cache.shape[1])
         W = max(d.J for d in diagonals)
-        sets, old = [], []
-        for l in alive:
-            both = project(core.layers[l], torch.cat([cache, *(part[:, :, l] for part in before)], 1))
-            old.append(both.old[:, cache.shape[1] :])
+        sets = [project(core.layers[l], torch.cat([cache, *(part[:, :, l] for part in before)], 1)) for l in alive]
+        old = [both.old[:, cache.shape[1] :] for both in sets]
+        layers = [fold(core.layers[l], W, None) for l in alive]
+        for both, weights in zip(sets, layers, strict=True):
             both.old = both.old[:, : cache.shape[1]]
-            sets.append(both)
-        layers = [fold(core.layers[l], W - 1, core, None) for l in alive]
-        for weights in layers:
             weights.ramp = weights.ramp.flip(-1) if weights.ramp is not None else None
         positions = self.positions()[:W].flip(0)
         inputs = Inputs(self.x.transpose(0, 1).contiguous(), self.x.new_zeros(0), positions, sets, layers)
         stairs = self.stairs(diagonals, W, cache.shape[1], inputs)
-        y, *remembered = Climb.apply(stairs, len(alive), *old, *inputs.tensors())
+        y, *remembered = Climb.apply(stairs, [old, inputs], *leaves([old, inputs]))
         return y, self.state_after(remembered, [y if core.config.M > 0 else self.x])
 
     def stairs(self, diagonals: list[Diagonal], W: int, cached_before: int, inputs: Inputs) -> Stairs:
@@ -61,8 +58,7 @@ class NativeSteps(Diagonals):
             memory_of=(0,) * A,
             age=self.age,
             full=False,
-            needs_gradient=torch.is_grad_enabled()
-            and any(tensor is not None and tensor.requires_grad for tensor in inputs.tensors()),
+            needs_gradient=inputs.need_gradient,
             attention_kept=attention_kept,
             attention_rate=layer.attention.rate,
             relu_rate=layer.feed_forward.rate,
@@ -74,7 +70,7 @@ class NativeSteps(Diagonals):
             diagonals=tuple(diagonals),
             old=diagonals[-1].old_last,
             cached_before=cached_before,
-            cached_now=self.chunks[-1][0] if self.sees_cache else 0,
+            cached_now=self.chunks[-1][0] if self.cache_sight is not None else 0,
             caches_input=config.M == 0,
             level_of=tuple(sum(k < l for k in self.alive) for l in range(self.L)),
             leaving=tuple(part for s, d in enumerate(diagonals) for part in self.leaving(s, d, remembered)),
@@ -104,9 +100,9 @@ class NativeSteps(Diagonals):
         """What the state will hold of diagonal s: of each pass the newest tokens."""
         found = []
         for c in self.on(s):
-            n = s - c
-            oldest = self.x.shape[1] - remembered[n]
+            oldest = self.x.shape[1] - remembered[s - c]
             first, last = max(self.chunks[c][0], oldest), self.chunks[c][1]
             if first < last:
-                found.append(Leaving(n, d.place + first - d.begin, d.place + last - d.begin, first - oldest))
+                tokens = slice(d.place + first - d.begin, d.place + last - d.begin)
+                found.append(Leaving(s - c, tokens, slice(first - oldest, last - oldest)))
         return found

@@ -14,7 +14,7 @@ Letters as in `segment`; T tokens of the call, R of all diagonals together, W di
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,15 +28,13 @@ from stairwell.fast.once import Once, once
 from stairwell.fast.trace import (
     Gradients,
     Inputs,
-    LayerGradients,
-    LayerTrace,
-    LayerWeights,
     Plan,
-    Projection,
     Trace,
     fresh,
-    values,
-    zeros,
+    layer_gradients,
+    leaves,
+    make_totals,
+    rebuilt,
 )
 
 ROWS = 4096  # tokens times rows of a block: fewer make smaller products and more calls
@@ -65,12 +63,11 @@ class Diagonal:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Tokens first .. last-1 of all diagonals, whose inputs to all layers are remembered at a place of pass n."""
+    """Tokens of all diagonals whose inputs to all layers are remembered at places of pass n."""
 
     n: int
-    first: int
-    last: int
-    place: int
+    tokens: slice
+    places: slice
 
 
 @dataclass(frozen=True)
@@ -111,16 +108,15 @@ class Stairs:
         none: list[Tensor | None] = [None] * depth
         return [*(self.attention_kept[:depth] or none), *(self.relu_kept[:depth] or none)]
 
-    def blocks(self) -> Iterator[tuple[int, int]]:
-        """Diagonals between which weight gradients are taken, the last ones first."""
-        last = tokens = 0
-        found = []
+    def blocks(self) -> list[tuple[int, int, int, int]]:
+        """Tokens begin .. end-1 of diagonals first .. last-1, for which weight gradients are taken; the last first."""
+        found, first = [], 0
         for s, d in enumerate(self.diagonals):
-            tokens += d.t
-            if tokens * self.plan.B >= ROWS or s + 1 == len(self.diagonals):
-                found.append((last, s + 1))
-                last, tokens = s + 1, 0
-        return reversed(found)
+            begin, end = self.diagonals[first].place, d.place + d.t
+            if (end - begin) * self.plan.B >= ROWS or s + 1 == len(self.diagonals):
+                found.append((begin, end, first, s + 1))
+                first = s + 1
+        return found[::-1]
 
 
 def make_trace(stairs: Stairs, inputs: Inputs) -> Trace:
@@ -144,56 +140,45 @@ class Climb(Once):
     """-> y (B, T, D), and for each pass what is remembered of it (B, tokens, L, D)"""
 
     @staticmethod
-    def forward(ctx: Any, stairs: Stairs, layers: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Tensors are keys and values of what came before the call (B, slots, 2HK), a layer each, and the inputs."""
-        old, inputs = list(tensors[:layers]), Inputs.from_tensors(stairs.plan, tensors[layers:])
+    def forward(ctx: Any, stairs: Stairs, form: list[Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
+        """The tensors are the leaves of keys and values of what came before the call (B, slots, 2HK), a layer each, and
+        of inputs, which have the same form."""
+        old, inputs = rebuilt(form, iter(tensors))
         trace = make_trace(stairs, inputs)
         staircase_forward(stairs.plan, inputs, trace, stairs, old)
         ctx.set_materialize_grads(False)
         if stairs.plan.needs_gradient:
-            # Saved as tensors, not as an attribute: then they are freed as soon as backward is done with them.
-            saved: list[Tensor | None] = [*tensors]
-            places = {id(tensor): i for i, tensor in enumerate(tensors)}
-            ctx.stairs, ctx.layers, ctx.trace = stairs, layers, segment.tensors_to_places(trace, saved, places)
-            ctx.save_for_backward(*saved)
+            ctx.stairs = stairs
+            segment.save_tree(ctx, [old, inputs, trace])
         return (trace.y.transpose(0, 1).contiguous(), *remember(stairs, trace.levels))
 
     @staticmethod
     @once
     def backward(ctx: Any, y: Tensor | None, *remembered: Tensor | None) -> tuple[Any, ...]:
-        stairs, layers, saved = ctx.stairs, ctx.layers, ctx.saved_tensors
-        plan, old, inputs = stairs.plan, saved[:layers], Inputs.from_tensors(stairs.plan, saved[layers:])
-        trace = segment.places_to_tensors(ctx.trace, saved)
+        stairs, plan = ctx.stairs, ctx.stairs.plan
+        old, inputs, trace = segment.saved_tree(ctx)
         # On its way back a diagonal's own keys and values cover what is cached later: not in what may be read again.
         trace.keys, trace.values = ([part.clone() for part in room] for room in (trace.keys, trace.values))
         y = torch.zeros_like(trace.y) if y is None else y.transpose(0, 1).contiguous()
-        blocks = list(stairs.blocks())
-        most = max(sum(d.t for d in stairs.diagonals[first:last]) for first, last in blocks)
-        gradients = make_gradients(stairs, inputs, trace, most)
+        blocks = stairs.blocks()
+        gradients = make_gradients(stairs, inputs, trace, max(end - begin for begin, end, *_ in blocks))
         old_gradients = [torch.zeros_like(part) for part in old]
         room = [torch.zeros_like(part) for part in (*trace.keys, *trace.values)]
         later = fresh(trace.y, max(d.t for d in stairs.diagonals), plan.B, plan.D)
         owed = owed_by_state(stairs, trace, remembered)
-        totals = Inputs(
-            gradients.x,
-            torch.zeros_like(inputs.mix),
-            torch.zeros_like(inputs.position),
-            [Projection(old, *zeros([p.weight, p.bias])) for old, p in zip(gradients.old, inputs.sets, strict=True)],
-            [LayerWeights(*zeros(values([part]))) for part in inputs.layers],
-        )
-        for first, last in blocks:
-            begin, end = stairs.diagonals[first].place, stairs.diagonals[last - 1].place + stairs.diagonals[last - 1].t
+        totals = make_totals(inputs, gradients)
+        for begin, end, *diagonals in blocks:
             staircase_backward(
-                *(plan, inputs, trace, stairs, list(old), y, gradients, [*old_gradients, *room, *owed, later]),
-                *(begin, end, first, last),
+                *(plan, inputs, trace, stairs, old, y, gradients, [*old_gradients, *room, *owed, later]),
+                *(begin, end, *diagonals),
             )
             for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
                 kept, given = segment.slice_steps(layer, begin, end), segment.slice_steps(gradient, 0, end - begin)
                 segment.add_layer_gradients(plan, kept, given, totals.layers[a], totals.sets[a])
-                add_scores(plan, inputs.layers[a], kept, given, totals.position, totals.layers[a])
+                segment.add_score_gradients(plan, inputs, a, kept, given, totals)
         for project, new in zip(totals.sets, gradients.new, strict=True):
             segment.add_product(project.weight, project.bias, new, trace.memory_input)
-        return None, None, *old_gradients, *totals.tensors()
+        return None, None, *leaves([old_gradients, totals])
 
 
 def remember(stairs: Stairs, levels: Sequence[Tensor]) -> list[Tensor]:
@@ -201,9 +186,8 @@ def remember(stairs: Stairs, levels: Sequence[Tensor]) -> list[Tensor]:
     B, D = stairs.plan.B, stairs.plan.D
     remembered = [fresh(levels[0], B, tokens, len(stairs.level_of), D) for tokens in stairs.remembered]
     for part in stairs.leaving:
-        to = remembered[part.n][:, part.place : part.place + part.last - part.first]
         for l, level in enumerate(stairs.level_of):
-            to[:, :, l] = levels[level][part.first : part.last].transpose(0, 1)
+            remembered[part.n][:, part.places, l] = levels[level][part.tokens].transpose(0, 1)
     return remembered
 
 
@@ -213,56 +197,20 @@ def owed_by_state(stairs: Stairs, trace: Trace, remembered: Sequence[Tensor | No
         return [None for _ in trace.levels]
     owed = [torch.zeros_like(level) for level in trace.levels]
     for part in stairs.leaving:
-        given = remembered[part.n]
-        for l, level in enumerate(stairs.level_of):
-            if given is not None:
-                tokens = given[:, part.place : part.place + part.last - part.first, l]
-                owed[level][part.first : part.last] += tokens.transpose(0, 1)
+        if (given := remembered[part.n]) is not None:
+            for l, level in enumerate(stairs.level_of):
+                owed[level][part.tokens] += given[:, part.places, l].transpose(0, 1)
     return list(owed)
 
 
 def make_gradients(stairs: Stairs, inputs: Inputs, trace: Trace, tokens: int) -> Gradients:
     """Those of layers for the tokens of a block only."""
-
-    def block(tensor: Tensor | None) -> Any:
-        return None if tensor is None else fresh(tensor, tokens, *tensor.shape[1:])
-
-    def layer(trace: LayerTrace) -> LayerGradients:
-        attended = trace.self_attended
-        return LayerGradients(
-            attention_out=block(trace.attention.input),
-            attention_normed=block(trace.attention.normed),
-            query=block(attended.query),
-            scores=block(attended.weights),
-            read=trace.attention.input[:0],
-            own=block(trace.own),
-            **dict.fromkeys(["cross_out", "cross_normed", "cross_query", "cross_scores", "cross_read"]),
-            feed_out=block(trace.feed.input),
-            feed_normed=block(trace.feed.normed),
-            inner=block(trace.active),
-        )
-
     plan, width = stairs.plan, 2 * stairs.plan.H * stairs.plan.K
     return Gradients(
         x=torch.zeros_like(inputs.x),
         memory=trace.memory,
         old=[torch.zeros_like(part.old) for part in inputs.sets],
         new=[fresh(trace.y, stairs.cached_now, plan.B, width) for _ in inputs.sets],
-        layers=[layer(part) for part in trace.layers],
+        # The loops need no more of what was read than a token's.
+        layers=[layer_gradients(layer, tokens, scores=tokens, read=0) for layer in trace.layers],
     )
-
-
-def add_scores(
-    plan: Plan,
-    weights: LayerWeights,
-    trace: LayerTrace,
-    gradient: LayerGradients,
-    position: Tensor,
-    totals: LayerWeights,
-) -> None:
-    """What a block's scores add to the gradients of positions and span."""
-    query = trace.self_attended.query.unflatten(-1, (plan.H, plan.K))
-    segment.add_product(position, None, gradient.scores, query)
-    if weights.ramp is not None:
-        assert totals.ramp is not None
-        totals.ramp += segment.ramp_gradient(weights.ramp, gradient.scores)

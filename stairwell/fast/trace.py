@@ -9,9 +9,9 @@ F inner width, A layers (those that LayerDrop leaves), G memories, J source toke
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +20,28 @@ from torch import Tensor
 from stairwell.fast.memory import recycled
 
 ROWS = 1024  # of a block of steps: enough for products to run at their full speed
+
+
+def leaves(tree: Any) -> list[Tensor | None]:
+    """The tensors of a dataclass or list of them, in the order of its fields; an option that is off is none."""
+    if tree is None or isinstance(tree, Tensor):
+        return [tree]
+    parts = tree if isinstance(tree, list) else vars(tree).values()
+    return [leaf for part in parts for leaf in leaves(part)]
+
+
+def rebuilt(tree: Any, leaves: Iterator[Tensor | None]) -> Any:
+    """The same with other tensors."""
+    if tree is None or isinstance(tree, Tensor):
+        return next(leaves)
+    if isinstance(tree, list):
+        return [rebuilt(part, leaves) for part in tree]
+    return type(tree)(*(rebuilt(part, leaves) for part in vars(tree).values()))
+
+
+def mapped(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
+    """The same with each tensor changed."""
+    return rebuilt(tree, (None if leaf is None else change(leaf) for leaf in leaves(tree)))
 
 
 @dataclass(frozen=True)
@@ -123,29 +145,10 @@ class Inputs:
     sets: list[Projection]
     layers: list[LayerWeights]
 
-    def tensors(self) -> list[Tensor | None]:
-        return [self.x, self.mix, self.position, *values(self.sets), *values(self.layers)]
-
-    @staticmethod
-    def from_tensors(plan: Plan, tensors: Sequence[Any]) -> Inputs:
-        rest = iter(tensors[3:])
-        sets = [_take(Projection, rest) for _ in plan.memory_of]
-        return Inputs(tensors[0], tensors[1], tensors[2], sets, [_take(LayerWeights, rest) for _ in plan.reach])
-
-
-def zeros(tensors: Iterable[Tensor | None]) -> list[Any]:
-    """Something to add to, for each of them."""
-    return [torch.zeros_like(tensor) if tensor is not None else None for tensor in tensors]
-
-
-def values(inputs: Sequence[Any]) -> Iterator[Tensor | None]:
-    """All tensors of some parts, in the order of their fields."""
-    for part in inputs:
-        yield from (getattr(part, field.name) for field in dataclasses.fields(part))
-
-
-def _take(kind: Any, values: Iterator[Any]) -> Any:
-    return kind(*(next(values) for _ in dataclasses.fields(kind)))
+    @property
+    def need_gradient(self) -> bool:
+        """Whether a gradient will be asked for."""
+        return torch.is_grad_enabled() and any(leaf is not None and leaf.requires_grad for leaf in leaves(self))
 
 
 def fresh(like: Tensor, *shape: int) -> Tensor:
@@ -166,8 +169,12 @@ class SublayerTrace:
 class Attended:
     query: Tensor  # (T, B, HK)
     weights: Tensor  # (T, B, H, W)
-    used: Tensor  # the same after dropout; the same tensor without
+    dropped: Tensor | None  # the same after dropout; none without
     read: Tensor  # (T, B, HK): weighted sum of values
+
+    @property
+    def used(self) -> Tensor:
+        return self.weights if self.dropped is None else self.dropped
 
 
 @dataclass
@@ -204,9 +211,8 @@ def make_trace(plan: Plan, inputs: Inputs) -> Trace:
         return SublayerTrace(fresh(x, steps, B, D), normed, fresh(x, steps, B))
 
     def attended(width: int, dropout: bool) -> Attended:
-        weights = fresh(x, steps, B, plan.H, width)
-        used = fresh(x, steps, B, plan.H, width) if dropout else weights
-        return Attended(fresh(x, steps, B, HK), weights, used, fresh(x, steps, B, HK))
+        dropped = fresh(x, steps, B, plan.H, width) if dropout else None
+        return Attended(fresh(x, steps, B, HK), fresh(x, steps, B, plan.H, width), dropped, fresh(x, steps, B, HK))
 
     def layer(a: int) -> LayerTrace:
         keys = inputs.layers[a].cross_keys
@@ -267,39 +273,46 @@ class Gradients:
 
 
 def make_gradients(plan: Plan, trace: Trace) -> Gradients:
-    def whole(tensor: Tensor) -> Tensor:
-        return fresh(tensor, *tensor.shape)
-
-    def block(tensor: Tensor) -> Tensor:
-        return fresh(tensor, plan.block, *tensor.shape[1:])
-
-    def optional(tensor: Tensor | None) -> Tensor | None:
-        return block(tensor) if tensor is not None else None
-
-    def layer(trace: LayerTrace) -> LayerGradients:
-        cross, at, far = trace.cross, trace.self_attended, trace.cross_attended
-        return LayerGradients(
-            attention_out=block(trace.attention.input),
-            attention_normed=optional(trace.attention.normed),
-            query=block(at.query),
-            scores=whole(at.weights),
-            read=whole(at.read),
-            own=optional(trace.own),
-            cross_out=optional(cross.input) if cross else None,
-            cross_normed=optional(cross.normed) if cross else None,
-            cross_query=optional(far.query) if far else None,
-            cross_scores=optional(far.weights) if far else None,
-            cross_read=optional(far.read) if far else None,
-            feed_out=block(trace.feed.input),
-            feed_normed=optional(trace.feed.normed),
-            inner=block(trace.active),
-        )
-
     HK2 = 2 * plan.H * plan.K
     return Gradients(
-        whole(trace.y),
-        whole(trace.memory),
+        fresh(trace.y, *trace.y.shape),
+        fresh(trace.memory, *trace.memory.shape),
         [fresh(trace.y, plan.B, plan.R, HK2) for _ in trace.keys],
         [fresh(trace.y, plan.T, plan.B, HK2) for _ in trace.keys],
-        [layer(layer_trace) for layer_trace in trace.layers],
+        [layer_gradients(layer, plan.block, scores=plan.T, read=plan.T) for layer in trace.layers],
     )
+
+
+def layer_gradients(trace: LayerTrace, block: int, scores: int, read: int) -> LayerGradients:
+    """For the steps of a block; those of scores and of what was read for so many."""
+
+    def of(tensor: Tensor | None, steps: int = block) -> Any:
+        return None if tensor is None else fresh(tensor, steps, *tensor.shape[1:])
+
+    at, cross, far = trace.self_attended, trace.cross, trace.cross_attended
+    return LayerGradients(
+        attention_out=of(trace.attention.input),
+        attention_normed=of(trace.attention.normed),
+        query=of(at.query),
+        scores=of(at.weights, scores),
+        read=of(at.read, read),
+        own=of(trace.own),
+        cross_out=of(cross.input) if cross else None,
+        cross_normed=of(cross.normed) if cross else None,
+        cross_query=of(far.query) if far else None,
+        cross_scores=of(far.weights) if far else None,
+        cross_read=of(far.read) if far else None,
+        feed_out=of(trace.feed.input),
+        feed_normed=of(trace.feed.normed),
+        inner=of(trace.active),
+    )
+
+
+def make_totals(inputs: Inputs, gradients: Gradients) -> Inputs:
+    """The gradients of all inputs: those that a backward fills, and for the others zeros to add to."""
+    zeros = partial(mapped, torch.zeros_like)
+    sets = [
+        Projection(old, zeros(part.weight), zeros(part.bias))
+        for old, part in zip(gradients.old, inputs.sets, strict=True)
+    ]
+    return Inputs(gradients.x, zeros(inputs.mix), zeros(inputs.position), sets, zeros(inputs.layers))

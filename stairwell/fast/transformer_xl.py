@@ -17,13 +17,15 @@ from torch import Tensor
 from stairwell.cores.core import Source
 from stairwell.cores.time import ages, counts, slide
 from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.fast.banded import Band, BandedLayer, ramp
+from stairwell.fast.banded import Band, BandedLayer
 from stairwell.fast.engine import FastEngine
 from stairwell.layers import KEEP_ALL, Masks
 from stairwell.state import State
 
 
 class TransformerXLEngine(FastEngine):
+    """The reference's walk, with scores only where the memory's window lies."""
+
     def __call__(
         self,
         core: TransformerXL,
@@ -33,35 +35,26 @@ class TransformerXLEngine(FastEngine):
         source: Source | None = None,
         masks: Masks | None = None,
     ) -> tuple[Tensor, State]:
-        return walk(core, x, state, start, source, masks)
-
-
-def walk(
-    core: TransformerXL, x: Tensor, state: Any, start: Tensor | None, source: Source | None, masks: Masks | None
-) -> tuple[Tensor, State]:
-    """The reference's walk, with scores only where the memory's window lies."""
-    B, T, _ = x.shape
-    config = core.config
-    age = ages(state.count, start, T)
-    # Which slots are empty, for some tokens or for all, is asked only where the answer costs nothing: a GPU would have
-    # to be waited for.
-    youngest, oldest = (0, core.window.last) if x.is_cuda else (int(age.min()), max(1, int(age.max())))
-    sources = core.source_slots(source)
-    layers = {id(layer): BandedLayer(layer, given, B * T) for layer, given in zip(core.layers, sources, strict=True)}
-    vectors = core.position.table(core.window.distances, masks.vectors if masks is not None else None)
-    inputs: list[Tensor] = []
-    for l, layer in enumerate(core.layer_sequence()):
-        inputs.append(x)
-        kept = masks.at(l, 0, T) if masks is not None else KEEP_ALL
-        if kept.dropped:
-            continue
-        window = core.window.trimmed(core.reach(layer, oldest))
-        band = Band(config.heads, window, None if window.always_filled(youngest) else age, kept.attention)
-        memory = state.memory[:, state.memory.shape[1] - window.last :, l]
-        fast = layers[id(layer)]
-        fading = ramp(layer, window.first, vectors.shape[0])
-        x = fast(x, [fast.keys_values(memory)], vectors, fading, band, kept)
-    count, room = counts(state.count, state.room, start, age, state.slack)
-    staying = max(T - state.memory.shape[1], 0)  # tokens before this one leave the memory within the call
-    memory = slide(state.memory, torch.stack([layer_input[:, staying:] for layer_input in inputs], 2), count, start)
-    return x, replace(state, count=count, room=room, memory=memory)
+        B, T, _ = x.shape
+        age = ages(state.count, start, T)
+        # Which slots are empty, for some tokens or for all, is asked only where the answer costs nothing: a GPU would
+        # have to be waited for.
+        youngest, oldest = (0, core.window.last) if x.is_cuda else (int(age.min()), max(1, int(age.max())))
+        sources = core.source_slots(source)
+        layers = {layer: BandedLayer(layer, given, B * T) for layer, given in zip(core.layers, sources, strict=True)}
+        vectors = core.position.table(core.window.distances, masks.vectors if masks is not None else None)
+        inputs: list[Tensor] = []
+        for l, layer in enumerate(core.layer_sequence()):
+            inputs.append(x)
+            kept = masks.at(l, 0, T) if masks is not None else KEEP_ALL
+            if kept.dropped:
+                continue
+            window = core.window.trimmed(core.reach(layer, oldest))
+            band = Band(core.config.heads, window, None if window.always_filled(youngest) else age, kept.attention)
+            memory = state.memory[:, state.memory.shape[1] - window.last :, l]
+            fast = layers[layer]
+            x = fast(x, [fast.keys_values(memory)], vectors, layer.ramp(vectors.shape[0]), band, kept)
+        count, room = counts(state.count, state.room, start, age, state.slack)
+        staying = max(T - state.memory.shape[1], 0)  # tokens before this one leave the memory within the call
+        memory = slide(state.memory, torch.stack([layer_input[:, staying:] for layer_input in inputs], 2), count, start)
+        return x, replace(state, count=count, room=room, memory=memory)

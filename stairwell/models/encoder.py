@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stairwell.configs import check_at_least, check_rates
 from stairwell.layers import Wiring
 
 
@@ -45,15 +46,8 @@ class EncoderConfig:
     "LayerDrop: rate at which a whole layer of the encoder is skipped, drawn once a layer and call"
 
     def __post_init__(self) -> None:
-        for name in ("encoder_layers", "encoder_heads", "encoder_distance"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.encoder_inner is not None and self.encoder_inner < 1:
-            raise ValueError(f"encoder_inner must be at least 1, not {self.encoder_inner}")
-        for name in ("dropout", "attn_drop", "relu_drop", "layer_drop"):
-            rate = getattr(self, f"encoder_{name}")
-            if not 0 <= rate < 1:
-                raise ValueError(f"encoder_{name} must be in [0, 1), not {rate}")
+        check_at_least(self, 1, "encoder_layers", "encoder_heads", "encoder_distance", "encoder_inner")
+        check_rates(self, "encoder_dropout", "encoder_attn_drop", "encoder_relu_drop", "encoder_layer_drop")
 
 
 class Encoder(nn.Module):

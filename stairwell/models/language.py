@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from stairwell.configs import check_rates
 from stairwell.cores import Core, build
 from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
@@ -67,26 +68,83 @@ class LanguageModelConfig:
             raise ValueError(f"tied needs as many outputs as inputs, got {self.V} and {self.inputs}")
         if list(self.adaptive) != sorted(set(self.adaptive)) or any(cutoff < 1 for cutoff in self.adaptive):
             raise ValueError(f"the cutoffs of adaptive must rise from at least 1, got {self.adaptive}")
-        for name in ("embedding_dropout", "output_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        check_rates(self, "embedding_dropout", "output_dropout")
 
     @property
     def V(self) -> int:
         return self.outputs if self.outputs is not None else self.inputs
 
 
-class LanguageModel(nn.Module):
+class SymbolModel(nn.Module):
+    """What models that read and say symbols share."""
+
+    config: Any
+    core: Core
+    embedding: Embedding | AdaptiveEmbedding
+    head: Head | AdaptiveHead
+    first_token: FirstToken | None
+
+    def forward(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
+        """tokens (B, T) -> logits (B, T, V), the state after"""
+        x, state = self.hidden(tokens, state, start)
+        return self.head(x), state
+
+    def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
+        """What the head reads: (B, T, D) after the last norm."""
+        raise NotImplementedError
+
+    def hidden_for(
+        self, targets: Tensor, tokens: Tensor, state: State, start: Tensor | None = None
+    ) -> tuple[Tensor, State]:
+        """What the head reads, once targets and tokens are known to belong together."""
+        check_tensor(tokens, "tokens")
+        check_tensor(targets, "targets")
+        self.check_symbols(targets, "target", self.config.V, ignore=IGNORE)
+        if targets.shape != tokens.shape:
+            raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
+        return self.hidden(tokens, state, start)
+
+    def embed(self, tokens: Tensor, age: Tensor) -> Tensor:
+        """What the core reads. tokens, age (...) -> (..., D); age 0 is a row's first token"""
+        x = self.embedding(tokens)
+        if self.first_token is not None:
+            x = self.first_token(x, age)
+        return F.dropout(x, self.config.embedding_dropout, self.training)
+
+    def check_tokens(self, tokens: Tensor, start: Tensor | None) -> None:
+        check_tensor(tokens, "tokens")
+        if tokens.dim() != 2:
+            raise ValueError(f"tokens must be (rows, tokens), not {tuple(tokens.shape)}")
+        self.check_symbols(tokens, "token", self.config.inputs)
+        check_start(start, tokens.shape)
+
+    @staticmethod
+    def check_symbols(symbols: Tensor, what: str, size: int, ignore: int | None = None) -> None:
+        if symbols.dtype != torch.int64:
+            raise TypeError(f"{what}s must be int64, not {symbols.dtype}")
+        # On an accelerator looking at the values would stall it; there the embedding's own check has to do.
+        if symbols.device.type != "cpu":
+            return
+        wrong = (symbols < 0) | (symbols >= size)
+        if ignore is not None:
+            wrong &= symbols != ignore
+        if wrong.any():
+            row, place = wrong.nonzero()[0].tolist()
+            raise ValueError(
+                f"{what} {int(symbols[row, place])} at row {row}, place {place} is out of range: "
+                f"the model knows 0..{size - 1}"
+            )
+
+
+class LanguageModel(SymbolModel):
     """Predicts a symbol at every token: the next one, or a label of its own vocabulary (state tracking)."""
 
     def __init__(self, config: LanguageModelConfig, engine: str = "auto") -> None:
         super().__init__()
         self.config = config
         D = config.core.width
-        self.core: Core = build(config.core)
+        self.core = build(config.core)
         choose_engine(self.core, engine)
-        self.embedding: Embedding | AdaptiveEmbedding
-        self.head: Head | AdaptiveHead
         if config.adaptive:
             cutoffs, factor = config.adaptive, config.adaptive_factor
             vectors = AdaptiveVectors(config.inputs, D, cutoffs, factor)
@@ -112,11 +170,6 @@ class LanguageModel(nn.Module):
         """The state that `pack` made `vector` (B, N) of; `slack` is what that state was made with."""
         return self.core.unpack(vector, slack)
 
-    def forward(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
-        """tokens (B, T) -> logits (B, T, V), the state after"""
-        x, state = self.hidden(tokens, state, start)
-        return self.head(x), state
-
     def nll(self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, and the state after"""
         x, state = self.hidden_for(targets, tokens, state, start)
@@ -134,50 +187,13 @@ class LanguageModel(nn.Module):
         losses, likeliest = by_blocks(self.head.losses, x.flatten(0, 1), targets.flatten(), self.config.V)
         return losses.view(targets.shape), likeliest.view(targets.shape), state
 
-    def hidden_for(self, targets: Tensor, tokens: Tensor, state: State, start: Tensor | None) -> tuple[Tensor, State]:
-        """What the head reads, once targets and tokens are known to belong together."""
-        check_tensor(tokens, "tokens")
-        check_tensor(targets, "targets")
-        self.check_symbols(targets, "target", self.config.V, ignore=IGNORE)
-        if targets.shape != tokens.shape:
-            raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
-        return self.hidden(tokens, state, start)
-
     def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """What the head reads: (B, T, D) after the last norm."""
-        check_tensor(tokens, "tokens")
-        if tokens.dim() != 2:
-            raise ValueError(f"tokens must be (rows, tokens), not {tuple(tokens.shape)}")
-        self.check_symbols(tokens, "token", self.config.inputs)
+        self.check_tokens(tokens, start)
         self.core.check_state(state, tokens.shape[0])
-        check_start(start, tokens.shape)
         x = self.embed(tokens, ages(state.count, start, tokens.shape[1]))
         x, state = self.core(x, state, start)
         return F.dropout(self.norm(x), self.config.output_dropout, self.training), state
-
-    def embed(self, tokens: Tensor, age: Tensor) -> Tensor:
-        """What the core reads. tokens, age (...) -> (..., D); age 0 is a row's first token"""
-        x = self.embedding(tokens)
-        if self.first_token is not None:
-            x = self.first_token(x, age)
-        return F.dropout(x, self.config.embedding_dropout, self.training)
-
-    @staticmethod
-    def check_symbols(symbols: Tensor, what: str, size: int, ignore: int | None = None) -> None:
-        if symbols.dtype != torch.int64:
-            raise TypeError(f"{what}s must be int64, not {symbols.dtype}")
-        # On an accelerator looking at the values would stall it; there the embedding's own check has to do.
-        if symbols.device.type != "cpu":
-            return
-        wrong = (symbols < 0) | (symbols >= size)
-        if ignore is not None:
-            wrong &= symbols != ignore
-        if wrong.any():
-            row, place = wrong.nonzero()[0].tolist()
-            raise ValueError(
-                f"{what} {int(symbols[row, place])} at row {row}, place {place} is out of range: "
-                f"the model knows 0..{size - 1}"
-            )
 
 
 def by_blocks(

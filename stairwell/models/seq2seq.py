@@ -20,15 +20,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stairwell.cores import Core, build
-from stairwell.cores.core import Seen, SourceState, check_start, check_tensor
+from stairwell.configs import check_rates
+from stairwell.cores import build
+from stairwell.cores.core import Seen, SourceState, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
 from stairwell.fast import choose_engine
 from stairwell.layers import Attention, FeedForward, LayerConfig, Slots
 from stairwell.models.embedding import Embedding, FirstToken, Head
 from stairwell.models.encoder import Encoder, EncoderConfig
-from stairwell.models.language import IGNORE, LanguageModel, by_blocks
+from stairwell.models.language import IGNORE, SymbolModel, by_blocks
 from stairwell.state import State
 
 
@@ -57,9 +58,7 @@ class Seq2SeqConfig(EncoderConfig):
             raise ValueError("a model needs at least one source and one target symbol")
         if self.tied == "all" and (not self.joint or self.sources != self.targets):
             raise ValueError("tied all needs one vocabulary for source and target; use tied output")
-        for name in ("embedding_dropout", "output_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), not {getattr(self, name)}")
+        check_rates(self, "embedding_dropout", "output_dropout")
 
     @property
     def V(self) -> int:
@@ -124,7 +123,7 @@ class SourceReader(nn.Module):
         return x + self.feed_forward(self.feed_forward_norm(x))
 
 
-class Seq2Seq(nn.Module):
+class Seq2Seq(SymbolModel):
     """Writes a target, symbol by symbol, from a source that it has read as a whole."""
 
     def __init__(self, config: Seq2SeqConfig, engine: str = "auto") -> None:
@@ -132,7 +131,7 @@ class Seq2Seq(nn.Module):
         self.config = config
         D = config.core.width
         crosses = isinstance(config.core, LayerConfig)
-        self.core: Core = build(dataclasses.replace(config.core, cross=True) if crosses else config.core)
+        self.core = build(dataclasses.replace(config.core, cross=True) if crosses else config.core)
         choose_engine(self.core, engine)
         self.reader = None if crosses else SourceReader(D, config.encoder_heads)
         self.embedding = Embedding(config.targets, D)
@@ -163,25 +162,17 @@ class Seq2Seq(nn.Module):
                 f"{mask.dtype} of {tuple(mask.shape)}"
             )
         source = source.masked_fill(~mask, 0)
-        LanguageModel.check_symbols(source, "source token", self.config.sources)
+        self.check_symbols(source, "source token", self.config.sources)
         table = self.embedding if self.source_embedding is None else self.source_embedding
         x = F.dropout(table(source), self.config.embedding_dropout, self.training)
         return self.encoder(x, mask).masked_fill(~mask[..., None], 0)
-
-    def forward(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
-        """tokens (B, T) -> logits (B, T, V), the state after"""
-        x, state = self.hidden(tokens, state, start)
-        return self.head(x), state
 
     def losses(
         self, tokens: Tensor, targets: Tensor, state: State, smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor, State]:
         """tokens, targets (B, T) -> smoothed losses, plain losses in nats (both 0 where the target is IGNORE), the
         likeliest symbols, all (B, T), and the state after. No logits are formed where nothing is scored."""
-        self.check_symbols(targets, "target", self.config.V, ignore=IGNORE)
-        if targets.shape != tokens.shape:
-            raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
-        x, state = self.hidden(tokens, state)
+        x, state = self.hidden_for(targets, tokens, state)
         scored = targets != IGNORE
         flat, wanted = x[scored], targets[scored]
         judge = partial(self.score, smoothing=smoothing)
@@ -198,13 +189,9 @@ class Seq2Seq(nn.Module):
 
     def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """What the head reads: (B, T, D) after the last norm."""
-        check_tensor(tokens, "tokens")
-        if tokens.dim() != 2:
-            raise ValueError(f"tokens must be (rows, tokens), not {tuple(tokens.shape)}")
         if not isinstance(state, SourceState):
             raise TypeError(f"a Seq2Seq needs a SourceState, not a {type(state).__name__}; make one with init_state")
-        self.check_symbols(tokens, "token", self.config.inputs)
-        check_start(start, tokens.shape)
+        self.check_tokens(tokens, start)
         x = self.embed(tokens, ages(state.count, start, tokens.shape[1]))
         if self.reader is None:
             x, decoder = self.core(x, state.decoder, start, state.source, state.source_mask)
@@ -213,12 +200,3 @@ class Seq2Seq(nn.Module):
             x = self.reader(x, state.source, state.source_mask)
         after = dataclasses.replace(state, decoder=decoder)
         return F.dropout(self.norm(x), self.config.output_dropout, self.training), after
-
-    def embed(self, tokens: Tensor, age: Tensor) -> Tensor:
-        """What the core reads. tokens, age (...) -> (..., D); age 0 is a target's first token"""
-        x = self.embedding(tokens)
-        if self.first_token is not None:
-            x = self.first_token(x, age)
-        return F.dropout(x, self.config.embedding_dropout, self.training)
-
-    check_symbols = staticmethod(LanguageModel.check_symbols)

@@ -149,11 +149,6 @@ class Reinforcement:
     def action(self) -> Space:
         return spaces.from_json(self.facts()["action"])
 
-    @property
-    def is_own(self) -> bool:
-        """Whether the environment is one of stairwell's own, which need no gymnasium."""
-        return full_name(self.config.env) in ENVIRONMENTS
-
     def open(self, rows: range, seed: int, **more: Any) -> Rows:
         return open_rows(self.config.env, {**self.config.given(), **more}, rows, seed)
 

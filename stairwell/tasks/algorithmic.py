@@ -220,10 +220,7 @@ class Algorithmic(GeneratedTask):
         programs = Programs(
             c.statements, c.variables, c.variables, c.equality, c.fresh, c.assigns, c.changes, c.prints, c.ifs
         )
-        super().__init__(config, programs)
-        self.config = config
-        self.inputs = FIRST_VARIABLE + config.variables
-        self.outputs = len(VALUES)
+        super().__init__(config, programs, inputs=FIRST_VARIABLE + c.variables, outputs=len(VALUES))
 
     def score(self) -> TokenScore:
         return TokenScore()

@@ -10,14 +10,13 @@ the paper scores characters, not when to stop. Tokens 0..9 are the digits. Each 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from .base import IGNORE
-from .generated import Array, GeneratedTask, Played, check_at_least
-from .scores import SequenceScore
+from .generated import Array, LengthTask, Played, check_at_least
 
 DIGITS = 10
 SEP, END = DIGITS, DIGITS + 1
@@ -68,19 +67,9 @@ class Lines:
         return Played(tokens, targets)
 
 
-class Copying(GeneratedTask):
+class Copying(LengthTask):
     def __init__(self, config: Config) -> None:
-        check_at_least(0, valid_length=config.valid_length)
-        check_at_least(1, test_length=config.test_length)
-        lines = Lines(config.length, config.reverse)
-        valid = replace(lines, length=config.valid_length or config.length)
-        super().__init__(config, lines, valid, test=replace(lines, length=config.test_length))
-        self.config = config
-        self.inputs = DIGITS + 2
-        self.outputs = DIGITS
-
-    def score(self) -> SequenceScore:
-        return SequenceScore()
+        super().__init__(config, Lines(config.length, config.reverse), inputs=DIGITS + 2, outputs=DIGITS)
 
     def describe(self) -> str:
         c = self.config

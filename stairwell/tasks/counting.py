@@ -8,14 +8,13 @@ asked there. Each sequence begins with a start flag.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from .base import IGNORE
 from .generated import Array, GeneratedTask, Played, check_at_least
-from .scores import SequenceScore
 
 SYMBOLS = ("A", "SEP", "B", "END")
 A, SEP, B, END = range(4)
@@ -65,13 +64,8 @@ class Counts:
 class Counting(GeneratedTask):
     def __init__(self, config: Config) -> None:
         check_at_least(0, test_length=config.test_length)
-        counts = Counts(config.length)
-        super().__init__(config, counts, test=replace(counts, length=config.test_length or config.length))
-        self.config = config
-        self.inputs = self.outputs = len(SYMBOLS)
-
-    def score(self) -> SequenceScore:
-        return SequenceScore()
+        test = Counts(config.test_length or config.length)
+        super().__init__(config, Counts(config.length), inputs=len(SYMBOLS), outputs=len(SYMBOLS), test=test)
 
     def describe(self) -> str:
         c = self.config

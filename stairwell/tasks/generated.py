@@ -17,6 +17,7 @@ from stairwell.data.cache import Array
 from stairwell.errors import UserError
 from stairwell.tasks.base import IGNORE, Batch, Kind, Known, Split
 from stairwell.tasks.feeds import check_position, check_rows, check_segments, to_batch
+from stairwell.tasks.scores import SequenceScore, TokenScore
 from stairwell.text import Vocabulary
 
 _SOURCES = {"train": 0, "valid": 1, "test": 2, "finite": 3, "endless": 4}  # of random numbers
@@ -142,43 +143,39 @@ def episode_batches(episodes: Episodes, count: int, split: Split, rows: int, seg
         yield _symbols_to_batch(symbols, episodes.documents)
 
 
-class EpisodeCounts(Protocol):
-    """What the Config of every generated task tells."""
-
-    @property
-    def train_episodes(self) -> int: ...
-    @property
-    def valid_episodes(self) -> int: ...
-    @property
-    def test_episodes(self) -> int: ...
-
-
 class GeneratedTask:
-    """What all generated tasks share. The splits are fresh episodes, the same for every seed; `valid` and `test` make
-    theirs where these differ from the training's."""
+    """What all generated tasks share. The splits are fresh episodes, the same for every seed, as many as the config's
+    `valid_episodes` and `test_episodes`; `valid` and `test` make theirs where these differ from the training's."""
 
     kind: Kind = "language"
     reads_files: ClassVar[bool] = False
     headline = "accuracy"
     higher_is_better = True
     vocabularies: Mapping[str, Vocabulary] = {}
-    config: Any
-    inputs: int
-    outputs: int
 
     def __init__(
-        self, counts: EpisodeCounts, train: Episodes, valid: Episodes | None = None, test: Episodes | None = None
+        self,
+        config: Any,
+        train: Episodes,
+        inputs: int,
+        outputs: int,
+        valid: Episodes | None = None,
+        test: Episodes | None = None,
     ) -> None:
-        check_at_least(0, train_episodes=counts.train_episodes)
-        check_at_least(1, valid_episodes=counts.valid_episodes, test_episodes=counts.test_episodes)
-        self.counts, self.train = counts, train
+        check_at_least(0, train_episodes=config.train_episodes)
+        check_at_least(1, valid_episodes=config.valid_episodes, test_episodes=config.test_episodes)
+        self.config: Any = config
+        self.train, self.inputs, self.outputs = train, inputs, outputs
         self.splits = {
-            "valid": (valid or train, counts.valid_episodes),
-            "test": (test or train, counts.test_episodes),
+            "valid": (valid or train, config.valid_episodes),
+            "test": (test or train, config.test_episodes),
         }
 
+    def score(self) -> TokenScore:
+        return SequenceScore()
+
     def feed(self, rows: range, batch: int, seed: int) -> GeneratedFeed:
-        return GeneratedFeed(self.train, rows, batch, seed, count=self.counts.train_episodes)
+        return GeneratedFeed(self.train, rows, batch, seed, count=self.config.train_episodes)
 
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
         episodes, count = self.splits[split]
@@ -208,9 +205,51 @@ class GeneratedTask:
 
     def sets(self) -> str:
         """The sizes of the sets, for `describe`."""
-        c = self.counts
+        c = self.config
         training = f"a finite training set of {c.train_episodes:,}" if c.train_episodes else "an endless training set"
         return f"{training}, {c.valid_episodes:,} fresh ones to validate, {c.test_episodes:,} to test"
+
+
+class LengthTask(GeneratedTask):
+    """A task whose config has a `length` for training, a `valid_length` (0: the same) and a `test_length`."""
+
+    def __init__(self, config: Any, train: Any, inputs: int, outputs: int) -> None:
+        check_at_least(0, valid_length=config.valid_length)
+        check_at_least(1, test_length=config.test_length)
+        valid = replace(train, length=config.valid_length or config.length)
+        super().__init__(config, train, inputs, outputs, valid, replace(train, length=config.test_length))
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Episodes of `length` tokens, each with a label that follows from those so far; they can go on without end."""
+
+    length: int
+    adjustable: ClassVar[tuple[str, ...]] = ("length",)
+    documents: ClassVar[bool] = True
+    opening: ClassVar[tuple[int, ...]] = ()
+
+    def __post_init__(self) -> None:
+        check_at_least(1, length=self.length)
+
+    @property
+    def size(self) -> int:
+        return self.length
+
+    def draw(self, rng: np.random.Generator, count: int) -> Array:
+        raise NotImplementedError
+
+    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+        raise NotImplementedError
+
+    def play(self, draws: Array) -> Played:
+        return Played(draws, self.follow(draws, None)[0])
+
+    def go_on(self, rng: np.random.Generator, length: int) -> Array:
+        return replace(self, length=length).draw(rng, 1)[0]
+
+    def asks(self, place: Array) -> Array:
+        return place > 0
 
 
 def check_at_least(least: int, **options: int) -> None:

@@ -23,7 +23,6 @@ from stairwell.errors import UserError
 
 from .base import IGNORE
 from .generated import Array, GeneratedTask, Played, check_at_least
-from .scores import SequenceScore
 
 Label = Literal["last", "every"]
 
@@ -125,12 +124,7 @@ class LeagueTask(GeneratedTask):
         valid_min = config.valid_min_length or config.min_length
         valid = replace(train, min_length=valid_min, length=config.valid_length or config.length)
         test = replace(train, min_length=config.test_min_length, length=config.test_length)
-        super().__init__(config, train, valid, test)
-        self.config = config
-        self.inputs, self.outputs = inputs, outputs
-
-    def score(self) -> SequenceScore:
-        return SequenceScore()
+        super().__init__(config, train, inputs, outputs, valid, test)
 
     def describe(self) -> str:
         c = self.config

@@ -7,13 +7,11 @@ modulo 2. Each sequence begins with a start flag.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from dataclasses import dataclass
 
 import numpy as np
 
-from .generated import Array, GeneratedTask, Played, check_at_least
-from .scores import SequenceScore
+from .generated import Array, LengthTask, Sequences
 
 
 @dataclass(frozen=True)
@@ -32,48 +30,17 @@ class Config:
     """fresh sequences in the test split"""
 
 
-@dataclass(frozen=True)
-class Bits:
-    length: int
-    adjustable: ClassVar[tuple[str, ...]] = ("length",)
-    documents: ClassVar[bool] = True
-    opening: ClassVar[tuple[int, ...]] = ()
-
-    def __post_init__(self) -> None:
-        check_at_least(1, length=self.length)
-
-    @property
-    def size(self) -> int:
-        return self.length
-
+class Bits(Sequences):
     def draw(self, rng: np.random.Generator, count: int) -> Array:
         return rng.integers(0, 2, size=(count, self.length), dtype=np.int8)
-
-    def play(self, draws: Array) -> Played:
-        return Played(draws, self.follow(draws, None)[0])
-
-    def go_on(self, rng: np.random.Generator, length: int) -> Array:
-        return replace(self, length=length).draw(rng, 1)[0]
 
     def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
         return running_parity(tokens, before)
 
-    def asks(self, place: Array) -> Array:
-        return place > 0
 
-
-class Parity(GeneratedTask):
+class Parity(LengthTask):
     def __init__(self, config: Config) -> None:
-        check_at_least(0, valid_length=config.valid_length)
-        check_at_least(1, test_length=config.test_length)
-        bits = Bits(config.length)
-        valid = replace(bits, length=config.valid_length or config.length)
-        super().__init__(config, bits, valid, test=replace(bits, length=config.test_length))
-        self.config = config
-        self.inputs = self.outputs = 2
-
-    def score(self) -> SequenceScore:
-        return SequenceScore()
+        super().__init__(config, Bits(config.length), inputs=2, outputs=2)
 
     def describe(self) -> str:
         c = self.config

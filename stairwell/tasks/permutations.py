@@ -10,18 +10,16 @@ permutation; the labels stay the same. Each sequence begins with a start flag.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from itertools import permutations
 from math import factorial, isqrt
-from typing import ClassVar
 
 import numpy as np
 
 from stairwell.errors import UserError
 
-from .generated import Array, GeneratedTask, Played, check_at_least
-from .scores import SequenceScore
+from .generated import Array, LengthTask, Sequences
 
 MOST_ELEMENTS = 6  # the table of all products has factorial(elements) squared entries
 SHORT = 256  # factors of a word that is multiplied in one piece
@@ -48,22 +46,14 @@ class Config:
 
 
 @dataclass(frozen=True)
-class Words:
-    length: int
+class Words(Sequences):
     elements: int
     generators: bool
-    adjustable: ClassVar[tuple[str, ...]] = ("length",)
-    documents: ClassVar[bool] = True
-    opening: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_at_least(1, length=self.length)
+        super().__post_init__()
         if not 2 <= self.elements <= MOST_ELEMENTS:
             raise UserError(f"elements is {self.elements}; it must be between 2 and {MOST_ELEMENTS}")
-
-    @property
-    def size(self) -> int:
-        return self.length
 
     @property
     def symbols(self) -> int:
@@ -72,33 +62,15 @@ class Words:
     def draw(self, rng: np.random.Generator, count: int) -> Array:
         return rng.integers(0, self.symbols, size=(count, self.length), dtype=np.int16)
 
-    def play(self, draws: Array) -> Played:
-        return Played(draws, self.follow(draws, None)[0])
-
-    def go_on(self, rng: np.random.Generator, length: int) -> Array:
-        return replace(self, length=length).draw(rng, 1)[0]
-
     def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
         factors = generators(self.elements)[tokens] if self.generators else tokens
         return running_products(products(self.elements), factorial(self.elements), factors, before)
 
-    def asks(self, place: Array) -> Array:
-        return place > 0
 
-
-class Permutations(GeneratedTask):
+class Permutations(LengthTask):
     def __init__(self, config: Config) -> None:
-        check_at_least(0, valid_length=config.valid_length)
-        check_at_least(1, test_length=config.test_length)
         words = Words(config.length, config.elements, config.generators)
-        valid = replace(words, length=config.valid_length or config.length)
-        super().__init__(config, words, valid, test=replace(words, length=config.test_length))
-        self.config = config
-        self.inputs = words.symbols
-        self.outputs = factorial(config.elements)
-
-    def score(self) -> SequenceScore:
-        return SequenceScore()
+        super().__init__(config, words, inputs=words.symbols, outputs=factorial(config.elements))
 
     def describe(self) -> str:
         c = self.config

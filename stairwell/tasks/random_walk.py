@@ -87,10 +87,8 @@ class Walks:
 
 class RandomWalk(GeneratedTask):
     def __init__(self, config: Config) -> None:
-        super().__init__(config, Walks(config.length, config.grid, config.fresh))
-        self.config = config
-        self.inputs = len(ACTIONS)
-        self.outputs = config.grid**2
+        walks = Walks(config.length, config.grid, config.fresh)
+        super().__init__(config, walks, inputs=len(ACTIONS), outputs=config.grid**2)
 
     def score(self) -> TokenScore:
         return TokenScore(counts=_is_action)

@@ -134,10 +134,10 @@ def test_gradcheck(engine: FeedbackEngine) -> None:
     given = Source(case.source["source"], torch.tensor([[True, False, True, True]]))
     age = ages(case.state.count, case.start, 3)
     inputs, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), given, None)  # type: ignore[arg-type]
-    leaves = [part.detach().requires_grad_() if part is not None else None for part in inputs.tensors()]
+    leaves = [part.detach().requires_grad_() if part is not None else None for part in traces.leaves(inputs)]
     assert plan.needs_gradient
     assert torch.autograd.gradcheck(
-        lambda *tensors: segment.Segment.apply(engine.backend, plan, *tensors), leaves, fast_mode=True
+        lambda *tensors: segment.Segment.apply(engine.backend, plan, inputs, *tensors), leaves, fast_mode=True
     )
 
 
@@ -252,14 +252,5 @@ def test_the_operators_keep_their_schema() -> None:
         age = ages(case.state.count, case.start, 3)
         inputs, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), None, None)  # type: ignore[arg-type]
     trace = traces.make_trace(plan, inputs)
-    arguments = (
-        *native.numbers(plan),
-        *(
-            native.dense(inputs.tensors()),
-            native.masks(plan),
-            native.filled(native.flat_trace(trace)),
-            native.BEST,
-            False,
-        ),
-    )
+    arguments = (*native.described(plan, inputs, trace), native.BEST, False)
     torch.library.opcheck(torch.ops.stairwell.feedback_forward.default, arguments)
