@@ -13,6 +13,7 @@ from stairwell.experiments.papers.feedback.pairs import (
     SUMMARIES,
     SUMMARY_DATA,
     TAKEN,
+    VALID_BLEU,
     WORDS_A_SECOND,
     by_depth,
 )
@@ -26,7 +27,7 @@ def iwslt(scale: Scale) -> Study:
         title="The depth of a decoder, a small translation corpus",
         paper=f"{FEEDBACK}, figure 7 (left)",
         scale=scale,
-        columns=(BLEU, WORDS_A_SECOND),
+        columns=(BLEU, VALID_BLEU, WORDS_A_SECOND) if small else (BLEU, WORDS_A_SECOND),
         rows=by_depth(IWSLT[scale], (1, 2, 4) if small else (1, 2, 4, 6), {}),
         claim="shallow Feedback decoders are better than shallow Transformer decoders",
         notes=(*SMALL, "The trainings are those of figure 4 (left): IWSLT is not at hand.")

@@ -17,6 +17,7 @@ from stairwell.train.config import PairTrainConfig
 
 WORDS_A_SECOND = WritingSpeed("words/s, beam 5")
 BLEU = Metric("test BLEU", "bleu")
+VALID_BLEU = Metric("valid BLEU", "bleu", "valid")
 SPLIT_BLEU = Metric("test BLEU, compounds split", "bleu_compounds_split")
 ROUGE = Metric("test ROUGE-L", "rougeL")
 
