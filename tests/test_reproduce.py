@@ -218,6 +218,44 @@ def test_publishing_draws_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     }
 
 
+def trained(*seeds: int, model: str = "Feedback", commit: str = "a", path: str = "here") -> dict[str, Any]:
+    """A row of a result; seed 7 is the best in validation."""
+    return {
+        "model": model, "weights": 5 if seeds else None, "tokens": 9 if seeds else None, "seeds": list(seeds),
+        "commits": [commit] * len(seeds), "valid": [{"valid_loss": abs(seed - 7)} for seed in seeds],
+        "seconds": [10 * seed for seed in seeds], "stages": [None] * len(seeds), "threads": [1] if seeds else [],
+        "measured": {"BLEU": [f"{commit}{seed}" for seed in seeds]}, "best": {}, "paper": {},
+        "config": {"task": {"path": path, "length": 4}},
+    }  # fmt: skip
+
+
+def of_rows(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {"study": "one", "columns": ["BLEU"], "rows": list(rows), "provenance": {"commit": "b"}}
+
+
+def test_a_result_is_added_to_what_was_published_of_other_seeds_and_rows() -> None:
+    before = of_rows(trained(0, 2, 7), trained(0, model="LSTM"), trained(model="Universal"))
+    now = of_rows(trained(1, 2, commit="b", path="there"), trained(model="LSTM"), trained(3, model="Universal"))
+    feedback, lstm, universal = (both := publish.joined(before, now))["rows"]
+    assert feedback["seeds"] == [0, 1, 2, 7] and feedback["seconds"] == [0, 10, 20, 70]
+    # Seed 2 was trained again: the newer counts.
+    assert feedback["measured"] == {"BLEU": ["a0", "b1", "b2", "a7"]} and feedback["commits"] == ["a", "b", "b", "a"]
+    assert feedback["best"] == {"BLEU": "a7"}
+    assert (lstm["seeds"], lstm["weights"], lstm["threads"]) == ([0], 5, [1])
+    assert universal["seeds"] == [3]
+    assert both["provenance"]["commit"] == "a, b"
+
+
+def test_a_result_is_not_added_to_one_of_other_trainings_or_other_measures() -> None:
+    now = of_rows(trained(1))
+    longer = trained(0)
+    longer["config"]["task"]["length"] = 5
+    with pytest.raises(SystemExit, match="'Feedback' is published with another config"):
+        publish.joined(of_rows(longer), now)
+    with pytest.raises(SystemExit, match="measured in another way"):
+        publish.joined({**of_rows(trained(0)), "columns": ["ROUGE"]}, now)
+
+
 def test_the_page_of_results_is_made_from_them() -> None:
     assert publish.PAGE.read_text(encoding="utf-8") == publish.page()
 

@@ -1,6 +1,7 @@
 """Publishing a study: from its folder to results/NAME-SCALE.json, its pictures and docs/reproduction.md.
 
     python -m tools.publish runs/NAME-laptop --verdict "Agrees in sign and size: ..."
+    python -m tools.publish runs/NAME-laptop --add --verdict "..."   keeps what is published of other rows and seeds
     python -m tools.publish                                writes the page and draws sweeps anew from results/
     python -m tools.publish --demo runs/demo               takes the demo's result and picture over
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ from PIL import Image
 from stairwell.experiments import demo
 from stairwell.experiments.cost import in_words
 from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE
-from stairwell.experiments.reproduce import panels, table, takes
+from stairwell.experiments.reproduce import best_by_validation, panels, table, takes
 from stairwell.experiments.study import SCALES, Scale
 from stairwell.files import write_text
 from stairwell.report import Panel, write_sweep_png
@@ -57,16 +59,63 @@ a model's operations, without environments and evaluations. Text that is not pub
 """
 
 
-def publish(folder: Path, verdict: str) -> Path:
-    """Take a study's result and picture over into the project."""
+def publish(folder: Path, verdict: str, add: bool = False) -> Path:
+    """Take a study's result and picture over into the project; `add`: beside the rows and seeds published before."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-    result["verdict"] = verdict
     name = f"{result['study']}-{result['scale']}"
+    if add:
+        result = joined(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")), result)
+    result["verdict"] = verdict
     RESULTS.mkdir(exist_ok=True)
     write_text(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
     if (folder / "curves.png").exists():
         save_picture(folder / "curves.png", f"{name}.png")
     return RESULTS / f"{name}.json"
+
+
+PER_SEED = ("seeds", "commits", "valid", "seconds", "stages")
+
+
+def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """A result with the rows and seeds of an earlier one that were not trained again. Those must be of the same
+    trainings and measured in the same way."""
+    earlier = {row["model"]: row for row in before["rows"] if row["seeds"]}
+    if before["columns"] != now["columns"] or not all("valid" in row for row in earlier.values()):
+        sys.exit(f"what is published of {now['study']} was measured in another way; publish without --add")
+    rows = [joined_row(earlier[row["model"]], row) if row["model"] in earlier else row for row in now["rows"]]
+    commits = sorted({commit for row in rows for commit in row["commits"]})
+    return {**now, "rows": rows, "provenance": {**now["provenance"], "commit": ", ".join(commits)}}
+
+
+def joined_row(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    if without_path(before["config"]) != without_path(now["config"]):
+        sys.exit(f"'{now['model']}' is published with another config; publish without --add")
+    by_seed = {**trainings_of(before), **trainings_of(now)}
+    done = [by_seed[seed] for seed in sorted(by_seed)]
+    return {
+        **now,
+        **{name: [training[name] for training in done] for name in PER_SEED},
+        "measured": {title: [training["measured"][title] for training in done] for title in now["measured"]},
+        "best": best_by_validation([{**training, **training["valid"]} for training in done])["measured"],
+        "threads": sorted({*before["threads"], *now["threads"]}),
+        **{name: now[name] or before[name] for name in ("weights", "tokens")},
+    }
+
+
+def trainings_of(row: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    """What a row says of each of its trainings, by their seeds."""
+    return {
+        seed: {
+            **{name: row[name][i] for name in PER_SEED},
+            "measured": {title: values[i] for title, values in row["measured"].items()},
+        }
+        for i, seed in enumerate(row["seeds"])
+    }
+
+
+def without_path(config: dict[str, Any]) -> dict[str, Any]:
+    """A corpus may lie anywhere."""
+    return {**config, "task": {name: value for name, value in config["task"].items() if name != "path"}}
 
 
 def publish_demo(folder: Path) -> Path:
@@ -182,6 +231,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="publish a study's result and write docs/reproduction.md")
     parser.add_argument("folder", type=Path, nargs="?", help="the folder of a study that was reproduced")
     parser.add_argument("--verdict", help="how it compares with the paper's claim: in sign, in size, or not")
+    parser.add_argument("--add", action="store_true", help="keep the rows and seeds that were published before")
     parser.add_argument("--demo", type=Path, help="the folder of the demo")
     arguments = parser.parse_args()
     if arguments.demo is not None:
@@ -190,7 +240,7 @@ def main() -> None:
     if arguments.folder is not None:
         if not arguments.verdict:
             parser.error("a result needs a --verdict")
-        print(publish(arguments.folder, arguments.verdict))
+        print(publish(arguments.folder, arguments.verdict, arguments.add))
     draw_sweeps()
     write_text(PAGE, page())
     print(PAGE)

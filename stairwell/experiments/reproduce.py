@@ -29,12 +29,13 @@ from stairwell.files import write_text
 from stairwell.provenance import provenance
 from stairwell.report import Panel, Point, Table
 from stairwell.runs import sizes
-from stairwell.runs.experiment import Experiment
 from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, train
 from stairwell.tasks import Task
 from stairwell.train import Interrupted, NotSaved, Run
 
 USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale
+
+VALID = (("valid_accuracy", max), ("valid_return", max), ("valid_loss", min))  # what tells the best of some seeds
 
 Say = Callable[[str], None]
 
@@ -182,7 +183,7 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
     for row in study.rows:
         done = [(t.seed, found) for t in study.trainings() if t.row is row and (found := read(study, out, t))]
         results = [found for _, found in done]
-        best = best_by_validation(row.experiment, results) if results else None
+        best = best_by_validation(results) if results else None
         rows.append(
             {
                 "model": row.model,
@@ -193,6 +194,8 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
                 "seconds": [result["seconds"] for result in results],
                 "threads": sorted({result.get("threads", result["provenance"]["threads"]) for result in results}),
                 "seeds": [seed for seed, _ in done],
+                "commits": [result["provenance"]["commit"] for result in results],
+                "valid": [{name: result[name] for name, _ in VALID if name in result} for result in results],
                 "stages": [result.get("stage") for result in results],
                 "measured": {c.title: [result["measured"][c.title] for result in results] for c in study.columns},
                 "best": best["measured"] if best else {},
@@ -217,8 +220,8 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
     }
 
 
-def best_by_validation(experiment: Experiment, results: list[dict[str, Any]]) -> dict[str, Any]:
-    for name, better in (("valid_accuracy", max), ("valid_return", max), ("valid_loss", min)):
+def best_by_validation(results: list[dict[str, Any]]) -> dict[str, Any]:
+    for name, better in VALID:
         if name in results[0]:
             return better(results, key=lambda result: result[name])
     return results[0]
