@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stairwell.cores.core import Source, SourceState
-from stairwell.decode.products import multiply
+from stairwell.fast.products import multiply
 from stairwell.layers import Layer, Slots, Sublayer
 
 

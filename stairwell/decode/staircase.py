@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.staircase import Sight, Staircase, StaircaseState
-from stairwell.decode.products import multiply
 from stairwell.decode.rings import KeyRing, RawRing, RowBuffer, lowest, read_parts
 from stairwell.decode.walks import LayerStep, RowSteps
+from stairwell.fast.products import multiply
 from stairwell.layers import Layer
 from stairwell.state import State
 

@@ -21,7 +21,7 @@ from stairwell.cores.core import Core
 from stairwell.cores.feedback import Feedback
 from stairwell.cores.time import filled
 from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.decode.products import affine, multiply, plain
+from stairwell.decode.products import plain
 from stairwell.decode.rings import (
     KeyRing,
     RawRing,
@@ -34,6 +34,7 @@ from stairwell.decode.rings import (
     longer,
 )
 from stairwell.decode.source import Sources
+from stairwell.fast.products import affine, multiply
 from stairwell.layers import Layer, Sublayer, Wiring
 from stairwell.state import State
 
