@@ -137,8 +137,9 @@ def check_same(case: Case, ours: list[float], theirs: list[float], us: str, them
 @torch.no_grad()
 def score_symbols(case: Case, model: Seq2Seq, x: Tensor) -> None:
     """What all steps of a search do with the output symbols. x (rows, D)"""
+    score = symbol_scores(model.head)
     for _ in range(case.tokens):
-        scores = symbol_scores(model.head, x)
+        scores = score(x)
         log_sums(scores), likeliest(scores, 2 * case.beam)
 
 

@@ -7,16 +7,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from stairwell.fast.products import linear
+from stairwell.fast.products import Factor, suits_onednn
 from stairwell.layers import Sublayer
 from stairwell.models.embedding import Head
 
 
-def symbol_scores(head: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """What a model's head says. (B, D) -> (B, V)"""
-    if isinstance(head, Head):
-        return linear(x, head.vectors if head.embedding is None else head.embedding.vectors, head.bias)
-    return head(x)
+def symbol_scores(head: Callable[[Tensor], Tensor]) -> Sublayer:
+    """What a model's head says, as a function (B, D) -> (B, V)."""
+    if not isinstance(head, Head):
+        return head
+    factor = Factor(head.vectors if head.embedding is None else head.embedding.vectors, head.bias)
+    return lambda x: factor(x) if suits_onednn(x, factor.weight) else head(x)
 
 
 def plain(norm: nn.LayerNorm) -> Sublayer:
