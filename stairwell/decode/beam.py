@@ -101,7 +101,7 @@ class Rules:
                 wrong[..., self.end] &= ~stuck
             scores.masked_fill_(wrong, -math.inf)
         elif early:
-            scores[early, :, self.end] = -math.inf
+            scores[slice(None) if len(early) == n else early, :, self.end] = -math.inf
         for (i, token), chance in zip(forced, chances):
             scores[i] = -math.inf
             scores[i, :, token] = chance
@@ -163,9 +163,11 @@ def advance(beams: OpenBeams, rules: Rules, found: list[Finished], t: int) -> tu
                 found[b].add(tokens, total)
         elif not found[b].closed(leading, t + 1):
             stay.append(i)
-    rows = parent[stay] + W * torch.tensor(stay, dtype=torch.int64, device=parent.device)[:, None]
-    staying = OpenBeams([beams.sentences[i] for i in stay], totals[stay], said[stay], beams.logits)
-    return staying, rows.flatten()
+    rows = parent + W * torch.arange(n, device=parent.device)[:, None]
+    if len(stay) < n:
+        index = torch.tensor(stay, dtype=torch.int64, device=parent.device)
+        totals, said, rows = totals[index], said[index], rows[index]
+    return OpenBeams([beams.sentences[i] for i in stay], totals, said, beams.logits), rows.flatten()
 
 
 def near_parents(parent: Tensor) -> Tensor:
