@@ -13,8 +13,8 @@ from typing import Any
 from setuptools import setup
 
 CSRC = "stairwell/fast/csrc"
-SOURCES = ["feedback.cpp", "staircase.cpp", "walk_generic.cpp", "walk_avx2.cpp", "walk_avx512.cpp"]
-HEADERS = ["plan.h", "call.h", "climb.h", "vector.h", "tile.h", "forward.h", "backward.h", "kernels.h"]
+SOURCES = ["feedback.cpp", "staircase.cpp", "scores.cpp", "walk_generic.cpp", "walk_avx2.cpp", "walk_avx512.cpp"]
+HEADERS = ["plan.h", "call.h", "climb.h", "scores.h", "vector.h", "tile.h", "forward.h", "backward.h", "kernels.h"]
 TORCH_2_10 = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
 

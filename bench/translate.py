@@ -30,7 +30,7 @@ from bench.marian import END, Write, ctranslate2_writes, marian_model, marian_wr
 from bench.speed import spread
 from stairwell import FeedbackConfig, TransformerXLConfig
 from stairwell.decode import beam, stepper
-from stairwell.decode.beam import likeliest
+from stairwell.decode.beam import likeliest, log_sums
 from stairwell.decode.products import symbol_scores
 from stairwell.decode.stepper import Stepper, encoded
 from stairwell.models import Seq2Seq, Seq2SeqConfig
@@ -137,8 +137,10 @@ def check_same(case: Case, ours: list[float], theirs: list[float], us: str, them
 @torch.no_grad()
 def score_symbols(case: Case, model: Seq2Seq, x: Tensor) -> None:
     """What all steps of a search do with the output symbols. x (rows, D)"""
+    score = symbol_scores(model.head)
     for _ in range(case.tokens):
-        likeliest(symbol_scores(model.head, x).log_softmax(-1), 2 * case.beam)
+        scores = score(x)
+        log_sums(scores), likeliest(scores, 2 * case.beam)
 
 
 def make_turns(case: Case, folder: Path) -> dict[Turn, Callable[[], Any]]:

@@ -18,7 +18,8 @@ from stairwell.cores import CORES
 from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
 from stairwell.cores.universal import UniversalConfig
-from stairwell.decode import Hypothesis, Session, beam, greedy, products, sample
+from stairwell.decode import Hypothesis, Session, beam, greedy, sample
+from stairwell.fast import products
 from stairwell.state import State
 from tests import laws
 from tests.cores.test_laws import configs

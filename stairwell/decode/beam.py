@@ -19,9 +19,11 @@ from torch import Tensor
 
 from stairwell.decode.stepper import Stepper
 from stairwell.errors import UserError
+from stairwell.fast import native
 
 Lengths = int | Sequence[int]  # one for all sentences, or one each
 DEPTH = 16  # of the columns that symbols are looked through by
+FEW = 64  # symbols that native code looks for
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Rules:
                 wrong[..., self.end] &= ~stuck
             scores.masked_fill_(wrong, -math.inf)
         elif early:
-            scores[early, :, self.end] = -math.inf
+            scores[slice(None) if len(early) == n else early, :, self.end] = -math.inf
         for (i, token), chance in zip(forced, chances):
             scores[i] = -math.inf
             scores[i, :, token] = chance
@@ -137,11 +139,13 @@ def advance(beams: OpenBeams, rules: Rules, found: list[Finished], t: int) -> tu
     """One token more for every hypothesis: those that go on, and the rows that they come from."""
     n, W = beams.totals.shape
     V = beams.logits.shape[-1]
-    scores = beams.logits.view(n, W, V).log_softmax(-1)
-    rules.silence(scores, beams.said, beams.sentences)
+    logits = beams.logits.view(n, W, V)
+    # Log-probabilities are logits less these, also of what has to be silent; only those of the likeliest are needed.
+    sums = log_sums(logits)
+    rules.silence(logits, beams.said, beams.sentences)
     # The best ways of all are among the best of each hypothesis; at most W of 2 W can end.
-    likely, symbols = likeliest(scores, min(2 * W, V))
-    ways = (beams.totals[..., None] + likely).flatten(1)
+    likely, symbols = likeliest(logits, min(2 * W, V))
+    ways = (beams.totals[..., None] + (likely - sums[..., None])).flatten(1)
     best, way = ways.topk(min(2 * W, ways.shape[1]), -1)
     parent, token = way // likely.shape[-1], symbols.flatten(1).gather(1, way)
     ends = (token == rules.end) if rules.end is not None else torch.zeros_like(token, dtype=torch.bool)
@@ -159,9 +163,11 @@ def advance(beams: OpenBeams, rules: Rules, found: list[Finished], t: int) -> tu
                 found[b].add(tokens, total)
         elif not found[b].closed(leading, t + 1):
             stay.append(i)
-    rows = parent[stay] + W * torch.tensor(stay, dtype=torch.int64, device=parent.device)[:, None]
-    staying = OpenBeams([beams.sentences[i] for i in stay], totals[stay], said[stay], beams.logits)
-    return staying, rows.flatten()
+    rows = parent + W * torch.arange(n, device=parent.device)[:, None]
+    if len(stay) < n:
+        index = torch.tensor(stay, dtype=torch.int64, device=parent.device)
+        totals, said, rows = totals[index], said[index], rows[index]
+    return OpenBeams([beams.sentences[i] for i in stay], totals, said, beams.logits), rows.flatten()
 
 
 def near_parents(parent: Tensor) -> Tensor:
@@ -180,8 +186,19 @@ def near_parents(parent: Tensor) -> Tensor:
     return torch.empty_like(parent).scatter_(1, goes, place.expand_as(parent))
 
 
+def log_sums(scores: Tensor) -> Tensor:
+    """log(sum of e^score) over the symbols. (..., V) -> (...)"""
+    return native.log_sums(scores) if native.supports(scores) else scores.logsumexp(-1)
+
+
 def likeliest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of scores (..., V), the highest first, and their symbols: (..., k) each.
+    """The k highest of scores (..., V), the highest first, and their symbols: (..., k) each."""
+    # In native code what is found is put in order one by one, which is slow for many.
+    return native.highest(scores, k) if k <= FEW and native.supports(scores) else likeliest_torch(scores, k)
+
+
+def likeliest_torch(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The same in PyTorch.
 
     Symbols are folded into columns of DEPTH. The k highest lie in the k columns with the highest maxima, and maxima are
     found many times faster than an order."""

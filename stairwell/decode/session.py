@@ -92,6 +92,8 @@ class Session:
         decoder = self._decoder(state)
         self.slack = decoder.slack
         self.weights = WeightVersions(model)
+        if hasattr(model, "head"):
+            self.scores = symbol_scores(model.head)
         self.steps: Steps = steps_for(model.core, capacity or state.batch, self.slack)
         self.count = decoder.count  # (B,) int64: tokens that each row has read since its start
         self.room = decoder.room  # (B,) int64: as in the state
@@ -115,7 +117,7 @@ class Session:
             raise ValueError(f"a step takes one token for each of {self.batch} rows, not {tuple(tokens.shape)}")
         self._check()
         model.check_symbols(tokens[:, None], "token", model.config.inputs)
-        return symbol_scores(model.head, self._advance(model.embed(tokens, self.count)))
+        return self.scores(self._advance(model.embed(tokens, self.count)))
 
     @outside_autograd
     def step_vectors(self, x: Tensor) -> Tensor:
@@ -136,7 +138,7 @@ class Session:
             return self.step(tokens[:, 0])  # a call would project the whole memory anew
         x, state = self.model.hidden(tokens, self.state())
         self._load(0, self._decoder(state))
-        return symbol_scores(self.model.head, x[:, -1])
+        return self.scores(x[:, -1])
 
     @outside_autograd
     def follow(self, tokens: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stairwell.cores.core import Source, SourceState
-from stairwell.decode.products import multiply
+from stairwell.fast.products import Factor
 from stairwell.layers import Layer, Slots, Sublayer
 
 
@@ -25,7 +25,8 @@ class Sources:
         self.vectors = Source(state.source, self.mask).vectors  # (n, J, D)
         self.slots = {layer: layer.source_slots(self.vectors, self.mask) for layer in layers}
         # Scores come out scaled.
-        self.queries = {layer: layer.cross.query.weight * layer.cross.K**-0.5 for layer in layers}
+        self.queries = {layer: Factor(layer.cross.query.weight * layer.cross.K**-0.5) for layer in layers}
+        self.outs = {layer: Factor(layer.cross.out.weight) for layer in layers}
         self.place_rows(torch.arange(state.batch, device=self.mask.device))
 
     def place_rows(self, sentence: Tensor) -> None:
@@ -49,19 +50,19 @@ class Sources:
 
     def attend(self, layer: Layer) -> Sublayer:
         """A layer's attention of one token a row to the row's own sentence. (B, D) -> (B, D)"""
-        cross, slots, query = layer.cross, self.slots[layer], self.queries[layer]
-        keys, values, out = slots.keys[0].transpose(2, 3), slots.values[0], cross.out.weight
+        slots, query, out = self.slots[layer], self.queries[layer], self.outs[layer]
+        keys, values = slots.keys[0].transpose(2, 3), slots.values[0]
         n, H, K = keys.shape[:3]
 
         def attend(normed: Tensor) -> Tensor:
-            q = multiply(normed, query)
+            q = query(normed)
             q = (q if self.table is None else q[self.table]).view(n, self.W, H, K).transpose(1, 2)
             scores = q @ keys  # (n, H, W, J)
             if self.hidden is not None:
                 # What is not there has values of zero: a sentence without any token gives nothing.
                 scores.masked_fill_(self.hidden, torch.finfo(scores.dtype).min)
             z = (scores.softmax(-1) @ values).transpose(1, 2).reshape(n * self.W, H * K)
-            return multiply(z if self.place is None else z[self.place], out)
+            return out(z if self.place is None else z[self.place])
 
         return attend
 

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.staircase import Sight, Staircase, StaircaseState
-from stairwell.decode.products import multiply
 from stairwell.decode.rings import KeyRing, RawRing, RowBuffer, lowest, read_parts
 from stairwell.decode.walks import LayerStep, RowSteps
 from stairwell.layers import Layer
@@ -121,13 +120,13 @@ class StaircaseSteps(RowSteps):
             self.raw_cache.slot(self.batch).copy_(cached[:, None])
         for layer, ring in zip(self.layers, self.cache):
             if ring.R:
-                _, keys, values = multiply(layer.normed(cached), layer.query).chunk(3, 1)
+                _, keys, values = layer.query(layer.normed(cached)).chunk(3, 1)
                 ring.write(ring.cursor, keys, values)
 
     def write_and_read(self, l: int, n: int, count: Tensor, ages: list[int], normed: Tensor) -> Tensor:
         """The token's key and value into its pass's ring, and what layer l reads at pass n. (B, D) -> (B, H * K)"""
         layer, own = self.layers[l], self.past[n - 1][l]
-        q, keys, values = multiply(normed, layer.query).chunk(3, 1)  # q already divided by sqrt(K)
+        q, keys, values = layer.query(normed).chunk(3, 1)  # q already divided by sqrt(K)
         own.write(own.cursor, keys, values)
         q = q.reshape(self.batch * self.H, 1, self.K)
         by_distance = q @ self.vectors  # (B * H, 1, distances)

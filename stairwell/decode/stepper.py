@@ -17,6 +17,8 @@ from stairwell.state import RowNumbers, State
 
 
 class Stepper(Protocol):
+    """Logits belong to whoever asked for them: a search writes into them."""
+
     @property
     def batch(self) -> int: ...
 

@@ -21,7 +21,7 @@ from stairwell.cores.core import Core
 from stairwell.cores.feedback import Feedback
 from stairwell.cores.time import filled
 from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.decode.products import affine, multiply, plain
+from stairwell.decode.products import plain
 from stairwell.decode.rings import (
     KeyRing,
     RawRing,
@@ -34,6 +34,7 @@ from stairwell.decode.rings import (
     longer,
 )
 from stairwell.decode.source import Sources
+from stairwell.fast.products import Factor
 from stairwell.layers import Layer, Sublayer, Wiring
 from stairwell.state import State
 
@@ -74,12 +75,13 @@ class LayerStep(Wiring):
         self.attention_norm, self.feed_forward_norm = plain(layer.attention_norm), plain(layer.feed_forward_norm)
         if hasattr(layer, "cross"):
             self.cross_norm = plain(layer.cross_norm)
-        self.out = attention.out.weight
+        self.out = Factor(attention.out.weight)
         first, second = layer.feed_forward.inner, layer.feed_forward.out
-        self.inner, self.inner_bias, self.outer, self.outer_bias = first.weight, first.bias, second.weight, second.bias
-        self.query = attention.query.weight * attention.K**-0.5  # scores come out scaled
+        self.inner, self.outer = Factor(first.weight, first.bias), Factor(second.weight, second.bias)
+        query = attention.query.weight * attention.K**-0.5  # scores come out scaled
         if fused:
-            self.query = torch.cat([self.query, attention.key.weight, attention.value.weight])
+            query = torch.cat([query, attention.key.weight, attention.value.weight])
+        self.query = Factor(query)
         self.place(distance)
         self.attend_source: Sublayer | None = None
 
@@ -92,11 +94,11 @@ class LayerStep(Wiring):
 
     def __call__(self, x: Tensor, read: Sublayer) -> Tensor:
         """x (B, D) -> the layer's output (B, D); `read` is attention up to its last projection, (B, D) -> (B, H * K)"""
-        return self.wire(x, lambda normed: multiply(read(normed), self.out), self.attend_source, self.feed)
+        return self.wire(x, lambda normed: self.out(read(normed)), self.attend_source, self.feed)
 
     def feed(self, normed: Tensor) -> Tensor:
         """The feed-forward sublayer."""
-        return affine(affine(normed, self.inner, self.inner_bias, relu=True), self.outer, self.outer_bias)
+        return self.outer(self.inner(normed, relu=True))
 
 
 class RowSteps:
@@ -228,7 +230,7 @@ class FeedbackSteps(RingSteps):
         self.layers = [LayerStep(layer, self.position.distance, fused=False) for layer in core.layers]
         self.mix = core.mix(self.like)  # (G, L + 1)
         self.projections = {
-            l: torch.cat([core.layers[l].attention.key.weight, core.layers[l].attention.value.weight])
+            l: Factor(torch.cat([core.layers[l].attention.key.weight, core.layers[l].attention.value.weight]))
             for l, _ in self.key_sources
         }
 
@@ -257,12 +259,12 @@ class FeedbackSteps(RingSteps):
 
     def read(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
         """What a layer reads from a ring. (B, D) -> (B, H * K)"""
-        return self.reader(multiply(normed, layer.query), ring, view, layer.ramp, layer.reach)
+        return self.reader(layer.query(normed), ring, view, layer.ramp, layer.reach)
 
     def write(self, r: int, memory: Tensor) -> None:
         """memory (B, D) as keys and values of ring r, at the cursor."""
         l, _ = self.key_sources[r]
-        both = multiply(self.layers[l].normed(memory), self.projections[l])
+        both = self.projections[l](self.layers[l].normed(memory))
         self.rings[r].write(self.position.cursor, *both.chunk(2, 1))
 
 
@@ -315,13 +317,13 @@ class TransformerXLSteps(RingSteps):
         self, layer: LayerStep, ring: KeyRing, slots: Tensor, view: RunView, normed: Tensor
     ) -> Tensor:
         """The same as below for T tokens a row. (B * T, D) -> (B * T, H * K)"""
-        q, keys, values = multiply(normed, layer.query).chunk(3, 1)
+        q, keys, values = layer.query(normed).chunk(3, 1)
         ring.write_run(slots, keys, values)
         return view.read(q, ring, self.position, layer.ramp)
 
     def write_and_read(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
         """The token's key and value into the ring, and what the layer reads from it. (B, D) -> (B, H * K)"""
-        q, keys, values = multiply(normed, layer.query).chunk(3, 1)
+        q, keys, values = layer.query(normed).chunk(3, 1)
         if self.core.config.sees_itself:
             ring.write(self.position.cursor, keys, values)
             return self.reader(q, ring, view, layer.ramp, layer.reach)

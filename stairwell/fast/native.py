@@ -15,7 +15,7 @@ from torch import Tensor
 from stairwell.fast.trace import Gradients, Inputs, LayerTrace, Plan, Trace, leaves
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT = 4  # of the lists below; the same number stands in csrc/feedback.cpp
+LAYOUT = 5  # of the lists below; the same number stands in csrc/feedback.cpp
 POISON = False  # fill the loops' own scratch memory with NaN; for tests
 
 
@@ -36,7 +36,14 @@ MISSING = _load()
 BEST: int = 0 if MISSING else torch.ops.stairwell.best_instruction_set()
 if not MISSING:
     # They give nothing back and only fill what they are handed: there is nothing to say about shapes.
-    for _name in ("feedback_forward", "feedback_backward", "staircase_forward", "staircase_backward"):
+    for _name in (
+        "feedback_forward",
+        "feedback_backward",
+        "staircase_forward",
+        "staircase_backward",
+        "log_sums",
+        "highest",
+    ):
         torch.library.register_fake(f"stairwell::{_name}", lambda *_: None)
 
 
@@ -101,6 +108,25 @@ def staircase_backward(
         *(*described(plan, inputs, trace), stairs.numbers(), levels(stairs, trace, old)),
         *(y, filled(leaves(gradients)), filled(stairs_gradients), *block, BEST, POISON),
     )
+
+
+def log_sums(scores: Tensor, instruction_set: int = BEST) -> Tensor:
+    """log(sum of e^score) over the symbols. (..., V) -> (...)"""
+    scores = scores.contiguous()
+    sums = scores.new_empty(scores.shape[:-1])
+    torch.ops.stairwell.log_sums(scores.flatten(0, -2), sums.flatten(), instruction_set)
+    return sums
+
+
+def highest(scores: Tensor, k: int, instruction_set: int = BEST) -> tuple[Tensor, Tensor]:
+    """The k <= V highest of scores (..., V), the highest first, and their symbols, the lower one first where scores are
+    equal: (..., k) each. A row with NaN gives any k symbols."""
+    scores = scores.contiguous()
+    values = scores.new_empty(*scores.shape[:-1], k)
+    symbols = torch.empty_like(values, dtype=torch.int64)
+    rows = (tensor.flatten(0, -2) for tensor in (scores, values, symbols))
+    torch.ops.stairwell.highest(*rows, instruction_set)
+    return values, symbols
 
 
 def levels(stairs: Any, trace: Trace, old: list[Tensor]) -> list[Tensor]:

@@ -4,8 +4,8 @@
     score(q, k) = q . k / sqrt(K)                                     sinusoids are added to the embedding, or
     score(q, k) = q . (k + p_distance) / sqrt(K)                      p learned, one a signed distance, as in the cores
 
-What pads the shorter sources of a batch is seen by nobody. Letters: B rows, J source tokens, D width, H heads, K head
-width, F inner width.
+What pads the shorter sources of a batch is seen by nobody; where no gradient is asked for it is not even computed.
+Letters: B rows, J source tokens, N tokens that are there, D width, H heads, K head width, F inner width.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stairwell.configs import check_at_least, check_rates
-from stairwell.layers import Wiring
+from stairwell.fast.products import linear
+from stairwell.layers import Wiring, can_be_asked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +70,31 @@ class Encoder(nn.Module):
             x = x + sinusoids(x)
         drop = self.config.encoder_layer_drop if self.training else 0.0
         drawn = torch.rand(len(self.layers)).tolist() if drop else [1.0] * len(self.layers)
+        there = There(mask) if can_be_asked(x) and not (self.training or torch.is_grad_enabled()) else None
+        if there is not None:
+            x = there.pick(x)
         for layer, number in zip(self.layers, drawn, strict=True):
             if number >= drop:
-                x = layer(x, mask, self.distances)
-        return self.norm(x)
+                x = layer(x, mask, self.distances, there)
+        return self.norm(x) if there is None else there.spread(self.norm(x))
+
+
+class There:
+    """The tokens that are there, one after the other: (N, D) instead of (B, J, D)."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.shape = mask.shape
+        self.place = None if bool(mask.all()) else mask.flatten().nonzero().flatten()  # (N,)
+
+    def pick(self, x: Tensor) -> Tensor:
+        """(B, J, n) -> (N, n)"""
+        return x.flatten(0, 1) if self.place is None else x.flatten(0, 1)[self.place]
+
+    def spread(self, x: Tensor) -> Tensor:
+        """(N, n) -> (B, J, n), zero where nothing is."""
+        if self.place is not None:
+            x = x.new_zeros(self.shape.numel(), x.shape[-1]).index_copy_(0, self.place, x)
+        return x.unflatten(0, self.shape)
 
 
 class EncoderLayer(Wiring, nn.Module):
@@ -88,9 +110,13 @@ class EncoderLayer(Wiring, nn.Module):
         self.inner = nn.Linear(width, inner)
         self.outer = nn.Linear(inner, width)
 
-    def forward(self, x: Tensor, mask: Tensor, distances: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, distances: Tensor | None, there: There | None = None) -> Tensor:
+        """(B, J, D) -> (B, J, D); or (N, D) -> (N, D), the tokens that are `there`, outside autograd"""
+        if there is not None:
+            return self.wire(x, lambda normed: self.attend_there(normed, mask, distances, there), None, self.feed_there)
+
         def attend(normed: Tensor) -> Tensor:
-            return self.drop(self.attend(normed, mask, distances))
+            return self.drop(self.out(self.attend(self.project(normed), mask, distances)))
 
         def feed_forward(normed: Tensor) -> Tensor:
             return self.drop(self.feed_forward(normed))
@@ -103,17 +129,26 @@ class EncoderLayer(Wiring, nn.Module):
     def feed_forward(self, x: Tensor) -> Tensor:
         return self.outer(F.dropout(F.relu(self.inner(x)), self.config.encoder_relu_drop, self.training))
 
-    def attend(self, x: Tensor, mask: Tensor, distances: Tensor | None) -> Tensor:
-        B, J, D = x.shape
+    def attend_there(self, x: Tensor, mask: Tensor, distances: Tensor | None, there: There) -> Tensor:
+        read = self.attend(there.spread(linear(x, self.project.weight)), mask, distances)
+        return linear(there.pick(read), self.out.weight)
+
+    def feed_there(self, x: Tensor) -> Tensor:
+        active = linear(x, self.inner.weight, self.inner.bias, relu=True)
+        return linear(active, self.outer.weight, self.outer.bias)
+
+    def attend(self, projected: Tensor, mask: Tensor, distances: Tensor | None) -> Tensor:
+        """Between the projections. (B, J, 3 D) -> (B, J, D)"""
+        B, J, D = *mask.shape, projected.shape[-1] // 3
         H = self.config.encoder_heads
-        q, k, v = self.project(x).view(B, J, 3, H, D // H).permute(2, 0, 3, 1, 4)  # each (B, H, J, K)
+        q, k, v = projected.view(B, J, 3, H, D // H).permute(2, 0, 3, 1, 4)  # each (B, H, J, K)
         visible = mask[:, None, None]
         if distances is not None:
             bias = relative_scores(q, distances)
             visible = bias.masked_fill(~visible, -torch.inf)
         rate = self.config.encoder_attn_drop if self.training else 0.0
         z = F.scaled_dot_product_attention(q, k, v, visible, rate)
-        return self.out(z.transpose(1, 2).reshape(B, J, D))
+        return z.transpose(1, 2).reshape(B, J, D)
 
 
 def relative_scores(q: Tensor, distances: Tensor) -> Tensor:

@@ -183,6 +183,8 @@ def test_every_operator_of_the_extension_passes_opcheck() -> None:
             case = laws.make_case(config, B=2, T=5, starts=0.0)
             choose_engine(case.core, "fast")
             laws.weighed(*case.run(case.x, case.state, None)).backward()
+        native.log_sums(torch.randn(2, 3, 70))
+        native.highest(torch.randn(2, 3, 70), 4)
     for operator, arguments in recorder.calls.items():
         torch.library.opcheck(operator, arguments)
     plain = {torch.ops.stairwell.layout.default, torch.ops.stairwell.best_instruction_set.default}

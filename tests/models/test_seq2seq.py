@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores import CORES
+from stairwell.fast import products
 from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig, inspect
 from stairwell.models.encoder import sinusoids
 
@@ -84,6 +85,25 @@ def test_a_batch_equals_its_sentences_alone(core: str, engine: str, encoder: dic
     found = gradients(model, together)
     assert found.keys() == expected.keys() == dict(model.named_parameters()).keys()
     torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("encoder", ENCODERS, ids=["sinusoidal", "relative"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("lengths", [[5, 2, 7], [7, 7, 7], [0, 3, 1]])
+def test_a_source_is_the_same_with_and_without_gradients(
+    lengths: list[int], dtype: torch.dtype, encoder: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without them what pads is left out, and products are oneDNN's."""
+    monkeypatch.setattr(products, "LARGE", 0)
+    model = make("feedback", **encoder).to(dtype)
+    source = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(2))
+    mask = torch.arange(7) < torch.tensor(lengths)[:, None]
+    expected = model.encode(source, mask).detach()
+    rows: list[int] = []
+    model.encoder.norm.register_forward_hook(lambda *given: rows.append(given[2].shape[:-1].numel()))
+    with torch.no_grad():
+        torch.testing.assert_close(model.encode(source, mask), expected)
+    assert rows == [sum(lengths)]
 
 
 @pytest.mark.parametrize("core", DECODERS)

@@ -4,6 +4,7 @@
 #include "forward.h"
 #include "backward.h"
 #include "climb.h"
+#include "scores.h"
 
 template <class real>
 static void run_forward(const Plan<real>& plan, i64 first, i64 last, real* work) {
@@ -29,6 +30,6 @@ template <class real>
 static const Kernels<real>& kernels() {
   static const Kernels<real> table = {
       NR<real>,        Tile<real>::workspace, run_forward<real>, run_backward<real>, climb_workspace<real>,
-      run_climb<real>, run_descend<real>};
+      run_climb<real>, run_descend<real>,     log_sum<real>,     highest<real>};
   return table;
 }

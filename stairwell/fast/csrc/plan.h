@@ -116,6 +116,8 @@ struct Kernels {
   i64 (*climb_workspace)(const Plan<real>&, const Stairs<real>&, i64 rows);
   void (*climb)(const Plan<real>&, const Stairs<real>&, i64 first, i64 last, real* work);
   void (*descend)(const Plan<real>&, const Stairs<real>&, i64 first, i64 last, real* work);
+  real (*log_sum)(const real* x, i64 n);
+  void (*highest)(const real* x, i64 n, i64 k, real* scores, i64* symbols);
 };
 
 template <class real> const Kernels<real>& kernels_generic();
