@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from stairwell.cli.display import Lines, Live
-from tests.commands import PATIENCE, TINY
+from tests.commands import PATIENCE, TINY, stairwell
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -76,3 +76,10 @@ def test_a_narrow_terminal_shows_all_that_is_said_of_the_data() -> None:
     about = "translate english.txt to french.txt: 24,037 pairs; left out of train: 4 too long"
     console.print(Live(f"translation/feedback\n{about}", 10).panel())
     assert about in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
+def test_a_training_shorter_than_its_warm_up_is_told(tmp_path: Path) -> None:
+    given = ("train", "parity/lstm", *TINY, "--train.warmup", "20")
+    short = stairwell(tmp_path, *given, "--steps", "3", "--out", "short").err
+    assert "the learning rate rises for 20 updates and the training has 3: it will hardly learn" in short
+    assert "hardly learn" not in stairwell(tmp_path, *given, "--steps", "21", "--out", "long").err
