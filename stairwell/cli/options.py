@@ -84,11 +84,11 @@ def default_text(value: Any) -> str:
 class ExperimentCommand(TyperCommand):
     """A command whose help, where an experiment is named, shows the options of that one only."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[GIVEN] = list(args)
         return super().parse_args(ctx, args)
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         known = set(complete_experiment(""))
         name = next((word for word in ctx.meta.get(GIVEN, ()) if word in known), None)
         if name is None:
