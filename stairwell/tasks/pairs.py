@@ -301,6 +301,8 @@ class PairTask(FileTask[PairFiles, Any]):
         return " ".join(self.vocabulary.target.decode(said).split())
 
     def feed(self, rows: range, batch: int, seed: int, tokens: int = 4096) -> PairFeed:  # type: ignore[override]
+        if not len(self._split("valid")):
+            raise UserError(f"there is no whole pair to validate on in {self.where}; bring more, or a validation set")
         return PairFeed(self._split("train"), self.end, rows, batch, tokens, seed)
 
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[PairBatch]:  # type: ignore[override]
@@ -315,9 +317,16 @@ class PairTask(FileTask[PairFiles, Any]):
             raise UserError(f"{self.where} has no {split} split; it has {' and '.join(self.places)}")
         return self.places[split].pairs()
 
+    def sides(self, split: Split, most: int = 0) -> tuple[list[str], list[str]]:
+        """The sources and the targets of a split, or of its first `most` pairs."""
+        pairs = list(islice(self.texts(split), most or None))
+        if not pairs:
+            raise UserError(f"there is no pair in the {split} split of {self.where}")
+        return [source for source, _ in pairs], [target for _, target in pairs]
+
     @property
     def where(self) -> str:
-        return self.config.path or f"{self.config.source} and {self.config.target}"
+        return self.config.path or f"the pair of {self.config.source} and {self.config.target}"
 
     def tell(self) -> str:
         config = self.config

@@ -139,6 +139,16 @@ def test_what_is_misspelt_is_named(tmp_path: Path) -> None:
         parallel.find(place, "de", "en")
 
 
+def test_too_few_pairs_to_keep_some_apart_are_refused_before_training(tmp_path: Path) -> None:
+    write_lines(tmp_path / "few.xx", "ba", "ke")
+    write_lines(tmp_path / "few.yy", "one", "two")
+    task = translation(tmp_path / "few")
+    with pytest.raises(UserError, match=r"no whole pair to validate on in .*few; bring more"):
+        task.feed(range(1), 1, 0)
+    with pytest.raises(UserError, match=r"there is no pair in the test split of .*few"):
+        task.sides("test")
+
+
 def test_files_named_in_full_are_not_read_again_as_other_data(tmp_path: Path) -> None:
     source, target = (str(tmp_path / name) for name in two_files(tmp_path))
     task = translation(tmp_path, source=source, target=target)
