@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from stairwell.cores import CORES
+from stairwell.tasks import TASKS
 from stairwell.train.run import load_tensors, save_tensors
 from tests.commands import TINY, Ended, assert_same_weights, measured, stairwell
 
@@ -338,6 +340,24 @@ def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -
     missing = [name for name, _, _ in dotted_options() if f"--{name}" not in words]
     assert not missing
     assert all(help for _, _, help in dotted_options())
+
+
+def test_the_help_of_one_experiment_has_its_own_options_words_and_defaults(place: Path) -> None:
+    """An option of the same name is another thing elsewhere: a path, say, or which tables are tied."""
+    asked = ("train", "translation/feedback", "--task.path", "lm/lstm/pairs", "--help")
+    text = " ".join(stairwell(place, *asked, COLUMNS="300", TERMINAL_WIDTH="300").out.split())
+    assert "number of byte pairs; default: 8000" in text and "not needed if source and target are files" in text
+    assert "target and output, or none (all|output|none); default: all" in text
+    assert "--out" in text and "--train.label_smoothing" in text and "--core.memory" in text
+    for foreign in ("--core.chunk", "--task.unit", "--task.statements", "--train.epochs", "--model.adaptive"):
+        assert foreign not in text, foreign
+
+
+def test_every_task_and_every_core_has_a_help_of_its_own() -> None:
+    from stairwell.cli.options import options_of
+
+    for name in (*(f"{task}/feedback" for task in TASKS), *(f"parity/{core}" for core in CORES)):
+        assert all(help for _, help in options_of(name).values()), name
 
 
 def test_the_shell_completes_experiments_and_options(place: Path) -> None:

@@ -1,7 +1,9 @@
-"""Nobody has to read progress: a training goes on in silence, and what starts the command is kind to interruptions."""
+"""Nobody has to read progress: a training goes on in silence, and what starts the command is kind to interruptions.
+Whoever reads it is told everything, and how long it will take."""
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -10,8 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from tests.commands import PATIENCE, TINY
+from stairwell.cli.display import Lines, Live
+from tests.commands import PATIENCE, TINY, stairwell
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -53,3 +57,29 @@ def test_interrupting_while_everything_is_loading_is_told_in_one_line(loaded: st
     assert process.returncode == 1 and out == ""
     assert err == "interrupted before anything began\n"
     assert not list(tmp_path.iterdir())
+
+
+def test_a_log_says_how_long_the_rest_takes(capsys: pytest.CaptureFixture[str]) -> None:
+    lines = Lines("title", 10_000)
+    lines({"event": "metrics", "step": 50, "seconds": 50.0, "loss": 1.0})
+    lines({"event": "metrics", "step": 50, "seconds": 50.0, "valid": {"loss": 1.0}})
+    lines({"event": "metrics", "step": 10_000, "seconds": 9_000.0, "loss": 1.0})
+    assert capsys.readouterr().err.splitlines()[1:] == [
+        "update 50/10,000  loss 1.0000, 2:45:50 left",
+        "update 50/10,000  valid: loss 1",
+        "update 10,000/10,000  loss 1.0000",
+    ]
+
+
+def test_a_narrow_terminal_shows_all_that_is_said_of_the_data() -> None:
+    console = Console(width=40, file=io.StringIO())
+    about = "translate english.txt to french.txt: 24,037 pairs; left out of train: 4 too long"
+    console.print(Live(f"translation/feedback\n{about}", 10).panel())
+    assert about in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+
+def test_a_training_shorter_than_its_warm_up_is_told(tmp_path: Path) -> None:
+    given = ("train", "parity/lstm", *TINY, "--train.warmup", "20")
+    short = stairwell(tmp_path, *given, "--steps", "3", "--out", "short").err
+    assert "the learning rate rises for 20 updates and the training has 3: it will hardly learn" in short
+    assert "hardly learn" not in stairwell(tmp_path, *given, "--steps", "21", "--out", "long").err

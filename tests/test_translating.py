@@ -80,6 +80,13 @@ def test_an_empty_line_is_an_empty_line_wherever_it_stands(place: Path) -> None:
     assert run_command(place, "translate", "run", "alone").out == lines[1] + "\n"
 
 
+def test_a_file_of_another_system_says_the_same(place: Path) -> None:
+    (place / "plain").write_bytes(b"ba ke li\nnu\n")
+    (place / "foreign").write_bytes(b"\xef\xbb\xbfba ke li\r\nnu\r\n")
+    plain, foreign = (run_command(place, "translate", "run", name, "--nbest", 5).out for name in ("plain", "foreign"))
+    assert plain == foreign and plain.count("\n") == 10
+
+
 def test_the_best_come_with_their_scores(place: Path) -> None:
     ended = run_command(place, "translate", "run", "data/val.xx", "--beam", 4, "--nbest", 3)
     rows = [line.split("\t") for line in ended.out.splitlines()]
@@ -111,6 +118,9 @@ def test_a_prefix_is_what_a_translation_begins_with(place: Path) -> None:
     (place / "prefixes").write_bytes(b"four five\n\n")
     ended = run_command(place, "translate", "run", "sources", "--prefix", "prefixes")
     assert ended.out.startswith("four five")
+    (place / "prefixes").write_bytes(b"four five\n")
+    ended = run_command(place, "translate", "run", "sources", "--prefix", "prefixes")
+    assert "there are 1 prefixes and more texts" in ended.line
 
 
 def test_lengths_hold(place: Path) -> None:

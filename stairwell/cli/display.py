@@ -70,6 +70,17 @@ def summary(record: dict[str, Any]) -> str:
     return ", ".join(parts)
 
 
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
+
+
+def time_left(record: dict[str, Any], total: int) -> str:
+    """How long the rest of a training takes if every update takes as long as those before, validations not counted."""
+    left = record["seconds"] / record["step"] * (total - record["step"])
+    return f", {duration(left)} left" if left else ""
+
+
 def scores_line(scores: dict[str, float]) -> str:
     """Scores of a split in one line; what they were counted over comes last."""
     counted = ("scored", "sequences", "rows")
@@ -110,7 +121,8 @@ class Lines(Quiet):
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "metrics":
-            what = f"valid: {scores_line(event['valid'])}" if "valid" in event else summary(event)
+            trained = "valid" not in event
+            what = summary(event) + time_left(event, self.total) if trained else f"valid: {scores_line(event['valid'])}"
             self.say(f"update {event['step']:,}/{self.total:,}  {what}")
         elif event["event"] == "stopping":
             self.say("stopping after this update; once more to stop at once")
@@ -159,7 +171,7 @@ class Live(OnScreen):
     def panel(self) -> Any:
         name, *about = self.title.splitlines()
         lines = [self.Text(name, style="bold")]
-        lines += [self.Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in about]
+        lines += [self.Text(line, style="dim") for line in about]
         lines += [self.Text(line) for line in (self.latest, self.valid, self.note) if line]
         if len(self.losses) > 1:
             lines.append(self.Text(f"loss      {curve(self.losses)}  {self.losses[-1]:.4f}", style="cyan"))

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from stairwell.cli.display import duration
 from stairwell.train import Watch
 
 EVERY = {True: 0.2, False: 30.0}  # seconds between two words on progress: on a terminal, in a log
@@ -40,11 +41,6 @@ def progress_line(event: dict[str, Any]) -> str:
         f"{event['tokens']:,} of {event['of']:,} tokens of each stream, {event['rate']:,.0f} tokens/s, "
         f"{duration(event['left'])} left; {faultless}"
     )
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02}:{rest:02}" if minutes >= 60 else f"{minutes}:{rest:02}"
 
 
 def horizon_text(result: dict[str, Any]) -> str:

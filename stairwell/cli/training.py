@@ -13,12 +13,13 @@ import typer
 
 from stairwell import startup
 from stairwell.cli.app import AsJson, Device, Engine, Quiet, app, result_text, strict_json
-from stairwell.cli.options import complete_experiment, with_dotted_options
+from stairwell.cli.options import ExperimentCommand, complete_experiment, with_dotted_options
 from stairwell.errors import UserError
 
 EXAMPLES = """\b
 Examples:
   stairwell train random-walk/feedback
+  stairwell train random-walk/feedback --help      its options and their defaults
   stairwell train lm/staircase --task.path my-texts --out runs/mine
   stairwell train --resume --out runs/mine
   stairwell train --config runs/mine/config.json --seed 1 --out runs/again
@@ -35,7 +36,7 @@ def train_command(
     config: Annotated[Path | None, typer.Option(help="a run's config.json instead of an experiment's name")] = None,
     out: Annotated[Path | None, typer.Option(help="the run folder; runs/TASK-CORE if not given")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the training in --out")] = False,
-    steps: Annotated[int | None, typer.Option(help="the same as --train.steps; may be raised when resuming")] = None,
+    steps: Annotated[int | None, typer.Option(help="the same as --train.steps; may change when resuming")] = None,
     seed: Annotated[int | None, typer.Option(help="the same as --train.seed")] = None,
     seeds: Annotated[int, typer.Option(help="train this many times, with seeds one apart, and sum up", min=1)] = 1,
     device: Device = "auto",
@@ -76,7 +77,7 @@ def train_command(
 train_command.__doc__ = f"{train_command.__doc__}\n\n{EXAMPLES}"
 
 
-app.command("train")(with_dotted_options(train_command))
+app.command("train", cls=ExperimentCommand)(with_dotted_options(train_command))
 
 
 @app.command("eval")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import sys
 import time
 from collections.abc import Iterator
@@ -42,8 +43,10 @@ def read_lines(files: list[Path]) -> Iterator[str]:
 
 def lines_of(stream: Any) -> Iterator[str]:
     content: BinaryIO = stream
-    for line in content:
-        yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="replace")
+    for number, line in enumerate(content):
+        # Some editors begin a file with a mark of its encoding: no model has seen that in training.
+        text = line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
+        yield text.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="replace")
 
 
 def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path | None, **options: Any) -> None:

@@ -4,7 +4,8 @@ with a file a split. They are read line by line, so that a corpus may be larger 
     train.de train.en val.de val.en test.de test.en       a folder, source=de, target=en
     train.jsonl dev.jsonl                                 a folder, source and target name columns
     talks.de talks.en                                     path=talks: no splits, so a share of the pairs is kept apart
-    german.txt english.txt                                a folder, source=german.txt, target=english.txt: likewise
+    german.txt english.txt                                source=german.txt, target=english.txt: likewise; path may
+                                                          name their folder
 
 Shares are drawn by a hash of the source, so that the same source never stands in two of them.
 """
@@ -12,6 +13,7 @@ Shares are drawn by a hash of the source, so that the same source never stands i
 from __future__ import annotations
 
 import csv
+import difflib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -24,7 +26,7 @@ import numpy as np
 
 from stairwell.data import files
 from stairwell.data.cache import Array
-from stairwell.errors import UserError
+from stairwell.errors import NEAR, UserError
 
 TABLES = (".jsonl", ".csv", ".tsv")
 NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
@@ -60,12 +62,15 @@ class PairFiles:
             return table_pairs(self.source, *self.columns)
         return zip_longest(lines(self.source), lines(self.target), fillvalue="")
 
-    def unpaired(self) -> int:
-        """How many lines one file has more than the other."""
+    def unpaired(self) -> str:
+        """How many lines either file has, in words, if one has more than the other: the last ones have no partner."""
         if self.columns is not None:
-            return 0
+            return ""
         source, target = (count_lines(file) for file in (self.source, self.target))
-        return abs(source - target)
+        if source == target:
+            return ""
+        sizes = f"{self.source.name} has {source:,} lines and {self.target.name} {target:,}"
+        return f"{sizes}, so {abs(source - target):,} have no partner (are the files parallel?)"
 
 
 def place_of(source: str) -> float:
@@ -127,7 +132,10 @@ def table_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def find(path: str, source: str, target: str, test: str = "") -> dict[str, PairFiles]:
-    """Where train, valid and test lie. `test`: how the names of the test files begin, if not with `test`."""
+    """Where train, valid and test lie. `test`: how the names of the test files begin, if not with `test`. Without a
+    path, source and target are files."""
+    if source == target:
+        raise UserError(f"source and target are both '{source}'; name two files, two endings or two columns")
     place = Path(path).expanduser()
     if place.is_file():
         return shares(table(place, source, target))
@@ -141,13 +149,29 @@ def find(path: str, source: str, target: str, test: str = "") -> dict[str, PairF
     names = {**NAMES, "test": (test,) if test else NAMES["test"]}
     found = {split: at for split, begins in names.items() if (at := in_folder(place, begins, source, target))}
     if "train" not in found:
-        raise UserError(
-            f"{place} has no training pairs: it needs train.{source} and train.{target}, or train.jsonl, train.csv or "
-            f"train.tsv with columns '{source}' and '{target}', or two files of these names"
-        )
+        raise no_pairs(place, source, target)
     if "valid" not in found:
         return {**found, **shares(found["train"], with_test="test" not in found)}
     return found
+
+
+def is_file_name(name: str) -> bool:
+    """Whether a source or a target is meant as a file, not as the ending of several or as a column."""
+    return "." in name or "/" in name
+
+
+def no_pairs(folder: Path, source: str, target: str) -> UserError:
+    """What is missing in a folder. It is named in full: a path may have been meant from elsewhere."""
+    for name in (source, target):
+        file = folder / name
+        if is_file_name(name) and not file.is_file():
+            near = difflib.get_close_matches(file.name, [other.name for other in file.parent.glob("*")], 1, NEAR)
+            return UserError(f"there is no file {file.resolve()}" + (f"; did you mean {near[0]}?" if near else ""))
+    return UserError(
+        f"{folder.resolve()} has no training pairs: it needs train.{source} and train.{target}, or train.jsonl, "
+        f"train.csv or train.tsv with columns '{source}' and '{target}', or two files that --task.source and "
+        "--task.target name"
+    )
 
 
 def find_all(path: str, source: str, target: str) -> dict[str, PairFiles]:
@@ -195,7 +219,10 @@ def only(found: list[Path], folder: Path, begin: str) -> Path:
 
 def table(file: Path, source: str, target: str) -> PairFiles:
     if file.suffix not in TABLES:
-        raise UserError(f"{file} must be a table ({', '.join(TABLES)}) or one of two files, source and target")
+        raise UserError(
+            f"{file} is no table ({', '.join(TABLES)}) and no folder; two files are named by "
+            "--task.source FILE --task.target FILE, without --task.path"
+        )
     return PairFiles(file, file, (source, target))
 
 

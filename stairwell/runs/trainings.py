@@ -26,6 +26,7 @@ from stairwell.runs.presets import preset
 from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.tasks import Split, Task, spec
 from stairwell.train import Interrupted, NotSaved, Run, Watch
+from stairwell.train.config import TrainConfig
 from stairwell.train.processes import World
 from stairwell.train.run import read_config
 from stairwell.version import __version__
@@ -130,6 +131,7 @@ def _train(job: Job, device: torch.device, engine: str, show: Show, world: World
     with trainer.autocast():
         engine_name = model.core.engine_name
     title = f"{experiment.name}: {parameters:,} parameters on {device}, engine: {engine_name}\n{tasks[0].describe()}"
+    title += too_short(experiment.train)
     damaged = trainer.resume() if job.resume else []
     progress = trainer.progress
     if world.first:
@@ -153,6 +155,16 @@ def _train(job: Job, device: torch.device, engine: str, show: Show, world: World
     data = tasks[min(progress.phase, len(tasks) - 1)].describe()
     result |= {"data": data, "weights": parameters, "best_update": progress.best_step}
     return result | {f"valid_{name}": value for name, value in scores.items()}
+
+
+def too_short(config: TrainConfig) -> str:
+    """A line for whoever has shortened a training but not its warm-up; nothing if it has time to learn."""
+    if config.warmup < max(config.steps, 1):
+        return ""
+    return (
+        f"\nthe learning rate rises for {config.warmup:,} updates and the training has {config.steps:,}: "
+        "it will hardly learn; lower --train.warmup"
+    )
 
 
 def fit(

@@ -47,8 +47,7 @@ def tune(
 
     The penalty only orders hypotheses, but a search also stops by it: every value is a search of its own."""
     translator = open_translator(run, None, device, **options)
-    pairs = list(translator.task.texts("valid"))[: sentences or None]
-    asked, wanted = zip(*pairs)
+    asked, wanted = translator.task.sides("valid", sentences)
     scores: dict[float, float] = {}
     for penalty in penalties:
         translator.search = dataclasses.replace(translator.search, length_penalty=penalty)
@@ -59,7 +58,13 @@ def tune(
     search = dataclasses.replace(translator.search, length_penalty=best)
     write_text(Path(run) / SEARCH, json.dumps(configs.to_json(search), indent=2) + "\n")
     metric = translator.task.metric
-    return {"run": str(run), "length_penalty": best, metric: scores[best], "sentences": len(pairs), "beam": search.beam}
+    return {
+        "run": str(run),
+        "length_penalty": best,
+        metric: scores[best],
+        "sentences": len(wanted),
+        "beam": search.beam,
+    }
 
 
 def compare(
@@ -69,7 +74,7 @@ def compare(
     chance. Each searches as it was tuned."""
     translators = [open_translator(run, "translation", device) for run in (first, second)]
     task = translators[0].task
-    asked, wanted = zip(*task.texts(split))
+    asked, wanted = task.sides(split)
     said = [[best[0].text for best in translator.translate(asked)] for translator in translators]
     lowercase = task.config.lowercase or translators[1].task.config.lowercase
     found = text_scores.paired_bootstrap(said[0], said[1], wanted, lowercase)
@@ -79,7 +84,7 @@ def compare(
 def score_baselines(run: str | os.PathLike[str], split: Split = "test", device: str = "auto") -> dict[str, float]:
     """The scores of what costs nothing, on the split that a run of summaries is scored on."""
     task = open_translator(run, "summarization", device).task
-    articles, wanted = zip(*task.texts(split))
+    articles, wanted = task.sides(split)
     read = [task.normal_source(article) for article in articles]  # no more of an article than the model reads
     train = ((task.normal_source(article), summary) for article, summary in task.places["train"].pairs())
     found = {name: task.rate(said, wanted) for name, said in baselines(train, read).items()}

@@ -93,6 +93,11 @@ class FileTask(ABC, Generic[Place, Tokens]):
     def digests(self) -> dict[str, str]:
         return {split: self.digest(place) for split, place in self.places.items()}
 
+    @property
+    def where(self) -> str:
+        """The data, as it was named."""
+        return str(self.config.path)
+
     def fingerprint(self) -> dict[str, str]:
         return self.digests
 
@@ -107,7 +112,7 @@ class FileTask(ABC, Generic[Place, Tokens]):
         changed = [split for split in {**kept, **self.digests} if kept.get(split) != self.digests.get(split)]
         if changed:
             raise UserError(
-                f"{self.config.path} has changed since the training began (in {' and '.join(changed)}), and what was "
+                f"{self.where} has changed since the training began (in {' and '.join(changed)}), and what was "
                 "trained on could now be in test; bring the old files back, or train anew in another --out, "
                 "or evaluate what is there now as other data (--data)"
             )
@@ -123,7 +128,7 @@ class FileTask(ABC, Generic[Place, Tokens]):
 
     def _split(self, split: str) -> Tokens:
         if split not in self.splits:
-            raise UserError(f"{self.config.path} has no {split} split; it has {' and '.join(self.splits)}")
+            raise UserError(f"{self.where} has no {split} split; it has {' and '.join(self.splits)}")
         return self.splits[split]
 
     @classmethod

@@ -208,8 +208,11 @@ class PairTask(FileTask[PairFiles, Any]):
 
     def find(self) -> dict[str, PairFiles]:
         config = self.config
-        if not config.path:
-            raise UserError(f"name the pairs to {self.verb}: --task.path FOLDER --task.source .. --task.target ..")
+        if not config.path and not parallel.is_file_name(config.source):
+            raise UserError(
+                f"name the pairs to {self.verb}: two files, --task.source FILE --task.target FILE, or a folder, "
+                "--task.path FOLDER --task.source de --task.target en"
+            )
         if self._foreign:
             return parallel.find_all(config.path, config.source, config.target)
         return parallel.find(config.path, config.source, config.target, config.test)
@@ -218,7 +221,12 @@ class PairTask(FileTask[PairFiles, Any]):
         return place.digest()
 
     def with_data(self, path: str) -> Self:
-        return type(self)(dataclasses.replace(self.config, path=path), self.vocabulary, foreign=True)
+        # A file that was named in full would be found again wherever the other data lies.
+        names = {
+            side: Path(name).name if Path(name := getattr(self.config, side)).is_absolute() else name
+            for side in ("source", "target")
+        }
+        return type(self)(dataclasses.replace(self.config, path=path, **names), self.vocabulary, foreign=True)
 
     def normal(self, line: str) -> str:
         """A text as it is encoded: white space is one space, and one stands in front, as before any other word."""
@@ -293,6 +301,8 @@ class PairTask(FileTask[PairFiles, Any]):
         return " ".join(self.vocabulary.target.decode(said).split())
 
     def feed(self, rows: range, batch: int, seed: int, tokens: int = 4096) -> PairFeed:  # type: ignore[override]
+        if not len(self._split("valid")):
+            raise UserError(f"there is no whole pair to validate on in {self.where}; bring more, or a validation set")
         return PairFeed(self._split("train"), self.end, rows, batch, tokens, seed)
 
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[PairBatch]:  # type: ignore[override]
@@ -304,28 +314,36 @@ class PairTask(FileTask[PairFiles, Any]):
     def texts(self, split: Split) -> Iterator[tuple[str, str]]:
         """The pairs of a split as they stand in the files, broken ones included."""
         if split not in self.places:
-            raise UserError(f"{self.config.path} has no {split} split; it has {' and '.join(self.places)}")
+            raise UserError(f"{self.where} has no {split} split; it has {' and '.join(self.places)}")
         return self.places[split].pairs()
+
+    def sides(self, split: Split, most: int = 0) -> tuple[list[str], list[str]]:
+        """The sources and the targets of a split, or of its first `most` pairs."""
+        pairs = list(islice(self.texts(split), most or None))
+        if not pairs:
+            raise UserError(f"there is no pair in the {split} split of {self.where}")
+        return [source for source, _ in pairs], [target for _, target in pairs]
+
+    @property
+    def where(self) -> str:
+        return self.config.path or f"the pair of {self.config.source} and {self.config.target}"
 
     def tell(self) -> str:
         config = self.config
         sizes = ", ".join(f"{split} {len(data):,}" for split, data in self.splits.items())
         symbols = f"{self.inputs:,}" if self.joint else f"{self.inputs:,} and {self.outputs:,}"
-        where = f"{self.verb} {config.source} to {config.target} ({Path(config.path).name})"
-        return f"{where}: {sizes} pairs, {symbols} symbols{self.losses()}"
+        folder = f" ({name})" if (name := Path(config.path).name) else ""
+        what = f"{self.verb} {config.source} to {config.target}{folder}"
+        return f"{what}: {sizes} pairs, {symbols} symbols{self.losses()}"
 
     def losses(self) -> str:
         """What is broken, in words; nothing if nothing is, or if this is no data to train on."""
         if "train" not in self.splits:
             return ""
-        parts = [f"{count:,} {why}" for why, count in self.broken().items() if count]
-        return f"; left out of train: {', '.join(parts)}" if parts else ""
-
-    def broken(self) -> dict[str, int]:
-        """How many training pairs are left out, and why; lines without a partner are among the empty ones."""
+        parts = [f"{count:,} {why}" for why, count in self.splits["train"].broken.items() if count]
+        left_out = f"; left out of train: {', '.join(parts)}" if parts else ""
         unpaired = self.places["train"].unpaired()
-        found = dict(self.splits["train"].broken)
-        return {**found, "of these without a partner (are the files parallel?)": unpaired}
+        return f"{left_out}; {unpaired}" if unpaired else left_out
 
 
 def in_groups(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

@@ -18,7 +18,7 @@ from stairwell.tasks.pairs import PairTask
 @dataclass(frozen=True, kw_only=True)
 class Config:
     path: str = ""
-    "a folder with train.de, train.en, valid.de, ... or tables (jsonl, csv, tsv), or the common stem of two files"
+    "a folder with train.de, train.en, ... or with tables (jsonl, csv, tsv); not needed if source and target are files"
     source: str = "de"
     "the source: the ending of its files, a file's name, or a column of a table"
     target: str = "en"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -77,7 +76,7 @@ class PairScores:
     def __call__(self, model: Seq2Seq, split: Split) -> dict[str, float]:
         scores = pair_loss(model, self.task, split, self.watch)
         if self.sample:
-            asked, wanted = zip(*islice(self.task.texts(split), self.sample))
+            asked, wanted = self.task.sides(split, self.sample)
             said = [best[0].text for best in Translator(model, self.task, GREEDY).translate(asked)]
             scores |= self.task.rate(said, wanted)
         return scores
@@ -126,7 +125,7 @@ def evaluate_pairs(
     """All scores of a split: the loss of its whole pairs and, by the field's own tools, what the model writes for every
     source."""
     search = search or Search()
-    asked, wanted = zip(*task.texts(split))
+    asked, wanted = task.sides(split)
     translator = Translator(model, task, search)
     said = [best[0].text for best in translator.translate(asked)]
     result = {**pair_loss(model, task, split, watch), **task.judge(said, wanted), "sentences": len(said)}

@@ -132,8 +132,14 @@ class Run:
         if not path.exists():
             if any("valid" in record for record in self.metrics()):
                 raise UserError(f"{path} is missing; bring it back from a copy of the run, or train anew")
-            raise UserError(f"{self.path} holds no model yet: train it, or resume it, until it is first saved")
+            raise UserError(f"{self.path} holds no model yet: one is kept from the first validation on; {self.onwards}")
         return load_tensors(path, "valid")
+
+    @property
+    def onwards(self) -> str:
+        """How a training that was stopped too early comes to a model: it goes on, or ends where it is."""
+        step, command = self.newest_step, f"stairwell train --resume --out {self.path}"
+        return f"go on with: {command}" + (f", or end it where it is: {command} --steps {step}" if step else "")
 
     def save_checkpoint(self, step: int, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
         """Add a checkpoint; only once it is safely there, forget all but the newest."""

@@ -118,6 +118,10 @@ class Translator:
         iterator, done = iter(texts), 0
         while group := list(islice(iterator, self.ahead)):
             forced = prefixes[done : done + len(group)] if prefixes is not None else [""] * len(group)
+            if len(forced) < len(group):
+                raise UserError(
+                    f"there are {len(prefixes or ()):,} prefixes and more texts; an empty line is no prefix"
+                )
             yield from self._group(group, best, forced)
             done += len(group)
 

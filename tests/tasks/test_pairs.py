@@ -97,8 +97,66 @@ def test_broken_pairs_are_counted_and_reported(tmp_path: Path) -> None:
         target.write("\none\none\n" + "one " * 40 + "\n")
     task = translation(folder, longest_source=30, longest_target=30)
     assert len(task.splits["train"]) == 20
-    assert list(task.broken().values()) == [5, 1, 2]
-    assert "left out of train: 5 empty, 1 too long, 2 of these without a partner" in task.describe()
+    assert "left out of train: 5 empty, 1 too long; " in task.describe()
+    assert task.describe().endswith(
+        "train.xx has 26 lines and train.yy 24, so 2 have no partner (are the files parallel?)"
+    )
+
+
+def two_files(folder: Path) -> tuple[str, str]:
+    """A source and a target of any name, without splits."""
+    pairs = language_pair.sentences(300, 0)
+    write_lines(folder / "english.txt", *(source for source, _ in pairs))
+    write_lines(folder / "french.txt", *(target for _, target in pairs))
+    return "english.txt", "french.txt"
+
+
+def test_two_files_need_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = two_files(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for path in ("", "."):
+        task = translation(tmp_path, path=path, source=source, target=target)
+        assert task.describe().startswith("translate english.txt to french.txt: train 2")
+    (tmp_path / "french.txt").rename(tmp_path / "franch.txt")
+    with pytest.raises(UserError, match=r"there is no file /.*/french.txt; did you mean franch.txt\?"):
+        translation(tmp_path, path="", source=source, target=target).describe()
+    with pytest.raises(UserError, match=r"name the pairs to translate: two files, --task.source FILE"):
+        translation(tmp_path, path="").describe()
+
+
+def test_what_is_misspelt_is_named(tmp_path: Path) -> None:
+    source, target = two_files(tmp_path)
+    place = str(tmp_path)
+    with pytest.raises(UserError, match=r"there is no file /.*/englsh.txt; did you mean english.txt\?"):
+        parallel.find(place, "englsh.txt", target)
+    with pytest.raises(UserError, match=r"there is no file /.*/somewhere/french.txt$"):
+        parallel.find(place, source, "somewhere/french.txt")
+    with pytest.raises(UserError, match=r"source and target are both 'english.txt'"):
+        parallel.find(place, source, source)
+    with pytest.raises(UserError, match=r"english.txt is no table .*--task.source FILE --task.target FILE"):
+        parallel.find(f"{place}/{source}", source, target)
+    with pytest.raises(UserError, match=r"has no training pairs: it needs train.de and train.en"):
+        parallel.find(place, "de", "en")
+
+
+def test_too_few_pairs_to_keep_some_apart_are_refused_before_training(tmp_path: Path) -> None:
+    write_lines(tmp_path / "few.xx", "ba", "ke")
+    write_lines(tmp_path / "few.yy", "one", "two")
+    task = translation(tmp_path / "few")
+    with pytest.raises(UserError, match=r"no whole pair to validate on in .*few; bring more"):
+        task.feed(range(1), 1, 0)
+    with pytest.raises(UserError, match=r"there is no pair in the test split of .*few"):
+        task.sides("test")
+
+
+def test_files_named_in_full_are_not_read_again_as_other_data(tmp_path: Path) -> None:
+    source, target = (str(tmp_path / name) for name in two_files(tmp_path))
+    task = translation(tmp_path, source=source, target=target)
+    other = tmp_path / "other"
+    other.mkdir()
+    write_lines(other / "english.txt", "ba")
+    write_lines(other / "french.txt", "one")
+    assert list(task.with_data(str(other)).texts("test")) == [("ba", "one")]
 
 
 def test_text_that_is_not_utf8_is_named_by_its_line(tmp_path: Path) -> None:

@@ -300,6 +300,18 @@ def test_a_model_that_was_lost_is_told_from_one_that_was_never_saved(uninterrupt
     assert "run holds no model yet" in stairwell(tmp_path, "eval", "run").line
 
 
+def test_a_training_stopped_before_its_first_validation_can_be_ended_there_and_used(
+    interrupted: Callable[..., tuple[int, str]], tmp_path: Path
+) -> None:
+    interrupted(signal.SIGINT)
+    told = stairwell(tmp_path, "eval", "run").line
+    assert "run holds no model yet: one is kept from the first validation on" in told
+    command = told.partition("or end it where it is: stairwell ")[2].split()
+    assert command == ["train", "--resume", "--out", "run", "--steps", "8"]
+    assert stairwell(tmp_path, *command).status == 0
+    assert stairwell(tmp_path, "eval", "run").status == 0
+
+
 def test_every_flipped_byte_of_a_checkpoint_is_found(uninterrupted: Path, tmp_path: Path) -> None:
     newest = Run(copy_of(uninterrupted, tmp_path)).checkpoints()[-1]
     whole, dice = newest.read_bytes(), random.Random(0)
