@@ -18,15 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stairwell.fast import trace as traces
-from stairwell.fast.trace import (
-    Attended,
-    Gradients,
-    Inputs,
-    LayerGradients,
-    Plan,
-    SublayerTrace,
-    Trace,
-)
+from stairwell.fast.trace import Attended, Gradients, Inputs, LayerGradients, Plan, SublayerTrace, Trace
 
 
 def standardise(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
