@@ -22,9 +22,9 @@ from stairwell.files import write_text
 from stairwell.report import gather
 from stairwell.report.compare import Model, models
 from stairwell.report.drift_picture import write_drift_png
-from stairwell.report.figures import DARK, new_figure, save_png
+from stairwell.report.figures import DARK
 from stairwell.report.horizon import write_horizon_png
-from stairwell.report.picture import INK, PALETTE, RULE
+from stairwell.report.picture import INK, PALETTE, RULE, new_figure, save_png
 from stairwell.runs import horizon
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -12,6 +12,7 @@ from typing import Any, TextIO, cast
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 48  # characters
+STOPPING = "stopping after this update; once more to stop at once"
 
 
 class Unread:
@@ -81,6 +82,11 @@ def time_left(record: dict[str, Any], total: int) -> str:
     return f", {duration(left)} left" if left else ""
 
 
+def metrics_line(event: dict[str, Any]) -> str:
+    """What a training or a validation has measured, for logs."""
+    return f"valid: {scores_line(event['valid'])}" if "valid" in event else summary(event)
+
+
 def scores_line(scores: dict[str, float]) -> str:
     """Scores of a split in one line; what they were counted over comes last."""
     counted = ("scored", "sequences", "rows")
@@ -121,11 +127,10 @@ class Lines(Quiet):
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "metrics":
-            trained = "valid" not in event
-            what = summary(event) + time_left(event, self.total) if trained else f"valid: {scores_line(event['valid'])}"
-            self.say(f"update {event['step']:,}/{self.total:,}  {what}")
+            left = "" if "valid" in event else time_left(event, self.total)
+            self.say(f"update {event['step']:,}/{self.total:,}  {metrics_line(event)}{left}")
         elif event["event"] == "stopping":
-            self.say("stopping after this update; once more to stop at once")
+            self.say(STOPPING)
         else:
             super().__call__(event)
 
@@ -199,7 +204,7 @@ class Live(OnScreen):
         elif kind == "warning":
             self.console.print(f"[yellow]warning:[/] {event['text']}")
         elif kind == "stopping":
-            self.note = "stopping after this update; once more to stop at once"
+            self.note = STOPPING
         self.live.update(self.panel())
 
 
@@ -220,7 +225,7 @@ class Together(OnScreen):
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "stopping":
-            self.note = "stopping after this update; once more to stop at once"
+            self.note = STOPPING
         elif (part := self.parts.get(event.get("model", ""))) is not None:
             part({**event, "event": "update"})
             part(event)
@@ -238,8 +243,8 @@ class NamedLines(Lines):
         if "model" not in event:
             super().__call__(event)
             return
-        what = f"valid: {scores_line(event['valid'])}" if "valid" in event else summary(event)
-        self.say(f"{event['model']:16} update {event['step']:,}/{self.totals[event['model']]:,}  {what}")
+        total = self.totals[event["model"]]
+        self.say(f"{event['model']:16} update {event['step']:,}/{total:,}  {metrics_line(event)}")
 
 
 def together(models: dict[str, int], quiet: bool) -> Silence:

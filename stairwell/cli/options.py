@@ -116,18 +116,18 @@ def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
         options = {named[key][0]: arguments.pop(key) for key in list(arguments) if key in named}
         command(**arguments, options={name: text for name, text in options.items() if text is not None})
 
-    own = [parameter for name, parameter in inspect.signature(command).parameters.items() if name != "options"]
+    own = dict(inspect.signature(command).parameters)
     hints = inspect.get_annotations(command, eval_str=True)
-    dotted = []
+    del own["options"], hints["options"]
     for key, (name, kind, help) in named.items():
         option = typer.Option(f"--{name}", help=help, metavar=kind, rich_help_panel=name.partition(".")[0])
         hints[key] = Annotated[str | None, option]
-        dotted.append(inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=hints[key]))
-    own = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name]) for parameter in own
+        own[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None)
+    keywords = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
+        for name, parameter in own.items()
     ]
-    hints.pop("options", None)
-    wrapped.__signature__ = inspect.Signature([*own, *dotted])  # type: ignore[attr-defined]
+    wrapped.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
     wrapped.__annotations__ = hints
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     return wrapped

@@ -22,7 +22,6 @@ def list_command(
 ) -> None:
     """Show what there is: experiments, tasks, cores, data."""
     from stairwell.cores import CORES
-    from stairwell.errors import UserError
     from stairwell.tasks import TASKS
 
     def cores() -> None:

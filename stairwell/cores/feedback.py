@@ -12,14 +12,14 @@ Letters: B rows, T tokens, S memory slots, D width, L layers, G memories (1; L f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from stairwell.cores.core import CoreState, Source, TransformerCore, WindowConfig, module_list
-from stairwell.cores.time import KeysValues, ages, along_time, counts, filled, slide
+from stairwell.cores.time import KeysValues, after, ages, along_time, filled
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
 from stairwell.roles import SLOTS
 
@@ -132,9 +132,7 @@ class Feedback(TransformerCore):
                 keys_values.append(m_t[:, :, g])
         if self.seen is not None:
             self.seen.layer_weights = mix.detach()
-        count, room = counts(state.count, state.room, start, age, state.slack)
-        memory = slide(state.memory, along_time(made), count, start)
-        return along_time(outputs), replace(state, count=count, room=room, memory=memory)
+        return along_time(outputs), after(state, along_time(made), age, start)
 
     def slots(self, x: Tensor, past: KeysValues, reach: int, age: Tensor) -> Slots:
         """What a layer sees of the past, and of itself if it may: the last `reach` slots that the row has filled."""

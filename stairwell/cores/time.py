@@ -6,7 +6,8 @@ Letters: B rows, T tokens of this call.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -78,6 +79,12 @@ def slide(memory: Tensor, new: Tensor, count: Tensor, start: Tensor | None) -> T
     slots, T = memory.shape[1], new.shape[1]
     moved = torch.cat([memory[:, min(T, slots) :], new[:, max(T - slots, 0) :]], 1)
     return moved if start is None else forget(moved, count)
+
+
+def after(state: Any, new: Tensor, age: Tensor, start: Tensor | None) -> Any:
+    """A state of one memory after the tokens `new`, whose ages are those of this call."""
+    count, room = counts(state.count, state.room, start, age, state.slack)
+    return replace(state, count=count, room=room, memory=slide(state.memory, new, count, start))
 
 
 def forget(memory: Tensor, count: Tensor) -> Tensor:

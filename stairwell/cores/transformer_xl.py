@@ -8,14 +8,14 @@ Letters: B rows, T tokens, S memory slots, D width, L layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stairwell.cores.core import CoreState, Source, TransformerCore, WindowConfig, module_list
-from stairwell.cores.time import ages, counts, slide
+from stairwell.cores.time import after, ages
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
 from stairwell.roles import SLOTS
 from stairwell.state import State
@@ -65,9 +65,7 @@ class TransformerXL(TransformerCore):
             inputs.append(x)
             slots = self.slots(layer, state.memory[:, :, l], x, age)
             x = self.apply_layer(layer, l, x, slots, sources[l % len(sources)], masks, 0, T)
-        count, room = counts(state.count, state.room, start, age, state.slack)
-        memory = slide(state.memory, torch.stack(inputs, 2), count, start)
-        return x, replace(state, count=count, room=room, memory=memory)
+        return x, after(state, torch.stack(inputs, 2), age, start)
 
     def slots(self, layer: Layer, memory: Tensor, x: Tensor, age: Tensor) -> Slots:
         """The last S inputs of this layer before each token (itself too, if it may), those of the memory first."""

@@ -283,11 +283,11 @@ def number_in(printed: str) -> float | None:
 
 def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
     """The page, and the pictures beside it."""
-    runs = []
-    for training in study.trainings():
-        found = read(study, out, training)
-        if found is not None:
-            runs.append(report.gather(out / training.folder, name=training.row.model, provenance=found["provenance"]))
+    runs = [
+        report.gather(out / training.folder, name=training.row.model, provenance=found["provenance"])
+        for training in study.trainings()
+        if (found := read(study, out, training)) is not None
+    ]
     page = out / "report.html"
     notes = [*([f"The paper's conclusion: {study.claim}"] if study.claim else []), *study.notes]
     report.write_png(out / "curves.png", runs)

@@ -251,13 +251,7 @@ class BandedLayer:
         return F.linear(normed, self.weight[self.weight.shape[0] // 3 :])
 
     def __call__(
-        self,
-        x: Tensor,
-        olds: Sequence[Tensor],
-        vectors: Tensor,
-        ramp: Tensor | None,
-        band: Band,
-        masks: LayerMasks,
+        self, x: Tensor, olds: Sequence[Tensor], vectors: Tensor, ramp: Tensor | None, band: Band, masks: LayerMasks
     ) -> Tensor:
         """x (B, T, D) after `olds`, the keys and values of what lies before it -> the layer's output (B, T, D)"""
         layer = self.layer

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from stairwell.cores.core import Source
 from stairwell.cores.feedback import Feedback, FeedbackState
-from stairwell.cores.time import ages, counts, slide
+from stairwell.cores.time import after, ages
 from stairwell.fast import native
 from stairwell.fast.engine import FastEngine
 from stairwell.fast.feedback_torch import TorchBackend
@@ -63,8 +62,7 @@ class FeedbackEngine(FastEngine):
             y, memory = Segment.apply(backend, plan, inputs, *leaves(inputs))
         else:
             y, memory = x.clone(), x[:, :, None] * mix.view(1, 1, -1, 1)
-        count, room = counts(state.count, state.room, start, age, state.slack)
-        return y, replace(state, count=count, room=room, memory=slide(state.memory, memory, count, start))
+        return y, after(state, memory, age, start)
 
 
 def levels_kept(alive: Sequence[int], layers: int) -> Tensor:

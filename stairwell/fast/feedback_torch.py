@@ -18,15 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stairwell.fast import trace as traces
-from stairwell.fast.trace import (
-    Attended,
-    Gradients,
-    Inputs,
-    LayerGradients,
-    Plan,
-    SublayerTrace,
-    Trace,
-)
+from stairwell.fast.trace import Attended, Gradients, Inputs, LayerGradients, Plan, SublayerTrace, Trace
 
 
 def standardise(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -69,13 +61,14 @@ class Visible:
 
 
 class Kept:
-    """Dropout masks of the steps begin .. end-1 as factors, time first."""
+    """Dropout masks of some steps as factors, time first."""
 
-    def __init__(self, plan: Plan, dtype: torch.dtype, begin: int, end: int) -> None:
+    def __init__(self, plan: Plan, dtype: torch.dtype, steps: range) -> None:
         def factors(masks: tuple[Tensor, ...], a: int, width: int) -> Tensor | None:
             if not masks:
                 return None
-            return masks[a][:, :, begin:end, :width].permute(2, 0, 1, 3).to(dtype) / (1 - plan.attention_rate)
+            chosen = masks[a][:, :, steps.start : steps.stop, :width]
+            return chosen.permute(2, 0, 1, 3).to(dtype) / (1 - plan.attention_rate)
 
         self.attention = [factors(plan.attention_kept, a, plan.width(a)) for a in range(plan.A)]
         width = plan.source_mask.shape[1] if plan.source_mask is not None else 0
@@ -94,7 +87,7 @@ class Forward:
 
     def __init__(self, plan: Plan, inputs: Inputs, trace: Trace) -> None:
         self.plan, self.inputs, self.trace = plan, inputs, trace
-        self.visible, self.kept = Visible(plan, inputs), Kept(plan, inputs.x.dtype, 0, plan.T)
+        self.visible, self.kept = Visible(plan, inputs), Kept(plan, inputs.x.dtype, range(plan.T))
         self.absent: Tensor | None = None
         if plan.source_mask is not None:
             self.absent = ~plan.source_mask[:, None, :]
@@ -238,27 +231,19 @@ def window(plan: Plan, trace: Trace, a: int, t: int) -> tuple[Tensor, Tensor]:
 
 
 class Backward:
-    """The same walk in reverse, over the steps end-1 .. begin; i is a step's place among them."""
+    """The same walk in reverse, over a block of steps; i is a step's place among them."""
 
     def __init__(
-        self,
-        plan: Plan,
-        inputs: Inputs,
-        trace: Trace,
-        y: Tensor,
-        memory: Tensor,
-        gradients: Gradients,
-        begin: int,
-        end: int,
+        self, plan: Plan, inputs: Inputs, trace: Trace, y: Tensor, memory: Tensor, gradients: Gradients, steps: range
     ) -> None:
         self.plan, self.inputs, self.trace = plan, inputs, trace
         self.y, self.memory, self.gradients = y, memory, gradients
-        self.begin, self.end = begin, end
-        self.kept = Kept(plan, inputs.x.dtype, begin, end)
+        self.steps, self.begin = steps, steps.start
+        self.kept = Kept(plan, inputs.x.dtype, steps)
 
     def run(self) -> None:
         plan, mix = self.plan, self.inputs.mix
-        for t in reversed(range(self.begin, self.end)):
+        for t in reversed(self.steps):
             self.recall(t)
             dx = self.y[t].clone()
             for a in reversed(range(plan.A)):
@@ -434,14 +419,6 @@ class TorchBackend:
         Forward(plan, inputs, trace).run()
 
     def backward(
-        self,
-        plan: Plan,
-        inputs: Inputs,
-        trace: Trace,
-        y: Tensor,
-        memory: Tensor,
-        gradients: Gradients,
-        begin: int,
-        end: int,
+        self, plan: Plan, inputs: Inputs, trace: Trace, y: Tensor, memory: Tensor, gradients: Gradients, steps: range
     ) -> None:
-        Backward(plan, inputs, trace, y, memory, gradients, begin, end).run()
+        Backward(plan, inputs, trace, y, memory, gradients, steps).run()

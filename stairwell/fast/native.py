@@ -70,19 +70,11 @@ class NativeBackend:
         torch.ops.stairwell.feedback_forward(*described(plan, inputs, trace), self.instruction_set, POISON)
 
     def backward(
-        self,
-        plan: Plan,
-        inputs: Inputs,
-        trace: Trace,
-        y: Tensor,
-        memory: Tensor,
-        gradients: Gradients,
-        begin: int,
-        end: int,
+        self, plan: Plan, inputs: Inputs, trace: Trace, y: Tensor, memory: Tensor, gradients: Gradients, steps: range
     ) -> None:
         torch.ops.stairwell.feedback_backward(
             *described(plan, inputs, trace),
-            *(y, memory, filled(leaves(gradients)), begin, end, self.instruction_set, POISON),
+            *(y, memory, filled(leaves(gradients)), steps.start, steps.stop, self.instruction_set, POISON),
         )
 
 

@@ -40,21 +40,13 @@ from stairwell.fast.trace import (
 
 
 class Backend(Protocol):
-    """The two loops over time. Each fills every tensor it is handed; backward does the steps end-1 .. begin, of whose
-    block the first is at 0, and is called for the last block first."""
+    """The two loops over time. Each fills every tensor it is handed; backward does a block of steps from its end,
+    of which the first is at 0, and is called for the last block first."""
 
     def forward(self, plan: Plan, inputs: Inputs, trace: Trace) -> None: ...
 
     def backward(
-        self,
-        plan: Plan,
-        inputs: Inputs,
-        trace: Trace,
-        y: Tensor,
-        memory: Tensor,
-        gradients: Gradients,
-        begin: int,
-        end: int,
+        self, plan: Plan, inputs: Inputs, trace: Trace, y: Tensor, memory: Tensor, gradients: Gradients, steps: range
     ) -> None: ...
 
 
@@ -83,7 +75,7 @@ class Segment(Once):
         totals = make_totals(inputs, gradients)
         for begin in reversed(range(0, plan.T, plan.block)):
             end = min(begin + plan.block, plan.T)
-            ctx.backend.backward(plan, inputs, trace, y, memory, gradients, begin, end)
+            ctx.backend.backward(plan, inputs, trace, y, memory, gradients, range(begin, end))
             for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
                 kept, given = slice_steps(layer, begin, end), slice_steps(gradient, 0, end - begin)
                 add_layer_gradients(plan, kept, given, totals.layers[a], totals.sets[plan.set_of[a]])

@@ -25,17 +25,7 @@ from stairwell.fast import segment
 from stairwell.fast import trace as traces
 from stairwell.fast.native import staircase_backward, staircase_forward
 from stairwell.fast.once import Once, once
-from stairwell.fast.trace import (
-    Gradients,
-    Inputs,
-    Plan,
-    Trace,
-    fresh,
-    layer_gradients,
-    leaves,
-    make_totals,
-    rebuilt,
-)
+from stairwell.fast.trace import Gradients, Inputs, Plan, Trace, fresh, layer_gradients, leaves, make_totals, rebuilt
 
 ROWS = 4096  # tokens times rows of a block: fewer make smaller products and more calls
 

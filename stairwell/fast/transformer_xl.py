@@ -8,14 +8,13 @@ Letters: B rows, T tokens, S memory slots, D width, L layers.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source
-from stairwell.cores.time import ages, counts, slide
+from stairwell.cores.time import after, ages
 from stairwell.cores.transformer_xl import TransformerXL
 from stairwell.fast.banded import Band, BandedLayer
 from stairwell.fast.engine import FastEngine
@@ -54,7 +53,5 @@ class TransformerXLEngine(FastEngine):
             memory = state.memory[:, state.memory.shape[1] - window.last :, l]
             fast = layers[layer]
             x = fast(x, [fast.keys_values(memory)], vectors, layer.ramp(vectors.shape[0]), band, kept)
-        count, room = counts(state.count, state.room, start, age, state.slack)
         staying = max(T - state.memory.shape[1], 0)  # tokens before this one leave the memory within the call
-        memory = slide(state.memory, torch.stack([layer_input[:, staying:] for layer_input in inputs], 2), count, start)
-        return x, replace(state, count=count, room=room, memory=memory)
+        return x, after(state, torch.stack([layer_input[:, staying:] for layer_input in inputs], 2), age, start)

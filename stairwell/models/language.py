@@ -24,14 +24,7 @@ from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
 from stairwell.fast import choose_engine
-from stairwell.models.embedding import (
-    AdaptiveEmbedding,
-    AdaptiveHead,
-    AdaptiveVectors,
-    Embedding,
-    FirstToken,
-    Head,
-)
+from stairwell.models.embedding import AdaptiveEmbedding, AdaptiveHead, AdaptiveVectors, Embedding, FirstToken, Head
 from stairwell.state import State
 
 IGNORE = -100  # a target that is not scored

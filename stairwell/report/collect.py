@@ -27,7 +27,7 @@ from stairwell.runs.experiment import SECTIONS, Experiment
 from stairwell.runs.horizon import Horizon
 from stairwell.runs.horizon import read as read_horizon
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import load, without_format
+from stairwell.runs.trainings import experiment_of, load
 from stairwell.state import State
 from stairwell.tasks import Split, Task
 from stairwell.tasks.pairs import PairBatch, PairTask
@@ -171,8 +171,7 @@ def gather(
     add to what the folder knows; scores without valid_ or test_ before their name are those of the test split, or of
     the `split` among them, as `evaluate_run` returns them."""
     run = Run(folder)
-    config = run.read_config()
-    experiment = Experiment.from_json(without_format(config), str(run.path / "config.json"))
+    config, experiment = run.read_config(), experiment_of(run)
     model, task, note = None, None, {}
     if (run.path / "model.safetensors").exists():
         model, task = load(run.path, "cpu")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import re
 import statistics
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from stairwell.cores import CORES
 from stairwell.report.collect import RunReport
 from stairwell.report.table import Cell, Table
 
+Part = TypeVar("Part")
 # One colour a model, the same in every report: an entry's place in the palette (Okabe and Ito, 2008).
 COLOURS = 8
 
@@ -48,16 +50,12 @@ def tell_apart(runs: list[RunReport]) -> list[RunReport]:
     kinds: dict[str, list[Any]] = {}
     for run in runs:
         kinds.setdefault(run.name, []).append((run.seed, without_seed(run.config)))
-    unclear = {name for name, found in kinds.items() if repeats([seed for seed, _ in found]) or differ(found)}
+    unclear = {
+        name
+        for name, found in kinds.items()
+        if len({seed for seed, _ in found}) < len(found) or any(config != found[0][1] for _, config in found)
+    }
     return [replace(run, name=f"{run.name} ({run.folder})") if run.name in unclear else run for run in runs]
-
-
-def repeats(items: list[Any]) -> bool:
-    return len(set(items)) < len(items)
-
-
-def differ(found: list[Any]) -> bool:
-    return any(config != found[0][1] for _, config in found)
 
 
 def without_seed(config: dict[str, Any]) -> dict[str, Any]:
@@ -76,6 +74,17 @@ def models(runs: list[RunReport]) -> list[Model]:
             found[run.name] = Model(run.name, colour, "test" if tested else "valid")
         found[run.name].runs.append(run)
     return list(found.values())
+
+
+def one_run_each(
+    found: Sequence[Model], part: Callable[[RunReport], Part | None]
+) -> Iterator[tuple[Model, RunReport, Part]]:
+    """Of each model the first run that has a part, such as an episode, and that part."""
+    for model in found:
+        for run in model.runs:
+            if there := part(run):
+                yield model, run, there
+                break
 
 
 def next_colour(core: str, taken: list[int]) -> int:

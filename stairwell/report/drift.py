@@ -25,6 +25,7 @@ from torch import Tensor
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.models import LanguageModel, inspect
+from stairwell.report.played import layer_names
 from stairwell.roles import Role
 from stairwell.runs.horizon import MOST_GROWING, stream_of
 from stairwell.runs.trainings import load
@@ -178,12 +179,8 @@ def follow_windows(
                 _, state = model(part, state)
             continue
         before, last = state, tokens
-        vectors, answers = [], []
-        for t in range(tokens.shape[1]):
-            logits, state = model(tokens[:, t : t + 1], state)
-            vectors.append(newest(state))
-            answers.append(logits.argmax(-1)[:, 0])
-        parts[place].append((torch.stack(vectors, 1), targets, torch.stack(answers, 1)))
+        vectors, answers, state = walk(model, state, tokens)
+        parts[place].append((vectors, targets, answers))
     seen = [Window(*(torch.cat(kind, 1) for kind in zip(*parts[place]))) for place in places]
     return seen, before, last
 
@@ -256,26 +253,26 @@ def push(model: LanguageModel, state: State, tokens: Tensor, unit: float) -> tup
     """Distances between streams whose memory was pushed and the same streams left alone, after each of the next tokens,
     for every size of push; and how many answers differ at the end."""
     tokens = tokens[:, :STEPS]
-    alone, answers = walk(model, state, tokens)
+    alone, answers, _ = walk(model, state, tokens)
     pushed, lost = [], []
     for size in PUSHES:
         with torch.random.fork_rng(devices=[tokens.device] if tokens.is_cuda else []):
             torch.manual_seed(SEED)
             aside = disturbed(state, size)
-        vectors, others = walk(model, aside, tokens)
+        vectors, others, _ = walk(model, aside, tokens)
         pushed.append([round(float(d), 5) for d in (vectors - alone).norm(dim=-1).median(0).values / unit])
         lost.append(percent(others[:, -1] != answers[:, -1]))
     return pushed, lost
 
 
-def walk(model: LanguageModel, state: State, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """The newest vector (B, T, N) and the answer (B, T) after each token."""
+def walk(model: LanguageModel, state: State, tokens: Tensor) -> tuple[Tensor, Tensor, State]:
+    """The newest vector (B, T, N) and the answer (B, T) after each token, and the last state."""
     vectors, answers = [], []
     for t in range(tokens.shape[1]):
         logits, state = model(tokens[:, t : t + 1], state)
         vectors.append(newest(state))
         answers.append(logits.argmax(-1)[:, 0])
-    return torch.stack(vectors, 1), torch.stack(answers, 1)
+    return torch.stack(vectors, 1), torch.stack(answers, 1), state
 
 
 def draw_map(
@@ -303,12 +300,8 @@ def attended(model: LanguageModel, state: State, tokens: Tensor) -> Attention | 
         return None
     weights = [layer.mean((0, 2)) for layer in seen.attention]  # each (H, distances)
     core: Any = model.config.core
-    passes = len(weights) // core.layers
-    names = [
-        f"{f'pass {n + 1}, ' if passes > 1 else ''}layer {l + 1}" for n in range(passes) for l in range(core.layers)
-    ]
     rounded = [[[round(number, 4) for number in head] for head in layer.tolist()] for layer in weights]
-    return Attention(names, core.first, rounded)
+    return Attention(layer_names(len(weights), core.layers), core.first, rounded)
 
 
 def percentiles(values: Tensor) -> list[float]:

@@ -7,10 +7,11 @@ import os
 from html import escape
 from typing import Any
 
-from stairwell.report.compare import Model
+from stairwell.report.compare import Model, one_run_each
 from stairwell.report.drift import Drift
-from stairwell.report.figures import DARK, as_svg, dress_log, new_figure, save_png, short
-from stairwell.report.picture import INK, PALETTE, RULE, dress
+from stairwell.report.figures import DARK, as_svg, dress_log, short
+from stairwell.report.parts import section
+from stairwell.report.picture import INK, PALETTE, RULE, dress, new_figure, save_png
 
 NUMBERED = 10  # distances whose shares are written into the picture
 
@@ -144,8 +145,7 @@ def write_drift_png(path: str | os.PathLike[str], drift: Drift, name: str, colou
 
 def looked_into(found: list[Model]) -> list[tuple[Model, Drift]]:
     """One run of each model that was looked into."""
-    pairs = [(model, next((run.drift for run in model.runs if run.drift is not None), None)) for model in found]
-    return [(model, drift) for model, drift in pairs if drift is not None]
+    return [(model, drift) for model, _, drift in one_run_each(found, lambda run: run.drift)]
 
 
 def drift_section(found: list[Model]) -> str:
@@ -155,18 +155,15 @@ def drift_section(found: list[Model]) -> str:
         boxes.append(
             f'<div class="card">{as_svg(drift_figure(drift, model.name, model.colour), words)}{facts(drift)}</div>'
         )
-    if not boxes:
-        return ""
-    return (
-        "<section><h2>Why it drifts, or does not</h2>"
-        '<p class="note">The label of a token is the state of the world that a model must keep. Here the newest vector '
+    note = (
+        "The label of a token is the state of the world that a model must keep. Here the newest vector "
         "of its memory is held against that state, along streams without end. A model does not drift if each state has "
         "its own place in the memory, if the memory stays nearer to its own place than to any other, and if it comes "
         "back there by itself when something pushes it aside. Where the model is wrong and yet as near as ever to the "
         "state that it answers, the memory has not become blurred: it has slipped into another state. "
-        "Distances are in units of the distance between neighbouring states.</p>"
-        f'<div class="tables">{"".join(boxes)}</div></section>'
+        "Distances are in units of the distance between neighbouring states."
     )
+    return section("Why it drifts, or does not", note, boxes, "tables")
 
 
 def facts(drift: Drift) -> str:

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import io
-import os
 import re
 from html import escape
 from typing import Any
 
-from stairwell.files import write_atomically
 from stairwell.report.picture import INK, PALETTE, RULE
 
 DARK = "#1c2026"  # text that matters
 # The page's own names for the colours, so that a figure changes with its theme.
 NAMES = {**{colour: f"c{i}" for i, colour in enumerate(PALETTE)}, INK: "soft", RULE: "rule", DARK: "ink"}
 NAMES["#ffffff"] = "card"
-
-
-def new_figure(width: float, height: float) -> Any:
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=(width, height), dpi=120, facecolor="white", layout="constrained")
-
-
-def save_png(path: str | os.PathLike[str], figure: Any) -> None:
-    write_atomically(
-        path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": "stairwell"})
-    )
 
 
 def as_svg(figure: Any, words: str) -> str:

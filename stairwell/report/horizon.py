@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from stairwell.report.compare import Model
-from stairwell.report.figures import DARK, as_svg, dress_log, new_figure, save_png
-from stairwell.report.picture import DASHES, INK, PALETTE, RULE, dress
+from stairwell.report.figures import DARK, as_svg, dress_log
+from stairwell.report.parts import section, swatches, table
+from stairwell.report.picture import DASHES, INK, PALETTE, RULE, dress, new_figure, save_png
 from stairwell.report.table import Table
 from stairwell.runs.horizon import Horizon
 
@@ -96,10 +97,7 @@ def horizon_figure(found: list[Model]) -> Any:
 
 def write_horizon_png(path: str | os.PathLike[str], found: list[Model]) -> bool:
     """Draw the picture where there is something to draw."""
-    figure = horizon_figure(found)
-    if figure is not None:
-        save_png(path, figure)
-    return figure is not None
+    return save_png(path, horizon_figure(found))
 
 
 def horizon_table(found: list[Model]) -> Table | None:
@@ -129,15 +127,15 @@ def horizon_table(found: list[Model]) -> Table | None:
     return Table("First mistakes", columns, rows, caption)
 
 
-def horizon_section(found: list[Model], write_table: Any) -> str:
-    figure, table = horizon_figure(found), horizon_table(found)
-    if figure is None or table is None:
+def horizon_section(found: list[Model]) -> str:
+    figure, mistakes = horizon_figure(found), horizon_table(found)
+    if figure is None or mistakes is None:
         return ""
     words = "; ".join(f"{model.name}: {in_words(horizons)}" for model, horizons in followed(found))
-    return (
-        "<section><h2>How far they hold</h2>"
-        '<p class="note">Every model is followed along streams that never end, with its state handed on. Left: how '
+    note = (
+        "Every model is followed along streams that never end, with its state handed on. Left: how "
         "many streams have not had a single mistake up to a place. Right: the share of right answers around a place; "
-        "it may stay high long after the first mistake, or fall to chance.</p>"
-        f'<div class="tables"><div class="card">{as_svg(figure, words)}</div>{write_table(table)}</div></section>'
+        "it may stay high long after the first mistake, or fall to chance."
     )
+    boxes = [f'<div class="card">{as_svg(figure, words)}</div>', table(mistakes, swatches(found))]
+    return section("How far they hold", note, boxes, "tables")

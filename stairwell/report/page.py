@@ -19,7 +19,7 @@ from typing import Any
 from stairwell.files import write_text
 from stairwell.report import parts
 from stairwell.report.collect import MEASURED, RunReport, finite
-from stairwell.report.compare import Model, headline, models, summary, unit_of
+from stairwell.report.compare import Model, headline, models, one_run_each, summary, unit_of
 from stairwell.report.drift_picture import drift_section, looked_into, write_drift_png
 from stairwell.report.horizon import horizon_section, write_horizon_png
 from stairwell.report.played_page import gather_played, played_section
@@ -54,10 +54,10 @@ def write_html(
         sweep_section(sweep),
         parts.walks(walks, seeds=any(len(model.runs) > 1 for model in found)),
         played_section(found, played, left_out),
-        horizon_section(found, lambda table: parts.table(table, parts.swatches(found))),
+        horizon_section(found),
         drift_section(found),
         parts.learning(found),
-        written_section(found, parts.colour),
+        written_section(found),
         parts.learned(found),
         parts.attention(found),
         parts.provenance(found, provenance or {}),
@@ -109,9 +109,8 @@ def page_data(found: list[Model], walks: list[dict[str, Any]]) -> dict[str, Any]
         ],
         "walks": walks,
         "attention": {
-            str(i): {"attention": asdict(run.attention), "colour": model.colour}
-            for i, model, run in parts.with_attention(found)
-            if run.attention is not None
+            number: {"attention": asdict(attention), "colour": model.colour}
+            for number, model, _, attention in parts.with_attention(found)
         },
     }
 
@@ -140,22 +139,11 @@ def metrics(found: list[Model]) -> list[str]:
 def gather_walks(found: list[Model]) -> list[dict[str, Any]]:
     """Random walks of the same episodes side by side, one run a model."""
     walks: dict[Any, dict[str, Any]] = {}
-    for model in found:
-        run = next((run for run in model.runs if run.beliefs), None)
-        if run is None:
-            continue
-        first = run.beliefs[0]
-        walk = walks.setdefault(
-            (first.grid, tuple(tuple(belief.actions) for belief in run.beliefs)),
-            {
-                "grid": first.grid,
-                "episodes": [
-                    {"actions": belief.actions, "cells": belief.cells, "headings": belief.headings}
-                    for belief in run.beliefs
-                ],
-                "models": [],
-            },
-        )
-        minds = [{"answers": belief.answers, "probabilities": belief.probabilities} for belief in run.beliefs]
+    for model, _, beliefs in one_run_each(found, lambda run: run.beliefs):
+        grid = beliefs[0].grid
+        episodes = [{name: getattr(belief, name) for name in ("actions", "cells", "headings")} for belief in beliefs]
+        minds = [{name: getattr(belief, name) for name in ("answers", "probabilities")} for belief in beliefs]
+        same = (grid, tuple(tuple(belief.actions) for belief in beliefs))
+        walk = walks.setdefault(same, {"grid": grid, "episodes": episodes, "models": []})
         walk["models"].append({"name": model.name, "colour": model.colour, "minds": minds})
     return list(walks.values())

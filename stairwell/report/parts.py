@@ -9,19 +9,19 @@ from typing import Any
 
 from stairwell.provenance import provenance as made_by
 from stairwell.report.collect import Attention, RunReport, finite
-from stairwell.report.compare import (
-    Model,
-    count_text,
-    metric_text,
-    number_text,
-    score_text,
-    time_text,
-)
+from stairwell.report.compare import Model, count_text, metric_text, number_text, one_run_each, score_text, time_text
 from stairwell.report.table import Cell, Table
 
 
 def colour(model: Model) -> str:
     return f'style="--c: var(--c{model.colour})"'
+
+
+def section(title: str, note: str, boxes: list[str], kind: str = "inside") -> str:
+    """A section of boxes under a note; nothing where there are none."""
+    if not boxes:
+        return ""
+    return f'<section><h2>{title}</h2><p class="note">{note}</p><div class="{kind}">{"".join(boxes)}</div></section>'
 
 
 def cards(found: list[Model]) -> str:
@@ -130,19 +130,12 @@ def shown(model: Model, run: RunReport) -> str:
 
 def learned(found: list[Model]) -> str:
     """What the memory is made of, where a model learns that."""
-    boxes = []
-    for model in found:
-        run = next((run for run in model.runs if run.layer_weights), None)
-        if run is not None:
-            boxes.append(f'<div class="card" {colour(model)}>{shown(model, run)}{"".join(memory_bars(run))}</div>')
-    if not boxes:
-        return ""
-    return (
-        "<section><h2>What the memory is made of</h2>"
-        '<p class="note">Feedback remembers a mix of its layers, from the embedding to the top, and learns how much of '
-        "each.</p>"
-        f'<div class="inside">{"".join(boxes)}</div></section>'
-    )
+    boxes = [
+        f'<div class="card" {colour(model)}>{shown(model, run)}{"".join(memory_bars(run))}</div>'
+        for model, run, _ in one_run_each(found, lambda run: run.layer_weights)
+    ]
+    note = "Feedback remembers a mix of its layers, from the embedding to the top, and learns how much of each."
+    return section("What the memory is made of", note, boxes)
 
 
 def memory_bars(run: RunReport) -> Iterator[str]:
@@ -174,28 +167,25 @@ def bars(rows: list[tuple[str, float, str]]) -> str:
     return f'<div class="bars">{cells}</div>'
 
 
-def with_attention(found: list[Model]) -> list[tuple[int, Model, RunReport]]:
-    """One run of each model that attends, and its number on the page."""
-    chosen = [(model, next((run for run in model.runs if run.attention), None)) for model in found]
-    return [(i, model, run) for i, (model, run) in enumerate(chosen) if run is not None]
+def with_attention(found: list[Model]) -> list[tuple[str, Model, RunReport, Attention]]:
+    """One run of each model that attends, with the model's number on the page."""
+    numbers = {model.name: str(i) for i, model in enumerate(found)}
+    attend = one_run_each(found, lambda run: run.attention)
+    return [(numbers[model.name], model, run, attention) for model, run, attention in attend]
 
 
 def attention(found: list[Model]) -> str:
     boxes = []
-    for i, model, run in with_attention(found):
-        if run.attention is not None:
-            spans = span_bars(run) if run.spans else ""
-            picture = heads(str(i), run.attention, run.unit)
-            boxes.append(f'<div class="card" {colour(model)}>{shown(model, run)}{picture}{spans}</div>')
-    if not boxes:
-        return ""
-    return (
-        "<section><h2>How far back they look</h2>"
-        '<p class="note">The share of attention that each head gives to each distance, averaged over a short stream of '
+    for number, model, run, seen in with_attention(found):
+        spans = span_bars(run) if run.spans else ""
+        picture = heads(number, seen, run.unit)
+        boxes.append(f'<div class="card" {colour(model)}>{shown(model, run)}{picture}{spans}</div>')
+    note = (
+        "The share of attention that each head gives to each distance, averaged over a short stream of "
         "test data. Every row has its own scale, and heights grow with the square root, so that small shares stay "
-        "visible; the tallest column's share is written beside it.</p>"
-        f'<div class="inside">{"".join(boxes)}</div></section>'
+        "visible; the tallest column's share is written beside it."
     )
+    return section("How far back they look", note, boxes)
 
 
 def heads(run: str, attention: Attention, unit: str) -> str:

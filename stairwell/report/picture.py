@@ -1,4 +1,4 @@
-"""The learning curves as one PNG, for a README."""
+"""Pictures as PNG, and one of the learning curves, for a README."""
 
 from __future__ import annotations
 
@@ -15,13 +15,27 @@ DASHES = ("-", "-", "-", (0, (6, 3)), (0, (1.5, 2.5)), (0, (7, 2, 2, 2)), (0, (4
 INK, RULE = "#59626e", "#e2e0db"
 
 
-def write_png(path: str | os.PathLike[str], runs: list[RunReport], metric: str | None = None) -> None:
-    """Curves against tokens and against time; `metric` is the one that decides if not given."""
+def new_figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
+    return Figure(figsize=(width, height), dpi=120, facecolor="white", layout="constrained")
+
+
+def save_png(path: str | os.PathLike[str], figure: Any) -> bool:
+    """Write the picture where there is one."""
+    if figure is None:
+        return False
+    write_atomically(
+        path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": "stairwell"})
+    )
+    return True
+
+
+def write_png(path: str | os.PathLike[str], runs: list[RunReport], metric: str | None = None) -> None:
+    """Curves against tokens and against time; `metric` is the one that decides if not given."""
     found = models(runs)
     metric = metric or (runs[0].metric if runs else "loss")
-    figure = Figure(figsize=(10, 3.9), dpi=120, facecolor="white", layout="constrained")
+    figure = new_figure(10, 3.9)
     axes = figure.subplots(1, 2, sharey=True)
     scale, unit = time_unit(max([run.seconds for run in runs], default=0.0))
     for plot, along, per, label in ((axes[0], "tokens", 1e6, f"million {unit_of(runs)} trained on"),
@@ -37,9 +51,7 @@ def write_png(path: str | os.PathLike[str], runs: list[RunReport], metric: str |
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
         figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 4), frameon=False)
-    write_atomically(
-        path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": "stairwell"})
-    )
+    save_png(path, figure)
 
 
 def draw_model(plot: Any, model: Model, metric: str, along: str, per: float) -> None:

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from html import escape
 from typing import Any
 
-from stairwell.report.compare import Model
+from stairwell.report.compare import Model, one_run_each
 
 ROOM = 900_000  # characters that all episodes of a page may take
 
@@ -17,10 +17,7 @@ def gather_played(found: Sequence[Model]) -> tuple[list[dict[str, Any]], list[st
     """One episode a model, and the names of the models for whose episodes there is no room."""
     shown: list[dict[str, Any]] = []
     left_out, room = [], ROOM
-    for model in found:
-        episode = next((run.episode for run in model.runs if run.episode is not None), None)
-        if episode is None:
-            continue
+    for model, _, episode in one_run_each(found, lambda run: run.episode):
         made = asdict(episode)
         room -= len(json.dumps(made, separators=(",", ":")))
         if room < 0:

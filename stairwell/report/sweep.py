@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from stairwell.report.compare import next_colour, number_text
-from stairwell.report.figures import DARK, as_svg, new_figure, save_png
-from stairwell.report.picture import INK, PALETTE, dress
+from stairwell.report.figures import DARK, as_svg
+from stairwell.report.picture import INK, PALETTE, dress, new_figure, save_png
 
 LINE = {"linewidth": 2.2}
 MEAN = {"marker": "o", "markersize": 7, "markeredgecolor": "#ffffff", "markeredgewidth": 1.2}
@@ -203,10 +203,7 @@ def write_legend(where: Any, plot: Any, panels: Sequence[Panel], width: float, *
 
 def write_sweep_png(path: str | os.PathLike[str], panels: Sequence[Panel]) -> bool:
     """Draw the picture where there is something to draw."""
-    figure = sweep_figure(panels)
-    if figure is not None:
-        save_png(path, figure)
-    return figure is not None
+    return save_png(path, sweep_figure(panels))
 
 
 def in_words(panels: Sequence[Panel]) -> str:

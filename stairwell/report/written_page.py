@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from html import escape
 
-from stairwell.report.compare import Model
+from stairwell.report.compare import Model, one_run_each
+from stairwell.report.parts import colour, section
 from stairwell.report.written import Sentence
 
 
-def written_section(found: list[Model], colour: Callable[[Model], str]) -> str:
+def written_section(found: list[Model]) -> str:
     """Samples beside references, and the attention between source and target; empty where no model has any."""
     boxes = []
-    for model in found:
-        run = next((run for run in model.runs if run.sentences), None)
-        if run is None:
-            continue
-        shown = "".join(sentence_box(sentence) for sentence in run.sentences)
+    for model, _, sentences in one_run_each(found, lambda run: run.sentences):
+        shown = "".join(map(sentence_box, sentences))
         boxes.append(f'<div class="card" {colour(model)}><h3>{escape(model.name)}</h3>{shown}</div>')
-    if not boxes:
-        return ""
-    return (
-        "<section><h2>What they write, and where they look</h2>"
-        '<p class="note">Sentences of the test data as the models write them by beam search. In the pictures every row '
+    note = (
+        "Sentences of the test data as the models write them by beam search. In the pictures every row "
         "is a token that was written, every column one of the source; the darker, the more attention, averaged over "
-        f'heads and layers.</p><div class="inside">{"".join(boxes)}</div></section>'
+        "heads and layers."
     )
+    return section("What they write, and where they look", note, boxes)
 
 
 def sentence_box(sentence: Sentence) -> str:

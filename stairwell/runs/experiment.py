@@ -79,7 +79,8 @@ class Experiment:
 
     @staticmethod
     def from_json(data: dict[str, Any], where: str) -> Experiment:
-        if unknown := sorted(set(data) - {"experiment", *SECTIONS}):
+        """What `to_json` made; a config file also says which format it has, and which stairwell wrote it."""
+        if unknown := sorted(set(data) - {"format", "stairwell", "experiment", *SECTIONS}):
             raise UserError(f"{where}: unknown section '{unknown[0]}'; there are: {', '.join(SECTIONS)}")
         if not isinstance(data.get("experiment"), str):
             raise UserError(f"{where}: 'experiment' must be a task and a core, such as 'random-walk/feedback'")

@@ -49,7 +49,7 @@ def new_job(name: str | None, config: Path | None, out: Path | None, options: di
     if (name is None) == (config is None):
         raise UserError("name an experiment, such as random-walk/feedback, or give --config a run's config.json")
     if config is not None:
-        experiment = Experiment.from_json(without_format(read_config(config)), str(config))
+        experiment = Experiment.from_json(read_config(config), str(config))
     else:
         experiment = preset(str(name))
     experiment = experiment.with_options(options)
@@ -83,7 +83,7 @@ def job_to_resume(name: str | None, config: Path | None, out: Path | None, optio
 
 def experiment_of(run: Run) -> Experiment:
     """What a run folder was asked to train."""
-    return Experiment.from_json(without_format(run.read_config()), str(run.path / "config.json"))
+    return Experiment.from_json(run.read_config(), str(run.path / "config.json"))
 
 
 def holds_a_training(run: Run) -> UserError:
@@ -92,10 +92,6 @@ def holds_a_training(run: Run) -> UserError:
 
 def default_folder(experiment: Experiment) -> Path:
     return Path("runs") / experiment.name.replace("/", "-")
-
-
-def without_format(config: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in config.items() if key not in ("format", "stairwell")}
 
 
 def train(job: Job, device: str, engine: str, show: Show) -> dict[str, Any] | None:

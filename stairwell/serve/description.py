@@ -17,12 +17,7 @@ def describe(name: str, symbols: int, limits: Limits) -> Schema:
         "Error": record({"error": record({"message": text(), "type": text(), "code": whole(400, 599)})}),
         "Prompt": {
             "description": "a text, tokens, or a list of either",
-            "anyOf": [
-                text(1),
-                tokens,
-                array(text(1), 1, limits.texts),
-                array(tokens, 1, limits.texts),
-            ],
+            "anyOf": [text(1), tokens, array(text(1), 1, limits.texts), array(tokens, 1, limits.texts)],
         },
         "OnePrompt": {"description": "a text or tokens", "anyOf": [text(), {**tokens, "minItems": 0}]},
         "Completion": completion(name, limits),
@@ -37,9 +32,7 @@ def describe(name: str, symbols: int, limits: Limits) -> Schema:
                 "expires_in": {"type": "number"},
             }
         ),
-        "Model": record(
-            {"id": text(1), "object": {"const": "model"}, "created": whole(0), "owned_by": text(1)},
-        ),
+        "Model": record({"id": text(1), "object": {"const": "model"}, "created": whole(0), "owned_by": text(1)}),
     }
     return {
         "openapi": "3.1.0",

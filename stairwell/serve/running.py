@@ -20,13 +20,7 @@ LINGER = 30.0  # seconds beyond a request's own time until its answer must have 
 
 
 def application(
-    run: str | os.PathLike[str],
-    host: str,
-    token: str | None,
-    device: str,
-    rows: int,
-    waiting: int,
-    limits: Limits,
+    run: str | os.PathLike[str], host: str, token: str | None, device: str, rows: int, waiting: int, limits: Limits
 ) -> Any:
     """The service of a run folder."""
     from stairwell.serve.app import LOCAL, PLAIN, make_app

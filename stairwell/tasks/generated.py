@@ -166,10 +166,7 @@ class GeneratedTask:
         check_at_least(1, valid_episodes=config.valid_episodes, test_episodes=config.test_episodes)
         self.config: Any = config
         self.train, self.inputs, self.outputs = train, inputs, outputs
-        self.splits = {
-            "valid": (valid or train, config.valid_episodes),
-            "test": (test or train, config.test_episodes),
-        }
+        self.splits = {"valid": (valid or train, config.valid_episodes), "test": (test or train, config.test_episodes)}
 
     def score(self) -> TokenScore:
         return SequenceScore()

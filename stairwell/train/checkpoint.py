@@ -11,7 +11,6 @@ divides them can go on.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,10 +68,8 @@ class Progress:
 
     def to_json(self, world: World) -> dict[str, Any]:
         """All processes take part; sums are those of all."""
-        tally = dataclasses.replace(
-            self.tally, gradient_norm=float(self.tally.gradient_norm), sums=dict(self.tally.totals(world))
-        )
-        return {**vars(self), "tally": vars(tally)}
+        tally = {"gradient_norm": float(self.tally.gradient_norm), "sums": self.tally.totals(world)}
+        return {**vars(self), "tally": {**vars(self.tally), **tally}}
 
     @staticmethod
     def from_json(data: dict[str, Any], world: World) -> Progress:
@@ -95,8 +92,8 @@ def pack(
     for device, generator in generators(objective).items():
         tensors |= {f"rng.{device}.{rank}": part for rank, part in enumerate(world.gather(generator))}
     position = dict(feed.position())
-    for name, tensor in position.pop("tensors", {}).items():
-        tensors[f"feed.{name}"] = torch.cat(world.gather(tensor))
+    carried = position.pop("tensors", {})
+    tensors |= prefixed("feed", {name: torch.cat(world.gather(tensor)) for name, tensor in carried.items()})
     positions = world.gather_json(position)
     rows = [row for part in positions for row in part["rows"]]
     return tensors, {"progress": progress.to_json(world), "position": {**positions[0], "rows": rows}}

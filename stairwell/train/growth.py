@@ -34,8 +34,6 @@ class Growth:
 
     def check(self, core: Any, steps: int) -> None:
         """Refuse stages that do not fit a core's config, or never end."""
-        if not self.stages:
-            return
         can = [field.name for field in dataclasses.fields(core) if field.init and field.name in GROWING]
         if not can:
             raise UserError(f"train.growth: {type(core).__name__} has neither chunks nor passes that could grow")

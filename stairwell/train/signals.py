@@ -6,7 +6,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 @contextmanager
@@ -21,10 +20,7 @@ def on_signals(ask: Callable[[int], None]) -> Iterator[None]:
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
         numbers.append(hangup)
 
-    def heard(number: int, frame: Any) -> None:
-        ask(number)
-
-    before = {number: signal.signal(number, heard) for number in numbers}
+    before = {number: signal.signal(number, lambda heard, _: ask(heard)) for number in numbers}
     try:
         yield
     finally:

@@ -5,61 +5,14 @@ A file's functions make a study at a scale; its `STUDIES` gives them their names
 from __future__ import annotations
 
 from stairwell.errors import UserError
-from stairwell.experiments.papers import chunk_passes, distances, extra, extra_agents, horizon, league
-from stairwell.experiments.papers.feedback import (
-    figure3,
-    figure4,
-    figure5,
-    figure6,
-    figure7,
-    figure8,
-    figure9,
-    table1,
-    table2,
-    table3,
-    table4,
-    table5,
-    table6,
-)
-from stairwell.experiments.papers.staircase import figure2, table7, table8, table9
-from stairwell.experiments.papers.staircase import figure3 as staircase_figure3
-from stairwell.experiments.papers.staircase import table1 as staircase_table1
-from stairwell.experiments.papers.staircase import table2 as staircase_table2
-from stairwell.experiments.papers.staircase import table3 as staircase_table3
-from stairwell.experiments.papers.staircase import table6 as staircase_table6
 from stairwell.experiments.study import SCALES, Maker, Scale, Study
 
-FEEDBACK = (
-    table1,
-    figure3,
-    figure4,
-    table2,
-    figure5,
-    table3,
-    table4,
-    table5,
-    figure6,
-    figure7,
-    figure8,
-    table6,
-    figure9,
-)
-STAIRCASE = (
-    staircase_table1,
-    figure2,
-    staircase_figure3,
-    staircase_table2,
-    staircase_table3,
-    staircase_table6,
-    table7,
-    table8,
-    table9,
-)
+from . import chunk_passes, distances, extra, extra_agents, feedback, horizon, league, staircase
+
+EXTRA = (extra, distances, extra_agents, league, horizon, chunk_passes)
 # Every study by its name, in the order of the papers.
 CATALOGUE: dict[str, Maker] = {
-    name: make
-    for module in (*FEEDBACK, extra, distances, extra_agents, league, horizon, chunk_passes, *STAIRCASE)
-    for name, make in module.STUDIES.items()
+    name: make for module in (*feedback.PARTS, *EXTRA, *staircase.PARTS) for name, make in module.STUDIES.items()
 }
 
 # Tables and figures of the papers that are no experiments, and where to find here what they show.
@@ -79,7 +32,7 @@ NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
     ("feedback.table2", "laptop"): (
         "its two models are those of feedback.figure4.translation; the others' numbers are of WMT14, and nothing of "
         "Multi30k could stand beside them"
-    ),
+    )
 }
 
 

@@ -87,7 +87,4 @@ def extra_s5(scale: Scale) -> Study:
     return dataclasses.replace(study, rows=(lstm, quicker, *others), notes=(*study.notes, factors))
 
 
-STUDIES: dict[str, Maker] = {
-    "extra.parity": extra_parity,
-    "extra.s5": extra_s5,
-}
+STUDIES: dict[str, Maker] = {"extra.parity": extra_parity, "extra.s5": extra_s5}

@@ -18,11 +18,7 @@ def corridor(scale: Scale) -> Study:
         scale=scale,
         columns=(RETURN,),
         rows=tuple(
-            Row(
-                f"{model}, memory {memory}",
-                setting.experiment(core, memory),
-                places=(Place(MEMORY, model, memory),),
-            )
+            Row(f"{model}, memory {memory}", setting.experiment(core, memory), places=(Place(MEMORY, model, memory),))
             for model, core in (("Transformer", "transformer-xl"), ("Feedback", "feedback"))
             for memory in MEMORIES[scale]
         ),

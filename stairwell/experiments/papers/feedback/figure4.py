@@ -49,7 +49,4 @@ def maze(scale: Scale) -> Study:
     return maze_study(name, title, figure, claim, MAZE[scale], MAZE_NOTES[scale], scale)
 
 
-STUDIES: dict[str, Maker] = {
-    "feedback.figure4.translation": translation,
-    "feedback.figure4.maze": maze,
-}
+STUDIES: dict[str, Maker] = {"feedback.figure4.translation": translation, "feedback.figure4.maze": maze}

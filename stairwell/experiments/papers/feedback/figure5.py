@@ -42,6 +42,4 @@ def figure5(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "feedback.figure5": figure5,
-}
+STUDIES: dict[str, Maker] = {"feedback.figure5": figure5}

@@ -18,7 +18,4 @@ def water(scale: Scale) -> Study:
     return maze_study(name, title, figure, claim, WATER[scale], WATER_NOTES[scale], scale)
 
 
-STUDIES: dict[str, Maker] = {
-    "feedback.figure6.maze-easy": easy,
-    "feedback.figure6.water-maze": water,
-}
+STUDIES: dict[str, Maker] = {"feedback.figure6.maze-easy": easy, "feedback.figure6.water-maze": water}

@@ -54,7 +54,4 @@ def summaries(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "feedback.figure7.iwslt": iwslt,
-    "feedback.figure7.summarization": summaries,
-}
+STUDIES: dict[str, Maker] = {"feedback.figure7.iwslt": iwslt, "feedback.figure7.summarization": summaries}

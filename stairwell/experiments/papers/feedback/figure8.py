@@ -41,6 +41,4 @@ def figure8(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "feedback.figure8": figure8,
-}
+STUDIES: dict[str, Maker] = {"feedback.figure8": figure8}

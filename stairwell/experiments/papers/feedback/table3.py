@@ -48,6 +48,4 @@ def table3(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "feedback.table3": table3,
-}
+STUDIES: dict[str, Maker] = {"feedback.table3": table3}

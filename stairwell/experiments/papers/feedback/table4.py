@@ -34,6 +34,4 @@ def table4(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "feedback.table4": table4,
-}
+STUDIES: dict[str, Maker] = {"feedback.table4": table4}

@@ -60,6 +60,4 @@ def table6(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "feedback.table6": table6,
-}
+STUDIES: dict[str, Maker] = {"feedback.table6": table6}

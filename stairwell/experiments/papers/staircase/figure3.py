@@ -28,6 +28,4 @@ def figure3(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "staircase.figure3": figure3,
-}
+STUDIES: dict[str, Maker] = {"staircase.figure3": figure3}

@@ -69,6 +69,4 @@ def table2(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "staircase.table2": table2,
-}
+STUDIES: dict[str, Maker] = {"staircase.table2": table2}

@@ -51,6 +51,4 @@ def table3(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "staircase.table3": table3,
-}
+STUDIES: dict[str, Maker] = {"staircase.table3": table3}

@@ -76,6 +76,4 @@ def table6(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "staircase.table6": table6,
-}
+STUDIES: dict[str, Maker] = {"staircase.table6": table6}

@@ -73,6 +73,4 @@ def table7(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "staircase.table7": table7,
-}
+STUDIES: dict[str, Maker] = {"staircase.table7": table7}

@@ -54,6 +54,4 @@ def table8(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "staircase.table8": table8,
-}
+STUDIES: dict[str, Maker] = {"staircase.table8": table8}

@@ -45,6 +45,4 @@ def table9(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
-    "staircase.table9": table9,
-}
+STUDIES: dict[str, Maker] = {"staircase.table9": table9}
