@@ -95,14 +95,30 @@ def count_lines(file: Path) -> int:
 def table_pairs(file: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     """The two columns of every row. Of a list of sentences in the source all are taken, of one in the target the first:
     there it means several answers to the same question."""
-    for number, row in enumerate(table_rows(file), 1):
-        for column in (source, target):
-            if column not in row:
-                raise UserError(f"{file}, row {number:,} has no column '{column}'; it has {', '.join(map(str, row))}")
-        asked, answers = row[source], row[target]
-        text = " ".join(map(str, asked)) if isinstance(asked, list) else str(asked or "")
+    for asked, answers in table_columns(file, source, target):
         answer = answers[0] if isinstance(answers, list) and answers else answers
-        yield text, str(answer or "")
+        yield whole_text(asked), str(answer or "")
+
+
+def table_texts(file: Path, column: str) -> Iterator[str]:
+    """One column of every row, as the source of a pair is read."""
+    for (text,) in table_columns(file, column):
+        yield whole_text(text)
+
+
+def whole_text(cell: Any) -> str:
+    return " ".join(map(str, cell)) if isinstance(cell, list) else str(cell or "")
+
+
+def table_columns(file: Path, *columns: str) -> Iterator[tuple[Any, ...]]:
+    for number, row in enumerate(table_rows(file), 1):
+        for column in columns:
+            if column not in row:
+                raise UserError(
+                    f"{file}, row {number:,} has no column '{column}'; it has {', '.join(map(str, row))} "
+                    "(in training, --task.source and --task.target name columns)"
+                )
+        yield tuple(row[column] for column in columns)
 
 
 def table_rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -143,11 +159,17 @@ def find(path: str, source: str, target: str, test: str = "") -> dict[str, PairF
     if "train" not in found:
         raise UserError(
             f"{place} has no training pairs: it needs train.{source} and train.{target}, or train.jsonl, train.csv or "
-            f"train.tsv with columns '{source}' and '{target}', or two files of these names"
+            f"train.tsv with columns '{source}' and '{target}', or two files of these names{lonely(place)}"
         )
     if "valid" not in found:
         return {**found, **shares(found["train"], with_test="test" not in found)}
     return found
+
+
+def lonely(folder: Path) -> str:
+    """A hint at tables whose names say nothing of splits."""
+    tables = sorted(file for file in folder.iterdir() if file.suffix in TABLES)
+    return f"; or name one table alone, which is then split: --task.path {tables[0]}" if tables else ""
 
 
 def find_all(path: str, source: str, target: str) -> dict[str, PairFiles]:
