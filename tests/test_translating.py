@@ -166,6 +166,7 @@ def test_distilled_targets_are_what_the_model_says(place: Path) -> None:
 
 
 def test_a_run_of_another_task_is_refused(place: Path) -> None:
+    assert "was not trained for summarization" in run_command(place, "eval", "run", "--baselines").line
     assert "was not trained for summarization" in run_command(place, "summarize", "run", "data/val.xx").line
     assert "there.txt" in run_command(place, "translate", "run", "not/there.txt").line
 
@@ -185,11 +186,25 @@ def test_articles_are_summarised(tmp_path: Path) -> None:
     assert ended.status == 0, ended
     ended = run_command(tmp_path, "summarize", "runs/summarization-feedback", "dev.jsonl")
     assert ended.status == 0 and ended.out.count("\n") == 30
+    (tmp_path / "lines.txt").write_text("ba ke. li mo.\n")
+    (tmp_path / "other.csv").write_text('source,number\n"ba ke.\nli mo.",1\n')
+    (tmp_path / "wrong.csv").write_text("article,number\nba ke.,1\n")
+    said = [
+        run_command(tmp_path, "summarize", "runs/summarization-feedback", name).out
+        for name in ("lines.txt", "other.csv")
+    ]
+    assert said == [ended.out.splitlines(keepends=True)[0]] * 2, "a table's column of articles is read, not its lines"
+    refused = run_command(tmp_path, "summarize", "runs/summarization-feedback", "wrong.csv")
+    assert refused.status == 2 and "row 1 has no column 'source'; it has article, number" in refused.line
     scores = json.loads(run_command(tmp_path, "eval", "runs/summarization-feedback", "--split", "valid", "--json").out)
     assert {"rouge1", "rouge2", "rougeL"} <= scores.keys()
     asked = ["eval", "runs/summarization-feedback", "--split", "valid", "--baselines", "--json"]
     scores = json.loads(run_command(tmp_path, *asked).out)
     assert scores["nearest_rougeL"] == 100 and scores["lead_rougeL"] == 0
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more/dev.jsonl").write_text(json.dumps({"source": "Ba ke. Mo.", "target": "ba ke"}) + "\n")
+    scores = json.loads(run_command(tmp_path, *asked, "--data", "more").out)
+    assert scores["sentences"] == 1 and scores["lead_rougeL"] == 100 and scores["nearest_rougeL"] == 0
 
 
 def test_scores_are_those_of_the_tools() -> None:

@@ -62,7 +62,12 @@ def data_check(path: Annotated[Path, typer.Argument(help="a file or folder")]) -
 
 
 @data_app.command("docstrings")
-def data_docstrings(to: Annotated[Path, typer.Option(help="the new folder to write to")] = Path("docstrings")) -> None:
+def data_docstrings(
+    to: Annotated[Path, typer.Option(help="the new folder to write to")] = Path("docstrings"),
+    also: Annotated[
+        list[Path] | None, typer.Option(help="read the packages of this site-packages folder, too; may be repeated")
+    ] = None,
+) -> None:
     """Make a corpus of the installed Python packages: functions, and the first sentences of their docstrings."""
     from rich.console import Console
 
@@ -70,7 +75,11 @@ def data_docstrings(to: Annotated[Path, typer.Option(help="the new folder to wri
 
     console = Console(stderr=True)
     with console.status("reading the functions of all installed packages") as status:
-        made = docstrings.write(to, lambda package, pairs: status.update(f"{pairs:,} functions; reading {package}"))
+
+        def tell(package: str, pairs: int) -> None:
+            status.update(f"{pairs:,} functions; reading {package}")
+
+        made = docstrings.write(to, also or (), tell)
     for split, pairs in made["pairs"].items():
         say(f"{split}: {pairs:,} functions of {made['packages'][split]:,} packages")
     print(to)

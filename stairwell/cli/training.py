@@ -116,9 +116,9 @@ def eval_command(
         raise UserError(f"--split must be valid or test, not '{split}'")
     watch = evaluating(as_json)
     chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
-    result = evaluate_run(run, chosen, data, rows or 1, segment, device, engine, watch)
-    if baselines:
-        result |= score_baselines(run, chosen, device)
+    # The baselines first: where there are none, nobody should wait for the model's scores to be told so.
+    found = score_baselines(run, chosen, device, data) if baselines else {}
+    result = {**evaluate_run(run, chosen, data, rows or 1, segment, device, engine, watch), **found}
     if watch is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the counter has done its work
     print(strict_json(result) if as_json else result_text(result))

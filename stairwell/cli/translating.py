@@ -16,6 +16,13 @@ from stairwell.errors import UserError
 
 Folder = Annotated[Path, typer.Argument(help="the run folder of a trained model", metavar="RUN")]
 Files = Annotated[list[Path] | None, typer.Argument(help="text files, one text a line; standard input if not given")]
+Articles = Annotated[
+    list[Path] | None,
+    typer.Argument(
+        help="text files, one article a line, or tables (jsonl, csv, tsv) with the column of articles that the run was "
+        "trained on; standard input if not given"
+    ),
+]
 Beam = Annotated[int | None, typer.Option(help="hypotheses at a time; 1 is greedy; 5 if the run was not tuned", min=1)]
 Best = Annotated[int, typer.Option(help="write the so many best, with their scores, tab-separated", min=1)]
 Penalty = Annotated[float | None, typer.Option(help="higher prefers longer texts; what `tune` found if not given")]
@@ -32,11 +39,17 @@ Batch = Annotated[int, typer.Option(help="texts at a time; changes speed, not re
 Prefix = Annotated[Path | None, typer.Option(help="a file with the words that each target begins with, one a line")]
 
 
-def read_lines(files: list[Path]) -> Iterator[str]:
-    """Every line of some files, or of standard input, whatever is in it: what is no UTF-8 becomes a sign of its own."""
+def read_lines(files: list[Path], column: str = "") -> Iterator[str]:
+    """Every line of some files, or of standard input, whatever is in it: what is no UTF-8 becomes a sign of its own.
+    `column`: what to read of tables; without it their lines are texts like any other."""
+    from stairwell.data import parallel
+
     if not files:
         yield from lines_of(sys.stdin.buffer)
     for file in files:
+        if column and file.suffix in parallel.TABLES:
+            yield from parallel.table_texts(file, column)
+            continue
         with open(file, "rb") as content:
             yield from lines_of(content)
 
@@ -50,7 +63,8 @@ def lines_of(stream: Any) -> Iterator[str]:
 
 
 def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path | None, **options: Any) -> None:
-    """One line out for one line in, or `best` lines with their scores; what it took goes to standard error."""
+    """One line out for one line in, or `best` lines with their scores; what it took goes to standard error. An article
+    may have line ends of its own, so those to summarise may come as a table."""
     from stairwell.runs.writing import open_translator
 
     for file in [*files, *([prefix] if prefix else [])]:
@@ -60,7 +74,8 @@ def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path
         translator.ahead = 1  # whoever types a line waits for its translation
     prefixes = list(read_lines([prefix])) if prefix else None
     out, lines, words, began = sys.stdout.buffer, 0, 0, time.perf_counter()
-    for found in translator.translate(read_lines(files), best, prefixes):
+    column = translator.task.config.source if task == "summarization" else ""
+    for found in translator.translate(read_lines(files, column), best, prefixes):
         for written in found:
             text = written.text if best == 1 else f"{lines}\t{written.score:.4f}\t{written.text}"
             # Half a pair of surrogates can come out of a tokenizer; a file cannot hold it.
@@ -107,7 +122,7 @@ def translate(
 @app.command()
 def summarize(
     run: Folder,
-    files: Files = None,
+    files: Articles = None,
     beam: Beam = None,
     nbest: Best = 1,
     length_penalty: Penalty = None,
@@ -122,7 +137,7 @@ def summarize(
     batch: Batch = 16,
     device: Device = "auto",
 ) -> None:
-    """Summarise: one line out for every line in, each an article."""
+    """Summarise: one line out for every article in, which is a line or the row of a table."""
     write_texts(
         run, files or [], "summarization", nbest, prefix, device=device, batch=batch, beam=beam,
         length_penalty=length_penalty, block=block, longest=longest, shortest=shortest,

@@ -15,10 +15,11 @@ import importlib.metadata
 import io
 import json
 import re
+import sys
 import sysconfig
 import tokenize
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,9 @@ class Pair:
     target: str
 
 
-def packages() -> Iterator[tuple[str, str, list[Path]]]:
-    """Name, version and files of every package: those that are installed, and each module of the standard library."""
+def packages(also: Sequence[Path] = ()) -> Iterator[tuple[str, str, list[Path]]]:
+    """Name, version and files of every package: each module of the standard library, what is installed, and what other
+    folders have besides, such as another environment's site-packages."""
     library = Path(sysconfig.get_path("stdlib"))
     version = sysconfig.get_python_version()
     for module in sorted(library.iterdir()):
@@ -53,9 +55,17 @@ def packages() -> Iterator[tuple[str, str, list[Path]]]:
             yield module.stem, version, [module]
         elif (module / "__init__.py").exists() and module.name not in ("test", "site-packages", "dist-packages"):
             yield module.name, version, sorted(module.rglob("*.py"))
-    for found in sorted(importlib.metadata.distributions(), key=lambda each: str(each.metadata["Name"]).lower()):
-        files = [Path(str(found.locate_file(file))) for file in found.files or () if file.suffix == ".py"]
-        yield str(found.metadata["Name"]), found.version, sorted(files)
+    seen: set[str] = set()
+    for path in (sys.path, *([str(folder)] for folder in also)):
+        for found in sorted(importlib.metadata.distributions(path=path), key=name_of):
+            files = [Path(str(found.locate_file(file))) for file in found.files or () if file.suffix == ".py"]
+            if files and name_of(found) not in seen:  # of two versions the first, since most of it is the same
+                yield str(found.metadata["Name"]), found.version, sorted(files)
+                seen.add(name_of(found))
+
+
+def name_of(package: importlib.metadata.Distribution) -> str:
+    return str(package.metadata["Name"]).lower().replace("_", "-")
 
 
 def functions(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -140,11 +150,16 @@ def split_of(package: str) -> str:
     return "test" if share < HELD_BACK else "valid" if share < 2 * HELD_BACK else "train"
 
 
-def write(folder: Path, tell: Callable[[str, int], None] = lambda *_: None) -> dict[str, Any]:
+def write(
+    folder: Path, also: Sequence[Path] = (), tell: Callable[[str, int], None] = lambda *_: None
+) -> dict[str, Any]:
     """train.jsonl, valid.jsonl, test.jsonl and manifest.json; how many pairs and packages there are."""
     if folder.exists() and any(folder.iterdir()):
         raise UserError(f"{folder} is not empty; choose another --to")
-    pairs, versions = gather(tell=tell)
+    for place in also:
+        if not place.is_dir():
+            raise UserError(f"there is no folder {place} to read packages from; --also wants such as a site-packages")
+    pairs, versions = gather(packages(also), tell)
     by_split: dict[str, list[Pair]] = {split: [] for split in SPLITS}
     for pair in pairs:
         by_split[split_of(pair.package)].append(pair)

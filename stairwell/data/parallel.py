@@ -100,14 +100,30 @@ def count_lines(file: Path) -> int:
 def table_pairs(file: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
     """The two columns of every row. Of a list of sentences in the source all are taken, of one in the target the first:
     there it means several answers to the same question."""
-    for number, row in enumerate(table_rows(file), 1):
-        for column in (source, target):
-            if column not in row:
-                raise UserError(f"{file}, row {number:,} has no column '{column}'; it has {', '.join(map(str, row))}")
-        asked, answers = row[source], row[target]
-        text = " ".join(map(str, asked)) if isinstance(asked, list) else str(asked or "")
+    for asked, answers in table_columns(file, source, target):
         answer = answers[0] if isinstance(answers, list) and answers else answers
-        yield text, str(answer or "")
+        yield whole_text(asked), str(answer or "")
+
+
+def table_texts(file: Path, column: str) -> Iterator[str]:
+    """One column of every row, as the source of a pair is read."""
+    for (text,) in table_columns(file, column):
+        yield whole_text(text)
+
+
+def whole_text(cell: Any) -> str:
+    return " ".join(map(str, cell)) if isinstance(cell, list) else str(cell or "")
+
+
+def table_columns(file: Path, *columns: str) -> Iterator[tuple[Any, ...]]:
+    for number, row in enumerate(table_rows(file), 1):
+        for column in columns:
+            if column not in row:
+                raise UserError(
+                    f"{file}, row {number:,} has no column '{column}'; it has {', '.join(map(str, row))} "
+                    "(in training, --task.source and --task.target name columns)"
+                )
+        yield tuple(row[column] for column in columns)
 
 
 def table_rows(file: Path) -> Iterator[dict[str, Any]]:
@@ -170,8 +186,14 @@ def no_pairs(folder: Path, source: str, target: str) -> UserError:
     return UserError(
         f"{folder.resolve()} has no training pairs: it needs train.{source} and train.{target}, or train.jsonl, "
         f"train.csv or train.tsv with columns '{source}' and '{target}', or two files that --task.source and "
-        "--task.target name"
+        f"--task.target name{lonely(folder)}"
     )
+
+
+def lonely(folder: Path) -> str:
+    """A hint at tables whose names say nothing of splits."""
+    tables = sorted(file for file in folder.iterdir() if file.suffix in TABLES)
+    return f"; or name one table alone, which is then split: --task.path {tables[0]}" if tables else ""
 
 
 def find_all(path: str, source: str, target: str) -> dict[str, PairFiles]:

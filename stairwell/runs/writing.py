@@ -81,10 +81,12 @@ def compare(
     return {"split": split, "sentences": len(wanted), "case": "lower" if lowercase else "mixed", **found}
 
 
-def score_baselines(run: str | os.PathLike[str], split: Split = "test", device: str = "auto") -> dict[str, float]:
-    """The scores of what costs nothing, on the split that a run of summaries is scored on."""
+def score_baselines(
+    run: str | os.PathLike[str], split: Split = "test", device: str = "auto", data: str | None = None
+) -> dict[str, float]:
+    """The scores of what costs nothing, on the split that a run of summaries is scored on, or on that of other data."""
     task = open_translator(run, "summarization", device).task
-    articles, wanted = task.sides(split)
+    articles, wanted = (task if data is None else task.with_data(data)).sides(split)
     read = [task.normal_source(article) for article in articles]  # no more of an article than the model reads
     train = ((task.normal_source(article), summary) for article, summary in task.places["train"].pairs())
     found = {name: task.rate(said, wanted) for name, said in baselines(train, read).items()}

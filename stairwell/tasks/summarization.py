@@ -6,6 +6,7 @@ ROUGE (rouge-score, with stemming).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -13,6 +14,15 @@ from typing import Any, ClassVar, Literal
 from stairwell.errors import UserError
 from stairwell.tasks import text_scores, translation
 from stairwell.tasks.pairs import PairTask
+
+WITHIN_NAME = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+")
+WORD = re.compile(r"\w+|[^\w\s]+")
+
+
+def words_of(program: str) -> list[str]:
+    """The words of a program, those within names apart. With a space in front of each they are the same symbols as the
+    words of a summary: byte pairs have one symbol for ` name` and another for the end of `user_name`."""
+    return WORD.findall(WITHIN_NAME.sub(" ", program))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +37,8 @@ class Config:
     "how the names of the test files begin, if there are several"
     words: int = 400
     "how many words of an article to read; 0: all"
+    split_names: bool = False
+    "programs: read getUserName and get_user_name as the words they are made of, and every sign apart"
     lowercase: bool = False
     "read and write lower case only"
     vocabulary: int = 8000
@@ -55,11 +67,11 @@ class Summarization(PairTask):
     search: ClassVar[dict[str, Any]] = {"block": 3, "longest_ratio": 0.0}
 
     def normal_source(self, line: str) -> str:
-        words = line.split()
+        words = words_of(line) if self.config.split_names else line.split()
         return self.normal(" ".join(words[: self.config.words or None]))
 
     def _reading(self) -> list[Any]:
-        return [self.config.words]
+        return [self.config.words, self.config.split_names]
 
     def rate(self, said: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
         return text_scores.rouge(said, wanted)

@@ -90,7 +90,7 @@ def test_the_corpus_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
         path = tmp_path / f"p{i}.py"
         path.write_text(f'def f{i}(a, b):\n    """Return the number {i} and more."""\n    return a + b + {i} - a\n')
         places.append((f"p{i}", "2", [path]))
-    monkeypatch.setattr(docstrings, "packages", lambda: iter(places))
+    monkeypatch.setattr(docstrings, "packages", lambda also: iter(places))
     made = docstrings.write(tmp_path / "corpus")
     read = {
         split: [json.loads(line) for line in (tmp_path / "corpus" / f"{split}.jsonl").read_text().splitlines()]
@@ -101,3 +101,25 @@ def test_the_corpus_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert all(docstrings.split_of(pair["package"]) == split for split, pairs in read.items() for pair in pairs)
     with pytest.raises(UserError, match="not empty"):
         docstrings.write(tmp_path / "corpus")
+
+
+def install(folder: Path, name: str, version: str) -> Path:
+    """A package as pip leaves it, with one function that says its version."""
+    info = folder / f"{name}-{version}.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (info / "RECORD").write_text(f"{name}.py,,\n{info.name}/METADATA,,\n")
+    path = folder / f"{name}.py"
+    path.write_text(f'def f(a, b):\n    """Return the number of {version}."""\n    return a + b - a * {version[0]}\n')
+    return path
+
+
+def test_packages_of_other_folders_are_read_too_each_once(tmp_path: Path) -> None:
+    installed = {name for name, _, _ in docstrings.packages()}
+    one, other = tmp_path / "one", tmp_path / "other"
+    first, second = install(one, "made_up", "1.0"), install(other, "second-made-up", "3.0")
+    install(other, "Made-Up", "2.0")
+    found = [each for each in docstrings.packages([one, other]) if each[0] not in installed]
+    assert found == [("made_up", "1.0", [first]), ("second-made-up", "3.0", [second])]
+    with pytest.raises(UserError, match=r"no folder .*absent"):
+        docstrings.write(tmp_path / "corpus", [tmp_path / "absent"])

@@ -84,6 +84,13 @@ def test_tables_have_named_columns(tmp_path: Path) -> None:
         list(parallel.find(str(tmp_path / "train.csv"), "text", "highlights")["train"].pairs())
 
 
+def test_a_table_alone_in_a_folder_is_pointed_at(tmp_path: Path) -> None:
+    write_lines(tmp_path / "news.jsonl", *(json.dumps({"a": f"one {i}", "b": "two"}) for i in range(200)))
+    with pytest.raises(UserError, match=r"no training pairs.*which is then split: --task.path .*news\.jsonl$"):
+        parallel.find(str(tmp_path), "a", "b")
+    assert set(parallel.find(str(tmp_path / "news.jsonl"), "a", "b")) == {"train", "valid", "test"}
+
+
 def test_only_the_first_words_of_an_article_are_read(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.jsonl", *(json.dumps({"source": "a b " * 300, "target": "c"}) for _ in range(50)))
     task = summarization(tmp_path)
