@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
@@ -33,6 +34,7 @@ from stairwell.decode.products import symbol_scores
 from stairwell.decode.source import Sources
 from stairwell.decode.staircase import StaircaseSteps
 from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
+from stairwell.layers import Sublayer
 from stairwell.state import RowNumbers, State, row_numbers
 
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -92,8 +94,6 @@ class Session:
         decoder = self._decoder(state)
         self.slack = decoder.slack
         self.weights = WeightVersions(model)
-        if hasattr(model, "head"):
-            self.scores = symbol_scores(model.head)
         self.steps: Steps = steps_for(model.core, capacity or state.batch, self.slack)
         self.count = decoder.count  # (B,) int64: tokens that each row has read since its start
         self.room = decoder.room  # (B,) int64: as in the state
@@ -107,6 +107,11 @@ class Session:
     @property
     def batch(self) -> int:
         return self.count.shape[0]
+
+    @cached_property
+    def scores(self) -> Sublayer:
+        """What a model of symbols says of the next one. (B, D) -> (B, V)"""
+        return symbol_scores(self.model.head)
 
     @outside_autograd
     def step(self, tokens: Tensor) -> Tensor:
