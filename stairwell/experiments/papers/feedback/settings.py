@@ -25,8 +25,8 @@ RANDOM_WALK: dict[Scale, Setting] = {
     "laptop": Setting(
         task_name="random-walk", task=random_walk.Config(length=100), layers=2, width=64, heads=1,
         train=TrainConfig(
-            steps=6000, batch=256, segment=32, learning_rate=1e-3, warmup=300, decay="cosine",
-            curriculum="length=8..100", curriculum_accuracy=92, validate_every=500, checkpoint_every=500, valid_rows=50,
+            steps=4000, batch=256, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", goal=99.8,
+            curriculum="length=8..100", curriculum_accuracy=92, validate_every=250, checkpoint_every=500, valid_rows=50,
         ),
     ),
     "paper": Setting(

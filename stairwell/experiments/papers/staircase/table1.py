@@ -41,7 +41,8 @@ from stairwell.experiments.papers.staircase.table9 import enwik8_rows
 from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
 
 OF_OUR_OWN = (
-    "Transformer-XL is trained without the curriculum too, as in the paper. Staircase has 4 heads, the others one."
+    "Transformer-XL is trained without the curriculum too, as in the paper. Staircase has 4 heads, the others one. A "
+    "training ends early when 99.8% of a validation's answers are right."
 )
 
 
@@ -60,7 +61,7 @@ def table1_random_walk(scale: Scale) -> Study:
         Row("Feedback", setting.experiment("feedback", memory=16 if small else 64, share_kv=small), ("0.1",)),
         Row(
             "Staircase",
-            setting.experiment("staircase", chunk=2, passes=4, heads=4)
+            setting.experiment("staircase", chunk=1, passes=2, heads=4)
             if small
             else setting.experiment("staircase", chunk=8, passes=8),
             ("0.1",),
