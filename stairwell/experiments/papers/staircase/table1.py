@@ -41,7 +41,8 @@ from stairwell.experiments.papers.staircase.table9 import enwik8_rows
 from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
 
 OF_OUR_OWN = (
-    "Transformer-XL is trained without the curriculum too, as in the paper. Staircase has 4 heads, the others one. A "
+    "Transformer-XL is trained without the curriculum too, as in the paper. Staircase has 4 heads, the others one. The "
+    "LSTM has one layer of width 112 and a rate of 0.01: with two layers and the others' rate it learns far slower. A "
     "training ends early when 99.8% of a validation's answers are right."
 )
 
@@ -51,7 +52,13 @@ def table1_random_walk(scale: Scale) -> Study:
     setting = RANDOM_WALK[scale]
     small = scale == "laptop"
     rows = (
-        Row("LSTM", setting.experiment("lstm"), ("0.6",)),
+        Row(
+            "LSTM",
+            setting.experiment("lstm", train={"learning_rate": 1e-2}, layers=1, width=112)
+            if small
+            else setting.experiment("lstm"),
+            ("0.6",),
+        ),
         Row("Transformer-XL", setting.experiment("transformer-xl", memory=101 if small else 512), ("84.1",)),
         *(
             (Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=101)),)
