@@ -13,6 +13,7 @@ from stairwell.experiments.measures import Metric, Reach, Sample
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import Column, Scale
 from stairwell.models import LanguageModelConfig
+from stairwell.runs.experiment import Experiment
 from stairwell.tasks import algorithmic, copying, counting, language, random_walk
 from stairwell.train.config import TrainConfig
 
@@ -97,6 +98,17 @@ KEYS_EACH = (
     "Feedback has its own key and value projections in every layer, which gives it the weights of the Transformer."
 )
 KEYS_SHARED = "Feedback shares one pair of key and value projections among its layers and has that much fewer weights."
+WALKING = (
+    "The LSTM has one layer of width 112 and a rate of 0.01: with two and the others' rate it learns far slower. "
+    "A training ends early when 99.8% of a validation's answers are right."
+)
+
+
+def walking_lstm(setting: Setting, scale: Scale) -> Experiment:
+    """The LSTM of the random walk."""
+    if scale == "paper":
+        return setting.experiment("lstm")
+    return setting.experiment("lstm", train={"learning_rate": 1e-2}, layers=1, width=112)
 
 
 def algorithmic_columns(scale: Scale, metric: str) -> tuple[Column, ...]:
