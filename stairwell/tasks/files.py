@@ -128,7 +128,9 @@ class FileTask(ABC, Generic[Place, Tokens]):
 
     def _split(self, split: str) -> Tokens:
         if split not in self.splits:
-            raise UserError(f"{self.where} has no {split} split; it has {' and '.join(self.splits)}: choose with --split")
+            raise UserError(
+                f"{self.where} has no {split} split; it has {' and '.join(self.splits)}: choose with --split"
+            )
         return self.splits[split]
 
     @classmethod

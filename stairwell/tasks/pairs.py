@@ -314,7 +314,9 @@ class PairTask(FileTask[PairFiles, Any]):
     def texts(self, split: Split) -> Iterator[tuple[str, str]]:
         """The pairs of a split as they stand in the files, broken ones included."""
         if split not in self.places:
-            raise UserError(f"{self.where} has no {split} split; it has {' and '.join(self.places)}: choose with --split")
+            raise UserError(
+                f"{self.where} has no {split} split; it has {' and '.join(self.places)}: choose with --split"
+            )
         return self.places[split].pairs()
 
     def sides(self, split: Split, most: int = 0) -> tuple[list[str], list[str]]:

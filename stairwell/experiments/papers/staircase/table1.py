@@ -41,9 +41,9 @@ from stairwell.experiments.papers.staircase.table9 import enwik8_rows
 from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
 
 OF_OUR_OWN = (
-    "Transformer-XL is trained without the curriculum too, as in the paper. Staircase and Global Cached Staircase have 4 "
-    "heads, the others one. Global Cached Staircase has 6,000 updates at most, the others 4,000; the paper's has 400,000 "
-    "and the others 50,000."
+    "Transformer-XL is trained without the curriculum too, as in the paper. Staircase and Global Cached Staircase have "
+    "4 heads, the others one. Global Cached Staircase has 6,000 updates at most, the others 4,000; the paper's has "
+    "400,000 and the others 50,000."
 )
 
 
