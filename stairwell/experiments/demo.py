@@ -53,6 +53,7 @@ def contender(core: str, updates: int) -> Experiment:
         "task.length": str(LENGTH),
         "train.curriculum": f"length=8..{LENGTH}",
         "train.steps": str(updates),
+        "train.learning_rate": "0.003",
         "train.validate_every": str(max(updates // 20, 1)),
         "train.goal": str(MASTERED),
         "train.log_every": "20",
