@@ -38,18 +38,19 @@ TRAIN: dict[Scale, TrainConfig] = {
     "laptop": TrainConfig(
         steps=3000, batch=256, segment=40, learning_rate=2e-3, warmup=300, decay="cosine", optimizer="adamw",
         weight_decay=0.01, curriculum="length=3..40", curriculum_accuracy=95, validate_every=250, checkpoint_every=250,
-        valid_rows=50,
+        valid_rows=50, goal=99.95,
     ),
     "paper": TrainConfig(
         steps=100_000, batch=256, segment=40, learning_rate=2e-3, warmup=10_000, decay="cosine", optimizer="adamw",
-        weight_decay=0.01, validate_every=5000, checkpoint_every=1000, valid_rows=50,
+        weight_decay=0.01, validate_every=5000, checkpoint_every=1000, valid_rows=50, goal=99.95,
     ),
 }  # fmt: skip
 NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
         "Laptop scale: 2 layers of width 64, 3,000 updates of 256 rows of 40 tokens, and for every model the same "
-        "curriculum over the longest episode (3 to 40, the next at 95%); the published models have none. Validation is "
-        "on the lengths of training, the published one on those of the test.",
+        "curriculum over the longest episode (3 to 40, the next at 95%); the published models have none. As there, the "
+        "best of the validations on the test's lengths is kept, and a training ends at 99.95%. The LSTM has one layer "
+        "of width 112 and a rate of 0.01, with which it learns the random walk much faster than with two.",
     ),
     "paper": ("Weight decay is not printed in what we know of the protocol: 0.01.",),
 }
@@ -58,19 +59,21 @@ NOTES: dict[Scale, tuple[str, ...]] = {
 def setting(task_name: str, scale: Scale, **options: Any) -> Setting:
     config, _ = task_type(task_name)
     width = 64 if scale == "laptop" else 128
+    task = config(valid_min_length=40, valid_length=256, valid_episodes=500, **options)
     return Setting(
-        task_name=task_name, task=config(**options), layers=2, width=width, heads=4, train=TRAIN[scale]
+        task_name=task_name, task=task, layers=2, width=width, heads=4, train=TRAIN[scale]
     )  # fmt: skip
 
 
-def contenders(shared: Setting, lstm: str = "", transformer: str = "") -> tuple[Row, ...]:
+def contenders(shared: Setting, scale: Scale, lstm: str = "", transformer: str = "") -> tuple[Row, ...]:
     def paper(number: str) -> tuple[str, ...]:
         return (number,) if number else ()
 
+    recurrent = shared.experiment("lstm", train={"learning_rate": 1e-2}, layers=1, width=112)
     return (
-        Row("LSTM", shared.experiment("lstm"), paper(lstm)),
+        Row("LSTM", recurrent if scale == "laptop" else shared.experiment("lstm"), paper(lstm)),
         Row("Feedback", shared.experiment("feedback", memory=8)),
-        Row("Staircase", shared.experiment("staircase", chunk=2, passes=4)),
+        Row("Staircase", shared.experiment("staircase", chunk=1, passes=2)),
         Row("Cached Staircase", shared.experiment("cached-staircase", chunk=1, passes=9)),
         Row("Global Cached Staircase", shared.experiment("global-cached-staircase", chunk=1, distances=256)),
         Row("DeltaNet, 2 products", shared.experiment("deltanet", products=2)),
@@ -96,14 +99,14 @@ def league(scale: Scale, name: str, title: str, rows: tuple[Row, ...], published
 def of_task(name: str, scale: Scale) -> Study:
     published, shared = TASKS[name], setting(name, scale)
     title = f"{name.replace('-', ' ').capitalize()}: trained on 3 to 40 tokens, tested on 40 to 256"
-    rows = contenders(shared, published["LSTM"], published["Transformer"])
+    rows = contenders(shared, scale, published["LSTM"], published["Transformer"])
     return league(scale, name, title, rows, published)
 
 
 def of_group(group: str, generators: int, scale: Scale) -> Study:
     shared = setting("group-words", scale, group=group, generators=generators)
     title = f"Words over {generators} generators of {group}: trained on 3 to 40 factors, tested on 40 to 256"
-    found = contenders(shared)
+    found = contenders(shared, scale)
     wanted = ("LSTM", "Feedback", "Staircase", "DeltaNet, 2 products")
     rows = tuple(row for row in found if row.model in wanted)
     return league(scale, f"{group.lower()}-{generators}", title, rows, GROUPS[group, generators])
