@@ -10,7 +10,7 @@ import dataclasses
 from functools import partial
 
 from stairwell.experiments.measures import Faultless, StillRight
-from stairwell.experiments.papers.league import TRAIN, contenders, setting
+from stairwell.experiments.papers.league import LSTM_ALONE, TRAIN, contenders, setting
 from stairwell.experiments.study import Maker, Row, Scale, Study
 from stairwell.train.config import TrainConfig
 
@@ -50,6 +50,7 @@ def horizon(name: str, scale: Scale) -> Study:
         notes=(
             "Asked at every token, in training too. A stream begins with an empty memory and never begins anew.",
             "Following takes about as long as training; the times that --dry-run tells are of training alone.",
+            *((LSTM_ALONE,) if scale == "laptop" else ()),
         ),
     )
 
