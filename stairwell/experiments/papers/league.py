@@ -46,8 +46,8 @@ TRAIN: dict[Scale, TrainConfig] = {
     ),
 }  # fmt: skip
 LSTM_ALONE = (
-    "The LSTM has one layer of width 112 and a rate of 0.01, with which it learns the random walk much faster than with "
-    "two layers and the rate of the others."
+    "The LSTM has one layer of width 112 and a rate of 0.01, with which it learns the random walk much faster than "
+    "with two layers and the rate of the others."
 )
 NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
