@@ -175,8 +175,9 @@ def begin(folder: Path, updates: int) -> subprocess.Popen[str]:
     )  # fmt: skip
 
 
-def test_ctrl_c_stops_all_and_saves_all(tmp_path: Path) -> None:
+def test_ctrl_c_stops_all_and_saves_all(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     process = begin(tmp_path, 100_000)
+    request.addfinalizer(lambda: process.poll() is None and process.send_signal(signal.SIGINT))  # nobody trains on
     runs = [Run(tmp_path / "demo" / core) for core in demo.NAMES]
     give_up = time.monotonic() + PATIENCE
     while not all(run.metrics() for run in runs):
