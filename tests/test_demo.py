@@ -25,7 +25,7 @@ from tests.commands import PATIENCE, stairwell
 ROOT = Path(__file__).parent.parent
 TINY = {
     "train.batch": "4", "train.valid_rows": "10", "task.valid_episodes": "10", "task.test_episodes": "50",
-    "core.width": "8", "core.layers": "1",
+    "core.width": "8", "core.layers": "1", "train.checkpoint_every": "0",
 }  # fmt: skip
 
 
@@ -192,6 +192,20 @@ def test_ctrl_c_stops_all_and_saves_all(tmp_path: Path, request: pytest.FixtureR
     assert line.endswith("the same command again goes on from there")
     assert all(run.newest_step > 0 for run in runs)
     assert "Traceback" not in err
+
+
+def test_trainings_whose_demo_was_killed_save_and_end(tmp_path: Path) -> None:
+    process = begin(tmp_path, 100_000)
+    runs = [Run(tmp_path / "demo" / core) for core in demo.NAMES]
+    give_up = time.monotonic() + PATIENCE
+    while not all(run.metrics() for run in runs):
+        assert process.poll() is None and time.monotonic() < give_up
+        time.sleep(0.05)
+    process.kill()
+    process.wait()
+    while not all(run.newest_step > 0 for run in runs):
+        assert time.monotonic() < give_up, "nobody noticed"
+        time.sleep(0.05)
 
 
 def test_the_transformers_published_trainings_stand_beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

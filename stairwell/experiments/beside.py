@@ -17,7 +17,7 @@ from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.runs.experiment import Experiment
 from stairwell.train import Interrupted, NotSaved, Run, Watch
-from stairwell.train.signals import on_signals
+from stairwell.train.signals import PARENT, on_signals
 
 ONWARDS = "the same command again goes on from there"
 PAUSE = 0.2  # seconds between two looks at what was measured
@@ -37,7 +37,13 @@ def command(experiment: Experiment, run: Run, device: str, engine: str) -> list[
 
 
 def environment(threads: int) -> dict[str, str]:
-    return {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    """Of a training that ends, saved, if this process is killed."""
+    return {
+        **os.environ,
+        "OMP_NUM_THREADS": str(threads),
+        "MKL_NUM_THREADS": str(threads),
+        PARENT: str(os.getpid()),
+    }
 
 
 class Beside:

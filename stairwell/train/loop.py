@@ -31,7 +31,7 @@ from stairwell.train.growth import Growth
 from stairwell.train.objective import Batch, BrokenFeed, Objective, Outcome, Phase
 from stairwell.train.processes import World
 from stairwell.train.run import Run, load_tensors
-from stairwell.train.signals import on_signals
+from stairwell.train.signals import left_alone, on_signals
 
 
 class Interrupted(Exception):
@@ -148,7 +148,7 @@ class Trainer:
                 self.log()
             if config.validate_every and step % config.validate_every == 0 and more:
                 self.validate()
-            if self.world.any(self.stop_asked):
+            if self.world.any(self.stop_asked or left_alone()):
                 self.save()
                 raise Interrupted(f"stopped and saved at update {step:,} of {config.total:,}")
             if config.checkpoint_every and step % config.checkpoint_every == 0 and more:

@@ -1,11 +1,14 @@
-"""Being asked to stop: Ctrl-C, SIGTERM, or the terminal's end."""
+"""Being asked to stop: Ctrl-C, SIGTERM, the terminal's end, or that of the process that waits for this one."""
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+
+PARENT = "STAIRWELL_PARENT"  # the number of a process that starts trainings and waits for them
 
 
 @contextmanager
@@ -26,3 +29,9 @@ def on_signals(ask: Callable[[int], None]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def left_alone() -> bool:
+    """Whether the process that waited for this one was killed, so that nobody could ask it to stop."""
+    parent = os.environ.get(PARENT)
+    return parent is not None and os.getppid() != int(parent)
