@@ -10,7 +10,7 @@ import dataclasses
 from functools import partial
 
 from stairwell.experiments.measures import Faultless, StillRight
-from stairwell.experiments.papers.league import LSTM_ALONE, TRAIN, contenders, setting
+from stairwell.experiments.papers.league import TRAIN, contenders, setting
 from stairwell.experiments.study import Maker, Row, Scale, Study
 from stairwell.train.config import TrainConfig
 
@@ -33,7 +33,7 @@ def rows(name: str, scale: Scale) -> tuple[Row, ...]:
     # To the end: training on after everything is right is what moves the first mistake most.
     train: TrainConfig = dataclasses.replace(TRAIN[scale], goal=None, **training[scale])  # type: ignore[arg-type]
     shared = dataclasses.replace(setting(task, scale, **options, label="every"), train=train)
-    return tuple(row for row in contenders(shared, scale) if row.model in WANTED)
+    return tuple(row for row in contenders(shared) if row.model in WANTED)
 
 
 def horizon(name: str, scale: Scale) -> Study:
@@ -50,7 +50,6 @@ def horizon(name: str, scale: Scale) -> Study:
         notes=(
             "Asked at every token, in training too. A stream begins with an empty memory and never begins anew.",
             "Following takes about as long as training; the times that --dry-run tells are of training alone.",
-            *((LSTM_ALONE,) if scale == "laptop" else ()),
         ),
     )
 

@@ -20,7 +20,7 @@ from stairwell.experiments.papers.feedback.settings import (
     WALKING,
     algorithmic_columns,
     of_100,
-    walking_lstm,
+    walking_lstms,
 )
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
@@ -143,7 +143,7 @@ def table1_random_walk(scale: Scale) -> Study:
         scale=scale,
         columns=ACCURACY,
         rows=(
-            Row("LSTM", walking_lstm(setting, scale)),
+            *walking_lstms(setting, scale),
             Row("Transformer", setting.experiment("transformer-xl", memory=101 if small else 100), ("68",)),
             Row("Feedback", setting.experiment("feedback", memory=16 if small else 100, share_kv=small), ("100",)),
         ),
