@@ -8,6 +8,7 @@ scale all the models of a table have one recipe.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 from stairwell.experiments.measures import Metric, Reach, Sample
 from stairwell.experiments.setting import Setting
@@ -107,7 +108,7 @@ def walking_lstms(setting: Setting, scale: Scale, numbers: tuple[str, ...] = ())
     """The LSTM of the random walk; on a laptop with the rate of the others and with a higher one."""
     if scale == "paper":
         return (Row("LSTM", setting.experiment("lstm"), numbers),)
-    size = {"layers": 1, "width": 112}
+    size: dict[str, Any] = {"layers": 1, "width": 112}
     return (
         Row("LSTM", setting.experiment("lstm", **size), numbers),
         Row("LSTM, rate 0.01", setting.experiment("lstm", train={"learning_rate": 1e-2}, **size), numbers),
