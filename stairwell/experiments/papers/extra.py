@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import RANDOM_WALK
+from stairwell.experiments.papers.feedback.settings import PLAIN, RANDOM_WALK
 from stairwell.experiments.setting import Setting
 from stairwell.experiments.study import Column, Maker, Row, Scale, Study
 from stairwell.tasks import parity, permutations
@@ -58,15 +58,17 @@ def yardstick(name: str, title: str, setting: Setting, scale: Scale, tested: tup
         rows=(
             Row("LSTM", setting.experiment("lstm")),
             Row("Transformer-XL", setting.experiment("transformer-xl", memory=64)),
+            Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=64)),
             Row("Feedback", setting.experiment("feedback", memory=8)),
             Row("Staircase", setting.experiment("staircase", chunk=2, passes=4)),
             Row("Cached Staircase", setting.experiment("cached-staircase", chunk=1, passes=9)),
-            Row("Global Cached Staircase", setting.experiment("global-cached-staircase", chunk=1, distances=128)),
+            Row("Global Cached Staircase", setting.experiment("global-cached-staircase", chunk=1, distances=16)),
         ),
         notes=(
-            f"Trained on lengths up to {setting.task.length}, by the same curriculum for all. {sizes}",
+            f"Trained on lengths up to {setting.task.length}, by the same curriculum for all, Transformer-XL "
+            f"without it too. {sizes}",
             "Transformer-XL sees 64 tokens, more than a training sequence has; the others carry a state on and see 8 "
-            "or 9, Global Cached Staircase all of a sequence.",
+            "or 9, Global Cached Staircase all of a sequence, with 16 distances told apart.",
         ),
     )
 

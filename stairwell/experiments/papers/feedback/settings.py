@@ -102,6 +102,7 @@ WALKING = (
     "The LSTM has one layer of width 112, with two it learns far slower, and is trained with a rate of 0.01 too. A "
     "training ends early when 99.8% of a validation's answers are right."
 )
+PLAIN = {"curriculum": ""}  # the papers' setting
 
 
 def walking_lstms(setting: Setting, scale: Scale, numbers: tuple[str, ...] = ()) -> tuple[Row, ...]:

@@ -115,7 +115,7 @@ RANDOM_WALK_NOTES: dict[Scale, tuple[str, ...]] = {
     "paper": (EPISODES_NOT_PRINTED, SPAN_NOT_PRINTED, SAME_WEIGHTS, GLOBAL_STARTS),
 }
 FRESH = {"fresh": True}
-PLAIN = {"curriculum": ""}  # the paper's setting
+PLAIN = first.PLAIN
 LONGER = {"steps": 400_000}  # of Global Cached Staircase on both toy tasks
 ALGORITHMIC: dict[Scale, Setting] = {
     "laptop": first.ALGORITHMIC["laptop"],

@@ -115,6 +115,9 @@ def table1_algorithm(scale: Scale) -> Study:
         Row(name, setting.experiment(core, **options), of_100(scale, number))
         for name, (core, options, number) in own.items()
     )
+    if small:
+        plain = Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=128))
+        rows = (*rows[:2], plain, *rows[2:])
     best = setting.experiment("global-cached-staircase", FRESH, {} if small else LONGER, chunk=1 if small else 8)
     rows += (Row("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),)
     return Study(
