@@ -273,10 +273,12 @@ def _play(episodes: Episodes, orders: Sequence[Sequence[tuple[np.random.Generato
     played = episodes.play(np.concatenate([episodes.draw(rng, count) for order in orders for rng, count in order]))
     E, W = played.tokens.shape
     symbols = np.zeros((3, E, W), dtype=np.int32)
-    symbols[0], symbols[1], symbols[2, :, 0] = played.tokens, played.targets, 1
+    symbols[0], symbols[1] = played.tokens, played.targets
     if played.present is None:
+        symbols[2, :, 0] = 1
         flat, ends = symbols.reshape(3, E * W), np.arange(1, E + 1) * W
     else:
+        symbols[2, np.arange(E), played.present.argmax(axis=1)] = 1  # an episode's first token that exists
         flat, ends = symbols[:, played.present], np.cumsum(played.present.sum(axis=1))
     episodes_of_order = np.array([sum(count for _, count in order) for order in orders])
     return np.split(flat, ends[np.cumsum(episodes_of_order) - 1][:-1], axis=1)

@@ -122,6 +122,15 @@ def draw(count: int, **options: Any) -> tuple[list[Run], Algorithmic]:
     return runs, task
 
 
+def test_every_fresh_program_begins_with_a_flag() -> None:
+    task = Algorithmic(Config(statements=6, fresh=True, test_episodes=50))
+    (test,) = task.batches("test", 1, 10**9)
+    for batch in (test, task.feed(range(4), 4, 0).read(500)):
+        ended = batch.tokens[:, :-1] == WORDS.index("END")
+        assert batch.start is not None and batch.start[:, 0].all()
+        assert batch.start[:, 1:].equal(ended) and ended.any()
+
+
 def test_the_printed_program_of_the_paper_is_one_of_ours() -> None:
     words = PRINTED_PROGRAM.split()
     assert len(words) == 415
