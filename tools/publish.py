@@ -79,8 +79,9 @@ PER_SEED = ("seeds", "commits", "valid", "seconds", "stages")
 def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """A result with the rows and seeds of an earlier one that were not trained again. Those must be of the same
     trainings and measured in the same way."""
-    earlier = {row["model"]: row for row in before["rows"] if row["seeds"]}
-    if before["columns"] != now["columns"] or not all("valid" in row for row in earlier.values()):
+    commit = before["provenance"]["commit"]
+    earlier = {row["model"]: {"commits": [commit] * len(row["seeds"]), **row} for row in before["rows"] if row["seeds"]}
+    if before["columns"] != now["columns"]:
         sys.exit(f"what is published of {now['study']} was measured in another way; publish without --add")
     rows = [joined_row(earlier[row["model"]], row) if row["model"] in earlier else row for row in now["rows"]]
     commits = sorted({commit for row in rows for commit in row["commits"]})
@@ -90,6 +91,10 @@ def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
 def joined_row(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     if without_path(before["config"]) != without_path(now["config"]):
         sys.exit(f"'{now['model']}' is published with another config; publish without --add")
+    if not now["seeds"]:
+        return {**now, **before}
+    if "valid" not in before:
+        sys.exit(f"'{now['model']}' is published without its validation scores; publish without --add")
     by_seed = {**trainings_of(before), **trainings_of(now)}
     done = [by_seed[seed] for seed in sorted(by_seed)]
     return {
