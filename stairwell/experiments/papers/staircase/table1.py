@@ -113,7 +113,7 @@ def table1_algorithm(scale: Scale) -> Study:
         "LSTM": ("lstm", {}, "1.0"),
         "Transformer-XL": ("transformer-xl", {"memory": 128 if small else 512}, "48.7"),
         "Feedback": ("feedback", {"memory": 16 if small else 32, "share_kv": small}, "0.2"),
-        "Staircase": ("staircase", {"chunk": 1, "passes": 2} if small else {"chunk": 8, "passes": 8}, "0.2"),
+        "Staircase": ("staircase", {"chunk": 1, "passes": 4} if small else {"chunk": 8, "passes": 8}, "0.2"),
         "Cached Staircase": (
             "cached-staircase",
             {"chunk": 1, "passes": 17} if small else {"chunk": 4, "passes": 16},
