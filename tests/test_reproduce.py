@@ -260,10 +260,12 @@ def test_a_result_is_not_added_to_one_of_other_trainings_or_other_measures() -> 
 def test_a_row_of_before_validation_scores_were_kept_stays_but_gets_no_more_seeds() -> None:
     old = {name: value for name, value in trained(0).items() if name not in ("valid", "commits")}
     before = {**of_rows(old), "provenance": {"commit": "x"}}
-    row, lstm = publish.joined(before, of_rows(trained(), trained(1, model="LSTM")))["rows"]
+    both = publish.joined(before, of_rows(trained(), trained(1, model="LSTM")))
+    row, lstm = both["rows"]
     assert row == {**old, "valid": [], "commits": ["x"]} and lstm["commits"] == ["a"]
-    with pytest.raises(SystemExit, match="without its validation scores"):
-        publish.joined(before, of_rows(trained(1)))
+    for published in (before, both):
+        with pytest.raises(SystemExit, match="without its validation scores"):
+            publish.joined(published, of_rows(trained(1)))
 
 
 def test_the_page_of_results_is_made_from_them() -> None:

@@ -93,7 +93,7 @@ def joined_row(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         sys.exit(f"'{now['model']}' is published with another config; publish without --add")
     if not now["seeds"]:
         return {**now, **before}
-    if "valid" not in before:
+    if len(before.get("valid", ())) < len(before["seeds"]):
         sys.exit(f"'{now['model']}' is published without its validation scores; publish without --add")
     by_seed = {**trainings_of(before), **trainings_of(now)}
     done = [by_seed[seed] for seed in sorted(by_seed)]
