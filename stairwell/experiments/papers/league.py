@@ -70,10 +70,10 @@ def contenders(shared: Setting, lstm: str = "", transformer: str = "") -> tuple[
 
     return (
         Row("LSTM", shared.experiment("lstm"), paper(lstm)),
-        Row("Feedback", shared.experiment("feedback", memory=8)),
+        Row("Feedback", shared.experiment("feedback", memory=2)),
         Row("Staircase", shared.experiment("staircase", chunk=1, passes=2)),
-        Row("Cached Staircase", shared.experiment("cached-staircase", chunk=1, passes=9)),
-        Row("Global Cached Staircase", shared.experiment("global-cached-staircase", chunk=1, distances=256)),
+        Row("Cached Staircase", shared.experiment("cached-staircase", chunk=1, passes=3)),
+        Row("Global Cached Staircase", shared.experiment("global-cached-staircase", chunk=1, distances=16)),
         Row("DeltaNet, 2 products", shared.experiment("deltanet", products=2)),
         Row("Transformer-XL", shared.experiment("transformer-xl", memory=64), paper(transformer)),
     )

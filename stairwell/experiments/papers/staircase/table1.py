@@ -113,7 +113,7 @@ def table1_algorithm(scale: Scale) -> Study:
         "LSTM": ("lstm", {}, "1.0"),
         "Transformer-XL": ("transformer-xl", {"memory": 128 if small else 512}, "48.7"),
         "Feedback": ("feedback", {"memory": 16 if small else 32, "share_kv": small}, "0.2"),
-        "Staircase": ("staircase", {"chunk": 1, "passes": 4} if small else {"chunk": 8, "passes": 8}, "0.2"),
+        "Staircase": ("staircase", {"chunk": 2, "passes": 4} if small else {"chunk": 8, "passes": 8}, "0.2"),
         "Cached Staircase": (
             "cached-staircase",
             {"chunk": 1, "passes": 17} if small else {"chunk": 4, "passes": 16},
@@ -127,7 +127,8 @@ def table1_algorithm(scale: Scale) -> Study:
     if small:
         plain = Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=128))
         rows = (*rows[:2], plain, *rows[2:])
-    best = setting.experiment("global-cached-staircase", FRESH, {} if small else LONGER, chunk=1 if small else 8)
+    core: dict[str, Any] = {"chunk": 1, "distances": 16} if small else {"chunk": 8}
+    best = setting.experiment("global-cached-staircase", FRESH, {} if small else LONGER, **core)
     rows += (Row("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),)
     return Study(
         name="staircase.table1.algorithm",
