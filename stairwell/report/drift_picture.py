@@ -64,6 +64,7 @@ def draw_attention(plot: Any, drift: Drift, colour: int) -> None:
              for layer, heads in zip(seen.layers, seen.weights) for h in range(len(heads))]  # fmt: skip
     plot.set_yticks(range(len(rows)) if len(rows) <= 16 else [], names if len(rows) <= 16 else [], fontsize=8)
     plot.set_xlabel("tokens back", color=INK)
+    plot.xaxis.get_major_locator().set_params(integer=True)
     plot.tick_params(colors=INK, length=0)
     for spine in plot.spines.values():
         spine.set_color(RULE)
