@@ -126,9 +126,7 @@ def table1_algorithm(scale: Scale) -> Study:
     )
     if small:
         plain = Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=128))
-        slower = setting.experiment("staircase", None, {"learning_rate": 1e-3}, **own["Staircase"][1])
-        second = Row("Staircase, rate 0.001", slower, rows[3].paper)
-        rows = (*rows[:2], plain, *rows[2:4], second, *rows[4:])
+        rows = (*rows[:2], plain, *rows[2:])
     core: dict[str, Any] = {"chunk": 1, "distances": 16} if small else {"chunk": 8}
     best = setting.experiment("global-cached-staircase", FRESH, {} if small else LONGER, **core)
     rows += (Row("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),)
