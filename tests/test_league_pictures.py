@@ -65,9 +65,12 @@ def test_horizons_are_taken_over_and_drawn_without_their_runs(
     wrong, asked = (sum(measured["curve"][name][i] for i in late) for name in ("wrong", "asked"))
     assert StillRight("").measure(kept, "cpu", "auto") == pytest.approx(100 - 100 * wrong / asked)
 
+    named = {**measured, "provenance": {**measured["provenance"], "command": f"stairwell eval {run} --horizon 200"}}
+    (run / "horizon.json").write_text(json.dumps(named))
     league.take_over([("LSTM", run), ("LSTM", run)])
     taken = json.loads((tmp_path / "horizon.json").read_text())["runs"]
-    assert taken[0]["core"] == "lstm" and taken[0]["provenance"] == measured["provenance"]
+    told = {**measured["provenance"], "command": f"stairwell eval {run.name} --horizon 200"}  # not where the run lay
+    assert taken[0]["core"] == "lstm" and taken[0]["provenance"] == told
     (model,) = league.followed(taken)
     assert len(model.runs) == 2 and model.runs[0].horizon is not None
     league.draw_horizon(tmp_path / "horizon.png")

@@ -122,6 +122,8 @@ def take_over(named: list[tuple[str, Path]]) -> None:
     entries = []
     for name, run in named:
         data = json.loads((run / horizon.FILE).read_text(encoding="utf-8"))
+        made = data["provenance"]
+        made["command"] = made["command"].replace(str(run), run.name)  # where it lay is nobody's business
         entries.append({"name": name, "core": gather(run).core, **data})
     write_text(RESULTS / "horizon.json", json.dumps({"runs": entries}, indent=1) + "\n")
 
