@@ -113,7 +113,7 @@ def draw_cell(plot: Any, corner: tuple[float, float], value: float | None, colou
         plot.text(*middle, "·", ha="center", va="center", color=INK, fontsize=9)
         return
     plot.add_patch(Rectangle(corner, width * value / 100, height, facecolor=colour, alpha=0.38, linewidth=0))
-    text = "100" if value > 99.95 else f"{value:.1f}"
+    text = "100" if value >= 99.95 else f"{value:.1f}"
     plot.text(*middle, text, ha="center", va="center", color=DARK, fontsize=9)
 
 
