@@ -123,7 +123,7 @@ def take_over(named: list[tuple[str, Path]]) -> None:
     for name, run in named:
         data = json.loads((run / horizon.FILE).read_text(encoding="utf-8"))
         made = data["provenance"]
-        made["command"] = made["command"].replace(str(run), run.name)  # where it lay is nobody's business
+        made["command"] = made["command"].replace(str(run), run.name)  # not where it lay on somebody's machine
         entries.append({"name": name, "core": gather(run).core, **data})
     write_text(RESULTS / "horizon.json", json.dumps({"runs": entries}, indent=1) + "\n")
 

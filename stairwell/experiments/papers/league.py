@@ -49,8 +49,8 @@ NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
         "Laptop scale: 2 layers of width 64, 3,000 updates of 256 rows of 40 tokens, and for every model the same "
         "curriculum over the longest episode (3 to 40, the next at 95%); the published models have none. Gradients are "
-        "clipped at 0.1: at 1 a Feedback that had solved parity lost it again, for good, in one update. As published, "
-        "the best of the validations on the test's lengths is kept, and a training ends at 99.95%.",
+        "clipped at 0.1: at 1 a Feedback that had learned parity lost it again, for good, within 50 updates. As "
+        "published, the best of the validations on the test's lengths is kept, and a training ends at 99.95%.",
     ),
     "paper": ("Weight decay is not printed in what we know of the protocol: 0.01.",),
 }
