@@ -13,8 +13,10 @@ from typing import Any
 from setuptools import setup
 
 CSRC = "stairwell/fast/csrc"
-SOURCES = ["feedback.cpp", "staircase.cpp", "scores.cpp", "walk_generic.cpp", "walk_avx2.cpp", "walk_avx512.cpp"]
-HEADERS = ["plan.h", "call.h", "climb.h", "scores.h", "vector.h", "tile.h", "forward.h", "backward.h", "kernels.h"]
+WALKS = [f"walk_{instructions}.cpp" for instructions in ("generic", "avx2", "avx512")]
+SOURCES = ["feedback.cpp", "staircase.cpp", "scores.cpp", "delta.cpp", *WALKS]
+LOOPS = ["climb.h", "scores.h", "delta.h", "vector.h", "tile.h", "forward.h", "backward.h"]
+HEADERS = ["plan.h", "call.h", "kernels.h", *LOOPS]
 TORCH_2_10 = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 
 

@@ -36,8 +36,8 @@ def describe() -> str:
     if native.MISSING:
         return f"fast engines: PyTorch ({native.MISSING})"
     return (
-        f"fast engines: Feedback and Staircases of small chunks in C++ with {native.INSTRUCTION_SETS[native.BEST]} "
-        "on the CPU, PyTorch otherwise"
+        "fast engines: Feedback, Staircases of small chunks and DeltaNet in C++ with "
+        f"{native.INSTRUCTION_SETS[native.BEST]} on the CPU, PyTorch otherwise"
     )
 
 

@@ -1,4 +1,5 @@
-"""The fast engine of DeltaNet: the walk of `stairwell.cores.delta`, a chunk of tokens at a time by matrix products.
+"""The fast engine of DeltaNet: the walk of `stairwell.cores.delta`, head by head in C++ (`csrc/delta.h`) where that runs,
+elsewhere a chunk of tokens at a time by matrix products.
 
 The m-th correction adds k_m u_m^T to the matrix, and u_m depends on the earlier ones of its chunk by a triangular
 system (after Yang et al., arXiv 2406.06484, who invert it for all chunks at once). With S the matrix before the chunk,
@@ -14,20 +15,32 @@ Letters: B rows, T tokens, H heads, K head width, n products, M corrections of a
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source
 from stairwell.cores.delta import Corrections, DeltaNet, DeltaNetState
+from stairwell.fast import native
 from stairwell.fast.engine import FastEngine
+from stairwell.fast.memory import recycled
+from stairwell.fast.once import Once, once
 from stairwell.layers import Masks
 
 CHUNK = 20  # corrections that are solved for at once: with more there are fewer calls, and more work in each
-SHORTEST = 3  # tokens of a call; for fewer the loop is as fast
+SHORTEST = 3  # tokens of a call; for fewer the loop in PyTorch is as fast
 
 
+@dataclass(frozen=True)
 class DeltaNetEngine(FastEngine):
-    """The reference's walk, chunk by chunk."""
+    """The reference's walk, head by head or chunk by chunk."""
+
+    instruction_set: int | None = native.BEST  # of native code; none: PyTorch's operations
+
+    def in_native(self, core: DeltaNet, like: Tensor) -> bool:
+        return self.instruction_set is not None and native.supports(like)
 
     def __call__(
         self,
@@ -38,21 +51,53 @@ class DeltaNetEngine(FastEngine):
         source: Source | None = None,
         masks: Masks | None = None,
     ) -> tuple[Tensor, DeltaNetState]:
-        T = x.shape[1]
-        if T < SHORTEST:
+        T, in_native = x.shape[1], self.in_native(core, x)
+        if not in_native and T < SHORTEST:
             return core.walk(x, state, start, source, masks)
-        size = max(1, CHUNK // core.config.products)
         matrices = []
         for l, layer in enumerate(core.layers):
             todo = layer.corrections(x)
-            S, reads = state.matrix[:, l], []
-            for first in range(0, T, size):
-                tokens = slice(first, first + size)
-                S, read = correct_chunk(S, todo.part(tokens), start[:, tokens] if start is not None else None)
-                reads.append(read)
-            x = layer.leave(x, torch.cat(reads, 1))
+            if in_native:
+                read, S = DeltaSegment.apply(self.instruction_set, start, *todo, state.matrix[:, l])
+            else:
+                read, S = correct_all(state.matrix[:, l], todo, start)
+            x = layer.leave(x, read)
             matrices.append(S)
         return x, core.after(state, start, T, matrices)
+
+
+class DeltaSegment(Once):
+    """A layer's matrices along a call, in C++: start (B, T), q, k, v, b, log a, S before -> what is read, S after"""
+
+    @staticmethod
+    def forward(ctx: Any, instruction_set: int, start: Tensor | None, *tensors: Any) -> tuple[Tensor, Tensor]:
+        q, k, v, b, log_a, S = tensors
+        a = log_a.exp() if log_a is not None else None
+        q, *given = native.dense([q, k, v, b, a, start, S])
+        read, after = torch.empty_like(q), torch.empty_like(given[-1])
+        torch.ops.stairwell.delta_forward(q, given, [read, after], instruction_set, native.POISON)
+        ctx.instruction_set = instruction_set
+        ctx.save_for_backward(q, *given)
+        return read, after
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, *come: Tensor) -> tuple[Tensor | None, ...]:
+        q, *given = ctx.saved_tensors
+        k, v, b, a, _, S = given
+        made = [recycled(like, *like.shape) for like in (q, k, v, b, a, S)]
+        torch.ops.stairwell.delta_backward(q, given, native.dense([*come]), made, ctx.instruction_set, native.POISON)
+        return None, None, *(gradient if gradient.numel() else None for gradient in made)
+
+
+def correct_all(S: Tensor, todo: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The matrices before (B, H, K, K) -> what each token of a call reads (B, T, H, K), and the matrices after"""
+    T, size, reads = todo.q.shape[1], max(1, CHUNK // todo.k.shape[2]), []
+    for first in range(0, T, size):
+        tokens = slice(first, first + size)
+        S, read = correct_chunk(S, todo.part(tokens), start[:, tokens] if start is not None else None)
+        reads.append(read)
+    return torch.cat(reads, 1), S
 
 
 def correct_chunk(S: Tensor, todo: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:

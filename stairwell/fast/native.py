@@ -15,7 +15,7 @@ from torch import Tensor
 from stairwell.fast.trace import Gradients, Inputs, LayerTrace, Plan, Trace, leaves
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT = 5  # of the lists below; the same number stands in csrc/feedback.cpp
+LAYOUT = 6  # of the lists below; the same number stands in csrc/feedback.cpp
 POISON = False  # fill the loops' own scratch memory with NaN; for tests
 
 
@@ -43,6 +43,8 @@ if not MISSING:
         "staircase_backward",
         "log_sums",
         "highest",
+        "delta_forward",
+        "delta_backward",
     ):
         torch.library.register_fake(f"stairwell::{_name}", lambda *_: None)
 

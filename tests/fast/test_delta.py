@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from stairwell import fast
 from stairwell.cores import build
 from stairwell.cores.delta import DeltaNetConfig
-from stairwell.fast import delta
+from stairwell.fast import delta, native
 from stairwell.fast.delta import DeltaNetEngine
 from tests import laws
 from tests.cores.test_laws import cases
@@ -21,6 +21,12 @@ EXAMPLES = settings(max_examples=25, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
 CHUNKS = st.sampled_from([1, 3, 8, 64])  # shorter and longer than a call, and such that do not divide it
 LAWS = (laws.start, laws.pure, laws.detach, laws.decode)
+PYTORCH = DeltaNetEngine(None)
+NATIVE = [] if native.MISSING else [DeltaNetEngine(one) for one in range(native.BEST + 1)]
+BOTH = pytest.mark.parametrize("engine", [PYTORCH, *NATIVE[-1:]], ids=["PyTorch", "native"][: 1 + bool(NATIVE)])
+EACH = pytest.mark.parametrize(
+    "engine", [PYTORCH, *NATIVE], ids=["PyTorch", *(native.INSTRUCTION_SETS[one] for one in range(len(NATIVE)))]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -28,31 +34,75 @@ def no_call_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta, "SHORTEST", 1)
 
 
-def test_every_option_gives_the_reference_values_and_gradients() -> None:
+@EACH
+def test_every_option_gives_the_reference_values_and_gradients(engine: DeltaNetEngine) -> None:
     @EXAMPLES
     @given(case=cases("deltanet"), chunk=CHUNKS)
     def law(case: laws.Case, chunk: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(delta, "CHUNK", chunk)
-            laws.same_as_reference(case, DeltaNetEngine())
+            laws.same_as_reference(case, engine)
 
     law()
 
 
+@EACH
+@pytest.mark.parametrize("head_width", [4, 16, 32, 64])  # those that the native loops know by heart, and one other
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("products", [1, 3])
-def test_longer_segments_give_the_reference_values_and_gradients(products: int, gated: bool) -> None:
-    config = DeltaNetConfig(width=8, heads=2, products=products, gated=gated)
-    laws.same_as_reference(laws.make_case(config, B=2, T=70, starts=0.0, warm=50), DeltaNetEngine())
-    laws.same_as_reference(laws.make_case(config, B=3, T=70, starts=0.1), DeltaNetEngine())
+def test_longer_segments_give_the_reference_values_and_gradients(
+    products: int, gated: bool, head_width: int, engine: DeltaNetEngine
+) -> None:
+    config = DeltaNetConfig(width=8, heads=2, head_width=head_width, layers=1, products=products, gated=gated)
+    laws.same_as_reference(laws.make_case(config, B=2, T=70, starts=0.0, warm=50), engine)
+    laws.same_as_reference(laws.make_case(config, B=3, T=70, starts=0.1), engine)
 
 
+@pytest.mark.parametrize("engine", NATIVE)
+def test_scratch_memory_is_written_before_it_is_read(engine: DeltaNetEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "POISON", True)
+    monkeypatch.setattr(delta, "recycled", lambda like, *shape: like.new_full(shape, torch.nan))
+    for gated in (False, True):
+        config = DeltaNetConfig(width=8, heads=2, head_width=32, products=2, gated=gated)
+        laws.same_as_reference(laws.make_case(config, B=2, T=20), engine)
+
+
+@pytest.mark.parametrize("engine", NATIVE)
+def test_gradcheck(engine: DeltaNetEngine) -> None:
+    torch.manual_seed(0)
+    B, T, n, H, K = 2, 4, 2, 2, 3
+    shapes = {"q": (B, T, H, K), "k": (B, T, n, H, K), "v": (B, T, n, H, K), "b": (B, T, n, H), "log_a": (B, T, H)}
+    tensors = [torch.randn(shape, dtype=torch.float64) * 0.5 for shape in (*shapes.values(), (B, H, K, K))]
+    start = torch.zeros(B, T, dtype=torch.bool)
+    start[1, 2] = True
+    for tensor in tensors:
+        tensor.requires_grad_()
+
+    def segment(*tensors: torch.Tensor) -> Any:
+        return delta.DeltaSegment.apply(engine.instruction_set, start, *tensors)
+
+    assert torch.autograd.gradcheck(segment, tensors)
+
+
+@pytest.mark.skipif(bool(native.MISSING), reason=native.MISSING or "built")
+def test_the_operators_keep_their_schema() -> None:
+    torch.manual_seed(0)
+    q, k, b, S = (torch.randn(shape) for shape in ((2, 3, 2, 4), (2, 3, 1, 2, 4), (2, 3, 1, 2), (2, 2, 4, 4)))
+    given = [k, k.clone(), b, torch.empty(0), torch.empty(0, dtype=torch.bool), S]
+    made = [torch.empty_like(q), torch.empty_like(S)]
+    torch.library.opcheck(torch.ops.stairwell.delta_forward.default, (q, given, made, native.BEST, False))
+    gradients = [torch.empty_like(like) for like in (q, k, k, b, torch.empty(0), S)]
+    arguments = (q, given, [q.clone(), S.clone()], gradients, native.BEST, False)
+    torch.library.opcheck(torch.ops.stairwell.delta_backward.default, arguments)
+
+
+@BOTH
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_the_laws_hold_with_the_engine(law: Any) -> None:
+def test_the_laws_hold_with_the_engine(law: Any, engine: DeltaNetEngine) -> None:
     @FEW
     @given(case=cases("deltanet"), chunk=CHUNKS)
     def check(case: laws.Case, chunk: int) -> None:
-        case.core.engine = DeltaNetEngine()
+        case.core.engine = engine
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(delta, "CHUNK", chunk)
             law(case)
@@ -60,11 +110,12 @@ def test_the_laws_hold_with_the_engine(law: Any) -> None:
     check()
 
 
-def test_the_laws_with_choices_hold_with_the_engine() -> None:
+@BOTH
+def test_the_laws_with_choices_hold_with_the_engine(engine: DeltaNetEngine) -> None:
     @FEW
     @given(case=cases("deltanet"), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
     def check(case: laws.Case, cuts: list[int], place: int) -> None:
-        case.core.engine = DeltaNetEngine()
+        case.core.engine = engine
         B, T, _ = case.x.shape
         laws.split(case, [cut for cut in cuts if cut < T])
         laws.causal(case, place % T)
@@ -73,21 +124,23 @@ def test_the_laws_with_choices_hold_with_the_engine() -> None:
     check()
 
 
-def test_what_was_forgotten_long_ago_does_not_overflow() -> None:
+@BOTH
+def test_what_was_forgotten_long_ago_does_not_overflow(engine: DeltaNetEngine) -> None:
     """A gate that closes at once leaves e^-100 of a token at the next: its inverse over a chunk is beyond float64."""
     case = laws.make_case(DeltaNetConfig(width=4, heads=2, gated=True), B=1, T=20, starts=0.0)
     core: Any = case.core
     for layer in core.layers:
         torch.nn.init.constant_(layer.keep.bias, -100.0)
-    laws.same_as_reference(case, DeltaNetEngine())
+    laws.same_as_reference(case, engine)
 
 
-def test_float32_is_as_near_to_the_truth_as_the_reference() -> None:
+@BOTH
+def test_float32_is_as_near_to_the_truth_as_the_reference(engine: DeltaNetEngine) -> None:
     case = laws.make_case(DeltaNetConfig(width=48, heads=3, products=2), B=5, T=60)
     exact, _ = case.core.walk(case.x, case.state, case.start, None, None)
     core: Any = case.core.float()
     state = case.state.to(dtype=torch.float32)
-    ours, _ = DeltaNetEngine()(core, case.x.float(), state, case.start)  # type: ignore[arg-type]
+    ours, _ = engine(core, case.x.float(), state, case.start)  # type: ignore[arg-type]
     theirs, _ = core.walk(case.x.float(), state, case.start, None, None)
     assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 1e-6
 
@@ -97,6 +150,7 @@ def test_short_calls_and_autocast_go_to_the_reference(monkeypatch: pytest.Monkey
     monkeypatch.setattr(delta, "correct_chunk", None)  # whoever makes a chunk here fails
     monkeypatch.setattr(delta, "SHORTEST", 3)
     fast.choose_engine(core, "fast")
+    monkeypatch.setattr(native, "MISSING", "the native extension was not built")
     core(torch.randn(1, 2, 4), core.init_state(1))
     with torch.autocast("cpu", dtype=torch.bfloat16):
         _, state = core(torch.randn(1, 9, 4), core.init_state(1))

@@ -5,6 +5,7 @@
 #include "backward.h"
 #include "climb.h"
 #include "scores.h"
+#include "delta.h"
 
 template <class real>
 static void run_forward(const Plan<real>& plan, i64 first, i64 last, real* work) {
@@ -30,6 +31,7 @@ template <class real>
 static const Kernels<real>& kernels() {
   static const Kernels<real> table = {
       NR<real>,        Tile<real>::workspace, run_forward<real>, run_backward<real>, climb_workspace<real>,
-      run_climb<real>, run_descend<real>,     log_sum<real>,     highest<real>};
+      run_climb<real>, run_descend<real>,     log_sum<real>,     highest<real>,      delta_workspace<real>,
+      run_delta<real>};
   return table;
 }

@@ -106,6 +106,19 @@ struct Stairs {
   i64 first, last;                                 // the diagonals that backward does
 };
 
+// What happens to the matrices of a DeltaNet along a call, and backwards where gradients come in. Letters and layouts as
+// in cores/delta.py; null where there is none.
+template <class real>
+struct Delta {
+  i64 B, T, n, H, K;
+  const real *q, *k, *v, *b, *a;                   // a: what the gate leaves
+  const bool* start;                               // (B, T)
+  const real* before;                              // (B, H, K, K)
+  real *read, *after;                              // (B, T, H, K), (B, H, K, K)
+  const real *d_read, *d_after;
+  real *d_q, *d_k, *d_v, *d_b, *d_log_a, *d_before;
+};
+
 // The loops for one instruction set. `work` holds `workspace` reals for a tile of so many rows.
 template <class real>
 struct Kernels {
@@ -118,6 +131,8 @@ struct Kernels {
   void (*descend)(const Plan<real>&, const Stairs<real>&, i64 first, i64 last, real* work);
   real (*log_sum)(const real* x, i64 n);
   void (*highest)(const real* x, i64 n, i64 k, real* scores, i64* symbols);
+  i64 (*delta_workspace)(const Delta<real>&);
+  void (*delta)(const Delta<real>&, i64 first, i64 last, real* work);  // heads of rows, counted together
 };
 
 template <class real> const Kernels<real>& kernels_generic();
