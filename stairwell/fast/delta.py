@@ -1,4 +1,4 @@
-"""The fast engine of DeltaNet: the walk of `stairwell.cores.delta`, head by head in C++ (`csrc/delta.h`) where that runs,
+"""The fast engine of DeltaNet: the walk of `stairwell.cores.delta`, head by head in C++ (`csrc/delta.h`) where that is,
 elsewhere a chunk of tokens at a time by matrix products.
 
 The m-th correction adds k_m u_m^T to the matrix, and u_m depends on the earlier ones of its chunk by a triangular
