@@ -10,11 +10,10 @@ import dataclasses
 from functools import partial
 
 from stairwell.experiments.measures import Faultless, StillRight
-from stairwell.experiments.papers.league import TRAIN, contenders, setting
+from stairwell.experiments.papers.league import FIRST, TRAIN, contenders, setting
 from stairwell.experiments.study import Maker, Row, Scale, Study
 from stairwell.train.config import TrainConfig
 
-WANTED = ("LSTM", "Feedback", "Staircase", "DeltaNet, 2 products")
 TOKENS, STREAMS = 1_000_000, 64
 # The task and its options, the title, and how the training differs from the league's.
 TASKS: dict[str, tuple[str, dict[str, object], str, dict[Scale, dict[str, object]]]] = {
@@ -33,7 +32,7 @@ def rows(name: str, scale: Scale) -> tuple[Row, ...]:
     # To the end: training on after everything is right is what moves the first mistake most.
     train: TrainConfig = dataclasses.replace(TRAIN[scale], goal=None, **training[scale])  # type: ignore[arg-type]
     shared = dataclasses.replace(setting(task, scale, **options, label="every"), train=train)
-    return tuple(row for row in contenders(shared) if row.model in WANTED)
+    return tuple(row for row in contenders(shared, scale) if row.model in FIRST)
 
 
 def horizon(name: str, scale: Scale) -> Study:
