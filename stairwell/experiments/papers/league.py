@@ -46,7 +46,8 @@ TRAIN: dict[Scale, TrainConfig] = {
     ),
 }  # fmt: skip
 QUICK_LSTM = "LSTM, one layer, rate 0.01"
-FIRST = ("LSTM", QUICK_LSTM, "Feedback", "Staircase", "DeltaNet, 2 products")  # who is in every column
+QUICK_DELTANET = "DeltaNet, 2 products, rate 0.01"
+FIRST = ("LSTM", QUICK_LSTM, "Feedback", "Staircase", "DeltaNet, 2 products", QUICK_DELTANET)  # who is in every column
 NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
         "Laptop scale: 2 layers of width 64, 3,000 updates of 256 rows of 40 tokens, and for every model the same "
@@ -71,18 +72,20 @@ def contenders(shared: Setting, scale: Scale, lstm: str = "", transformer: str =
     def paper(number: str) -> tuple[str, ...]:
         return (number,) if number else ()
 
-    # With as many weights as the LSTM of two layers.
-    quick = shared.experiment("lstm", train={"learning_rate": 0.01}, layers=1, width=112)
-    return (
+    quick: dict[str, Any] = {"train": {"learning_rate": 0.01}}
+    found = (
         Row("LSTM", shared.experiment("lstm"), paper(lstm)),
-        *((Row(QUICK_LSTM, quick, paper(lstm)),) if scale == "laptop" else ()),
+        # With as many weights as the LSTM of two layers.
+        Row(QUICK_LSTM, shared.experiment("lstm", **quick, layers=1, width=112), paper(lstm)),
         Row("Feedback", shared.experiment("feedback", memory=2)),
         Row("Staircase", shared.experiment("staircase", chunk=1, passes=2)),
         Row("Cached Staircase", shared.experiment("cached-staircase", chunk=1, passes=3)),
         Row("Global Cached Staircase", shared.experiment("global-cached-staircase", chunk=1, distances=16)),
         Row("DeltaNet, 2 products", shared.experiment("deltanet", products=2)),
+        Row(QUICK_DELTANET, shared.experiment("deltanet", **quick, products=2)),
         Row("Transformer-XL", shared.experiment("transformer-xl", memory=64), paper(transformer)),
     )
+    return tuple(row for row in found if scale == "laptop" or row.model not in (QUICK_LSTM, QUICK_DELTANET))
 
 
 def league(scale: Scale, name: str, title: str, rows: tuple[Row, ...], published: dict[str, str]) -> Study:
