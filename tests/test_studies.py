@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from functools import cache
 from typing import Any
 
@@ -317,18 +318,18 @@ def test_table_8_reads_episodes_and_the_others_one_stream() -> None:
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("feedback.table6", *PAPER_ONLY)])
 def test_all_models_of_a_laptops_table_have_one_recipe(name: str) -> None:
-    """But for a second training of a baseline beside the first: in the paper's setting, without the curriculum, or with
-    another rate."""
+    """But for a second training beside the first, which says so: in the paper's setting, without the curriculum, with
+    another rate, or longer."""
     rows = study(name, "laptop").rows
-    second = [each for each in rows if each.model.endswith("no curriculum") or ", rate " in each.model]
+    second = [each for each in rows if re.search(r"no curriculum$|, rate |,000 updates$", each.model)]
     (recipe,) = {each.experiment.train for each in rows if each not in second}
     for each in second:
         assert any(each.model.startswith(f"{row.model}, ") for row in rows if row not in second)
-        own = (
-            {"curriculum": ""}
-            if each.model.endswith("no curriculum")
-            else {"learning_rate": float(each.model.split()[-1])}
-        )
+        own: dict[str, Any] = {"curriculum": ""}
+        if ", rate " in each.model:
+            own = {"learning_rate": float(each.model.split()[-1])}
+        elif each.model.endswith(" updates"):
+            own = {"steps": int(each.model.split()[-2].replace(",", ""))}
         assert each.experiment.train == dataclasses.replace(recipe, **own)
 
 
