@@ -1,7 +1,8 @@
 """Pictures of the league for the README, drawn from the files in results/ alone.
 
     python -m tools.league table                  docs/pictures/league.png, from results/extra.league.*.json
-    python -m tools.league horizon NAME=RUN ...   takes the horizons of run folders over into results/horizon.json
+    python -m tools.league horizon NAME=RUN ...   takes the horizons of run folders over into results/horizon.json;
+                                                  with --add, beside those that it has
     python -m tools.league horizon                docs/pictures/horizon.png, from results/horizon.json
     python -m tools.league inside NAME=RUN        docs/pictures/inside.png, of a run that was looked into
 
@@ -122,15 +123,16 @@ def draw_cell(plot: Any, corner: tuple[float, float], value: float | None, colou
     plot.text(*middle, text, ha="center", va="center", color=DARK, fontsize=9)
 
 
-def take_over(named: list[tuple[str, Path]]) -> None:
-    """Horizons of run folders into results/, with where they come from."""
-    entries = []
+def take_over(named: list[tuple[str, Path]], add: bool = False) -> None:
+    """Horizons of run folders into results/, with where they come from; `add`: beside those taken over before."""
+    file = RESULTS / "horizon.json"
+    entries = json.loads(file.read_text(encoding="utf-8"))["runs"] if add else []
     for name, run in named:
         data = json.loads((run / horizon.FILE).read_text(encoding="utf-8"))
         made = data["provenance"]
         made["command"] = made["command"].replace(str(run), run.name)  # not where it lay on somebody's machine
         entries.append({"name": name, "core": gather(run).core, **data})
-    write_text(RESULTS / "horizon.json", json.dumps({"runs": entries}, indent=1) + "\n")
+    write_text(file, json.dumps({"runs": entries}, indent=1) + "\n")
 
 
 def draw_horizon(path: Path) -> None:
@@ -160,6 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="pictures of the league, from results/")
     parser.add_argument("what", choices=("table", "horizon", "inside"))
     parser.add_argument("runs", nargs="*", help="NAME=RUN: what a run is called on the picture, and its folder")
+    parser.add_argument("--add", action="store_true", help="keep the horizons that were taken over before")
     arguments = parser.parse_args()
     named = [(name, Path(run)) for name, _, run in (text.partition("=") for text in arguments.runs)]
     path = PICTURES / f"{'league' if arguments.what == 'table' else arguments.what}.png"
@@ -167,7 +170,7 @@ def main() -> None:
         draw_table(path)
     elif arguments.what == "horizon":
         if named:
-            take_over(named)
+            take_over(named, arguments.add)
         draw_horizon(path)
     else:
         ((name, run),) = named
