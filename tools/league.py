@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("what", choices=("table", "horizon", "inside"))
     parser.add_argument("runs", nargs="*", help="NAME=RUN: what a run is called on the picture, and its folder")
     parser.add_argument("--add", action="store_true", help="keep the horizons that were taken over before")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     named = [(name, Path(run)) for name, _, run in (text.partition("=") for text in arguments.runs)]
     path = PICTURES / f"{'league' if arguments.what == 'table' else arguments.what}.png"
     if arguments.what == "table":
