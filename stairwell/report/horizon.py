@@ -55,11 +55,14 @@ def accuracy(horizons: list[Horizon]) -> tuple[list[float], list[float]]:
 
 
 def in_words(horizons: list[Horizon]) -> str:
-    """53 of 64 streams without a mistake in 160,000 tokens"""
-    streams = sum(len(horizon.streams) for horizon in horizons)
-    lengths = sorted({horizon.tokens for horizon in horizons})
-    tokens = f"{lengths[0]:,}" if len(lengths) == 1 else f"{lengths[0]:,} to {lengths[-1]:,}"
-    return f"{sum(horizon.faultless for horizon in horizons)} of {streams} streams without a mistake in {tokens} tokens"
+    """53 of 64 streams without a mistake in 160,000 tokens, 2 of 4 in 1,000,000"""
+    parts = []
+    for tokens in sorted({horizon.tokens for horizon in horizons}):
+        there = [horizon for horizon in horizons if horizon.tokens == tokens]
+        faultless, streams = sum(each.faultless for each in there), sum(len(each.streams) for each in there)
+        words = (" streams without a mistake", " tokens") if not parts else ("", "")
+        parts.append(f"{faultless} of {streams}{words[0]} in {tokens:,}{words[1]}")
+    return ", ".join(parts)
 
 
 def horizon_figure(found: list[Model]) -> Any:

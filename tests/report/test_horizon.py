@@ -32,7 +32,7 @@ def test_a_stream_stands_until_its_first_mistake_and_counts_as_far_as_it_was_fol
         1000: 0,
     }
     assert in_words([horizon(100, None, 20), horizon(1000, 500)]) == (
-        "1 of 3 streams without a mistake in 100 to 1,000 tokens"
+        "1 of 2 streams without a mistake in 100 tokens, 0 of 1 in 1,000"
     )
 
 
