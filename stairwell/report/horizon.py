@@ -28,7 +28,10 @@ def standing(horizons: list[Horizon]) -> tuple[list[int], list[float]]:
     """The share in percent of streams without a mistake, as steps: places and the share from there on. A stream counts
     as far as it was followed."""
     streams = [(stream.first_mistake, horizon.tokens) for horizon in horizons for stream in horizon.streams]
-    places = sorted({1, *(first for first, _ in streams if first), *(tokens for _, tokens in streams)})
+    lengths = {tokens for _, tokens in streams}
+    # Behind the end of some streams the share is of those that go on.
+    behind = {tokens + 1 for tokens in lengths if tokens < max(lengths)}
+    places = sorted({1, *(first for first, _ in streams if first), *lengths, *behind})
     shares = []
     for place in places:
         there = [first for first, tokens in streams if tokens >= place]

@@ -28,6 +28,7 @@ def test_a_stream_stands_until_its_first_mistake_and_counts_as_far_as_it_was_fol
         1: 100,
         20: pytest.approx(200 / 3),
         100: pytest.approx(200 / 3),
+        101: 100,
         500: 0,
         1000: 0,
     }
