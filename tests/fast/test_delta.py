@@ -84,18 +84,6 @@ def test_gradcheck(engine: DeltaNetEngine) -> None:
     assert torch.autograd.gradcheck(segment, tensors)
 
 
-@pytest.mark.skipif(bool(native.MISSING), reason=native.MISSING or "built")
-def test_the_operators_keep_their_schema() -> None:
-    torch.manual_seed(0)
-    q, k, b, S = (torch.randn(shape) for shape in ((2, 3, 2, 4), (2, 3, 1, 2, 4), (2, 3, 1, 2), (2, 2, 4, 4)))
-    given = [k, k.clone(), b, torch.empty(0), torch.empty(0, dtype=torch.bool), S]
-    made = [torch.empty_like(q), torch.empty_like(S)]
-    torch.library.opcheck(torch.ops.stairwell.delta_forward.default, (q, given, made, native.BEST, False))
-    gradients = [torch.empty_like(like) for like in (q, k, k, b, torch.empty(0), S)]
-    arguments = (q, given, [q.clone(), S.clone()], gradients, native.BEST, False)
-    torch.library.opcheck(torch.ops.stairwell.delta_backward.default, arguments)
-
-
 @BOTH
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
 def test_the_laws_hold_with_the_engine(law: Any, engine: DeltaNetEngine) -> None:

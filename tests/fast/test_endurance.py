@@ -179,7 +179,7 @@ def test_every_operator_of_the_extension_passes_opcheck() -> None:
     small: dict[str, Any] = {"width": 4, "heads": 2, "inner": 3, "layers": 2}
     feedback, staircase = FeedbackConfig(**small, memory=3), StaircaseConfig(**small, chunk=2, passes=2)
     with Recorder() as recorder:
-        for config in (feedback, staircase):
+        for config in (feedback, staircase, DeltaNetConfig(**small)):
             case = laws.make_case(config, B=2, T=5, starts=0.0)
             choose_engine(case.core, "fast")
             laws.weighed(*case.run(case.x, case.state, None)).backward()
