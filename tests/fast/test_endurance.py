@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
+from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.staircase import StaircaseConfig
 from stairwell.decode import Session
 from stairwell.fast import choose_engine, native
