@@ -10,7 +10,7 @@ import dataclasses
 from functools import partial
 
 from stairwell.experiments.measures import Faultless, StillRight
-from stairwell.experiments.papers.league import FIRST, TRAIN, contenders, setting
+from stairwell.experiments.papers.league import FIRST, TRAIN, contenders, products_for, setting
 from stairwell.experiments.study import Maker, Row, Scale, Study
 from stairwell.train.config import TrainConfig
 
@@ -32,7 +32,8 @@ def rows(name: str, scale: Scale) -> tuple[Row, ...]:
     # To the end: training on after everything is right is what moves the first mistake most.
     train: TrainConfig = dataclasses.replace(TRAIN[scale], goal=None, **training[scale])  # type: ignore[arg-type]
     shared = dataclasses.replace(setting(task, scale, **options, label="every"), train=train)
-    return tuple(row for row in contenders(shared, scale) if row.model in FIRST)
+    found = contenders(shared, scale, products=products_for(str(options.get("group", ""))))
+    return tuple(row for row in found if row.model in FIRST)
 
 
 def horizon(name: str, scale: Scale) -> Study:

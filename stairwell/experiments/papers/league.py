@@ -46,9 +46,11 @@ TRAIN: dict[Scale, TrainConfig] = {
     ),
 }  # fmt: skip
 QUICK_LSTM = "LSTM, one layer, rate 0.01"
-QUICK_DELTANET = "DeltaNet, 2 products, rate 0.01"
+# A rotation in space, and so an element of A5, is a product of 2 reflections; an element of S5 takes up to 4.
+QUICK_DELTANETS = {2: "DeltaNet, 2 products, rate 0.01", 4: "DeltaNet, 4 products, rate 0.01"}
 DEEP_FEEDBACK = "Feedback, one slot, 4 layers"
-FIRST = ("LSTM", QUICK_LSTM, "Feedback", "Staircase", "DeltaNet, 2 products", QUICK_DELTANET)  # who is in every column
+# Who is in every column.
+FIRST = ("LSTM", QUICK_LSTM, "Feedback", "Staircase", "DeltaNet, 2 products", *QUICK_DELTANETS.values())
 TWICE = ("LSTM", QUICK_LSTM, "Feedback")  # who has two seeds at laptop scale
 NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
@@ -72,7 +74,9 @@ def setting(task_name: str, scale: Scale, **options: Any) -> Setting:
     )  # fmt: skip
 
 
-def contenders(shared: Setting, scale: Scale, lstm: str = "", transformer: str = "") -> tuple[Row, ...]:
+def contenders(
+    shared: Setting, scale: Scale, lstm: str = "", transformer: str = "", products: tuple[int, ...] = (2,)
+) -> tuple[Row, ...]:
     def paper(number: str) -> tuple[str, ...]:
         return (number,) if number else ()
 
@@ -86,10 +90,15 @@ def contenders(shared: Setting, scale: Scale, lstm: str = "", transformer: str =
         Row("Cached Staircase", shared.experiment("cached-staircase", chunk=1, passes=3)),
         Row("Global Cached Staircase", shared.experiment("global-cached-staircase", chunk=1, distances=16)),
         Row("DeltaNet, 2 products", shared.experiment("deltanet", products=2)),
-        Row(QUICK_DELTANET, shared.experiment("deltanet", **quick, products=2)),
+        *(Row(QUICK_DELTANETS[n], shared.experiment("deltanet", **quick, products=n)) for n in products),
         Row("Transformer-XL", shared.experiment("transformer-xl", memory=64), paper(transformer)),
     )
-    return tuple(row for row in found if scale == "laptop" or row.model not in (QUICK_LSTM, QUICK_DELTANET))
+    return tuple(row for row in found if scale == "laptop" or row.model not in (QUICK_LSTM, *QUICK_DELTANETS.values()))
+
+
+def products_for(group: str) -> tuple[int, ...]:
+    """How many products the DeltaNets of a table have."""
+    return (2, 4) if group == "S5" else (2,)
 
 
 def league(
@@ -124,7 +133,7 @@ def of_task(name: str, scale: Scale) -> Study:
 def of_group(group: str, generators: int, scale: Scale) -> Study:
     shared = setting("group-words", scale, group=group, generators=generators)
     title = f"Words over {generators} generators of {group}: trained on 3 to 40 factors, tested on 40 to 256"
-    found = contenders(shared, scale)
+    found = contenders(shared, scale, products=products_for(group))
     rows = tuple(row for row in found if row.model in FIRST)
     twice = TWICE
     if (group, generators, scale) == ("S5", 32, "laptop"):
