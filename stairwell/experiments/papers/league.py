@@ -135,7 +135,7 @@ def of_group(group: str, generators: int, scale: Scale) -> Study:
     title = f"Words over {generators} generators of {group}: trained on 3 to 40 factors, tested on 40 to 256"
     found = contenders(shared, scale, products=products_for(group))
     rows = tuple(row for row in found if row.model in FIRST)
-    twice = TWICE
+    twice: tuple[str, ...] = TWICE
     if (group, generators, scale) == ("S5", 32, "laptop"):
         # Feedback as in the other columns has not learned the group when 3,000 updates end, and with 25,000 holds it at
         # the lengths of training alone; with one slot it has to carry the state on, and four layers are as many as
