@@ -3,7 +3,7 @@
     python -m tools.league table                  docs/pictures/league.png, from results/extra.league.*.json
     python -m tools.league horizon NAME=RUN ...   takes the horizons of run folders over into results/horizon.json;
                                                   with --add, beside those that it has
-    python -m tools.league horizon                docs/pictures/horizon.png, from results/horizon.json
+    python -m tools.league horizon                docs/pictures/horizon.png, from results/horizon.json; --name: others
     python -m tools.league inside NAME=RUN        docs/pictures/inside.png, of a run that was looked into
 
 What was not run is a cell without a number.
@@ -123,9 +123,9 @@ def draw_cell(plot: Any, corner: tuple[float, float], value: float | None, colou
     plot.text(*middle, text, ha="center", va="center", color=DARK, fontsize=9)
 
 
-def take_over(named: list[tuple[str, Path]], add: bool = False) -> None:
+def take_over(named: list[tuple[str, Path]], add: bool = False, stem: str = "horizon") -> None:
     """Horizons of run folders into results/, with where they come from; `add`: beside those taken over before."""
-    file = RESULTS / "horizon.json"
+    file = RESULTS / f"{stem}.json"
     entries = json.loads(file.read_text(encoding="utf-8"))["runs"] if add else []
     for name, run in named:
         data = json.loads((run / horizon.FILE).read_text(encoding="utf-8"))
@@ -136,9 +136,9 @@ def take_over(named: list[tuple[str, Path]], add: bool = False) -> None:
 
 
 def draw_horizon(path: Path) -> None:
-    file = RESULTS / "horizon.json"
+    file = RESULTS / f"{path.stem}.json"
     if not file.exists():
-        raise UserError("results/horizon.json is not there yet: name the runs, python -m tools.league horizon NAME=RUN")
+        raise UserError(f"results/{file.name} is not there yet: name the runs, python -m tools.league horizon NAME=RUN")
     write_horizon_png(path, followed(json.loads(file.read_text(encoding="utf-8"))["runs"]))
 
 
@@ -163,14 +163,16 @@ def main() -> None:
     parser.add_argument("what", choices=("table", "horizon", "inside"))
     parser.add_argument("runs", nargs="*", help="NAME=RUN: what a run is called on the picture, and its folder")
     parser.add_argument("--add", action="store_true", help="keep the horizons that were taken over before")
+    parser.add_argument("--name", default="horizon", help="of the horizon's file in results/ and of its picture")
     arguments = parser.parse_intermixed_args()
     named = [(name, Path(run)) for name, _, run in (text.partition("=") for text in arguments.runs)]
-    path = PICTURES / f"{'league' if arguments.what == 'table' else arguments.what}.png"
+    stems = {"table": "league", "horizon": arguments.name, "inside": "inside"}
+    path = PICTURES / f"{stems[arguments.what]}.png"
     if arguments.what == "table":
         draw_table(path)
     elif arguments.what == "horizon":
         if named:
-            take_over(named, arguments.add)
+            take_over(named, arguments.add, arguments.name)
         draw_horizon(path)
     else:
         ((name, run),) = named
