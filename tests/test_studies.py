@@ -324,7 +324,7 @@ def test_all_models_of_a_laptops_table_have_one_recipe(name: str) -> None:
     second = [each for each in rows if re.search(r"no curriculum$|, rate |,000 updates$", each.model)]
     (recipe,) = {each.experiment.train for each in rows if each not in second}
     for each in second:
-        assert any(each.model.split(", ")[0] == row.model.split(", ")[0] for row in rows if row not in second)
+        assert any(each.model.startswith(f"{row.model}, ") for row in rows if row not in second)
         own: dict[str, Any] = {"curriculum": ""}
         if ", rate " in each.model:
             own = {"learning_rate": float(each.model.split()[-1])}

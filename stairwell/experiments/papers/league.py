@@ -47,10 +47,11 @@ TRAIN: dict[Scale, TrainConfig] = {
 }  # fmt: skip
 QUICK_LSTM = "LSTM, one layer, rate 0.01"
 # A rotation in space, and so an element of A5, is a product of 2 reflections; an element of S5 takes up to 4.
-QUICK_DELTANETS = {2: "DeltaNet, 2 products, rate 0.01", 4: "DeltaNet, 4 products, rate 0.01"}
+DELTANETS = {2: "DeltaNet, 2 products", 4: "DeltaNet, 4 products"}
+QUICK_DELTANETS = {n: f"{name}, rate 0.01" for n, name in DELTANETS.items()}
 DEEP_FEEDBACK = "Feedback, one slot, 4 layers"
 # Who is in every column.
-FIRST = ("LSTM", QUICK_LSTM, "Feedback", "Staircase", "DeltaNet, 2 products", *QUICK_DELTANETS.values())
+FIRST = ("LSTM", QUICK_LSTM, "Feedback", "Staircase", *DELTANETS.values(), *QUICK_DELTANETS.values())
 TWICE = ("LSTM", QUICK_LSTM, "Feedback")  # who has two seeds at laptop scale
 NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
@@ -89,7 +90,7 @@ def contenders(
         Row("Staircase", shared.experiment("staircase", chunk=1, passes=2)),
         Row("Cached Staircase", shared.experiment("cached-staircase", chunk=1, passes=3)),
         Row("Global Cached Staircase", shared.experiment("global-cached-staircase", chunk=1, distances=16)),
-        Row("DeltaNet, 2 products", shared.experiment("deltanet", products=2)),
+        *(Row(DELTANETS[n], shared.experiment("deltanet", products=n)) for n in products),
         *(Row(QUICK_DELTANETS[n], shared.experiment("deltanet", **quick, products=n)) for n in products),
         Row("Transformer-XL", shared.experiment("transformer-xl", memory=64), paper(transformer)),
     )
