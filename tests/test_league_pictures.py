@@ -83,6 +83,9 @@ def test_horizons_are_taken_over_and_drawn_without_their_runs(
     assert taken[0]["core"] == "lstm" and taken[0]["provenance"] == told
     league.take_over([("Another", run)], add=True)
     assert json.loads((tmp_path / "horizon.json").read_text())["runs"][:2] == taken
+    league.take_over([("Elsewhere", run)], add=True, stem="other")
+    assert [each["name"] for each in json.loads((tmp_path / "other.json").read_text())["runs"]] == ["Elsewhere"]
+    assert json.loads((tmp_path / "horizon.json").read_text())["runs"][:2] == taken
     (model,) = league.followed(taken)
     assert len(model.runs) == 2 and model.runs[0].horizon is not None
     league.draw_horizon(tmp_path / "horizon.png")

@@ -126,7 +126,7 @@ def draw_cell(plot: Any, corner: tuple[float, float], value: float | None, colou
 def take_over(named: list[tuple[str, Path]], add: bool = False, stem: str = "horizon") -> None:
     """Horizons of run folders into results/, with where they come from; `add`: beside those taken over before."""
     file = RESULTS / f"{stem}.json"
-    entries = json.loads(file.read_text(encoding="utf-8"))["runs"] if add else []
+    entries = json.loads(file.read_text(encoding="utf-8"))["runs"] if add and file.exists() else []
     for name, run in named:
         data = json.loads((run / horizon.FILE).read_text(encoding="utf-8"))
         made = data["provenance"]
