@@ -50,7 +50,7 @@ QUICK_LSTM = "LSTM, one layer, rate 0.01"
 DELTANETS = {2: "DeltaNet, 2 products", 4: "DeltaNet, 4 products"}
 QUICK_DELTANETS = {n: f"{name}, rate 0.01" for n, name in DELTANETS.items()}
 DEEP_FEEDBACK = "Feedback, one slot, 4 layers"
-# Who is in every column.
+# Who is in every column; four products on S5 alone.
 FIRST = ("LSTM", QUICK_LSTM, "Feedback", "Staircase", *DELTANETS.values(), *QUICK_DELTANETS.values())
 TWICE = ("LSTM", QUICK_LSTM, "Feedback")  # who has two seeds at laptop scale
 NOTES: dict[Scale, tuple[str, ...]] = {
