@@ -311,6 +311,22 @@ def test_agents_have_the_hyperparameters_of_sections_7_2_and_7_3() -> None:
     assert abs(water.train.steps * water.train.batch * water.train.segment / 500e6 - 1) < 0.01
 
 
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+@pytest.mark.parametrize("name", ["feedback.figure4.maze", "feedback.figure6.maze-easy", "feedback.figure6.water-maze"])
+def test_agents_in_mazes_read_their_last_action_and_reward(name: str, scale: Scale) -> None:
+    for each in study(name, scale).rows:
+        fields(each.experiment.model, last_action=True, last_reward=True)
+
+
+@pytest.mark.parametrize("scale", ["laptop", "paper"])
+@pytest.mark.parametrize("name", ["feedback.figure4.maze", "feedback.figure6.maze-easy"])
+def test_the_lstm_of_both_mazes_has_as_many_parameters_as_the_transformer(name: str, scale: Scale) -> None:
+    """3 layers beside 2, as section 7.2 has them."""
+    lstm, transformer = (row(name, model, scale).experiment for model in ("LSTM", "Transformer"))
+    assert (lstm.core.layers, transformer.core.layers) == (3, 2)
+    assert abs(weights(lstm) / weights(transformer) - 1) < 0.02
+
+
 def test_table_8_reads_episodes_and_the_others_one_stream() -> None:
     assert {each.experiment.task.episode for each in study("staircase.table8", "paper").rows} == {256}
     assert {each.experiment.task.episode for each in study("staircase.table2", "paper").rows} == {0}

@@ -44,9 +44,9 @@ class AgentConfig:
     standardise: bool = True
     "before training, look around with random actions and let symbols count by how seldom they are seen"
     last_action: bool = False
-    "read the action before, too"
+    "read the last action beside the observation; zeros at the start of an episode"
     last_reward: bool = False
-    "read the reward before, too"
+    "read the last reward beside the observation, large ones on a logarithmic scale; zeros at the start of an episode"
 
 
 class Inputs(NamedTuple):
@@ -129,6 +129,12 @@ class Symbols(nn.Module):
         return self.places(values.reshape(*values.shape[:2], -1).to(torch.int64))
 
 
+def compressed(rewards: Tensor) -> Tensor:
+    """Return rewards on a scale that a linear layer can read, whatever the environment pays: 0, 1 and -1 stay as they
+    are, larger ones grow with their logarithm (1,000 becomes 10)."""
+    return rewards.sign() * torch.log2(1 + rewards.abs())
+
+
 def encoder(leaf: Leaf, width: int) -> nn.Module:
     if isinstance(leaf, Box):
         return (Picture if len(leaf.shape) == 3 else Numbers)(leaf, width)
@@ -205,7 +211,7 @@ class Agent(nn.Module):
         if self.last_action is not None:
             x = x + before * self.last_action(inputs.action)
         if self.last_reward is not None:
-            x = x + before * self.last_reward(inputs.reward[..., None].to(x.dtype))
+            x = x + before * self.last_reward(compressed(inputs.reward)[..., None].to(x.dtype))
         return x if self.first_token is None else self.first_token(x, age)
 
     def heads(self, x: Tensor) -> Said:

@@ -150,7 +150,16 @@ class Reinforcement:
         return spaces.from_json(self.facts()["action"])
 
     def open(self, rows: range, seed: int, **more: Any) -> Rows:
-        return open_rows(self.config.env, {**self.config.given(), **more}, rows, seed)
+        opened = open_rows(self.config.env, {**self.config.given(), **more}, rows, seed)
+        if self._facts is not None:
+            for name, found in (("observation", opened.observation_space), ("action", opened.action_space)):
+                if found != (expected := spaces.from_json(self._facts[name])):
+                    opened.close()
+                    raise UserError(
+                        f"environment '{full_name(self.config.env)}' has changed since the training: its {name} space "
+                        f"is {found}, but the agent was trained with {expected}; use the version it was trained with"
+                    )
+        return opened
 
     def describe(self) -> str:
         about = ", ".join(f"{name} {value}" for name, value in self.config.given().items())

@@ -209,4 +209,4 @@ class SlowWaterMaze(Slow):
     def observe(self) -> list[int]:
         view = [(self.at[0] + south, self.at[1] + east) for south in (-1, 0, 1) for east in (-1, 0, 1)]
         name = {place: self.names[place[0] * self.side + place[1]] for place in (self.at, self.goal)}
-        return [name[self.at], name[self.goal], view.index(self.goal) + 1 if self.goal in view else 0]
+        return [name[self.at], name[self.goal], int(self.goal in view)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from stairwell import FeedbackConfig, configs
 from stairwell.cores import CORES
 from stairwell.decode import Session
-from stairwell.rl.agent import Agent, AgentConfig, Inputs, Said
+from stairwell.rl.agent import Agent, AgentConfig, Inputs, Said, compressed
 from stairwell.rl.leaves import leaves, shape
 from stairwell.rl.policies import Choices, Gaussian
 from stairwell.rl.rollouts import embedded
@@ -127,6 +127,15 @@ def test_the_action_and_reward_before_are_read_when_asked_for() -> None:
         again, _ = agent(changed, agent.init_state(1))
         assert torch.equal(said.value[:, 0], again.value[:, 0])
         assert torch.equal(said.value[:, 1:], again.value[:, 1:]) == (not options)
+
+
+def test_rewards_of_any_size_are_read_on_a_scale_that_suits_the_network() -> None:
+    rewards = torch.tensor([0.0, 1.0, -1.0, 3.0, -7.0, 1023.0])
+    assert compressed(rewards).tolist() == [0, 1, -1, 2, -3, 10]
+    assert compressed(torch.tensor(1e9)) < 30
+    agent = agent_of(core_of("feedback"), last_reward=True)
+    inputs = agent.nothing(1, 3)._replace(reward=torch.full((1, 3), 1e9))
+    assert agent.embed(inputs, torch.arange(3)[None]).abs().max() < 1000
 
 
 @pytest.mark.parametrize("action", ACTIONS)

@@ -51,7 +51,7 @@ def feed(made: Experiment, rows: Rows | None = None, numbers: range | None = Non
 
 @torch.no_grad()
 def test_a_rollout_holds_what_the_training_pass_says_of_it() -> None:
-    made = feed(experiment())
+    made = feed(experiment(model__last_action=True, model__last_reward=True))
     agent: Agent = made.agent
     for _ in range(3):
         batch = made.read(6)

@@ -13,8 +13,10 @@ import pytest
 
 from stairwell.cores import CORES
 from stairwell.errors import UserError
+from stairwell.rl.rows import OwnRows
+from stairwell.rl.spaces import Discrete
 from stairwell.rl.task import Config, Reinforcement, parse_options
-from stairwell.runs.trainings import fit
+from stairwell.runs.trainings import fit, load
 from tests.commands import stairwell
 from tests.rl.test_rollouts import experiment
 
@@ -117,6 +119,18 @@ def test_what_cannot_be_played_is_told_in_one_line(options: dict[str, Any], word
     with pytest.raises(UserError, match=word) as raised:
         Reinforcement(Config(**options)).facts()
     assert "\n" not in str(raised.value)
+
+
+def test_an_environment_whose_spaces_have_changed_since_the_training_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fit(experiment("rl/lstm", train__steps=2), tmp_path, "cpu")
+    _, task = load(tmp_path, "cpu")
+    monkeypatch.setattr(
+        OwnRows, "observation_space", property(lambda rows: Discrete(9), lambda rows, space: None), False
+    )
+    with pytest.raises(UserError, match=r"'stairwell/Corridor-v0' has changed since the training: its observation"):
+        task.open(range(1), 0)
 
 
 def test_options_of_an_environment_are_read_as_python_writes_them() -> None:

@@ -2,18 +2,17 @@
 Figures 6 and 10; after Morris, 1981).
 
 The pool is a grid without walls inside. An episode has a goal and a number for every cell, both drawn anew. The agent
-observes the number of its own cell and that of the goal. Reaching the goal gives a reward of 1 and moves the agent to a
-random cell: whoever remembers how it went on from a cell that it sees again is back sooner. An episode ends after
-`steps` steps.
+observes the number of its own cell, that of the goal, and whether the goal is within the 3x3 cells around it, but not
+where (7.3: "the agent can see if the goal is within a 3x3 area around it"). Reaching the goal gives a reward of 1 and
+moves the agent to a random cell: an agent that remembers how it continued from a cell that it sees again is back
+sooner. An episode ends after `steps` steps.
 
 What the paper does not print is settled here:
 - Actions: one a direction, east, north, west, south; at the edge of the pool nothing happens.
 - The numbers are a random order of all cells, so that no two cells have the same.
-- "The agent can see if the goal is within a 3x3 area around it": it sees in which of these nine cells.
 - The agent starts, and is moved to, any cell but the goal, each with the same probability.
 - The agent does not see the clock, so that the end after `steps` is a truncation.
-- Observation: the number of its cell, the number of the goal's, and 0 if the goal is out of sight or else 1 to 9, the
-  goal's place among the 3x3 cells, row by row from the north-west.
+- Observation: the number of its cell, the number of the goal's, and 1 if the goal is within the 3x3 cells, else 0.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class WaterMaze(Batched):
         check_at_least(1, steps=config.steps)
         self.config, self.limit = config, config.steps
         self.cells = config.side**2
-        self.observation_space = MultiDiscrete((self.cells, self.cells, 10))
+        self.observation_space = MultiDiscrete((self.cells, self.cells, 2))
         self.numbers_to_begin = 2 + self.cells
         self.numbers = np.zeros((self.B, self.cells), dtype=np.int32)  # of each cell
         self.goal, self.cell = np.zeros((2, self.B), dtype=np.int64)
@@ -77,7 +76,7 @@ class WaterMaze(Batched):
         seen = np.empty((self.B, 3), dtype=np.int64)
         seen[:, 0] = self.numbers[self._rows, self.cell]
         seen[:, 1] = self.numbers[self._rows, self.goal]
-        seen[:, 2] = near * (5 + 3 * south + east)
+        seen[:, 2] = near
         return seen
 
     def render(self, row: int = 0) -> Array:

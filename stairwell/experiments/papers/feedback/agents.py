@@ -30,6 +30,8 @@ class AgentSetting:
     "learning rate of the LSTM, where it has its own"
     standardise: bool = False
     "let symbols count by how seldom they are seen, which the paper does not"
+    last_action_and_reward: bool = False
+    "read the last action and the last reward"
 
     def experiment(self, core_name: str, memory: int, **train: Any) -> Experiment:
         kind = config_type(core_name)
@@ -38,12 +40,17 @@ class AgentSetting:
             train = ({"learning_rate": self.lstm_rate} if self.lstm_rate else {}) | train
         else:
             core = kind(width=self.width, layers=self.layers, heads=self.heads, memory=memory)
+        model = AgentConfig(
+            standardise=self.standardise,
+            last_action=self.last_action_and_reward,
+            last_reward=self.last_action_and_reward,
+        )
         return Experiment(
             task_name="rl",
             core_name=core_name,
             core=core,
             task=self.env,
-            model=AgentConfig(standardise=self.standardise),
+            model=model,
             train=dataclasses.replace(self.train, **train),
         )
 
@@ -93,10 +100,11 @@ CORRIDOR: dict[Scale, AgentSetting] = {
 MAZE: dict[Scale, AgentSetting] = {
     "laptop": AgentSetting(
         env=Config(env="maze-navigation", side=5, targets=4, steps=100), width=64, layers=2, heads=4, memory=100,
-        lstm_layers=2, train=MINUTES, standardise=True,
+        lstm_layers=3, train=MINUTES, standardise=True, last_action_and_reward=True,
     ),
     "paper": AgentSetting(
-        env=Config(env="maze-navigation"), width=256, layers=2, heads=4, memory=200, lstm_layers=3, train=ADAM
+        env=Config(env="maze-navigation"), width=256, layers=2, heads=4, memory=200, lstm_layers=3, train=ADAM,
+        last_action_and_reward=True,
     ),
 }  # fmt: skip
 EASY: dict[Scale, AgentSetting] = {
@@ -106,12 +114,13 @@ EASY: dict[Scale, AgentSetting] = {
 WATER: dict[Scale, AgentSetting] = {
     "laptop": AgentSetting(
         env=Config(env="water-maze", side=7, steps=100), width=64, layers=2, heads=1, memory=100, lstm_layers=2,
-        train=MINUTES, standardise=True,
+        train=MINUTES, standardise=True, last_action_and_reward=True,
     ),
     # 500 million steps in updates of 64 times 200 frames.
     "paper": AgentSetting(
         env=Config(env="water-maze"), width=64, layers=2, heads=1, memory=200, lstm_layers=2, lstm_rate=4e-4,
         train=dataclasses.replace(RMSPROP, batch=64, segment=200, entropy_cost=1e-4, steps=39_063),
+        last_action_and_reward=True,
     ),
 }  # fmt: skip
 PAPER_NOTES = (
@@ -125,6 +134,10 @@ LAPTOP_NOTES = (
 LOOKED = (
     "Before a training 4,096 frames of random actions are looked at, to let symbols count by how seldom they are seen.",
 )
+LAST = (
+    "Agents read their last action and reward, zeros at the start of an episode. The paper does not say what they read "
+    'beside the observation, but speaks of "a history of actions" (6.1).',
+)
 CORRIDOR_NOTES = {
     "laptop": (*LAPTOP_NOTES, "A corridor of 20 steps: longer than layers times memory for memories below 10."),
     "paper": (*PAPER_NOTES, "Length, sizes and memories of figure 3 are not printed; those of the maze were taken."),
@@ -133,15 +146,17 @@ MAZE_NOTES = {
     "laptop": (
         *LAPTOP_NOTES,
         *LOOKED,
+        *LAST,
         "A maze of 5x5 cells with 4 targets and episodes of 100 steps; the paper: 9x9, 8, 200.",
     ),
-    "paper": PAPER_NOTES,
+    "paper": (*PAPER_NOTES, *LAST),
 }
 WATER_NOTES = {
     "laptop": (
         *LAPTOP_NOTES,
         *LOOKED,
+        *LAST,
         "A water maze of 7x7 cells and episodes of 100 steps; the paper: 15x15 and 200.",
     ),
-    "paper": PAPER_NOTES,
+    "paper": (*PAPER_NOTES, *LAST),
 }
