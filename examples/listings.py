@@ -60,8 +60,9 @@ def attend(w: Weights, l: int, x: Array, slots: Slots, pre: bool, first: int, R:
         head = slice(h * K, (h + 1) * K)
         scores = [q[head] @ (key[head] + p[min(d, len(p) - 1)]) / np.sqrt(K) for key, d in zip(k, distance)]
         weights = softmax(np.array(scores))
-        if f"layers.{l}.span.z" in w:  # adaptive span: what lies farther back than z fades over R tokens
-            weights = weights * np.clip((R + w[f"layers.{l}.span.z"][h] - distance) / R, 0, 1)
+        if f"layers.{l}.span.ratio" in w:  # adaptive span: what lies farther back than z fades over R tokens
+            z = w[f"layers.{l}.span.ratio"][h] * len(w["position.vectors"])
+            weights = weights * np.clip((R + z - distance) / R, 0, 1)
             weights = weights / weights.sum()
         read[head] = sum(weight * value[head] for weight, value in zip(weights, v))
     return w[f"layers.{l}.attention.out.weight"] @ read

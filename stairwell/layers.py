@@ -146,12 +146,20 @@ def draw_vectors(distances: int, vectors: int, device: torch.device) -> Tensor:
 
 
 class AdaptiveSpan(nn.Module):
-    """A learned span z for each head: weights fade from 1 at distance z to 0 at z + R (Sukhbaatar et al., 2019)."""
+    """A learned span z per head: weights fade from 1 at distance z to 0 at z + R (Sukhbaatar et al., 2019).
+
+    The parameter is the ratio z / S of the longest span. Adam moves a parameter by about the learning rate per step, so
+    z itself, in tokens, would need tens of thousands of steps to cross a memory of some hundred positions."""
 
     def __init__(self, heads: int, longest: int, first: int, ramp: int) -> None:
         super().__init__()
         self.longest, self.first, self.ramp = longest, first, ramp
-        self.z = nn.Parameter(torch.zeros(heads))
+        self.ratio = nn.Parameter(torch.zeros(heads))
+
+    @property
+    def z(self) -> Tensor:
+        """The span of each head in tokens. (H,)"""
+        return self.ratio * self.longest
 
     def forward(self, distance: Tensor) -> Tensor:
         """The ramp at each distance. (T, J) -> (H, T, J). The nearest distance always counts fully."""
@@ -164,7 +172,7 @@ class AdaptiveSpan(nn.Module):
 
     @torch.no_grad()
     def clamp(self) -> None:
-        self.z.clamp_(0, self.longest)
+        self.ratio.clamp_(0, 1)
 
 
 def masked_softmax(scores: Tensor, visible: Tensor, ramp: Tensor | None = None) -> Tensor:
@@ -427,7 +435,7 @@ class Layer(Wiring, nn.Module):
         """The span's factor at so many distances, the nearest first; none without a span. (H, distances)"""
         if self.span is None:
             return None
-        distance = torch.arange(distances, device=self.span.z.device) + self.span.first
+        distance = torch.arange(distances, device=self.span.ratio.device) + self.span.first
         return self.span(distance[None])[:, 0]
 
     def attend_source(

@@ -66,8 +66,8 @@ def scramble(module: nn.Module) -> nn.Module:
     """Weights far from their initial values: uneven mixes, spans and norms, so that no term can hide."""
     for name, parameter in module.named_parameters():
         with torch.no_grad():
-            if name.endswith("span.z"):
-                parameter.uniform_(0, 5)
+            if name.endswith("span.ratio"):
+                parameter.uniform_(0, 5).div_(module.get_submodule(name.removesuffix(".ratio")).longest)
             elif parameter.dim() > 1 and not name.endswith("mix.weights"):
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
             else:

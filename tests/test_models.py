@@ -25,7 +25,7 @@ from stairwell import (
     inspect,
 )
 from stairwell.cores.core import TransformerCore
-from stairwell.layers import keep_mask
+from stairwell.layers import AdaptiveSpan, keep_mask
 from stairwell.models import IGNORE
 from stairwell.train.run import Run
 from tests import laws
@@ -303,8 +303,8 @@ def test_the_cost_of_a_token_does_not_grow_with_the_stream(name: str) -> None:
 def test_slots_beyond_the_learned_span_are_not_computed() -> None:
     core: Any = build(FeedbackConfig(width=8, heads=2, layers=1, memory=400, adaptive_span=True, span_ramp=4))
     costs = []
-    for z in (0.0, 400.0):
-        core.layers[0].span.z.data.fill_(z)
+    for ratio in (0.0, 1.0):
+        core.layers[0].span.ratio.data.fill_(ratio)
         with torch.no_grad():
             _, state = core(torch.randn(1, 1, 8), core.init_state(1))
             with Work() as work:
@@ -316,11 +316,23 @@ def test_slots_beyond_the_learned_span_are_not_computed() -> None:
 def test_the_span_loss_is_the_price_of_the_spans() -> None:
     core: Any = build(FeedbackConfig(width=8, heads=2, layers=3, memory=50, adaptive_span=True, span_loss=0.5))
     assert core.span_loss() == 0
-    core.layers[1].span.z.data.copy_(torch.tensor([60.0, -3.0]))
+    core.layers[1].span.ratio.data.copy_(torch.tensor([1.2, -0.1]))
     core.clamp_spans()
     assert core.layers[1].span.z.tolist() == [50.0, 0.0]
     assert core.span_loss().item() == 0.5 * 25
     assert build(FeedbackConfig(width=8, heads=2)).span_loss() == 0
+
+
+def test_adam_can_move_a_span_at_a_common_learning_rate() -> None:
+    """What is 28 tokens away has little weight at first; 150 steps bring the span near to it."""
+    span = AdaptiveSpan(heads=2, longest=128, first=1, ramp=32)
+    optimizer = torch.optim.Adam(span.parameters(), lr=1.5e-3)
+    for _ in range(150):
+        optimizer.zero_grad()
+        (-span(torch.tensor([[29]])).sum()).backward()
+        optimizer.step()
+        span.clamp()
+    assert span.z.min() > 25
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.2, 0.5, 0.97])

@@ -100,7 +100,7 @@ class Layer {
     this.innerBias = weights("feed_forward.inner.bias");
     this.outer = weights("feed_forward.out.weight");
     this.outerBias = weights("feed_forward.out.bias");
-    this.span = config.adaptive_span ? weights("span.z") : null;
+    this.span = config.adaptive_span ? Float64Array.from(weights("span.ratio"), (r) => r * config.longest_span) : null;
     const width = this.H * this.K;
     this.q = new Float64Array(width);
     this.read = new Float64Array(width);

@@ -51,7 +51,10 @@ def pack(model: LanguageModel) -> Packed:
         tensors[key] = {"offset": offset, "size": value.numel()}
         offset += value.numel()
     block = torch.cat([value.flatten() for value in parameters.values()]).numpy().astype("<f4").tobytes()
-    header = {"core": core_header(name, model.config.core), "outputs": model.config.V, "tensors": tensors}
+    core = core_header(name, model.config.core)
+    if spans := model.core.spans():
+        core["longest_span"] = spans[0].longest
+    header = {"core": core, "outputs": model.config.V, "tensors": tensors}
     return Packed(header, base64.b64encode(block).decode("ascii"))
 
 

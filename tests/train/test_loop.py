@@ -275,8 +275,8 @@ def test_bf16_autocast_learns_or_is_refused(core: str, tmp_path: Path) -> None:
 
 def test_spans_stay_within_the_memory_and_are_told(tmp_path: Path) -> None:
     run = trainer(tmp_path, core__adaptive_span=True, core__memory=5, core__heads=2)
-    for span, beyond in zip(run.model.core.spans(), (100.0, -7.0), strict=True):
-        torch.nn.init.constant_(span.z, beyond)
+    for span, beyond in zip(run.model.core.spans(), (20.0, -1.4), strict=True):
+        torch.nn.init.constant_(span.ratio, beyond)
     run.run()
     told = [record["spans"] for record in measured(tmp_path) if "loss" in record]
     assert len(told) == 6 and told[0] == [[5.0, 5.0], [0.0, 0.0]]
@@ -289,7 +289,7 @@ def test_a_loss_on_spans_makes_them_shorter(tmp_path: Path) -> None:
     for loss in (1e-9, 10.0):
         run = trainer(tmp_path / str(loss), **options, core__span_loss=loss)
         for span in run.model.core.spans():
-            torch.nn.init.constant_(span.z, 2.0)
+            torch.nn.init.constant_(span.ratio, 0.4)
         run.run()
         ends.append(sum(sum(span.z.tolist()) for span in run.model.core.spans()))
     assert ends[1] < ends[0]
