@@ -7,9 +7,9 @@ from __future__ import annotations
 from stairwell.errors import UserError
 from stairwell.experiments.study import SCALES, Maker, Scale, Study
 
-from . import chunk_passes, distances, extra, extra_agents, feedback, horizon, league, staircase
+from . import chunk_passes, distances, extra, extra_agents, feedback, horizon, league, shakespeare, staircase
 
-EXTRA = (extra, distances, extra_agents, league, horizon, chunk_passes)
+EXTRA = (extra, distances, extra_agents, league, horizon, chunk_passes, shakespeare)
 # Every study by its name, in the order of the papers.
 CATALOGUE: dict[str, Maker] = {
     name: make for module in (*feedback.PARTS, *EXTRA, *staircase.PARTS) for name, make in module.STUDIES.items()
@@ -32,7 +32,8 @@ NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
     ("feedback.table2", "laptop"): (
         "its two models are those of feedback.figure4.translation; the others' numbers are of WMT14, and nothing of "
         "Multi30k could stand beside them"
-    )
+    ),
+    ("extra.shakespeare", "paper"): "nanoGPT's recipe for a CPU is a laptop's",
 }
 
 

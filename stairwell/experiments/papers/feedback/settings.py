@@ -26,7 +26,7 @@ RANDOM_WALK: dict[Scale, Setting] = {
     "laptop": Setting(
         task_name="random-walk", task=random_walk.Config(length=100), layers=2, width=64, heads=1,
         train=TrainConfig(
-            steps=4000, batch=256, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", goal=99.8,
+            steps=4000, batch=256, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", clip=1.0, goal=99.8,
             curriculum="length=8..100", curriculum_accuracy=92, validate_every=250, checkpoint_every=500, valid_rows=50,
         ),
     ),
@@ -43,7 +43,7 @@ ALGORITHMIC: dict[Scale, Setting] = {
     "laptop": Setting(
         task_name="algorithmic", task=algorithmic.Config(statements=STATEMENTS), layers=2, width=64, heads=4,
         train=TrainConfig(
-            steps=30_000, batch=32, segment=32, learning_rate=3e-3, warmup=200, decay="cosine",
+            steps=30_000, batch=32, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", clip=0.1,
             # One variable first, with all that can happen to it: who can follow it soon learns to tell two apart,
             # which a Cached Staircase that began with two had not learned after 16,000 updates.
             curriculum=(
@@ -133,7 +133,7 @@ WIKITEXT: dict[Scale, Setting] = {
         task_name="lm", task=dataclasses.replace(WORDS, vocabulary=10_000),
         layers=4, width=128, heads=4, dropout=0.1, model=LanguageModelConfig(tied=True, embedding_dropout=0.1),
         train=TrainConfig(
-            steps=2000, batch=16, segment=64, learning_rate=1.5e-3, warmup=200, finetune_steps=200,
+            steps=2000, batch=16, segment=64, learning_rate=1.5e-3, warmup=200, clip=0.1, finetune_steps=200,
             validate_every=200, valid_rows=16, valid_tokens=100_000,
         ),
     ),
@@ -178,8 +178,8 @@ ENWIK8: dict[Scale, Setting] = {
     "laptop": Setting(
         task_name="lm", task=ENWIK8_TASK, layers=4, width=128, heads=4, core={"memory": 64}, dropout=0.0,
         train=TrainConfig(
-            steps=2000, batch=32, segment=64, segment_warmup=32, learning_rate=1.5e-3, warmup=200, finetune_steps=200,
-            validate_every=200, valid_rows=32, valid_tokens=100_000,
+            steps=2000, batch=32, segment=64, segment_warmup=32, learning_rate=1.5e-3, warmup=200, clip=0.1,
+            finetune_steps=200, validate_every=200, valid_rows=32, valid_tokens=100_000,
         ),
     ),
     "paper": Setting(

@@ -22,6 +22,7 @@ from stairwell.experiments.papers.staircase.settings import (
     on_reddit,
     pick,
     segments,
+    text_seeds,
     with_numbers,
 )
 from stairwell.experiments.papers.staircase.table2 import reddit_rows
@@ -94,6 +95,7 @@ def figure2_enwik8(scale: Scale) -> Study:
         scale=scale,
         columns=bits_per_byte(scale)[1:],
         rows=(*pick(rows, "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4"), most),
+        seeds=text_seeds(scale),
         claim="more recurrent steps bring little here, where the context matters most",
         notes=(
             *ENWIK8_NOTES[scale],

@@ -142,13 +142,14 @@ ALGORITHMIC_NOTES: dict[Scale, tuple[str, ...]] = {
         GLOBAL_STARTS.replace("reset symbol", "END symbol"),
     ),
 }
+# 8.2 million tokens of any text on a laptop
+TEXT = TrainConfig(
+    steps=2000, batch=32, segment=128, learning_rate=1.5e-3, warmup=200, decay="cosine", clip=0.1,
+    validate_every=250, checkpoint_every=250, valid_rows=32, valid_tokens=100_000,
+)  # fmt: skip
 ENWIK8: dict[Scale, Setting] = {
     "laptop": Setting(
-        task_name="lm", task=first.ENWIK8_TASK, layers=2, width=128, heads=4,
-        train=TrainConfig(
-            steps=2000, batch=32, segment=64, learning_rate=1.5e-3, warmup=200, decay="cosine",
-            validate_every=250, valid_rows=32, valid_tokens=100_000,
-        ),
+        task_name="lm", task=first.ENWIK8_TASK, layers=2, width=128, heads=4, train=TEXT,
     ),
     "paper": Setting(
         task_name="lm", task=first.ENWIK8_TASK, layers=8, width=512, heads=8, dropout=0.3,
@@ -161,9 +162,9 @@ ENWIK8: dict[Scale, Setting] = {
 }  # fmt: skip
 ENWIK8_NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
-        "Laptop scale: 2 layers of width 128 instead of 8 of 512, 0.5 million weights instead of 25, segments of 64 "
-        "bytes instead of 256 and chunks and memories a quarter as large, 2,000 updates of 32 rows instead of 100,000 "
-        f"of 512, no dropout, scored on {first.ENWIK8_SAMPLE:,} bytes of each split.",
+        "Laptop scale: 2 layers of width 128 instead of 8 of 512, 0.5 million parameters instead of 25, segments of "
+        "128 bytes instead of 256 and chunks and memories a quarter as large, 2,000 steps of 32 sequences instead of "
+        f"100,000 of 512, no dropout, scored on {first.ENWIK8_SAMPLE:,} bytes of each split.",
     ),
     "paper": (),
 }
@@ -174,12 +175,8 @@ ENWIK8_COMMON = (
 )
 REDDIT: dict[Scale, Setting] = {
     "laptop": Setting(
-        task_name="lm", task=language.Config(path="stdlib", unit="bpe", vocabulary=8000, documents="none"),
-        layers=2, width=128, heads=4,
-        train=TrainConfig(
-            steps=1500, batch=16, segment=64, learning_rate=1.5e-3, warmup=200, decay="cosine",
-            validate_every=250, valid_rows=16, valid_tokens=100_000,
-        ),
+        task_name="lm", task=language.Config(path="stdlib", unit="bpe", vocabulary=4000, documents="none"),
+        layers=2, width=128, heads=4, train=TEXT,
     ),
     "paper": Setting(
         task_name="lm", task=language.Config(path="", unit="bpe", vocabulary=8000, documents="none"),
@@ -190,21 +187,25 @@ REDDIT: dict[Scale, Setting] = {
         ),
     ),
 }  # fmt: skip
+BASE: dict[Scale, Setting] = {
+    "laptop": dataclasses.replace(REDDIT["laptop"], task=dataclasses.replace(REDDIT["laptop"].task, path="")),
+    "paper": dataclasses.replace(REDDIT["paper"], train=dataclasses.replace(REDDIT["paper"].train, steps=80_000)),
+}
 REDDIT_DATA: dict[Scale, str] = {
     "laptop": "",
     "paper": "a folder with train, valid and test files of Reddit discussions (pushshift.io), which are not public",
 }
 BASE_DATA: dict[Scale, str] = {
-    "laptop": "",
+    "laptop": "WikiText-2 (`stairwell data get wikitext-2`)",
     "paper": "a folder with train, valid and test files of the corpora of Lewis et al. 2021, which are not public",
 }
 TEXT_NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
-        "Laptop scale: the sources of Python's standard library, for the paper's text is not public; --task.path takes "
-        "any other, WikiText-2 for instance. 8,000 byte pairs as at paper scale, 2 layers of width 128 instead of 8 of "
-        "1,024, segments of 64 tokens instead of 256 and chunks and memories a quarter as large, 1,500 updates of 16 "
-        "rows instead of 100,000 of 512, no dropout. Perplexities of different texts cannot be compared; the order of "
-        "the models can.",
+        "Laptop scale: the paper's texts are not public. The sources of Python's standard library take the place of "
+        "Reddit, WikiText-2 that of the BASE data; --task.path takes any other text. 4,000 byte pairs instead of "
+        "8,000, 2 layers of width 128 instead of 8 of 1,024, segments of 128 tokens instead of 256 and chunks and "
+        "memories a quarter as large, 2,000 steps of 32 sequences (8.2 million tokens) instead of 100,000 of 512, no "
+        "dropout. Perplexities of different texts cannot be compared; the order of the models can.",
     ),
     "paper": (
         "The width is 1,024 as in appendix A; table 4 prints 512, which does not give 117 million weights. The size of "
@@ -233,6 +234,12 @@ def transformer_xl(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
     return Row("Transformer-XL", experiment, numbers)
 
 
+def deeper(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
+    memory = 64 if scale == "laptop" else 256
+    experiment = setting.experiment("transformer-xl", layers=2 * setting.layers, memory=memory, sees_itself=True)
+    return Row("Transformer-XL, twice as deep", experiment, numbers)
+
+
 def feedback(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
     return Row("Feedback", setting.experiment("feedback", memory=128 if scale == "laptop" else 512), numbers)
 
@@ -240,4 +247,9 @@ def feedback(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
 def on_reddit(scale: Scale, name: str, **rest: Any) -> Study:
     """What all studies of Reddit share."""
     notes = (*TEXT_NOTES[scale], *rest.pop("notes"), *((ONCE,) if scale == "paper" else ()))
-    return Study(name=name, scale=scale, notes=notes, data=REDDIT_DATA[scale], **rest)
+    return Study(name=name, scale=scale, notes=notes, data=REDDIT_DATA[scale], seeds=text_seeds(scale), **rest)
+
+
+def text_seeds(scale: Scale) -> int:
+    """The paper trained each language model once; at laptop scale there is time for two seeds."""
+    return 2 if scale == "laptop" else 1

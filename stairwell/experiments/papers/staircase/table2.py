@@ -15,6 +15,7 @@ from stairwell.experiments.papers.staircase.settings import (
     TWO,
     Numbers,
     Rows,
+    deeper,
     feedback,
     on_reddit,
     transformer_xl,
@@ -31,12 +32,11 @@ def reddit_rows(scale: Scale) -> Rows:
         experiment = setting.experiment("universal", layers=1, memory=memory, passes=passes)
         return Row(f"Universal Transformer, {passes} passes", experiment, numbers)
 
-    deep = setting.experiment("transformer-xl", layers=2 * setting.layers, memory=memory, sees_itself=True)
     # One layer so wide that with its vectors for the symbols it has the weights of Transformer-XL
     wide = setting.experiment("universal", layers=1, width=136 if small else 2560, memory=memory, passes=8)
     return (
         transformer_xl(setting, scale, ("26.5", "26.2", "178")),
-        Row("Transformer-XL, twice as deep", deep, ("23.7", "23.4", "359")),
+        deeper(setting, scale, ("23.7", "23.4", "359")),
         feedback(setting, scale, ("25.8", "25.5", "3260")),
         CACHED.row(setting, scale, ("26.4", "26.1", "246")),
         TWO.row(setting, scale, ("25.0", "24.8", "297")),

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import bits_per_byte
-from stairwell.experiments.papers.staircase.settings import CHUNK, ENWIK8, ENWIK8_COMMON, ENWIK8_NOTES, Rows, Stairs
+from stairwell.experiments.papers.staircase.settings import (
+    CHUNK,
+    ENWIK8,
+    ENWIK8_COMMON,
+    ENWIK8_NOTES,
+    Rows,
+    Stairs,
+    text_seeds,
+)
 from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
 
 
@@ -37,6 +45,7 @@ def table9(scale: Scale) -> Study:
         scale=scale,
         columns=bits_per_byte(scale),
         rows=enwik8_rows(scale),
+        seeds=text_seeds(scale),
         claim="all staircases are a little better than Transformer-XL and a little worse than Feedback",
         notes=(*ENWIK8_NOTES[scale], *ENWIK8_COMMON, "What the table calls perplexity are bits per byte."),
         data=first.ENWIK8_DATA,

@@ -1,0 +1,69 @@
+"""Character-level Shakespeare with nanoGPT's recipe for a CPU: how much a memory brings, and how much feedback.
+
+nanoGPT's README (karpathy/nanoGPT) trains 4 layers of width 128 with blocks of 64 characters, a batch of 12, for 2,000
+iterations and reports a validation loss of 1.88. Its blocks are drawn at random and nothing is carried from one to the
+next; here a model is trained in both ways.
+"""
+
+from __future__ import annotations
+
+from stairwell.experiments.measures import Metric, TrainingSpeed
+from stairwell.experiments.papers.feedback.sizes import as_large_as
+from stairwell.experiments.setting import Setting
+from stairwell.experiments.study import Maker, Row, Scale, Study
+from stairwell.tasks import language
+from stairwell.train.config import TrainConfig
+
+BLOCK = 64
+CHARACTERS = 65
+SHAKESPEARE = Setting(
+    task_name="lm", task=language.Config(path="", unit="characters"), layers=4, width=128, heads=4,
+    train=TrainConfig(
+        steps=2000, batch=12, segment=BLOCK, learning_rate=1e-3, warmup=100, decay="cosine", optimizer="adamw",
+        beta2=0.99, weight_decay=0.1, clip=1.0, validate_every=250, valid_rows=16,
+    ),
+)  # fmt: skip
+
+
+def shakespeare(scale: Scale) -> Study | None:
+    if scale == "paper":
+        return None
+    # Both attend to 64 characters, the current one included.
+    transformer = SHAKESPEARE.experiment("transformer-xl", memory=BLOCK - 1, sees_itself=True)
+    lstm = as_large_as(transformer, SHAKESPEARE.experiment("lstm"), CHARACTERS)
+    no_memory = {"episode": BLOCK}
+    return Study(
+        name="extra.shakespeare",
+        title="Characters of Shakespeare with nanoGPT's recipe for a CPU",
+        paper="not in the papers; nanoGPT's README",
+        scale=scale,
+        columns=(
+            Metric("valid loss (nats per character)", "loss", "valid"),
+            Metric("test loss (nats per character)", "loss"),
+            TrainingSpeed("training (tokens/s)"),
+        ),
+        rows=(
+            Row("LSTM", lstm),
+            Row(
+                "Transformer-XL, no carried memory",
+                SHAKESPEARE.experiment("transformer-xl", no_memory, memory=BLOCK - 1, sees_itself=True),
+                ("1.88", "", ""),
+            ),
+            Row("Feedback, no carried memory", SHAKESPEARE.experiment("feedback", no_memory, memory=BLOCK)),
+            Row("Transformer-XL", transformer),
+            Row("Feedback", SHAKESPEARE.experiment("feedback", memory=BLOCK)),
+        ),
+        seeds=3,
+        notes=(
+            "The number beside ours is nanoGPT's own (0.80 million parameters): it validates on random blocks of the "
+            "last tenth of the text, of which the first half is our validation split and the second half our test "
+            "split. Its learning rate falls to a tenth, ours to 0.",
+            "All models read 1.5 million characters. Without carried memory the text is cut into blocks of 64 "
+            "characters, in training and in evaluation, as nanoGPT does; otherwise the memory of one segment is "
+            "carried to the next.",
+        ),
+        data="the file of tiny Shakespeare (1,115,394 bytes), as nanoGPT downloads it",
+    )
+
+
+STUDIES: dict[str, Maker] = {"extra.shakespeare": shakespeare}
