@@ -27,7 +27,6 @@ from stairwell.layers import POSITIONS
 from stairwell.runs.experiment import Experiment
 
 NAMES = list(CATALOGUE)
-MILLION = 1_000_000
 MISSING = set(NOT_AT_SCALE)
 PAPER_ONLY = tuple(name for name, scale in NOT_AT_SCALE if scale == "laptop")
 READING = ("lm", "translation", "summarization")
@@ -80,33 +79,6 @@ def test_a_name_without_its_last_part_stands_for_all_parts() -> None:
     assert len(studies("feedback.table1", "paper")) == 7
     assert len(studies("feedback.figure9", "laptop")) == 2
     assert {name.split(".")[0] for name in NAMES} == {"feedback", "staircase", "extra"}
-
-
-@pytest.mark.parametrize(
-    ("millions", "name", "model"),
-    [
-        (3.2, "feedback.table1.random-walk", "Transformer"),
-        (3.2, "feedback.table1.random-walk", "Feedback"),
-        (3.2, "feedback.table1.algorithmic-3", "Feedback"),
-        (10.7, "feedback.figure5", "Transformer"),
-        (10.7, "feedback.figure8", "Feedback, weighted"),
-        (77, "feedback.table4", "Feedback"),
-        (140, "feedback.table3", "Transformer"),
-        (126, "feedback.table3", "Feedback"),
-        (139, "feedback.table6", "Transformer, plain"),
-        (44, "feedback.figure9.wikitext-103", "Transformer, 4"),
-        (117, "staircase.table2", "Transformer-XL"),
-        (218, "staircase.table2", "Transformer-XL, twice"),
-        (102, "staircase.table2", "Feedback"),
-        (117, "staircase.table2", "Cached"),
-        (117, "staircase.table2", "Staircase, N = 2"),
-        (117, "staircase.table2", "Staircase, N = 8"),
-        (29, "staircase.table2", "Universal Transformer, 16 passes"),
-        (120, "staircase.table2", "Universal Transformer, 8 passes, as large"),
-    ],
-)
-def test_paper_scale_has_the_papers_sizes(millions: float, name: str, model: str) -> None:
-    assert weights(row(name, model).experiment) == pytest.approx(millions * MILLION, rel=0.03)
 
 
 @pytest.mark.parametrize("name", ["feedback.figure5", "feedback.figure8", "feedback.figure9.char-ptb"])
@@ -169,7 +141,6 @@ def test_the_first_papers_hyperparameters() -> None:
 
 def test_the_rows_of_table_6_differ_as_printed() -> None:
     rows = study("feedback.table6", "paper").rows
-    assert [each.paper[0] for each in rows] == ["22.9", "22.9", "21.0", "20.6", "19.7", "19.9", "19.6", "19.0"]
     assert [each.experiment.core.norm for each in rows] == ["post", "post", "pre", "pre"] * 2
     assert [each.experiment.core.memory for each in rows] == [512, 512, 512, 2048] * 2
     grows = [each.experiment.train.segment_warmup > 0 for each in rows]
@@ -205,15 +176,6 @@ def test_the_second_papers_hyperparameters() -> None:
     fields(enwik8.core, layers=8, width=512, heads=8, passes=4, chunk=64, attention_dropout=0.3)
     fields(enwik8.train, segment=256, batch=512, learning_rate=7e-4, clip=0.1, warmup=8000, steps=100_000)
 
-    best = {"random-walk": (256, 4), "algorithm": (64, 4), "reddit": (384, 128), "base": (384, 128), "enwik8": (260, 4)}
-    for task, (step, forward) in best.items():
-        core = row(f"staircase.table1.{task}", "Cached").experiment.core
-        assert (core.passes * core.chunk, core.chunk, core.compute) == (step, forward, 1)
-
-    memory = {"table6": 32, "table7": 64, "table2": 512, "table9": 256}
-    for table, size in memory.items():
-        assert row(f"staircase.{table}", "Feedback").experiment.core.memory == size
-
 
 def test_the_toy_tasks_have_ten_seeds_and_five_of_cached_staircase() -> None:
     for name in ("staircase.table1.random-walk", "staircase.table1.algorithm", "staircase.table6", "staircase.table7"):
@@ -224,50 +186,6 @@ def test_the_toy_tasks_have_ten_seeds_and_five_of_cached_staircase() -> None:
             assert (each.experiment.train.steps == 400_000) == longer
             assert each.experiment.task.fresh == longer
     assert study("staircase.table2", "paper").seeds == 1
-
-
-STEPS = {
-    "table2": [(1, 384, 128), (2, 256, 128), (4, 256, 64), (8, 256, 32)],
-    "table3": [(1, 288, 32), (1, 320, 64), (1, 384, 128), (2, 128, 64), (2, 256, 128), (4, 128, 32), (4, 256, 64)],
-    "table6": [(8, 64, 8), (4, 64, 16), (2, 64, 32), (2, 128, 64), (1, 64, 4), (1, 64, 8), (1, 64, 16)],
-    "table7": [(8, 64, 8), (4, 64, 16), (2, 64, 32), (2, 128, 64), (1, 256, 4), (1, 256, 8), (1, 256, 16)],
-    "table8": [(1, 256, 32), (1, 256, 64), (1, 256, 128), (2, 256, 128), (4, 256, 64), (8, 256, 32)],
-    "table9": [(1, 260, 4), (1, 288, 32), (1, 320, 64), (1, 384, 128), (2, 256, 128), (4, 256, 64)],
-}
-
-
-@pytest.mark.parametrize("table", STEPS)
-def test_recurrent_steps_step_and_forward_sizes_are_as_printed(table: str) -> None:
-    """Table 2 prints 256 for Cached Staircase's step size where tables 3 and 5 have 384."""
-    stairs = [
-        each.experiment.core
-        for each in study(f"staircase.{table}", "paper").rows
-        if each.experiment.core_name in ("staircase", "cached-staircase")
-    ]
-    assert [(core.M, core.passes * core.chunk, core.chunk) for core in stairs] == STEPS[table]
-
-
-@pytest.mark.parametrize(
-    ("name", "numbers"),
-    [
-        ("feedback.table1.copy", [(), ("", "59.1", "6.2"), ("", "76.2", "23.6")]),
-        ("feedback.table1.reverse", [(), ("", "50.2", "5.9"), ("", "74.8", "29.2")]),
-        ("feedback.table1.counting-50", [(), ("99.6",), ("99.7",)]),
-        ("feedback.table1.counting-1000", [(), ("82.4",), ("95.3",)]),
-        ("feedback.table1.random-walk", [(), ("68",), ("100",)]),
-        ("feedback.table1.algorithmic-3", [("82.8",), ("33.7",), ("47.4",), ("99.1",)]),
-        ("feedback.table1.algorithmic-5", [("32.1",), ("37.5",), ("29.1",), ("92.6",)]),
-        ("feedback.table2", [("28.4",), ("29.5",)]),
-        ("feedback.table5.translation", [("280K", "3190"), ("126K", "5410")]),
-        ("feedback.table5.agents", [("22.3K",), ("22.3K",)]),
-        ("feedback.table5.words", [("296K", "592"), ("84.4K", "2176")]),
-        ("staircase.table1.enwik8", [("1.38",), ("1.15",), ("1.12",), ("1.14",), ("1.13",)]),
-        ("staircase.table1.reddit", [("26.2",), ("25.5",), ("22.6",), ("26.1",)]),
-        ("staircase.table1.base", [("28.0",), ("26.6",), ("23.0",), ("27.8",)]),
-    ],
-)
-def test_the_papers_numbers_stand_beside_their_rows(name: str, numbers: list[tuple[str, ...]]) -> None:
-    assert [each.paper for each in study(name, "paper").rows] == numbers
 
 
 def test_a_study_that_is_not_made_at_a_scale_says_so() -> None:

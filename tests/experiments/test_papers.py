@@ -1,0 +1,436 @@
+"""The papers' tables, transcribed from the papers into papers.json, beside what the experiments print of them.
+
+Every number of a table is compared, in both directions: what an experiment prints, and what a table has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from stairwell.experiments.cost import blueprint
+from stairwell.experiments.papers import CATALOGUE
+from stairwell.experiments.study import SCALES, Row, Scale, Study
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPERS = json.loads(Path(__file__).with_name("papers.json").read_text(encoding="utf-8"))
+# What an experiment at laptop scale writes behind a paper's number: the setting that the number was measured in.
+SETTING = re.compile(r" \(100 statements\)$| \(up to 1,000\)$")
+
+
+class Table:
+    """One table of a paper: rows by the columns' printed titles."""
+
+    def __init__(self, paper: str, name: str) -> None:
+        printed = PAPERS[paper][name]
+        assert all(len(row) == len(printed["columns"]) for row in printed["rows"])
+        self.rows: list[dict[str, str]] = [dict(zip(printed["columns"], row)) for row in printed["rows"]]
+
+    def row(self, **cells: str) -> dict[str, str]:
+        (found,) = [row for row in self.rows if all(row[column] == cell for column, cell in cells.items())]
+        return found
+
+    def column(self, title: str) -> dict[str, str]:
+        """A column's cells by those of the first column."""
+        return {next(iter(row.values())): row[title] for row in self.rows}
+
+
+@cache
+def study(name: str, scale: Scale) -> Study:
+    made = CATALOGUE[name](scale)
+    assert made is not None
+    return made
+
+
+def printed(name: str, scale: Scale) -> dict[str, tuple[str, ...]]:
+    """The paper's numbers of an experiment by model, without the columns for which the paper has none."""
+    numbers = {
+        row.model: tuple(SETTING.sub("", number) for number in row.paper if number) for row in study(name, scale).rows
+    }
+    return {model: row for model, row in numbers.items() if row}
+
+
+def scales(name: str) -> list[Scale]:
+    return [scale for scale in SCALES if CATALOGUE[name](scale) is not None]
+
+
+def compare(name: str, expected: Iterable[tuple[str, tuple[str, ...]]], but: tuple[str, ...] = ()) -> None:
+    """At both scales the rows with numbers are these models in this order, and no others have numbers. `but` are
+    models that a laptop's table has beside them, with the number of the same model."""
+    expected = list(expected)
+    for scale in scales(name):
+        found = [(model, numbers) for model, numbers in printed(name, scale).items() if not model.endswith(but or "\0")]
+        assert [numbers for _, numbers in found] == [numbers for _, numbers in expected], (name, scale)
+        for (model, _), (begin, _) in zip(found, expected):
+            assert model.startswith(begin), (name, scale)
+
+
+# The first paper's toy tasks.
+TABLE1 = Table("feedback", "table 1")
+TOY = {
+    "copy": [("Copy", "Char"), ("Copy", "Seq")],
+    "reverse": [("Reverse", "Char"), ("Reverse", "Seq")],
+    "counting-50": [("Counting", "Len 50")],
+    "counting-1000": [("Counting", "Len 1K")],
+    "random-walk": [("Random Walk", "")],
+}
+
+
+@pytest.mark.parametrize("task", TOY)
+def test_feedback_table_1(task: str) -> None:
+    cells = [TABLE1.row(Task=name, **{"": kind}) for name, kind in TOY[task]]
+    compare(
+        f"feedback.table1.{task}",
+        [
+            ("Transformer", tuple(row["Transformer"] for row in cells)),
+            ("Feedback", tuple(row["Feedback Trans."] for row in cells)),
+        ],
+    )
+    titles = [column.title for column in study(f"feedback.table1.{task}", "paper").columns]
+    if len(cells) == 2:
+        assert [title.split()[0] for title in titles] == ["character", "character", "sequence"]
+        assert all(row.paper[:1] in ((), ("",)) for row in study(f"feedback.table1.{task}", "paper").rows)
+
+
+@pytest.mark.parametrize("variables", [3, 5])
+def test_feedback_table_1_and_section_4_1_2_programs(variables: int) -> None:
+    table, text = TABLE1.row(Task="Algorithmic", **{"": f"{variables} vars"}), Table("feedback", "section 4.1.2")
+    others = text.column(f"{variables} variables")
+    expected = [
+        ("LSTM", (others["LSTM"],)),
+        ("Transformer", (table["Transformer"],)),
+        ("Transformer", (others["Transformer, 8 layers"],)),
+        ("Feedback", (table["Feedback Trans."],)),
+    ]
+    compare(f"feedback.table1.algorithmic-{variables}", expected)
+    rows = study(f"feedback.table1.algorithmic-{variables}", "paper").rows
+    assert [row.experiment.core.layers for row in rows[1:]] == [4, 8, 4]
+
+
+def test_feedback_figure_4() -> None:
+    """Numbers of WMT14, which stand beside models of WMT14 only."""
+    table = Table("feedback", "figure 4")
+    assert not printed("feedback.figure4.translation", "laptop")
+    found = {
+        (row.model.split(",")[0], row.experiment.model.encoder_layers, row.experiment.core.layers): row.paper
+        for row in study("feedback.figure4.translation", "paper").rows
+        if row.paper
+    }
+    assert found == {
+        (row["Model"].split()[0], int(row["Encoder layers"]), int(row["Decoder layers"])): (row["BLEU"], "")
+        for row in table.rows
+    }
+
+
+def quoted(name: str, *words: str) -> None:
+    """Numbers of models that are not trained stand in the notes, in this order."""
+    pattern = ".*".join(rf"(?<![\w.]){re.escape(word)}(?!\w|\.\d)" for word in words)
+    for scale in scales(name):
+        assert any(re.search(pattern, note) for note in study(name, scale).notes), (name, scale)
+
+
+def test_feedback_table_2() -> None:
+    table = Table("feedback", "table 2").column("Test")
+    compare(
+        "feedback.table2",
+        [
+            ("Transformer", (table.pop("Transformer (Vaswani et al., 2017)"),)),
+            ("Feedback", (table.pop("Feedback Transformer"),)),
+        ],
+    )
+    quoted("feedback.table2", *(word for model, test in table.items() for word in (model.split()[0], test)))
+
+
+def test_feedback_table_3() -> None:
+    table = Table("feedback", "table 3")
+    test, size = table.column("Test"), table.column("Params")
+    models = {"Transformer": "Our Transformer", "Feedback": "Feedback Transformer"}
+    compare("feedback.table3", [(ours, (test.pop(theirs),)) for ours, theirs in models.items()])
+    best, xl = test
+    sizes = [size[name].removesuffix("M") for name in (*models.values(), xl)]
+    quoted("feedback.table3", *sizes, test[xl], test[best])
+    for row, theirs in zip(study("feedback.table3", "paper").rows, models.values()):
+        assert parameters(row) == pytest.approx(number(size[theirs]), rel=0.03), row.model
+
+
+def test_feedback_table_4() -> None:
+    table = Table("feedback", "table 4")
+    test, size = table.column("Test"), table.column("Params")
+    compare("feedback.table4", [("Feedback", (test.pop("Feedback Transformer"),))])
+    best, xl = test
+    assert size[best] == size[xl]
+    quoted("feedback.table4", size["Feedback Transformer"].removesuffix("M"))
+    quoted("feedback.table4", size[xl].removesuffix("M"), test[xl], test[best])
+
+
+@pytest.mark.parametrize(
+    ("part", "task"),
+    [("words", "Language Modeling"), ("translation", "Translation"), ("agents", "Reinforcement Learning")],
+)
+def test_feedback_table_5(part: str, task: str) -> None:
+    rows = [row for row in Table("feedback", "table 5").rows if row["Task"] == task]
+    cells = [tuple(row[column] for column in ("Training Speed", "Inference Speed")) for row in rows]
+    numbers = [tuple(number for number in row if number != "—") for row in cells]
+    assert [row["Model"] for row in rows] == ["Transformer", "Feedback Transformer"]
+    compare(f"feedback.table5.{part}", zip(("Transformer", "Feedback"), numbers))
+
+
+def test_feedback_table_6() -> None:
+    table = Table("feedback", "table 6")
+    compare("feedback.table6", [(row["Model"], (row["dev ppl"],)) for row in table.rows])
+    for row, cells in zip(study("feedback.table6", "paper").rows, table.rows):
+        core, train = row.experiment.core, row.experiment.train
+        assert (core.norm == "pre") == (cells["Pre-norm + higher LR"] == "yes")
+        assert core.adaptive_span == (cells["Adapt. span"] == "yes")
+        assert (train.segment_warmup > 0) == (cells["Increase BPTT"] == "yes")
+        assert train.finetune_steps == 0
+    # The table does not print the size: it is table 9's large one.
+    large = Table("feedback", "table 9").column("WikiText-103 large")["Parameters"]
+    assert parameters(study("feedback.table6", "paper").rows[0]) == pytest.approx(number(large), rel=0.03)
+
+
+def number(cell: str, d: int = 0, h: int = 1) -> float:
+    """A hyperparameter as printed: 8k, 10.7M, 4d, 2d/h, 8192*; "-" for none."""
+    if cell == "-":
+        return 0
+    if match := re.fullmatch(r"(\d*)d(/h)?", cell):
+        return int(match[1] or 1) * d // (h if match[2] else 1)
+    return float(cell.rstrip("*kM")) * {"k": 1e3, "M": 1e6}.get(cell[-1], 1)
+
+
+def parameters(row: Row) -> float:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in blueprint(row.experiment).parameters())
+
+
+def sizes_and_training(row: Row) -> dict[str, float]:
+    core, train, model = row.experiment.core, row.experiment.train, row.experiment.model
+    assert core.attention_dropout == core.relu_dropout
+    return {
+        "layers": core.layers, "width": core.width, "inner": core.F, "heads": core.heads, "head_width": core.K,
+        "dropout": core.attention_dropout, "embedding_dropout": model.embedding_dropout, "segment": train.segment,
+        "batch": train.batch, "learning_rate": train.learning_rate, "clip": train.clip, "warmup": train.warmup,
+    }  # fmt: skip
+
+
+LANGUAGE = {
+    "feedback.table1.random-walk": "Random Walk Algorithmic",
+    "feedback.table1.algorithmic-3": "Random Walk Algorithmic",
+    "feedback.table1.algorithmic-5": "Random Walk Algorithmic",
+    "feedback.figure5": "char-PTB",
+    "feedback.figure8": "char-PTB",
+    "feedback.table4": "Enwik8",
+    "feedback.figure9.wikitext-103": "WikiText-103 small",
+    "feedback.table3": "WikiText-103 large",
+}
+
+
+@pytest.mark.parametrize("name", LANGUAGE)
+def test_feedback_table_9(name: str) -> None:
+    cells = Table("feedback", "table 9").column(LANGUAGE[name])
+    d, h = int(cells["Hidden size (d)"]), int(cells["Head count (h)"])
+    expected = {
+        "layers": number(cells["Layers"]), "width": d, "inner": number(cells["FF size"], d), "heads": h,
+        "head_width": number(cells["Head dim"], d, h), "dropout": number(cells["Dropout rate"]),
+        "embedding_dropout": number(cells["Embed. dropout"]), "segment": number(cells["BPTT len (M)"]),
+        "batch": number(cells["Batch size (B)"]), "learning_rate": number(cells["Learning rate"]),
+        "clip": number(cells["Gradient clip"]), "warmup": number(cells["LR warm-up steps"]),
+    }  # fmt: skip
+    # The figure of depth and the deeper Transformer of section 4.1.2 have other depths beside this one.
+    rows = [
+        row
+        for row in study(name, "paper").rows
+        if row.experiment.core_name in ("feedback", "transformer-xl")
+        and row.experiment.core.layers == expected["layers"]
+    ]
+    assert {row.experiment.core_name for row in rows} == {"feedback", "transformer-xl"}
+    span = cells["Attention span"].split(", ")[-1]  # of the large model on words: the best, which table 3 has
+    for row in rows:
+        assert sizes_and_training(row) == expected, row.model
+        # Section 7.6: on words Feedback shares its keys and values, so that it is smaller (table 3).
+        if row.experiment.core_name != "feedback" or not row.experiment.core.share_kv:
+            assert parameters(row) == pytest.approx(number(cells["Parameters"]), rel=0.03), row.model
+        # On programs the span is not the random walk's: a program has more tokens than actions.
+        if LANGUAGE[name] != "Random Walk Algorithmic" or name.endswith("random-walk"):
+            assert row.experiment.core.memory == number(span), row.model
+            assert row.experiment.core.adaptive_span == span.endswith("*"), row.model
+
+
+PAIRS = {
+    "feedback.figure7.summarization": "Summarization",
+    "feedback.figure4.translation": "WMT En-De",
+    "feedback.table2": "WMT En-De",
+    "feedback.figure7.iwslt": "IWSLT De-En",
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_feedback_table_8(name: str) -> None:
+    cells = {title: number(cell) for title, cell in Table("feedback", "table 8").column(PAIRS[name]).items()}
+    rows = [row for row in study(name, "paper").rows if row.experiment.core.layers == cells["Decoder Layers"]]
+    assert {row.experiment.core_name for row in rows} == {"feedback", "transformer-xl"}
+    for row in rows:
+        core, model, train = row.experiment.core, row.experiment.model, row.experiment.train
+        assert model.encoder_layers == cells["Encoder Layers"]
+        assert core.inner == model.encoder_inner == cells["FFN Size"]
+        assert core.heads == model.encoder_heads == cells["Attention Heads"]
+        assert core.residual_dropout == model.encoder_dropout == cells["Dropout"]
+        assert core.width == cells["Hidden Size"] and train.learning_rate == cells["Learning Rate"]
+
+
+# The second paper.
+SUMMARY = {
+    "random-walk": "Random Walk (error %)",
+    "algorithm": "Algorithm (error %)",
+    "enwik8": "Enwik8 (test bpc)",
+    "reddit": "Reddit (test ppl)",
+    "base": "BASE Data (valid ppl)",
+}
+
+
+@pytest.mark.parametrize("task", SUMMARY)
+def test_staircase_table_1(task: str) -> None:
+    """An asterisk says that a number is another paper's, which the notes say in words."""
+    column = Table("staircase", "table 1").column(SUMMARY[task])
+    expected = [(model.split()[0], (cell.rstrip("*"),)) for model, cell in column.items() if cell != "-"]
+    name = f"staircase.table1.{task}"
+    if any(cell.endswith("*") for cell in column.values()):
+        assert any("quoted" in note for note in study(name, "paper").notes)
+    # The appendix has Global Cached Staircase too: mean and deviation of the best row.
+    if detail := {"random-walk": ("table 7", "{} (table 7)"), "algorithm": ("table 6", "{}, table 6")}.get(task):
+        table, text = detail
+        best = Table("staircase", table).row(Models="Global Cached Staircase", **{"Forward size": "8"})
+        expected.append(("Global", (text.format(best[list(best)[-1]].split()[0]),)))
+    compare(name, expected, but=("rate 0.01", "rate 0.006"))
+    for scale in SCALES:
+        numbers = printed(name, scale)
+        assert all(row == numbers[model.split(", rate")[0]] for model, row in numbers.items())
+
+
+STEPS = ("Recurrent steps", "Step size", "Forward size")
+DETAILS = {  # the columns of results
+    "table 2": ("Valid. (ppl)", "Test (ppl)", "Train batch time (ms)"),
+    "table 3": ("Valid. (ppl)", "Batch time (ms)"),
+    "table 6": ("Valid (err. %)", "Test (err. %)"),
+    "table 7": ("Valid (%)", "Test (%)"),
+    "table 8": ("Valid. (ppl)", "Test (ppl)"),
+    "table 9": ("Valid (ppl)", "Test (ppl)"),
+}
+
+
+@pytest.mark.parametrize("table", DETAILS)
+def test_staircase_tables_in_detail(table: str) -> None:
+    name, cells = f"staircase.{table.replace(' ', '')}", Table("staircase", table)
+    rows = [(next(iter(row.values())).split()[0], tuple(row[title] for title in DETAILS[table])) for row in cells.rows]
+    compare(name, [("Cached" if model == "Cache" else model, row) for model, row in rows])
+    expected = [column.split()[0].lower().rstrip(".") for column in DETAILS[table] if "time" not in column]
+    assert [column.title.split()[0] for column in study(name, "paper").columns][: len(expected)] == expected
+
+
+@pytest.mark.parametrize("table", DETAILS)
+def test_staircase_sizes_are_as_printed(table: str) -> None:
+    """Parameters, recurrent steps, step size and forward size of each row, and Feedback's memory."""
+    rows = study(f"staircase.{table.replace(' ', '')}", "paper").rows
+    for row, cells in zip(rows, Table("staircase", table).rows):
+        core, kind = row.experiment.core, row.experiment.core_name
+        if "Num. of params" in cells:
+            assert parameters(row) == pytest.approx(number(cells["Num. of params"]), rel=0.03), row.model
+        steps, step, forward = (cells[title] for title in STEPS)
+        if kind in ("staircase", "cached-staircase"):
+            # Table 2 prints 256 for Cached Staircase's step size, where tables 3 and 5 have 384.
+            if table == "table 2" and kind == "cached-staircase":
+                assert step == "256"
+                step = "384"
+            assert (str(core.M), str(core.passes * core.chunk), str(core.chunk)) == (steps, step, forward), row.model
+        elif kind == "global-cached-staircase":
+            assert (str(core.M), str(core.chunk)) == (steps, forward), row.model
+        elif kind == "feedback":
+            assert (steps, str(core.memory), forward) == ("1", step, "1")
+        elif kind == "universal":
+            assert str(core.passes) == steps
+        elif step != "-":
+            assert str(core.memory) == step
+
+
+@pytest.mark.parametrize("task", SUMMARY)
+def test_staircase_table_4(task: str) -> None:
+    """Table 4 prints a hidden size of 512 for Reddit and BASE; appendix A and the numbers of parameters say 1,024."""
+    titles = {"random-walk": "Random Walk", "algorithm": "Algorithm", "enwik8": "Enwik8"}
+    cells = {
+        title: number(cell)
+        for title, cell in Table("staircase", "table 4").column(titles.get(task, "Reddit/BASE")).items()
+    }
+    if task not in titles:
+        assert cells["Hidden size"] == 512
+        cells["Hidden size"] = 1024
+    ours = ("layers", "width", "heads", "dropout", "embedding_dropout", "segment", "batch", "learning_rate", "clip")
+    for row in study(f"staircase.table1.{task}", "paper").rows:
+        if row.experiment.core_name != "lstm":
+            found = sizes_and_training(row)
+            assert [found[field] for field in (*ours, "warmup")] == list(cells.values()), row.model
+
+
+@pytest.mark.parametrize("task", SUMMARY)
+def test_staircase_table_5(task: str) -> None:
+    printed_as = {"random-walk": "Random Walk", "algorithm": "Algorithm", "base": "BASE Data"}
+    title = printed_as.get(task, task.capitalize())
+    cells = {row["Models"].split()[0]: row for row in Table("staircase", "table 5").rows if row["Tasks"] == title}
+    cores: dict[str, Any] = {
+        row.model.split()[0].rstrip(","): row.experiment.core for row in study(f"staircase.table1.{task}", "paper").rows
+    }
+    for model, row in cells.items():
+        core = cores[model]
+        assert (str(core.M), str(core.passes * core.chunk), str(core.chunk)) == tuple(row[title] for title in STEPS)
+    assert list(cells) == ["Staircase", "Cached"]
+
+
+FIGURES = {"random-walk": "table7", "algorithm": "table6", "enwik8": "table9", "reddit": "table2"}
+
+
+@pytest.mark.parametrize("task", FIGURES)
+def test_figure_2_has_the_numbers_of_its_tables(task: str) -> None:
+    for scale in SCALES:
+        table = printed(f"staircase.{FIGURES[task]}", scale)
+        expected = {
+            row.model: table[row.model][1:2]
+            for row in study(f"staircase.figure2.{task}", scale).rows
+            if row.model in table  # table 9 has no Staircase with 8 steps
+        }
+        assert printed(f"staircase.figure2.{task}", scale) == expected and len(expected) >= 5
+
+
+def test_figure_3_has_the_numbers_of_table_2() -> None:
+    for scale in SCALES:
+        table = printed("staircase.table2", scale)
+        assert printed("staircase.figure3", scale) == {model: numbers[1:] for model, numbers in table.items()}
+
+
+def test_no_other_experiment_has_numbers_of_a_paper() -> None:
+    """Figures print none, but for those above; our own experiments have those of the tables that they vary, or of a
+    third paper."""
+    compared = re.compile(r"feedback\.(table\d|figure4\.translation)|staircase\.(table|figure)|extra\.distances")
+    others = {name for name in CATALOGUE if not compared.match(name) and not name.startswith("extra.league")}
+    assert not {name for name in others for scale in scales(name) if printed(name, scale)}
+    for task in ("copy", "reverse"):
+        table = printed(f"feedback.table1.{task}", "laptop")
+        for model, numbers in printed(f"extra.distances.{task}", "laptop").items():
+            assert numbers == table[model.split(",")[0]]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "results").glob("[fs]*-laptop.json")), ids=lambda path: path.stem)
+def test_published_results_have_the_papers_numbers(path: Path) -> None:
+    results = json.loads(path.read_text(encoding="utf-8"))
+    expected = {
+        row.model: {column.title: number for column, number in zip(made.columns, row.paper)}
+        for made in [study(results["study"], results["scale"])]
+        for row in made.rows
+    }
+    for row in results["rows"]:
+        assert row["paper"] == expected[row["model"]], row["model"]
