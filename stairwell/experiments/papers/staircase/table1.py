@@ -109,7 +109,7 @@ def table1_algorithm(scale: Scale) -> Study:
 
     xl = row("Transformer-XL", "transformer-xl", "48.7", memory=128 if small else 512)
     plain = Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=128))
-    longer = Stairs("staircase", (4, 8), (4, 16)).row(setting, scale, of_100(scale, ""))
+    longer = Stairs("staircase", (4, 8), (4, 16)).row(setting, scale, ())
     core: dict[str, Any] = {"chunk": 1, "distances": 16} if small else {"chunk": 8}
     best = setting.experiment("global-cached-staircase", FRESH, {} if small else LONGER, **core)
     rows = (
