@@ -52,9 +52,9 @@ class TrainConfig:
     accumulate: int = 1
     "gradient accumulation: take the rows through in so many parts, to save memory; the result is the same"
     finetune_steps: int = 0
-    "updates of a last phase with a smaller learning rate"
+    "steps of a last phase with a smaller learning rate"
     finetune_rate: float = 0.1
-    "learning rate of that phase, as a part of learning_rate"
+    "learning rate of that phase, as a part of learning_rate; cosine decay ends at it"
     finetune_task: str = ""
     "task options that change in that phase, such as end_of_line=true"
     curriculum: str = ""
@@ -86,7 +86,7 @@ class TrainConfig:
     patience: int = 0
     "validations without improvement after which training stops; 0: never"
     goal: float | None = None
-    "end the training once a validation's headline, such as accuracy in percent, is as good as this"
+    "stop once a validation's primary metric, such as accuracy in percent, is as good as this; fine-tuning follows"
     checkpoint_every: int = 500
     "updates between checkpoints; 0: only at the end and when interrupted"
     log_every: int = 50
@@ -126,16 +126,28 @@ class TrainConfig:
         return self.steps + self.finetune_steps
 
     def rate(self, step: int) -> float:
-        """The learning rate of an update, counted from 0."""
+        """The learning rate of a step, counted from 0. It never rises again after the warm-up."""
         if step >= self.steps:
-            return self.learning_rate * self.finetune_rate
+            return self.learning_rate * self._finetune_part
         rate = self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1))
         if step < self.warmup or self.decay == "none":
             return rate
         if self.decay == "inverse-sqrt":
-            return rate * math.sqrt(max(self.warmup, 1) / (step + 1))
+            return rate * self._root(step)
+        lowest = self._finetune_part if self.finetune_steps else 0.0
         done = (step - self.warmup) / max(self.steps - self.warmup, 1)
-        return rate * (0.5 * (1 + math.cos(math.pi * done)))
+        return rate * (lowest + (1 - lowest) * (0.5 * (1 + math.cos(math.pi * done))))
+
+    @property
+    def _finetune_part(self) -> float:
+        """Of the largest learning rate in fine-tuning: cosine decay ends at it, the inverse root may be below it."""
+        if self.decay == "none":
+            return self.finetune_rate
+        return min(self.finetune_rate, self._root(self.steps - 1) if self.decay == "inverse-sqrt" else 1.0)
+
+    def _root(self, step: int) -> float:
+        warmup = max(self.warmup, 1)
+        return math.sqrt(warmup / max(step + 1, warmup))
 
     def length(self, step: int) -> int:
         """The segment of an update."""

@@ -87,10 +87,16 @@ class Trainer:
     def begin_phase(self, number: int) -> None:
         """A fresh feed and states: at the start, and where the last phase reads other data."""
         self.progress.phase, self.progress.unimproved = number, 0
-        phase = self.phases[min(number, len(self.phases) - 1)]
+        phase = self.phases[self.data_phase]
         self.validation = phase.validation
         self.feed = phase.feed(self.rows, self.config.batch, self.config.seed)
         self.objective.begin(len(self.rows), self.config.accumulate)
+
+    @property
+    def data_phase(self) -> int:
+        """The phase whose data is read; fine-tuning on the same data is not a phase of its own. Scores of two such
+        phases cannot be compared."""
+        return min(self.progress.phase, len(self.phases) - 1)
 
     def resize(self, sizes: dict[str, int]) -> None:
         """The core as large as it is now to be trained; what was carried does not fit another size."""
@@ -177,11 +183,12 @@ class Trainer:
     @property
     def done_early(self) -> bool:
         """Whether nothing more is to be gained: the goal is reached, no validation was better for long, or the
-        curriculum is mastered."""
+        curriculum is mastered. Fine-tuning on the same data takes all its steps: a goal reached before it would end it
+        at once."""
         config, best = self.config, self.progress.best
         if config.stop_when_mastered and self.curriculum.finished and self.progress.phase == 0:
             return True
-        if config.goal is not None and best is not None:
+        if config.goal is not None and best is not None and self.progress.phase < len(self.phases):
             sign = 1 if self.validation.higher_is_better else -1
             if sign * best >= sign * config.goal:
                 return True
@@ -315,7 +322,8 @@ class Trainer:
             if self.writes:
                 self.save_model(scores)
         if self.config.average and self.writes:
-            note = {"rank": progress.step if self.config.average_of == "last" else [sign * value, -loss]}
+            rank = progress.step if self.config.average_of == "last" else [sign * value, -loss]
+            note = {"phase": self.data_phase, "rank": rank}
             self.folder.save_snapshot(progress.step, dict(self.model.state_dict()), note, self.config.average)
         self.write({**self.when(), "valid": scores, "best": better})
         progress.valid = scores
@@ -326,7 +334,9 @@ class Trainer:
         if not self.writes:
             return
         own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
-        found = [load_tensors(path)[0] for path in self.folder.snapshots()]
+        snapshots = [load_tensors(path) for path in self.folder.snapshots()]
+        # Fine-tuning on other data may have fewer validations than are averaged.
+        found = [parameters for parameters, note in snapshots if note.get("phase", 0) == self.data_phase]
         mean = {name: torch.stack([one[name] for one in found]).mean(0).to(own[name]) for name in own}
         self.model.load_state_dict(mean)
         try:

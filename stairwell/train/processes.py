@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,6 +15,11 @@ from torch import Tensor
 
 from stairwell.errors import UserError
 from stairwell.state import State
+
+
+# The first process validates, averages and saves alone while the others wait in a collective. PyTorch's own limit (10 or
+# 30 minutes) would end them during a long validation. If a process dies, torchrun ends the others without this limit.
+LIMIT = timedelta(days=1)
 
 
 class World:
@@ -33,7 +39,7 @@ class World:
         if size == 1 or met:
             yield World(dist.get_rank() if met else 0, size, device)
             return
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LIMIT)
         try:
             yield World(dist.get_rank(), size, device)
         finally:

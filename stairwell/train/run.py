@@ -149,9 +149,11 @@ class Run:
             old.unlink(missing_ok=True)
 
     def save_snapshot(self, step: int, parameters: dict[str, Tensor], note: dict[str, Any], kept: int) -> None:
-        """Add the parameters of a validation; of all, `kept` stay: those whose note's `rank` is highest."""
+        """Add the parameters of a validation; of all, `kept` stay: those whose note's `phase`, then `rank` is highest."""
         save_tensors(self.path / "snapshots" / f"step-{step:09d}.safetensors", parameters, note)
-        ranked = sorted(self.snapshots(), key=lambda path: load_tensors(path)[1]["rank"])
+        notes = {path: load_tensors(path)[1] for path in self.snapshots()}
+        # Two phases may differ in what their scores mean: ranks of different phases are never compared.
+        ranked = sorted(notes, key=lambda path: (notes[path].get("phase", 0), notes[path]["rank"]))
         for old in ranked[:-kept]:
             old.unlink(missing_ok=True)
 

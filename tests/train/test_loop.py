@@ -16,7 +16,7 @@ import torch
 from stairwell.runs import Experiment, preset
 from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.runs.trainings import Job, sum_up
-from stairwell.train import Run, TrainConfig, Trainer, evaluate, stream_trainer
+from stairwell.train import Phase, Run, TrainConfig, Trainer, evaluate, stream_trainer
 from tests.commands import TINY, assert_same_weights, measured, stairwell
 
 TRAIN = {
@@ -105,6 +105,16 @@ def test_the_learning_rate_rises_stays_falls_and_is_a_tenth_in_the_last_phase() 
     assert TrainConfig(steps=9, warmup=0, learning_rate=2.0, decay="inverse-sqrt").rate(3) == pytest.approx(1.0)
 
 
+@pytest.mark.parametrize("decay", ["cosine", "inverse-sqrt"])
+@pytest.mark.parametrize("finetune_rate", [0.01, 0.1, 0.9, 2.0])
+def test_the_learning_rate_never_rises_again_after_the_warmup(decay: Any, finetune_rate: float) -> None:
+    config = TrainConfig(steps=900, warmup=9, decay=decay, finetune_steps=5, finetune_rate=finetune_rate)
+    rates = [config.rate(step) for step in range(config.warmup, config.total)]
+    assert rates == sorted(rates, reverse=True)
+    if decay == "cosine" and finetune_rate <= 1:
+        assert rates[-1] == pytest.approx(finetune_rate * config.learning_rate), "decay leads to fine-tuning's"
+
+
 def test_without_the_module_resource_memory_is_not_told_and_nothing_else_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +171,51 @@ def test_the_last_phase_may_read_other_data_with_the_same_symbols(tmp_path: Path
     assert stairwell(tmp_path, "train", "--resume", "--out", "stopped", "--quiet").status == 0
     assert_same_weights(stopped, tmp_path / "run")
     assert measured(stopped) == measured(tmp_path / "run")
+
+
+class Scores:
+    """A validation that always has the same score."""
+
+    headline, higher_is_better = "score", True
+
+    def __init__(self, score: float) -> None:
+        self.score = score
+
+    def __call__(self, model: Any, split: str) -> dict[str, float]:
+        return {"score": self.score}
+
+
+def test_a_goal_ends_the_first_phase_and_finetuning_takes_all_its_steps(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__steps=6, train__finetune_steps=4, train__goal=50, train__validate_every=2)
+    run.validation = Scores(60)
+    run.run()
+    rates = [record["learning_rate"] for record in measured(tmp_path) if "loss" in record]
+    assert rates == pytest.approx([2e-3] * 2 + [2e-4] * 4)
+    assert run.progress.step == 10
+
+
+def two_phases(folder: Path, first: float, last: float, **options: Any) -> Trainer:
+    """Fine-tuning on other data, with scores that cannot be compared with those before."""
+    run = trainer(folder, train__finetune_steps=4, train__validate_every=2, **options)
+    feed = run.phases[0].feed
+    run.phases = [Phase(feed, Scores(first)), Phase(feed, Scores(last))]
+    run.begin_phase(0)
+    return run
+
+
+def test_a_goal_of_finetuning_on_other_data_is_its_own(tmp_path: Path) -> None:
+    run = two_phases(tmp_path, 60, 50, train__goal=50)
+    run.run()
+    assert [record["step"] for record in measured(tmp_path) if "loss" in record] == [1, 2, 7, 8]
+
+
+@pytest.mark.parametrize("which", ["last", "best"])
+def test_only_models_of_the_last_phase_are_averaged(which: str, tmp_path: Path) -> None:
+    """The first phase's score is better, but it is of other data."""
+    run = two_phases(tmp_path, 90, 10, train__average=5, train__average_of=which)
+    run.run()
+    assert [record["averaged"] for record in measured(tmp_path) if "averaged" in record] == [2], "of steps 8 and 10"
+    assert {8, 10} < {int(path.stem.removeprefix("step-")) for path in run.folder.snapshots()}
 
 
 def test_a_training_that_no_longer_improves_stops(tmp_path: Path) -> None:

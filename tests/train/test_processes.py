@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_processes_meet_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> N
     calls: list[str] = []
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: calls[-1:] == ["meet"])
-    monkeypatch.setattr("torch.distributed.init_process_group", lambda backend: calls.append("meet"))
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **options: calls.append("meet"))
     monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: calls.append("part"))
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     with World.together(torch.device("cpu")) as all_seeds:
@@ -119,6 +120,18 @@ def test_processes_meet_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> N
             with World.together(torch.device("cpu")) as one_seed:
                 assert (one_seed.rank, one_seed.size) == (all_seeds.rank, all_seeds.size) == (1, 2)
     assert calls == ["meet", "part"]
+
+
+def test_processes_wait_for_a_long_validation_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's own limits, 10 and 30 minutes, are shorter than the validation of a large split may take."""
+    limits: list[timedelta] = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, timeout: limits.append(timeout))
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    with World.together(torch.device("cpu")):
+        pass
+    assert limits and min(limits) >= timedelta(hours=12)
 
 
 def test_rows_that_cannot_be_dealt_are_refused(tmp_path: Path) -> None:
