@@ -26,6 +26,8 @@ from stairwell.experiments.study import SCALES, Scale
 from stairwell.files import write_text
 from stairwell.report import Panel, write_sweep_png
 from stairwell.report.sweep import in_words as told
+from stairwell.runs import Experiment
+from stairwell.runs.trainings import headline
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURES, PAGE = ROOT / "results", ROOT / "docs" / "pictures", ROOT / "docs" / "reproduction.md"
@@ -97,11 +99,12 @@ def joined_row(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         sys.exit(f"'{now['model']}' is published without its validation scores; publish without --add")
     by_seed = {**trainings_of(before), **trainings_of(now)}
     done = [by_seed[seed] for seed in sorted(by_seed)]
+    primary = headline(Experiment.from_json(now["config"], now["model"]))
     return {
         **now,
         **{name: [training[name] for training in done] for name in PER_SEED},
         "measured": {title: [training["measured"][title] for training in done] for title in now["measured"]},
-        "best": best_by_validation([{**training, **training["valid"]} for training in done])["measured"],
+        "best": best_by_validation([{**training, **training["valid"]} for training in done], primary)["measured"],
         "threads": sorted({*before["threads"], *now["threads"]}),
         **{name: now[name] or before[name] for name in ("weights", "tokens")},
     }

@@ -136,14 +136,15 @@ def fairness() -> str:
     if not PUBLISHED.exists():
         return f"{asked} it was trained with one and without."
     rows = json.loads(PUBLISHED.read_text(encoding="utf-8"))["rows"]
-    scores = {row["model"]: 100 - min(row["measured"]["test error (%)"]) for row in rows if row["seeds"]}
+    # The best seed by validation: the test split must not choose what it measures.
+    scores = {row["model"]: 100 - row["best"]["test error (%)"] for row in rows if row["seeds"]}
     found = {
         how: f"{scores[model]:.1f}% {how} it"
         for how, model in (("with", "Transformer-XL"), ("without", "Transformer-XL, no curriculum"))
         if model in scores
     }
     missing = "" if "without" in found else "; a training without it is not published yet"
-    return f"{asked} its best seed has {' and '.join(found.values())}{missing}."
+    return f"{asked} its best seed by validation has {' and '.join(found.values())}{missing}."
 
 
 def table(results: dict[str, Any]) -> Table:

@@ -29,13 +29,13 @@ from stairwell.files import write_text
 from stairwell.provenance import provenance
 from stairwell.report import Panel, Point, Table
 from stairwell.runs import sizes
-from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, train
+from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, headline, train
 from stairwell.tasks import Task
 from stairwell.train import Interrupted, NotSaved, Run
 
 USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale
 
-VALID = (("valid_accuracy", max), ("valid_return", max), ("valid_loss", min))  # what tells the best of some seeds
+VALID = ("valid_accuracy", "valid_return", "valid_loss")  # kept of every validation, beside the primary metric
 
 Say = Callable[[str], None]
 
@@ -183,7 +183,8 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
     for row in study.rows:
         done = [(t.seed, found) for t in study.trainings() if t.row is row and (found := read(study, out, t))]
         results = [found for _, found in done]
-        best = best_by_validation(results) if results else None
+        primary = headline(row.experiment)
+        best = best_by_validation(results, primary) if results else None
         rows.append(
             {
                 "model": row.model,
@@ -195,7 +196,7 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
                 "threads": sorted({result.get("threads", result["provenance"]["threads"]) for result in results}),
                 "seeds": [seed for seed, _ in done],
                 "commits": [result["provenance"]["commit"] for result in results],
-                "valid": [{name: result[name] for name, _ in VALID if name in result} for result in results],
+                "valid": [{name: result[name] for name in sorted({primary[0], *VALID} & {*result})} for result in results],
                 "stages": [result.get("stage") for result in results],
                 "measured": {c.title: [result["measured"][c.title] for result in results] for c in study.columns},
                 "best": best["measured"] if best else {},
@@ -220,11 +221,11 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
     }
 
 
-def best_by_validation(results: list[dict[str, Any]]) -> dict[str, Any]:
-    for name, better in VALID:
-        if name in results[0]:
-            return better(results, key=lambda result: result[name])
-    return results[0]
+def best_by_validation(results: list[dict[str, Any]], primary: tuple[str, bool]) -> dict[str, Any]:
+    """The best seed by the task's primary metric, as `headline` names it. Results that were published without it have
+    the loss, which the metrics of language models follow."""
+    name, higher_is_better = primary if all(primary[0] in result for result in results) else ("valid_loss", False)
+    return (max if higher_is_better else min)(results, key=lambda result: result[name])
 
 
 def table(result: dict[str, Any]) -> Table:

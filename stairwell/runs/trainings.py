@@ -24,7 +24,7 @@ from stairwell.runs.experiment import Experiment
 from stairwell.runs.kinds import KINDS
 from stairwell.runs.presets import preset
 from stairwell.runs.tensorboard import with_tensorboard
-from stairwell.tasks import Split, Task, spec
+from stairwell.tasks import Split, Task, make_task, spec
 from stairwell.train import Interrupted, NotSaved, Run, Watch
 from stairwell.train.config import TrainConfig
 from stairwell.train.processes import World
@@ -220,8 +220,8 @@ def train_seed(job: Job, seed: int, device: str, engine: str, show: Show, world:
 
 
 def headline(experiment: Experiment) -> tuple[str, bool]:
-    """The metric that decides, and whether more of it is better."""
-    task = experiment.make_tasks()[0]
+    """The task's primary metric as a result names it, and whether more of it is better. No file is opened."""
+    task = make_task(experiment.task_name, experiment.task)
     return f"valid_{task.headline}", task.higher_is_better
 
 
