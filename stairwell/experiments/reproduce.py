@@ -196,7 +196,9 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
                 "threads": sorted({result.get("threads", result["provenance"]["threads"]) for result in results}),
                 "seeds": [seed for seed, _ in done],
                 "commits": [result["provenance"]["commit"] for result in results],
-                "valid": [{name: result[name] for name in sorted({primary[0], *VALID} & {*result})} for result in results],
+                "valid": [
+                    {name: result[name] for name in sorted({primary[0], *VALID} & {*result})} for result in results
+                ],
                 "stages": [result.get("stage") for result in results],
                 "measured": {c.title: [result["measured"][c.title] for result in results] for c in study.columns},
                 "best": best["measured"] if best else {},

@@ -6,7 +6,8 @@
     activations     4 B T L N D   one vector a layer, pass and token; engines keep more
     batches         24 B T        symbols, targets and starts, and the longest episode of each row
 
-Everything is counted low, so that what could run is never refused.
+Everything is counted low, so that what could run is never refused. B and T of pairs are those of the largest batch that
+the data gives: `train.batch` and `train.batch_tokens` are limits.
 """
 
 from __future__ import annotations
@@ -25,14 +26,19 @@ from stairwell.runs.experiment import Experiment
 from stairwell.runs.presets import preset
 from stairwell.tasks import Task
 from stairwell.tasks.generated import GeneratedTask
+from stairwell.tasks.pairs import PairTask
+from stairwell.train.config import PairTrainConfig
 
 NUMBER = 4  # bytes
 SYMBOL = 24  # bytes of a token in a batch: symbol, target, start
 ROW = 1000  # bytes that a feed keeps of a row, at least
+POSITION = 40  # bytes of a row in a checkpoint's note
 LAYER = 25_000  # bytes of a layer's modules, without their parameters
 REMEMBERED = {"adam": 2, "adamw": 2, "rmsprop": 1}  # numbers that an optimizer keeps of each parameter
 LAYERED = (("core", "layers"), ("model", "encoder_layers"))  # what has layers, and how many
+SIZED = ("batch", "batch_tokens", "segment", "valid_rows")  # options of a training that memory depends on
 SAMPLE = 8  # layers that are built to find out what one has
+MOST_TOKENS = 10**10  # of a generated split: days on a laptop
 CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use
 
 
@@ -40,12 +46,12 @@ def check_training(experiment: Experiment, task: Task, device: torch.device, pro
     """Refuse a training that cannot fit, in a line that says what to lower."""
     there = memory_of(device)
     # Counting loads parts of torch that take seconds; most trainings are far from any limit.
-    if there is None or 16 * guess(experiment, task) < there:
-        return
-    batch = batch_bytes(experiment, task, processes)
-    # Where a batch alone is too large, a model of a million layers need not be counted.
-    refuse_beyond(there, batch, experiment, device)
-    refuse_beyond(there, {**model_bytes(experiment, task, processes), **batch}, experiment, device)
+    if there is not None and 16 * guess(experiment, task) >= there:
+        batch = batch_bytes(experiment, task, processes)
+        # Where a batch alone is too large, a model of a million layers need not be counted.
+        refuse_beyond(there, batch, experiment, device)
+        refuse_beyond(there, {**model_bytes(experiment, task, processes), **batch}, experiment, device)
+    check_splits(experiment, task)
 
 
 def check_model(experiment: Experiment, task: Task, device: torch.device) -> None:
@@ -54,6 +60,18 @@ def check_model(experiment: Experiment, task: Task, device: torch.device) -> Non
     if there is not None and 16 * guess(experiment, task) >= there:
         parameters = model_bytes(experiment, task, 1)["parameters"]
         refuse_beyond(there, {"parameters": parameters}, experiment, device)
+
+
+def check_splits(experiment: Experiment, task: Task) -> None:
+    """Refuse generated splits that would be read for days."""
+    for split, (episodes, count) in task.splits.items() if isinstance(task, GeneratedTask) else ():
+        tokens = episodes.size * count
+        read = min(tokens, experiment.train.valid_tokens or tokens) if split == "valid" else tokens
+        if read > MOST_TOKENS:
+            raise UserError(
+                f"--task.{split}_episodes {count:,}: the {split} split would have about {tokens:,} tokens, and at most "
+                f"{MOST_TOKENS:,} are read; lower it"
+            )
 
 
 def refuse_beyond(there: int, parts: dict[str, float], experiment: Experiment, device: torch.device) -> None:
@@ -68,12 +86,23 @@ def refuse_beyond(there: int, parts: dict[str, float], experiment: Experiment, d
 def batch_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str, float]:
     """What grows with the tokens of an update."""
     core, train = experiment.core, experiment.train
-    rows, depth = -(-train.batch // processes), depth_of(core)
-    tokens = rows * train.segment
+    rows, tokens = largest_batch(experiment, task, processes)
     return {
-        "activations": NUMBER * tokens * depth * core.width / train.accumulate,
-        "batches": SYMBOL * max(tokens, rows * longest(task)) + ROW * rows,
+        "activations": NUMBER * tokens * depth_of(core) * core.width / train.accumulate,
+        "batches": SYMBOL * max(tokens, rows * longest(task)) + ROW * rows + POSITION * train.batch,
     }
+
+
+def largest_batch(experiment: Experiment, task: Task, processes: int) -> tuple[int, int]:
+    """Rows, and tokens of all of them, in the largest step of a process."""
+    train = experiment.train
+    if not (isinstance(train, PairTrainConfig) and isinstance(task, PairTask)):
+        rows = -(-train.batch // processes)
+        return rows, rows * train.segment
+    shapes = task.batch_shapes(train.batch, train.batch_tokens)
+    rows, tokens = max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
+    rows = -(-rows // processes)
+    return rows, rows * tokens
 
 
 def depth_of(core: Any) -> int:
@@ -85,10 +114,13 @@ def model_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str,
     """What grows with the model; infinite where a tensor would have more bytes than can be counted."""
     train = experiment.train
     numbers, state = model_and_state(experiment, task)
+    rows, _ = largest_batch(experiment, task, processes)
+    if not isinstance(train, PairTrainConfig):
+        rows = max(rows, train.valid_rows)
     return {
         "parameters": NUMBER * numbers + LAYER * sum(layers_of(experiment, *place) for place in LAYERED),
         "gradients and optimizer": NUMBER * numbers * (1 + REMEMBERED.get(train.optimizer, 0)),
-        "states": state * max(-(-train.batch // processes), train.valid_rows),
+        "states": state * rows,
     }
 
 
@@ -144,8 +176,10 @@ def guess(experiment: Experiment, task: Task) -> float:
     numbers = 8 * size("layers") * width * inside * size("products") + width * (symbols + sight)
     encoder = layers_of(experiment, "model", "encoder_layers")
     numbers += 8 * encoder * width * max(getattr(experiment.model, "encoder_inner", None) or 0, 4 * width)
-    rows = max(train.batch, train.valid_rows)
-    kept = rows * (sight * depth * width + train.segment * (depth * width + 1) + longest(task))
+    rows, tokens = max(train.batch, train.valid_rows), max(train.batch, train.valid_rows) * train.segment
+    if isinstance(train, PairTrainConfig):
+        rows, tokens = train.batch, max(train.batch_tokens, experiment.task.longest_target)
+    kept = rows * (sight * depth * width + longest(task)) + tokens * (depth * width + 1)
     return NUMBER * (4 * numbers + kept) + LAYER * (size("layers") + encoder) + ROW * rows
 
 
@@ -163,7 +197,7 @@ def what_to_lower(experiment: Experiment) -> str:
     for section in ("core", "model", "task", "train"):
         for name, value in numbers_of(getattr(experiment, section)):
             before = getattr(getattr(usual, section), name, None)
-            if section != "train" or name in ("batch", "segment", "valid_rows"):
+            if section != "train" or name in SIZED:
                 raised.append((value / max(before if type(before) is int else 1, 1), f"--{section}.{name}", value))
     worst = [f"{option} (now {value:,})" for ratio, option, value in sorted(raised, reverse=True)[:2] if ratio > 1]
     return " or ".join(worst) or "--train.batch, --core.width or --core.layers"

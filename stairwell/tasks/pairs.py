@@ -303,7 +303,21 @@ class PairTask(FileTask[PairFiles, Any]):
     def feed(self, rows: range, batch: int, seed: int, tokens: int = 4096) -> PairFeed:  # type: ignore[override]
         if not len(self._split("valid")):
             raise UserError(f"there is no whole pair to validate on in {self.where}; bring more, or a validation set")
-        return PairFeed(self._split("train"), self.end, rows, batch, tokens, seed)
+        data = self._split("train")
+        longest = int(data.lengths().max(initial=0))
+        if longest > tokens:
+            raise UserError(
+                f"--train.batch_tokens {tokens:,}: the longest training pair has {longest:,} tokens, the end included; "
+                "raise it, or lower --task.longest_source and --task.longest_target to leave long pairs out"
+            )
+        return PairFeed(data, self.end, rows, batch, tokens, seed)
+
+    def batch_shapes(self, batch: int, tokens: int) -> list[tuple[int, int]]:
+        """Pairs and target tokens, padding included, of every batch that `feed` gives in an epoch, but for the order of
+        pairs of equal length."""
+        lengths = self._split("train").lengths()
+        made = buckets(lengths, np.arange(len(lengths)), tokens, batch)
+        return [(len(numbers), int(lengths[numbers, 1].max())) for numbers in made]
 
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[PairBatch]:  # type: ignore[override]
         """Every whole pair of a split once, at most `rows` of them and `rows * segment` tokens at a time."""

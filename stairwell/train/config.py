@@ -161,7 +161,7 @@ class PairTrainConfig(TrainConfig):
     batch: int = 512
     "batch size: the most pairs of an update"
     batch_tokens: int = 4096
-    "the most tokens of an update's sources, and of its targets, padding included"
+    "the most tokens of a step's sources, and of its targets, padding included; at least the longest pair's"
     label_smoothing: float = 0.0
     "the share of a target's probability that is spread over all symbols"
 

@@ -16,9 +16,8 @@ from torch import Tensor
 from stairwell.errors import UserError
 from stairwell.state import State
 
-
-# The first process validates, averages and saves alone while the others wait in a collective. PyTorch's own limit (10 or
-# 30 minutes) would end them during a long validation. If a process dies, torchrun ends the others without this limit.
+# The first process validates, averages and saves alone while the others wait in a collective. PyTorch's own limit, 10
+# or 30 minutes, would end them during a long validation. If a process dies, torchrun ends the others at once.
 LIMIT = timedelta(days=1)
 
 

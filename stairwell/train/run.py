@@ -149,7 +149,7 @@ class Run:
             old.unlink(missing_ok=True)
 
     def save_snapshot(self, step: int, parameters: dict[str, Tensor], note: dict[str, Any], kept: int) -> None:
-        """Add the parameters of a validation; of all, `kept` stay: those whose note's `phase`, then `rank` is highest."""
+        """Add the parameters of a validation; the `kept` highest by their note's `phase`, then `rank`, stay."""
         save_tensors(self.path / "snapshots" / f"step-{step:09d}.safetensors", parameters, note)
         notes = {path: load_tensors(path)[1] for path in self.snapshots()}
         # Two phases may differ in what their scores mean: ranks of different phases are never compared.

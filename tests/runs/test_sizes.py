@@ -57,6 +57,44 @@ def test_an_encoder_beyond_reason_is_refused(option: str, tmp_path: Path) -> Non
     assert numbers == sum(parameter.numel() for parameter in model.parameters())
 
 
+def test_limits_of_a_batch_of_pairs_are_not_its_size(tmp_path: Path) -> None:
+    """Counted is the largest batch that the data gives; a stream's segment means nothing here."""
+    language_pair.write(tmp_path)
+    given = PAIR | {"task.path": str(tmp_path), "train.batch": "10000000", "train.segment": "100000000"}
+    experiment = preset("translation/feedback").with_options(given)
+    task = experiment.make_tasks()[0]
+    sizes.check_training(experiment, task, CPU)
+    for batch, tokens in ((10_000_000, 4096), (64, 4096), (7, 100), (10_000_000, 10**12)):
+        given = PAIR | {"task.path": str(tmp_path), "train.batch": str(batch), "train.batch_tokens": str(tokens)}
+        experiment = preset("translation/feedback").with_options(given)
+        feed = task.feed(range(batch), batch, 0, tokens)  # type: ignore[call-arg]
+        read = [feed.read(1) for _ in feed.batches]
+        rows, size = sizes.largest_batch(experiment, task, 1)
+        assert size <= max(each.tokens.numel() for each in read) and rows <= max(len(each.tokens) for each in read)
+        assert size >= 0.9 * max(each.tokens.numel() for each in read)
+        assert sizes.model_bytes(experiment, task, 1)["states"] == rows * sizes.model_and_state(experiment, task)[1]
+    assert sizes.largest_batch(experiment, task, 4)[0] == -(-rows // 4)
+
+
+def test_pairs_that_no_machine_could_hold_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    language_pair.write(tmp_path)
+    given = {"task.path": str(tmp_path), "train.batch": "1000000", "train.batch_tokens": "1000000000"}
+    experiment = preset("translation/feedback").with_options(PAIR | given)
+    monkeypatch.setattr(sizes, "memory_of", lambda device: 1_000_000)
+    with pytest.raises(UserError, match=r"lower --train.batch_tokens \(now 1,000,000,000\)"):
+        sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_a_split_that_would_be_read_for_days_is_refused(split: str) -> None:
+    experiment = preset("parity/feedback").with_options({f"task.{split}_episodes": "1000000000000"})
+    with pytest.raises(UserError, match=rf"--task.{split}_episodes 1,000,000,000,000: .* lower it"):
+        sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
+    some = experiment.with_options({"train.valid_tokens": "1000"})
+    if split == "valid":
+        sizes.check_training(some, some.make_tasks()[0], CPU)
+
+
 @pytest.mark.parametrize("core", CORES)
 def test_what_is_counted_is_what_is_there(core: str) -> None:
     """Parameters and states of the model that would be built, also where layers are extrapolated."""

@@ -189,6 +189,14 @@ def test_batches_hold_every_pair_once_and_no_more_tokens_than_allowed(tmp_path: 
     assert len(buckets(lengths, np.arange(200), 1, 5)) == 200, "a pair that is too long for a batch is one of its own"
 
 
+def test_a_limit_that_no_batch_could_keep_is_refused(tmp_path: Path) -> None:
+    task = translation(language_pair.write(tmp_path / "data", 60, 5))
+    longest = int(task.splits["train"].lengths().max())
+    task.feed(range(8), 8, 0, tokens=longest)
+    with pytest.raises(UserError, match=rf"--train.batch_tokens 1: the longest training pair has {longest} tokens"):
+        task.feed(range(8), 8, 0, tokens=1)
+
+
 def read(feed: PairFeed, count: int) -> list[tuple[Any, Any]]:
     return [(batch.source.tolist(), batch.targets.tolist()) for batch in (feed.read(1) for _ in range(count))]
 
