@@ -226,7 +226,7 @@ def trained(*seeds: int, model: str = "Feedback", commit: str = "a", path: str =
         "commits": [commit] * len(seeds), "valid": [{"valid_loss": abs(seed - 7)} for seed in seeds],
         "seconds": [10 * seed for seed in seeds], "stages": [None] * len(seeds), "threads": [1] if seeds else [],
         "measured": {"BLEU": [f"{commit}{seed}" for seed in seeds]}, "best": {}, "paper": {},
-        "config": {"task": {"path": path, "length": 4}},
+        "config": {"experiment": "translation/feedback", "task": {"path": path, "longest_target": 4}},
     }  # fmt: skip
 
 
@@ -250,7 +250,7 @@ def test_a_result_is_added_to_what_was_published_of_other_seeds_and_rows() -> No
 def test_a_result_is_not_added_to_one_of_other_trainings_or_other_measures() -> None:
     now = of_rows(trained(1))
     longer = trained(0)
-    longer["config"]["task"]["length"] = 5
+    longer["config"]["task"]["longest_target"] = 5
     with pytest.raises(SystemExit, match="'Feedback' is published with another config"):
         publish.joined(of_rows(longer), now)
     with pytest.raises(SystemExit, match="measured in another way"):
