@@ -24,6 +24,7 @@ from stairwell.experiments.papers.feedback.table1 import on_more_variables
 from stairwell.experiments.papers.staircase.settings import CHUNK, PASSES
 from stairwell.experiments.study import SCALES, Row, Scale, Study
 from stairwell.layers import POSITIONS
+from stairwell.runs import preset
 from stairwell.runs.experiment import Experiment
 
 NAMES = list(CATALOGUE)
@@ -235,6 +236,14 @@ def test_agents_have_the_hyperparameters_of_sections_7_2_and_7_3() -> None:
 def test_agents_in_mazes_read_their_last_action_and_reward(name: str, scale: Scale) -> None:
     for each in study(name, scale).rows:
         fields(each.experiment.model, last_action=True, last_reward=True)
+
+
+def test_rewards_are_normalised_unless_a_published_experiment_was_trained_without() -> None:
+    assert preset("rl/feedback").train.normalise_rewards
+    for name in NAMES:
+        for each in study(name, "laptop").rows if CATALOGUE[name]("laptop") else ():
+            if each.experiment.task_name == "rl":
+                assert not each.experiment.train.normalise_rewards, name
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])

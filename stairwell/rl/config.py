@@ -35,8 +35,8 @@ class AgentTrainConfig(TrainConfig):
     "what a window begins from: the memory kept at collection, or made anew from the segment's start"
     normalise_advantages: bool = False
     "advantages of a rollout to mean 0 and deviation 1"
-    normalise_rewards: bool = False
-    "rewards divided by the running deviation of the discounted return"
+    normalise_rewards: bool = True
+    "divide rewards by the running standard deviation of the discounted return"
 
     def __post_init__(self) -> None:
         super().__post_init__()

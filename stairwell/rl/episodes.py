@@ -75,22 +75,42 @@ def watched(agent: Agent, rows: Rows, seed: int, length: int) -> tuple[Inputs, T
 
 
 @dataclass
+class Episode:
+    """Rewards of one episode so far."""
+
+    earned: float = 0.0
+    length: int = 0
+    last: float = 0.0
+    paid_before: bool = False
+    "whether a step before the last one had a positive reward"
+
+    def add(self, reward: float, idle: bool) -> None:
+        self.paid_before |= self.last > 0
+        self.earned, self.length, self.last = self.earned + reward, self.length + (not idle), reward
+
+
+@dataclass
 class Played:
-    returns: list[float] = field(default_factory=list)
-    lengths: list[float] = field(default_factory=list)
+    """Episodes that have ended."""
+
+    episodes: list[Episode] = field(default_factory=list)
 
     def scores(self) -> dict[str, float]:
-        """The deviation is that of one episode; the mean lies within the interval with a probability of 95%. `success`
-        is the share of episodes that earned more than nothing: where a reward is paid at the end only, those won."""
-        deviation = statistics.stdev(self.returns) if len(self.returns) > 1 else 0.0
-        return {
-            "return": statistics.mean(self.returns),
+        """Return means over episodes. The deviation is that of one episode; the mean return lies within the interval
+        with a probability of 95%. `success` is the share of episodes whose last reward is positive. It is left out
+        where rewards do not tell success: positive ones are paid along the way, or all that are paid are penalties."""
+        returns = [episode.earned for episode in self.episodes]
+        deviation = statistics.stdev(returns) if len(returns) > 1 else 0.0
+        scores = {
+            "return": statistics.mean(returns),
             "return_deviation": deviation,
-            "return_interval": 1.96 * deviation / math.sqrt(len(self.returns)),
-            "success": statistics.mean(float(value > 0) for value in self.returns),
-            "length": statistics.mean(self.lengths),
-            "episodes": len(self.returns),
+            "return_interval": 1.96 * deviation / math.sqrt(len(returns)),
         }
+        paid_along_the_way = any(episode.paid_before for episode in self.episodes)
+        if not paid_along_the_way and any(episode.last >= 0 for episode in self.episodes):
+            scores["success"] = statistics.mean(float(episode.last > 0) for episode in self.episodes)
+        scores["length"] = statistics.mean(episode.length for episode in self.episodes)
+        return scores | {"episodes": len(returns)}
 
 
 def play(
@@ -106,21 +126,20 @@ def play(
     """`episodes` of them, dealt among the rows as evenly as can be."""
     B, played = rows.B, Played()
     wanted = [episodes // B + (row < episodes % B) for row in range(B)]
-    returns, lengths, frames = [0.0] * B, [0] * B, 0
+    open_episodes, frames = [Episode() for _ in range(B)], 0
     with deciding(agent):
         for moment in moments(agent, rows, seed, likeliest):
             frame = moment.frame
             frames += B
             for row in range(B):
-                returns[row] += float(frame.rewards[row])
-                lengths[row] += not frame.idle[row]
+                episode = open_episodes[row]
+                episode.add(float(frame.rewards[row]), bool(frame.idle[row]))
                 if frame.terminated[row] or frame.truncated[row]:
                     if wanted[row]:
-                        played.returns.append(returns[row])
-                        played.lengths.append(lengths[row])
+                        played.episodes.append(episode)
                         wanted[row] -= 1
-                    returns[row], lengths[row] = 0.0, 0
-                if lengths[row] > longest:
+                    open_episodes[row] = Episode()
+                elif episode.length > longest:
                     raise BrokenEnvironment(f"an episode has not ended after {longest:,} steps")
             if watch is not None and frames % (100 * B) == 0:
                 watch({"event": "evaluating", "split": split, "tokens": frames})

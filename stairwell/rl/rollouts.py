@@ -25,6 +25,7 @@ from torch import Tensor
 from stairwell.decode import Session
 from stairwell.errors import UserError
 from stairwell.state import State
+from stairwell.train.processes import World
 
 from .agent import Agent, Inputs
 from .config import AgentTrainConfig
@@ -98,13 +99,21 @@ class Rollouts:
     minibatches of it."""
 
     def __init__(
-        self, agent: Agent, rows: Rows, numbers: range, seed: int, config: AgentTrainConfig, longest: int
+        self,
+        agent: Agent,
+        rows: Rows,
+        numbers: range,
+        seed: int,
+        config: AgentTrainConfig,
+        longest: int,
+        world: World | None = None,
     ) -> None:
         """`numbers`: those of the rows among all rows of the training. `longest`: steps after which an episode is taken
         to be one that never ends."""
         self.agent, self.rows, self.numbers, self.seed, self.config, self.longest = (
             agent, rows, numbers, seed, config, longest,
         )  # fmt: skip
+        self.world = world or World()
         if config.learner == "ppo" and rows.B % config.minibatches:
             raise UserError(f"train.minibatches {config.minibatches} does not divide the {rows.B} rows of a process")
         self.device = next(agent.parameters()).device
@@ -227,14 +236,16 @@ class Rollouts:
         """Rewards (B, T), divided by the running deviation of the discounted return if that is asked for."""
         if not self.config.normalise_rewards:
             return rewards
-        agent = self.agent
-        mean, variance, count = discounted.mean(), discounted.var(correction=0), discounted.numel()
-        before, total = agent.return_count, agent.return_count + count
-        away = mean.to(self.device) - agent.return_mean
-        spread = agent.return_variance * before + variance.to(self.device) * count + away**2 * before * count / total
-        agent.return_variance.copy_(spread / total)
-        agent.return_mean.add_(away * count / total)
-        agent.return_count.copy_(total)
+        agent, size = self.agent, torch.tensor(float(discounted.numel()), dtype=discounted.dtype)
+        moments = torch.stack([size, discounted.mean(), discounted.var(correction=0)])
+        # Rewards of all processes have one scale, as if one process played all rows.
+        for count, mean, variance in (part.to(self.device) for part in self.world.gather(moments)):
+            before, total = agent.return_count, agent.return_count + count
+            away = mean - agent.return_mean
+            spread = agent.return_variance * before + variance * count + away**2 * before * count / total
+            agent.return_variance.copy_(spread / total)
+            agent.return_mean.add_(away * count / total)
+            agent.return_count.copy_(total)
         return rewards / (agent.return_variance.sqrt().float().cpu() + SMALL)
 
     def change(self, **options: Any) -> None:

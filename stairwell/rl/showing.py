@@ -22,7 +22,7 @@ from stairwell.models import inspect
 from .agent import Agent, Inputs
 from .environments import Array
 from .environments.batched import uniform
-from .episodes import Played
+from .episodes import Episode, Played
 from .rollouts import as_tensors, deciding
 from .rows import BrokenEnvironment, Rows
 from .task import Reinforcement
@@ -72,8 +72,8 @@ def _frames(
     device, names = next(agent.parameters()).device, rows.action_names
     now = Inputs(as_tensors(rows.begin()), agent.no_action(1).cpu(), torch.zeros(1))
     state, start = agent.init_state(1), torch.ones(1, 1, dtype=torch.bool, device=device)
-    episode, step, earned, time = 0, 0, 0.0, 0
-    while episode < episodes:
+    number, episode, time = 0, Episode(), 0
+    while number < episodes:
         picture = rows.render(0)
         with torch.no_grad(), inspect(agent) as seen:
             said, state = agent(now.map(lambda values: values[:, None].to(device)), state, start)
@@ -83,20 +83,19 @@ def _frames(
         done = agent.actions.to_environment(action)
         frame = rows.step(done)
         over = bool(frame.terminated[0] or frame.truncated[0])
-        step, earned, time = step + int(not frame.idle[0]), earned + float(frame.rewards[0]), time + 1
-        if step > longest:
+        reward, time = float(frame.rewards[0]), time + 1
+        episode.add(reward, bool(frame.idle[0]))
+        if episode.length > longest:
             raise BrokenEnvironment(f"an episode has not ended after {longest:,} steps")
         if not frame.idle[0]:
             looks = [weights[0, :, -1].mean(0).cpu().numpy() for weights in seen.attention]
             word = names[int(done[0])] if names else np.array2string(np.asarray(done[0]), precision=2)
-            reward = float(frame.rewards[0])
             value, saw = float(said.value[0, 0]), in_short(now)
-            yield Shown(episode, step, word, reward, earned, value, over, saw, picture, looks)
+            yield Shown(number, episode.length, word, reward, episode.earned, value, over, saw, picture, looks)
         if over:
             if played is not None:
-                played.returns.append(earned)
-                played.lengths.append(step)
-            episode, step, earned = episode + 1, 0, 0.0
+                played.episodes.append(episode)
+            number, episode = number + 1, Episode()
         now = Inputs(as_tensors(frame.observations), action.cpu(), torch.from_numpy(frame.rewards))
         start = torch.from_numpy(frame.start)[:, None].to(device)
 

@@ -202,10 +202,12 @@ class Reinforcement:
             rows.close()
         agent.standardise({path: torch.cat([frame[path] for frame in seen]) for path in seen[0]})
 
-    def feed(self, agent: Agent, config: AgentTrainConfig) -> Callable[[range, int, int], Rollouts]:
+    def feed(
+        self, agent: Agent, config: AgentTrainConfig, world: World | None = None
+    ) -> Callable[[range, int, int], Rollouts]:
         def open_feed(rows: range, batch: int, seed: int) -> Rollouts:
             own = split_seed(seed, "train")
-            return Rollouts(agent, self.open(rows, own), rows, own, config, self.config.longest)
+            return Rollouts(agent, self.open(rows, own), rows, own, config, self.config.longest, world)
 
         return open_feed
 
@@ -219,7 +221,7 @@ def agent_trainer(
     if agent.config.standardise and agent.reads_symbols:
         tasks[0].look_around(agent, config.seed)
     returns = tasks[0].returns(config.seed, config.valid_rows)
-    phase = Phase(tasks[0].feed(agent, config), returns)
+    phase = Phase(tasks[0].feed(agent, config, world), returns)
     trainer = Trainer(LEARNERS[config.learner](agent, config), [phase], config, run, world)
     returns.watch = trainer.tell
     return trainer

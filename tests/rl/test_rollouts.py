@@ -29,7 +29,7 @@ SMALL = {
     "core.width": 8, "core.layers": 1, "core.heads": 2, "core.memory": 3, "train.batch": 4, "train.segment": 6,
     "train.log_every": 1, "train.validate_every": 5, "train.checkpoint_every": 5, "train.valid_rows": 2,
     "train.warmup": 0, "train.steps": 12, "train.learner": "a2c", "train.decay": "none",
-    "train.normalise_advantages": False,
+    "train.normalise_advantages": False, "train.normalise_rewards": False,
     "task.length": 2, "task.valid_episodes": 4, "task.test_episodes": 6,
 }  # fmt: skip
 PPO = {"train.learner": "ppo", "train.epochs": 2, "train.minibatches": 2}

@@ -13,7 +13,7 @@ import pytest
 
 from stairwell.errors import UserError
 from stairwell.report import gather, summary, write_html, write_png
-from stairwell.rl.episodes import Played
+from stairwell.rl.episodes import Episode, Played
 from stairwell.rl.showing import as_text, beside, frames, stacked, strip, write_gif
 from stairwell.runs.trainings import fit, load
 from tests.commands import TINY, stairwell
@@ -54,7 +54,7 @@ def test_every_frame_has_a_picture_and_the_attention_to_each_slot_beside_it(name
     played = Played()
     shown = list(frames(agent, task, 2, seed=3, played=played))
     assert [frame.over for frame in shown].count(True) == 2 and shown[-1].over
-    assert len(shown) == sum(played.lengths)
+    assert len(shown) == sum(episode.length for episode in played.episodes)
     for frame in shown:
         assert frame.picture is not None and frame.picture.dtype == np.uint8
         (weights,) = frame.attention  # one layer
@@ -100,8 +100,29 @@ def test_who_has_no_pillow_is_told_what_to_install(monkeypatch: pytest.MonkeyPat
         write_gif(tmp_path / "x.gif", [np.zeros((2, 2, 3), np.uint8)], 8)
 
 
-def test_success_is_the_share_of_episodes_that_earned_something() -> None:
-    assert Played([1.0, 0.0, -1.0, 0.5], [1, 1, 1, 1]).scores()["success"] == 0.5
+def episode(*rewards: float) -> Episode:
+    played = Episode()
+    for reward in rewards:
+        played.add(reward, idle=False)
+    return played
+
+
+@pytest.mark.parametrize(
+    ("episodes", "success"),
+    [
+        ([(0, 0, 1), (0,), (0, -1), (0, 0.5)], 0.5),  # paid at the end, as in a corridor
+        ([(-0.1, -0.1, 1), (-0.1, 0), (-0.1,), (1,)], 0.5),  # with a penalty for every step, as in a T-maze
+        ([(0, 0), (0, 0, 0)], 0.0),  # nobody succeeded
+        ([(1, 1, 1), (1,)], None),  # a reward for every step, as in CartPole
+        ([(0, 1, 0, 0), (0, 0)], None),  # rewards along the way, as in a maze
+        ([(-1, -1), (-1, -16)], None),  # penalties only, as in Pendulum
+    ],
+)
+def test_success_is_told_only_where_rewards_tell_it(episodes: list[Any], success: float | None) -> None:
+    scores = Played([episode(*rewards) for rewards in episodes]).scores()
+    assert scores.get("success") == success
+    assert scores["return"] == pytest.approx(sum(map(sum, episodes)) / len(episodes))
+    assert scores["length"] == pytest.approx(sum(map(len, episodes)) / len(episodes))
 
 
 def test_pictures_are_put_together_and_drawn_for_a_terminal() -> None:

@@ -79,12 +79,13 @@ def maze_study(
 
 PPO = AgentTrainConfig(
     learner="ppo", steps=6000, batch=64, segment=100, learning_rate=1e-3, warmup=50, decay="cosine", gae=0.95,
-    entropy_cost=0.01, normalise_advantages=True, validate_every=1000, checkpoint_every=500, valid_rows=64,
+    entropy_cost=0.01, normalise_advantages=True, normalise_rewards=False, validate_every=1000, checkpoint_every=500,
+    valid_rows=64,
 )  # fmt: skip
 MINUTES = dataclasses.replace(PPO, steps=3000, validate_every=500)
 ADAM = AgentTrainConfig(
     learner="a2c", steps=20_000, batch=1024, segment=100, learning_rate=3e-4, warmup=0, entropy_cost=5e-4, clip=0,
-    validate_every=1000, checkpoint_every=1000,
+    normalise_rewards=False, validate_every=1000, checkpoint_every=1000,
 )  # fmt: skip
 RMSPROP = dataclasses.replace(ADAM, optimizer="rmsprop", eps=0.01, batch=128, steps=40_000)
 CORRIDOR: dict[Scale, AgentSetting] = {
