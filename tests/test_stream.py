@@ -103,6 +103,22 @@ def test_a_fork_goes_its_own_way(name: str) -> None:
     torch.testing.assert_close(twin.log_probabilities(), expected(model, tokens[:10] + drawn(9, seed=5))[-1])
 
 
+@cores
+def test_a_fork_and_its_parent_step_apart(name: str) -> None:
+    """Token by token, in turns: decoding sessions are not shared."""
+    model, tokens = make_model(name), drawn(10)
+    stream = Stream(model)
+    stream.feed(tokens)
+    twin = stream.fork()
+    ours, theirs = drawn(6, seed=5), drawn(6, seed=6)
+    for mine, other in zip(ours, theirs):
+        stream.feed(mine)
+        twin.feed(other)
+    torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens + ours)[-1])
+    torch.testing.assert_close(twin.log_probabilities(), expected(model, tokens + theirs)[-1])
+    assert stream.count == twin.count == 16 and stream.recent[-6:] == ours and twin.recent[-6:] == theirs
+
+
 @pytest.mark.parametrize("name", sorted(set(CORES) - set(CARRIED)))
 def test_cropped_tokens_were_never_read(name: str) -> None:
     model, tokens = make_model(name), drawn(30)
@@ -115,6 +131,27 @@ def test_cropped_tokens_were_never_read(name: str) -> None:
     torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens)[-1])
     with pytest.raises(UserError, match="made with slack 4; make it with slack=5"):
         stream.crop(5)
+
+
+@pytest.mark.parametrize("name", sorted(set(CORES) - set(CARRIED)))
+def test_a_saved_stream_can_be_cropped_as_far_as_before(name: str, tmp_path: Path) -> None:
+    """Loaded, forked, and taken into a batch and out of it."""
+    model, tokens = make_model(name), drawn(20)
+    stream = Stream(model, slack=4)
+    stream.feed(tokens)
+    for token in drawn(4, seed=9):
+        stream.feed(token)
+    stream.save(tmp_path / "a.stream")
+    batch = StreamBatch(model, slack=4)
+    loaded = Stream.load(tmp_path / "a.stream", model)
+    for each in (loaded, loaded.fork(), batch.close(batch.open(loaded))):
+        assert each.slack == 4
+        each.crop(4)
+        torch.testing.assert_close(each.log_probabilities(), expected(model, tokens)[-1])
+        each.feed(drawn(6, seed=3))  # it can do so again
+        each.crop(4)
+        torch.testing.assert_close(each.log_probabilities(), expected(model, tokens + drawn(6, seed=3)[:2])[-1])
+        assert each.recent[-22:] == tokens + drawn(6, seed=3)[:2]
 
 
 def test_cropping_everything_leaves_a_fresh_stream() -> None:

@@ -60,6 +60,20 @@ def test_ppo_is_a2c_at_first_and_clipped_later() -> None:
         assert more["clipped"].all()
         torch.testing.assert_close(loss.mean(), torch.tensor(-(1.1 if change > 0 else -0.9)))
         assert not any(gradient.any() for gradient in gradients(objective, loss.sum()))
+    # One that has moved the wrong way is pushed back, however far it is.
+    for change, advantage in ((0.7, -1.0), (-0.7, 1.0)):
+        log_probability = torch.full_like(batch.log_probability, change, requires_grad=True)
+        moved = dataclasses.replace(
+            batch,
+            log_probability=torch.zeros_like(batch.log_probability),
+            advantage=torch.full_like(batch.advantage, advantage),
+        )
+        loss, more = objective.policy_loss(log_probability, moved)
+        assert more["clipped"].all()
+        wanted = torch.full_like(log_probability, -advantage).mul(torch.tensor(change).exp())
+        torch.testing.assert_close(loss, wanted)
+        (gradient,) = torch.autograd.grad(loss.sum(), log_probability)
+        torch.testing.assert_close(gradient, wanted)
 
 
 def gradients(objective: ActorCritic, loss: Tensor) -> list[Tensor]:

@@ -191,6 +191,19 @@ def test_ppo_reads_every_row_once_an_epoch_and_counts_frames_once() -> None:
     assert sum(len(batch.ended) for batch in batches[5:8]) == 0
 
 
+def test_normalized_advantages_have_mean_0_and_deviation_1_and_values_learn_the_same() -> None:
+    for options in ({}, {"train__learner": "ppo", "train__epochs": 2, "train__minibatches": 2}):
+        plain, normalized = (feed(experiment(train__normalise_advantages=asked, **options)) for asked in (False, True))
+        normalized.agent.load_state_dict(plain.agent.state_dict())
+        for _ in range(2):
+            ours, theirs = normalized.play(6), plain.play(6)
+            counted = theirs.advantage[theirs.scored]
+            wanted = (theirs.advantage - counted.mean()) / counted.std(correction=0)
+            assert counted.std() > 0.01 and ours.scored.equal(theirs.scored)
+            torch.testing.assert_close(ours.advantage[ours.scored], wanted[ours.scored], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(ours.target, theirs.target)
+
+
 def test_normalised_rewards_divide_by_the_running_deviation_of_the_return() -> None:
     made = experiment(train__normalise_rewards=True, train__discount=0.5, train__gae=0)
     plain = experiment(train__discount=0.5, train__gae=0)

@@ -50,6 +50,15 @@ def test_how_a_stream_is_read_changes_nothing(name: str) -> None:
 
 
 @each
+def test_a_stream_never_repeats_itself_or_another(name: str) -> None:
+    """No 64 tokens in a row come twice, within a block, across blocks or in another stream."""
+    streams = [StreamName(0, 0), StreamName(0, 1), StreamName(1, 0)]
+    found = [row[1:].tolist() for row in whole(name, streams, 3 * BLOCK, 10**6).tokens]
+    windows = [tuple(row[i : i + 64]) for row in found for i in range(len(row) - 63)]
+    assert len(set(windows)) == len(windows)
+
+
+@each
 def test_labels_are_those_of_the_word_at_once(name: str) -> None:
     """Worked out for a whole stream at once; the stream goes over the edges of blocks."""
     task, tokens = make(name), 2 * BLOCK + 500
