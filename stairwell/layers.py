@@ -47,6 +47,8 @@ class LayerConfig:
     "dropout rate on the feed-forward's ReLU"
     residual_dropout: float = 0.0
     "dropout rate on the output of each sublayer, before the residual sum"
+    locked_dropout: bool = False
+    "Draw one residual dropout mask per sequence and call instead of one per token (variational dropout)."
     layer_drop: float = 0.0
     "LayerDrop: rate at which a whole layer is skipped, drawn once a layer and call"
     adaptive_span: bool = False
@@ -61,6 +63,8 @@ class LayerConfig:
     "a vector for each distance; far ones share one; none; or, in training, a random choice of vectors, in order"
     position_vectors: int | None = None
     "how many vectors: clamped, 64 if not given; random, to choose from, as many as distances if not given"
+    scaled_init: bool = False
+    "Divide the initial output projections of attention and feed-forward by sqrt(2 L)."
 
     def __post_init__(self) -> None:
         check_at_least(self, 1, "width", "layers", "heads", "head_width", "inner", "span_ramp", "position_vectors")
@@ -72,6 +76,8 @@ class LayerConfig:
         check_rates(self, "attention_dropout", "relu_dropout", "residual_dropout", "layer_drop")
         if self.norm not in ("pre", "post"):
             raise ValueError(f"norm must be 'pre' or 'post', not {self.norm!r}")
+        if self.locked_dropout and not self.residual_dropout:
+            raise ValueError("locked_dropout is only read with residual_dropout above 0")
         if self.span_loss and not self.adaptive_span:
             raise ValueError("span_loss is only read with adaptive_span=True")
         if self.positions not in POSITIONS:
@@ -249,13 +255,17 @@ class Masks:
 
         rate = config.attention_dropout
         cross = kept(rate, B, config.heads, T, source.shape[1]) if source is not None else ()
+        sublayers, per_sequence = 2 if source is None else 3, 1 if config.locked_dropout else T
         drawn = torch.rand(config.layers).tolist() if config.layer_drop else [1.0] * config.layers
         return Masks(
             attention=kept(rate, B, config.heads, T, distances),
             relu=kept(config.relu_dropout, B, T, config.F),
             cross=cross,
             dropped=tuple(number < config.layer_drop for number in drawn),
-            residual=kept(config.residual_dropout, 2 if source is None else 3, B, T, D),
+            residual=tuple(
+                mask.expand(-1, -1, T, -1).contiguous()
+                for mask in kept(config.residual_dropout, sublayers, B, per_sequence, D)
+            ),
         )
 
     def at(self, depth: int, first: int, last: int) -> LayerMasks:
@@ -426,6 +436,15 @@ class Layer(Wiring, nn.Module):
             self.cross = Attention(config)
         self.feed_forward_norm = nn.LayerNorm(D)
         self.feed_forward = FeedForward(config)
+        if config.scaled_init:
+            self.scale_outputs((2 * config.layers) ** -0.5)
+
+    @torch.no_grad()
+    def scale_outputs(self, factor: float) -> None:
+        """Scale what the sublayers add to the residual stream, so that it does not grow with depth at first."""
+        attentions = [self.attention, *([self.cross] if hasattr(self, "cross") else [])]
+        for projection in (*(attention.out for attention in attentions), self.feed_forward.out):
+            projection.weight.mul_(factor)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values (B, H, J, K) of raw memory (B, J, D)."""

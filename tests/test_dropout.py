@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from stairwell.cores import CORES, Core, build
 from stairwell.cores.core import Source, TransformerCore
 from stairwell.fast import choose_engine
+from stairwell.layers import Masks
 from stairwell.models import LanguageModel, LanguageModelConfig
 
 RATE = 0.3
@@ -252,3 +253,19 @@ def test_dropout_between_the_layers_of_an_lstm_is_drawn_in_training_only() -> No
     assert not torch.equal(core(x, core.init_state(2))[0], core(x, core.init_state(2))[0])
     core.eval()
     assert torch.equal(core(x, core.init_state(2))[0], core(x, core.init_state(2))[0])
+
+
+@pytest.mark.parametrize("locked", [False, True])
+def test_locked_residual_masks_are_the_same_for_every_token(locked: bool) -> None:
+    torch.manual_seed(0)
+    config = config_of("feedback", residual_dropout=RATE, locked_dropout=locked)
+    masks = Masks.draw(config, torch.zeros(3, 7, 8), depth=3, distances=5, source=None)
+    assert len(masks.residual) == 3 and all(mask.shape == (2, 3, 7, 8) for mask in masks.residual)
+    same = torch.stack([(mask == mask[:, :, :1]).all() for mask in masks.residual])
+    assert same.all() if locked else not same.any()
+    assert_share(torch.stack(masks.residual)[:, :, :, 0], 1 - RATE)
+
+
+def test_locked_dropout_without_dropout_is_refused() -> None:
+    with pytest.raises(ValueError, match="only read with residual_dropout"):
+        config_of("feedback", locked_dropout=True)

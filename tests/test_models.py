@@ -24,6 +24,7 @@ from stairwell import (
     build,
     inspect,
 )
+from stairwell.cores import config_type
 from stairwell.cores.core import TransformerCore
 from stairwell.layers import AdaptiveSpan, keep_mask
 from stairwell.models import IGNORE
@@ -321,6 +322,19 @@ def test_the_span_loss_is_the_price_of_the_spans() -> None:
     assert core.layers[1].span.z.tolist() == [50.0, 0.0]
     assert core.span_loss().item() == 0.5 * 25
     assert build(FeedbackConfig(width=8, heads=2)).span_loss() == 0
+
+
+@pytest.mark.parametrize("name", ["feedback", "transformer-xl", "staircase"])
+def test_scaled_initialization_divides_the_output_projections(name: str) -> None:
+    options: dict[str, Any] = {"width": 8, "heads": 2, "layers": 3, "cross": True}
+    parameters = []
+    for scaled in (False, True):
+        torch.manual_seed(0)
+        parameters.append(dict(build(config_type(name)(**options, scaled_init=scaled)).named_parameters()))
+    for key, plain in parameters[0].items():
+        factor = 6**-0.5 if key.endswith("out.weight") else 1.0
+        torch.testing.assert_close(parameters[1][key], plain * factor, rtol=1e-6, atol=0)
+    assert sum(key.endswith("out.weight") for key in parameters[0]) == 9
 
 
 def test_adam_can_move_a_span_at_a_common_learning_rate() -> None:

@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 
 from stairwell.errors import UserError
+from stairwell.experiments.measures import Metric
+from stairwell.runs.writing import PENALTIES
 from stairwell.tasks import text_scores
+from stairwell.train.run import Run
 from stairwell.train.translating import Search
 from tests import language_pair
 from tests.commands import Ended, stairwell
@@ -144,6 +147,14 @@ def test_tune_keeps_what_it_found_and_eval_reads_it(place: Path) -> None:
     assert scores["beam"] == 2 and scores["length_penalty"] == found["length_penalty"]
     assert {"bleu", "bleu_cased", "bleu_lowercase", "chrf++", "loss", "signature_lowercase"} <= scores.keys()
     (place / "run/search.json").unlink()
+
+
+def test_experiments_tune_the_length_penalty_before_they_measure(place: Path) -> None:
+    run, search = Run(place / "run"), place / "run/search.json"
+    assert not search.exists()
+    Metric("test BLEU", "bleu", tuned=True).measure(run, "cpu", "auto")
+    assert json.loads(search.read_text())["length_penalty"] in PENALTIES
+    search.unlink()
 
 
 def test_other_data_can_be_evaluated(place: Path) -> None:

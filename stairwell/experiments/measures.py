@@ -15,9 +15,10 @@ from stairwell.decode import Session
 from stairwell.runs import horizon
 from stairwell.runs.kinds import KINDS
 from stairwell.runs.trainings import load
-from stairwell.runs.writing import open_translator
+from stairwell.runs.writing import open_translator, tune
 from stairwell.tasks import Split
 from stairwell.train import Run, evaluate
+from stairwell.train.translating import SEARCH
 
 ROWS = {False: 50, True: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of files
 AGENTS = 64  # that play beside each other
@@ -31,8 +32,12 @@ class Metric:
     metric: str
     split: Split = "test"
     task: dict[str, Any] = field(default_factory=dict)
+    tuned: bool = False
+    "of a translator: with the length penalty that is best on the validation set"
 
     def measure(self, run: Run, device: str, engine: str) -> float:
+        if self.tuned and not (run.path / SEARCH).exists():
+            tune(run.path, device=device)
         model, task = load(run.path, device, engine)
         if self.task:
             changes = {name: str(value) for name, value in self.task.items()}

@@ -32,6 +32,9 @@ class Config:
     """digits in a validation sequence; 0: as many as in training"""
     test_length: int = 400
     """digits in a test sequence"""
+    min_length: int = 0
+    """Digits in the shortest sequence of every split: lengths are uniform from here to the split's length. 0: all
+    sequences of a split have its full length."""
     train_episodes: int = 0
     """size of the training set, which repeats; 0 draws new sequences without end"""
     valid_episodes: int = 200
@@ -44,20 +47,46 @@ class Config:
 class Lines:
     length: int
     reverse: bool
+    min_length: int = 0
     adjustable: ClassVar[tuple[str, ...]] = ("length",)
     documents: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
+        check_at_least(0, min_length=self.min_length)
+
+    @property
+    def shortest(self) -> int:
+        return min(self.min_length or self.length, self.length)
 
     @property
     def size(self) -> int:
-        return 2 * self.length + 2
+        return self.shortest + self.length + 2  # on average
 
     def draw(self, rng: np.random.Generator, count: int) -> Array:
-        return rng.integers(0, DIGITS, size=(count, self.length), dtype=np.int8)
+        """Digits (count, length), in front of them each sequence's length if lengths differ."""
+        if not self.min_length:
+            return rng.integers(0, DIGITS, size=(count, self.length), dtype=np.int8)
+        lengths = rng.integers(self.shortest, self.length, size=(count, 1), endpoint=True)
+        return np.concatenate([lengths, rng.integers(0, DIGITS, size=(count, self.length))], axis=1)
 
     def play(self, draws: Array) -> Played:
+        return self.play_lengths(draws[:, :1], draws[:, 1:]) if self.min_length else self.play_full(draws)
+
+    def play_lengths(self, n: Array, digits: Array) -> Played:
+        """Sequences of n (E, 1) of the digits (E, length) each."""
+        place = np.arange(2 * self.length + 2)[None]
+        answer = place - n  # which digit of the answer is asked at a token
+        digit = np.take_along_axis(digits, np.where(place < n, place, 0), axis=1)
+        order = n - 1 - answer if self.reverse else answer
+        asked = (answer >= 0) & (answer < n)
+        answers = np.take_along_axis(digits, np.where(asked, order, 0), axis=1)
+        # The answer is read one token after it was asked for.
+        given = np.concatenate([np.zeros_like(answers[:, :1]), answers[:, :-1]], axis=1)
+        tokens = np.where(place < n, digit, np.where(place == n, SEP, np.where(place <= 2 * n, given, END)))
+        return Played(tokens, np.where(asked, answers, IGNORE), present=place <= 2 * n + 1)
+
+    def play_full(self, draws: Array) -> Played:
         L = self.length
         answers = draws[:, ::-1] if self.reverse else draws
         tokens = np.full((len(draws), self.size), END, dtype=np.int8)
@@ -69,11 +98,14 @@ class Lines:
 
 class Copying(LengthTask):
     def __init__(self, config: Config) -> None:
-        super().__init__(config, Lines(config.length, config.reverse), inputs=DIGITS + 2, outputs=DIGITS)
+        lines = Lines(config.length, config.reverse, config.min_length)
+        super().__init__(config, lines, inputs=DIGITS + 2, outputs=DIGITS)
 
     def describe(self) -> str:
         c = self.config
-        return f"{'reverse' if c.reverse else 'copy'} {c.length} digits, tested on {c.test_length}; {self.sets()}"
+        shortest = f"{c.min_length} to " if c.min_length else ""
+        lengths = f"{shortest}{c.length} digits, tested on {shortest}{c.test_length}"
+        return f"{'reverse' if c.reverse else 'copy'} {lengths}; {self.sets()}"
 
 
 def format_lines(tokens: Iterable[int]) -> str:

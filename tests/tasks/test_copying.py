@@ -43,6 +43,19 @@ def test_test_sequences_are_longer_than_those_of_training() -> None:
     assert len(documents(batch)[0][0]) == 14
 
 
+@pytest.mark.parametrize("reverse", [False, True])
+def test_sequences_of_different_lengths(reverse: bool) -> None:
+    task = Copying(Config(length=5, min_length=2, test_length=9, reverse=reverse, test_episodes=300))
+    for batch, longest in ((task.feed(range(4), 4, 0).read(600), 5), (next(iter(task.batches("test", 1, 9000))), 9)):
+        whole = [(tokens, targets) for tokens, targets in documents(batch) if tokens[-1] == END]
+        for tokens, targets in whole:
+            digits = tokens[: tokens.index(SEP)]
+            answer = digits[::-1] if reverse else digits
+            assert tokens == [*digits, SEP, *answer, END]
+            assert targets == [IGNORE] * len(digits) + answer + [IGNORE] * 2
+        assert {len(tokens) // 2 - 1 for tokens, _ in whole} == set(range(2, longest + 1))
+
+
 def test_lines_read_well() -> None:
     assert format_lines([3, 1, SEP, 3, 1, END, 7, 0, SEP]) == "31 -> 31\n70 -> "
 
@@ -61,6 +74,6 @@ def test_a_sequence_counts_only_if_every_digit_is_right() -> None:
 
 
 def test_lengths_that_make_no_sense_are_refused() -> None:
-    for name, least in (("length", 1), ("test_length", 1), ("valid_length", 0)):
+    for name, least in (("length", 1), ("test_length", 1), ("valid_length", 0), ("min_length", 0)):
         with pytest.raises(ValueError, match=f"{name} is -1; it must be at least {least}"):
             Copying(replace(Config(), **{name: -1}))

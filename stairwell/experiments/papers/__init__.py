@@ -7,9 +7,23 @@ from __future__ import annotations
 from stairwell.errors import UserError
 from stairwell.experiments.study import SCALES, Maker, Scale, Study
 
-from . import chunk_passes, distances, extra, extra_agents, feedback, horizon, league, shakespeare, staircase
+from . import (
+    chunk_passes,
+    decoder_dropout,
+    distances,
+    extra,
+    extra_agents,
+    feedback,
+    horizon,
+    league,
+    lengths,
+    shakespeare,
+    staircase,
+)
 
-EXTRA = (extra, distances, extra_agents, league, horizon, chunk_passes, shakespeare)
+EXTRA = (
+    extra, distances, lengths, extra_agents, league, horizon, chunk_passes, shakespeare, decoder_dropout,
+)  # fmt: skip
 # Every study by its name, in the order of the papers.
 CATALOGUE: dict[str, Maker] = {
     name: make for module in (*feedback.PARTS, *EXTRA, *staircase.PARTS) for name, make in module.STUDIES.items()
@@ -34,6 +48,7 @@ NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
         "Multi30k could stand beside them"
     ),
     ("extra.shakespeare", "paper"): "nanoGPT's recipe for a CPU is a laptop's",
+    ("extra.decoder-dropout", "paper"): "the dropout is found at laptop scale",
 }
 
 

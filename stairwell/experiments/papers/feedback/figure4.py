@@ -10,6 +10,7 @@ from stairwell.experiments.papers.feedback.pairs import (
     SPLIT_BLEU,
     TAKEN,
     VALID_BLEU,
+    VALID_LOSS,
     WMT,
     WMT_DATA,
     WORDS_A_SECOND,
@@ -32,7 +33,7 @@ def translation(scale: Scale) -> Study:
         title="The depth of a translator's decoder",
         paper=f"{FEEDBACK}, figure 4 (left)",
         scale=scale,
-        columns=(BLEU, VALID_BLEU, WORDS_A_SECOND) if small else (SPLIT_BLEU, WORDS_A_SECOND),
+        columns=(BLEU, VALID_BLEU, VALID_LOSS, WORDS_A_SECOND) if small else (SPLIT_BLEU, WORDS_A_SECOND),
         rows=rows,
         seeds_of={"Transformer, 1 layer": 2, "Feedback, 1 layer": 2} if small else {},
         claim="the shallower the decoder, the larger Feedback's lead: 28.3 against 27.3 BLEU with one layer, which "

@@ -59,7 +59,6 @@ ALGORITHMIC: dict[Scale, Setting] = {
     "paper": dataclasses.replace(
         RANDOM_WALK["paper"], task_name="algorithmic",
         task=algorithmic.Config(statements=100, train_episodes=10_000),
-        train=dataclasses.replace(RANDOM_WALK["paper"].train, steps=100_000),
     ),
 }  # fmt: skip
 COPYING: dict[Scale, Setting] = {
@@ -85,9 +84,9 @@ COUNTING: dict[Scale, Setting] = {
     ),
 }  # fmt: skip
 UPDATES_NOT_PRINTED = (
-    "The number of updates is not printed; the second paper's were taken, 50,000 for the random walk and 100,000 for "
-    "programs. Neither is the number of runs: one seed. Section 7.6 ends trainings with a tenth of the rate but does "
-    "not say for how long on these tasks: ours have no such end."
+    "The number of steps is not printed: 50,000, as in the released configuration. Neither is the number of runs: one "
+    "seed. Section 7.6 ends runs with a tenth of the learning rate but does not say for how long on these tasks: ours "
+    "have no such end."
 )
 NOT_PRINTED = (
     "No hyperparameters are printed for this task; those of the random walk were taken, its 10,000 training sequences "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from stairwell.experiments.measures import DecodingSpeed, TrainingSpeed
 from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES
 from stairwell.experiments.papers.feedback.pairs import SMALL, TAKEN, WMT, WMT_DATA, WORDS_A_SECOND
@@ -42,7 +44,7 @@ def words(scale: Scale) -> Study:
 
 def translation(scale: Scale) -> Study:
     setting, small = WMT[scale], scale == "laptop"
-    short = {"steps": 100, "log_every": 10, "validate_every": 0, "average": 0}
+    short: dict[str, Any] = {"steps": 100, "log_every": 10, "validate_every": 0, "average": 0}
     return Study(
         name="feedback.table5.translation",
         title="Speed of training and of inference, translation",

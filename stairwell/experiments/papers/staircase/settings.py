@@ -122,7 +122,7 @@ ALGORITHMIC: dict[Scale, Setting] = {
     "paper": dataclasses.replace(
         first.ALGORITHMIC["paper"],
         task=algorithmic.Config(statements=100, variables=3, train_episodes=10_000),
-        train=dataclasses.replace(first.ALGORITHMIC["paper"].train, batch=256, segment=128),
+        train=dataclasses.replace(first.ALGORITHMIC["paper"].train, steps=100_000, batch=256, segment=128),
     ),
 }
 ALGORITHMIC_NOTES: dict[Scale, tuple[str, ...]] = {

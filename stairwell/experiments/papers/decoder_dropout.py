@@ -1,0 +1,40 @@
+"""Residual dropout in a translator's decoder: a mask drawn anew at each token compounds in a recurrence.
+
+Both models get the same four settings; figure 4 (left) of Fan et al. 2020 is then run with the best one of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from stairwell.experiments.papers.feedback.pairs import SMALL, VALID_BLEU, VALID_LOSS, WMT, WMT_DATA
+from stairwell.experiments.study import Maker, Row, Scale, Study
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "no residual dropout": {"residual_dropout": 0.0},
+    "0.1 per token": {"residual_dropout": 0.1},
+    "0.3 per token": {"residual_dropout": 0.3},
+    "0.3 per sentence": {"residual_dropout": 0.3, "locked_dropout": True},
+}
+MODELS = {"transformer-xl": "Transformer", "feedback": "Feedback"}
+
+
+def decoder_dropout(scale: Scale) -> Study | None:
+    if scale == "paper":
+        return None
+    return Study(
+        name="extra.decoder-dropout",
+        title="Residual dropout in a decoder of one layer",
+        paper="not in the papers; a setting of figure 4 (left) of Fan et al. 2020",
+        scale=scale,
+        columns=(VALID_LOSS, VALID_BLEU),
+        rows=tuple(
+            Row(f"{model}, {name}", WMT[scale].experiment(core, 1, core=options))
+            for name, options in SETTINGS.items()
+            for core, model in MODELS.items()
+        ),
+        notes=(*SMALL, "One seed; embeddings and encoder keep their dropout of 0.3."),
+        data=WMT_DATA[scale],
+    )
+
+
+STUDIES: dict[str, Maker] = {"extra.decoder-dropout": decoder_dropout}
