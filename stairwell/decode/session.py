@@ -116,13 +116,18 @@ class Session:
     @outside_autograd
     def step(self, tokens: Tensor) -> Tensor:
         """Read one token a row; the logits for what follows. (B,) int64 -> (B, V)"""
+        return self.scores(self.step_hidden(tokens))
+
+    @outside_autograd
+    def step_hidden(self, tokens: Tensor) -> Tensor:
+        """The same before the model's head: what `scores` takes. (B,) int64 -> (B, D)"""
         model = self.model
         check_tensor(tokens, "tokens")
         if tokens.shape != (self.batch,):
             raise ValueError(f"a step takes one token for each of {self.batch} rows, not {tuple(tokens.shape)}")
         self._check()
         model.check_symbols(tokens[:, None], "token", model.config.inputs)
-        return self.scores(self._advance(model.embed(tokens, self.count)))
+        return self._advance(model.embed(tokens, self.count))
 
     @outside_autograd
     def step_vectors(self, x: Tensor) -> Tensor:
@@ -148,6 +153,12 @@ class Session:
     @outside_autograd
     def follow(self, tokens: Tensor) -> Tensor:
         """Read a few tokens a row, from what is projected already; the logits after each. (B, T) -> (B, T, V)"""
+        logits: Tensor = self.model.head(self.follow_hidden(tokens))
+        return logits
+
+    @outside_autograd
+    def follow_hidden(self, tokens: Tensor) -> Tensor:
+        """The same before the model's head. (B, T) -> (B, T, D)"""
         model = self.model
         check_tensor(tokens, "tokens")
         if tokens.dim() != 2 or tokens.shape[0] != self.batch:
@@ -158,8 +169,7 @@ class Session:
         x = model.embed(tokens, self.count[:, None] + torch.arange(T, device=tokens.device))
         y = self.steps.run(x, self.count, self.youngest)
         self._count(T)
-        logits: Tensor = model.head(model.norm(y))
-        return logits
+        return model.norm(y)
 
     @outside_autograd
     def crop(self, tokens: int) -> None:

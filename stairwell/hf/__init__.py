@@ -10,6 +10,7 @@ from stairwell.errors import UserError
 
 try:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+    from transformers.models.auto import modeling_auto
 except ImportError:
     raise UserError("transformers is not installed: pip install 'stairwell[hf]'") from None
 
@@ -23,6 +24,8 @@ AutoConfig.register(StairwellConfig.model_type, StairwellConfig, exist_ok=True)
 AutoConfig.register(StairwellSeq2SeqConfig.model_type, StairwellSeq2SeqConfig, exist_ok=True)
 AutoModelForCausalLM.register(StairwellConfig, StairwellForCausalLM, exist_ok=True)
 AutoModelForSeq2SeqLM.register(StairwellSeq2SeqConfig, StairwellForSeq2SeqLM, exist_ok=True)
+# `register` leaves out this list, by which Trainer's label smoothing knows that labels are the next tokens.
+modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[StairwellConfig.model_type] = StairwellForCausalLM.__name__
 
 __all__ = [
     "StairwellConfig",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 
 from stairwell import configs
@@ -69,6 +69,12 @@ class StairwellModel(PreTrainedModel, GenerationMixin):
     def get_input_embeddings(self) -> nn.Module:
         embedding: nn.Module = self.model.embedding
         return embedding
+
+    def span_loss(self, counted: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+        """Return the loss of the learned spans, once per optimizer step: a step whose batch comes in parts sums the losses
+        of all parts, so each adds its share. `counted` is the number of labels of this part."""
+        loss: Tensor = self.model.core.span_loss()
+        return loss if num_items_in_batch is None else loss * (counted / num_items_in_batch)
 
     def get_output_embeddings(self) -> None:
         """None that anyone could tie or resize: the model ties its own."""

@@ -1,8 +1,8 @@
 """The cache of all stairwell models in transformers: their state, not keys and values.
 
 It is of fixed size, exact however the sequence is cut, and tokens can be taken back, so that assisted decoding works
-for recurrent models too. A row that is padded on the left begins anew at its first real token, as a document does in a
-packed stream. Letters: B rows, T tokens, V symbols.
+for recurrent models too. Tokens whose attention mask is 0 are never read, wherever they are (`padding`).
+Letters: B sequences, T tokens, V symbols, D width.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from transformers import Cache
 from stairwell.cores import Core
 from stairwell.cores.core import SourceState
 from stairwell.decode import Session
+from stairwell.hf.padding import packed_starts, real_tokens, skip_padding
 from stairwell.state import State
 from stairwell.stream import with_slack
 
@@ -35,41 +36,58 @@ class StateCache(Cache):
         self.since = 0  # tokens read since `crop` was last called
         self._state: State | None = None
         self._session: Session | None = None
+        self._hidden: Tensor | None = None  # (B, D): what the head read last; none after `crop`
+        self._real: Tensor | None = None  # (B, tokens) bool: which of the last tokens are no padding; none: all
 
     @property
     def state(self) -> State | None:
         return self._session.state() if self._session is not None else self._state
 
     def read(
-        self, model: Any, tokens: Tensor, fresh: Fresh, mask: Tensor | None, keep: int | Tensor, use_cache: bool
+        self,
+        model: Any,
+        tokens: Tensor,
+        fresh: Fresh,
+        mask: Tensor | None,
+        keep: int | Tensor,
+        use_cache: bool,
+        position_ids: Tensor | None = None,
     ) -> Tensor:
-        """tokens (B, T) after what was read before, mask (B, all tokens so far) -> logits (B, T, V), or those of the
-        last `keep` tokens. The cache itself goes on only if it is used."""
+        """tokens (B, T) after what was read before, mask (B, T or all tokens so far), position_ids (1 or B, T), 0 where
+        a packed sequence starts -> logits (B, T, V), or those of the last `keep` tokens. At padding the logits are
+        those of the last real token. The cache itself advances only if it is used."""
         T = tokens.shape[1]
-        start = starts(mask, T)
+        real = real_tokens(mask, tokens.shape, self.seen)
+        start = packed_starts(position_ids, real, tokens.shape)
         self._make_room(model.core, T, fresh)
         few = T == 1 or (T <= FEW and self.keeps_past and self.is_initialized)  # where a draft is checked
         last = slice(-keep, None) if isinstance(keep, int) else keep
-        if few and use_cache and start is None and steps_alone(model):
+        if few and use_cache and real is None and start is None and steps_alone(model):
             return self._follow(model, tokens, fresh)[:, last]
-        if mask is not None:
-            # What pads may be any number.
-            tokens = tokens.masked_fill(~mask[:, -T:].bool(), 0)
-        hidden, state = model.hidden(tokens, self.state or fresh(), start)
+        state = self.state or fresh()
+        if real is None:
+            hidden, state = model.hidden(tokens, state, start)
+        else:
+            hidden, state = skip_padding(model, tokens, real, state, start, self._hidden, use_cache)
         if use_cache:
             self._state, self._session = state, None
-            self._count(T)
+            self._count(hidden[:, -1], T, real)
         logits: Tensor = model.head(hidden[:, last])
         return logits
 
     def _follow(self, model: Any, tokens: Tensor, fresh: Fresh) -> Tensor:
-        """A few tokens a row, (B, T), by a decoding session, which keeps what is projected. -> logits (B, T, V)"""
+        """Read a few tokens per sequence, (B, T), in a decoding session, which keeps what is projected. -> (B, T, V)"""
         if self._session is None or self._session.model is not model:
             self._session = Session(model, self.state or fresh())
             self._state = None
         T = tokens.shape[1]
-        logits = self._session.step(tokens[:, 0])[:, None] if T == 1 else self._session.follow(tokens)
-        self._count(T)
+        if T == 1:
+            hidden = self._session.step_hidden(tokens[:, 0])
+            logits = self._session.scores(hidden)[:, None]
+        else:
+            several = self._session.follow_hidden(tokens)
+            hidden, logits = several[:, -1], model.head(several)
+        self._count(hidden, T, None)
         return logits
 
     def _make_room(self, core: Core, tokens: int, fresh: Fresh) -> None:
@@ -81,7 +99,13 @@ class StateCache(Cache):
         if wanted > state.slack:
             self._state, self._session = roomier(core, state, max(wanted, 2 * state.slack)), None
 
-    def _count(self, tokens: int) -> None:
+    def _count(self, hidden: Tensor, tokens: int, real: Tensor | None) -> None:
+        """hidden (B, D): what the head read after the last of `tokens` tokens"""
+        self._hidden = hidden.detach().clone()  # not a view of all tokens, nor a session's buffer
+        if self.keeps_past and (real is not None or self._real is not None):
+            every = torch.ones(1, 1, dtype=torch.bool, device=hidden.device)
+            before = every.expand(len(hidden), self.seen) if self._real is None else self._real
+            self._real = torch.cat([before, every.expand(len(hidden), tokens) if real is None else real], 1)
         self.seen += tokens
         self.since += tokens
 
@@ -99,12 +123,22 @@ class StateCache(Cache):
         if tokens_to_remove > 0:
             raise ValueError(f"crop takes minus the number of tokens to remove, not {tokens_to_remove}")
         if tokens_to_remove < 0 and self.is_initialized:
-            if self._session is not None:
+            if self._real is not None:
+                # Padding was never read, so there is less to take back.
+                self._crop_state(self._real[:, tokens_to_remove:].sum(1))
+                self._real = self._real[:, :tokens_to_remove]
+            elif self._session is not None:
                 self._session.crop(-tokens_to_remove)
-            elif self._state is not None:
-                self._state = self._state.crop(-tokens_to_remove)
+            else:
+                self._crop_state(-tokens_to_remove)
+            self._hidden = None
             self.seen += tokens_to_remove
         self.since = 0
+
+    def _crop_state(self, tokens: int | Tensor) -> None:
+        state = self.state
+        assert state is not None
+        self._state, self._session = state.crop(tokens), None
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self.batch_select_indices(beam_idx)
@@ -114,6 +148,9 @@ class StateCache(Cache):
             self._session.select(indices)
         elif self._state is not None:
             self._state = self._state.select(indices)
+        self._hidden, self._real = (
+            None if of_batch is None else of_batch.index_select(0, indices) for of_batch in (self._hidden, self._real)
+        )
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         if (state := self.state) is not None:
@@ -121,7 +158,13 @@ class StateCache(Cache):
 
     def reset(self) -> None:
         self.seen = self.since = 0
-        self._state = self._session = None
+        self._state = self._session = self._hidden = self._real = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateCache:
+        """Return an independent cache: a state is a value, so nothing but a session has to be left out."""
+        other = StateCache()
+        other.__dict__.update(self.__dict__, _state=self.state, _session=None)
+        return other
 
     @property
     def batch_size(self) -> int:
@@ -155,22 +198,6 @@ def roomier(core: Core, state: State, slack: int) -> State:
         decoder: Any = with_slack(core, state.decoder, slack)
         return replace(state, decoder=decoder)
     return with_slack(core, state, slack)
-
-
-def starts(mask: Tensor | None, T: int) -> Tensor | None:
-    """Where rows begin after padding: (B, T), true where the mask goes from 0 to 1; none if nowhere."""
-    if mask is None:
-        return None
-    if mask.dim() != 2 or mask.shape[1] < T:
-        raise ValueError(f"attention_mask must be (rows, tokens so far), not {tuple(mask.shape)} for {T} new tokens")
-    here = mask[:, -T:].bool()
-    if mask.shape[1] > T:
-        before = mask[:, -T - 1 : -1].bool()
-    else:
-        # Nothing is known of what came before: a fresh row needs no start, and another has begun already.
-        before = torch.cat([torch.ones_like(here[:, :1]), here[:, :-1]], 1)
-    begins = here & ~before
-    return begins if bool(begins.any()) else None
 
 
 def check_cache(cache: Any) -> StateCache:

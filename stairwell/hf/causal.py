@@ -10,7 +10,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from stairwell.errors import UserError
 from stairwell.hf.base import CoreConfig, StairwellModel, core_fields
 from stairwell.hf.cache import StateCache, check_cache
-from stairwell.models import LanguageModel, LanguageModelConfig
+from stairwell.models import IGNORE, LanguageModel, LanguageModelConfig
 
 OPTIONS = ("tied", "first_token", "embedding_dropout", "output_dropout", "adaptive", "adaptive_factor")
 
@@ -62,22 +62,32 @@ class StairwellForCausalLM(StairwellModel):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """input_ids (B, T), attention_mask (B, all tokens so far) -> logits (B, T, V). Positions are distances here, so
-        `position_ids` are not needed."""
+        """input_ids (B, T), attention_mask (B, T or all tokens so far) -> logits (B, T, V). Positions are distances here:
+        `position_ids` only tell where packed sequences start, by a 0."""
         if input_ids is None:
             raise ValueError("stairwell models read input_ids; embeddings cannot be given instead")
+        if position_ids is None and (packed := {"seq_idx", "cu_seq_lens_q"} & kwargs.keys()):
+            raise ValueError(f"{min(packed)}: packed sequences need position_ids (return_position_ids=True)")
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         if self.training:
             self.model.core.clamp_spans()
         cache, keep = check_cache(past_key_values), logits_to_keep if labels is None else 0
         logits = cache.read(
-            self.model, input_ids, lambda: self.model.init_state(len(input_ids)), attention_mask, keep, use_cache
+            self.model,
+            input_ids,
+            lambda: self.model.init_state(len(input_ids)),
+            attention_mask,
+            keep,
+            use_cache,
+            position_ids,
         )
         loss = None
         if labels is not None:
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
             if self.training:
-                loss = loss + self.model.core.span_loss()
+                shifted = kwargs.get("shift_labels")
+                counted = (labels[..., 1:] if shifted is None else shifted) != IGNORE
+                loss = loss + self.span_loss(counted.sum(), kwargs.get("num_items_in_batch"))
         # Without a cache generation must feed everything again, so none may be handed back.
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)  # type: ignore[arg-type]
         return output.to_tuple() if return_dict is False else output

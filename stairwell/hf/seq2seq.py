@@ -18,6 +18,7 @@ from stairwell import configs
 from stairwell.cores.core import SourceState
 from stairwell.hf.base import CoreConfig, StairwellModel, core_fields
 from stairwell.hf.cache import StateCache, check_cache
+from stairwell.hf.padding import mask_as_bool
 from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
 from stairwell.models.encoder import EncoderConfig
 
@@ -77,10 +78,10 @@ class SourceEncoder(nn.Module):
         output_hidden_states: bool | None = None,
     ) -> BaseModelOutput:
         """input_ids, attention_mask (B, J) -> (B, J, D)"""
-        mask = torch.ones_like(input_ids) if attention_mask is None else attention_mask
+        mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else mask_as_bool(attention_mask)
         # Places are counted from the first token that is there, whichever side is padded.
-        order = mask.bool().long().argsort(dim=1, descending=True, stable=True)
-        hidden = self.model.encode(input_ids.gather(1, order), mask.bool().gather(1, order))
+        order = mask.long().argsort(dim=1, descending=True, stable=True)
+        hidden = self.model.encode(input_ids.gather(1, order), mask.gather(1, order))
         back = order.argsort(dim=1)[..., None].expand_as(hidden)
         return BaseModelOutput(last_hidden_state=hidden.gather(1, back))  # type: ignore[arg-type]
 
@@ -135,10 +136,10 @@ class StairwellForSeq2SeqLM(StairwellModel):
 
         def fresh() -> SourceState:
             source = encoder_outputs[0]
-            mask = source.new_ones(source.shape[:2]) if attention_mask is None else attention_mask
-            source = source.masked_fill(~mask.bool()[..., None], 0)
+            mask = mask_as_bool(source.new_ones(source.shape[:2]) if attention_mask is None else attention_mask)
+            source = source.masked_fill(~mask[..., None], 0)
             decoder = self.model.core.init_state(len(source))
-            return SourceState(decoder=decoder, source=source, source_mask=mask.bool())
+            return SourceState(decoder=decoder, source=source, source_mask=mask)
 
         if self.training:
             self.model.core.clamp_spans()
@@ -149,7 +150,7 @@ class StairwellForSeq2SeqLM(StairwellModel):
             sums = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
             loss = sums / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORE).sum())
             if self.training:
-                loss = loss + self.model.core.span_loss()
+                loss = loss + self.span_loss((labels != IGNORE).sum(), num_items_in_batch)
         # Without a cache generation must feed everything again, so none may be handed back.
         output = Seq2SeqLMOutput(
             loss=loss,  # type: ignore[arg-type]
