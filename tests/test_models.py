@@ -26,6 +26,7 @@ from stairwell import (
 )
 from stairwell.cores import config_type
 from stairwell.cores.core import TransformerCore
+from stairwell.generate import penalised
 from stairwell.layers import AdaptiveSpan, keep_mask
 from stairwell.models import IGNORE
 from stairwell.train.run import Run
@@ -83,11 +84,23 @@ def test_the_likeliest_symbol_is_the_one_of_the_largest_logit(monkeypatch: Any) 
     assert found & {*range(5)} and found & {*range(5, 11)} and found & {*range(11, 17)}, "words of every cluster"
 
 
-def test_adaptive_probabilities_add_up_to_one() -> None:
+def test_an_adaptive_softmax_has_logits_that_a_repetition_penalty_acts_on() -> None:
+    """A certain word has a log-probability of 0, which no penalty could lower."""
     model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, adaptive=(5, 11), adaptive_factor=2)
-    logits, _ = model(stream(17)[0], model.init_state(2))
-    assert logits.shape == (2, 9, 17)
-    torch.testing.assert_close(logits.exp().sum(-1), torch.ones(2, 9, dtype=torch.float64))
+    x = torch.randn(1, model.core.width, dtype=torch.float64)
+    with torch.no_grad():
+        for word, scale in ((2, 60), (8, 60)):
+            tables, cluster = model.head.vectors.tables, 0 if word < 5 else 1
+            projected = x @ model.head.vectors.projections[cluster]
+            tables[cluster][word - (0, 5)[cluster]] = scale * projected[0] / projected.square().sum()
+            model.head.rare[0] = scale * x[0] / x.square().sum()
+            logits = model.head(x)[0]
+            torch.testing.assert_close(logits[:5], model.head.scores(x, 0)[0])  # as of a plain head
+            assert logits[word] > 40
+            lowered = penalised(logits, [word], 3.0)
+            assert lowered[word] == logits[word] / 3
+            losses = model.head.nll(x.expand(17, -1), torch.arange(17))
+            torch.testing.assert_close(-logits.log_softmax(-1), losses)
 
 
 @pytest.mark.parametrize("name", ["staircase", "cached-staircase", "global-cached-staircase", "universal"])

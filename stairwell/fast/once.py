@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+Backward = Callable[..., Any]
+
 
 class Once(torch.autograd.Function):
     """A function with a backward written by hand, to be marked with `once`, and no forward-mode derivative."""
@@ -17,14 +19,21 @@ class Once(torch.autograd.Function):
         raise RuntimeError("the fast engines have no forward-mode derivatives; use engine='reference'")
 
 
-def once(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse second derivatives where the first are taken with create_graph=True. PyTorch's `once_differentiable` puts
-    its error where `autograd.grad` can go past it, and then second derivatives lack terms without a word."""
+def first_order(what: str, instead: str) -> Callable[[Backward], Backward]:
+    """Mark a backward that refuses second derivatives where the first are taken with create_graph=True; the error says
+    `what` has none and what to do `instead`. PyTorch's `once_differentiable` puts its error where `autograd.grad` goes
+    past it, and then second derivatives lack terms without a word."""
 
-    @wraps(backward)
-    def checked(ctx: Any, *grads: Any) -> Any:
-        if torch.is_grad_enabled():
-            raise RuntimeError("the fast engines have no second derivatives (create_graph); use engine='reference'")
-        return backward(ctx, *grads)
+    def mark(backward: Backward) -> Backward:
+        @wraps(backward)
+        def checked(ctx: Any, *grads: Any) -> Any:
+            if torch.is_grad_enabled():
+                raise RuntimeError(f"{what} no second derivatives (create_graph); {instead}")
+            return backward(ctx, *grads)
 
-    return checked
+        return checked
+
+    return mark
+
+
+once = first_order("the fast engines have", "use engine='reference'")

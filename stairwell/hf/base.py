@@ -71,8 +71,8 @@ class StairwellModel(PreTrainedModel, GenerationMixin):
         return embedding
 
     def span_loss(self, counted: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        """Return the loss of the learned spans, once per optimizer step: a step whose batch comes in parts sums the losses
-        of all parts, so each adds its share. `counted` is the number of labels of this part."""
+        """Return the loss of the learned spans. Trainer sums the losses of the parts of an accumulated batch, so each
+        adds its share; `counted` is the number of labels of this part."""
         loss: Tensor = self.model.core.span_loss()
         return loss if num_items_in_batch is None else loss * (counted / num_items_in_batch)
 

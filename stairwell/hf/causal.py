@@ -62,7 +62,7 @@ class StairwellForCausalLM(StairwellModel):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """input_ids (B, T), attention_mask (B, T or all tokens so far) -> logits (B, T, V). Positions are distances here:
+        """input_ids (B, T), attention_mask (B, T or all tokens so far) -> logits (B, T, V). Positions are distances, so
         `position_ids` only tell where packed sequences start, by a 0."""
         if input_ids is None:
             raise ValueError("stairwell models read input_ids; embeddings cannot be given instead")

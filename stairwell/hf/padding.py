@@ -67,7 +67,8 @@ def skip_padding(
     """Read the real tokens only. tokens, real, start (B, T) -> what the head reads (B, T, D) and the state after.
 
     At padding the head reads what it read at the last real token; `before` (B, D) is that before this call. Before the
-    first token of a sequence it reads zeros, and NaN where the last real token is unknown. Without `keep_state` the returned state is that before the call."""
+    first token of a sequence it reads zeros, and NaN where the last real token is unknown. Without `keep_state` the
+    returned state is that before the call."""
     lengths = real.sum(1)
     # Real tokens first, in their order; padding may be any number.
     order = real.long().argsort(dim=1, descending=True, stable=True)
@@ -92,8 +93,8 @@ def first_hidden(model: Any, real: Tensor, state: State, before: Tensor | None) 
     unknown = state.count > 0
     if bool((unknown & ~real.any(1)).any()):
         raise ValueError(
-            "attention_mask is 0 for all tokens of a sequence right after tokens were taken back from it (crop), so there "
-            "is nothing to predict from; hand in a real token first"
+            "attention_mask is 0 for all tokens of a sequence right after a crop, so there is nothing to predict from; "
+            "hand in a real token first"
         )
     zeros = next(model.parameters()).new_zeros(len(real), model.core.width)
     return zeros.masked_fill(unknown[:, None], torch.nan)

@@ -125,13 +125,20 @@ class AdaptiveHead(nn.Module):
         """x (n, D) -> (n, words of the cluster)"""
         return F.linear(x @ self.vectors.projections[cluster], self.vectors.tables[cluster])
 
+    def first_logits(self, x: Tensor) -> Tensor:
+        """Logits of the frequent words and, after them, of the clusters."""
+        return torch.cat([self.scores(x, 0), F.linear(x, self.rare)], -1)
+
     def first_step(self, x: Tensor) -> Tensor:
         """Log-probabilities of the frequent words and, after them, of the clusters."""
-        return torch.cat([self.scores(x, 0), F.linear(x, self.rare)], -1).log_softmax(-1)
+        return self.first_logits(x).log_softmax(-1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The log-probabilities of all symbols. (..., D) -> (..., V)"""
-        first, frequent = self.first_step(x), self.clusters[0][1]
+        """Return the logits of all symbols: a rare word has its cluster's and its log-probability in the cluster.
+        (..., D) -> (..., V)
+
+        Not log-probabilities, which are never positive: a repetition penalty divides positive logits."""
+        first, frequent = self.first_logits(x), self.clusters[0][1]
         steps = [first[..., :frequent]]
         for i in range(1, len(self.clusters)):
             steps.append(first[..., frequent + i - 1, None] + self.scores(x, i).log_softmax(-1))

@@ -26,6 +26,7 @@ from stairwell.cores.core import Seen, SourceState, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
 from stairwell.fast import choose_engine
+from stairwell.fast.once import first_order
 from stairwell.layers import Attention, FeedForward, LayerConfig, Slots
 from stairwell.models.embedding import Embedding, FirstToken, Head
 from stairwell.models.encoder import Encoder, EncoderConfig
@@ -93,7 +94,10 @@ class SmoothedLoss(torch.autograd.Function):
         return smoothed, nll, likeliest
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @first_order(
+        "the losses of a Seq2Seq have",
+        "take the loss of the logits, F.cross_entropy(..., label_smoothing=...), instead",
+    )
     def backward(ctx: Any, slope: Tensor, *_: Any) -> tuple[Tensor, None, None]:
         powers, total, targets = ctx.saved_tensors
         spread = (-ctx.smoothing / powers.shape[1] * slope)[:, None]

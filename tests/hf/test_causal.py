@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -71,23 +72,137 @@ def test_with_a_cache_and_without_the_same_is_written(name: str, mode: str) -> N
     assert written[0].shape[1] == 23
 
 
+def padded(rows: list[torch.Tensor], width: int, side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sequences in a batch, and their attention mask; what pads is no symbol of the model."""
+    tokens, mask = torch.full((len(rows), width), 999), torch.zeros(len(rows), width, dtype=torch.int64)
+    generator = torch.Generator().manual_seed(4)
+    for i, row in enumerate(rows):
+        first = width - len(row) if side == "left" else 0
+        place = torch.arange(first, first + len(row))
+        if side == "between":
+            place = torch.randperm(width, generator=generator)[: len(row)].sort().values
+        tokens[i, place], mask[i, place] = row, 1
+    return tokens, mask
+
+
 @cores
-def test_rows_padded_on_the_left_are_as_if_alone(name: str) -> None:
-    model, tokens = make_model(name), prompts(3, 9)
-    lengths, pad = [9, 4, 1], 999  # no symbol of the model: what pads is never looked at
-    rows = [tokens[i, :length] for i, length in enumerate(lengths)]
-    padded = torch.stack([torch.cat([row.new_full((9 - len(row),), pad), row]) for row in rows])
-    mask = (padded != pad).long()
-    for options in ({}, {"num_beams": 3}):
-        found = model.generate(
-            padded, attention_mask=mask, max_new_tokens=14, do_sample=False, pad_token_id=0, **options
-        )
+@pytest.mark.parametrize("side", ["left", "right", "between"])
+def test_padding_is_never_read_wherever_it_is(name: str, side: str) -> None:
+    model = make_model(name).double()
+    rows = [row[:length] for row, length in zip(prompts(3, 9), (9, 4, 1))]
+    tokens, mask = padded(rows, 10, side)
+    cases: list[dict[str, Any]] = [{}, {"num_beams": 3}, {"use_cache": False}, {"prefill_chunk_size": 3}]
+    options: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False}
+    for case in cases:
+        found = model.generate(tokens, attention_mask=mask, pad_token_id=0, **options, **case)
         for row, alone in zip(found, rows):
-            wanted = model.generate(alone[None], max_new_tokens=14, do_sample=False, **options)[0]
-            assert torch.equal(row[9:], wanted[len(alone) :])
-    logits = model(padded, attention_mask=mask).logits
-    for i, alone in enumerate(rows):
-        torch.testing.assert_close(logits[i, 9 - len(alone) :], model(alone[None]).logits[0])
+            beams = case.get("num_beams", 1)
+            assert torch.equal(row[10:], model.generate(alone[None], **options, num_beams=beams)[0, len(alone) :])
+    with torch.no_grad():
+        for use_cache in (True, False):
+            logits = model(tokens, attention_mask=mask, use_cache=use_cache).logits
+            for i, alone in enumerate(rows):
+                torch.testing.assert_close(logits[i, mask[i].bool()], model(alone[None]).logits[0])
+
+
+@cores
+def test_a_mask_may_leave_tokens_out_at_any_call(name: str) -> None:
+    """Sequences that pause while others read on, also for whole calls."""
+    model, tokens = make_model(name).double(), prompts(3, 12)
+    mask = torch.tensor([[1] * 12, [1, 1, 0, 1, 0, 0, 0, 1, 0, 1, 1, 0], [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 0, 1]])
+    cache, parts, begin = StateCache(), [], 0
+    with torch.no_grad():
+        for end in (4, 5, 6, 7, 11, 12):
+            # Either the whole mask or that of the new tokens.
+            told = mask[:, :end] if end % 2 else mask[:, begin:end]
+            parts.append(model(tokens[:, begin:end], attention_mask=told, past_key_values=cache).logits)
+            begin = end
+        logits = torch.cat(parts, 1)
+        for i in range(3):
+            real = mask[i].bool()
+            alone = model(tokens[i : i + 1, real]).logits[0]
+            torch.testing.assert_close(logits[i, real], alone)
+            torch.testing.assert_close(logits[i, -1], alone[-1])  # at padding, what followed the last real token
+
+
+def test_gradients_do_not_depend_on_padding() -> None:
+    rows = [row[:length] for row, length in zip(prompts(3, 9), (9, 4, 6))]
+    found = []
+    for side in ("left", "right", "between"):
+        model = make_model("staircase").double().train()
+        tokens, mask = padded(rows, 11, side)
+        logits = model(tokens, attention_mask=mask).logits
+        logits[mask.bool()].square().sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0])
+
+
+@pytest.mark.parametrize("name", ["feedback", "transformer-xl", "cached-staircase"])
+def test_padding_does_not_disturb_a_draft(name: str) -> None:
+    model, draft = make_model(name).double(), make_model("feedback", seed=5).double()
+    alone = model.generate(prompts(1), max_new_tokens=12, do_sample=False)
+    for side in ("left", "right", "between"):
+        tokens, mask = padded([prompts(1)[0]], 10, side)
+        options: dict[str, Any] = {"attention_mask": mask, "max_new_tokens": 12, "do_sample": False}
+        assert torch.equal(model.generate(tokens, assistant_model=draft, **options)[0, 10:], alone[0, 7:])
+
+
+def test_padding_is_not_taken_back() -> None:
+    model, tokens = make_model().double(), prompts(2, 9)
+    mask = torch.tensor([[1] * 7, [1, 1, 1, 1, 0, 1, 0]])
+    cache = StateCache()
+    cache.activate_past_recording()
+    with torch.no_grad():
+        model(tokens[:, :7], attention_mask=mask, past_key_values=cache)
+        cache.crop(-3)  # of the second sequence one real token
+        assert cache.get_seq_length() == 4
+        with pytest.raises(ValueError, match="hand in a real token first"):
+            model(tokens[:, 4:5], attention_mask=torch.tensor([[1], [0]]), past_key_values=cache)
+        found = model(tokens[:, 7:], past_key_values=cache).logits
+        read = torch.cat([tokens[:, :4], tokens[:, 7:]], 1)
+        torch.testing.assert_close(found, model(read).logits[:, 4:])
+
+
+@pytest.mark.parametrize("name", CROPS)
+@pytest.mark.parametrize("tokens", [70, 5, 1])
+def test_a_cropped_cache_is_as_if_the_tokens_had_never_been_read(name: str, tokens: int) -> None:
+    """Calls of more than 64 tokens leave a state, shorter ones a decoding session."""
+    model, text = make_model(name).double(), prompts(2, 12 + tokens)
+    cache = StateCache()
+    cache.activate_past_recording()
+    with torch.no_grad():
+        model(text[:, :10], past_key_values=cache)
+        cache.crop(0)
+        model(text[:, 10 : 10 + tokens], past_key_values=cache)
+        back = min(tokens, 3)
+        cache.crop(-back)
+        assert cache.get_seq_length() == 10 + tokens - back
+        found = model(text[:, -2:], past_key_values=cache).logits
+        read = torch.cat([text[:, : 10 + tokens - back], text[:, -2:]], 1)
+        torch.testing.assert_close(found, model(read).logits[:, -2:])
+
+
+@cores
+def test_packed_sequences_do_not_see_each_other(name: str) -> None:
+    model, tokens = make_model(name).double(), prompts(1, 12)
+    position_ids = torch.tensor([[0, 1, 2, 3, 4, 0, 1, 0, 1, 2, 3, 4]])
+    parts = [model(tokens[:, first:last]).logits for first, last in ((0, 5), (5, 7), (7, 12))]
+    torch.testing.assert_close(model(tokens, position_ids=position_ids).logits, torch.cat(parts, 1))
+    with pytest.raises(ValueError, match="need position_ids"):
+        model(tokens, seq_idx=torch.zeros(1, 12))
+
+
+@cores
+def test_a_copied_cache_is_independent(name: str) -> None:
+    model, tokens = make_model(name).double(), prompts(2, 9)
+    with torch.no_grad():
+        cache = model(tokens[:, :6]).past_key_values
+        model(tokens[:, 6:7], past_key_values=cache)
+        copied = copy.deepcopy(cache)
+        model(tokens[:, :3], past_key_values=cache)
+        assert copied.get_seq_length() == 7 and copied.state.nbytes < 10**5
+        torch.testing.assert_close(model(tokens[:, 7:], past_key_values=copied).logits, model(tokens).logits[:, 7:])
 
 
 @cores
@@ -185,6 +300,37 @@ def test_the_trainer_trains_it(tmp_path: Path) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("parts", [1, 4])
+def test_the_trainer_counts_the_span_loss_once_per_step(parts: int, tmp_path: Path) -> None:
+    """However many parts a batch comes in, gradients are those of the whole."""
+    pytest.importorskip("accelerate")
+    torch.manual_seed(0)
+    model = make_model(adaptive_span=True, span_ramp=2, span_loss=0.5)
+    rows = [{"input_ids": row, "labels": row} for row in prompts(8, 12)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path), max_steps=1, per_device_train_batch_size=8 // parts, gradient_accumulation_steps=parts,
+        report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True, logging_steps=1, max_grad_norm=0,
+    )  # fmt: skip
+    ids = torch.stack([row["input_ids"] for row in rows])
+    with torch.no_grad():
+        wanted = model(ids, labels=ids).loss + model.model.core.span_loss()
+    assert model.model.core.span_loss() > 0.1
+    trainer = transformers.Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer.train()
+    assert trainer.state.log_history[0]["loss"] == pytest.approx(float(wanted), rel=1e-3)
+
+
+def test_the_trainer_smooths_the_labels_of_the_next_tokens(tmp_path: Path) -> None:
+    pytest.importorskip("accelerate")
+    model, ids = make_model(), prompts(2, 12)
+    arguments = transformers.TrainingArguments(str(tmp_path), label_smoothing_factor=0.2, report_to=[], use_cpu=True)
+    trainer = transformers.Trainer(model=model, args=arguments)
+    found = trainer.compute_loss(model, {"input_ids": ids, "labels": ids})
+    logits = model(ids).logits[:, :-1].flatten(0, 1)
+    wanted = torch.nn.functional.cross_entropy(logits, ids[:, 1:].flatten(), label_smoothing=0.2)
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
@@ -237,8 +383,13 @@ def test_other_caches_and_wrong_masks_are_refused() -> None:
     model = make_model()
     with pytest.raises(ValueError, match="must be a StateCache"):
         model(prompts(), past_key_values=transformers.DynamicCache())
-    with pytest.raises(ValueError, match="attention_mask must be"):
-        model(prompts(), attention_mask=torch.ones(2, 3))
+    for wrong in (torch.ones(2, 3), torch.ones(2, 9), torch.ones(1, 7), torch.ones(2, 1, 7, 7)):
+        with pytest.raises(ValueError, match="attention_mask must be"):
+            model(prompts(), attention_mask=wrong)
+    with pytest.raises(ValueError, match="1 for tokens and 0 for padding"):
+        model(prompts(), attention_mask=torch.zeros(2, 7).masked_fill(torch.eye(2, 7) > 0, -torch.inf))
+    with pytest.raises(ValueError, match="position_ids must be"):
+        model(prompts(), position_ids=torch.arange(5)[None])
     with pytest.raises(ValueError, match="one kind of cache"):
         model.generate(prompts(), cache_implementation="static")
     with pytest.raises(UserError, match="labels"):

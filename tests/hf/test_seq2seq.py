@@ -102,6 +102,22 @@ def test_targets_that_begin_later_are_as_if_alone(name: str) -> None:
 
 
 @cores
+def test_targets_may_be_padded_anywhere_with_a_cache(name: str) -> None:
+    model, targets = make_model(name).double(), sources(3, 8)
+    mask = torch.tensor([[1] * 8, [1, 0, 1, 1, 0, 0, 1, 1], [1, 1, 0, 0, 0, 0, 0, 1]])
+    with torch.no_grad():
+        first = model(sources(3), decoder_input_ids=targets[:, :6], decoder_attention_mask=mask[:, :6])
+        rest = model(
+            decoder_input_ids=targets[:, 6:], decoder_attention_mask=mask, past_key_values=first.past_key_values
+        )
+        logits = torch.cat([first.logits, rest.logits], 1)
+        for i in range(3):
+            real = mask[i].bool()
+            alone = model(sources(3)[i : i + 1], decoder_input_ids=targets[i : i + 1, real])
+            torch.testing.assert_close(logits[i, real], alone.logits[0])
+
+
+@cores
 def test_a_returned_cache_goes_on_without_the_source(name: str) -> None:
     model, targets = make_model(name), sources(2, 8)
     with torch.no_grad():

@@ -139,6 +139,18 @@ def test_a_start_keeps_the_source() -> None:
     torch.testing.assert_close(logits[1:, 3:], fresh)
 
 
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_second_derivatives_of_the_losses_are_refused_in_one_line(engine: str) -> None:
+    """Not dropped: a penalty on a gradient would train towards something else."""
+    model = make("feedback", engine)
+    source, tokens, targets = torch.randint(V, (2, 5)), torch.randint(V, (2, 6)), torch.randint(V, (2, 6))
+    losses = model.losses(tokens, targets, model.init_state(2, source), 0.1)[0]
+    parameter = model.embedding.vectors
+    with pytest.raises(RuntimeError, match=r"no second derivatives .*; take the loss of the logits") as refused:
+        torch.autograd.grad(losses.sum(), parameter, create_graph=True)
+    assert "\n" not in str(refused.value)
+
+
 def test_smoothed_losses_are_those_of_torch() -> None:
     model = make("feedback")
     source, tokens, targets = torch.randint(V, (2, 5)), torch.randint(V, (2, 6)), torch.randint(V, (2, 6))

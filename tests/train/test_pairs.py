@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import signal
 from pathlib import Path
@@ -47,6 +48,9 @@ def test_a_language_pair_is_learned_in_seconds(tmp_path: Path) -> None:
     scores = evaluate_run(tmp_path / "run", "test", None, 1, 64, "cpu", "auto", None)
     assert scores["bleu"] > 90 and scores["chrf++"] > 90 and scores["loss"] < 0.5 and scores["sentences"] == 40
     assert "tok:13a" in scores["signature_cased"]
+    # Validation writes from the sources and compares with the targets: the two languages share no word.
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert [line["valid"] for line in lines if "valid" in line][-1]["bleu"] > 50
 
 
 def test_killed_and_resumed_is_never_stopped_bit_for_bit(tmp_path: Path) -> None:
