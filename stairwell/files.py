@@ -1,51 +1,121 @@
-"""Files are written whole or not at all."""
+"""Files and folders are written whole or not at all."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import stat
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+from safetensors import SafetensorError
+
+from stairwell.errors import UserError
+
+NAMED = 40  # characters of a name that its temporary file repeats: the longer name must be allowed too
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
     """Let `write(temporary path)` make a file and move it to `path` only once it is safely on the disk.
 
-    Whoever reads `path`, also after a crash or on a full disk, finds the old file or the new one, never a part.
+    Whoever reads `path`, also after a crash or on a full disk, finds the old file or the new one, never a part. A
+    symbolic link stays a link, as with `open`; a device or a pipe is refused: moving a file there would remove it.
     """
-    path = Path(path)
-    try:
-        _write_atomically(path, write)
-    except OSError as error:
-        # A full disk says neither what could not be written nor where; the temporary's name helps nobody.
-        raise OSError(error.errno, error.strerror, str(path)) if error.errno else error from None
-
-
-def _write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    os.close(handle)
-    temporary = Path(name)
-    try:
+    place = Path(os.path.realpath(path))
+    check_regular(place, os.fspath(path))
+    with _temporary(path, place, tempfile.mkstemp) as name:
+        temporary = Path(name)
         write(temporary)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        # mkstemp makes files that only their owner can read; give them what a plain open() would have given.
-        umask = os.umask(0)
-        os.umask(umask)
-        temporary.chmod(0o666 & ~umask)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    if os.name == "nt":  # Windows opens no folders
-        return
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name itself must survive a power cut
-    finally:
-        os.close(folder)
+        temporary.chmod(stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~_umask())
+        os.replace(temporary, place)
+    _sync(place.parent)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_folder(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
+    """Let `write(temporary folder)` fill a folder that takes its place at `path`, which is new or empty, only once it
+    is whole."""
+    place = Path(os.path.realpath(path))
+    with _temporary(path, place, tempfile.mkdtemp) as name:
+        temporary = Path(name)
+        write(temporary)
+        for file in temporary.rglob("*"):
+            if file.is_file():
+                with open(file, "rb+") as content:
+                    os.fsync(content.fileno())
+        if place.exists():  # an empty folder may be someone's current one: it stays, and is filled
+            for child in temporary.iterdir():
+                os.rename(child, place / child.name)
+        else:
+            temporary.chmod(0o777 & ~_umask())
+            os.rename(temporary, place)
+    _sync(place.parent)
+
+
+def check_regular(place: Path, name: str) -> None:
+    """Refuse what is neither a regular file nor missing; `name` is what the user called it."""
+    try:
+        mode = place.stat().st_mode
+    except OSError:
+        return
+    if stat.S_ISDIR(mode):
+        raise UserError(f"{name} is a folder, not a file; choose another path")
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{name} is not a regular file but a device or a pipe; choose another path")
+
+
+@contextmanager
+def _temporary(path: str | os.PathLike[str], place: Path, make: Callable[..., object]) -> Iterator[str]:
+    """The name of a new file or folder beside `place`, which is removed at the end unless it was moved. Errors name
+    `path`: a full disk does not say what could not be written, and the temporary's name helps nobody."""
+    name = ""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        made = make(dir=place.parent, prefix=f".{place.name[:NAMED]}.", suffix=".tmp")
+        if isinstance(made, tuple):  # mkstemp opens the file, mkdtemp only makes the folder
+            os.close(made[0])
+            made = made[1]
+        name = str(made)
+        yield name
+    except (OSError, SafetensorError) as error:
+        raise _named(error, path, name) from None
+    finally:
+        if name:
+            shutil.rmtree(name, ignore_errors=True) if os.path.isdir(name) else Path(name).unlink(missing_ok=True)
+
+
+def _named(error: OSError | SafetensorError, path: str | os.PathLike[str], temporary: str) -> Exception:
+    """The error with the path that was to be written. One about another file, such as one that was read, stays."""
+    about = getattr(error, "filename", None)
+    if about is not None and not os.fspath(about).startswith(temporary or os.fspath(about)):
+        return error
+    number = getattr(error, "errno", None)
+    if number is None and (said := re.search(r"os error (\d+)", str(error))):  # safetensors has its own errors
+        number = int(said[1])
+    return OSError(number, os.strerror(number), os.fspath(path)) if number else OSError(f"{path}: {error}")
+
+
+def _umask() -> int:
+    """mkstemp and mkdtemp make what only its owner can read; a plain open() would have given more."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return umask
+
+
+def _sync(folder: Path) -> None:
+    """The new name itself must survive a power cut."""
+    if os.name == "nt":  # Windows opens no folders
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

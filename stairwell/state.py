@@ -23,11 +23,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stairwell.errors import UserError
-from stairwell.files import write_atomically
+from stairwell.outputs import Kind, has_format, write_output
 from stairwell.roles import PACKED_TYPES, Leaf, Role
 
 RowNumbers = Tensor | Sequence[int]  # rows by their numbers, or one bool a row
 FORMAT = "stairwell.state.2"
+STATE = Kind("a saved state", has_format("stairwell.state"))
 
 
 class State:
@@ -175,7 +176,7 @@ class State:
         """Write the state as a safetensors file, whole or not at all."""
         tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors()}
         note = {"format": FORMAT, "form": json.dumps(self.form())}
-        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=note))
+        write_output(path, STATE, lambda temporary: save_file(tensors, temporary, metadata=note))
 
     @staticmethod
     def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> State:

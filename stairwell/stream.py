@@ -34,13 +34,14 @@ from stairwell import text
 from stairwell.cores import Core
 from stairwell.decode import Session, sampler
 from stairwell.errors import UserError
-from stairwell.files import write_atomically
 from stairwell.models import LanguageModel
+from stairwell.outputs import Kind, has_format, write_output
 from stairwell.roles import Role
 from stairwell.runs.trainings import load as load_run
 from stairwell.state import State, assemble
 
 FORMAT = "stairwell.stream.1"
+STREAM = Kind("a saved stream", has_format("stairwell.stream"))
 ANCHOR = 256  # tokens until a session is made anew, and so the most that are read again after loading
 AT_ONCE = 1024  # tokens in one call of the model; a longer text is fed in several
 RECENT = 64  # of the last tokens, kept for penalties on repetition and to crop
@@ -173,7 +174,7 @@ class Stream:
         content |= {f"with.{name}": tensor for name, tensor in tensors.items()}
         facts = {"form": self._anchor.form(), "slack": self.slack, "model": fingerprint(self.model)}
         words = {"format": FORMAT, "stream": json.dumps(facts), "note": json.dumps(dict(note or {}))}
-        write_atomically(path, lambda temporary: save_file(content, temporary, metadata=words))
+        write_output(path, STREAM, lambda temporary: save_file(content, temporary, metadata=words))
 
     @classmethod
     def load(

@@ -25,9 +25,10 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stairwell.errors import UserError
-from stairwell.files import write_text
+from stairwell.outputs import Kind, has_keys, write_output
 
 FORMAT = "stairwell.vocabulary.1"
+VOCABULARY = Kind("a vocabulary of stairwell", has_keys("format", "kind"))
 END_OF_LINE = "\n"
 UNKNOWN = "<unk>"
 BPE_SIZE = 8000
@@ -72,7 +73,7 @@ class Vocabulary(ABC):
         return json.dumps(to_json(self), ensure_ascii=False)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        write_text(path, self.dumps())
+        write_output(path, VOCABULARY, lambda temporary: temporary.write_text(self.dumps(), encoding="utf-8"))
 
 
 def to_json(vocabulary: Vocabulary) -> dict[str, Any]:

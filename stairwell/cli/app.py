@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+
+
+def output_option(help: str) -> Any:
+    """An option that names a path to write to. `Path` takes an empty one, as from a variable that is not set, for the
+    current folder; here it is refused."""
+    return typer.Option(help=help, parser=output_path, metavar="PATH")
+
+
+def output_path(given: str | Path) -> Path:
+    if not str(given).strip():
+        raise typer.BadParameter("the path is empty; name a file or a folder")
+    return Path(given)
 
 
 # Options that several commands share.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stairwell.cli.app import app, say
+from stairwell.cli.app import app, output_option, say
 
 data_app = typer.Typer(
     help="Corpora: list, fetch and check published ones, make one of docstrings.", no_args_is_help=True
@@ -30,7 +30,7 @@ def data_list() -> None:
 @data_app.command("get")
 def data_get(
     name: Annotated[str, typer.Argument(help="a corpus of `stairwell data list`")],
-    to: Annotated[Path, typer.Option(help="the folder to put it in")] = Path("data"),
+    to: Annotated[Path, output_option("the folder to put it in")] = Path("data"),
     source: Annotated[Path | None, typer.Option("--from", help="a copy at hand instead of a download")] = None,
 ) -> None:
     """Fetch a corpus, verify it and unpack it. An interrupted download goes on where it stopped."""
@@ -63,7 +63,7 @@ def data_check(path: Annotated[Path, typer.Argument(help="a file or folder")]) -
 
 @data_app.command("docstrings")
 def data_docstrings(
-    to: Annotated[Path, typer.Option(help="the new folder to write to")] = Path("docstrings"),
+    to: Annotated[Path, output_option("the new folder to write to")] = Path("docstrings"),
     also: Annotated[
         list[Path] | None, typer.Option(help="read the packages of this site-packages folder, too; may be repeated")
     ] = None,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from stairwell.cli.app import AsJson, Device, Quiet, app, result_text, say, strict_json
+from stairwell.cli.app import AsJson, Device, Quiet, app, output_option, result_text, say, strict_json
 
 
 @app.command()
@@ -21,20 +21,21 @@ def play(
     likeliest: Annotated[
         bool, typer.Option("--likeliest", help="always the likeliest action, in place of a drawn one")
     ] = False,
-    gif: Annotated[Path | None, typer.Option(help="write the episodes as a GIF")] = None,
+    gif: Annotated[Path | None, output_option("write the episodes as a GIF")] = None,
     rate: Annotated[float, typer.Option(help="frames a second", min=0.1)] = 8.0,
     quiet: Quiet = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
     """Let a trained agent play: what it does and what it attends to, then its mean return with its spread."""
-    from stairwell.files import write_atomically
+    from stairwell import outputs
     from stairwell.rl.episodes import Played
-    from stairwell.rl.showing import Shown, as_text, beside, frames, write_gif
+    from stairwell.rl.showing import GIF, Shown, as_text, beside, frames, write_gif
     from stairwell.rl.task import Reinforcement
     from stairwell.runs.kinds import check_kind
     from stairwell.runs.trainings import load
 
+    outputs.check_all(("--gif", gif, GIF))
     agent, task = load(run, device)
     check_kind(task.kind, "agent", "play")
     assert isinstance(task, Reinforcement)
@@ -62,6 +63,6 @@ def play(
         elif frame.over and not quiet:
             say(f"episode {frame.episode + 1}: return {frame.earned:.4g} in {frame.step} steps")
     if gif is not None:
-        write_atomically(gif, lambda temporary: write_gif(temporary, pictures, rate))
+        write_gif(gif, pictures, rate)
     result = {"run": str(run), "seed": seed, **played.scores()}
     print(strict_json(result) if as_json else result_text(result))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stairwell.cli.app import Device, Engine, Quiet, app, print_table, say
+from stairwell.cli.app import Device, Engine, Quiet, app, output_option, print_table, say
 from stairwell.cli.corpora import data_list
 from stairwell.cli.options import complete_study, with_dotted_options
 from stairwell.errors import UserError, nearest
@@ -70,7 +70,10 @@ def reproduce_command(
     scale: Annotated[
         str, typer.Option(help="laptop: two cores, minutes to hours; paper: the papers' sizes")
     ] = "laptop",
-    out: Annotated[Path | None, typer.Option(help="where runs and report go; runs/NAME-SCALE if not given")] = None,
+    out: Annotated[
+        Path | None,
+        output_option("where runs and report go; runs/NAME-SCALE if not given"),
+    ] = None,
     seeds: Annotated[int | None, typer.Option(help="train every model so many times", min=1)] = None,
     jobs: Annotated[int, typer.Option(help="trainings at a time, each with its share of the threads", min=1)] = 1,
     only: Annotated[list[str] | None, typer.Option(help="train this model alone; may be given several times")] = None,
@@ -120,13 +123,15 @@ app.command("reproduce")(with_dotted_options(reproduce_command))
 
 
 def run_demo(place: Path, updates: int, device: str, engine: str, quiet: bool) -> None:
+    from stairwell import outputs
     from stairwell.cli.display import together
     from stairwell.experiments import demo
-    from stairwell.export import export_html, from_runs
+    from stairwell.export import PAGE, export_html, from_runs
 
+    drive = place / "drive.html"
+    outputs.check(drive, PAGE)
     results = demo.face_off(place, updates, device, engine, lambda models: together(models, quiet))
     page = demo.write_report(place, results)
-    drive = place / "drive.html"
     export_html(from_runs(place / core for core in results), drive)
     print_table(demo.table(results))
     print(demo.fairness())

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stairwell import startup
-from stairwell.cli.app import AsJson, Device, Engine, Quiet, app, result_text, strict_json
+from stairwell.cli.app import AsJson, Device, Engine, Quiet, app, output_option, result_text, strict_json
 from stairwell.cli.options import ExperimentCommand, complete_experiment, with_dotted_options
 from stairwell.errors import UserError
 
@@ -34,7 +34,7 @@ def train_command(
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="a run's config.json instead of an experiment's name")] = None,
-    out: Annotated[Path | None, typer.Option(help="the run folder; runs/TASK-CORE if not given")] = None,
+    out: Annotated[Path | None, output_option("the run folder; runs/TASK-CORE if not given")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="go on with the training in --out")] = False,
     steps: Annotated[int | None, typer.Option(help="the same as --train.steps; may change when resuming")] = None,
     seed: Annotated[int | None, typer.Option(help="the same as --train.seed")] = None,

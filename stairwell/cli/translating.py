@@ -11,7 +11,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from stairwell.cli.app import AsJson, Device, app, result_text, say, strict_json
+from stairwell.cli.app import AsJson, Device, app, output_option, result_text, say, strict_json
 from stairwell.errors import UserError
 
 Folder = Annotated[Path, typer.Argument(help="the run folder of a trained model", metavar="RUN")]
@@ -185,7 +185,7 @@ def compare(
 @app.command()
 def distill(
     run: Folder,
-    out: Annotated[Path, typer.Option(help="the folder of the new corpus")],
+    out: Annotated[Path, output_option("the folder of the new corpus, new or empty")],
     beam: Beam = None,
     batch: Batch = 64,
     device: Device = "auto",

@@ -9,22 +9,23 @@ from typing import Annotated
 
 import typer
 
-from stairwell.cli.app import Device, app, say
+from stairwell.cli.app import Device, app, output_option, say
 from stairwell.errors import UserError
 
 
 @app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="run folders, compared on one page")],
-    out: Annotated[Path, typer.Option(help="the page to write; the pictures go beside it")] = Path("report.html"),
+    out: Annotated[Path, output_option("the page to write; the pictures go beside it")] = Path("report.html"),
     inside: Annotated[
         bool, typer.Option("--inside", help="follow the memory along a stream without end, to see whether it drifts")
     ] = False,
 ) -> None:
     """Make one HTML page (and PNGs) of trainings: curves, scores, beliefs, attention, and how far they hold."""
-    from stairwell.report import gather, summary, write_html, write_png, write_stream_pngs
+    from stairwell.report import check_report, gather, summary, write_html, write_png, write_stream_pngs
     from stairwell.report.drift import measure_drift
 
+    check_report(out, out.parent / f"{out.stem}.png", "--out")
     for run in runs if inside else ():
         measure_drift(run)
     gathered = [gather(run) for run in runs]
@@ -58,17 +59,20 @@ def generate(
     samples: Annotated[int, typer.Option(help="so many texts, one after the other, after the same prompt", min=1)] = 1,
     seed: Annotated[int | None, typer.Option(help="the same seed writes the same text", min=0, max=2**63 - 1)] = None,
     save_state: Annotated[
-        Path | None, typer.Option(help="keep the stream in this file, to go on with it another day")
+        Path | None,
+        output_option("keep the stream in this file, to go on with it another day"),
     ] = None,
     state: Annotated[Path | None, typer.Option(help="go on with a stream that --save-state has kept")] = None,
     device: Device = "auto",
 ) -> None:
     """Let a trained language model write, token by token as it comes."""
+    from stairwell import outputs
     from stairwell.generate import Choice, Writer, load_writer, read_prompt
-    from stairwell.stream import Stream
+    from stairwell.stream import STREAM, Stream
 
     if samples > 1 and save_state is not None:
         raise UserError("--save-state keeps one stream: use it without --samples")
+    outputs.check_all(("--save-state", save_state, STREAM))
     choice = Choice(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     model, vocabulary = load_writer(run, device)
     if state is not None:
@@ -95,19 +99,23 @@ def generate(
 def export(
     runs: Annotated[list[Path], typer.Argument(help="run folders; a page shows several of one task side by side")],
     html: Annotated[
-        Path | None, typer.Option(help="write one HTML file that holds the models and runs them, from the disk")
+        Path | None,
+        output_option("write one HTML file that holds the models and runs them, from the disk"),
     ] = None,
     onnx: Annotated[
-        Path | None, typer.Option(help="write the step of one model, named states in and out, for onnxruntime")
+        Path | None,
+        output_option("write the step of one model, named states in and out, for onnxruntime"),
     ] = None,
-    torch_export: Annotated[Path | None, typer.Option(help="write the same step as a graph of torch.export")] = None,
+    torch_export: Annotated[Path | None, output_option("write the same step as a graph of torch.export")] = None,
     hf: Annotated[
-        Path | None, typer.Option(help="write a folder for Hugging Face's from_pretrained, its tokenizer included")
+        Path | None,
+        output_option("write a folder, new or empty, for Hugging Face's from_pretrained, its tokenizer included"),
     ] = None,
 ) -> None:
     """Put trained models into other people's hands: one HTML file that runs them, a graph of one step, or a model for
     Hugging Face transformers."""
-    from stairwell.export import export_html, export_onnx, export_torch, from_runs
+    from stairwell import outputs
+    from stairwell.export import GRAPH, ONNX, PAGE, export_html, export_onnx, export_torch, from_runs
     from stairwell.runs.trainings import load
 
     if not (html or onnx or torch_export or hf):
@@ -116,6 +124,12 @@ def export(
         )
     if len(runs) > 1 and (onnx or torch_export or hf):
         raise UserError("only a page holds several models: give one run")
+    outputs.check_all(
+        ("--html", html, PAGE),
+        ("--onnx", onnx, ONNX),
+        ("--torch-export", torch_export, GRAPH),
+        ("--hf", hf, outputs.FOLDER),
+    )
     if html is not None:
         size = export_html(from_runs(runs), html)
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from stairwell.errors import UserError
-from stairwell.files import write_text
+from stairwell.outputs import FOLDER, check, write_output_folder
 
 LINE_END = "⏎"
 SPLITS = ("train", "valid", "test")
@@ -154,8 +154,7 @@ def write(
     folder: Path, also: Sequence[Path] = (), tell: Callable[[str, int], None] = lambda *_: None
 ) -> dict[str, Any]:
     """train.jsonl, valid.jsonl, test.jsonl and manifest.json; how many pairs and packages there are."""
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; choose another --to")
+    check(folder, FOLDER, "--to")
     for place in also:
         if not place.is_dir():
             raise UserError(f"there is no folder {place} to read packages from; --also wants such as a site-packages")
@@ -169,12 +168,15 @@ def write(
         by_split[split] = by_split[split][:: max(1, step)]
     if not all(by_split.values()):
         raise UserError("too few Python packages are installed to make a corpus of their docstrings")
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, chosen in by_split.items():
-        lines = (json.dumps(vars(pair), ensure_ascii=False) for pair in chosen)
-        write_text(folder / f"{split}.jsonl", "".join(f"{line}\n" for line in lines))
     counts = {split: len(chosen) for split, chosen in by_split.items()}
     names = {split: len({pair.package for pair in chosen}) for split, chosen in by_split.items()}
     manifest = {"pairs": counts, "packages": names, "versions": versions}
-    write_text(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+
+    def write_files(place: Path) -> None:
+        for split, chosen in by_split.items():
+            lines = (json.dumps(vars(pair), ensure_ascii=False) for pair in chosen)
+            (place / f"{split}.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        (place / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+
+    write_output_folder(folder, write_files)
     return {"folder": str(folder), "pairs": counts, "packages": names}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import os
 import shutil
-import tempfile
 import urllib.error
 import urllib.request
 import zipfile
@@ -23,6 +22,7 @@ from stairwell.data.checking import faults_of, measure
 from stairwell.data.files import BLOCK, existing, looks_packed, opened
 from stairwell.data.published import Corpus, File, find
 from stairwell.errors import UserError
+from stairwell.outputs import check_place, write_output_folder
 from stairwell.version import __version__
 
 TIMEOUT = 60.0  # seconds without a byte before a download is given up
@@ -44,6 +44,7 @@ def get(
     if place.exists():
         _verify_present(corpus, place)
         return result
+    check_place(place, "--to")
     place.parent.mkdir(parents=True, exist_ok=True)
     if source is not None:
         _unpack(corpus, _verified_source(corpus, existing(source)), place)
@@ -131,8 +132,8 @@ def _unpack(corpus: Corpus, source: Path, place: Path) -> None:
     Only files that the corpus is known to have are read, and they are written under their own last names: whatever
     paths an archive holds, nothing lands elsewhere.
     """
-    folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}."))
-    try:
+
+    def write(folder: Path) -> None:
         for file in corpus.files:
             copy = folder / Path(file.name).name
             with _content(corpus, file, source) as content, open(copy, "wb") as written:
@@ -140,10 +141,8 @@ def _unpack(corpus: Corpus, source: Path, place: Path) -> None:
             faults = faults_of(measure(copy), file)
             if faults:
                 raise UserError(f"{source} does not hold {corpus.name}: {file.name} {', '.join(faults)}")
-        folder.chmod(0o755)  # mkdtemp makes folders that only their owner can read
-        os.replace(folder, place)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+
+    write_output_folder(place, write)
 
 
 @contextmanager

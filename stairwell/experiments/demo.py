@@ -94,6 +94,7 @@ def plan_table(out: Path, updates: int, device: str) -> Table:
 
 def face_off(out: Path, updates: int, device: str, engine: str, show: Show) -> dict[str, Any]:
     """Train all, or go on where they were stopped, and test them on fresh episodes."""
+    report.check_report(out / "report.html", out / "curves.png", "--out")
     left = missing(out)
     threads = max(1, torch.get_num_threads() // max(len(left), 1))
     if left:

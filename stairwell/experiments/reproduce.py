@@ -25,9 +25,11 @@ from stairwell.experiments import beside
 from stairwell.experiments.cost import estimate, in_words, machine_rate, tokens_an_update
 from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.experiments.study import SCALES, Study, Training, memory_in_words, spread_in_words
-from stairwell.files import write_text
+from stairwell.files import write_folder, write_text
+from stairwell.outputs import Kind, check, has_keys
 from stairwell.provenance import provenance
 from stairwell.report import Panel, Point, Table
+from stairwell.report.picture import FIGURE
 from stairwell.runs import sizes
 from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, headline, train
 from stairwell.tasks import Task
@@ -36,6 +38,8 @@ from stairwell.train import Interrupted, NotSaved, Run
 USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale
 
 VALID = ("valid_accuracy", "valid_return", "valid_loss")  # kept of every validation, beside the primary metric
+
+RESULT = Kind("a result of stairwell reproduce", has_keys("study", "rows"))
 
 Say = Callable[[str], None]
 
@@ -57,6 +61,9 @@ def reproduce(
 ) -> dict[str, Any]:
     """Train and measure what is missing, of all rows or `only` some; the result, which is also written to `out`."""
     check_data(study)
+    check(out / "result.json", RESULT, "--out")
+    report.check_report(out / "report.html", out / "curves.png", "--out")
+    check(out / "sweep.png", FIGURE, "--out")
     if unknown := set(only) - {row.model for row in study.rows}:
         raise UserError(f"{study.name} has no row '{min(unknown)}'; it has {', '.join(r.model for r in study.rows)}")
     wanted = [training for training in missing(study, out) if not only or training.row.model in only]
@@ -76,17 +83,23 @@ def reproduce(
 def taken_over(study: Study, training: Training, out: Path, device: str, engine: str) -> bool:
     """Whether another study beside this one has done the very same training; if so it is copied and measured anew."""
     run = Run(out / training.folder)
-    if run.exists:
+    if run.exists and (run.checkpoints() or not run.began):
         return False
     for done in sorted(out.parent.glob("*/*/seed-*/result.json")):
         other = Run(done.parent)
         if not is_of(other, training):
             continue
-        shutil.copytree(other.path, run.path, ignore=shutil.ignore_patterns("checkpoints", ".lock", "result.json"))
+        if not run.exists:
+            write_folder(run.path, lambda place, whole=other.path: copy_run(whole, place))  # type: ignore[misc]
         result = json.loads(done.read_text(encoding="utf-8"))
         finish(study, training, out, {**result, "run": str(run.path)}, device, engine)
         return True
     return False
+
+
+def copy_run(run: Path, place: Path) -> None:
+    left = shutil.ignore_patterns("checkpoints", ".lock", "result.json")
+    shutil.copytree(run, place, ignore=left, dirs_exist_ok=True)
 
 
 def is_of(run: Run, training: Training) -> bool:

@@ -7,7 +7,7 @@ export_onnx(model, "model.onnx")
 `step.py` writes a step, with named states in and out, for onnxruntime and `torch.export`.
 """
 
-from stairwell.export.html import Shown, export_html, from_runs
-from stairwell.export.step import Step, export_onnx, export_torch
+from stairwell.export.html import PAGE, Shown, export_html, from_runs
+from stairwell.export.step import GRAPH, ONNX, Step, export_onnx, export_torch
 
-__all__ = ["Shown", "Step", "export_html", "export_onnx", "export_torch", "from_runs"]
+__all__ = ["GRAPH", "ONNX", "PAGE", "Shown", "Step", "export_html", "export_onnx", "export_torch", "from_runs"]

@@ -21,12 +21,13 @@ from stairwell.cores import entry
 from stairwell.errors import UserError
 from stairwell.export.pack import check, pack
 from stairwell.export.subject import describe
-from stairwell.files import write_text
 from stairwell.models import LanguageModel
+from stairwell.outputs import Kind, marked, write_output
 from stairwell.tasks import Task
 from stairwell.version import __version__
 
 LARGEST = 50_000_000  # bytes
+PAGE = Kind("a page of stairwell export", marked(b'<meta name="generator" content="stairwell export '))
 SCRIPTS = ("engine.js", "vocabulary.js", "dom.js", "track.js", "write.js", "page.js")
 SPOKEN = {
     "grid": (
@@ -63,7 +64,7 @@ def export_html(shown: Sequence[Shown], path: str | os.PathLike[str]) -> int:
             f"the page would have {size / 1e6:.0f} MB, more than the {LARGEST / 1e6:.0f} MB that browsers open easily: "
             f"about {LARGEST * 3 // 16 / 1e6:.0f} million parameters are the most; export a smaller model"
         )
-    write_text(path, page)
+    write_output(path, PAGE, lambda temporary: temporary.write_text(page, encoding="utf-8"))
     return size
 
 

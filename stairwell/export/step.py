@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import io
 import json
 import logging
 import os
 import warnings
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,13 +33,16 @@ from stairwell.cores.staircase import GlobalCachedStaircase, Sight, Staircase, S
 from stairwell.cores.time import slide
 from stairwell.errors import UserError
 from stairwell.export.subject import vocabulary_json
-from stairwell.files import write_atomically
 from stairwell.layers import Layer, Slots
 from stairwell.models import LanguageModel
+from stairwell.outputs import Kind, marked, write_output
 from stairwell.roles import Role
 from stairwell.version import __version__
 
 TRACED = 2, 3  # rows and growing slots to trace with: sizes of 0 and 1 would be taken for constants
+NOTE = "stairwell"  # of a graph of torch.export: a file in its archive
+ONNX = Kind("an ONNX model of stairwell", marked(b"\x12\x09stairwell"))  # the field producer_name, in protobuf
+GRAPH = Kind("a torch.export graph of stairwell", lambda path: has_note(path))
 
 
 class Step(nn.Module):
@@ -163,13 +168,23 @@ def export_torch(model: LanguageModel, path: str | os.PathLike[str]) -> None:
     """Write the step as a file of `torch.export`."""
     with quietly():
         program = graph_of(Step(model))
-        write_atomically(path, lambda temporary: save_program(program, temporary))
+        write_output(path, GRAPH, lambda temporary: save_program(program, temporary))
 
 
 def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
-    # Given a name, torch insists on its ending.
-    with open(path, "wb") as file:
-        torch.export.save(program, file)
+    # Given a name, torch insists on its ending; given a file, it does not tell a full disk from other errors.
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={NOTE: __version__})
+    path.write_bytes(content.getvalue())
+
+
+def has_note(path: Path) -> bool:
+    """Whether a file is a graph that `save_program` wrote."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return any(name.endswith(f"/extra/{NOTE}") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
 
 
 def export_onnx(
@@ -196,7 +211,8 @@ def export_onnx(
         note["vocabulary"] = json.dumps(vocabulary_json(vocabulary))
     onnx.helper.set_model_props(graph, note)
     onnx.checker.check_model(graph)
-    write_atomically(path, lambda temporary: temporary.write_bytes(graph.SerializeToString()))
+    graph.producer_name, graph.producer_version = "stairwell", __version__
+    write_output(path, ONNX, lambda temporary: temporary.write_bytes(graph.SerializeToString()))
     return names
 
 

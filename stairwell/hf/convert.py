@@ -14,7 +14,8 @@ from stairwell.hf.causal import StairwellConfig, StairwellForCausalLM
 from stairwell.hf.seq2seq import StairwellForSeq2SeqLM, StairwellSeq2SeqConfig
 from stairwell.hf.tokenizers import pair_tokenizers, tokenizer
 from stairwell.models import LanguageModel, Seq2Seq
-from stairwell.runs.trainings import load
+from stairwell.outputs import FOLDER, check, write_output_folder
+from stairwell.runs.trainings import check_new, load
 from stairwell.tasks import spec
 from stairwell.tasks.pairs import PairTask
 from stairwell.train import Run
@@ -63,20 +64,26 @@ def set_search(made: StairwellForSeq2SeqLM, folder: Path, task: PairTask) -> Non
 
 def export_hf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
     """A run folder as a folder for `from_pretrained`, with a tokenizer where there is one for its vocabulary; a target
-    with symbols of its own has its tokenizer in the folder `target`. The name of the Auto class that loads it."""
+    with symbols of its own has its tokenizer in the folder `target`. The name of the Auto class that loads it. The
+    folder must be new or empty: one that was exported before may have been trained further by others."""
+    check(folder, FOLDER)
     model = from_run(path)
-    model.save_pretrained(folder)
-    if isinstance(model, StairwellForSeq2SeqLM):
-        task: Any = load(path, "cpu")[1]
-        source, target = pair_tokenizers(task)
-        source.save_pretrained(folder)
-        if target is not source:
-            target.save_pretrained(Path(folder) / "target")
-        return "AutoModelForSeq2SeqLM"
-    vocabulary = vocabulary_of(model)
-    if isinstance(vocabulary, text.Bytes | text.BPE | text.Characters):
-        tokenizer(vocabulary).save_pretrained(folder)
-    return "AutoModelForCausalLM"
+
+    def write(place: Path) -> None:
+        model.save_pretrained(place)
+        if isinstance(model, StairwellForSeq2SeqLM):
+            task: Any = load(path, "cpu")[1]
+            source, target = pair_tokenizers(task)
+            source.save_pretrained(place)
+            if target is not source:
+                target.save_pretrained(place / "target")
+            return
+        vocabulary = vocabulary_of(model)
+        if isinstance(vocabulary, text.Bytes | text.BPE | text.Characters):
+            tokenizer(vocabulary).save_pretrained(place)
+
+    write_output_folder(folder, write)
+    return "AutoModelForSeq2SeqLM" if isinstance(model, StairwellForSeq2SeqLM) else "AutoModelForCausalLM"
 
 
 def to_run(model: StairwellForCausalLM | StairwellForSeq2SeqLM, path: str | os.PathLike[str]) -> Path:
@@ -85,9 +92,7 @@ def to_run(model: StairwellForCausalLM | StairwellForSeq2SeqLM, path: str | os.P
     if not files:
         raise UserError("this model came from no run folder, so nothing is known of its training; see stairwell.load")
     run = Run(path)
-    if run.exists:
-        raise UserError(f"{run.path} holds a training already; choose another folder")
-    run.path.mkdir(parents=True, exist_ok=True)
+    check_new(run)
     run.save_model(model.model.state_dict(), json.loads(files["note"]))
     for name in FILES:
         if name in files:

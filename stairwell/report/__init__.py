@@ -6,7 +6,7 @@
 
 from stairwell.report.collect import Attention, Belief, Curves, RunReport, Validation, gather
 from stairwell.report.compare import headline, summary
-from stairwell.report.page import write_html, write_stream_pngs
+from stairwell.report.page import check_report, write_html, write_stream_pngs
 from stairwell.report.picture import write_png
 from stairwell.report.sweep import Panel, Point, write_sweep_png
 from stairwell.report.table import Table
@@ -20,6 +20,7 @@ __all__ = [
     "RunReport",
     "Table",
     "Validation",
+    "check_report",
     "gather",
     "headline",
     "summary",

@@ -16,18 +16,20 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from stairwell.files import write_text
+from stairwell.outputs import Kind, check_all, marked, write_output
 from stairwell.report import parts
 from stairwell.report.collect import MEASURED, RunReport, finite
 from stairwell.report.compare import Model, headline, models, one_run_each, summary, unit_of
 from stairwell.report.drift_picture import drift_section, looked_into, write_drift_png
 from stairwell.report.horizon import horizon_section, write_horizon_png
+from stairwell.report.picture import FIGURE
 from stairwell.report.played_page import gather_played, played_section
 from stairwell.report.sweep import Panel, sweep_section
 from stairwell.report.table import Table
 from stairwell.report.written_page import written_section
 from stairwell.version import __version__
 
+REPORT = Kind("a report of stairwell", marked(b'<meta name="generator" content="stairwell report '))
 SCRIPTS = ("charts.js", "player.js", "belief.js", "played.js")
 
 
@@ -73,7 +75,14 @@ def write_html(
         script="".join(map(resource, SCRIPTS)),
         data=embed(page_data(found, walks) | {"played": played}),
     )
-    write_text(path, text)
+    write_output(path, REPORT, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def check_report(page: str | os.PathLike[str], figure: str | os.PathLike[str], option: str = "") -> None:
+    """Find out, before anything is measured, whether a page, the figure of its curves and that of long streams can be
+    written."""
+    streams = Path(page).parent / f"{Path(page).stem}.horizon.png"
+    check_all((option, page, REPORT), ("its figure", figure, FIGURE), ("its figure", streams, FIGURE))
 
 
 def write_stream_pngs(page: str | os.PathLike[str], runs: list[RunReport]) -> list[Path]:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from stairwell.files import write_atomically
+from stairwell.outputs import Kind, marked, write_output
 from stairwell.report.collect import RunReport
 from stairwell.report.compare import Model, is_percent, metric_text, models, unit_of
 
 # The page's colours on light ground, and its dashes.
 PALETTE = ("#0072b2", "#d55e00", "#00875f", "#a8467f", "#a87400", "#3793c4", "#4d5259", "#7b5b3a")
 DASHES = ("-", "-", "-", (0, (6, 3)), (0, (1.5, 2.5)), (0, (7, 2, 2, 2)), (0, (4, 3)), (0, (1, 3)))
+FIGURE = Kind("a figure of stairwell", marked(b"Software\0stairwell"))
 INK, RULE = "#59626e", "#e2e0db"
 
 
@@ -25,8 +26,8 @@ def save_png(path: str | os.PathLike[str], figure: Any) -> bool:
     """Write the picture where there is one."""
     if figure is None:
         return False
-    write_atomically(
-        path, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": "stairwell"})
+    write_output(
+        path, FIGURE, lambda temporary: figure.savefig(temporary, format="png", metadata={"Software": "stairwell"})
     )
     return True
 

@@ -18,6 +18,7 @@ import torch
 
 from stairwell.errors import UserError
 from stairwell.models import inspect
+from stairwell.outputs import Kind, marked, write_output
 
 from .agent import Agent, Inputs
 from .environments import Array
@@ -30,6 +31,7 @@ from .task import Reinforcement
 GROUND, INK = np.array([24, 26, 31]), np.array([255, 196, 61])
 GAP = 8  # pixels
 FEW = 12  # numbers of an observation in words
+GIF = Kind("a GIF of stairwell play", marked(b"stairwell"))
 
 
 class Shown(NamedTuple):
@@ -175,4 +177,4 @@ def write_gif(path: str | os.PathLike[str], pictures: Sequence[Array], rate: flo
         whole[: picture.shape[0], : picture.shape[1]] = picture
         images.append(Image.fromarray(whole))
     options: dict[str, Any] = {"save_all": True, "append_images": images[1:], "duration": 1000 / rate, "loop": 0}
-    images[0].save(path, format="GIF", **options)
+    write_output(path, GIF, lambda temporary: images[0].save(temporary, format="GIF", comment=b"stairwell", **options))

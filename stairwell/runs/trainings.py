@@ -19,6 +19,7 @@ import torch
 from stairwell import fast
 from stairwell.errors import UserError
 from stairwell.files import write_text
+from stairwell.outputs import RUN_FILES, Kind, check, check_place, has_keys
 from stairwell.runs import sizes
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.kinds import KINDS
@@ -28,9 +29,10 @@ from stairwell.tasks import Split, Task, make_task, spec
 from stairwell.train import Interrupted, NotSaved, Run, Watch
 from stairwell.train.config import TrainConfig
 from stairwell.train.processes import World
-from stairwell.train.run import read_config
+from stairwell.train.run import LOCK, read_config
 from stairwell.version import __version__
 
+SEEDS = Kind("a summary of seeds", has_keys("metric", "seeds", "runs"))
 # Opens whatever shows a training's progress: a title, updates in all, updates done before.
 Show = Callable[[str, int, int], AbstractContextManager[Watch]]
 
@@ -54,8 +56,7 @@ def new_job(name: str | None, config: Path | None, out: Path | None, options: di
         experiment = preset(str(name))
     experiment = experiment.with_options(options)
     run = Run(out or default_folder(experiment))
-    if run.exists:
-        raise holds_a_training(run)
+    check_new(run)
     return Job(experiment, run, resume=False)
 
 
@@ -86,8 +87,19 @@ def experiment_of(run: Run) -> Experiment:
     return Experiment.from_json(run.read_config(), str(run.path / "config.json"))
 
 
-def holds_a_training(run: Run) -> UserError:
-    return UserError(f"{run.path} holds a training already; go on with it (--resume) or choose another --out")
+def check_new(run: Run) -> None:
+    """Refuse a folder where a new training would replace something."""
+    if run.exists:
+        raise UserError(f"{run.path} holds a training already; go on with it (--resume) or choose another --out")
+    check_place(run.path, "--out")
+    there = [name for name in RUN_FILES if name != LOCK and (run.path / name).exists()]
+    if there == [spec.FILE] and spec.is_whole(run.path):  # what a training leaves that is killed as it begins
+        return
+    if there:
+        raise UserError(
+            f"{run.path} has no config.json, so it is not a run, but {' and '.join(there)}, which a training would "
+            "replace; choose another --out"
+        )
 
 
 def default_folder(experiment: Experiment) -> Path:
@@ -103,8 +115,8 @@ def train(job: Job, device: str, engine: str, show: Show) -> dict[str, Any] | No
             if not world.first:
                 return _train(job, chosen, engine, show, world)
             with job.run.locked():
-                if job.run.exists and not job.resume:
-                    raise holds_a_training(job.run)
+                if not job.resume:
+                    check_new(job.run)
                 return _train(job, chosen, engine, show, world)
     except Interrupted as stopped:
         raise Interrupted(f"{stopped}; {onwards}") from None
@@ -194,6 +206,7 @@ def train_seeds(job: Job, seeds: int, device: str, engine: str, show: Show) -> d
         )
     first = job.experiment.train.seed
     dataclasses.replace(job.experiment.train, seed=first + seeds - 1)  # the last is found out before the first is used
+    check(job.run.path / "seeds.json", SEEDS)
     with World.together(choose_device(device)) as world:
         results = [train_seed(job, seed, device, engine, show, world) for seed in range(first, first + seeds)]
     if not world.first:
@@ -209,7 +222,7 @@ def train_seed(job: Job, seed: int, device: str, engine: str, show: Show, world:
     run = Run(job.run.path / f"seed-{seed}")
     result = run.path / "result.json"
     # What the first process finds holds for all: a slower one might find what the first has begun to write.
-    begun, done = world.share_json([run.exists, result.exists()])
+    begun, done = world.share_json([run.exists, run.exists and result.exists()])
     if begun and experiment_of(run) != experiment:
         raise UserError(f"{run.path} holds a training with another config; choose another --out")
     if not done:

@@ -15,6 +15,7 @@ from typing import Any
 from stairwell import configs
 from stairwell.errors import UserError
 from stairwell.files import write_text
+from stairwell.outputs import FOLDER, check, write_output_folder
 from stairwell.runs.trainings import load
 from stairwell.tasks import Split, task_type, text_scores
 from stairwell.tasks.baselines import baselines
@@ -103,20 +104,21 @@ def distill(
 ) -> dict[str, Any]:
     """A corpus whose training targets are what the run writes for its training sources (Kim & Rush, 2016); valid and
     test are as they were. The run's own data must be there."""
+    check(out, FOLDER, "--out")
     translator = open_translator(run, None, device, batch, **options)
-    task, folder = translator.task, Path(out)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"{folder} is not empty; choose another --out")
-    folder.mkdir(parents=True, exist_ok=True)
-    config = task.config
+    task, config = translator.task, translator.task.config
     source, target = (Path(name).suffix.lstrip(".") or name for name in (config.source, config.target))
     if source == target:
         source, target = "source", "target"
     counts: dict[str, Any] = {}
-    for split, place in task.places.items():
-        pairs = said_by(translator, place.pairs, tell) if split == "train" else place.pairs()
-        counts[split] = write_pairs(pairs, folder / f"{split}.{source}", folder / f"{split}.{target}")
-    return {"out": str(folder), "source": source, "target": target, **counts, "sources_cut": translator.cut}
+
+    def write(folder: Path) -> None:
+        for split, place in task.places.items():
+            pairs = said_by(translator, place.pairs, tell) if split == "train" else place.pairs()
+            counts[split] = write_pairs(pairs, folder / f"{split}.{source}", folder / f"{split}.{target}")
+
+    write_output_folder(out, write)
+    return {"out": os.fspath(out), "source": source, "target": target, **counts, "sources_cut": translator.cut}
 
 
 def said_by(
@@ -134,7 +136,8 @@ def write_pairs(pairs: Iterable[tuple[str, str]], source: Path, target: Path) ->
     count = 0
     with (
         open(source, "w", encoding="utf-8", newline="\n") as sources,
-        open(target, "w", encoding="utf-8", newline="\n") as targets,
+        # Half a pair of surrogates can come out of a tokenizer; a file cannot hold it.
+        open(target, "w", encoding="utf-8", newline="\n", errors="replace") as targets,
     ):
         for asked, said in pairs:
             print(" ".join(asked.split()), file=sources)

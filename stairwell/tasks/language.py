@@ -25,6 +25,7 @@ from stairwell.data.cache import Array, cached, key_of, writable_cache
 from stairwell.data.files import Parts
 from stairwell.data.packed import Encoded, Episodic, Packed
 from stairwell.errors import UserError
+from stairwell.files import write_text
 from stairwell.tasks.base import IGNORE, Batch
 from stairwell.tasks.files import FileTask
 
@@ -118,7 +119,7 @@ class Language(FileTask[Parts, Encoded]):
         except (OSError, ValueError):
             pass  # not there yet, or damaged
         vocabulary = _new_vocabulary(config, files.texts(self.places["train"], ADVICE))
-        vocabulary.save(path)
+        write_text(path, vocabulary.dumps())
         return vocabulary
 
     def encode(self, split: str) -> Encoded:

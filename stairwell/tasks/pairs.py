@@ -23,6 +23,7 @@ from stairwell.data import parallel
 from stairwell.data.cache import Array, cached, key_of, writable_cache
 from stairwell.data.parallel import PairFiles, Pairs
 from stairwell.errors import UserError
+from stairwell.files import write_text
 from stairwell.tasks.base import IGNORE, Kind, Known, Split
 from stairwell.tasks.feeds import check_position, check_rows
 from stairwell.tasks.files import FileTask
@@ -253,7 +254,7 @@ class PairTask(FileTask[PairFiles, Any]):
         except (OSError, ValueError):
             pass  # not there yet, or damaged
         vocabulary = text.BPE.build(self._texts(side), config.vocabulary)
-        vocabulary.save(path)
+        write_text(path, vocabulary.dumps())
         return vocabulary
 
     def _reading(self) -> list[Any]:

@@ -56,6 +56,15 @@ def read(folder: Path, name: str) -> list[Known]:
     ]
 
 
+def is_whole(folder: Path) -> bool:
+    """Whether a folder's task.json is as `write` left it."""
+    try:
+        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(content, dict) and content.pop("hash", None) == _hash(content)
+
+
 def _phase(task: Task) -> dict[str, Any]:
     return {
         "about": task.describe(),

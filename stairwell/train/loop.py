@@ -141,6 +141,8 @@ class Trainer:
 
     def run_to_the_end(self) -> dict[str, Any]:
         config, progress = self.config, self.progress
+        if not progress.step:
+            self.save()  # a folder with results always has a checkpoint, unless someone removed it
         while progress.step < config.total:
             if self.done_early:
                 if progress.phase or not config.finetune_steps:
@@ -376,6 +378,11 @@ class Trainer:
         """Go on from the newest checkpoint that is whole; a word on each one that is not, and on a feed that cannot go
         on exactly. A training that ended before its first checkpoint begins anew, which comes to the same."""
         if not self.folder.checkpoints():
+            if self.folder.began:
+                raise UserError(
+                    f"{self.folder.path} has no checkpoint to resume from, but a model or metrics that a new training "
+                    "would replace; restore its checkpoints folder, or train in another --out"
+                )
             return [f"{self.folder.path} holds no checkpoint yet; beginning from the start"]
         tensors, note, damaged = self.folder.load_checkpoint()
         checkpoint.check_rows(note, self.config.batch)

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from stairwell.errors import UserError
 from stairwell.files import write_atomically, write_text
+from stairwell.outputs import RUN_FILES
 
 FORMAT = 1
 KEPT = 2  # checkpoints
@@ -36,6 +37,8 @@ class Run:
     """A folder on disk. Opening it reads nothing."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        if not os.fspath(path):
+            raise UserError("the path of the run folder is empty; name a folder")
         self.path = Path(path)
         self.asked = ""  # a hash of what the training was told, which checkpoints remember
 
@@ -87,7 +90,8 @@ class Run:
 
     def tidy(self) -> None:
         """Remove what a killed process had begun to write."""
-        for pattern in ("checkpoints/.step-*.tmp", "snapshots/.step-*.tmp", ".model.safetensors.*.tmp", ".*.json*.tmp"):
+        files = (f".{name}.*.tmp" for name in RUN_FILES)
+        for pattern in ("checkpoints/.step-*.tmp", "snapshots/.step-*.tmp", *files):
             for path in self.path.glob(pattern):
                 path.unlink(missing_ok=True)
 
@@ -126,6 +130,11 @@ class Run:
 
     def save_model(self, parameters: dict[str, Tensor], note: dict[str, Any]) -> None:
         save_tensors(self.path / "model.safetensors", parameters, note)
+
+    @property
+    def began(self) -> bool:
+        """Whether anything was measured or learned. A training writes its first checkpoint before either."""
+        return bool(self.metrics()) or (self.path / "model.safetensors").exists()
 
     def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         path = self.path / "model.safetensors"
@@ -214,8 +223,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -
     metadata = {"stairwell": json.dumps({"note": text, "hash": _hash(tensors, text)})}
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
-    except (SafetensorError, OSError) as error:  # a full disk comes as either
-        why = getattr(error, "strerror", None) or error
+    except OSError as error:
+        why = error.strerror or error
         raise OSError(f"{path} could not be written ({why}); what was saved before is whole") from None
 
 
