@@ -184,7 +184,7 @@ def test_a_run_of_another_task_is_refused(place: Path) -> None:
 
 def test_commands_for_other_models_say_so(place: Path) -> None:
     assert "is no language model" in run_command(place, "generate", "run").line
-    assert "of the kind 'seq2seq'" in run_command(place, "export", "run", "--html", "page.html").line
+    assert "of the kind 'seq2seq'" in run_command(place, "export", "run", "--html", "other.html").line
     assert run_command(place, "report", "run", "--out", "report.html").status == 0
 
 

@@ -121,7 +121,7 @@ def test_a_folder_for_hugging_face_is_written(place: Path) -> None:
     assert done.status == 0 and done.out.startswith("hf: import stairwell.hf"), done
     names = {path.name for path in (place / "hf").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
-    assert "predicts its own 4 symbols, not 64 labels" in stairwell(place, "export", "walk", "--hf", "hf").line
+    assert "predicts its own 4 symbols, not 64 labels" in stairwell(place, "export", "walk", "--hf", "other").line
 
 
 @pytest.mark.parametrize(

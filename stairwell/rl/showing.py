@@ -31,7 +31,7 @@ from .task import Reinforcement
 GROUND, INK = np.array([24, 26, 31]), np.array([255, 196, 61])
 GAP = 8  # pixels
 FEW = 12  # numbers of an observation in words
-GIF = Kind("a GIF of stairwell play", marked(b"stairwell"))
+GIF = Kind("a GIF of stairwell play", marked(b"\x21\xfe\x09stairwell"))  # a comment, as GIF has them
 
 
 class Shown(NamedTuple):

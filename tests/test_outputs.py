@@ -1,0 +1,232 @@
+"""Output paths: nothing that a user has is lost, whatever path a command is given."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stairwell import LanguageModel, LanguageModelConfig, LSTMConfig, outputs, text
+from stairwell.errors import UserError
+from stairwell.export import GRAPH, ONNX, PAGE, Shown, export_html, export_onnx, export_torch
+from stairwell.files import write_atomically, write_folder, write_text
+from stairwell.outputs import Kind
+from stairwell.report import write_html, write_png
+from stairwell.report.page import REPORT
+from stairwell.report.picture import FIGURE
+from stairwell.rl.showing import GIF, write_gif
+from stairwell.state import STATE
+from stairwell.stream import STREAM, Stream
+from stairwell.text import VOCABULARY
+from tests.commands import TINY, Ended, stairwell
+
+BOOK = "the quick brown fox\n" * 60
+OPTIONS = [*TINY[: TINY.index("--train.curriculum")], "--task.path", "book.txt", "--steps", "20", "--quiet"]
+CORPUS, RUN = "book.txt", "run"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    (folder / CORPUS).write_text(BOOK)
+    ended = stairwell(folder, "train", "lm/lstm", *OPTIONS, "--out", RUN)
+    assert ended.status == 0, ended
+    os.mkfifo(folder / "pipe")
+    (folder / "link").symlink_to(f"{RUN}/config.json")
+    (folder / "folder").mkdir()
+    (folder / "folder" / "mine.txt").write_text("mine")
+    return folder
+
+
+def contents(folder: Path) -> dict[str, object]:
+    """Every file with its content, and what everything else is."""
+    paths = [path for path in folder.rglob("*") if path.suffix not in (".out", ".err") and path.name != ".lock"]
+    return {str(path): path.read_bytes() if path.is_file() else stat.S_IFMT(path.lstat().st_mode) for path in paths}
+
+
+WRITERS = {
+    "export --html": ["export", RUN, "--html"],
+    "export --onnx": ["export", RUN, "--onnx"],
+    "export --torch-export": ["export", RUN, "--torch-export"],
+    "export --hf": ["export", RUN, "--hf"],
+    "report --out": ["report", RUN, "--out"],
+    "generate --save-state": ["generate", RUN, "--tokens", "3", "--save-state"],
+}
+REFUSED = [RUN, f"{RUN}/config.json", f"{RUN}/checkpoints/new", f"{RUN}/horizon.json", CORPUS, "link", "pipe", "folder",
+           f"{CORPUS}/inside", ".", ""]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", WRITERS)
+def test_nothing_is_lost_whatever_path_a_command_is_given(command: str, place: Path) -> None:
+    before = contents(place)
+    for path in REFUSED:
+        told = stairwell(place, *WRITERS[command], path).line
+        assert told.endswith(("choose another path", "or an empty one", "choose a new folder", "or move it away")) or (
+            path == "" and "is empty; name a file or a folder" in told
+        ), told
+    assert contents(place) == before
+
+
+TWICE = [
+    (["export", RUN, "--html", "x", "--onnx", "x"], "--html and --onnx both name x"),
+    (["export", RUN, "--html", "x", "--hf", "./x"], "--html and --hf both name x"),
+    (["export", RUN, "--hf", "x", "--html", "x/page.html"], "of --html and --hf one lies inside the other"),
+    (["report", RUN, "--out", "page.png"], "--out and its figure both name page.png"),
+]
+
+
+@pytest.mark.parametrize("arguments, told", TWICE)
+def test_one_command_writes_to_no_path_twice(arguments: list[str], told: str, place: Path) -> None:
+    before = contents(place)
+    assert told in stairwell(place, *arguments).line
+    assert contents(place) == before
+
+
+Write = Callable[[Path], object]
+
+
+@pytest.fixture(scope="module")
+def writers() -> dict[Kind, Write]:
+    """Of every kind of file a function that writes one."""
+    core = LSTMConfig(width=4, layers=1)
+    model = LanguageModel(LanguageModelConfig(core=core, inputs=256, outputs=256)).eval()
+    stream = Stream(model, text.Bytes())
+    stream.feed("a")
+    return {
+        PAGE: lambda path: export_html([Shown("LSTM", model, text.Bytes())], path),
+        ONNX: lambda path: export_onnx(model, path),
+        GRAPH: lambda path: export_torch(model, path),
+        REPORT: lambda path: write_html(path, "title", []),
+        FIGURE: lambda path: write_png(path, []),
+        GIF: lambda path: write_gif(path, [np.zeros((4, 4, 3), np.uint8)] * 2, 8),
+        STREAM: stream.save,
+        STATE: stream.state().save,
+        VOCABULARY: text.Bytes().save,
+    }
+
+
+def test_a_function_replaces_its_own_kind_of_file_and_no_other(writers: dict[Kind, Write], tmp_path: Path) -> None:
+    paths = {kind: tmp_path / f"{number}" for number, kind in enumerate(writers)}
+    for kind, write in writers.items():
+        paths[kind].touch()  # an empty file, as mktemp makes them, holds nothing to lose
+        write(paths[kind])
+        write(paths[kind])
+    for kind in writers:
+        for other, path in paths.items():
+            if other is not kind:
+                with pytest.raises(UserError, match=f"exists and is not {kind.name}"):
+                    outputs.check(path, kind)
+
+
+def test_no_function_replaces_another_file(writers: dict[Kind, Write], tmp_path: Path) -> None:
+    (mine := tmp_path / "mine").write_text("mine")
+    for kind, write in writers.items():
+        with pytest.raises(UserError, match=f"mine exists and is not {kind.name}"):
+            write(mine)
+    assert mine.read_text() == "mine"
+
+
+def test_every_file_that_commands_write_into_a_run_is_known_to_be_the_runs(tmp_path: Path) -> None:
+    options = [*TINY, "--train.average", "2", "--steps", "20", "--quiet"]
+    assert stairwell(tmp_path, "train", "parity/lstm", *options, "--out", RUN).status == 0
+    assert stairwell(tmp_path, "eval", RUN, "--horizon", "50").status == 0
+    assert stairwell(tmp_path, "report", RUN, "--inside").status == 0
+    assert {path.name for path in (tmp_path / RUN).iterdir()} <= set(outputs.RUN_FILES)
+    for name in outputs.RUN_FILES:
+        with pytest.raises(UserError, match="belongs to the run"):
+            outputs.check(tmp_path / RUN / name, PAGE)
+    outputs.check(tmp_path / RUN / "report.html", PAGE)  # a new file of the user's own may lie there
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(UserError, match="pipe is not a regular file"):
+        write_text(pipe, "text")
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+
+
+def test_a_link_stays_a_link_and_a_mode_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "file").chmod(0o600)
+    (tmp_path / "link").symlink_to("file")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
+
+
+def test_the_longest_name_that_a_file_may_have_can_be_written(tmp_path: Path) -> None:
+    write_text(tmp_path / ("x" * 255), "text")
+    assert (tmp_path / ("x" * 255)).read_text() == "text"
+
+
+def test_an_error_names_the_path_that_was_to_be_written(tmp_path: Path) -> None:
+    def full(temporary: Path) -> None:
+        raise OSError("100 requested and 0 written")  # as numpy says it
+
+    with pytest.raises(OSError, match="page: 100 requested"):
+        write_atomically(tmp_path / "page", full)
+    with pytest.raises(OSError, match="corpus: 100 requested"):
+        write_folder(tmp_path / "corpus", full)
+    with pytest.raises(FileNotFoundError, match="missing"):  # one about a file that is read stays as it is
+        write_atomically(tmp_path / "page", lambda temporary: (tmp_path / "missing").read_text())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_folder_is_written_whole_or_not_at_all(exists: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    if exists:
+        folder.mkdir()
+
+    def write(place: Path, fails: bool) -> None:
+        (place / "first").write_text("1")
+        (place / "below").mkdir()
+        (place / "below" / "second").write_text("2")
+        if fails:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_folder(folder, lambda place: write(place, fails=True))
+    assert not list(tmp_path.rglob("*")) or list(tmp_path.rglob("*")) == [folder]
+    write_folder(folder, lambda place: write(place, fails=False))
+    assert sorted(path.name for path in folder.rglob("*")) == ["below", "first", "second"]
+    assert folder.stat().st_mode & 0o555 == 0o555
+
+
+def resumed(place: Path, *options: str) -> Ended:
+    return stairwell(place, "train", "--resume", "--out", RUN, *options, "--quiet")
+
+
+def test_a_run_without_its_checkpoints_is_not_trained_over(place: Path) -> None:
+    (place / RUN / "checkpoints").rename(place / "checkpoints")
+    before = contents(place)
+    for options in ([], ["--steps", "5"], ["--steps", "40"]):
+        assert "has no checkpoint to resume from, but a model or metrics" in resumed(place, *options).line
+    assert contents(place) == before
+    (place / "checkpoints").rename(place / RUN / "checkpoints")
+    assert resumed(place).status == 0
+
+
+def test_a_training_replaces_no_files_of_a_run_that_has_lost_its_config(place: Path, tmp_path: Path) -> None:
+    (tmp_path / CORPUS).write_text(BOOK)
+    for name in ("model.safetensors", "task.json", "metrics.jsonl"):
+        (tmp_path / "lost").mkdir(exist_ok=True)
+        (tmp_path / "lost" / name).write_bytes((place / RUN / name).read_bytes())
+    before = contents(tmp_path)
+    told = stairwell(tmp_path, "train", "lm/lstm", *OPTIONS, "--out", "lost").line
+    assert "metrics.jsonl and model.safetensors and task.json, which a training would replace" in told
+    assert contents(tmp_path) == before
+    (tmp_path / "lost" / "model.safetensors").unlink()
+    (tmp_path / "lost" / "metrics.jsonl").unlink()
+    # All that a training leaves that is killed as it begins: the same command begins it again.
+    assert stairwell(tmp_path, "train", "lm/lstm", *OPTIONS, "--out", "lost").status == 0
+
+
+def test_an_empty_run_folder_name_is_not_the_current_folder(tmp_path: Path) -> None:
+    told = stairwell(tmp_path, "train", "parity/lstm", *TINY, "--out", "").line
+    assert "'--out': the path is empty" in told
+    assert contents(tmp_path) == {}
