@@ -2,6 +2,7 @@
 # make test    sets everything up and runs all checks
 # make quick   the laws and something of every room, within minutes
 # make slow    the proofs that take minutes
+# make docs    builds the documentation site in build/site
 #
 # TORCH=... installs another torch, for instance one for your GPU; VENV=... uses another folder.
 
@@ -10,7 +11,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test quick slow clean
+.PHONY: demo test quick slow docs clean
 
 $(VENV)/installed: pyproject.toml $(wildcard setup.py) $(wildcard stairwell/fast/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "stairwell needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
@@ -34,6 +35,9 @@ quick: $(VENV)/installed
 
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
+
+docs: $(VENV)/installed
+	$(BIN)/mkdocs build --quiet --strict
 
 clean:
 	rm -rf $(VENV) build *.egg-info
