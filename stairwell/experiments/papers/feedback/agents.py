@@ -82,7 +82,7 @@ PPO = AgentTrainConfig(
     entropy_cost=0.01, normalise_advantages=True, normalise_rewards=False, validate_every=1000, checkpoint_every=500,
     valid_rows=64,
 )  # fmt: skip
-MINUTES = dataclasses.replace(PPO, steps=3000, validate_every=500)
+MINUTES = dataclasses.replace(PPO, steps=15_000, validate_every=1500)  # 6 million frames
 ADAM = AgentTrainConfig(
     learner="a2c", steps=20_000, batch=1024, segment=100, learning_rate=3e-4, warmup=0, entropy_cost=5e-4, clip=0,
     normalise_rewards=False, validate_every=1000, checkpoint_every=1000,
@@ -129,7 +129,7 @@ PAPER_NOTES = (
     "0.5. The number of updates is not printed but for the water maze's 500 million steps.",
 )
 LAPTOP_NOTES = (
-    "PPO instead of A2C, 64 environments, width 64, at most some 20 minutes a run: the papers' agents saw hundreds of "
+    "PPO instead of A2C, 64 environments, width 64, 6 million frames in the mazes: the papers' agents saw hundreds of "
     "millions of frames.",
 )
 LOOKED = (
