@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from PIL import Image
@@ -155,9 +156,9 @@ def draw_sweeps() -> None:
     """The pictures of all results whose rows vary a number."""
     for (name, scale), result in published().items():
         if drawn := sweep(result):
-            picture = f"{name}-{scale}.sweep.png"
-            write_sweep_png(PICTURES / picture, drawn)
-            save_picture(PICTURES / picture, picture)
+            with TemporaryDirectory() as folder:
+                write_sweep_png(Path(folder) / "sweep.png", drawn)
+                save_picture(Path(folder) / "sweep.png", f"{name}-{scale}.sweep.png")
 
 
 def published() -> dict[tuple[str, str], dict[str, Any]]:
