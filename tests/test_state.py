@@ -167,6 +167,17 @@ def test_a_growing_cache_does_not_remember_rows_that_left() -> None:
     assert torch.equal(joined.cache, state.select([1, 0]).cache)
 
 
+def test_the_bytes_of_a_state_are_those_that_it_keeps_from_being_freed() -> None:
+    state = used("feedback")
+    whole = sum(tensor.nbytes for _, tensor in state.tensors())
+    parts = state.map(lambda tensor: torch.cat([tensor, tensor])[: len(tensor)])
+    assert state.map(torch.clone).nbytes == whole and parts.nbytes == 2 * whole
+    # Tensors that share a storage count once.
+    count = torch.zeros(1, dtype=torch.int64)
+    shared = state.map(lambda tensor: tensor.clone() if tensor.is_floating_point() else count.expand(tensor.shape))
+    assert shared.nbytes == whole - 2 * state.count.nbytes + count.nbytes
+
+
 def test_counts_stay_integers_when_a_state_changes_its_type() -> None:
     state: Any = used("feedback").to(dtype=torch.float64)
     assert (state.memory.dtype, state.count.dtype) == (torch.float64, torch.int64)

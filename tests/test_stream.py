@@ -13,7 +13,7 @@ from stairwell.cores import config_type
 from stairwell.errors import UserError
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import fit
-from stairwell.stream import ANCHOR, AT_ONCE, Stream, StreamBatch
+from stairwell.stream import ANCHOR, AT_ONCE, RECENT, Stream, StreamBatch, with_slack
 from stairwell.text import BPE, Bytes, Characters
 
 SIZES: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "memory": 5, "chunk": 3}
@@ -154,6 +154,37 @@ def test_a_saved_stream_can_be_cropped_as_far_as_before(name: str, tmp_path: Pat
         assert each.recent[-22:] == tokens + drawn(6, seed=3)[:2]
 
 
+def test_more_tokens_can_be_cropped_than_are_kept_for_penalties(tmp_path: Path) -> None:
+    model, tokens = make_model(), drawn(2 * RECENT)
+    back = RECENT + 10
+    stream, batch = Stream(model, slack=back), StreamBatch(model, slack=back)
+    number = batch.open()
+    stream.feed(tokens)
+    batch.feed({number: tokens})
+    stream.save(tmp_path / "a.stream")
+    for each in (Stream.load(tmp_path / "a.stream", model), batch.close(number), stream):
+        each.crop(back)
+        torch.testing.assert_close(each.log_probabilities(), expected(model, tokens[:-back])[-1])
+        assert each.recent == tokens[:-back][-len(each.recent) :] and each.count == len(tokens) - back
+
+
+@torch.no_grad()
+def test_a_state_with_other_slack_says_and_crops_the_same() -> None:
+    model, tokens = make_model(), drawn(20)
+    _, state = model(torch.tensor([tokens[:15]]), model.init_state(1, slack=4))
+    for slack in (0, 2, 4, 9):
+        changed = with_slack(model.core, state, slack)
+        assert changed.slack == slack and int(changed.room) == min(4, slack)
+        said = model(torch.tensor([tokens[15:]]), changed)[0]
+        torch.testing.assert_close(said[0].log_softmax(-1), expected(model, tokens)[15:])
+        can = int(changed.room)
+        said = model(torch.tensor([tokens[15:]]), changed.crop(can))[0]
+        wanted = expected(model, tokens[: 15 - can] + tokens[15:])[15 - can :]
+        torch.testing.assert_close(said[0].log_softmax(-1), wanted)
+        with pytest.raises(ValueError, match=f"can take back {can} "):
+            changed.crop(can + 1)
+
+
 def test_cropping_everything_leaves_a_fresh_stream() -> None:
     model, tokens = make_model(), drawn(6)
     stream = Stream(model, slack=3)
@@ -289,6 +320,10 @@ def test_a_stream_of_a_batch_can_be_cropped() -> None:
     batch.feed({a: [*tokens, 1, 2, 3], b: tokens[:4]})
     batch.crop(a, 3)
     torch.testing.assert_close(batch.log_probabilities(a), expected(model, tokens)[-1])
+    batch.feed({a: [4, 5]})
+    batch.crop(a, 2)
+    torch.testing.assert_close(batch.log_probabilities(a), expected(model, tokens)[-1])
+    assert batch.close(batch.fork(a)).recent == tokens
     torch.testing.assert_close(batch.log_probabilities(b), expected(model, tokens[:4])[-1])
 
 
