@@ -34,6 +34,7 @@ class Choices(nn.Module):
         self.shape = () if isinstance(space, Discrete) else space.shape
         self.A, self.P, self.noises = len(self.sizes), sum(self.sizes), len(self.sizes)
 
+    @torch.no_grad()
     def sample(self, policy: Tensor, noise: Tensor) -> Tensor:
         """policy (B, P), noise (B, A) -> (B, A)"""
         places = []
@@ -80,6 +81,7 @@ class Gaussian(nn.Module):
     def deviation(self) -> Tensor:
         return self.log_deviation.clamp(LEAST, MOST).exp()
 
+    @torch.no_grad()
     def sample(self, policy: Tensor, noise: Tensor) -> Tensor:
         """policy (B, A), noise (B, 2 A) -> (B, A), by Box and Muller"""
         radius, angle = noise.chunk(2, -1)
@@ -99,8 +101,9 @@ class Gaussian(nn.Module):
         return own.expand(policy.shape[:-1])
 
     def to_environment(self, actions: Tensor) -> Array:
-        numbers = self.middle + self.scale * actions.double().cpu().numpy()
-        return np.clip(numbers, self.low, self.high).astype(self.kind).reshape(-1, *self.shape)
+        numbers = np.clip(self.middle + self.scale * actions.double().cpu().numpy(), self.low, self.high)
+        numbers = numbers if self.kind.kind == "f" else np.rint(numbers)
+        return numbers.astype(self.kind).reshape(-1, *self.shape)
 
     def embedding(self, width: int) -> nn.Module:
         return nn.Linear(self.A, width)

@@ -188,6 +188,8 @@ def test_gaussians_agree_with_torchs_own_and_keep_to_the_box() -> None:
     torch.testing.assert_close(gaussian.entropy(policy[:5]), theirs.entropy().sum(-1))
     given = gaussian.to_environment(torch.tensor([[0.0, 0.0], [9.0, -9.0], [-1.0, 1.0]]))
     np.testing.assert_allclose(given, [[1.0, 0.5], [3.0, 0.0], [-1.0, 1.0]])
+    integers = Gaussian(Box((1,), 0, 3, "int64")).to_environment(torch.tensor([[-2.0], [-0.9], [0.9], [0.2]]))
+    assert integers.dtype == np.int64 and integers.tolist() == [[0], [0], [3], [2]]
     unbounded = Gaussian(Box((1,)))
     np.testing.assert_allclose(unbounded.to_environment(torch.tensor([[7.0]])), [[7.0]])
 
