@@ -54,7 +54,10 @@ class GymnasiumRows:
         return int(self.env.num_envs)
 
     def begin(self) -> Observations:
-        seed: Any = self.seed if self.takes_seeds else self.seed[0]
+        return self.begin_from(self.seed)
+
+    def begin_from(self, seeds: list[int]) -> Observations:
+        seed: Any = seeds if self.takes_seeds else seeds[0]
         observations, _ = self.guarded(lambda: self.env.reset(seed=seed))
         named = flatten(self.observation_space, observations)
         nothing = np.zeros(self.B, dtype=bool)
@@ -101,10 +104,9 @@ class GymnasiumRows:
     def position(self) -> dict[str, Array]:
         return {}
 
-    def seek(self, position: Mapping[str, Array]) -> Observations:
-        # Otherwise the episodes of the training's beginning would be played once more.
-        self.seed = [number + 1_000_003 for number in self.seed]
-        return self.begin()
+    def seek(self, position: Mapping[str, Array], time: int) -> Observations:
+        """New episodes, which were not played before `time`."""
+        return self.begin_from([seed_of(seed, time) for seed in self.seed])
 
     def render(self, row: int) -> Array | None:
         pictures: Any = self.env.render() if self.env.render_mode else None
@@ -195,9 +197,9 @@ def open_gymnasium(name: str, options: Mapping[str, Any], rows: range, seed: int
     return GymnasiumRows(env, [seed_of(seed, row) for row in rows])
 
 
-def seed_of(seed: int, row: int) -> int:
-    """A seed for each row, far from those of others."""
-    return int(np.random.SeedSequence([seed, row]).generate_state(1, np.uint32)[0] >> 1)
+def seed_of(seed: int, number: int) -> int:
+    """A seed for each number, of a row or of a time, far from those of others."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint32)[0] >> 1)
 
 
 def action_names(env: VectorEnv[Any, Any, Any]) -> Sequence[str]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stairwell.errors import UserError
 from stairwell.state import State
 from stairwell.train.objective import Objective, Outcome
 from stairwell.train.streams import inside
@@ -25,6 +26,7 @@ from .agent import Agent, Inputs, Said
 from .config import AgentTrainConfig
 from .rollouts import Rollout
 
+RANDOM_RATES = ("dropout", "attention_dropout", "relu_dropout", "residual_dropout", "layer_drop")
 RECENT = 500  # episodes over which returns and lengths are averaged
 
 
@@ -106,6 +108,14 @@ class A2C(ActorCritic):
 
 
 class PPO(ActorCritic):
+    def __init__(self, model: Agent, config: AgentTrainConfig) -> None:
+        super().__init__(model, config)
+        if option := random_in_training(model.config.core):
+            raise UserError(
+                f"--core.{option}: PPO compares the policy that acted with the one that learns, but agents act without "
+                f"what is random in training; leave it out, or choose --train.learner a2c"
+            )
+
     def policy_loss(self, log_probability: Tensor, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
         e = self.config.clip_ratio
         change = log_probability - batch.log_probability
@@ -116,6 +126,14 @@ class PPO(ActorCritic):
 
 
 LEARNERS: dict[str, type[ActorCritic]] = {"a2c": A2C, "ppo": PPO}
+
+
+def random_in_training(core: Any) -> str:
+    """Return the first option of a core's config that makes a forward pass random in training; empty without one."""
+    options = {name: getattr(core, name) for name in RANDOM_RATES if getattr(core, name, 0)}
+    if getattr(core, "positions", None) == "random":
+        options["positions"] = "random"
+    return next((f"{name} {value}" for name, value in options.items()), "")
 
 
 def summed(values: Tensor, scored: Tensor) -> Tensor:

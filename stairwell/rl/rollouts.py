@@ -266,15 +266,16 @@ class Rollouts:
                 named |= {f"window.{number}.{name}": tensor for name, tensor in state.tensors()}
         rows: list[None] = [None] * self.rows.B
         plain = {"reads": self.reads, "time": self.time, "windows": windows}
-        return {"rows": rows, **plain, "tensors": {name: storable(tensor) for name, tensor in named.items()}}
+        return {"rows": rows, **plain, "tensors": named}
 
     def seek(self, position: dict[str, Any]) -> str | None:
-        named = {name: restored(name, tensor) for name, tensor in position["tensors"].items()}
+        named = position["tensors"]
         self.reads, self.time = position["reads"], position["time"]
         self.state = self.state_from(part(named, "state")).to(self.device)
         states = [self.state_from(part(named, f"window.{number}")) for number in range(position["windows"])]
         self.rollout = Rollout.from_tensors(part(named, "rollout"), states) if states else None
-        observations = self.rows.seek({name: tensor.numpy() for name, tensor in part(named, "environment").items()})
+        environment = {name: tensor.numpy() for name, tensor in part(named, "environment").items()}
+        observations = self.rows.seek(environment, self.time)
         self.begin(observations)
         if self.rows.resumes:
             now = part(named, "now")
@@ -297,7 +298,7 @@ class Rollouts:
             position, self.state, self.now, self.start, self.time = kept
             self.open, self.discounted = numbers
             if self.rows.resumes:
-                self.rows.seek(position)
+                self.rows.seek(position, self.time)
             raise
 
 
@@ -342,18 +343,6 @@ def as_tensor(values: Array) -> Tensor:
     if values.dtype == np.uint8:
         return torch.from_numpy(values)
     return torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64, copy=False))
-
-
-# Not every way between processes takes bools.
-BOOLS = ("start", "scored", "over")
-
-
-def storable(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
-
-
-def restored(name: str, tensor: Tensor) -> Tensor:
-    return tensor.to(torch.bool) if name.rpartition(".")[2] in BOOLS else tensor
 
 
 def part(named: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:

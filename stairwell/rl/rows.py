@@ -71,8 +71,9 @@ class Rows(Protocol):
 
     def position(self) -> dict[str, Array]: ...
 
-    def seek(self, position: Mapping[str, Array]) -> Observations:
-        """What the rows observe there."""
+    def seek(self, position: Mapping[str, Array], time: int) -> Observations:
+        """What the rows observe there. `time` is how many frames each row had played; environments that cannot be put
+        back begin episodes that depend on it, so that no two resumptions play the same ones."""
 
     def render(self, row: int) -> Array | None: ...
 
@@ -109,7 +110,7 @@ class OwnRows:
     def position(self) -> dict[str, Array]:
         return self.environment.position()
 
-    def seek(self, position: Mapping[str, Array]) -> Observations:
+    def seek(self, position: Mapping[str, Array], time: int) -> Observations:
         self.environment.seek(position)
         return self.named(self.environment.observe())
 

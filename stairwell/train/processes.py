@@ -72,6 +72,8 @@ class World:
         """The tensors of all processes, which are alike in shape, in order."""
         if self.size == 1:
             return [tensor]
+        if tensor.dtype == torch.bool:  # not every way between processes takes bools
+            return [part.bool() for part in self.gather(tensor.to(torch.uint8))]
         tensor = tensor.to(self.device)
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
         dist.all_gather(parts, tensor.contiguous())

@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from stairwell.cores import CORES, config_type
 from stairwell.errors import UserError
-from stairwell.rl.learners import A2C, PPO, RECENT, ActorCritic
+from stairwell.rl.learners import A2C, PPO, RANDOM_RATES, RECENT, ActorCritic
 from stairwell.rl.rollouts import Rollout
 from tests.rl.test_rollouts import experiment, feed
 
@@ -138,3 +139,25 @@ def test_the_last_episodes_are_averaged() -> None:
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], word: str) -> None:
     with pytest.raises(UserError, match=word):
         experiment(**{f"train__{name}": value for name, value in options.items()})
+
+
+@pytest.mark.parametrize(
+    ("core", "option"),
+    [
+        ("feedback", "attention_dropout 0.1"), ("feedback", "relu_dropout 0.1"), ("feedback", "residual_dropout 0.1"),
+        ("staircase", "layer_drop 0.1"), ("feedback", "positions random"), ("lstm", "dropout 0.1"),
+    ],
+)  # fmt: skip
+def test_ppo_refuses_what_is_random_in_training_but_not_at_play(core: str, option: str) -> None:
+    """The policy that learns would not be the one that acted, and their ratio not 1 before the first step."""
+    name, value = option.split()
+    made = experiment(f"rl/{core}", core__layers=2, **{f"core__{name}": value})
+    agent = made.make_model(made.make_tasks()[0])
+    with pytest.raises(UserError, match=rf"--core\.{option}: PPO compares .*--train\.learner a2c"):
+        PPO(agent, dataclasses.replace(made.train, learner="ppo"))
+    A2C(agent, made.train)
+
+
+def test_no_core_has_a_rate_that_ppo_has_not_heard_of() -> None:
+    rates = {name for core in CORES for name in config_type(core).__dataclass_fields__ if "drop" in name}
+    assert rates - {"locked_dropout"} == set(RANDOM_RATES)

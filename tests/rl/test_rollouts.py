@@ -257,9 +257,62 @@ def test_gymnasiums_environments_begin_new_episodes_when_taken_up(tmp_path: Path
     fit(longer, tmp_path / "run", "cpu")
     assert measured(tmp_path / "run")[-1]["step"] == 20
     rows = open_gymnasium("CartPole-v1", {}, range(2), 3)
-    first = rows.begin()["observation"]
-    assert not np.array_equal(rows.seek({})["observation"], first)
     assert not rows.resumes and OwnRows.resumes
+
+
+def test_every_resumption_of_a_gymnasium_environment_plays_episodes_of_its_own(tmp_path: Path) -> None:
+    """New ones at every checkpoint, the same ones from the same checkpoint, in training as in a feed alone."""
+    made = experiment(task__env="CartPole-v1", task__length=None, train__checkpoint_every=0)
+
+    def episodes(steps: int) -> list[float]:
+        """What the rows observe first when the training is resumed after so many steps."""
+        shorter = dataclasses.replace(made, train=dataclasses.replace(made.train, steps=steps))
+        fit(shorter, tmp_path / "run", "cpu")
+        task = shorter.make_tasks()[0]
+        trainer = agent_trainer(shorter.make_model(task), [task], shorter.train, Run(tmp_path / "run"))
+        beginning = trainer.feed.now.observation["observation"].flatten().tolist()
+        trainer.resume()
+        return [beginning, trainer.feed.now.observation["observation"].flatten().tolist()]
+
+    (first, two), (_, again), (_, four), (_, six) = episodes(2), episodes(2), episodes(4), episodes(6)
+    assert two == again
+    assert not set(first) & set(two) and not set(two) & set(four) and not set(four) & set(six)
+
+
+class Flags(gymnasium.Env[Any, Any]):
+    """Observations under the names that a rollout has for its own arrays of bools."""
+
+    def __init__(self) -> None:
+        part = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+        self.observation_space = gymnasium.spaces.Dict({"start": part, "scored": part, "over": part})
+        self.action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        self.time = 0
+        return self.observation_space.sample(), {}
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        return self.observation_space.sample(), 1.0, self.time == 3, False, {}
+
+
+gymnasium.register("Flags-v0", entry_point=f"{__name__}:Flags")
+
+
+def test_a_position_keeps_the_types_of_its_arrays_whatever_observations_are_called() -> None:
+    options = {key.replace(".", "__"): value for key, value in PPO.items()}
+    made = experiment(task__env="Flags-v0", task__length=None, **options)
+    fed, again = feed(made), feed(made)
+    fed.read(6)  # the first of four reads, so that the rollout belongs to the position
+    position = fed.position()
+    again.seek(position)
+    assert fed.rollout is not None and again.rollout is not None
+    for name, tensor in fed.rollout.tensors().items():
+        assert again.rollout.tensors()[name].dtype == tensor.dtype, name
+        assert torch.equal(again.rollout.tensors()[name], tensor), name
+    assert position["tensors"]["now.observation.start"].dtype == torch.uint8
+    assert position["tensors"]["now.start"].dtype == torch.bool
 
 
 def test_minigrids_pictures_are_read_as_names_of_things_and_its_mission_is_left_out() -> None:
