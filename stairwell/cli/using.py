@@ -167,6 +167,10 @@ def serve(
     max_states: Annotated[int, typer.Option(help="states that are kept at a time", min=0)] = 256,
     max_state_bytes: Annotated[int, typer.Option(help="of all states together", min=0)] = 1_000_000_000,
     state_seconds: Annotated[float, typer.Option(help="a state that nobody asked for is forgotten", min=1)] = 3_600,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="another name that the server answers to in a Host header; '*' is any"),
+    ] = None,
     device: Device = "auto",
 ) -> None:
     """Serve a trained language model: OpenAI's completions, and states that stay on the server."""
@@ -177,7 +181,7 @@ def serve(
         prompt=max_prompt, tokens=max_tokens, seconds=max_seconds, clients=max_clients,
         states=max_states, states_bytes=max_state_bytes, state_seconds=state_seconds,
     )  # fmt: skip
-    serve_run(run, host, port, token_file, device, rows, waiting, limits, say)
+    serve_run(run, host, port, token_file, device, rows, waiting, limits, allow_host or (), say)
 
 
 @app.command()

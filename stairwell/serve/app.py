@@ -93,7 +93,7 @@ async def tokenize(request: Request) -> Response:
     fields = as_object(await read_json(request), {"prompt", "model", "add_special_tokens"})
     check_model(fields, service.name)
     flag(fields, "add_special_tokens")  # there are none
-    ids = await run_in_threadpool(tokens_of, fields.get("prompt"), service.vocabulary, service.limits)
+    ids = await service.parse(lambda: tokens_of(fields.get("prompt"), service.vocabulary, service.limits))
     return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.limits.prompt})
 
 
@@ -104,7 +104,7 @@ async def detokenize(request: Request) -> Response:
     if not isinstance(fields.get("tokens"), list):
         raise Refused(400, "'tokens' must be a list of tokens")
     ids = tokens_of(fields["tokens"], service.vocabulary, service.limits)
-    return JSONResponse({"prompt": await run_in_threadpool(service.vocabulary.decode, ids)})
+    return JSONResponse({"prompt": await service.parse(lambda: service.vocabulary.decode(ids))})
 
 
 async def tokenizer_info(request: Request) -> Response:

@@ -3,9 +3,10 @@
     batch = Batch(model, vocabulary, rows=16, waiting=64)
     batch.submit(Job(Prompt(ids), tokens=20, choice=Choice(), tell=print))      raises Busy when too many wait already
 
-One thread owns the decoding session. In turns it reads prompts, those of all who wait for a free row together, at most
-`AT_ONCE` tokens of each, so that a long one does not hold up those who are written already; then it chooses a token for
-every row, tells whom it concerns, and lets all rows read theirs in one step. Letters: B rows, T tokens, V symbols.
+One thread owns the decoding session. In turns it reads parts of the prompts that wait, round-robin and at most
+`PREFILL` tokens in total, so that long prompts delay neither the texts being written nor the short prompts beside them;
+then it chooses a token for every row, tells whom it concerns, and lets all rows read theirs in one step. A job of no
+tokens only reads: it needs no row. Letters: B rows, T tokens, V symbols.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count
 
 import torch
 from torch import Tensor
@@ -30,6 +31,11 @@ from stairwell.state import State
 from stairwell.stream import AT_ONCE, RECENT, check_usable
 
 log = logging.getLogger("stairwell.serve")
+
+# Tokens of prompts read between two steps of the texts being written: in total, and of one prompt. A recurrent core
+# reads a long part of one prompt as slowly as short parts of several. While nothing is written it is `AT_ONCE` tokens.
+PREFILL, PREFILL_EACH = 512, 128
+SHORTEST_PART = 64  # tokens; each call projects the memory again, so shorter parts would cost more than they read
 
 
 class Busy(Exception):
@@ -68,6 +74,7 @@ class Prompt:
     ) -> None:
         self.ids, self.echo, self.logprobs = ids, echo, logprobs
         self.read = 0  # how many of its tokens
+        self.turn = 0  # when it was last read; who waits longest comes next
         self.state: State | None = None
         self.logits: Tensor | None = None
         self.recent: list[int] = []
@@ -109,9 +116,8 @@ class Prompt:
             self.speller(token)
 
 
-def read_part(prompts: Sequence[Prompt], model: LanguageModel) -> int:
-    """Read as many tokens of each prompt as the shortest has left, `AT_ONCE` at most, in one call; how many in all."""
-    T = min(AT_ONCE, *(prompt.left for prompt in prompts))
+def read_part(prompts: Sequence[Prompt], T: int, model: LanguageModel) -> int:
+    """Read the next T tokens of each prompt in one call; return how many in total."""
     parts = [list(prompt.ids[prompt.read : prompt.read + T]) for prompt in prompts]
     states = [prompt.state for prompt in prompts if prompt.state is not None]
     tokens = torch.tensor(parts, device=next(model.parameters()).device)
@@ -123,6 +129,22 @@ def read_part(prompts: Sequence[Prompt], model: LanguageModel) -> int:
         except UserError as mistake:
             prompt.failed = Done("refused", str(mistake))
     return len(prompts) * T
+
+
+def next_parts(prompts: Sequence[Prompt], total: int, each: int) -> dict[Prompt, int]:
+    """Which prompts are read next and up to which token: those that have waited longest, `total` tokens of all and
+    `each` of one at most."""
+    if not prompts:
+        return {}
+    each = min(each, max(SHORTEST_PART, total // len(prompts)))
+    ends = {}
+    for prompt in sorted(prompts, key=lambda prompt: prompt.turn):
+        part = min(prompt.left, each)
+        if part > total:
+            break
+        total -= part
+        ends[prompt] = prompt.read + part
+    return ends
 
 
 @dataclass(eq=False)
@@ -187,6 +209,12 @@ def known(token: int, shown: str, length: int, logits: Tensor | None, asked: int
     return Token(token, shown, length, logprob, tuple(top.items()))
 
 
+def slack_of(prompt: Prompt) -> int:
+    """States of other slack cannot be joined."""
+    assert prompt.state is not None
+    return prompt.state.slack
+
+
 def check_numbers(logits: Tensor) -> None:
     """A trained model says numbers; from a state that somebody has made up it may say anything."""
     if not logits.isfinite().all():
@@ -206,7 +234,8 @@ class Batch:
         self.active: list[Row] = []
         self.counts = {"requests": 0, "rejected": 0, "failed": 0, "prompt_tokens": 0, "written_tokens": 0, "steps": 0}
         self.changed = threading.Condition()
-        self.closing = False
+        self.turns = count(1)
+        self.closing = self.aborted = False
         self.clear()
         self.thread = threading.Thread(target=self._run, name="stairwell-batch", daemon=True)
         self.thread.start()
@@ -225,8 +254,9 @@ class Batch:
             if len(self.queue) + len(self.active) + len(jobs) > self.rows + self.waiting:
                 self.counts["rejected"] += 1
                 raise Busy(f"{len(self.queue)} texts wait already; try again later")
+            for job in jobs:
+                job.prompt.turn = next(self.turns)
             self.queue.extend(jobs)
-            self.counts["requests"] += 1
             self.changed.notify()
 
     def close(self) -> None:
@@ -239,12 +269,23 @@ class Batch:
             self.changed.notify()
         self.thread.join()
 
+    def abort(self) -> None:
+        """Cancel everything after the step that is running; return at once."""
+        with self.changed:
+            self.closing = self.aborted = True
+            self.changed.notify()
+
     def _run(self) -> None:
         with torch.no_grad():
             while True:
                 with self.changed:
                     while not self.queue and not self.active and not self.closing:
                         self.changed.wait()
+                    if self.aborted:
+                        for job in [*self.queue, *(row.job for row in self.active)]:
+                            job.tell(Done("cancelled"))
+                        self.queue.clear()
+                        self.active = []
                     if self.closing and not self.active:
                         return
                 self._read()
@@ -252,34 +293,45 @@ class Batch:
                     self._step()
 
     def _read(self) -> None:
-        """Read a part of the prompts of those who come next, as many as there are free rows; who is ready is seated."""
+        """Read parts of the prompts that wait for nothing else; who is ready is seated."""
         with self.changed:
-            jobs = list(islice(self.queue, self.rows - len(self.active)))
+            jobs = list(self.queue)
         waiting = []
         for job in jobs:
             if job.cancelled or time.monotonic() > job.deadline:
                 self._leave_queue(job, Done("cancelled" if job.cancelled else "length"))
-            else:
+            elif job.tokens == 0 or len(self.active) < self.rows:
                 waiting.append(job)
         prompts = list(dict.fromkeys(job.prompt for job in waiting))
         for prompt in prompts:
             prompt.begin(self.model, self.vocabulary)
-        self._read_parts([prompt for prompt in prompts if prompt.left and prompt.failed is None])
+        unread = [prompt for prompt in prompts if prompt.left]
+        # While nothing is written a longer part holds nobody up.
+        self._read_parts(next_parts(unread, *((PREFILL, PREFILL_EACH) if self.active else (AT_ONCE, AT_ONCE))))
         for job in waiting:
             if job.prompt.failed is not None:
                 self._leave_queue(job, job.prompt.failed)
-            elif not job.prompt.left:
+            elif not job.prompt.left and (job.tokens == 0 or len(self.active) < self.rows):
                 self._begin_to_write(job)
 
-    def _read_parts(self, prompts: list[Prompt]) -> None:
-        """Together; if that goes wrong one by one, so that only whose fault it is hears of it."""
+    def _read_parts(self, ends: dict[Prompt, int]) -> None:
+        """Read each prompt up to its end; in one call all that can be joined, as far as the shortest goes."""
+        for prompt in ends:
+            prompt.turn = next(self.turns)
+        while going := [prompt for prompt in ends if prompt.failed is None and prompt.read < ends[prompt]]:
+            alike = [prompt for prompt in going if slack_of(prompt) == slack_of(going[0])]
+            self._read_together(alike, min(ends[prompt] - prompt.read for prompt in alike))
+
+    def _read_together(self, prompts: list[Prompt], T: int) -> None:
+        """If that goes wrong one by one, so that only whose fault it is hears of it."""
+        read = [prompt.read for prompt in prompts]
         try:
-            if prompts:
-                self.counts["prompt_tokens"] += read_part(prompts, self.model)
+            self.counts["prompt_tokens"] += read_part(prompts, T, self.model)
         except Exception as problem:
             if len(prompts) > 1:
-                for prompt in prompts:
-                    self._read_parts([prompt] if prompt.left else [])
+                for prompt, before in zip(prompts, read):
+                    if prompt.read == before and prompt.failed is None:
+                        self._read_together([prompt], T)
             elif isinstance(problem, UserError):
                 prompts[0].failed = Done("refused", str(problem))
             else:

@@ -18,17 +18,27 @@ from starlette.types import Receive, Scope, Send
 
 from stairwell.serve.batch import Busy, Done, Job, Prompt, Token
 from stairwell.serve.requests import Completion, Refused, completion
-from stairwell.serve.service import Service, error, read_json, service_of
+from stairwell.serve.service import (
+    UNFINISHED,
+    Service,
+    error,
+    read_json,
+    service_of,
+    unfinished,
+    until_gone,
+)
 from stairwell.serve.states import beginning
 
-UNFINISHED = {"error": 503, "cancelled": 503, "refused": 400}  # reasons for which there is no answer
+END = "data: [DONE]\n\n"
 
 
 async def completions(request: Request) -> Response:
     service = service_of(request)
     body = await read_json(request)
-    asked = await run_in_threadpool(completion, body, service.vocabulary, service.name, service.limits)
-    begin = await service.work(lambda: going_on(service, asked)) if asked.state is not None else None
+    asked = await service.parse(lambda: completion(body, service.vocabulary, service.name, service.limits))
+    begin = None
+    if asked.state is not None:
+        begin = await service.attend(request, service.work(lambda: going_on(service, asked)))
     answer = Answer(service, asked, begin)
     if not asked.stream:
         return await answer.whole(request)
@@ -82,8 +92,9 @@ class Answer:
             for _ in range(asked.n):
                 self.jobs.append(self._job(prompt, len(self.jobs), deadline))
         if service.told + asked.told > service.limits.told:
-            raise Busy(f"answers of up to {service.told} tokens are in the making already; try again later")
+            raise Busy(f"answers of a size of {service.told} are in the making already; try again later")
         service.batch.submit(*self.jobs)
+        service.batch.counts["requests"] += 1
         service.told += asked.told
         self.offsets = [0] * len(self.jobs)
         self.open = True
@@ -137,14 +148,16 @@ class Answer:
                 done = told[-1]
                 if isinstance(done, Done) and done.reason in UNFINISHED:
                     status = UNFINISHED[done.reason]
-                    yield "".join(parts) + event({"error": {"message": unfinished(done), "code": status}})
+                    kind = "invalid_request_error" if status < 500 else "server_error"
+                    wrong = event({"error": {"message": unfinished(done), "type": kind, "code": status}})
+                    yield "".join(parts) + wrong + END
                     return
                 left -= isinstance(done, Done)
                 parts.append(event(self.envelope([self.part(index, told)])))
             yield "".join(parts)
         if self.asked.usage:
             yield event({**self.envelope([]), "usage": self.usage()})
-        yield "data: [DONE]\n\n"
+        yield END
 
     def part(self, index: int, told: list[Token | Done]) -> dict[str, Any]:
         """What has come of one text, as a choice of OpenAI's."""
@@ -210,12 +223,3 @@ def by_text(told: Iterable[tuple[int, Token | Done]]) -> Iterable[tuple[int, lis
 def event(content: dict[str, Any]) -> str:
     # In ASCII: there are clients that take U+2028 for the end of a line.
     return f"data: {json.dumps(content)}\n\n"
-
-
-def unfinished(done: Done) -> str:
-    return done.text if done.reason == "refused" else "the request could not be finished; try again"
-
-
-async def until_gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -1,43 +1,102 @@
-"""A connection of uvicorn's that loses patience: it has no time limits of its own but between two requests."""
+"""uvicorn's connections with time limits, which it has only between two requests, and its server with a last word."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
+from collections.abc import Callable
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-PATIENCE = 30.0  # seconds for the head of a request, from the connection or the answer before
+PATIENCE = 10.0  # seconds for the head of a request
+LINGER = 30.0  # seconds in which a client must take a part of its answer
 
 
 class Impatient(H11Protocol):
-    """A connection that is ended when the head of a request takes longer than `patience`, or all of it and its answer
-    longer than `answers_within`: clients that send or read a byte now and then hold nothing for ever."""
+    """A connection that is closed when the head of a request takes longer than `patience`, all of it and its answer
+    longer than `answers_within`, or when the client takes nothing of its answer for `linger` seconds: clients that send
+    or read a byte now and then hold nothing for ever.
 
-    patience = PATIENCE
-    answers_within = 330.0
+    Of too many connections the one that has been idle longest is closed, so that those who send nothing, and need no
+    token for that, do not keep out those who do."""
+
+    patience, linger, answers_within = PATIENCE, LINGER, 330.0
     timer: asyncio.TimerHandle | None = None
+    reading: asyncio.TimerHandle | None = None  # while the client has not taken what was written
+    idle_since: float | None = None  # none while a request is being answered
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.idle_since = time.monotonic()
         self._within(self.patience)
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            self._close_longest_idle()
 
     def handle_events(self) -> None:
         before = self.cycle
         super().handle_events()
         if self.cycle is not before:
+            self.idle_since = None
             self._within(self.answers_within)
 
     def on_response_complete(self) -> None:
-        self._within(self.patience)
+        self.idle_since = time.monotonic()
+        if not self.flow.write_paused:  # otherwise much of the answer is still to be taken, within its own time
+            self._within(self.patience)
         super().on_response_complete()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reading(self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._cancel(self.reading)
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+        self._cancel(self.timer)
+        self._cancel(self.reading)
         super().connection_lost(exc)
 
     def _within(self, seconds: float) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
+        self._cancel(self.timer)
         self.timer = self.loop.call_later(seconds, self.transport.abort)
+
+    def _expect_reading(self, unread: int) -> None:
+        def check() -> None:
+            left = self.transport.get_write_buffer_size()
+            if left < unread:
+                self._expect_reading(left)
+            else:
+                self.transport.abort()
+
+        self._cancel(self.reading)
+        self.reading = self.loop.call_later(self.linger, check)
+
+    def _close_longest_idle(self) -> None:
+        idle = [each for each in self.connections if isinstance(each, Impatient) and each.idle_since is not None]
+        if oldest := min(idle, key=lambda each: each.idle_since or 0, default=None):
+            self.connections.discard(oldest)  # now, not when its end is noticed
+            oldest.transport.abort()
+
+    @staticmethod
+    def _cancel(timer: asyncio.TimerHandle | None) -> None:
+        if timer is not None:
+            timer.cancel()
+
+
+class Server(uvicorn.Server):
+    """When it has been shutting down for `grace` seconds it calls `abort`, so that everyone who is still being answered
+    is told why the answer ends; uvicorn itself would drop them."""
+
+    def __init__(self, config: uvicorn.Config, abort: Callable[[], None], grace: float) -> None:
+        super().__init__(config)
+        self.abort, self.grace = abort, grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        timer = asyncio.get_running_loop().call_later(self.grace, self.abort)
+        await super().shutdown(sockets)
+        timer.cancel()

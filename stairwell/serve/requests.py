@@ -17,6 +17,7 @@ from stairwell.stream import encode
 STOPS, STOP_LENGTH = 16, 200  # stop strings, characters of each
 LOGPROBS = 5  # the likeliest tokens, beside each
 HOTTEST = 100.0
+ANY_NUMBER = 1 << 62
 PENALTY = (0.01, 100.0)
 # Below this, single precision cannot tell a temperature or a share of the probability from 0.
 NEXT_TO_NOTHING = 1e-6
@@ -37,7 +38,8 @@ class Limits:
     prompt: int = 16_384  # tokens
     tokens: int = 4_096  # to write
     texts: int = 32  # prompts times n
-    told: int = 1 << 19  # tokens that the answers in the making may come to, of all clients
+    told: int = 1 << 19  # size of the answers in the making, of all clients; see `Completion.told`
+    answer: int = 1 << 18  # size of one answer
     seconds: float = 300.0  # of one request
     body: int = 1_000_000  # bytes
     clients: int = 256  # at a time
@@ -71,8 +73,9 @@ class Completion:
 
     @property
     def told(self) -> int:
-        """Tokens that the answer may come to."""
-        return self.n * sum(self.tokens + (len(prompt) if self.echo else 0) for prompt in self.prompts)
+        """The most that the answer may come to: its tokens, each with `logprobs` k as large as 2 + k without."""
+        each = 1 if self.logprobs is None else 2 + self.logprobs
+        return each * self.n * sum(self.tokens + (len(prompt) if self.echo else 0) for prompt in self.prompts)
 
 
 def completion(body: Any, vocabulary: text.Vocabulary, model: str, limits: Limits) -> Completion:
@@ -86,12 +89,12 @@ def completion(body: Any, vocabulary: text.Vocabulary, model: str, limits: Limit
     word(fields, "user")
     n = number(fields, "n", 1, 1, limits.texts, int)
     state = word(fields, "state")
-    given = fields.get("prompt")
-    prompts = [tokens_of(one, vocabulary, limits) for one in several("" if given is None else given)]
+    given = several("" if fields.get("prompt") is None else fields["prompt"])
+    if len(given) * n > limits.texts:
+        raise Refused(400, f"{len(given)} prompts times n={n} are more than {limits.texts} texts")
+    prompts = [tokens_of(one, vocabulary, limits) for one in given]
     if state is None and not all(prompts):
         raise Refused(400, "a prompt is empty: nothing is known before the first token")
-    if len(prompts) * n > limits.texts:
-        raise Refused(400, f"{len(prompts)} prompts times n={n} are more than {limits.texts} texts")
     options = fields.get("stream_options")
     if options is not None and not (isinstance(options, dict) and options.keys() <= {"include_usage"}):
         raise Refused(400, "'stream_options' may hold include_usage alone")
@@ -108,8 +111,12 @@ def completion(body: Any, vocabulary: text.Vocabulary, model: str, limits: Limit
         seed=number(fields, "seed", None, -(2**63), 2**63 - 1, int),
         state=state,
     )
-    if asked.told > limits.told:
-        raise Refused(400, f"an answer of up to {asked.told} tokens is too long: at most {limits.told}")
+    if asked.told > (most := min(limits.answer, limits.told)):
+        raise Refused(
+            400,
+            f"an answer of a size of up to {asked.told} is too long: at most {most}. It is prompts times n times tokens "
+            "(with echo, the prompt's too), with logprobs times 2 + logprobs; ask for less at a time",
+        )
     return asked
 
 
@@ -138,19 +145,32 @@ def several(prompt: Any) -> list[Any]:
 
 def tokens_of(prompt: Any, vocabulary: text.Vocabulary, limits: Limits) -> list[int]:
     if isinstance(prompt, str):
+        # A long text is refused before time and memory go into its tokens.
+        check_length(-(-len(prompt) // longest_token(vocabulary)), limits)
         try:
-            ids: list[int] = encode(vocabulary, prompt).tolist()
+            encoded = encode(vocabulary, prompt)
         except UserError as error:
             raise Refused(400, str(error)) from None
-    elif isinstance(prompt, list) and all(map(is_whole, prompt)):
-        ids = prompt
-        if wrong := [i for i in ids if not 0 <= i < vocabulary.size]:
-            raise Refused(400, f"token {wrong[0]} is out of range: the model knows 0..{vocabulary.size - 1}")
-    else:
+        check_length(len(encoded), limits)
+        return list(encoded.tolist())
+    if not isinstance(prompt, list) or not all(map(is_whole, prompt)):
         raise Refused(400, "a prompt is a text or a list of tokens")
-    if len(ids) > limits.prompt:
-        raise Refused(400, f"a prompt of {len(ids)} tokens is too long: at most {limits.prompt}")
-    return ids
+    check_length(len(prompt), limits)
+    if wrong := [i for i in prompt if not 0 <= i < vocabulary.size]:
+        raise Refused(400, f"token {wrong[0]} is out of range: the model knows 0..{vocabulary.size - 1}")
+    return prompt
+
+
+def check_length(tokens: int, limits: Limits) -> None:
+    if tokens > limits.prompt:
+        raise Refused(400, f"a prompt of {tokens} tokens or more is too long: at most {limits.prompt}")
+
+
+def longest_token(vocabulary: text.Vocabulary) -> int:
+    """How many characters of a text one token stands for at most; between words there may be any number of spaces."""
+    if isinstance(vocabulary, text.BPE):
+        return max(int(vocabulary.lengths.max()), 1)
+    return 1 if isinstance(vocabulary, text.Bytes | text.Characters) else ANY_NUMBER
 
 
 def stops(given: Any) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,21 @@ from stairwell.generate import load_writer
 from stairwell.serve.requests import Limits
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+ALL_INTERFACES = ("0.0.0.0", "::", "")
 GRACE = 20  # seconds for what was begun, once the server is asked to stop
+FAREWELL = 5  # seconds in which those whose time is up then are told
 LINGER = 30.0  # seconds beyond a request's own time until its answer must have been taken
 
 
 def application(
-    run: str | os.PathLike[str], host: str, token: str | None, device: str, rows: int, waiting: int, limits: Limits
+    run: str | os.PathLike[str],
+    host: str,
+    token: str | None,
+    device: str,
+    rows: int,
+    waiting: int,
+    limits: Limits,
+    allow_hosts: Sequence[str] = (),
 ) -> Any:
     """The service of a run folder."""
     from stairwell.serve.app import LOCAL, PLAIN, make_app
@@ -37,11 +46,15 @@ def application(
             return PLAIN
         return made if len(made) <= LARGEST else PLAIN
 
-    # On all interfaces nobody can say under which names it is reached; elsewhere only its own are answered.
-    hosts = [*LOCAL, host] if host not in ("0.0.0.0", "::") else ["*"]
+    hosts = [*LOCAL, *names_of(host), *allow_hosts]
     return make_app(
         model, vocabulary, name=name, token=token, limits=limits, rows=rows, waiting=waiting, hosts=hosts, page=page
     )
+
+
+def names_of(host: str) -> list[str]:
+    """The names under which a server that listens there is reached: on all interfaces, this machine's own."""
+    return [socket.gethostname(), socket.getfqdn()] if host in ALL_INTERFACES else [host]
 
 
 def read_token(path: Path) -> str:
@@ -77,27 +90,33 @@ def serve(
     rows: int = 16,
     waiting: int = 64,
     limits: Limits | None = None,
+    allow_hosts: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
 ) -> None:
     """Serve until interrupted; then finish what was begun. Port 0 is any that is free; `say` is told which."""
     try:
         import uvicorn
 
-        from stairwell.serve.connection import Impatient
+        from stairwell.serve.connection import Impatient, Server
     except ImportError:
         raise UserError("the server needs starlette and uvicorn: pip install 'stairwell[serve]'") from None
     limits = limits or Limits()
     token = read_token(token_file) if token_file is not None else None
     with bind(host, port) as bound:
-        app = application(run, host, token, device, rows, waiting, limits)
+        app = application(run, host, token, device, rows, waiting, limits, allow_hosts)
         config = uvicorn.Config(
             app, log_level="error", access_log=False, server_header=False, date_header=False, ws="none", lifespan="on",
             http=type("Connection", (Impatient,), {"answers_within": limits.seconds + LINGER}),
-            timeout_graceful_shutdown=GRACE, limit_concurrency=2 * limits.clients, h11_max_incomplete_event_size=65_536,
+            timeout_graceful_shutdown=GRACE + FAREWELL, limit_concurrency=2 * limits.clients,
+            h11_max_incomplete_event_size=65_536,
         )  # fmt: skip
         name, port = app.state.service.name, bound.getsockname()[1]
         place = f"[{host}]" if ":" in host else host
         say(f"'{name}' is served at http://{place}:{port} (Ctrl-C ends it)")
         if host not in LOOPBACK and token is None:
             say("anyone who reaches this address can use it: --token-file asks for a token")
-        uvicorn.Server(config).run(sockets=[bound])
+        if host in ALL_INTERFACES:
+            say(f"it answers to addresses, localhost and {names_of(host)[0]}: --allow-host NAME for other names")
+        if "*" in allow_hosts:
+            say("it answers to any name, those that web pages elsewhere make up included: --allow-host NAME is safer")
+        Server(config, app.state.service.batch.abort, GRACE).run(sockets=[bound])

@@ -5,8 +5,10 @@ Errors have the shape that OpenAI's clients know: {"error": {"message": ..., "ty
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -16,13 +18,17 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from stairwell import text
-from stairwell.generate import bytes_of
+from stairwell.generate import Choice, bytes_of
 from stairwell.models import LanguageModel
-from stairwell.serve.batch import Batch, Busy
+from stairwell.serve.batch import Batch, Busy, Done, Job, Prompt, Token
 from stairwell.serve.requests import Limits, Refused
-from stairwell.serve.states import States
+from stairwell.serve.states import Past, States
 
-WORKERS = 2  # threads that work on states, besides the one of the batch
+WORKERS = 2  # threads that work on states, and as many that read requests, besides the one of the batch
+SHORT = 1 << 16  # bytes of JSON that are parsed at once; more could hold up the event loop
+BODY_SECONDS, BODY_RATE = 30.0, 100_000.0  # a body comes within so many seconds, or with so many bytes per second
+BODIES = 4  # of the largest size may be in the making at a time
+UNFINISHED = {"error": 503, "cancelled": 503, "refused": 400}  # reasons for which there is no answer
 Result = TypeVar("Result")
 
 
@@ -36,9 +42,11 @@ class Service:
     states: States
     page: Callable[[], bytes]
     began: float
-    told: int = 0  # tokens that the answers in the making may come to
+    told: int = 0  # size of the answers in the making
     working: int = 0  # requests that work on states, or wait to
+    receiving: int = 0  # bytes of requests that are not whole yet
     workers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(WORKERS))
+    parsers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(WORKERS))
 
     def spelled(self, token: int) -> str:
         """A token by itself, as a key: bytes that are no text by their number."""
@@ -50,15 +58,97 @@ class Service:
                 return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
         return self.vocabulary.decode([token])
 
+    async def parse(self, do: Callable[[], Result]) -> Result:
+        """Understand a request off the event loop; few at a time, since each takes memory."""
+        return await to_thread.run_sync(do, limiter=self.parsers)
+
     async def work(self, do: Callable[[], Result]) -> Result:
-        """Do what takes a while off the event loop, few at a time; Busy when too many wait for it."""
+        """Do what takes a while off the event loop, few at a time; Busy when too many wait for it. Work that has not
+        begun when the caller is cancelled is left undone."""
         if self.working >= WORKERS + self.batch.waiting:
             raise Busy(f"{self.working} requests work on states already; try again later")
-        self.working += 1
-        try:
-            return await to_thread.run_sync(do, limiter=self.workers)
-        finally:
+        wanted = True
+
+        def unless_cancelled() -> Result:
+            if not wanted:
+                raise ClientDisconnect
+            return do()
+
+        def over(task: asyncio.Task[Result]) -> None:
             self.working -= 1
+            if not task.cancelled():
+                task.exception()  # seen, also when nobody waits for it
+
+        self.working += 1
+        # A thread cannot be cancelled: its place is taken until it is done.
+        task = asyncio.ensure_future(to_thread.run_sync(unless_cancelled, limiter=self.workers))
+        task.add_done_callback(over)
+        try:
+            return await asyncio.shield(task)
+        finally:
+            wanted = False
+
+    async def read(self, past: Past, ids: Sequence[int]) -> Past:
+        """Read tokens from a state on, in the batch, where all prompts take turns."""
+        if not ids:
+            return past
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[Done] = loop.create_future()
+
+        def settle(done: Done) -> None:
+            if not ended.done():
+                ended.set_result(done)
+
+        def tell(what: Token | Done) -> None:
+            try:
+                if isinstance(what, Done):
+                    loop.call_soon_threadsafe(settle, what)
+            except RuntimeError:  # the server is gone
+                pass
+
+        prompt = Prompt(ids, (past.state, past.logits, past.recent))
+        job = Job(prompt, 0, Choice(), tell, deadline=time.monotonic() + self.limits.seconds)
+        self.batch.submit(job)
+        try:
+            done = await ended
+        finally:
+            job.cancelled = True
+        if done.reason in UNFINISHED:
+            raise Refused(UNFINISHED[done.reason], unfinished(done))
+        if prompt.left or prompt.state is None:
+            raise Refused(503, too_slow(self.limits.seconds))
+        return Past(prompt.state, prompt.logits, tuple(prompt.recent))
+
+    async def attend(self, request: Request, doing: Awaitable[Result]) -> Result:
+        """Wait for work as long as the client waits for it and time is left; otherwise cancel it."""
+        task = asyncio.ensure_future(doing)
+        leaving = asyncio.ensure_future(until_gone(request))
+        try:
+            await asyncio.wait([task, leaving], timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if leaving.done():
+                raise ClientDisconnect
+            if not task.done():
+                raise Refused(503, too_slow(self.limits.seconds))
+            return task.result()
+        finally:
+            leaving.cancel()
+            if not task.cancel() and not task.cancelled():
+                task.exception()  # seen, also when nobody waits for it
+
+
+def too_slow(seconds: float) -> str:
+    return f"it was not done within {seconds:g} seconds and was cancelled; ask for less at a time, or try again later"
+
+
+def unfinished(done: Done) -> str:
+    if done.reason == "cancelled":
+        return "the server is shutting down; the request was not finished"
+    return done.text if done.reason == "refused" else "the request could not be finished; try again"
+
+
+async def until_gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def service_of(request: Request) -> Service:
@@ -107,12 +197,23 @@ HANDLERS: dict[Any, Any] = {
 
 
 async def read_bytes(request: Request, most: int) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise Refused(413, f"the request is larger than {most} bytes")
-        parts.append(part)
+    service, loop = service_of(request), asyncio.get_running_loop()
+    parts, size, began = [], 0, loop.time()
+    try:
+        async with asyncio.timeout(BODY_SECONDS) as limit:
+            async for part in request.stream():
+                size += len(part)
+                service.receiving += len(part)
+                if size > most:
+                    raise Refused(413, f"the request is larger than {most} bytes")
+                if service.receiving > BODIES * service.limits.state_bytes:
+                    raise Busy(f"{service.receiving} bytes of requests are being received already; try again later")
+                parts.append(part)
+                limit.reschedule(began + BODY_SECONDS + size / BODY_RATE)
+    except TimeoutError:
+        raise Refused(408, f"the body of the request did not come within {BODY_SECONDS:g} seconds") from None
+    finally:
+        service.receiving -= size
     return b"".join(parts)
 
 
@@ -124,7 +225,12 @@ async def read_json(request: Request) -> Any:
     # A web page elsewhere cannot send this type without asking first.
     if media_type(request) != "application/json":
         raise Refused(415, "the request must be application/json")
-    content = await read_bytes(request, service_of(request).limits.body)
+    service = service_of(request)
+    content = await read_bytes(request, service.limits.body)
+    return parsed(content) if len(content) <= SHORT else await service.parse(lambda: parsed(content))
+
+
+def parsed(content: bytes) -> Any:
     try:
         return json.loads(
             content.decode("utf-8"), parse_float=as_number, parse_constant=not_json, object_pairs_hook=named_once

@@ -7,16 +7,19 @@ and an id that is saved and restored goes on bit for bit.
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from stairwell import text
@@ -24,10 +27,13 @@ from stairwell.errors import UserError
 from stairwell.models import LanguageModel
 from stairwell.serve.requests import Limits, Refused
 from stairwell.state import State
-from stairwell.stream import AT_ONCE, RECENT, Stream, with_slack
+from stairwell.stream import RECENT, Stream, with_slack
 
 SLACK = 32  # tokens that can be taken back
 LONGEST = 1 << 48  # tokens that nobody has read; counts stay far from where they overflow
+HEADER, HEADER_EACH = 16_384, 512  # bytes of a file's description at most: of all, and of each tensor of a state
+NO_STATE = "there is no such state; it may have been forgotten"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,7 @@ class Past:
 class Kept:
     past: Past
     used: float
-    lock: threading.Lock = field(default_factory=threading.Lock)  # held by who changes it
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)  # held by who changes it
 
 
 class States:
@@ -82,59 +88,66 @@ class States:
             self._forget()
             return len(self.kept)
 
-    def create(self, ids: Sequence[int]) -> tuple[str, Past]:
-        self._check_room(self.fresh.nbytes)
-        past = self._read(self.fresh, ids)
-        return self._keep(past), past
+    def keep(self, past: Past) -> str:
+        """Keep a state; its new id."""
+        with self.lock:
+            self.check_room(past.nbytes)
+            name = f"state-{secrets.token_urlsafe(18)}"
+            self.kept[name] = Kept(past, self.clock())
+            return name
 
     def read(self, name: str) -> Past:
         return self._find(name).past
 
-    def feed(self, name: str, ids: Sequence[int]) -> Past:
-        return self._change(name, lambda past: self._read(past, ids))
+    async def change(self, name: str, change: Callable[[Past], Awaitable[Past]]) -> Past:
+        """All of a change or, if it cannot be done, nothing of it. Changes of one state wait for each other."""
+        kept = self._find(name)
+        async with kept.lock:
+            past = await change(kept.past)
+            with self.lock:
+                self._find(name)  # it may have been deleted meanwhile
+                self.check_room(past.nbytes - kept.past.nbytes, 0)
+                kept.past = past
+            return past
 
-    def crop(self, name: str, tokens: int) -> Past:
-        """Take the last tokens back, as if they had never been read."""
-
-        def take_back(past: Past) -> Past:
-            if tokens > past.croppable:
-                raise Refused(
-                    409,
-                    f"cannot take back {tokens} tokens: of the {past.tokens} that were read {past.croppable} can be",
-                )
-            if not tokens:
-                return past
-            if tokens == past.tokens:
-                return Past(past.state.crop(tokens))
-            kept = past.recent[: len(past.recent) - tokens]
-            return self._read(Past(past.state.crop(tokens + 1), None, kept[:-1]), kept[-1:])
-
-        return self._change(name, take_back)
+    def cropped(self, past: Past, tokens: int) -> tuple[Past, Sequence[int]]:
+        """A state without its last tokens, as if they had never been read, once it has read the tokens given here."""
+        if tokens > past.croppable:
+            raise Refused(
+                409, f"cannot take back {tokens} tokens: of the {past.tokens} that were read {past.croppable} can be"
+            )
+        if not tokens:
+            return past, ()
+        if tokens == past.tokens:
+            return Past(past.state.crop(tokens)), ()
+        kept = past.recent[: len(past.recent) - tokens]
+        return Past(past.state.crop(tokens + 1), None, kept[:-1]), kept[-1:]
 
     def fork(self, name: str) -> tuple[str, Past]:
         past = self.read(name)
-        return self._keep(past), past
+        return self.keep(past), past
 
     def delete(self, name: str) -> None:
         with self.lock:
             if self.kept.pop(name, None) is None:
-                raise Refused(404, "there is no such state; it may have been forgotten")
+                raise Refused(404, NO_STATE)
 
     def save(self, name: str) -> bytes:
         """A stream's file, which `Stream.load` and `restore` read."""
         past = self.read(name)
         stream = Stream.at(self.model, self.vocabulary, past.state, past.logits, past.recent)
-        with tempfile.TemporaryDirectory() as folder:
-            stream.save(Path(folder) / "state")
-            return (Path(folder) / "state").read_bytes()
+        with temporary_folder() as folder:
+            stream.save(folder / "state")
+            return (folder / "state").read_bytes()
 
-    def restore(self, content: bytes) -> tuple[str, Past]:
+    def restore(self, content: bytes) -> Past:
         """A state that `save` gave out; anything else is refused. Nothing is unpickled."""
-        self._check_room(self.fresh.nbytes)
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "state").write_bytes(content)
+        self.check_room(self.fresh.nbytes)
+        check_header(content, HEADER + HEADER_EACH * len(list(self.fresh.state.tensors())))
+        with temporary_folder() as folder:
+            (folder / "state").write_bytes(content)
             try:
-                stream = Stream.load(Path(folder) / "state", self.model, self.vocabulary)
+                stream = Stream.load(folder / "state", self.model, self.vocabulary)
                 state = stream.state()
                 self._check(state, stream)
                 slack = min(state.slack, self.fresh.state.slack)
@@ -142,7 +155,7 @@ class States:
             except (UserError, ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError) as error:
                 message = str(error).replace(str(folder), "").replace("/state", "the state")
                 raise Refused(400, message) from None
-        return self._keep(past), past
+        return past
 
     def _check(self, state: State, stream: Stream) -> None:
         """Of what came from outside: it is this model's, all numbers, and says how much it has read."""
@@ -155,45 +168,16 @@ class States:
         if (count > 0) != (stream.logits is not None) or len(stream.recent) < min(room, RECENT):
             raise UserError("/state is damaged: what it read last is missing")
 
-    @torch.no_grad()
-    def _read(self, past: Past, ids: Sequence[int]) -> Past:
-        state, logits = past.state, past.logits
-        device = next(self.model.parameters()).device
-        for first in range(0, len(ids), AT_ONCE):
-            x, state = self.model.hidden(torch.tensor([ids[first : first + AT_ONCE]], device=device), state)
-            logits = self.model.head(x[0, -1:])[0].clone()
-        return Past(state, logits, (*past.recent, *ids)[-RECENT:])
-
-    def _change(self, name: str, change: Callable[[Past], Past]) -> Past:
-        """All of a change or, if it cannot be done, nothing of it."""
-        kept = self._find(name)
-        with kept.lock:
-            try:
-                past = change(kept.past)
-            except UserError as mistake:
-                raise Refused(400, str(mistake)) from None
-            with self.lock:
-                self._check_room(past.nbytes - kept.past.nbytes, 0)
-                kept.past = past
-            return past
-
     def _find(self, name: str) -> Kept:
         with self.lock:
             self._forget()
             kept = self.kept.get(name)
             if kept is None:
-                raise Refused(404, "there is no such state; it may have been forgotten")
+                raise Refused(404, NO_STATE)
             kept.used = self.clock()
             return kept
 
-    def _keep(self, past: Past) -> str:
-        with self.lock:
-            self._check_room(past.nbytes)
-            name = f"state-{secrets.token_urlsafe(18)}"
-            self.kept[name] = Kept(past, self.clock())
-            return name
-
-    def _check_room(self, more: int, states: int = 1) -> None:
+    def check_room(self, more: int, states: int = 1) -> None:
         with self.lock:
             self._forget()
             if len(self.kept) + states > self.limits.states:
@@ -207,6 +191,25 @@ class States:
         before = self.clock() - self.limits.state_seconds
         for name in [name for name, kept in self.kept.items() if kept.used < before]:
             del self.kept[name]
+
+
+def check_header(content: bytes, most: int) -> None:
+    """A safetensors file describes its tensors first: a long description is refused before it is parsed."""
+    size = int.from_bytes(content[:8], "little")
+    if size > most:
+        raise Refused(400, f"the state is damaged: its header has {size} bytes, and one of this model {most} at most")
+
+
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder that goes away; if its disk is full, the client is told."""
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            yield Path(folder)
+    except (OSError, SafetensorError) as problem:
+        if getattr(problem, "errno", None) in FULL or "No space left" in str(problem):
+            raise Refused(507, "the server has no disk space left for the file of a state; try again later") from None
+        raise
 
 
 def beginning(model: LanguageModel, past: Past) -> tuple[State, Tensor | None, Sequence[int]]:

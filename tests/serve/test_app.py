@@ -303,14 +303,14 @@ def test_states_are_fed_forked_cropped_saved_and_restored() -> None:
 def test_states_have_a_quota_and_are_forgotten() -> None:
     now = [0.0]
     states = States(MODEL, WORDS, Limits(states=2, state_seconds=10), clock=lambda: now[0])
-    first, _ = states.create([])
-    states.create([])
+    first = states.keep(states.fresh)
+    states.keep(states.fresh)
     with pytest.raises(Exception, match="2 states are kept already"):
-        states.create([])
+        states.keep(states.fresh)
     now[0] = 9
     states.read(first)
     now[0] = 15
-    states.create([])  # the second one was forgotten, the first was asked for
+    states.keep(states.fresh)  # the second one was forgotten, the first was asked for
     states.read(first)
     assert len(states) == 2
 
