@@ -114,8 +114,8 @@ def completion(body: Any, vocabulary: text.Vocabulary, model: str, limits: Limit
     if asked.told > (most := min(limits.answer, limits.told)):
         raise Refused(
             400,
-            f"an answer of a size of up to {asked.told} is too long: at most {most}. It is prompts times n times tokens "
-            "(with echo, the prompt's too), with logprobs times 2 + logprobs; ask for less at a time",
+            f"an answer of a size of up to {asked.told} is too long: at most {most}. The size is prompts times n times "
+            "tokens (with echo, the prompt's too), with logprobs times 2 + logprobs; ask for less at a time",
         )
     return asked
 

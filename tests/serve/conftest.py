@@ -22,6 +22,7 @@ import uvicorn
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import fit
 from stairwell.serve.connection import Impatient
+from stairwell.serve.connection import Server as Uvicorn
 from stairwell.serve.running import bind
 from stairwell.serve.service import Service
 
@@ -102,6 +103,7 @@ class Inside:
             "waiting": len(batch.queue),
             "told": self.service.told,
             "working": self.service.working,
+            "receiving": self.service.receiving,
             "connections": len(self.uvicorn.server_state.connections),
             "requests": len(self.uvicorn.server_state.tasks),
         }
@@ -118,10 +120,19 @@ class Inside:
 
 
 @contextmanager
-def inside(app: Any, patience: float = 30.0, answers_within: float = 60.0) -> Iterator[Inside]:
-    connection: Any = type("Connection", (Impatient,), {"patience": patience, "answers_within": answers_within})
+def inside(
+    app: Any,
+    patience: float = 30.0,
+    answers_within: float = 60.0,
+    linger: float = 30.0,
+    connections: int | None = None,
+    grace: float = 20.0,
+) -> Iterator[Inside]:
+    limits = {"patience": patience, "linger": linger, "answers_within": answers_within}
+    connection: Any = type("Connection", (Impatient,), limits)
     with bind("127.0.0.1", 0) as bound:
-        server = uvicorn.Server(uvicorn.Config(app, http=connection, ws="none", log_level="critical"))
+        config = uvicorn.Config(app, http=connection, ws="none", log_level="critical", limit_concurrency=connections)
+        server = Uvicorn(config, app.state.service.batch.abort, grace)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         while not server.started:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -12,17 +14,19 @@ from typing import Any
 import httpx
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from stairwell import FeedbackConfig, GlobalCachedStaircaseConfig, LanguageModel, LanguageModelConfig, LSTMConfig
 from stairwell.decode import Session, greedy
 from stairwell.errors import UserError
+from stairwell.serve import requests
 from stairwell.serve.app import ROUTES, make_app
 from stairwell.serve.guard import host_of
 from stairwell.serve.requests import Limits
-from stairwell.serve.running import read_token
+from stairwell.serve.running import application, read_token
 from stairwell.serve.states import States
-from stairwell.stream import AT_ONCE
-from stairwell.text import Bytes, Characters
+from stairwell.stream import Stream, encode
+from stairwell.text import BPE, Bytes, Characters, Words
 
 WORDS = Characters.build(["abcdefg\n"])
 
@@ -179,6 +183,40 @@ def test_mistakes_are_told(body: Any, status: int, told: str) -> None:
     assert told in answer.json()["error"]["message"]
 
 
+def test_a_long_text_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens would take time and memory; of many prompts not even the first is."""
+    encoded: list[str] = []
+    monkeypatch.setattr(requests, "encode", lambda vocabulary, prompt: encoded.append(prompt) or encode(WORDS, prompt))
+    bpe = BPE.build(["abc abc abcabc\n" * 20], 260)
+    assert max(bpe.lengths) > 3
+    for body in ({"prompt": "a" * 900_000}, {"prompt": ["b", "a" * 101]}, {"prompt": ["a"] * 33}):
+        answer = ask("/v1/completions", body, limits=Limits(prompt=100))
+        assert answer.status_code == 400, answer.text
+    with pytest.raises(requests.Refused, match="more is too long: at most 100"):
+        requests.tokens_of("a" * (100 * max(bpe.lengths) + 1), bpe, Limits(prompt=100))
+    assert encoded == ["b"]
+
+
+def test_no_text_of_allowed_length_is_refused_by_its_number_of_characters() -> None:
+    """The longest tokens, as many as there may be."""
+    bpe = BPE.build(["abc abc abcabc\n" * 20], 260)
+    word = max((word for word in ("a", "abc", " abc", "abcabc") if len(bpe.encode(word)) == 1), key=len)
+    assert len(word) > 1
+    for vocabulary, longest in ((bpe, word), (Bytes(), "a"), (WORDS, "a"), (Words.build(["ab"]), "ab" + " " * 1000)):
+        assert len(requests.tokens_of(longest * 50, vocabulary, Limits(prompt=50))) == 50
+
+
+def test_the_size_of_an_answer_is_bounded_before_anything_is_read() -> None:
+    body = {"prompt": "a" * 1000, "n": 8, "echo": True, "max_tokens": 0}
+    limits = Limits(answer=8000)
+    assert ask("/v1/completions", body, limits=limits).status_code == 200
+    for more in ({"logprobs": 0}, {"logprobs": 5, "n": 2}, {"max_tokens": 1}):
+        answer = ask("/v1/completions", {**body, **more}, limits=limits)
+        assert answer.status_code == 400 and "at most 8000" in answer.text
+    small = ask("/v1/completions", {**body, "n": 1, "logprobs": 5}, limits=limits)
+    assert small.status_code == 200 and len(small.content) < 60 * 8000
+
+
 def test_what_is_no_json_or_too_large_is_refused() -> None:
     async def use(client: httpx.AsyncClient, app: Any) -> None:
         for content, headers, status in (
@@ -192,7 +230,10 @@ def test_what_is_no_json_or_too_large_is_refused() -> None:
             assert answer.status_code == status, (content[:20], answer.text)
         assert (await client.get("/v1/completions")).status_code == 405
         assert (await client.get("/nothing")).json()["error"]["code"] == 404
-        assert (await client.get("/health", headers={"host": "evil.example"})).status_code == 400
+        for host in ("evil.example", "127.0.0.1.evil.example", "1", ""):
+            assert (await client.get("/health", headers={"host": host})).status_code == 400
+        for host in ("192.168.1.7:8000", "[fe80::1]:8000", "LOCALHOST"):
+            assert (await client.get("/health", headers={"host": host})).status_code == 200
 
     with_client(use, limits=Limits(body=150_000))
 
@@ -315,6 +356,28 @@ def test_states_have_a_quota_and_are_forgotten() -> None:
     assert len(states) == 2
 
 
+def test_a_full_disk_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def full_in_safetensors(*_: Any) -> None:
+        raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+    async def use(client: httpx.AsyncClient, app: Any) -> None:
+        name = (await client.post("/v1/states", json={"prompt": "abc"})).json()["id"]
+        content = (await client.get(f"/v1/states/{name}/save")).content
+        kind = {"content-type": "application/octet-stream"}
+        for problem in (full, full_in_safetensors):
+            monkeypatch.setattr(Stream, "save", problem)
+            monkeypatch.setattr(Path, "write_bytes", problem)
+            saved = await client.get(f"/v1/states/{name}/save")
+            restored = await client.post("/v1/states/restore", content=content, headers=kind)
+            for answer in (saved, restored):
+                assert answer.status_code == 507 and "no disk space left" in answer.json()["error"]["message"]
+
+    with_client(use)
+
+
 def test_a_core_that_cannot_take_tokens_back_is_served_too() -> None:
     app = make_app(make_model(LSTMConfig(width=8, layers=1)), WORDS)
 
@@ -341,6 +404,24 @@ def test_a_host_is_read_without_its_port(header: bytes, host: str) -> None:
     assert host_of(header) == host
 
 
+def test_a_server_on_all_interfaces_answers_to_addresses_and_its_own_names(
+    tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "Machine")
+
+    def asked(host: str, bound: str = "0.0.0.0", allowed: list[str] = []) -> int:  # noqa: B006
+        app = application(tiny_run, bound, None, "cpu", 1, 1, Limits(), allowed)
+
+        async def use(client: httpx.AsyncClient, app: Any) -> int:
+            return (await client.get("/health", headers={"host": host})).status_code
+
+        return with_client(use, app)
+
+    assert [asked("10.0.0.3:8000"), asked("[::1]"), asked("machine:8000"), asked("localhost")] == [200] * 4
+    assert [asked("evil.example"), asked("evil.example", "::"), asked("machine", "127.0.0.1")] == [400] * 3
+    assert [asked("my.example", allowed=["My.example"]), asked("any.example", allowed=["*"])] == [200] * 2
+
+
 def test_a_token_file_holds_one_word(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text("  a-long-token\n")
@@ -351,28 +432,6 @@ def test_a_token_file_holds_one_word(tmp_path: Path) -> None:
             read_token(file)
     with pytest.raises(UserError, match="cannot read the token file"):
         read_token(tmp_path / "none")
-
-
-def test_a_long_prompt_does_not_hold_up_others() -> None:
-    """It is read in parts; a text that is written meanwhile gets a token between any two."""
-
-    async def use(client: httpx.AsyncClient, app: Any) -> None:
-        batch, order = app.state.service.batch, []
-        hidden, step = batch.model.hidden, batch.session.step
-        batch.session.step = lambda tokens: (order.append("step"), step(tokens))[1]
-        batch.model.hidden = lambda x, state: (order.append(x.shape[1]), hidden(x, state))[1]
-        try:
-            short = asyncio.ensure_future(client.post("/v1/completions", json={"prompt": "a", "max_tokens": 400}))
-            while "step" not in order:
-                await asyncio.sleep(0.001)
-            await client.post("/v1/completions", json={"prompt": "abc" * 2000, "max_tokens": 1})
-            await short
-        finally:
-            del batch.model.hidden
-        read = [i for i, what in enumerate(order) if what == AT_ONCE]
-        assert len(read) == 5 and all("step" in order[i : i + 2] for i in read[:-1])
-
-    with_client(use, make_app(make_model(), WORDS))
 
 
 def test_prompts_of_those_who_wait_are_read_together() -> None:
@@ -395,6 +454,78 @@ def test_prompts_of_those_who_wait_are_read_together() -> None:
             assert found == pytest.approx(wanted, abs=1e-5)
 
     with_client(use, make_app(make_model(), WORDS))
+
+
+def test_a_request_does_not_inherit_the_options_of_the_one_before() -> None:
+    whole, seeds = expected("abc", 30), []
+
+    async def use(client: httpx.AsyncClient, app: Any) -> None:
+        async def said(**options: Any) -> str:
+            body = {"prompt": "abc", "max_tokens": 30, **options}
+            return (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+
+        assert await said(temperature=0, stop=[whole[4:6]]) == whole[: whole.index(whole[4:6])]
+        assert await said(temperature=0) == whole
+        assert await said(temperature=0, repetition_penalty=50) != whole
+        assert await said(temperature=0) == whole
+        seeds.extend([await said(seed=1), await said(), await said(), await said(seed=1)])
+
+    with_client(use)
+    assert len(set(seeds)) == 3 and seeds[0] == seeds[3]
+
+
+def test_a_fork_and_its_parent_go_their_own_ways() -> None:
+    async def use(client: httpx.AsyncClient, app: Any) -> None:
+        async def said(state: str) -> str:
+            body = {"max_tokens": 12, "temperature": 0, "state": state}
+            return (await client.post("/v1/completions", json=body)).json()["choices"][0]["text"]
+
+        async def changed(state: str, how: str, **body: Any) -> int:
+            return (await client.post(f"/v1/states/{state}/{how}", json=body)).json()["tokens"]
+
+        parent = (await client.post("/v1/states", json={"prompt": "abcde"})).json()["id"]
+        fork = (await client.post(f"/v1/states/{parent}/fork")).json()["id"]
+        assert fork != parent
+        # In turns, each way of changing one and then the other.
+        assert await changed(parent, "feed", prompt="gg") == 7 and await said(fork) == expected("abcde", 12)
+        assert await changed(fork, "feed", prompt="f\n") == 7 and await said(parent) == expected("abcdegg", 12)
+        assert await changed(parent, "crop", tokens=4) == 3 and await said(fork) == expected("abcdef\n", 12)
+        assert await changed(fork, "crop", tokens=1) == 6 and await said(parent) == expected("abc", 12)
+        assert (await client.delete(f"/v1/states/{parent}")).status_code == 204
+        assert await said(fork) == expected("abcdef", 12)
+
+    with_client(use)
+
+
+def test_a_long_state_is_cropped_by_exactly_as_many_tokens_as_asked() -> None:
+    """Longer than the memory, and than the tokens that are kept to be read again."""
+    text = "abcdefg\nbadcafe" * 12
+    ids = WORDS.encode(text).tolist()
+    with torch.no_grad():
+        wanted = MODEL(torch.tensor([ids]), MODEL.init_state(1))[0][0].log_softmax(-1)
+
+    async def use(client: httpx.AsyncClient, app: Any) -> None:
+        async def scores(state: str) -> list[float]:
+            """Of the tokens that follow the state."""
+            body = {"state": state, "prompt": "ga", "max_tokens": 0, "echo": True, "logprobs": 0}
+            choice = (await client.post("/v1/completions", json=body)).json()["choices"][0]
+            return choice["logprobs"]["token_logprobs"]
+
+        made = (await client.post("/v1/states", json={"prompt": text})).json()
+        assert made["tokens"] == len(ids) > 64 and made["croppable"] == 32
+        g = int(WORDS.encode("g")[0])
+        left = len(ids)
+        for tokens in (1, 1, 7, 23):  # 32 in all, in several steps
+            left -= tokens
+            cropped = await client.post(f"/v1/states/{made['id']}/crop", json={"tokens": tokens})
+            assert cropped.json()["tokens"] == left
+            assert (await scores(made["id"]))[0] == pytest.approx(float(wanted[left - 1, g]), abs=1e-5)
+        assert cropped.json()["croppable"] == 0
+        fed = await client.post(f"/v1/states/{made['id']}/feed", json={"prompt": text[left:]})
+        assert fed.json()["tokens"] == len(ids)
+        assert (await scores(made["id"]))[0] == pytest.approx(float(wanted[-1, g]), abs=1e-5)
+
+    with_client(use)
 
 
 def test_texts_of_one_prompt_read_it_once() -> None:

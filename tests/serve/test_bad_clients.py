@@ -3,6 +3,7 @@ notices them, to the last bit."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
@@ -10,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -18,8 +20,10 @@ import torch
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
 from stairwell.generate import Choice
+from stairwell.serve import service
 from stairwell.serve.app import make_app
 from stairwell.serve.batch import Batch, Done, Job, Prompt, Token
+from stairwell.serve.connection import Impatient
 from stairwell.serve.requests import KNOWN, Limits
 from stairwell.state import State
 from stairwell.text import Bytes
@@ -92,6 +96,99 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
         server.settle()
         for client in clients:
             client.close()
+
+
+def test_idle_connections_do_not_keep_others_out() -> None:
+    """Whoever has been idle longest is closed; who is being answered is not."""
+    with inside(app(token="a-token-for-tests"), connections=20) as server, connect(server) as busy:
+        token = {"authorization": "Bearer a-token-for-tests"}
+        body = b'{"prompt": "abc", "max_tokens": 500, "stream": true}'
+        busy.sendall(
+            head(len(body)).replace(b"Host", b"Connection: close\r\nAuthorization: Bearer a-token-for-tests\r\nHost")
+            + body
+        )
+        assert busy.recv(1)
+        idle = [connect(server) for _ in range(60)]
+        for _ in range(3):
+            answer = httpx.get(f"http://127.0.0.1:{server.port}/health", headers=token)
+            assert answer.status_code == 200, answer.text
+        assert read_to_the_end(idle[0]) == b"", "it was closed"
+        assert read_to_the_end(busy).endswith(b"0\r\n\r\n"), "it was answered to the end"
+        for client in idle:
+            client.close()
+
+
+def test_a_body_must_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "BODY_SECONDS", 0.3)
+    with inside(app()) as server, connect(server) as slow:
+        slow.sendall(head(1000) + b" ")
+        assert slow.recv(65536).startswith(b"HTTP/1.1 408")
+        is_well(server)
+
+
+def test_bodies_in_the_making_have_a_limit_together() -> None:
+    """Of states to be restored, which may be large."""
+    with inside(app(limits=Limits(state_bytes=100_000))) as server:
+        begin = head(90_000, "/v1/states/restore").replace(b"application/json", b"application/octet-stream")
+        clients = [connect(server) for _ in range(5)]
+        for client in clients:
+            client.sendall(begin + b" " * 89_000)
+        answers = []
+        for client in clients:
+            client.settimeout(0.3)
+            try:
+                answers.append(client.recv(12))
+            except TimeoutError:
+                answers.append(b"")
+        assert sorted(answers) == [b""] * 4 + [b"HTTP/1.1 429"]
+        for client in clients:
+            client.close()
+        server.settle()
+
+
+def test_a_client_that_takes_nothing_of_its_answer_is_cut_off() -> None:
+    with inside(app(limits=Limits(tokens=20_000)), linger=0.5) as server:
+        with connect(server) as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            body = BODY.replace(b"4000", b"20000")
+            client.sendall(head(len(body)) + body)
+            server.settle()
+        is_well(server)
+
+
+def test_a_slow_reader_is_not_cut_off() -> None:
+    """Whoever takes a part of the answer now and then; until nothing more is taken."""
+    sizes = [90, 40, 40]  # bytes that are still to be taken, at each look
+
+    async def use() -> None:
+        ended = asyncio.Event()
+        connection: Any = Impatient.__new__(Impatient)
+        connection.loop, connection.linger = asyncio.get_running_loop(), 0.01
+        connection.transport = SimpleNamespace(get_write_buffer_size=lambda: sizes.pop(0), abort=ended.set)
+        connection._expect_reading(100)
+        await asyncio.wait_for(ended.wait(), 30)
+
+    asyncio.run(use())
+    assert not sizes
+
+
+def test_a_shutdown_tells_those_whose_time_is_up() -> None:
+    """A stream ends with an event that says so, an answer that is not begun with a status."""
+    served = app(rows=1, limits=Limits(tokens=10**6))
+    with inside(served, grace=0.5) as server, connect(server) as stream, connect(server) as whole:
+        body = BODY.replace(b"4000", b"30000").replace(b', "echo": true, "logprobs": 5', b"")
+        stream.sendall(head(len(body)) + body)
+        quiet = body.replace(b"true", b"false")
+        whole.sendall(head(len(quiet)) + quiet)
+        while not server.service.batch.active or not server.service.batch.queue:
+            time.sleep(0.01)
+        server.uvicorn.should_exit = True
+        told = read_to_the_end(stream)
+        last = told.split(b"data: ")[-2:]
+        assert b"the server is shutting down" in last[0] and last[1].startswith(b"[DONE]")
+        assert told.endswith(b"0\r\n\r\n"), "the end of the answer, not of the connection"
+        answer = read_to_the_end(whole)
+        assert answer.startswith(b"HTTP/1.1 503") and b"the server is shutting down" in answer
 
 
 def test_clients_that_vanish_leave_nothing_behind() -> None:
@@ -295,6 +392,21 @@ def test_a_restored_file_with_any_byte_changed_harms_nobody() -> None:
         assert taken, "numbers may be changed, so some must have been taken"
         is_well(server)
         assert server.service.batch.counts["failed"] == 0
+
+
+def test_a_file_with_a_huge_header_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of thousands of empty tensors would take many seconds."""
+    empty = ",".join(f'"t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(20_000))
+    described = ("{" + empty + "}").encode()
+    kind = {"content-type": "application/octet-stream"}
+    opened: list[Any] = []
+    monkeypatch.setattr("stairwell.stream.safe_open", lambda *given, **named: opened.append(given))
+    with inside(app()) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
+        for content in (struct.pack("<Q", len(described)) + described, b"\xff" * 100):
+            answer = client.post("/v1/states/restore", content=content, headers=kind)
+            assert answer.status_code == 400 and "header" in answer.text
+        assert not opened
+        is_well(server)
 
 
 def test_thousands_of_states_stop_at_their_quotas() -> None:
