@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -89,7 +88,7 @@ class Service:
             wanted = False
 
     async def read(self, past: Past, ids: Sequence[int]) -> Past:
-        """Read tokens from a state on, in the batch, where all prompts take turns."""
+        """Read tokens from a state on, in the batch, where all prompts take turns, until it is cancelled."""
         if not ids:
             return past
         loop = asyncio.get_running_loop()
@@ -107,7 +106,7 @@ class Service:
                 pass
 
         prompt = Prompt(ids, (past.state, past.logits, past.recent))
-        job = Job(prompt, 0, Choice(), tell, deadline=time.monotonic() + self.limits.seconds)
+        job = Job(prompt, 0, Choice(), tell)
         self.batch.submit(job)
         try:
             done = await ended
@@ -115,8 +114,7 @@ class Service:
             job.cancelled = True
         if done.reason in UNFINISHED:
             raise Refused(UNFINISHED[done.reason], unfinished(done))
-        if prompt.left or prompt.state is None:
-            raise Refused(503, too_slow(self.limits.seconds))
+        assert prompt.state is not None
         return Past(prompt.state, prompt.logits, tuple(prompt.recent))
 
     async def attend(self, request: Request, doing: Awaitable[Result]) -> Result:
@@ -128,16 +126,13 @@ class Service:
             if leaving.done():
                 raise ClientDisconnect
             if not task.done():
-                raise Refused(503, too_slow(self.limits.seconds))
+                seconds = f"{self.limits.seconds:g} seconds"
+                raise Refused(503, f"it was not done within {seconds} and was cancelled; ask for less at a time")
             return task.result()
         finally:
             leaving.cancel()
             if not task.cancel() and not task.cancelled():
                 task.exception()  # seen, also when nobody waits for it
-
-
-def too_slow(seconds: float) -> str:
-    return f"it was not done within {seconds:g} seconds and was cancelled; ask for less at a time, or try again later"
 
 
 def unfinished(done: Done) -> str:

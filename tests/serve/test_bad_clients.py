@@ -120,9 +120,10 @@ def test_idle_connections_do_not_keep_others_out() -> None:
 
 def test_a_body_must_come_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service, "BODY_SECONDS", 0.3)
-    with inside(app()) as server, connect(server) as slow:
+    with inside(app()) as server, connect(server) as slow, connect(server) as silent:
         slow.sendall(head(1000) + b" ")
-        assert slow.recv(65536).startswith(b"HTTP/1.1 408")
+        silent.sendall(head(1000))
+        assert slow.recv(65536).startswith(b"HTTP/1.1 408") and silent.recv(65536).startswith(b"HTTP/1.1 408")
         is_well(server)
 
 
@@ -146,26 +147,16 @@ def test_bodies_in_the_making_have_a_limit_together() -> None:
         server.settle()
 
 
-def test_a_client_that_takes_nothing_of_its_answer_is_cut_off() -> None:
-    with inside(app(limits=Limits(tokens=20_000)), linger=0.5) as server:
-        with connect(server) as client:
-            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            body = BODY.replace(b"4000", b"20000")
-            client.sendall(head(len(body)) + body)
-            server.settle()
-        is_well(server)
-
-
-def test_a_slow_reader_is_not_cut_off() -> None:
-    """Whoever takes a part of the answer now and then; until nothing more is taken."""
-    sizes = [90, 40, 40]  # bytes that are still to be taken, at each look
+def test_a_client_that_takes_nothing_of_its_answer_is_cut_off_and_a_slow_one_is_not() -> None:
+    sizes = [100, 90, 40, 40]  # bytes that are still to be taken: when writing pauses, and at each look
 
     async def use() -> None:
         ended = asyncio.Event()
         connection: Any = Impatient.__new__(Impatient)
         connection.loop, connection.linger = asyncio.get_running_loop(), 0.01
         connection.transport = SimpleNamespace(get_write_buffer_size=lambda: sizes.pop(0), abort=ended.set)
-        connection._expect_reading(100)
+        connection.flow = SimpleNamespace(pause_writing=lambda: None)
+        connection.pause_writing()
         await asyncio.wait_for(ended.wait(), 30)
 
     asyncio.run(use())
