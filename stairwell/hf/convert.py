@@ -10,6 +10,7 @@ from typing import Any
 from stairwell import text
 from stairwell.errors import UserError
 from stairwell.files import write_text
+from stairwell.hf.card import write_card
 from stairwell.hf.causal import StairwellConfig, StairwellForCausalLM
 from stairwell.hf.seq2seq import StairwellForSeq2SeqLM, StairwellSeq2SeqConfig
 from stairwell.hf.tokenizers import pair_tokenizers, tokenizer
@@ -68,6 +69,7 @@ def export_hf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> s
     folder must be new or empty: one that was exported before may have been trained further by others."""
     check(folder, FOLDER)
     model = from_run(path)
+    auto = "AutoModelForSeq2SeqLM" if isinstance(model, StairwellForSeq2SeqLM) else "AutoModelForCausalLM"
 
     def write(place: Path) -> None:
         model.save_pretrained(place)
@@ -77,13 +79,14 @@ def export_hf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> s
             source.save_pretrained(place)
             if target is not source:
                 target.save_pretrained(place / "target")
-            return
-        vocabulary = vocabulary_of(model)
-        if isinstance(vocabulary, text.Bytes | text.BPE | text.Characters):
-            tokenizer(vocabulary).save_pretrained(place)
+        else:
+            vocabulary = vocabulary_of(model)
+            if isinstance(vocabulary, text.Bytes | text.BPE | text.Characters):
+                tokenizer(vocabulary).save_pretrained(place)
+        write_card(model, auto, place)
 
     write_output_folder(folder, write)
-    return "AutoModelForSeq2SeqLM" if isinstance(model, StairwellForSeq2SeqLM) else "AutoModelForCausalLM"
+    return auto
 
 
 def to_run(model: StairwellForCausalLM | StairwellForSeq2SeqLM, path: str | os.PathLike[str]) -> Path:

@@ -162,16 +162,16 @@ def state_paths(prompt: Schema) -> Schema:
     saved: Schema = {"application/octet-stream": {"schema": {}}}
     one = [{"name": "id", "in": "path", "required": True, "schema": text(1)}]
     kept = refer("State")
-    feed = operation("feed", "read on", kept, body=record(prompt), errors=(404,))
+    feed = operation("feed", "read on", kept, body=record(prompt), errors=(404, 503))
     count = record({"tokens": whole(0, 2**31 - 1)})
-    crop = operation("crop", "take the last tokens back", kept, body=count, errors=(404, 409))
+    crop = operation("crop", "take the last tokens back", kept, body=count, errors=(404, 409, 503))
     create = operation(
-        "create", "read a text and keep the state", kept, 201, record({}, {"prompt": refer("OnePrompt")})
+        "create", "read a text and keep the state", kept, 201, record({}, {"prompt": refer("OnePrompt")}), (503,)
     )
     for field in ("feed", "crop", "fork", "save", "show", "forget"):
         link = {"operationId": field, "parameters": {"id": "$response.body#/id"}}
         create["responses"]["201"].setdefault("links", {})[field] = link
-    restore = operation("restore", "keep a state that was saved", kept, 201, errors=(413, 415))
+    restore = operation("restore", "keep a state that was saved", kept, 201, errors=(408, 413, 415, 503, 507))
     restore["requestBody"] = {"required": True, "content": saved}
     return {
         "/v1/states": {"post": create},
@@ -189,7 +189,7 @@ def state_paths(prompt: Schema) -> Schema:
         },
         "/v1/states/{id}/save": {
             "parameters": one,
-            "get": operation("save", "the state as a file", plain("application/octet-stream"), errors=(404,)),
+            "get": operation("save", "the state as a file", plain("application/octet-stream"), errors=(404, 503, 507)),
         },
     }
 
@@ -209,7 +209,7 @@ def operation(
         content = {**content, "text/event-stream": {"schema": {}}}
     responses: Schema = {str(status): {"description": words, **({"content": content} if content else {})}}
     said = {"application/json": {"schema": refer("Error")}}
-    for wrong in sorted({400, 401, 405, 429, *errors, *((413, 415) if body else ())}):
+    for wrong in sorted({400, 401, 405, 429, *errors, *((408, 413, 415) if body else ())}):
         responses[str(wrong)] = {"description": REASONS[wrong], "content": said}
     made: Schema = {"operationId": name, "summary": words, "responses": responses}
     if body is not None:
@@ -222,11 +222,13 @@ REASONS = {
     401: "the token is missing or wrong",
     404: "there is none of this name",
     405: "another method is needed",
+    408: "the body did not come in time",
     409: "the state has not read enough for it",
     413: "too large",
     415: "of another type",
     429: "too many at a time; come back after Retry-After seconds",
-    503: "it could not be finished; try again",
+    503: "it could not be finished, or not in time; try again",
+    507: "the server's disk is full",
 }
 
 

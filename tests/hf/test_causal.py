@@ -18,10 +18,13 @@ from stairwell.text import BPE, Bytes, Characters, Words
 from tests.laws import scramble
 
 transformers = pytest.importorskip("transformers")
+from huggingface_hub import ModelCard  # noqa: E402
+
 from stairwell.hf import (  # noqa: E402
     StairwellConfig,
     StairwellForCausalLM,
     StateCache,
+    export_hf,
     from_run,
     to_run,
     tokenizer,
@@ -352,6 +355,19 @@ def test_a_run_becomes_a_model_and_a_run_again_without_loss(run: Path, tmp_path:
         to_run(from_run(run), again)
     with pytest.raises(UserError, match="came from no run folder"):
         to_run(make_model(), tmp_path / "new")
+
+
+def test_an_exported_folder_has_a_model_card_whose_code_loads_it(run: Path, tmp_path: Path) -> None:
+    export_hf(run, tmp_path / "hf")
+    card = ModelCard.load(tmp_path / "hf" / "README.md")
+    assert card.data.library_name == "stairwell" and card.data.pipeline_tag == "text-generation"
+    assert card.data.tags == ["stairwell", "feedback"] and card.data.license is None, "the license is the user's"
+    assert "pip install 'stairwell[hf]'" in card.text and f"{from_run(run).num_parameters():,} parameters" in card.text
+    code = card.text.split("```py\n")[1].split("```")[0].replace("path/to/this/folder", str(tmp_path / "hf"))
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert names["tokenizer"].decode(names["tokenizer"]("abc")["input_ids"]) == "abc"
+    assert isinstance(names["model"], StairwellForCausalLM)
 
 
 def test_a_pipeline_writes_text(run: Path) -> None:

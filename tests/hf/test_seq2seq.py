@@ -230,6 +230,8 @@ TEXTS = ["ba  ke li", " SU", "ro mo nu pa", "naïve 🙂\tba", "ba ke li mo nu p
 
 def test_an_exported_translator_writes_what_the_run_writes(run: Path, tmp_path: Path) -> None:
     assert export_hf(run, tmp_path) == "AutoModelForSeq2SeqLM"
+    card = (tmp_path / "README.md").read_text()
+    assert "pipeline_tag: translation" in card and ('subfolder="target"' in card) == (tmp_path / "target").exists()
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     own, task = load(run, "cpu")
     read = transformers.AutoTokenizer.from_pretrained(tmp_path)

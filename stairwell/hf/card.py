@@ -1,0 +1,70 @@
+"""The model card of an exported folder: what the Hugging Face Hub shows, and how the model is loaded.
+
+Without stairwell, transformers does not recognize the model and recommends an update of transformers, which does not
+help; the card states what does.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from stairwell.files import write_text
+from stairwell.hf.base import StairwellModel
+
+FILE = "README.md"
+CARD = """\
+---
+# The license is yours to choose, for example:
+# license: apache-2.0
+library_name: stairwell
+pipeline_tag: {pipeline}
+tags:
+- stairwell
+- {core}
+---
+
+# {title}
+
+A {core} model with {parameters:,} parameters, trained and exported by stairwell.
+
+## How to load it
+
+Install stairwell first. Without it, transformers does not recognize the model and recommends an update, which does not
+help.
+
+```sh
+pip install 'stairwell[hf]'
+```
+
+```py
+import stairwell.hf  # registers the model with transformers
+from transformers import {names}
+
+model = {auto}.from_pretrained("path/to/this/folder")
+{more}```
+"""
+TOKENIZER = 'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n'
+TARGET = 'target_tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder", subfolder="target")\n'
+# What the Hub calls the tasks of runs; a language model generates text.
+PIPELINES = {"translation": "translation", "summarization": "summarization"}
+
+
+def write_card(model: StairwellModel, auto: str, folder: Path) -> None:
+    """Write the card of a model that has been saved in `folder`; `auto` is the Auto class that loads it."""
+    run = json.loads((model.config.run or {}).get("config.json", "{}"))
+    experiment = str(run.get("experiment", ""))
+    task = experiment.partition("/")[0]
+    more = TOKENIZER if (folder / "tokenizer_config.json").exists() else ""
+    if (folder / "target").exists():
+        more += TARGET
+    card = CARD.format(
+        pipeline=PIPELINES.get(task, "text-generation"),
+        core=model.config.core,
+        title=experiment or "stairwell model",
+        parameters=sum(parameter.numel() for parameter in model.model.parameters()),
+        names=f"{auto}, AutoTokenizer" if more else auto,
+        auto=auto,
+        more=more,
+    )
+    write_text(folder / FILE, card)
