@@ -40,8 +40,9 @@ What came of running the papers' experiments with stairwell. This page is made f
 the machine. Laptop scale means two CPU cores and minutes: smaller models, shorter sequences, fewer tokens than in the
 papers, and one recipe for all the models of a table. A number is only comparable with the others of its table.
 
-`stairwell list experiments` tells every name, `stairwell reproduce NAME --dry-run` what it would take. An outcome may
-speak of trials whose files were not kept: whatever is not in its table is said from memory, and has no more weight.
+`stairwell list experiments` lists every name, `stairwell reproduce NAME --dry-run` estimates its time. Tables and figures of
+the first paper are numbered as in arXiv version 3: the ICLR version's tables 5 to 8 are version 3's 6 to 9, and it has no
+table of speed.
 
 ## Again, on a laptop
 
@@ -57,8 +58,8 @@ The first sets Feedback beside a Transformer of its size on a walk that only a s
 keeps a state far beyond the training length.
 """
 
-NOT_RUN = """Each for want of time on the two cores that all results here come from; what it would take is a count of
-a model's operations, without environments and evaluations. Text that is not public cannot be had at all.
+NOT_RUN = """Not run yet. The times are estimated from a model's operations, without environments and evaluations. Corpora that
+are not public are not available to us.
 """
 
 
