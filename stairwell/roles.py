@@ -16,9 +16,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stairwell.errors import UserError
+
 # A count becomes three floats, digits to this base: exact in float32, and all of int64 that counts can reach.
 BASE, DIGITS = 1 << 21, 3
 PACKED_TYPES = (torch.float32, torch.float64)  # narrower ones cannot hold a digit
+FLOAT_TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Role(Enum):
@@ -41,6 +44,19 @@ class Leaf(NamedTuple):
     role: Role
     tensor: Tensor
     limit: int | None = None  # growing slots: how many there can ever be
+
+    def check_type(self, where: str) -> None:
+        """Refuse an element type or number of dimensions that no model gives this leaf, NaN and infinity."""
+        tensor, counts = self.tensor, self.role is Role.COUNT
+        types = {Role.COUNT: (torch.int64,), Role.STATIC: (torch.bool, *FLOAT_TYPES)}.get(self.role, FLOAT_TYPES)
+        if tensor.dtype not in types or tensor.dim() < 1 or (tensor.dim() == 1) != counts:
+            expected = ", ".join(str(dtype) for dtype in types)
+            raise UserError(
+                f"{where} is damaged: '{self.path}' is {tensor.dtype} of shape {tuple(tensor.shape)}; expected "
+                f"{'(rows,)' if counts else '(rows, ...)'} of {expected}"
+            )
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise UserError(f"{where}: '{self.path}' holds NaN or infinity; start from a fresh state instead")
 
     def reset(self, fresh: Tensor) -> Tensor:
         """With nothing in the rows where `fresh` (B,) is true."""

@@ -29,6 +29,7 @@ from stairwell.roles import PACKED_TYPES, Leaf, Role
 RowNumbers = Tensor | Sequence[int]  # rows by their numbers, or one bool a row
 FORMAT = "stairwell.state.2"
 STATE = Kind("a saved state", has_format("stairwell.state"))
+MAX_TOKENS = 1 << 48  # of one stream: counts stay far from where int64 overflows
 
 
 class State:
@@ -124,6 +125,15 @@ class State:
         """The same numbers, with no way for a gradient to flow further back."""
         return self.map(Tensor.detach)
 
+    def check_counts(self, where: str = "the state") -> None:
+        """Refuse values of `count` and `room` that no stream can have: engines use them as indices into memory."""
+        for row, (count, room) in enumerate(zip(self.count.tolist(), self.room.tolist(), strict=True)):
+            if not (0 <= room <= count < MAX_TOKENS and room <= self.slack):
+                raise UserError(
+                    f"{where} is damaged: stream {row} has count {count} and room {room}, where 0 <= room <= count < "
+                    f"{MAX_TOKENS} and room <= slack {self.slack} must hold; start from init_state(batch)"
+                )
+
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """On another device or in another floating type; counts stay integers."""
         return self.map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype))
@@ -200,20 +210,22 @@ class State:
     def from_tensors(
         cls, tensors: dict[str, Tensor], form: dict[str, Any] | None = None, where: str = "the state"
     ) -> Self:
-        """The inverse of `tensors()` and `form()`; without a form, a state of this class with its usual sizes. NaN and
-        infinity are refused: no stream recovers from them."""
-        for name, tensor in tensors.items():
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                raise UserError(f"{where}: '{name}' holds NaN or infinity; start from a fresh state instead")
+        """The inverse of `tensors()` and `form()`; without a form, a state of this class with its usual sizes.
+
+        Tensors may come from anywhere, so everything that can be checked without a model is: element types, numbers of
+        rows, counts, NaN and infinity. Shapes are checked by the core that reads the state (`Core.check_state`)."""
         left = dict(tensors)
         state = assemble(form or {"kind": cls.__name__}, left, where)
         if left:
             raise UserError(f"{where}: '{min(left)}' belongs to no {type(state).__name__}")
         if not isinstance(state, cls):
             raise UserError(f"{where} is a {type(state).__name__}, not a {cls.__name__}")
-        rows = {name: tensor.shape[:1] for name, tensor in tensors.items()}
+        for leaf in state.leaves():
+            leaf.check_type(where)
+        rows = {name: tensor.shape[0] for name, tensor in tensors.items()}
         if len(set(rows.values())) > 1:
             raise UserError(f"{where}: its tensors differ in their number of rows: {rows}")
+        state.check_counts(where)
         return state
 
     def _fields(self) -> Iterator[tuple[str, Role, Any]]:

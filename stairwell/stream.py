@@ -170,7 +170,7 @@ class Stream:
         content |= {"since": torch.tensor(self._since, dtype=torch.int64)}
         content |= {"recent": torch.tensor(self.recent, dtype=torch.int64)}
         if self.logits is not None:
-            content["logits"] = self.logits.detach().contiguous()
+            content["logits"] = self.logits.detach().to(self._parameter.dtype).contiguous()
         content |= {f"with.{name}": tensor for name, tensor in tensors.items()}
         facts = {"form": self._anchor.form(), "slack": self.slack, "model": fingerprint(self.model)}
         words = {"format": FORMAT, "stream": json.dumps(facts), "note": json.dumps(dict(note or {}))}
@@ -197,8 +197,7 @@ class Stream:
         device = next(model.parameters()).device
         parts = {name: tensors.pop(name) for name in list(tensors) if name.startswith("state.")}
         state = State.from_tensors({name[6:]: part for name, part in parts.items()}, facts["form"], where).to(device)
-        if state.batch != 1 or state.slack != (facts["slack"] + 1 if facts["slack"] else 0):
-            raise UserError(f"{where} is damaged: its state is not of one stream with slack {facts['slack']}")
+        check_restored(state, tensors, facts["slack"], model, where)
         stream = cls._bare(model, vocabulary, facts["slack"])
         stream._settle(state)
         for token in tensors["since"].tolist():
@@ -471,11 +470,27 @@ def check_parts(tensors: dict[str, Tensor], facts: dict[str, Any], model: Langua
         right = tokens.dtype == torch.int64 and tokens.dim() == 1 and len(tokens) <= most
         if not right or not ((tokens >= 0) & (tokens < model.config.inputs)).all():
             raise UserError(f"{where} is damaged: '{name}' holds what the model cannot have read")
-    logits = tensors.get("logits")
-    if logits is not None and (logits.shape != (model.config.V,) or not logits.isfinite().all()):
-        raise UserError(f"{where} is damaged: 'logits' is not of {model.config.V} symbols")
+    logits, dtype = tensors.get("logits"), next(model.parameters()).dtype
+    if logits is not None and (logits.dtype != dtype or logits.shape != (model.config.V,)):
+        found = f"{logits.dtype} of {tuple(logits.shape)}"
+        raise UserError(f"{where} is damaged: 'logits' is {found}, this model has {dtype} of ({model.config.V},)")
+    if logits is not None and not logits.isfinite().all():
+        raise UserError(f"{where} is damaged: 'logits' holds NaN or infinity")
     if type(facts["slack"]) is not int or facts["slack"] < 0:
         raise UserError(f"{where} is damaged: its slack is {facts['slack']!r}")
+
+
+def check_restored(state: State, tensors: dict[str, Tensor], slack: int, model: LanguageModel, where: str) -> None:
+    """Refuse a state that is not exactly one that a stream of this model with this slack can have."""
+    try:
+        model.core.check_state(state, 1)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where} is damaged: {error}") from None
+    if state.slack != (slack + 1 if slack else 0):
+        raise UserError(f"{where} is damaged: its state is not of one stream with slack {slack}")
+    count, room = (int(number) + len(tensors["since"]) for number in (state.count, state.room))
+    if (count > 0) != ("logits" in tensors) or len(tensors["recent"]) < min(room, state.slack):
+        raise UserError(f"{where} is damaged: the tokens that it read last, or what follows them, are missing")
 
 
 def _array(tokens: Any) -> bool:

@@ -22,12 +22,18 @@ from stairwell.cores.feedback import FeedbackConfig, FeedbackState
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.cores.staircase import GlobalCachedStaircaseConfig
 from stairwell.cores.transformer_xl import TransformerXLConfig
+from stairwell.decode import Session
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, LanguageModelConfig
+from stairwell.roles import FLOAT_TYPES
 from stairwell.state import State
 from stairwell.train.processes import World
 
 SMALL: dict[str, Any] = {"width": 4, "layers": 2}
+DTYPES = (
+    torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.complex64, torch.bool,
+    torch.uint8, torch.int8, torch.int32, torch.int64,
+)  # fmt: skip
 
 
 def used(name: str, slack: int = 0) -> State:
@@ -118,6 +124,56 @@ def test_tensors_too_many_or_of_other_rows_are_refused() -> None:
         FeedbackState.from_tensors({**tensors, "count": tensors["count"][:2]})
     with pytest.raises(ValueError, match="is a FeedbackState, not a SourceState"):
         SourceState.from_tensors(tensors, used("feedback").form())
+
+
+WRONG_COUNTS = [("count", -1), ("count", -(2**62)), ("count", 2**48), ("count", 2**62), ("room", -1), ("room", 2**62)]
+
+
+@pytest.mark.parametrize(("field", "number"), WRONG_COUNTS)
+@pytest.mark.parametrize("name", sorted(CORES))
+def test_counts_that_no_stream_has_are_refused_wherever_a_state_enters(name: str, field: str, number: int) -> None:
+    """The engines use counts as indices: a negative one in a saved state took the process down."""
+    slack = 0 if name in ("lstm", "deltanet") else 2
+    model = LanguageModel(LanguageModelConfig(core=CORES[name].config(**SMALL), inputs=5)).eval()
+    tokens = torch.zeros(3, 9, dtype=torch.int64)
+    _, state = model(tokens, model.init_state(3, slack=slack))
+    state = replace(state, **{field: getattr(state, field).clone().index_fill(0, torch.tensor([1]), number)})
+    for enter in (
+        lambda: model(tokens, state),
+        lambda: model(tokens[:, :1], state),
+        lambda: model.core(torch.zeros(3, 9, 4), state),
+        lambda: Session(model, state),
+        lambda: State.from_tensors(dict(state.tensors()), state.form()),
+    ):
+        with pytest.raises(ValueError, match=r"the state is damaged: stream 1 has count -?\d+ and room -?\d+") as error:
+            enter()
+        assert str(number) in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(CORES))
+def test_a_state_has_exactly_the_types_and_shapes_of_its_model(name: str) -> None:
+    core = build(CORES[name].config(**SMALL))
+    x, state = torch.zeros(3, 1, 4), used(name)
+    for path, tensor in state.tensors():
+        if not tensor.numel():
+            continue
+        changes = [lambda old: old[:2], lambda old: old[..., None], lambda old: old[0]]
+        changes += [lambda old, dtype=dtype: old.to(dtype) for dtype in DTYPES if dtype != tensor.dtype]
+        for change in changes:
+            wrong = state._with(change(old) if p == path else old for p, old in state.tensors())
+            with pytest.raises(ValueError, match=f"'{path}'|rows"):
+                core(x, wrong)
+
+
+def test_a_file_with_types_that_no_state_has_is_refused(tmp_path: Path) -> None:
+    state = used("staircase")
+    for path, tensor in state.tensors():
+        for dtype in DTYPES:
+            if dtype == tensor.dtype or (tensor.is_floating_point() and dtype in FLOAT_TYPES):
+                continue  # without a model any floating type is one that a model may have
+            tensors = {**dict(state.tensors()), path: tensor.to(dtype)}
+            with pytest.raises(UserError, match=f"is damaged: '{path}' is {dtype} of shape .*; expected"):
+                State.from_tensors(tensors, state.form())
 
 
 def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 
 from stairwell import CORES, LanguageModel, LanguageModelConfig, configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import fit
-from stairwell.stream import ANCHOR, AT_ONCE, RECENT, Stream, StreamBatch, with_slack
+from stairwell.stream import ANCHOR, AT_ONCE, RECENT, Stream, StreamBatch, read_file, with_slack
 from stairwell.text import BPE, Bytes, Characters
 
 SIZES: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "memory": 5, "chunk": 3}
@@ -271,6 +273,55 @@ def test_what_is_no_stream_is_told(tmp_path: Path) -> None:
     for name, told in (("noise", "not a readable stream"), ("state", "not a stairwell stream")):
         with pytest.raises(UserError, match=told):
             Stream.load(tmp_path / name, model)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64, torch.float8_e4m3fn, torch.int32])
+def test_a_stream_with_a_tensor_of_another_type_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    model = make_model()
+    stream = Stream(model, slack=2)
+    stream.feed([1, 2, 3])
+    stream.feed(4)
+    stream.save(tmp_path / "a.stream")
+    for name in read_file(tmp_path / "a.stream")[0]:
+        rewrite(tmp_path / "a.stream", tmp_path / "b.stream", **{name: lambda tensor: tensor.to(dtype)})
+        with pytest.raises(UserError, match=r"b\.stream is damaged: "):
+            Stream.load(tmp_path / "b.stream", model)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"state.count": lambda tensor: tensor - 100}, "stream 0 has count -97"),
+        ({"state.room": lambda tensor: tensor + 100}, "stream 0 has count 3 and room 103"),
+        ({"state.memory": lambda tensor: tensor[:, 1:]}, r"its 'memory' is \(7, 1, 8\) a row, this Feedback has"),
+        ({"recent": lambda tensor: tensor[:2]}, "the tokens that it read last, or what follows them, are missing"),
+        ({"logits": lambda tensor: tensor[1:]}, r"'logits' is torch.float32 of \(6,\), this model has .* of \(7,\)"),
+        ({"logits": None}, "the tokens that it read last, or what follows them, are missing"),
+    ],
+)
+def test_a_stream_that_its_model_cannot_have_written_is_refused(
+    changes: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    model = make_model()
+    stream = Stream(model, slack=2)
+    stream.feed([1, 2, 3])
+    stream.save(tmp_path / "a.stream")
+    rewrite(tmp_path / "a.stream", tmp_path / "b.stream", **changes)
+    with pytest.raises(UserError, match=f"b.stream is damaged: .*{told}"):
+        Stream.load(tmp_path / "b.stream", model)
+
+
+def rewrite(path: Path, to: Path, **changes: Any) -> None:
+    """A stream's file with tensors changed, and all else right."""
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        words = file.metadata()
+    for name, change in changes.items():
+        if change is None:
+            del tensors[name]
+        else:
+            tensors[name] = change(tensors[name]).contiguous()
+    save_file(tensors, to, metadata=words)
 
 
 def test_parameters_that_are_no_numbers_are_told() -> None:

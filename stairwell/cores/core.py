@@ -267,19 +267,25 @@ class Core(nn.Module):
         self.check_source(x.shape[0], source, source_mask)
 
     def check_state(self, state: State, batch: int) -> None:
+        """Refuse a state that has not exactly this core's tensors for `batch` rows, or counts that no stream has."""
         name = type(self).__name__
         if type(state) is not self.state_type:
             kind = type(state).__name__
             raise TypeError(f"{name} needs a {self.state_type.__name__}, not a {kind}; make one with init_state(batch)")
-        if state.batch != batch:
-            raise ValueError(
-                f"the state has {state.batch} rows, the input {batch}; use state.select or init_state({batch})"
-            )
+        for path, counts in (("count", state.count), ("room", state.room)):
+            check_rows(path, counts, batch)
+            if counts.dim() != 1 or counts.dtype != torch.int64:
+                found = f"{counts.dtype} of {tuple(counts.shape)}"
+                raise ValueError(f"the state's '{path}' is {found}, not torch.int64 of ({batch},)")
+        if can_be_asked(state.count):
+            state.check_counts()
         like = next(self.parameters())
         expected = self.memory_shapes(state.slack)
-        found = {leaf.path: leaf for leaf in state.leaves() if leaf.role is not Role.COUNT}
-        for path in dict.fromkeys([*expected, *found]):
-            wanted, leaf = expected.get(path), found.get(path)
+        leaves = {leaf.path: leaf for leaf in state.leaves() if leaf.role is not Role.COUNT}
+        for path in dict.fromkeys([*expected, *leaves]):
+            wanted, leaf = expected.get(path), leaves.get(path)
+            if leaf is not None:
+                check_rows(path, leaf.tensor, batch)
             if wanted is not None and leaf is not None and leaf.role is Role.GROWING:
                 wanted = (int(state.count.max()), *wanted[1:])
             shape = tuple(leaf.tensor.shape[1:]) if leaf is not None else None
@@ -407,6 +413,14 @@ class TransformerCore(Core):
 def check_tensor(value: Any, name: str) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, not a {type(value).__name__}")
+
+
+def check_rows(path: str, tensor: Tensor, batch: int) -> None:
+    rows = tensor.shape[0] if tensor.dim() else 0
+    if rows != batch:
+        raise ValueError(
+            f"the state has {rows} rows, the input {batch} (in '{path}'); use state.select or init_state({batch})"
+        )
 
 
 def check_start(start: Tensor | None, shape: Sequence[int]) -> None:

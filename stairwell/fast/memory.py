@@ -3,12 +3,18 @@
 A segment's trace is tens of megabytes that live from forward to backward. The C library hands them back each time, and
 the system clears every page when it is touched anew: a sixth of a Staircase's training step went there. Blocks come
 back by themselves when the last tensor that uses them is gone.
+
+Any thread may ask for memory, and any thread's last tensor may go at any time, even while its own thread is in here (a
+garbage collection calls finalizers). So a finalizer never waits for the lock: it puts the block into a deque, whose
+appends are atomic, and whoever has the lock next takes it from there.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 import weakref
+from collections import deque
 from typing import Any
 
 import torch
@@ -17,7 +23,9 @@ from torch import Tensor
 SMALLEST = 1 << 16  # bytes: below, the C library does well
 MOST = 1 << 28  # bytes that are kept while nobody uses them
 
-_idle: list[Any] = []  # blocks, the one that came back last at the end
+_lock = threading.Lock()
+_idle: list[Any] = []  # blocks, the one that came back last at the end; only touched with the lock
+_returned: deque[Any] = deque()  # blocks that came back and are not among the idle ones yet
 
 
 def recycled(like: Tensor, *shape: int) -> Tensor:
@@ -34,13 +42,26 @@ def recycled(like: Tensor, *shape: int) -> Tensor:
 
 def _take(size: int) -> Any:
     """A block of at least `size` bytes and at most an eighth more."""
-    for i in reversed(range(len(_idle))):
-        if size <= _idle[i].nbytes <= size + size // 8:
-            return _idle.pop(i)
+    with _lock:
+        _sort_in()
+        for i in reversed(range(len(_idle))):
+            if size <= _idle[i].nbytes <= size + size // 8:
+                return _idle.pop(i)
     return torch.empty(size, dtype=torch.uint8).numpy()
 
 
 def _give_back(block: Any) -> None:
-    _idle.append(block)
+    _returned.append(block)
+    if _lock.acquire(blocking=False):
+        try:
+            _sort_in()
+        finally:
+            _lock.release()
+
+
+def _sort_in() -> None:
+    """Put what came back among the idle blocks, and give the oldest ones to the system where there are too many."""
+    while _returned:
+        _idle.append(_returned.popleft())
     while sum(idle.nbytes for idle in _idle) > MOST:
         del _idle[0]

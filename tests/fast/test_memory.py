@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
 
@@ -14,6 +20,7 @@ LIKE = torch.zeros(1)
 @pytest.fixture(autouse=True)
 def nothing_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "_idle", [])
+    monkeypatch.setattr(memory, "_returned", deque())
 
 
 def test_a_block_comes_back_when_its_last_user_is_gone() -> None:
@@ -44,3 +51,44 @@ def test_small_tensors_are_left_to_the_c_library() -> None:
     del_me = recycled(LIKE, 10)
     del del_me
     assert not memory._idle
+
+
+class Switching(list[Any]):
+    """A list during whose reading another thread always gets its turn, as it sometimes does with any list."""
+
+    def __getitem__(self, index: Any) -> Any:
+        time.sleep(1e-5)
+        return super().__getitem__(index)
+
+
+def test_threads_share_the_idle_blocks_and_never_a_block_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_idle", Switching())
+    monkeypatch.setattr(memory, "MOST", 2_000_000)
+    like = torch.zeros(1, dtype=torch.uint8)
+
+    def use(thread: int) -> None:
+        for i in range(20):
+            tensors = [recycled(like, 70_000 * (1 + (thread + i + j) % 4)) for j in range(3)]
+            for tensor in tensors:
+                tensor[:8] = thread
+            time.sleep(1e-5)
+            assert all((tensor[:8] == thread).all() for tensor in tensors)
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(use, range(6)))
+
+
+def test_a_block_may_come_back_while_its_own_thread_takes_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A garbage collection calls finalizers wherever a thread happens to be: it must not wait for itself."""
+    held = [recycled(LIKE, 100_000)]
+    place = held[0].data_ptr()
+
+    class Collecting(list[Any]):
+        def __getitem__(self, index: Any) -> Any:
+            held.clear()
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(memory, "_idle", Collecting([np.empty(1 << 20, dtype=np.uint8)]))
+    assert recycled(LIKE, 50_000).data_ptr() != place
+    assert not held
+    assert recycled(LIKE, 100_000).data_ptr() == place

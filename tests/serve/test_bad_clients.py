@@ -11,6 +11,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,8 +27,10 @@ from stairwell.serve.batch import Batch, Done, Job, Prompt, Token
 from stairwell.serve.connection import Impatient
 from stairwell.serve.requests import KNOWN, Limits
 from stairwell.state import State
+from stairwell.stream import read_file
 from stairwell.text import Bytes
 from tests.serve.conftest import Inside, inside
+from tests.test_stream import rewrite
 
 torch.manual_seed(0)
 CORE = FeedbackConfig(width=16, heads=2, layers=2, memory=12)
@@ -398,6 +401,23 @@ def test_a_file_with_a_huge_header_is_refused_before_it_is_parsed(monkeypatch: p
             assert answer.status_code == 400 and "header" in answer.text
         assert not opened
         is_well(server)
+
+
+def test_a_restored_state_of_another_type_is_refused_and_harms_nobody(tmp_path: Path) -> None:
+    kind = {"content-type": "application/octet-stream"}
+    with inside(app()) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
+        name = client.post("/v1/states", json={"prompt": "some text to read"}).json()["id"]
+        (tmp_path / "a").write_bytes(client.get(f"/v1/states/{name}/save").content)
+        for tensor in read_file(tmp_path / "a")[0]:
+            for dtype in (torch.float16, torch.float64, torch.complex64, torch.int32, torch.bool):
+                rewrite(tmp_path / "a", tmp_path / "b", **{tensor: lambda old, dtype=dtype: old.to(dtype)})
+                answer = client.post("/v1/states/restore", content=(tmp_path / "b").read_bytes(), headers=kind)
+                assert answer.status_code == 400 and "damaged" in answer.text, (tensor, dtype, answer.text)
+        rewrite(tmp_path / "a", tmp_path / "b", **{"state.count": lambda old: old - 1000})
+        answer = client.post("/v1/states/restore", content=(tmp_path / "b").read_bytes(), headers=kind)
+        assert answer.status_code == 400 and "stream 0 has count -983" in answer.text
+        is_well(server)
+        assert server.service.batch.counts["failed"] == 0
 
 
 def test_thousands_of_states_stop_at_their_quotas() -> None:

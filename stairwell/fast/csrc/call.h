@@ -1,5 +1,6 @@
 // What every operator needs: reads a plan from lists of tensors in the order of segment.py (an empty tensor stands for
 // none), packs the weights once a call, and sends tiles of rows through the segment, one a thread.
+// The loops trust the plan, so everything is checked here: sizes, element types, numbers of elements, ages.
 #pragma once
 
 #include <torch/csrc/stable/library.h>
@@ -9,9 +10,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <initializer_list>
 #include <limits>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "plan.h"
@@ -27,8 +30,20 @@ constexpr std::align_val_t LINE{64};
 
 enum InstructionSet : i64 { GENERIC = 0, AVX2 = 1, AVX512 = 2 };
 
+inline i64 best_instruction_set() {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+      __builtin_cpu_supports("avx512bw"))
+    return AVX512;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
+#endif
+  return GENERIC;
+}
+
 template <class real>
 const Kernels<real>& kernels(i64 set) {
+  STD_TORCH_CHECK(GENERIC <= set && set <= best_instruction_set(), "stairwell: no instruction set ", set,
+                  " on this machine");
 #if defined(__x86_64__)
   if (set == AVX512) return kernels_avx512<real>();
   if (set == AVX2) return kernels_avx2<real>();
@@ -53,24 +68,94 @@ class Scratch {
   real* data_;
 };
 
-// Takes pointers from a list of tensors, in order.
+// How many elements a tensor of this shape has. Sizes come from outside, so their product may overflow.
+inline i64 elements(std::initializer_list<i64> shape) {
+  i64 n = 1;
+  for (i64 size : shape)
+    STD_TORCH_CHECK(size >= 0 && !__builtin_mul_overflow(n, size, &n), "stairwell: a size is negative or too large");
+  return n;
+}
+
+template <class type>
+constexpr torch::headeronly::ScalarType scalar_type() {
+  using torch::headeronly::ScalarType;
+  if (std::is_same_v<type, float>) return ScalarType::Float;
+  if (std::is_same_v<type, double>) return ScalarType::Double;
+  return std::is_same_v<type, bool> ? ScalarType::Bool : ScalarType::Long;
+}
+
+// The elements of a tensor; null if it has none.
+template <class type>
+type* elements_of(const Tensor& tensor) {
+  if (tensor.numel() == 0) return nullptr;
+  STD_TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous() &&
+                      tensor.scalar_type() == scalar_type<std::remove_const_t<type>>(),
+                  "stairwell: tensors must be contiguous, on the CPU and of one type");
+  return static_cast<type*>(tensor.data_ptr());
+}
+
+// Takes pointers from a list of tensors, in order; each must have as many elements as the loops will touch.
 class Reader {
  public:
-  explicit Reader(const Tensors& tensors) : tensors_(tensors) {}
+  Reader(const Tensors& tensors, const char* name) : tensors_(tensors), name_(name) {}
 
   template <class type>
-  type* next() {
-    STD_TORCH_CHECK(at_ < tensors_.size(), "stairwell: too few tensors");
-    const Tensor& tensor = tensors_[at_++];
-    if (tensor.numel() == 0) return nullptr;
-    STD_TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous() && tensor.element_size() == sizeof(type),
-                    "stairwell: tensors must be contiguous, on the CPU and of one type");
-    return static_cast<type*>(tensor.data_ptr());
+  type* next(std::initializer_list<i64> shape) {
+    const i64 wanted = elements(shape);
+    const Tensor& tensor = take();
+    require(tensor.numel() == wanted, tensor, wanted);
+    return elements_of<type>(tensor);
   }
 
+  // The same for a tensor that may be empty, or must be unless `there`.
+  template <class type>
+  type* optional(std::initializer_list<i64> shape) {
+    return next_if<type>(peek() > 0, shape);
+  }
+  template <class type>
+  type* next_if(bool there, std::initializer_list<i64> shape) {
+    return there ? next<type>(shape) : next<type>({0});
+  }
+
+  // The same for a tensor that may be longer.
+  template <class type>
+  type* at_least(std::initializer_list<i64> shape) {
+    const i64 wanted = elements(shape);
+    const Tensor& tensor = take();
+    require(tensor.numel() >= wanted, tensor, wanted);
+    return elements_of<type>(tensor);
+  }
+
+  void end() const { STD_TORCH_CHECK(at_ == tensors_.size(), "stairwell: too many tensors in ", name_); }
+
  private:
+  i64 peek() const {
+    STD_TORCH_CHECK(at_ < tensors_.size(), "stairwell: too few tensors in ", name_);
+    return tensors_[at_].numel();
+  }
+  const Tensor& take() {
+    peek();
+    return tensors_[at_++];
+  }
+  void require(bool right, const Tensor& tensor, i64 wanted) const {
+    STD_TORCH_CHECK(right, "stairwell: tensor ", at_ - 1, " of ", name_, " has ", tensor.numel(), " elements, not ",
+                    wanted);
+  }
+
   const Tensors& tensors_;
+  const char* name_;
   size_t at_ = 0;
+};
+
+// How long the tensors of a call are along time. Those of a Staircase differ from Feedback's.
+struct Lengths {
+  i64 call;          // tokens that are read: of x, y, ages and masks
+  i64 trace;         // steps of what layers keep
+  i64 levels;        // steps of what is between layers
+  i64 memory;        // tokens that are remembered
+  i64 memory_trace;  // steps of what is kept of them
+  i64 keys;          // places of keys and values
+  i64 old;           // places of those from before the call
 };
 
 // A weight (rows, columns) to be packed as B (depth, width) of a product: as it is, or transposed.
@@ -96,13 +181,23 @@ void pack_panel(const Job<real>& job, real* to, i64 panel, i64 first) {
 template <class real>
 class Call {
  public:
-  Call(const std::vector<i64>& sizes, double eps, double attention_rate, double relu_rate, double residual_rate,
-       const Tensors& inputs, const Tensors& masks, const Tensors& trace) {
+  Call(const std::vector<i64>& sizes, double eps, double attention_rate, double relu_rate, double residual_rate) {
     read_sizes(sizes);
     plan.eps = static_cast<real>(eps);
     plan.attention_factor = static_cast<real>(1 / (1 - attention_rate));
     plan.relu_factor = static_cast<real>(1 / (1 - relu_rate));
     plan.residual_factor = static_cast<real>(1 / (1 - residual_rate));
+  }
+
+  // Of a segment of Feedback.
+  Lengths feedback_lengths() const {
+    const i64 steps = plan.keep ? plan.T : 1;
+    STD_TORCH_CHECK(plan.steps == steps && plan.R > 0, "stairwell: a segment of other sizes");
+    return {plan.T, steps, steps, plan.T, steps, plan.T + plan.R, plan.R};
+  }
+
+  void read(const Lengths& lengths, const Tensors& inputs, const Tensors& masks, const Tensors& trace) {
+    length = lengths;
     read_inputs(inputs);
     read_masks(masks);
     read_trace(trace);
@@ -111,23 +206,42 @@ class Call {
     plan.levels = levels.data();
   }
 
-  void read_gradients(const Tensor& y, const Tensor& memory, const Tensors& gradients, i64 begin, i64 end) {
-    STD_TORCH_CHECK(0 <= begin && begin < end && end <= plan.T, "stairwell: no such steps");
+  // given: the gradients of y and, in Feedback, of the memory. Those of layers are kept for the steps of a block, those of
+  // scores and of what was read for so many steps.
+  void read_gradients(const Tensors& given, const Tensors& gradients, i64 begin, i64 end, i64 scores, i64 read) {
+    const i64 B = plan.B, D = plan.D, H = plan.H, HK = H * plan.K, J = plan.J, N = end - begin;
+    STD_TORCH_CHECK(0 <= begin && begin < end && end <= plan.T && plan.keep, "stairwell: no such steps");
     plan.begin = begin;
     plan.end = end;
-    plan.d_y = static_cast<const real*>(y.data_ptr());
-    plan.d_memory_given = static_cast<const real*>(memory.data_ptr());
-    Reader next(gradients);
-    plan.d_x = next.template next<real>();
-    plan.d_memory = next.template next<real>();
-    for (auto& set : sets) set.d_old = next.template next<real>();
-    for (auto& set : sets) set.d_new = next.template next<real>();
-    for (auto& layer : layers)
-      for (real** to : {&layer.attention.d_out, &layer.attention.d_normed, &layer.self.d_query, &layer.self.d_scores,
-                        &layer.self.d_read, &layer.d_own, &layer.cross.d_out, &layer.cross.d_normed,
-                        &layer.source.d_query, &layer.source.d_scores, &layer.source.d_read, &layer.feed.d_out,
-                        &layer.feed.d_normed, &layer.d_inner})
-        *to = next.template next<real>();
+    Reader come(given, "the incoming gradients");
+    plan.d_y = come.next<const real>({length.call, B, D});
+    if (length.memory) plan.d_memory_given = come.next<const real>({plan.G, length.memory, B, D});
+    come.end();
+    Reader next(gradients, "gradients");
+    plan.d_x = next.next<real>({length.call, B, D});
+    plan.d_memory = next.next<real>({plan.G, length.memory, B, D});
+    for (auto& set : sets) set.d_old = next.next<real>({B, length.old, 2 * HK});
+    for (auto& set : sets) set.d_new = next.next<real>({length.memory ? length.memory : length.memory_trace, B, 2 * HK});
+    for (auto& layer : layers) {
+      const auto block = [&](bool there, i64 width) {
+        return there ? next.at_least<real>({N, B, width}) : next.next<real>({0});
+      };
+      layer.attention.d_out = block(true, D);
+      layer.attention.d_normed = block(!plan.pre, D);
+      layer.self.d_query = block(true, HK);
+      layer.self.d_scores = next.at_least<real>({scores, B, H, layer.width});
+      layer.self.d_read = next.at_least<real>({read, B, HK});
+      layer.d_own = block(plan.itself, 2 * HK);
+      layer.cross.d_out = block(crossed, D);
+      layer.cross.d_normed = block(crossed && !plan.pre, D);
+      layer.source.d_query = block(crossed, HK);
+      layer.source.d_scores = crossed ? next.at_least<real>({N, B, H, J}) : next.next<real>({0});
+      layer.source.d_read = block(crossed, HK);
+      layer.feed.d_out = block(true, D);
+      layer.feed.d_normed = block(!plan.pre, D);
+      layer.d_inner = block(true, plan.F);
+    }
+    next.end();
   }
 
   void run(bool forward, i64 instruction_set, bool poison) {
@@ -159,55 +273,71 @@ class Call {
 
  private:
   void read_sizes(const std::vector<i64>& sizes) {
+    constexpr size_t FIXED = 16;
+    constexpr i64 MOST = i64{1} << 40;
+    STD_TORCH_CHECK(sizes.size() > FIXED, "stairwell: too few sizes");
+    for (i64 size : sizes) STD_TORCH_CHECK(0 <= size && size < MOST, "stairwell: a size is negative or too large");
     size_t at = 0;
     for (i64* to : {&plan.B, &plan.T, &plan.D, &plan.H, &plan.K, &plan.F, &plan.R, &plan.G, &plan.A, &plan.J,
                     &plan.sets, &plan.steps, &kept_width})
       *to = sizes[at++];
+    for (i64 size : {plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.G, plan.A, plan.sets})
+      STD_TORCH_CHECK(size > 0, "stairwell: a size is 0");
     plan.pre = sizes[at++];
     plan.itself = sizes[at++];
     plan.keep = sizes[at++];
+    const i64 many = static_cast<i64>(sizes.size() - FIXED);
+    STD_TORCH_CHECK(plan.A <= many && plan.sets <= many && 2 * plan.A + plan.sets == many,
+                    "stairwell: a plan of another number of layers");
     layers.resize(plan.A);
     sets.resize(plan.sets);
     levels.resize(plan.A + 1);
     for (auto& layer : layers) layer.reach = sizes[at++];
     for (auto& layer : layers) layer.set = sizes[at++];
     for (auto& set : sets) set.memory = sizes[at++];
-    for (auto& layer : layers) layer.width = layer.reach + plan.itself;
+    for (auto& layer : layers) {
+      layer.width = layer.reach + plan.itself;
+      STD_TORCH_CHECK(layer.reach <= plan.R && layer.set < plan.sets, "stairwell: a layer reads what is not there");
+    }
+    for (auto& set : sets) STD_TORCH_CHECK(set.memory < plan.G, "stairwell: there is no such memory");
   }
 
   void read_inputs(const Tensors& inputs) {
-    Reader next(inputs);
-    const auto weight = [&] { return next.template next<const real>(); };
-    plan.x = weight();
-    plan.mix = weight();
-    position = weight();
+    const i64 B = plan.B, D = plan.D, HK = plan.H * plan.K;
+    Reader next(inputs, "inputs");
+    plan.x = next.next<const real>({length.call, B, D});
+    plan.mix = next.next<const real>({length.memory ? plan.G : 0, plan.A + 1});
+    position = next.next<const real>({plan.R + plan.itself, plan.K});
     for (auto& set : sets) {
-      set.old = weight();
-      const real* project = weight();
-      raw(set.project, project, weight(), plan.D, 2 * plan.H * plan.K);
+      set.old = next.next<const real>({B, length.old, 2 * HK});
+      const real* project = next.next<const real>({2 * HK, D});
+      raw(set.project, project, next.optional<const real>({2 * HK}), D, 2 * HK);
     }
-    for (auto& layer : layers) read_layer(layer, weight);
+    for (auto& layer : layers) read_layer(layer, next);
+    next.end();
   }
 
-  template <class Next>
-  void read_layer(Layer<real>& layer, Next weight) {
-    const i64 D = plan.D, HK = plan.H * plan.K;
-    const real* query = weight();
-    raw(layer.self.query, query, weight(), D, HK);
-    raw(layer.self.out, weight(), nullptr, HK, D);
-    const real* inner = weight();
-    raw(layer.inner, inner, weight(), D, plan.F);
-    const real* outer = weight();
-    raw(layer.outer, outer, weight(), plan.F, D);
-    layer.ramp = weight();
-    const real* cross_query = weight();
-    raw(layer.source.query, cross_query, weight(), D, HK);
-    raw(layer.source.out, weight(), nullptr, HK, D);
-    layer.source_keys = weight();
-    layer.source_values = weight();
+  void read_layer(Layer<real>& layer, Reader& next) {
+    const i64 D = plan.D, HK = plan.H * plan.K, F = plan.F;
+    const real* query = next.next<const real>({HK, D});
+    raw(layer.self.query, query, next.optional<const real>({HK}), D, HK);
+    raw(layer.self.out, next.next<const real>({D, HK}), nullptr, HK, D);
+    const real* inner = next.next<const real>({F, D});
+    raw(layer.inner, inner, next.optional<const real>({F}), D, F);
+    const real* outer = next.next<const real>({D, F});
+    raw(layer.outer, outer, next.optional<const real>({D}), F, D);
+    layer.ramp = next.optional<const real>({plan.H, layer.width});
+    const real* cross_query = next.optional<const real>({HK, D});
+    if (&layer == &layers[0]) crossed = cross_query;
+    STD_TORCH_CHECK(crossed == (cross_query != nullptr), "stairwell: all layers attend to a source, or none");
+    raw(layer.source.query, cross_query, next.optional<const real>({HK}), D, HK);
+    raw(layer.source.out, next.next_if<const real>(crossed, {D, HK}), nullptr, HK, D);
+    layer.source_keys = next.next_if<const real>(crossed, {plan.B, plan.H, plan.J, plan.K});
+    layer.source_values = next.next_if<const real>(crossed, {plan.B, plan.H, plan.J, plan.K});
     for (auto* sublayer : {&layer.attention, &layer.cross, &layer.feed}) {
-      sublayer->scale = weight();
-      sublayer->shift = weight();
+      const bool there = !plan.pre && (crossed || sublayer != &layer.cross);
+      sublayer->scale = next.next_if<const real>(there, {D});
+      sublayer->shift = next.next_if<const real>(there, {D});
     }
   }
 
@@ -223,44 +353,61 @@ class Call {
   }
 
   void read_masks(const Tensors& masks) {
-    Reader next(masks);
-    plan.age = next.template next<const i64>();
-    plan.source_mask = next.template next<const bool>();
+    const i64 B = plan.B, T = length.call, H = plan.H;
+    Reader next(masks, "masks");
+    plan.age = next.next<const i64>({B, T});
+    // Ages are indices: one below 0 would lead out of the keys.
+    for (i64 i = 0; i < B * T; ++i) STD_TORCH_CHECK(plan.age[i] >= 0, "stairwell: an age is negative: ", plan.age[i]);
+    plan.source_mask = next.next_if<const bool>(crossed, {B, plan.J});
     for (auto& layer : layers) {
-      layer.self.kept = next.template next<const bool>();
+      layer.self.kept = next.optional<const bool>({B, H, T, kept_width});
       layer.self.kept_width = kept_width;
-      layer.relu_kept = next.template next<const bool>();
-      layer.source.kept = next.template next<const bool>();
+      STD_TORCH_CHECK(!layer.self.kept || kept_width >= layer.width, "stairwell: a mask has too few distances");
+      layer.relu_kept = next.optional<const bool>({B, T, plan.F});
+      layer.source.kept = next.optional<const bool>({B, H, T, plan.J});
       layer.source.kept_width = plan.J;
       // One mask for the sublayers that there are, in their order.
-      if (const bool* kept = next.template next<const bool>()) {
-        const i64 size = plan.B * plan.T * plan.D;
+      if (const bool* kept = next.optional<const bool>({crossed ? 3 : 2, B, T, plan.D})) {
+        const i64 size = B * T * plan.D;
         layer.attention.kept = kept;
         layer.cross.kept = kept + size;
-        layer.feed.kept = kept + (plan.J ? 2 : 1) * size;
+        layer.feed.kept = kept + (crossed ? 2 : 1) * size;
       }
     }
+    next.end();
   }
 
   void read_trace(const Tensors& trace) {
-    Reader next(trace);
-    const auto tensor = [&] { return next.template next<real>(); };
-    plan.y = tensor();
-    plan.memory = tensor();
-    for (i64 level = 1; level < plan.A; ++level) levels[level] = tensor();
-    plan.memory_input = tensor();
-    plan.memory_rstd = tensor();
-    for (auto& set : sets) set.keys = tensor();
-    for (auto& set : sets) set.values = tensor();
+    const i64 B = plan.B, D = plan.D, H = plan.H, HK = H * plan.K, steps = length.trace;
+    Reader next(trace, "trace");
+    plan.y = next.next<real>({length.call, B, D});
+    plan.memory = next.next<real>({plan.G, length.memory, B, D});
+    for (i64 level = 1; level < plan.A; ++level) levels[level] = next.next<real>({length.levels, B, D});
+    plan.memory_input = next.next<real>({plan.G, length.memory_trace, B, D});
+    plan.memory_rstd = next.next<real>({plan.G, length.memory_trace, B});
+    for (auto& set : sets) set.keys = next.next<real>({B, H, length.keys, plan.K});
+    for (auto& set : sets) set.values = next.next<real>({B, H, length.keys, plan.K});
+    const auto sublayer = [&](Sublayer<real>& to, bool there) {
+      to.input = next.next_if<real>(there, {steps, B, D});
+      to.normed = next.next_if<real>(there && !plan.pre, {steps, B, D});
+      to.rstd = next.next_if<real>(there, {steps, B});
+    };
+    const auto attended = [&](Attended<real>& to, bool there, i64 width) {
+      to.q = next.next_if<real>(there, {steps, B, HK});
+      to.weights = next.next_if<real>(there, {steps, B, H, width});
+      to.used = next.next_if<real>(there && to.kept, {steps, B, H, width});
+      to.read = next.next_if<real>(there, {steps, B, HK});
+    };
     for (auto& layer : layers) {
-      Sublayer<real>&attention = layer.attention, &cross = layer.cross, &feed = layer.feed;
-      Attended<real>&self = layer.self, &source = layer.source;
-      for (real** to : {&attention.input, &attention.normed, &attention.rstd, &self.q, &self.weights, &self.used,
-                        &self.read, &layer.own, &cross.input, &cross.normed, &cross.rstd, &source.q,
-                        &source.weights, &source.used, &source.read, &feed.input, &feed.normed, &feed.rstd,
-                        &layer.active})
-        *to = tensor();
+      sublayer(layer.attention, true);
+      attended(layer.self, true, layer.width);
+      layer.own = next.next_if<real>(plan.itself, {steps, B, 2 * HK});
+      sublayer(layer.cross, crossed);
+      attended(layer.source, crossed, plan.J);
+      sublayer(layer.feed, true);
+      layer.active = next.next<real>({steps, B, plan.F});
     }
+    next.end();
   }
 
   // What has to be packed for one direction, and how much room it takes.
@@ -294,10 +441,14 @@ class Call {
   std::vector<Raw> maps;
   const real* position = nullptr;
   i64 kept_width = 0;
+  Lengths length{};
+  bool crossed = false;  // layers attend to a source
 };
 
 template <class Do>
-void by_type(const Tensor& like, Do run) {
+void by_type(const Tensors& tensors, Do run) {
+  STD_TORCH_CHECK(!tensors.empty(), "stairwell: no tensors");
+  const Tensor& like = tensors[0];
   if (like.scalar_type() == torch::headeronly::ScalarType::Float) return run(float());
   STD_TORCH_CHECK(like.scalar_type() == torch::headeronly::ScalarType::Double, "stairwell: float32 or float64 only");
   run(double());

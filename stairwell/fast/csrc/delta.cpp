@@ -6,18 +6,20 @@ namespace {
 
 template <class real>
 Delta<real> read_call(const Tensor& q, const Tensors& given) {
+  STD_TORCH_CHECK(q.dim() == 4 && !given.empty() && given[0].dim() == 5, "stairwell: corrections of another shape");
   Delta<real> call{};
-  call.B = q.size(0), call.T = q.size(1), call.H = q.size(2), call.K = q.size(3);
-  call.n = given[0].size(2);
-  Reader only(given);
-  call.k = only.next<const real>();
-  call.v = only.next<const real>();
-  call.b = only.next<const real>();
-  call.a = only.next<const real>();
-  call.start = only.next<const bool>();
-  call.before = only.next<const real>();
-  const Tensors asked{q};
-  call.q = Reader(asked).next<const real>();
+  const i64 B = call.B = q.size(0), T = call.T = q.size(1), H = call.H = q.size(2), K = call.K = q.size(3);
+  const i64 n = call.n = given[0].size(2);
+  for (i64 size : {B, T, H, K, n}) STD_TORCH_CHECK(size > 0, "stairwell: a size is 0");
+  call.q = elements_of<const real>(q);
+  Reader next(given, "given");
+  call.k = next.next<const real>({B, T, n, H, K});
+  call.v = next.next<const real>({B, T, n, H, K});
+  call.b = next.next<const real>({B, T, n, H});
+  call.a = next.optional<const real>({B, T, H});
+  call.start = next.optional<const bool>({B, T});
+  call.before = next.next<const real>({B, H, K, K});
+  next.end();
   return call;
 }
 
@@ -34,26 +36,34 @@ void run(const Delta<real>& call, i64 instruction_set, bool poison) {
 // given: k, v, b, a (what the gate leaves) or none, start or none, the matrices before. made: what is read, the matrices
 // after.
 void delta_forward(Tensor q, Tensors given, Tensors made, i64 instruction_set, bool poison) {
-  by_type(q, [&](auto type) {
+  by_type({q}, [&](auto type) {
     using real = decltype(type);
     Delta<real> call = read_call<real>(q, given);
-    Reader next(made);
-    call.read = next.template next<real>();
-    call.after = next.template next<real>();
+    Reader next(made, "made");
+    call.read = next.template next<real>({call.B, call.T, call.H, call.K});
+    call.after = next.template next<real>({call.B, call.H, call.K, call.K});
+    next.end();
     run(call, instruction_set, poison);
   });
 }
 
 // gradients: of what is read and of the matrices after. made: gradients of q, k, v, b, log a, the matrices before.
 void delta_backward(Tensor q, Tensors given, Tensors gradients, Tensors made, i64 instruction_set, bool poison) {
-  by_type(q, [&](auto type) {
+  by_type({q}, [&](auto type) {
     using real = decltype(type);
     Delta<real> call = read_call<real>(q, given);
-    Reader come(gradients), next(made);
-    call.d_read = come.template next<const real>();
-    call.d_after = come.template next<const real>();
-    for (real** to : {&call.d_q, &call.d_k, &call.d_v, &call.d_b, &call.d_log_a, &call.d_before})
-      *to = next.template next<real>();
+    const i64 B = call.B, T = call.T, n = call.n, H = call.H, K = call.K;
+    Reader come(gradients, "gradients"), next(made, "made");
+    call.d_read = come.template next<const real>({B, T, H, K});
+    call.d_after = come.template next<const real>({B, H, K, K});
+    come.end();
+    call.d_q = next.template next<real>({B, T, H, K});
+    call.d_k = next.template next<real>({B, T, n, H, K});
+    call.d_v = next.template next<real>({B, T, n, H, K});
+    call.d_b = next.template next<real>({B, T, n, H});
+    call.d_log_a = next.template next_if<real>(call.a, {B, T, H});
+    call.d_before = next.template next<real>({B, H, K, K});
+    next.end();
     run(call, instruction_set, poison);
   });
 }

@@ -9,20 +9,11 @@ constexpr i64 LAYOUT = 6;
 
 i64 layout() { return LAYOUT; }
 
-i64 best_instruction_set() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw"))
-    return AVX512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
-#endif
-  return GENERIC;
-}
-
 void feedback_forward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate, double residual_rate,
                       Tensors inputs, Tensors masks, Tensors trace, i64 instruction_set, bool poison) {
-  by_type(inputs[0], [&](auto type) {
-    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate, inputs, masks, trace);
+  by_type(inputs, [&](auto type) {
+    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate);
+    call.read(call.feedback_lengths(), inputs, masks, trace);
     call.run(true, instruction_set, poison);
   });
 }
@@ -30,9 +21,10 @@ void feedback_forward(std::vector<i64> sizes, double eps, double attention_rate,
 void feedback_backward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate,
                        double residual_rate, Tensors inputs, Tensors masks, Tensors trace, Tensor y, Tensor memory,
                        Tensors gradients, i64 begin, i64 end, i64 instruction_set, bool poison) {
-  by_type(inputs[0], [&](auto type) {
-    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate, inputs, masks, trace);
-    call.read_gradients(y, memory, gradients, begin, end);
+  by_type(inputs, [&](auto type) {
+    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate);
+    call.read(call.feedback_lengths(), inputs, masks, trace);
+    call.read_gradients({y, memory}, gradients, begin, end, call.plan.T, call.plan.T);
     call.run(false, instruction_set, poison);
   });
 }

@@ -4,40 +4,47 @@
 namespace stairwell {
 namespace {
 
-// Does something for each row of a tensor (rows, V), the rows shared among threads.
+// Of scores (rows, V).
+std::pair<i64, i64> sizes(const Tensor& scores) {
+  STD_TORCH_CHECK(scores.dim() == 2 && scores.size(1) > 0, "stairwell: scores must be (rows, symbols)");
+  return {scores.size(0), scores.size(1)};
+}
+
+// Does something for each row, the rows shared among threads.
 template <class Row>
-void for_rows(const Tensor& scores, Row row) {
-  STD_TORCH_CHECK(scores.dim() == 2 && scores.is_contiguous() && scores.size(1) > 0,
-                  "stairwell: scores must be (rows, symbols), contiguous");
-  torch::stable::parallel_for(0, scores.size(0), 1, [&](i64 first, i64 last) {
+void for_rows(i64 rows, Row row) {
+  torch::stable::parallel_for(0, rows, 1, [&](i64 first, i64 last) {
     for (i64 r = first; r < last; ++r) row(r);
   });
 }
 
-template <class type>
-type* data(const Tensor& tensor) {
-  return static_cast<type*>(tensor.data_ptr());
-}
-
 void log_sums(Tensor scores, Tensor sums, i64 instruction_set) {
-  by_type(scores, [&](auto type) {
+  by_type({scores}, [&](auto type) {
     using real = decltype(type);
-    const i64 V = scores.size(1);
-    for_rows(scores, [&](i64 r) {
-      data<real>(sums)[r] = kernels<real>(instruction_set).log_sum(data<real>(scores) + r * V, V);
-    });
+    const Kernels<real>& use = kernels<real>(instruction_set);
+    const auto [rows, V] = sizes(scores);
+    const Tensors given{scores, sums};
+    Reader next(given, "scores and sums");
+    const real* from = next.template next<const real>({rows, V});
+    real* to = next.template next<real>({rows});
+    for_rows(rows, [&, V = V](i64 r) { to[r] = use.log_sum(from + r * V, V); });
   });
 }
 
 void highest(Tensor scores, Tensor values, Tensor symbols, i64 instruction_set) {
-  by_type(scores, [&](auto type) {
+  by_type({scores}, [&](auto type) {
     using real = decltype(type);
-    const i64 V = scores.size(1), k = values.size(1);
-    STD_TORCH_CHECK(k <= V, "stairwell: there are only ", V, " symbols");
-    for_rows(scores, [&](i64 r) {
-      kernels<real>(instruction_set)
-          .highest(data<real>(scores) + r * V, V, k, data<real>(values) + r * k, data<i64>(symbols) + r * k);
-    });
+    const Kernels<real>& use = kernels<real>(instruction_set);
+    const auto [rows, V] = sizes(scores);
+    STD_TORCH_CHECK(values.dim() == 2, "stairwell: values must be (rows, how many)");
+    const i64 k = values.size(1);
+    STD_TORCH_CHECK(0 < k && k <= V, "stairwell: there are only ", V, " symbols");
+    const Tensors given{scores, values, symbols};
+    Reader next(given, "scores, values and symbols");
+    const real* from = next.template next<const real>({rows, V});
+    real* to = next.template next<real>({rows, k});
+    i64* found = next.template next<i64>({rows, k});
+    for_rows(rows, [&, V = V](i64 r) { use.highest(from + r * V, V, k, to + r * k, found + r * k); });
   });
 }
 

@@ -1,0 +1,122 @@
+"""Wrong arguments for every native operator, made from the arguments of real calls. To be run as a program, because an
+operator that believes them takes the process down:
+
+    python -m tests.fast.native_cases         a line per case: operator, what was changed, what the operator did
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stairwell.cores import build
+from stairwell.cores.delta import DeltaNetConfig
+from stairwell.cores.feedback import FeedbackConfig
+from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
+from stairwell.fast import choose_engine, native
+from tests.laws import scramble
+
+OPERATORS = (
+    "feedback_forward", "feedback_backward", "staircase_forward", "staircase_backward", "delta_forward",
+    "delta_backward", "log_sums", "highest",
+)  # fmt: skip
+SMALL = {"width": 8, "layers": 2, "heads": 2, "inner": 6}
+RATES = {"attention_dropout": 0.3, "relu_dropout": 0.3}
+CONFIGS = (
+    FeedbackConfig(**SMALL, memory=3),
+    FeedbackConfig(
+        **SMALL, **RATES, memory=3, norm="post", sees_itself=True, cross=True, residual_dropout=0.3, adaptive_span=True
+    ),
+    StaircaseConfig(**SMALL, chunk=2, passes=3),
+    CachedStaircaseConfig(**SMALL, **RATES, chunk=2, passes=4, compute=2, norm="post", adaptive_span=True),
+    DeltaNetConfig(**SMALL, products=2, gated=True),
+)
+
+
+def real_calls() -> list[tuple[str, tuple[Any, ...]]]:
+    """The arguments of each operator, from a training step of every config and from two searches."""
+    calls: list[tuple[str, tuple[Any, ...]]] = []
+    real = {name: getattr(torch.ops.stairwell, name) for name in OPERATORS}
+
+    def recorder(name: str) -> Any:
+        def record(*arguments: Any) -> Any:
+            calls.append((name, arguments))
+            return real[name](*arguments)
+
+        return record
+
+    for name in OPERATORS:
+        setattr(torch.ops.stairwell, name, recorder(name))
+    for config in CONFIGS:
+        core: Any = scramble(build(config)).train()
+        choose_engine(core, "fast")
+        source = {"source": torch.randn(2, 3, 8)} if getattr(config, "cross", False) else {}
+        start = torch.zeros(2, 7, dtype=torch.bool)
+        _, state = core(torch.randn(2, 4, 8), core.init_state(2), **source)
+        y, state = core(torch.randn(2, 7, 8), state, start, **source)
+        y.sum().backward()
+    native.log_sums(torch.randn(3, 11))
+    native.highest(torch.randn(3, 11), 4)
+    for name in OPERATORS:
+        setattr(torch.ops.stairwell, name, real[name])
+    return calls
+
+
+def wrong_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Of another number of elements, of another type, and with gaps; for one that stands for none only one that is
+    there."""
+    if not tensor.numel():
+        yield "one element", torch.zeros(1, dtype=tensor.dtype)
+        return
+    flat = tensor.detach().flatten()
+    yield "an element less", flat[:-1].clone()
+    yield "an element more", torch.cat([flat, flat[:1]])
+    yield "none", tensor.new_empty(0)
+    other = {torch.int64: torch.float64, torch.bool: torch.uint8, torch.float32: torch.complex64}[tensor.dtype]
+    yield "another type", tensor.detach().to(other)
+    yield "gaps", torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)[..., 0]
+
+
+def wrong_numbers(number: int) -> Iterator[tuple[str, int]]:
+    yield from ((f"{wrong} for {number}", wrong) for wrong in (-1, 0, number + 1, 1 << 40, 1 << 62) if wrong != number)
+
+
+def wrong_lists(values: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
+    yield "the last is missing", list(values[:-1])
+    yield "one more", [*values, values[-1]]
+    yield "nothing", []
+    for i, value in enumerate(values):
+        yield from ((f"{i}: {what}", [*values[:i], wrong, *values[i + 1 :]]) for what, wrong in wrong_values(value))
+
+
+def wrong_values(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Tensor):
+        yield from wrong_tensors(value)
+    elif isinstance(value, list | tuple):
+        yield from wrong_lists(value)
+    elif type(value) is int:
+        yield from wrong_numbers(value)
+
+
+def cases() -> Iterator[tuple[str, str, tuple[Any, ...]]]:
+    for name, arguments in real_calls():
+        for i, value in enumerate(arguments):
+            for what, wrong in wrong_values(value):
+                yield name, f"{i}: {what}", (*arguments[:i], wrong, *arguments[i + 1 :])
+
+
+def main() -> None:
+    for name, what, arguments in cases():
+        print(name, what, sep="\t", end="\t", flush=True)
+        try:
+            getattr(torch.ops.stairwell, name)(*arguments)
+            print("ran")
+        except RuntimeError:
+            print("refused")
+
+
+if __name__ == "__main__":
+    main()
