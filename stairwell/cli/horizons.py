@@ -37,8 +37,9 @@ def following(hidden: bool) -> Iterator[Watch | None]:
 
 def progress_line(event: dict[str, Any]) -> str:
     faultless = f"{event['faultless']} of {event['streams']} streams without a mistake"
+    whose = "each stream" if event.get("each", True) else "all sequences"
     return (
-        f"{event['tokens']:,} of {event['of']:,} tokens of each stream, {event['rate']:,.0f} tokens/s, "
+        f"{event['tokens']:,} of {event['of']:,} tokens of {whose}, {event['rate']:,.0f} tokens/s, "
         f"{duration(event['left'])} left; {faultless}"
     )
 
@@ -48,8 +49,10 @@ def horizon_text(result: dict[str, Any]) -> str:
     streams = result["streams"]
     wrong = sorted((s for s in streams if s["first_mistake"]), key=lambda s: s["first_mistake"])
     several = len({s["seed"] for s in streams}) > 1
+    lengths = sorted(s["tokens"] for s in streams if "tokens" in s) or [result["tokens"]]
+    shortest = f"{lengths[0]:,} to " if lengths[0] < lengths[-1] else ""
     lines = [
-        f"followed         {counted(len(streams), 'stream')} of {result['tokens']:,} tokens, "
+        f"followed         {counted(len(streams), 'stream')} of {shortest}{result['tokens']:,} tokens, "
         f"{result['tokens_per_second']:,} tokens/s",
         f"without mistake  {len(streams) - len(wrong)} of {len(streams)}",
         f"mistakes         {sum(s['mistakes'] for s in streams):,}",
@@ -62,6 +65,8 @@ def horizon_text(result: dict[str, Any]) -> str:
         lines.append(f"  and {len(wrong) - SHOWN} more streams, see horizon.json")
     lines.append("accuracy, by place in the stream")
     lines += [f"  {first:>14,} to {last:<14,} {accuracy}" for first, last, accuracy in decades(result)]
+    if result["tokens"] < result.get("wanted", 0) and not result["interrupted"]:
+        lines.append(f"none of these sequences has more than {result['tokens']:,} tokens; give longer ones with --data")
     return "\n".join(lines)
 
 

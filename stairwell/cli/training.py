@@ -87,14 +87,20 @@ def eval_command(
     data: Annotated[str | None, typer.Option(help="other data of the same kind, for tasks that read files")] = None,
     rows: Annotated[
         int | None,
-        typer.Option(help="parallel rows; 1 is exact for a single stream of text, and 4 follow a horizon", min=1),
+        typer.Option(
+            help="parallel rows; 1 is exact for a single stream of text; --horizon: streams (4, or all labelled)",
+            min=1,
+        ),
     ] = None,
     segment: Annotated[int, typer.Option(help="tokens at a time; changes speed, not results", min=1)] = 256,
     baselines: Annotated[
         bool, typer.Option("--baselines", help="summaries: also score the lead and the most similar article's summary")
     ] = False,
     horizon: Annotated[
-        int | None, typer.Option(help="follow streams without end for so many tokens, to find the first mistake", min=1)
+        int | None,
+        typer.Option(
+            help="follow endless streams or labelled sequences for so many tokens, to the first mistake", min=1
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="--horizon: follow the rows of so many seeds", min=1)] = None,
     device: Device = "auto",
@@ -105,17 +111,15 @@ def eval_command(
     from stairwell.runs.trainings import evaluate_run
     from stairwell.runs.writing import score_baselines
 
+    if split not in ("valid", "test"):
+        raise UserError(f"--split must be valid or test, not '{split}'")
+    chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
     if horizon is not None:
-        if data is not None or split != "test":
-            raise UserError("--horizon makes its own streams; leave out --data and --split")
-        follow_run(run, horizon, rows or 4, seeds or 1, segment, device, engine, as_json)
+        follow_run(run, horizon, rows, seeds, segment, device, engine, as_json, chosen, data)
         return
     if seeds is not None:
         raise UserError("--seeds goes with --horizon; a split is the same for every seed")
-    if split not in ("valid", "test"):
-        raise UserError(f"--split must be valid or test, not '{split}'")
     watch = evaluating(as_json)
-    chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
     # The baselines first: where there are none, nobody should wait for the model's scores to be told so.
     found = score_baselines(run, chosen, device, data) if baselines else {}
     result = {**evaluate_run(run, chosen, data, rows or 1, segment, device, engine, watch), **found}
@@ -136,7 +140,16 @@ def evaluating(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
 
 
 def follow_run(
-    run: Path, tokens: int, rows: int, seeds: int, segment: int, device: str, engine: str, as_json: bool
+    run: Path,
+    tokens: int,
+    rows: int | None,
+    seeds: int | None,
+    segment: int,
+    device: str,
+    engine: str,
+    as_json: bool,
+    split: Literal["valid", "test"] = "test",
+    data: str | None = None,
 ) -> None:
     """The horizon of a run; what was seen is told, however early someone stopped it."""
     from stairwell.cli.horizons import following, horizon_text
@@ -144,7 +157,7 @@ def follow_run(
     from stairwell.train import Interrupted
 
     with following(hidden=as_json) as watch:
-        result = measure(run, tokens, rows, seeds, segment, device, engine, watch)
+        result = measure(run, tokens, rows, seeds, segment, device, engine, watch, split, data)
     print(strict_json(result) if as_json else horizon_text(result))
     if result["interrupted"]:
         kept = "what was seen is written" if result["kept"] else "a longer measurement is there and stays"

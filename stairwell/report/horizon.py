@@ -27,7 +27,7 @@ def followed(found: list[Model]) -> list[tuple[Model, list[Horizon]]]:
 def standing(horizons: list[Horizon]) -> tuple[list[int], list[float]]:
     """The share in percent of streams without a mistake, as steps: places and the share from there on. A stream counts
     as far as it was followed."""
-    streams = [(stream.first_mistake, horizon.tokens) for horizon in horizons for stream in horizon.streams]
+    streams = [(one.first_mistake, one.tokens or horizon.tokens) for horizon in horizons for one in horizon.streams]
     lengths = {tokens for _, tokens in streams}
     # Behind the end of some streams the share is of those that go on.
     behind = {tokens + 1 for tokens in lengths if tokens < max(lengths)}
@@ -64,7 +64,8 @@ def in_words(horizons: list[Horizon]) -> str:
         there = [horizon for horizon in horizons if horizon.tokens == tokens]
         faultless, streams = sum(each.faultless for each in there), sum(len(each.streams) for each in there)
         words = (" streams without a mistake", " tokens") if not parts else ("", "")
-        parts.append(f"{faultless} of {streams}{words[0]} in {tokens:,}{words[1]}")
+        most = f"{tokens:,}" if all(each.equal for each in there) else f"up to {tokens:,}"
+        parts.append(f"{faultless} of {streams}{words[0]} in {most}{words[1]}")
     return ", ".join(parts)
 
 
@@ -106,6 +107,12 @@ def write_horizon_png(path: str | os.PathLike[str], found: list[Model]) -> bool:
     return save_png(path, horizon_figure(found))
 
 
+def tokens_of_each(horizons: list[Horizon]) -> list[str]:
+    """Tokens of the streams; where they end by themselves, of the longest."""
+    lengths = sorted({(horizon.tokens, horizon.equal) for horizon in horizons})
+    return [f"{tokens:,}" if equal else f"up to {tokens:,}" for tokens, equal in lengths]
+
+
 def horizon_table(found: list[Model]) -> Table | None:
     rows: list[list[Any]] = []
     for model, horizons in followed(found):
@@ -118,7 +125,7 @@ def horizon_table(found: list[Model]) -> Table | None:
                 model.name,
                 len(horizons),
                 len(streams),
-                " or ".join(f"{tokens:,}" for tokens in sorted({horizon.tokens for horizon in horizons})),
+                " or ".join(tokens_of_each(horizons)),
                 sum(horizon.faultless for horizon in horizons),
                 firsts[0] if firsts else "none",
                 "beyond" if half == np.inf else int(half),

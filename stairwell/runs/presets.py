@@ -42,7 +42,7 @@ PLAIN = Recipe(
 # State tracking: with a memory of two tokens a model cannot look short sequences up and has to carry the state on,
 # which is what holds at lengths it was not trained at. Gradients are clipped at 0.1, as both papers do: at 1 a model
 # that has learned a task can lose it within a few steps.
-SHORT: dict[str, int] = {"recall": 2, "context": 64, "chunk": 1}
+SHORT: dict[str, Any] = {"recall": 2, "context": 64, "chunk": 1}
 CLIP = 0.1
 RECIPES: dict[str, Recipe] = {
     "random-walk": Recipe(

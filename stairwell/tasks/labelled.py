@@ -25,6 +25,8 @@ from stairwell.data import files
 from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.packed import LabelledTokens
 from stairwell.errors import UserError
+from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.feeds import check_segments, to_batch
 from stairwell.tasks.files import FileTask
 from stairwell.tasks.scores import SequenceScore
 
@@ -147,6 +149,25 @@ class Labelled(FileTask[Pair, LabelledTokens]):
         if not targets.any():
             raise UserError(f"{pair.labels} has no label but {unscored!r}, so that nothing is scored")
         return LabelledTokens(ids, targets, begins)
+
+    def stream_lengths(self, split: str) -> Array:
+        """Return the number of tokens of every episode of a split."""
+        data = self._split(split)
+        return np.diff(data.begins, append=len(data))
+
+    def stream_batches(self, split: str, episodes: range, tokens: int, segment: int) -> Iterator[Batch]:
+        """Yield some episodes side by side from their first tokens on, each in a row of its own, up to `tokens` tokens
+        and `segment` at a time; behind its end an episode is filled up with token 0, not scored."""
+        check_segments(len(episodes), segment)
+        data = self._split(split)
+        begins = data.begins[episodes.start : episodes.stop, None]
+        lengths = np.minimum(self.stream_lengths(split)[episodes.start : episodes.stop, None], tokens)
+        for first in range(0, int(lengths.max()), segment):
+            offsets = np.arange(first, min(first + segment, int(lengths.max())))
+            present = offsets < lengths  # (B, T)
+            places = np.where(present, begins + offsets, 0)
+            ids, targets = data.tokens(places), data.targets(places)
+            yield to_batch(np.where(present, ids, 0), np.where(present, targets, IGNORE), None)
 
     def tell(self) -> str:
         sizes = ", ".join(f"{split} {data.episodes:,}" for split, data in self.splits.items())

@@ -37,6 +37,14 @@ def test_a_stream_stands_until_its_first_mistake_and_counts_as_far_as_it_was_fol
     )
 
 
+def test_streams_that_end_by_themselves_count_as_far_as_they_go() -> None:
+    streams = (FollowedStream(0, 0, None, 0, 20), FollowedStream(0, 1, 30, 5, 40), FollowedStream(0, 2, None, 0, 40))
+    found = Horizon(40, 20, streams, (1, 10), (27, 73), (0, 5))
+    places, shares = standing([found])
+    assert dict(zip(places, shares)) == {1: 100.0, 20: 100.0, 21: 100.0, 30: 50.0, 40: 50.0}
+    assert in_words([found]) == "2 of 3 streams without a mistake in up to 40 tokens"
+
+
 def test_the_curve_is_the_share_of_right_answers_in_each_bin() -> None:
     middles, values = accuracy([horizon(100, 10)])
     # The last bin has been begun only, and is told with the one before.

@@ -157,6 +157,70 @@ def test_what_cannot_be_followed_is_told_in_one_line(run: Path, tmp_path: Path) 
     next(follow(model, task, STREAMS, 20))
 
 
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of labelled data that has learned next to nothing. Sequences of 4 to 20 tokens; the last has no label."""
+    folder, random = tmp_path_factory.mktemp("labelled"), np.random.default_rng(0)
+    for name, count, most in (("short", 200, 20), ("long", 70, 300)):
+        bits = [random.integers(0, 2, random.integers(4, most + 1)) for _ in range(count)]
+        labels = [[*map(str, row.cumsum()[:-1] % 2), "-"] for row in bits]
+        (folder / f"{name}.tokens").write_text("".join(" ".join(map(str, row)) + "\n" for row in bits))
+        (folder / f"{name}.labels").write_text("".join(" ".join(row) + "\n" for row in labels))
+    given = {**SMALL, "task.path": str(folder / "short.tokens"), "train.steps": "30"}
+    fit(preset("labelled/feedback").with_options(given), folder / "run", "cpu")
+    return folder
+
+
+@torch.no_grad()
+def test_labelled_sequences_are_followed_one_by_one_up_to_the_horizon(labelled: Path) -> None:
+    """Each sequence by itself, in plain Python: no memory of the one before, nothing behind its end."""
+    model, _ = load(labelled / "run", "cpu", "reference")
+    result = measure(labelled / "run", 150, segment=64, device="cpu", data=str(labelled / "long.tokens"))
+    asked, mistakes = 0, 0
+    lines = (labelled / "long.tokens").read_text().splitlines()
+    for line, found in zip(lines, result["streams"], strict=True):
+        bits = [int(bit) for bit in line.split()]
+        tokens = bits[:150]
+        answers = model(torch.tensor([tokens]), model.init_state(1))[0].argmax(-1)[0].tolist()
+        wanted = (np.cumsum(tokens) % 2).tolist()[: len(bits) - 1]  # the last token has no label
+        wrong = [place for place, (said, label) in enumerate(zip(answers, wanted), start=1) if said != label]
+        assert (found["tokens"], found["mistakes"]) == (len(tokens), len(wrong))
+        assert found["first_mistake"] == (wrong[0] if wrong else None)
+        asked, mistakes = asked + len(wanted), mistakes + len(wrong)
+    assert sum(result["curve"]["asked"]) == asked
+    assert sum(result["curve"]["wrong"]) == mistakes > 0
+    assert (result["tokens"], result["wanted"], result["trained_on"], result["split"]) == (150, 150, 20, "test")
+
+
+def test_labelled_sequences_are_not_followed_beyond_their_ends(labelled: Path) -> None:
+    ended = stairwell(labelled, "eval", "run", "--horizon", "1000")
+    assert ended.status == 0 and "none of these sequences has more than 16 tokens" in ended.out, ended
+    assert "10 streams of " in ended.out, "the run's own test split: 5% of 200"
+    known = horizon.read(labelled / "run")
+    assert known is not None and not known.equal and known.tokens <= 20
+    options = ["--horizon", "9", "--split", "valid", "--rows", "3", "--json"]
+    some = json.loads(stairwell(labelled, "eval", "run", *options).out)
+    assert len(some["streams"]) == 3 and some["tokens"] <= 9 and some["split"] == "valid"
+    assert "--seeds is for tasks that make" in stairwell(labelled, "eval", "run", "--horizon", "9", "--seeds", "2").line
+
+
+def test_an_interruption_keeps_the_sequences_that_were_followed(
+    labelled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(horizon, "TOGETHER", 32)
+    events: list[dict[str, Any]] = []
+
+    def ctrl_c(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["streams"] > 32:
+            raise KeyboardInterrupt
+
+    found = measure(labelled / "run", 10**6, segment=50, watch=ctrl_c, data=str(labelled / "long.tokens"))
+    assert found["interrupted"] and len(found["streams"]) == 64
+    assert max(stream["tokens"] for stream in found["streams"][32:]) == 50, "the second 32 had just begun"
+    assert events[-1]["tokens"] == sum(stream["tokens"] for stream in found["streams"]) < events[-1]["of"]
+
+
 def test_people_are_told_the_rate_the_time_left_and_one_mistake_in_a_million() -> None:
     event = {"tokens": 5_000, "of": 10_000, "rate": 1234.4, "left": 3725.0, "faultless": 3, "streams": 4}
     words = "5,000 of 10,000 tokens of each stream, 1,234 tokens/s, 1:02:05 left; 3 of 4 streams without a mistake"
