@@ -94,9 +94,9 @@ def _parse_one(text: str, kind: Any) -> Any:
     if kind in (int, float):
         try:
             value = kind(text.replace("_", ""))
-        except ValueError:
+            return value if math.isfinite(value) else _NOTHING
+        except (ValueError, OverflowError):  # no number, or a whole one of hundreds of digits
             return _NOTHING
-        return value if math.isfinite(value) else _NOTHING
     return text if kind is str else _NOTHING
 
 
@@ -158,6 +158,16 @@ def from_json(kind: type, data: dict[str, Any], where: str) -> Any:
     return _asked(lambda: kind(**values))
 
 
+def _finite(value: float, where: str) -> float:
+    """JSON has no infinity, but Python reads 1e400 as one."""
+    try:
+        if math.isfinite(value):
+            return float(value)
+    except OverflowError:  # a whole number of hundreds of digits
+        pass
+    raise UserError(f"{where}: it must be a finite number, not {str(value)[:20]}")
+
+
 def _checked(value: Any, annotation: Any, where: str) -> Any:
     for choice in _choices(annotation):
         if get_origin(choice) is tuple and isinstance(value, list):
@@ -165,7 +175,7 @@ def _checked(value: Any, annotation: Any, where: str) -> Any:
         if get_origin(choice) is Literal and value in get_args(choice) and not isinstance(value, bool):
             return value
         if choice is float and isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
+            return _finite(value, where)
         if isinstance(choice, type) and type(value) is choice:
             return value
     raise UserError(f"{where}: {value!r} is not a {type_name(annotation)}")

@@ -12,6 +12,8 @@ import torch
 
 from stairwell import configs
 from stairwell.cores import CORES
+from stairwell.errors import UserError
+from stairwell.experiments.papers import studies
 from stairwell.models import LanguageModelConfig
 from stairwell.runs import Experiment, preset
 from stairwell.tasks import TASKS, task_type
@@ -55,12 +57,19 @@ def test_text_becomes_a_value_of_its_type(text: str, kind: Any, value: Any) -> N
     ("text", "kind"),
     [
         ("1.5", int), ("many", float), ("nan", float), ("inf", float), ("maybe", bool),
-        ("middle", Literal["pre", "post"]), ("1,x", tuple[int, ...]), ("", int),
+        ("middle", Literal["pre", "post"]), ("1,x", tuple[int, ...]), ("", int), ("9" * 400, int), ("9" * 400, float),
     ],
 )  # fmt: skip
 def test_text_of_another_type_is_refused(text: str, kind: Any) -> None:
     with pytest.raises(ValueError, match=r"here: .* is not a"):
         configs.parse(text, kind, "here")
+
+
+@pytest.mark.parametrize("value", ["1e400", "-1e400", "NaN", "9" * 400])
+def test_a_number_of_a_config_is_finite(value: str) -> None:
+    data = json.loads(f'{{"learning_rate": {value}}}')
+    with pytest.raises(UserError, match="here: 'learning_rate': it must be a finite number, not"):
+        configs.from_json(TrainConfig, data, "here")
 
 
 def test_an_unknown_option_names_the_nearest() -> None:
@@ -99,6 +108,23 @@ def test_every_preset_survives_json(name: str) -> None:
     data = json.loads(json.dumps(experiment.to_json()))
     assert Experiment.from_json(data, "here") == experiment
     assert Experiment.from_json(data, "here").to_json() == data
+
+
+STATE_TRACKING = (
+    "labelled", "parity", "s5", "parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic", "group-words",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("task", STATE_TRACKING)
+def test_presets_of_state_tracking_are_the_benchmarks(task: str) -> None:
+    """A short memory, so that a state has to be carried on, and gradients clipped as there."""
+    published = studies("extra.league.parity-check", "laptop")[0].rows
+    of_core = {row.experiment.core_name: row.experiment for row in published}
+    assert preset(f"{task}/feedback").core.memory == of_core["feedback"].core.memory == 2
+    cached, ours = of_core["cached-staircase"].core, preset(f"{task}/cached-staircase").core
+    assert (ours.chunk, ours.passes) == (cached.chunk, cached.passes)
+    for core in CORES:
+        assert preset(f"{task}/{core}").train.clip == of_core["feedback"].train.clip == 0.1
 
 
 def test_missing_fields_keep_their_defaults_and_lists_become_tuples() -> None:

@@ -189,7 +189,14 @@ def test_numbers_that_are_missing_leave_gaps(folders: dict[str, Path], tmp_path:
     bad = {"step": 5, "tokens": 180, "seconds": 9.0, "loss": math.nan, "accuracy": math.inf}
     valid = {"step": 5, "tokens": 180, "seconds": 9.0, "valid": {"loss": math.nan}, "best": False}
     with open(broken / "metrics.jsonl", "a", encoding="utf-8") as file:
-        file.write(json.dumps(bad) + "\n" + json.dumps(valid) + "\n" + '{"step": 6, "tok')
+        file.write(json.dumps(bad) + "\n" + json.dumps(valid) + "\n")
+        # Lines that no training has written are passed over.
+        for record, lost in ((bad, "seconds"), (bad, "tokens"), (valid, "seconds")):
+            file.write(json.dumps({name: value for name, value in record.items() if name != lost} | {"step": 6}) + "\n")
+        for name, wrong in (("seconds", "9"), ("loss", "low"), ("valid", 7)):
+            file.write(json.dumps({**bad, "step": 6, name: wrong}) + "\n")
+        file.write('{"step": 6, "tok')
+    assert max(record["step"] for record in Run(broken).metrics()) == 5
     run = gather(broken, scores={"accuracy": math.nan})
     assert (
         run.curves.loss[-1] is None and run.curves.accuracy[-1] is None and run.validations[-1].scores["loss"] is None

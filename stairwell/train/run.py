@@ -97,7 +97,8 @@ class Run:
 
     def metrics(self) -> list[dict[str, Any]]:
         """Everything measured so far. Lines that cannot be read, such as a last one that a crash cut short, are passed
-        over: a damaged log must not keep a whole checkpoint from being used."""
+        over, as are those without what every line has: a damaged log must not keep a whole checkpoint from being
+        used."""
         records = []
         path = self.path / "metrics.jsonl"
         for line in path.read_bytes().split(b"\n") if path.exists() else []:
@@ -105,7 +106,7 @@ class Run:
                 record = json.loads(line)
             except ValueError:
                 continue
-            if isinstance(record, dict) and isinstance(record.get("step"), int):
+            if is_record(record):
                 records.append(record)
         return records
 
@@ -196,6 +197,14 @@ class Run:
         if damaged:
             raise UserError(f"no checkpoint in {self.path} can be read: {'; '.join(damaged)}")
         raise UserError(f"{self.path} holds no checkpoint to resume from; start without --resume in another --out")
+
+
+def is_record(record: Any) -> bool:
+    """Whether this is a line of metrics as a training writes it: step, tokens and seconds, a loss or scores."""
+    if not isinstance(record, dict) or not isinstance(record.get("valid", {}), dict):
+        return False
+    numbers = [record.get(name) for name in ("step", "tokens", "seconds")]
+    return type(numbers[0]) is int and all(type(number) in (int, float) for number in (*numbers, record.get("loss", 0)))
 
 
 def read_config(path: Path) -> dict[str, Any]:

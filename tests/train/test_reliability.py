@@ -249,7 +249,7 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_used(
     assert "no checkpoint in run can be read" in line and "going back" not in line
 
 
-@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"[1, 2]\n", b'{"step": "many"}\n', b'{"loss": 1}\n', b'{"step": 40'])
+@pytest.mark.parametrize("line", [b"\xff\xfe\n", b"[1, 2]\n", b'{"step": "many"}\n', b'{"step": 1}\n', b'{"step": 40'])
 def test_a_damaged_log_does_not_keep_a_whole_checkpoint_from_being_used(
     line: bytes, uninterrupted: Path, tmp_path: Path
 ) -> None:
