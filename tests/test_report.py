@@ -138,7 +138,7 @@ def test_attention_is_shown_by_distance_and_only_where_there_is_any(runs: dict[s
     assert seen is not None and seen.layers == ["layer 1", "layer 2"] and (seen.first, seen.bin) == (1, 1)
     assert all(abs(sum(head) - 1) < 0.02 and len(head) == 16 for layer in seen.weights for head in layer)
     climbing = runs["staircase"].attention
-    assert climbing is not None and climbing.layers[-1] == "pass 4, layer 2" and climbing.first == 0
+    assert climbing is not None and climbing.layers[-1] == "pass 3, layer 2" and climbing.first == 0
     assert runs["lstm"].attention is None and not runs["staircase"].beliefs
 
 
