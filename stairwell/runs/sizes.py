@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from stairwell.errors import UserError
+from stairwell.rl.config import AgentTrainConfig
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.presets import preset
 from stairwell.tasks import Task
@@ -87,8 +88,10 @@ def batch_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str,
     """What grows with the tokens of an update."""
     core, train = experiment.core, experiment.train
     rows, tokens = largest_batch(experiment, task, processes)
+    minibatches = train.minibatches if isinstance(train, AgentTrainConfig) and train.learner == "ppo" else 1
+    parts = train.accumulate * minibatches  # each has activations of its own
     return {
-        "activations": NUMBER * tokens * depth_of(core) * core.width / train.accumulate,
+        "activations": NUMBER * tokens * depth_of(core) * core.width / parts,
         "batches": SYMBOL * max(tokens, rows * longest(task)) + ROW * rows + POSITION * train.batch,
     }
 

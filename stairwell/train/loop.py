@@ -339,6 +339,8 @@ class Trainer:
         snapshots = [load_tensors(path) for path in self.folder.snapshots()]
         # Fine-tuning on other data may have fewer validations than are averaged.
         found = [parameters for parameters, note in snapshots if note.get("phase", 0) == self.data_phase]
+        if not found:  # of a run that did not note phases yet
+            return
         mean = {name: torch.stack([one[name] for one in found]).mean(0).to(own[name]) for name in own}
         self.model.load_state_dict(mean)
         try:

@@ -139,6 +139,16 @@ def test_processes_share_the_rows_and_parts_share_the_activations() -> None:
     assert sizes.model_bytes(experiment, task, 4)["states"] == sizes.model_bytes(experiment, task, 1)["states"] / 4
 
 
+def test_minibatches_share_the_activations_of_a_rollout() -> None:
+    experiment = preset("rl/feedback").with_options({"train.batch": "1024"})
+    task = experiment.make_tasks()[0]
+    assert experiment.train.minibatches == 4  # type: ignore[attr-defined]
+    whole = sizes.batch_bytes(experiment.with_options({"train.minibatches": "1"}), task, 1)["activations"]
+    assert sizes.batch_bytes(experiment, task, 1)["activations"] == whole / 4
+    a2c = {"train.learner": "a2c", "train.minibatches": "4", "train.epochs": "4"}
+    assert sizes.batch_bytes(experiment.with_options(a2c), task, 1)["activations"] == whole
+
+
 def test_a_model_that_is_only_used_needs_no_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
     experiment = preset("parity/feedback").with_options({"core.width": "8000", "core.heads": "8"})
     task = experiment.make_tasks()[0]
