@@ -25,6 +25,8 @@ from stairwell.models import LanguageModel
 from stairwell.runs.trainings import load
 from stairwell.stream import RECENT, Stream, encode
 
+PENALTY = (0.01, 100.0)  # the least and the greatest repetition penalty
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -37,8 +39,11 @@ class Choice:
 
     def __post_init__(self) -> None:
         sampler(self.temperature, self.top_k, self.top_p)  # refuses what makes no sense
-        if self.repetition_penalty <= 0:
-            raise UserError(f"the repetition penalty must be above 0 (1 is none), not {self.repetition_penalty}")
+        least, most = PENALTY
+        if not least <= self.repetition_penalty <= most:
+            raise UserError(
+                f"the repetition penalty must be from {least:g} to {most:g} (1 is none), not {self.repetition_penalty}"
+            )
 
     def __call__(self, logits: Tensor, recent: Sequence[int], generator: torch.Generator) -> int:
         """logits (V,), the last tokens -> a token"""
@@ -70,6 +75,11 @@ class Speller:
             return self.vocabulary.decode([token])
         # What stands between two words depends on both.
         return self.vocabulary.decode([before, token])[len(self.vocabulary.decode([before])) :]
+
+    def read(self, tokens: Sequence[int]) -> None:
+        """Note what comes before the next id: half a character at its end, of four bytes at most, is completed then."""
+        for token in tokens[-4:]:
+            self(token)
 
     def end(self) -> str:
         """Half a character that stays half."""
@@ -117,7 +127,8 @@ class Writer:
         self.stream, self.choice = stream, choice or Choice()
         self.generator = torch.Generator(next(stream.model.parameters()).device)
         self.seed(seed)
-        self.speller = Speller(stream.vocabulary, stream.recent[-1] if stream.recent else None)
+        self.speller = Speller(stream.vocabulary)
+        self.speller.read(stream.recent)
         self.stops = Stops(stop)
 
     def seed(self, seed: int | None) -> None:
@@ -145,9 +156,10 @@ class Writer:
 
     def read(self, prompt: str | bytes) -> str:
         """Let the stream read what someone else says; what had been held back until then."""
-        left = self.end()
-        self.stream.feed(prompt)
-        self.speller.before = self.stream.recent[-1] if self.stream.recent else None
+        assert self.stream.vocabulary is not None
+        left, ids = self.end(), encode(self.stream.vocabulary, prompt)
+        self.stream.feed(ids)
+        self.speller.read(ids.tolist())
         return left
 
     def fork(self) -> Self:

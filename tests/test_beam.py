@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from stairwell.decode import Hypothesis, ModelStepper, beam, stepper
-from stairwell.decode.beam import Finished, likeliest, near_parents
+from stairwell.decode.beam import Finished, has_loop, likeliest, near_parents
 from stairwell.errors import UserError
 from stairwell.models import Seq2Seq
 from stairwell.state import row_numbers
@@ -115,6 +116,39 @@ def test_a_sentence_goes_on_while_a_longer_one_can_still_win() -> None:
     finished = Finished(1, 4, 1.0)
     finished.add([END], math.log(0.5))
     assert not finished.closed(math.log(0.5), 1) and finished.closed(4 * math.log(0.4), 3)
+
+
+def test_a_sentence_goes_on_while_a_much_longer_one_can_still_win() -> None:
+    # The first to end is (0,): log 0.8 = -0.22. Two tokens have at most log 0.2 / 2 = -0.80, but ten about -0.16.
+    table = torch.tensor([[0.8, 0.2], [0.001, 0.999]])
+    (hypothesis,) = beam(Chain(table[None]), begin(1), 10, 2, 1.0, END, best=1)[0]
+    assert hypothesis.tokens == (1,) * 10
+    finished = Finished(1, 10, 1.0)
+    finished.add([END], math.log(0.8))
+    assert not finished.closed(math.log(0.2), 1) and finished.closed(math.log(0.1), 1)
+
+
+@pytest.mark.parametrize("length_penalty", [math.nan, math.inf, -math.inf, 1e5])
+def test_a_length_penalty_that_orders_nothing_is_refused(length_penalty: float) -> None:
+    with pytest.raises(UserError, match="the length penalty must be from -10 to 10, not "):
+        beam(Chain(chances(1, 3)), begin(1), 4, 2, length_penalty, END)
+
+
+def test_a_loop_is_a_sequence_that_comes_twice_in_a_row_over_six_tokens() -> None:
+    for looped in ("aaaaaa", "xababab", "abcabcx", "xabcdabcdx", "ababababa"):
+        assert has_loop([*map(ord, looped)]), looped
+    for not_looped in ("", "a", "aaaaa", "ababa", "abcdabc", "aaabaaa", "abcxabcyabc"):
+        assert not has_loop([*map(ord, not_looped)]), not_looped
+    dice = random.Random(0)
+    for _ in range(300):
+        tokens = [dice.randrange(2) for _ in range(dice.randrange(12))]
+        looped = any(
+            tokens[i : j - period] == tokens[i + period : j]
+            for i in range(len(tokens))
+            for j in range(i + 6, len(tokens) + 1)
+            for period in range(1, (j - i) // 2 + 1)
+        )
+        assert has_loop(tokens) == looped, tokens
 
 
 def test_blocking_that_leaves_no_way_to_go_on_ends_the_sentence() -> None:

@@ -83,6 +83,43 @@ def test_all_train_at_once_until_mastered_and_are_not_trained_twice(
     assert capsys.readouterr().out.endswith(f"drive the agent yourself: {tmp_path / 'drive.html'}\n")
     page = (tmp_path / "drive.html").read_text(encoding="utf-8")
     assert '"kind":"grid"' in page and 'id="parameters-0"' in page and 'id="parameters-2"' in page
+    # What it was not trained with is refused, not ignored.
+    with pytest.raises(UserError, match=r"^--engine reference: everything in .* is trained already \(engine: auto\); "):
+        run_demo(tmp_path, 40, "cpu", "reference", quiet=True)
+    with pytest.raises(UserError, match="another config, such as other --updates; choose another --out"):
+        run_demo(tmp_path, 41, "cpu", "auto", quiet=True)
+
+
+def test_only_one_model_is_trained_and_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny(monkeypatch)
+    run_demo(tmp_path, 4, "cpu", "auto", quiet=True, only=("Transformer-XL",))
+    assert {path.parent.name for path in tmp_path.glob("*/result.json")} == {"transformer-xl"}
+    out = capsys.readouterr().out
+    assert "Transformer-XL" in out and "Cached Staircase" not in out and (tmp_path / "drive.html").exists()
+
+
+REFUSED = {
+    "--scale paper": "laptop scale only; try stairwell reproduce staircase.table1.random-walk --scale paper",
+    "--scale huge": "--scale must be laptop or paper",
+    "--seeds 2": "the demo trains every model once",
+    "--jobs 1": "the demo trains all its models at once",
+    "--core.width 8": "--core.width: the demo's models and task are fixed",
+    "--task.length 9": "--task.length: the demo's models and task are fixed",
+    "--train.batch 9": "--train.batch: the demo's models and task are fixed",
+    "--train.steps 9": "give --updates",
+    "--only Transformer": "did you mean 'Transformer-XL'?",
+    "--only GRU": "there are: Feedback, Cached Staircase, Transformer-XL",
+    "--device warp": "device 'warp' cannot be used",
+    "--engine warp": "--engine must be auto, fast or reference",
+}
+
+
+@pytest.mark.parametrize("options", REFUSED)
+def test_options_that_the_demo_does_not_use_are_refused(tmp_path: Path, options: str) -> None:
+    assert REFUSED[options] in stairwell(tmp_path, "reproduce", "demo", *options.split()).line
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_dry_run_says_what_it_would_take_and_trains_nothing(tmp_path: Path) -> None:
@@ -91,6 +128,8 @@ def test_a_dry_run_says_what_it_would_take_and_trains_nothing(tmp_path: Path) ->
     assert ended.status == 0 and not (tmp_path / "demo").exists(), ended
     assert ended.out.count("1 of 1") == len(demo.NAMES) and ended.out.count(" 700 ") == len(demo.NAMES)
     assert "in all on this machine" in ended.out
+    one = stairwell(tmp_path, *asked, "--only", "Feedback").out
+    assert one.count("1 of 1") == 1 and "Feedback" in one and "Transformer-XL" not in one
     # What is done takes no time.
     (tmp_path / "demo" / "feedback").mkdir(parents=True)
     (tmp_path / "demo" / "feedback" / "result.json").write_text("{}")

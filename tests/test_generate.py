@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -87,13 +88,25 @@ def test_a_mistake_is_told_before_the_first_piece(options: dict[str, Any], told:
         ({"temperature": -1}, "0 or more"),
         ({"top_k": 0}, "at least 1"),
         ({"top_p": 1.5}, "at most 1"),
-        ({"repetition_penalty": 0}, "above 0"),
+        ({"temperature": math.nan}, "a finite number, 0 or more"),
+        ({"temperature": math.inf}, "a finite number, 0 or more"),
+        ({"repetition_penalty": 0}, "from 0.01 to 100"),
+        ({"repetition_penalty": math.nan}, "from 0.01 to 100"),
+        ({"repetition_penalty": 1e-320}, "from 0.01 to 100"),
+        ({"repetition_penalty": math.inf}, "from 0.01 to 100"),
     ],
     ids=str,
 )
 def test_a_choice_that_makes_no_sense_is_told(options: dict[str, Any], told: str) -> None:
     with pytest.raises(UserError, match=told):
         Choice(**options)
+
+
+@pytest.mark.parametrize("options", [{"temperature": 1e-320}, {"top_p": 1e-300}], ids=str)
+def test_numbers_that_single_precision_takes_for_0_are_greedy(options: dict[str, Any]) -> None:
+    model = small_model(Bytes())
+    greedy = "".join(write(model, Bytes(), "a", 20, Choice(temperature=0)))
+    assert "".join(write(model, Bytes(), "a", 20, Choice(**options))) == greedy
 
 
 @pytest.mark.parametrize(
@@ -112,6 +125,25 @@ def test_an_empty_prompt_is_a_line_end_or_the_first_symbol(vocabulary: Vocabular
     read_prompt(stream, "")
     assert stream.recent == [first]
     assert len(list(write(small_model(vocabulary), vocabulary, "", 3))) == 4
+
+
+@pytest.mark.parametrize("vocabulary", [Bytes(), BPE.build(["abc"], 256)], ids=["bytes", "bpe"])
+@pytest.mark.parametrize("character", ["é", "無", "🙂"])
+def test_a_prompt_that_ends_inside_a_character_is_completed_by_the_first_token(
+    vocabulary: Vocabulary, character: str
+) -> None:
+    model = small_model(vocabulary)
+    *half, last = vocabulary.encode(character).tolist()
+    with torch.no_grad():
+        model.head.bias[last] += 100  # type: ignore[union-attr]
+    stream = Stream(model, vocabulary)
+    stream.feed([*vocabulary.encode("a").tolist(), *half])
+    writer = Writer(stream, Choice(temperature=0))
+    assert list(writer.write(1)) == [character]
+    # The same after a prompt in between; what was whole before is not written again.
+    assert writer.read("b") == "" and list(writer.write(1)) == ["\ufffd"]
+    if isinstance(vocabulary, Bytes):
+        assert writer.read(b"c" + character.encode()[:-1]) == "" and list(writer.write(1)) == [character]
 
 
 def test_an_unknown_word_is_read_as_unknown() -> None:

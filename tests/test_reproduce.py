@@ -109,10 +109,32 @@ def test_jobs_train_beside_each_other_to_the_same_numbers(tmp_path: Path) -> Non
 def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
     assert "there are demo, " in stairwell(tmp_path, "reproduce", "table99").line
     assert "laptop or paper" in stairwell(tmp_path, "reproduce", NAME, "--scale", "huge").line
-    assert "it has LSTM, " in stairwell(tmp_path, *arguments(tmp_path, "--only", "GRU")).line
+    for more in ((), ("--dry-run",)):
+        assert (
+            "no such model; there are: LSTM, " in stairwell(tmp_path, *arguments(tmp_path, "--only", "GRU", *more)).line
+        )
+    assert "did you mean 'LSTM'?" in stairwell(tmp_path, *arguments(tmp_path, "--only", "LSTMs")).line
+    assert (
+        "--updates 4 and --train.steps 5 differ" in stairwell(tmp_path, *arguments(tmp_path, "--train.steps", "5")).line
+    )
     assert stairwell(tmp_path, *arguments(tmp_path, "--seeds", "1", *TWO)).status == 0
     changed = stairwell(tmp_path, *arguments(tmp_path, "--train.warmup", "9"))
     assert "another config" in changed.line
+    # A finished folder is not trained again, so it refuses what it was not trained with.
+    again = arguments(tmp_path, "--seeds", "1", *TWO)
+    assert "is trained already (engine: auto)" in stairwell(tmp_path, *again, "--engine", "reference").line
+    assert "device 'warp' cannot be used" in stairwell(tmp_path, *again, "--device", "warp").line
+    assert stairwell(tmp_path, *again, "--device", "cpu", "--engine", "auto").status == 0
+
+
+def test_a_plan_of_some_models_lists_these_alone(tmp_path: Path) -> None:
+    planned = stairwell(tmp_path, *arguments(tmp_path, "--dry-run", *TWO)).out
+    assert "LSTM" in planned and "Feedback" in planned and "Transformer" not in planned and "Staircase" not in planned
+    # Of a table's parts only those that have the model are shown.
+    parts = stairwell(tmp_path, "reproduce", "staircase.table1", "--dry-run", "--only", "LSTM")
+    known = {part.title: [row.model for row in part.rows] for part in studies("staircase.table1", "laptop")}
+    assert parts.status == 0, parts
+    assert [title in " ".join(parts.out.split()) for title in known] == ["LSTM" in models for models in known.values()]
 
 
 def test_a_text_that_is_not_there_is_found_out_before_anything_is_trained(tmp_path: Path) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from stairwell.decode.beam import has_loop
 from stairwell.errors import UserError
+from stairwell.experiments import measures
 from stairwell.experiments.measures import Metric
-from stairwell.runs.writing import PENALTIES
+from stairwell.runs.writing import PENALTIES, open_translator
 from stairwell.tasks import text_scores
+from stairwell.train.pairs import GREEDY
 from stairwell.train.run import Run
 from stairwell.train.translating import Search
 from tests import language_pair
@@ -218,6 +222,39 @@ def test_articles_are_summarised(tmp_path: Path) -> None:
     assert scores["sentences"] == 1 and scores["lead_rougeL"] == 100 and scores["nearest_rougeL"] == 0
 
 
+def test_a_text_that_runs_in_a_loop_is_decoded_again_without_it(place: Path) -> None:
+    # A model that has hardly learned anything, made to write long texts, repeats itself.
+    texts = ["ba ke mo", "li", "su ro", "nu ba", "ba ba ba ba ba ba ba ba"]
+
+    def written(**options: Any) -> tuple[list[str], int]:
+        translator = open_translator(place / "run", device="cpu", beam=2, shortest=14, **options)
+        return [best[0].text for best in translator.translate(texts)], translator.looped
+
+    (found, looped), (kept, none), (blocked, _) = written(), written(break_loops=False), written(block=3)
+    vocabulary = open_translator(place / "run", device="cpu").task.vocabulary.target
+    again = [has_loop(vocabulary.encode(text).tolist()) for text in kept]
+    again[-1] = False  # its source repeats itself too, so it may be right
+    assert looped == sum(again) > 0 and none == 0
+    assert found == [blocked[i] if again[i] else kept[i] for i in range(len(texts))]
+    assert not any(has_loop(vocabulary.encode(text).tolist()) for text in found[:-1])
+
+    (place / "loops.txt").write_text("\n".join(texts) + "\n")
+    asked = ["translate", "run", "loops.txt", "--beam", "2", "--shortest", "14"]
+    ended = run_command(place, *asked)
+    assert ended.out.splitlines() == found and f"{looped} texts ran in a loop and were decoded again" in ended.err
+    assert run_command(place, *asked, "--keep-loops").out.splitlines() == kept
+
+
+def test_validation_and_experiments_keep_loops_as_they_were_published(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not GREEDY.break_loops and Search().break_loops
+    seen: list[Search] = []
+    monkeypatch.setattr(measures, "evaluate_pairs", lambda *given: seen.append(given[-1]) or {"bleu": 1.0})
+    Metric("BLEU", "bleu").measure(Run(place / "run"), "cpu", "auto")
+    assert [search.break_loops for search in seen] == [False]
+
+
 def test_scores_are_those_of_the_tools() -> None:
     said, wanted = ["the cat sat on the mat", "A dog runs"], ["the cat sat on a mat", "a dog runs"]
     score, signature = text_scores.bleu(said, wanted, lowercase=True)
@@ -236,11 +273,29 @@ def test_compounds_are_split_on_both_sides() -> None:
     assert text_scores.bleu(said, wanted)[0] == pytest.approx(100 * (4 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25)
 
 
+def test_identical_outputs_have_p_1_and_better_ones_a_small_p() -> None:
+    dice = random.Random(0)
+    wanted = [" ".join(dice.choices("abcdefgh", k=12)) for _ in range(60)]
+    worse = [text.replace("a", "h").replace("b", "g") if i % 2 else text for i, text in enumerate(wanted)]
+    same = text_scores.paired_test(worse, worse, wanted)
+    assert same["p_value"] == 1 and same["first"] == same["second"] == pytest.approx(text_scores.bleu(worse, wanted)[0])
+    # One sentence of 60 differs: swapping it or not gives the same difference, so nothing can be concluded.
+    assert text_scores.paired_test(worse, [wanted[0], wanted[1], *worse[2:]], wanted)["p_value"] == 1
+    found = text_scores.paired_test(worse, wanted, wanted)
+    assert found["second"] == pytest.approx(100) and found["p_value"] < 0.001 and found["second_interval"] < 1e-9
+    assert 0 < found["first_interval"] < 10
+    # Each system is wrong on its own half of the sentences: no difference, in whatever order.
+    other = [text if i % 2 else text.replace("a", "h").replace("b", "g") for i, text in enumerate(wanted)]
+    for pair in ((worse, other), (other, worse)):
+        assert text_scores.paired_test(*pair, wanted)["p_value"] > 0.2
+
+
 def test_two_translators_are_compared(place: Path) -> None:
     given = ["--task.path", place / "data", *language_pair.TINY, "--quiet", "--steps", "150", "--out", "better"]
     assert run_command(place, "train", "translation/feedback", *given).status == 0
     found = json.loads(run_command(place, "compare", "run", "better", "--json").out)
     assert found["sentences"] == 40 and 0 < found["p_value"] <= 1
+    assert json.loads(run_command(place, "compare", "run", "run", "--json").out)["p_value"] == 1
     assert found["second"] == pytest.approx(json.loads(run_command(place, "eval", "better", "--json").out)["bleu"])
 
 

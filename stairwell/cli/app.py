@@ -6,11 +6,13 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from stairwell.errors import UserError
 from stairwell.report.table import Table
 
 app = typer.Typer(
@@ -34,9 +36,25 @@ def output_path(given: str | Path) -> Path:
     return Path(given)
 
 
+def one_of(option: str, *choices: str) -> Callable[[str], str]:
+    """Return a check of an option's value, for typer's `callback`."""
+
+    def check(value: str) -> str:
+        if value not in choices:
+            raise UserError(f"{option} must be {', '.join(choices[:-1])} or {choices[-1]}, not '{value}'")
+        return value
+
+    return check
+
+
+MOST_SEED = 2**63 - 1  # what PyTorch's random generators take
+
 # Options that several commands share.
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")]
-Engine = Annotated[str, typer.Option(help="auto, fast or reference")]
+Engine = Annotated[
+    str, typer.Option(help="auto, fast or reference", callback=one_of("--engine", "auto", "fast", "reference"))
+]
+SplitName = Annotated[str, typer.Option(help="valid or test", callback=one_of("--split", "valid", "test"))]
 AsJson = Annotated[bool, typer.Option("--json", help="the result as one JSON object")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
 

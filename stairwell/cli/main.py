@@ -58,7 +58,7 @@ def command() -> int:
         fail(error, 1)
     except Exception as error:
         if is_out_of_memory(error):
-            fail(UserError(f"out of memory ({error}); lower --train.batch, or the model's size"), 1)
+            fail(UserError(f"out of memory ({error}); lower {what_to_lower(sys.argv[1:])}"), 1)
         usage_error(error)
         raise
     # Without a standalone mode `typer.Exit` arrives as a value.
@@ -71,6 +71,22 @@ def is_out_of_memory(error: Exception) -> bool:
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
+# The options of each command that its memory depends on.
+LARGE = {
+    "eval": "--rows or --segment",
+    "translate": "--batch or --beam",
+    "summarize": "--batch or --beam",
+    "tune": "--beam",
+    "distill": "--batch or --beam",
+    "serve": "--rows or --max-prompt",
+}
+
+
+def what_to_lower(words: list[str]) -> str:
+    command = next((word for word in words if not word.startswith("-")), "")
+    return LARGE.get(command, "--train.batch, or the model's size")
+
+
 def usage_error(error: Exception) -> None:
     """Errors of the argument parser in one line too; without any argument it shows the help instead."""
     if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
@@ -78,8 +94,9 @@ def usage_error(error: Exception) -> None:
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
         sys.exit(error.exit_code)
-    if option := getattr(error, "option_name", ""):
-        fail(UserError(f"No such option: {option}{near(option, getattr(error, 'possibilities', ()))}"), error.exit_code)
+    # An option without its value has a name too, but no other options that it could be.
+    if (option := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
+        fail(UserError(f"No such option: {option}{near(option, error.possibilities)}"), error.exit_code)
     fail(UserError(" ".join(error.format_message().split())), error.exit_code)
 
 

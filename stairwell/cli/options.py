@@ -10,6 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from stairwell.errors import UserError
+
 NARROW = 11  # characters for an option's type in the help
 GIVEN = "stairwell.given"  # the words of a command, as they were given
 
@@ -131,6 +133,15 @@ def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapped.__annotations__ = hints
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     return wrapped
+
+
+def same_option(short: str, value: int | None, dotted: str, options: dict[str, str]) -> dict[str, str]:
+    """Return the options with what `short` sets, which is another name of `dotted`; both must not differ."""
+    if value is None:
+        return options
+    if options.get(dotted, str(value)) != str(value):
+        raise UserError(f"{short} {value} and --{dotted} {options[dotted]} differ and mean the same; give one of them")
+    return {**options, dotted: str(value)}
 
 
 def complete_experiment(incomplete: str) -> list[str]:

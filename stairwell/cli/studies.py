@@ -10,7 +10,7 @@ import typer
 
 from stairwell.cli.app import Device, Engine, Quiet, app, output_option, print_table, say
 from stairwell.cli.corpora import data_list
-from stairwell.cli.options import complete_study, with_dotted_options
+from stairwell.cli.options import complete_study, same_option, with_dotted_options
 from stairwell.errors import UserError, nearest
 
 
@@ -75,8 +75,12 @@ def reproduce_command(
         output_option("where runs and report go; runs/NAME-SCALE if not given"),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="train every model so many times", min=1)] = None,
-    jobs: Annotated[int, typer.Option(help="trainings at a time, each with its share of the threads", min=1)] = 1,
-    only: Annotated[list[str] | None, typer.Option(help="train this model alone; may be given several times")] = None,
+    jobs: Annotated[
+        int | None, typer.Option(help="trainings at a time, each with its share of the threads; 1 if not given", min=1)
+    ] = None,
+    only: Annotated[
+        list[str] | None, typer.Option(help="train this model only; may be given several times", metavar="MODEL")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what would run and for how long")] = False,
     updates: Annotated[int | None, typer.Option(help="the same as --train.steps", min=1)] = None,
     device: Device = "auto",
@@ -87,28 +91,35 @@ def reproduce_command(
     """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
     from stairwell.cli.display import display
     from stairwell.experiments import demo, papers, reproduce, study
+    from stairwell.runs.trainings import choose_device
     from stairwell.train import Interrupted
 
     progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
-    if name == "demo":
-        place, most = out or Path("runs/demo"), updates or demo.UPDATES
-        if dry_run:
-            print_table(demo.plan_table(place, most, device))
-        else:
-            run_demo(place, most, device, engine, quiet)
-        return
     if scale not in study.SCALES:
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")
-    changes = {**(options or {}), **({"train.steps": str(updates)} if updates else {})}
-    for planned in papers.studies(name, "paper" if scale == "paper" else "laptop"):
-        wanted = planned.changed(changes, seeds)
+    choose_device(device)  # a finished folder trains nothing, but a wrong name is an error there too
+    models = tuple(only or ())
+    if name == "demo":
+        refuse_for_demo(scale, seeds, jobs, options or {})
+        place, most = out or Path("runs/demo"), updates or demo.UPDATES
+        if dry_run:
+            print_table(demo.plan_table(place, most, device, models))
+        else:
+            run_demo(place, most, device, engine, quiet, models)
+        return
+    changes = same_option("--updates", updates, "train.steps", options or {})
+    planned = [made.changed(changes, seeds) for made in papers.studies(name, "paper" if scale == "paper" else "laptop")]
+    study.check_models(name, [row.model for made in planned for row in made.rows], models)
+    for wanted in planned:
+        if models and not any(row.model in models for row in wanted.rows):
+            continue
         place = out / wanted.name if out and name != wanted.name else out or Path("runs") / f"{wanted.name}-{scale}"
         if dry_run:
-            print_table(reproduce.plan_table(wanted, place, device))
+            print_table(reproduce.plan_table(wanted, place, device, models))
             continue
         tell: Callable[[str], None] = (lambda _: None) if quiet else say
         try:
-            result = reproduce.reproduce(wanted, place, device, engine, jobs, progress, tell, tuple(only or ()))
+            result = reproduce.reproduce(wanted, place, device, engine, jobs or 1, progress, tell, models)
             page = reproduce.write_report(wanted, place, result)
         except KeyboardInterrupt:  # while nothing was training
             raise Interrupted("interrupted; the same command again goes on from there") from None
@@ -122,7 +133,26 @@ reproduce_command.__doc__ = f"{reproduce_command.__doc__}\n\n{REPRODUCE_EXAMPLES
 app.command("reproduce")(with_dotted_options(reproduce_command))
 
 
-def run_demo(place: Path, updates: int, device: str, engine: str, quiet: bool) -> None:
+def refuse_for_demo(scale: str, seeds: int | None, jobs: int | None, options: dict[str, str]) -> None:
+    """Refuse the options that the demo has no use for: its page compares three given models, trained once each."""
+    from stairwell.experiments import demo
+
+    other = f"try stairwell reproduce {demo.STUDY}"
+    if scale != "laptop":
+        raise UserError(f"--scale {scale}: the demo has laptop scale only; {other} --scale {scale}")
+    if seeds not in (None, 1):
+        raise UserError(f"--seeds {seeds}: the demo trains every model once; {other} --seeds {seeds}")
+    if jobs is not None:
+        raise UserError(f"--jobs {jobs}: the demo trains all its models at once; leave out --jobs")
+    if "train.steps" in options:
+        raise UserError("--train.steps: for the demo give --updates")
+    if options:
+        raise UserError(
+            f"--{min(options)}: the demo's models and task are fixed; {other} --{min(options)} {options[min(options)]}"
+        )
+
+
+def run_demo(place: Path, updates: int, device: str, engine: str, quiet: bool, only: tuple[str, ...] = ()) -> None:
     from stairwell import outputs
     from stairwell.cli.display import together
     from stairwell.experiments import demo
@@ -130,7 +160,7 @@ def run_demo(place: Path, updates: int, device: str, engine: str, quiet: bool) -
 
     drive = place / "drive.html"
     outputs.check(drive, PAGE)
-    results = demo.face_off(place, updates, device, engine, lambda models: together(models, quiet))
+    results = demo.face_off(place, updates, device, engine, lambda models: together(models, quiet), only)
     page = demo.write_report(place, results)
     export_html(from_runs(place / core for core in results), drive)
     print_table(demo.table(results))

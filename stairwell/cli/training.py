@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stairwell import startup
-from stairwell.cli.app import AsJson, Device, Engine, Quiet, app, output_option, result_text, strict_json
-from stairwell.cli.options import ExperimentCommand, complete_experiment, with_dotted_options
+from stairwell.cli.app import AsJson, Device, Engine, Quiet, SplitName, app, output_option, result_text, strict_json
+from stairwell.cli.options import ExperimentCommand, complete_experiment, same_option, with_dotted_options
 from stairwell.errors import UserError
 
 EXAMPLES = """\b
@@ -51,10 +51,8 @@ def train_command(
     from stairwell.runs.trainings import job_to_resume, new_job, train, train_seeds
     from stairwell.train import NotSaved
 
-    options = dict(options or {})
-    for name, value in (("train.steps", steps), ("train.seed", seed)):
-        if value is not None:
-            options[name] = str(value)
+    options = same_option("--steps", steps, "train.steps", options or {})
+    options = same_option("--seed", seed, "train.seed", options)
     try:
         job = (job_to_resume if resume else new_job)(experiment, config, out, options)
     except KeyboardInterrupt:
@@ -83,7 +81,7 @@ app.command("train", cls=ExperimentCommand)(with_dotted_options(train_command))
 @app.command("eval")
 def eval_command(
     run: Annotated[Path, typer.Argument(help="a run folder")],
-    split: Annotated[str, typer.Option(help="valid or test")] = "test",
+    split: SplitName = "test",
     data: Annotated[str | None, typer.Option(help="other data of the same kind, for tasks that read files")] = None,
     rows: Annotated[
         int | None,
@@ -111,10 +109,10 @@ def eval_command(
     from stairwell.runs.trainings import evaluate_run
     from stairwell.runs.writing import score_baselines
 
-    if split not in ("valid", "test"):
-        raise UserError(f"--split must be valid or test, not '{split}'")
     chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
     if horizon is not None:
+        if baselines:
+            raise UserError("--baselines goes with a split; leave it out with --horizon")
         follow_run(run, horizon, rows, seeds, segment, device, engine, as_json, chosen, data)
         return
     if seeds is not None:

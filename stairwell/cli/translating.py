@@ -11,8 +11,17 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
-from stairwell.cli.app import AsJson, Device, app, output_option, result_text, say, strict_json
-from stairwell.errors import UserError
+from stairwell.cli.app import (
+    MOST_SEED,
+    AsJson,
+    Device,
+    SplitName,
+    app,
+    output_option,
+    result_text,
+    say,
+    strict_json,
+)
 
 Folder = Annotated[Path, typer.Argument(help="the run folder of a trained model", metavar="RUN")]
 Files = Annotated[list[Path] | None, typer.Argument(help="text files, one text a line; standard input if not given")]
@@ -24,9 +33,25 @@ Articles = Annotated[
     ),
 ]
 Beam = Annotated[int | None, typer.Option(help="hypotheses at a time; 1 is greedy; 5 if the run was not tuned", min=1)]
-Best = Annotated[int, typer.Option(help="write the so many best, with their scores, tab-separated", min=1)]
+Best = Annotated[
+    int,
+    typer.Option(
+        help="print the n best hypotheses of each text, one per line: the line number of the text, counted from 0, the "
+        "score and the hypothesis, separated by tabs",
+        min=1,
+    ),
+]
 Penalty = Annotated[float | None, typer.Option(help="higher prefers longer texts; what `tune` found if not given")]
 Block = Annotated[int | None, typer.Option(help="no sequence of so many tokens comes twice; 3 is usual for summaries")]
+BreakLoops = Annotated[
+    bool | None,
+    typer.Option(
+        "--break-loops/--keep-loops",
+        help="decode a text that repeats itself in a loop again, without repeated sequences of 3 tokens; this is done "
+        "unless the run was tuned with --keep-loops",
+        show_default=False,
+    ),
+]
 Most = Annotated[int | None, typer.Option(help="the most tokens of a target; 0: as long as any in training", min=0)]
 MostRatio = Annotated[float | None, typer.Option(help="the most target tokens a source token, and 10 more; 0: any")]
 Fewest = Annotated[int | None, typer.Option(help="the fewest tokens of a target", min=0)]
@@ -34,7 +59,7 @@ FewestRatio = Annotated[float | None, typer.Option(help="the fewest target token
 Temperature = Annotated[float | None, typer.Option(help="draw, likelier the lower it is; 0: beam search", min=0)]
 TopK = Annotated[int | None, typer.Option(help="draw from the so many likeliest tokens only", min=1)]
 TopP = Annotated[float | None, typer.Option(help="draw from the fewest tokens that hold this much probability only")]
-Seed = Annotated[int | None, typer.Option(help="fixes what is drawn", min=0)]
+Seed = Annotated[int | None, typer.Option(help="fixes what is drawn", min=0, max=MOST_SEED)]
 Batch = Annotated[int, typer.Option(help="texts at a time; changes speed, not results", min=1)]
 Prefix = Annotated[Path | None, typer.Option(help="a file with the words that each target begins with, one a line")]
 
@@ -87,6 +112,8 @@ def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path
     if translator.cut:
         longest = translator.task.config.longest_source
         say(f"{translator.cut:,} lines were cut to the {longest:,} tokens that the model reads (task.longest_source)")
+    if translator.looped:
+        say(f"{translator.looped:,} texts ran in a loop and were decoded again without it (--keep-loops keeps them)")
     if translator.unended:
         say(f"{translator.unended:,} texts were stopped at their greatest length (--longest, --longest-ratio)")
 
@@ -99,6 +126,7 @@ def translate(
     nbest: Best = 1,
     length_penalty: Penalty = None,
     block: Block = None,
+    break_loops: BreakLoops = None,
     longest: Most = None,
     longest_ratio: MostRatio = None,
     shortest: Fewest = None,
@@ -114,8 +142,9 @@ def translate(
     """Translate: one line out for every line in, from standard input or files."""
     write_texts(
         run, files or [], "translation", nbest, prefix, device=device, batch=batch, beam=beam,
-        length_penalty=length_penalty, block=block, longest=longest, longest_ratio=longest_ratio, shortest=shortest,
-        shortest_ratio=shortest_ratio, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
+        length_penalty=length_penalty, block=block, break_loops=break_loops, longest=longest,
+        longest_ratio=longest_ratio, shortest=shortest, shortest_ratio=shortest_ratio, temperature=temperature,
+        top_k=top_k, top_p=top_p, seed=seed,
     )  # fmt: skip
 
 
@@ -127,6 +156,7 @@ def summarize(
     nbest: Best = 1,
     length_penalty: Penalty = None,
     block: Block = None,
+    break_loops: BreakLoops = None,
     longest: Most = None,
     shortest: Fewest = None,
     prefix: Prefix = None,
@@ -140,7 +170,7 @@ def summarize(
     """Summarise: one line out for every article in, which is a line or the row of a table."""
     write_texts(
         run, files or [], "summarization", nbest, prefix, device=device, batch=batch, beam=beam,
-        length_penalty=length_penalty, block=block, longest=longest, shortest=shortest,
+        length_penalty=length_penalty, block=block, break_loops=break_loops, longest=longest, shortest=shortest,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
     )  # fmt: skip
 
@@ -150,6 +180,7 @@ def tune(
     run: Folder,
     beam: Beam = None,
     block: Block = None,
+    break_loops: BreakLoops = None,
     sentences: Annotated[int, typer.Option(help="of the validation set; 0: all", min=0)] = 0,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -161,23 +192,21 @@ def tune(
     def tell(penalty: float, score: float) -> None:
         say(f"length penalty {penalty:g}: {score:.2f}")
 
-    result = tune_run(run, PENALTIES, sentences, device, tell, beam=beam, block=block)
+    result = tune_run(run, PENALTIES, sentences, device, tell, beam=beam, block=block, break_loops=break_loops)
     print(strict_json(result) if as_json else result_text(result))
 
 
 @app.command()
 def compare(
-    first: Annotated[Path, typer.Argument(help="the run folder of a translator", metavar="RUN")],
+    first: Annotated[Path, typer.Argument(help="the run folder of a translator, whose data is used", metavar="RUN")],
     second: Annotated[Path, typer.Argument(help="that of another", metavar="OTHER")],
-    split: Annotated[str, typer.Option(help="valid or test, of the first run's data")] = "test",
+    split: SplitName = "test",
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compare two translators by BLEU with paired bootstrap: is the difference more than chance?"""
+    """Compare the BLEU of two translators on the same sentences, with the p-value of the difference."""
     from stairwell.runs.writing import compare as compare_runs
 
-    if split not in ("valid", "test"):
-        raise UserError(f"--split must be valid or test, not '{split}'")
     result = compare_runs(first, second, "valid" if split == "valid" else "test", device)
     print(strict_json(result) if as_json else result_text(result))
 
@@ -187,6 +216,7 @@ def distill(
     run: Folder,
     out: Annotated[Path, output_option("the folder of the new corpus, new or empty")],
     beam: Beam = None,
+    break_loops: BreakLoops = None,
     batch: Batch = 64,
     device: Device = "auto",
     as_json: AsJson = False,
@@ -198,5 +228,5 @@ def distill(
         if done % 1000 == 0:
             say(f"{done:,} pairs")
 
-    result = distill_run(run, out, device, batch, tell, beam=beam)
+    result = distill_run(run, out, device, batch, tell, beam=beam, break_loops=break_loops)
     print(strict_json(result) if as_json else result_text(result))

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from stairwell.cli.app import Device, app, output_option, say
+from stairwell.cli.app import MOST_SEED, Device, app, output_option, say
 from stairwell.errors import UserError
 
 
@@ -57,7 +57,7 @@ def generate(
         list[str] | None, typer.Option(help="end before this text; may be given several times", show_default=False)
     ] = None,
     samples: Annotated[int, typer.Option(help="so many texts, one after the other, after the same prompt", min=1)] = 1,
-    seed: Annotated[int | None, typer.Option(help="the same seed writes the same text", min=0, max=2**63 - 1)] = None,
+    seed: Annotated[int | None, typer.Option(help="the same seed writes the same text", min=0, max=MOST_SEED)] = None,
     save_state: Annotated[
         Path | None,
         output_option("keep the stream in this file, to go on with it another day"),

@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,6 +25,8 @@ from stairwell.fast import native
 Lengths = int | Sequence[int]  # one for all sentences, or one each
 DEPTH = 16  # of the columns that symbols are looked through by
 FEW = 64  # symbols that native code looks for
+LOOP = 6  # tokens of the shortest loop: shorter repetitions may be meant
+MOST_PENALTY = 10  # a length to a higher power has more digits than a float
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ def beam(
     B = prompt.shape[0]
     if width < 1 or (best is not None and not 1 <= best <= width):
         raise UserError(f"a beam needs a width of at least 1 and 1 <= best <= width, not {width} and {best}")
+    check_length_penalty(length_penalty)
     if block < 0:
         raise UserError(f"block is 0 or the number of tokens that must not be repeated, not {block}")
     rules = Rules(end, per_sentence(tokens, B), per_sentence(shortest, B), block, prefixes or [()] * B)
@@ -242,6 +246,23 @@ class Finished:
             return False
         suits = self.longest if self.length_penalty > 0 else length + 1
         return self.best()[-1].score >= self.score(most_probable, suits)
+
+
+def has_loop(tokens: Sequence[int]) -> bool:
+    """Whether a sequence occurs at least twice in a row, over LOOP tokens or more: `there is there is there is`."""
+    ids = np.asarray(tokens)
+    for period in range(1, len(ids) // 2 + 1):
+        needed = max(2 * period, LOOP) - period
+        changes = np.flatnonzero(ids[period:] != ids[:-period])
+        runs = np.diff(changes, prepend=-1, append=len(ids) - period) - 1  # of tokens that equal those a period before
+        if runs.max() >= needed:
+            return True
+    return False
+
+
+def check_length_penalty(length_penalty: float) -> None:
+    if not abs(length_penalty) <= MOST_PENALTY:
+        raise UserError(f"the length penalty must be from -{MOST_PENALTY} to {MOST_PENALTY}, not {length_penalty}")
 
 
 def per_sentence(lengths: Lengths, B: int) -> list[int]:

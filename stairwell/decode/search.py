@@ -9,6 +9,7 @@ depended on: to go on, hand that in as the next prompt. Letters: B rows, T token
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import torch
@@ -19,6 +20,7 @@ from stairwell.decode.session import Session
 from stairwell.errors import UserError
 
 Choose = Callable[[Tensor], Tensor]  # logits (B, V) -> tokens (B,)
+COLDEST = 1e-6  # a lower temperature is greedy: single precision cannot tell its distribution from that
 
 
 def stream(session: Session, prompt: Tensor, tokens: int, choose: Choose) -> Iterator[Tensor]:
@@ -60,14 +62,14 @@ def sampler(
     generator: torch.Generator | None = None,
 ) -> Choose:
     """How to draw: from the `top_k` most probable tokens, and of these from the fewest that hold `top_p` of the
-    probability. A temperature of 0 is greedy."""
-    if temperature < 0:
-        raise UserError(f"temperature must be 0 or more, not {temperature}")
+    probability. A temperature below 1e-6 is greedy."""
+    if not 0 <= temperature < math.inf:
+        raise UserError(f"temperature must be a finite number, 0 or more, not {temperature}")
     if top_k is not None and top_k < 1:
         raise UserError(f"top_k must be at least 1, not {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
         raise UserError(f"top_p must be above 0 and at most 1, not {top_p}")
-    if temperature == 0:
+    if temperature < COLDEST:
         return most_probable
 
     def draw(logits: Tensor) -> Tensor:
@@ -78,7 +80,8 @@ def sampler(
         chances = values.softmax(-1)
         if top_p is not None:
             before = chances.cumsum(-1) - chances
-            chances = chances.masked_fill(before >= top_p, 0)
+            # The most probable stays, however small top_p is in single precision.
+            chances = chances.masked_fill((before >= top_p) & (before > 0), 0)
         drawn = torch.multinomial(chances, 1, generator=generator)
         return symbols.gather(1, drawn)[:, 0]
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stairwell.decode.search import sampler
+from stairwell.decode.search import COLDEST, sampler
 from stairwell.decode.session import Session
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel
@@ -42,7 +42,7 @@ class Speculated:
 @dataclass(frozen=True)
 class Chances:
     """The distribution that a token is drawn from: a temperature, the likeliest `top_k`, and of these the fewest that
-    hold `top_p` of the probability. A temperature of 0 puts all of it on the likeliest token."""
+    hold `top_p` of the probability. A temperature below 1e-6 puts all of it on the likeliest token."""
 
     temperature: float = 1.0
     top_k: int | None = None
@@ -53,7 +53,7 @@ class Chances:
 
     def __call__(self, logits: Tensor) -> Tensor:
         """(..., V) -> probabilities (..., V), in float64 so that differences of them mean something"""
-        if self.temperature == 0:
+        if self.temperature < COLDEST:
             return torch.zeros_like(logits, dtype=torch.float64).scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
         if self.top_k is None and self.top_p is None:
             return (logits.double() / self.temperature).softmax(-1)

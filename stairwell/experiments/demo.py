@@ -8,7 +8,7 @@ at once. Laptop scale: the papers' models are 30 times larger and their episodes
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,17 @@ from typing import Any
 import torch
 
 from stairwell import report
+from stairwell.errors import UserError
 from stairwell.experiments.beside import Beside, train_together
 from stairwell.experiments.cost import estimate, in_words, machine_rate, tokens_an_update
-from stairwell.experiments.study import memory_in_words
+from stairwell.experiments.reproduce import check_trained_with
+from stairwell.experiments.study import check_models, memory_in_words
 from stairwell.files import write_text
 from stairwell.provenance import provenance
 from stairwell.report import Table
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import evaluate_run
+from stairwell.runs.trainings import choose_device, evaluate_run, experiment_of
 from stairwell.train import Run, Watch
 
 TITLE = "Where am I? Three models on the random walk"
@@ -63,14 +65,27 @@ def contender(core: str, updates: int) -> Experiment:
     return preset(f"random-walk/{core}").with_options(options)
 
 
-def missing(out: Path) -> list[str]:
-    return [core for core in NAMES if not (out / core / "result.json").exists()]
+def chosen(only: Sequence[str] = ()) -> list[str]:
+    """Return the cores of all models, or of `only` some by their names."""
+    check_models("the demo", list(NAMES.values()), only)
+    return [core for core, name in NAMES.items() if not only or name in only]
 
 
-def plan_table(out: Path, updates: int, device: str) -> Table:
+def missing(out: Path, updates: int, only: Sequence[str] = ()) -> list[str]:
+    """Return the cores that are not trained yet; a folder with another config is refused."""
+    for core in chosen(only):
+        run = Run(out / core)
+        if run.exists and experiment_of(run) != contender(core, updates):
+            raise UserError(
+                f"{run.path} holds a training with another config, such as other --updates; choose another --out"
+            )
+    return [core for core in chosen(only) if not (out / core / "result.json").exists()]
+
+
+def plan_table(out: Path, updates: int, device: str, only: Sequence[str] = ()) -> Table:
     """What would be trained and about how long that takes on this machine."""
-    rate, left, rows, total = machine_rate(device), missing(out), [], 0.0
-    for core, name in NAMES.items():
+    rate, left, rows, total = machine_rate(device), missing(out, updates, only), [], 0.0
+    for core, name in ((core, NAMES[core]) for core in chosen(only)):
         experiment = contender(core, updates)
         seconds = estimate(experiment, rate)
         total += seconds if core in left else 0
@@ -92,10 +107,10 @@ def plan_table(out: Path, updates: int, device: str) -> Table:
     return Table(TITLE, columns, rows, caption)
 
 
-def face_off(out: Path, updates: int, device: str, engine: str, show: Show) -> dict[str, Any]:
-    """Train all, or go on where they were stopped, and test them on fresh episodes."""
+def face_off(out: Path, updates: int, device: str, engine: str, show: Show, only: Sequence[str] = ()) -> dict[str, Any]:
+    """Train or resume all models, or `only` some, and test them on new episodes; return all results there are."""
     report.check_report(out / "report.html", out / "curves.png", "--out")
-    left = missing(out)
+    left = missing(out, updates, only)
     threads = max(1, torch.get_num_threads() // max(len(left), 1))
     if left:
         with show({NAMES[core]: updates for core in left}) as watch:
@@ -108,8 +123,16 @@ def face_off(out: Path, updates: int, device: str, engine: str, show: Show) -> d
             result = training.result()
             result["test"] = evaluate_run(out / core, "test", None, 50, 101, device, engine, None)
             result["provenance"] = {**provenance(), "threads": threads}
+            result |= {"device": str(choose_device(device)), "engine": engine}
             write_text(out / core / "result.json", json.dumps(result) + "\n")
-    return {core: json.loads((out / core / "result.json").read_text(encoding="utf-8")) for core in NAMES}
+    results = {
+        core: json.loads(path.read_text(encoding="utf-8"))
+        for core in NAMES
+        if (path := out / core / "result.json").exists()
+    }
+    if not left:
+        check_trained_with(out, [results[core] for core in chosen(only)], device, engine)
+    return results
 
 
 def write_report(out: Path, results: dict[str, Any]) -> Path:
@@ -161,5 +184,6 @@ def table(results: dict[str, Any]) -> Table:
         for core, result in results.items()
     ]
     columns = ["model", "weights", "tokens", f"ours, {LENGTH} actions (%)", "paper, 100 actions (%)"]
-    caption = f"Accuracy on {results['feedback']['test']['scored']:,} actions of fresh episodes, one seed"
+    scored = next(iter(results.values()))["test"]["scored"]
+    caption = f"Accuracy on {scored:,} actions of fresh episodes, one seed"
     return Table("Random walk: where is the agent?", columns, rows, caption)

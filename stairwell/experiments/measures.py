@@ -17,8 +17,10 @@ from stairwell.runs.kinds import KINDS
 from stairwell.runs.trainings import load
 from stairwell.runs.writing import open_translator, tune
 from stairwell.tasks import Split
+from stairwell.tasks.pairs import PairTask
 from stairwell.train import Run, evaluate
-from stairwell.train.translating import SEARCH
+from stairwell.train.pairs import evaluate_pairs
+from stairwell.train.translating import SEARCH, search_of
 
 ROWS = {False: 50, True: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of files
 AGENTS = 64  # that play beside each other
@@ -37,11 +39,15 @@ class Metric:
 
     def measure(self, run: Run, device: str, engine: str) -> float:
         if self.tuned and not (run.path / SEARCH).exists():
-            tune(run.path, device=device)
+            tune(run.path, device=device, break_loops=False)
         model, task = load(run.path, device, engine)
         if self.task:
             changes = {name: str(value) for name, value in self.task.items()}
             task = task.with_config(configs.set_fields(task.config, changes, "task"))
+        if isinstance(task, PairTask):
+            # The published scores are those of beam search alone, loops included.
+            search = search_of(run.path, task, break_loops=False)
+            return float(evaluate_pairs(model, task, self.split, search)[self.metric])
         rows = AGENTS if task.kind == "agent" else ROWS[task.reads_files]
         scores = KINDS[task.kind].evaluate(model, task, self.split, rows, 128, None, run.path)
         return float(scores[self.metric])
@@ -160,7 +166,7 @@ class WritingSpeed:
     beam: int = 5
 
     def measure(self, run: Run, device: str, engine: str) -> float:
-        translator = open_translator(run.path, None, device, beam=self.beam)
+        translator = open_translator(run.path, None, device, beam=self.beam, break_loops=False)
         texts = [source for source, _ in islice(translator.task.texts("test"), self.sentences)]
         rates = []
         for _ in range(self.rounds):

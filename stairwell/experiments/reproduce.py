@@ -11,7 +11,7 @@ import re
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from threading import Event
@@ -44,10 +44,15 @@ RESULT = Kind("a result of stairwell reproduce", has_keys("study", "rows"))
 Say = Callable[[str], None]
 
 
-def missing(study: Study, out: Path) -> list[Training]:
+def trainings_of(study: Study, only: Sequence[str] = ()) -> list[Training]:
+    """Return the trainings of all models, or of `only` some."""
+    return [training for training in study.trainings() if not only or training.row.model in only]
+
+
+def missing(study: Study, out: Path, only: Sequence[str] = ()) -> list[Training]:
     """The trainings that are still to be done; a folder with another config is refused."""
     wanted = []
-    for training in study.trainings():
+    for training in trainings_of(study, only):
         run = Run(out / training.folder)
         if run.exists and experiment_of(run) != training.experiment:
             raise UserError(f"{run.path} holds a training with another config; choose another --out")
@@ -57,16 +62,17 @@ def missing(study: Study, out: Path) -> list[Training]:
 
 
 def reproduce(
-    study: Study, out: Path, device: str, engine: str, jobs: int, show: Show, say: Say, only: tuple[str, ...] = ()
+    study: Study, out: Path, device: str, engine: str, jobs: int, show: Show, say: Say, only: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Train and measure what is missing, of all rows or `only` some; the result, which is also written to `out`."""
     check_data(study)
     check(out / "result.json", RESULT, "--out")
     report.check_report(out / "report.html", out / "curves.png", "--out")
     check(out / "sweep.png", FIGURE, "--out")
-    if unknown := set(only) - {row.model for row in study.rows}:
-        raise UserError(f"{study.name} has no row '{min(unknown)}'; it has {', '.join(r.model for r in study.rows)}")
-    wanted = [training for training in missing(study, out) if not only or training.row.model in only]
+    wanted = missing(study, out, only)
+    if not wanted:
+        done = [found for training in trainings_of(study, only) if (found := read(study, out, training))]
+        check_trained_with(out, done, device, engine)
     wanted = [training for training in wanted if not taken_over(study, training, out, device, engine)]
     check_sizes(wanted, device)
     if jobs > 1:
@@ -78,6 +84,16 @@ def reproduce(
     result = sum_up(study, out)
     write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
     return result
+
+
+def check_trained_with(out: Path, results: Sequence[dict[str, Any]], device: str, engine: str) -> None:
+    """Refuse a device or an engine that a finished folder was not trained with: nothing there is trained again."""
+    wanted = {"device": "auto" if device == "auto" else str(choose_device(device)), "engine": engine}
+    for name, value in wanted.items():
+        used = {result.get(name, "not recorded") for result in results} - {value}
+        if value != "auto" and used:
+            was = f"--{name} {value}: everything in {out} is trained already ({name}: {', '.join(sorted(used))})"
+            raise UserError(f"{was}; leave out --{name}, or choose another --out")
 
 
 def taken_over(study: Study, training: Training, out: Path, device: str, engine: str) -> bool:
@@ -180,6 +196,8 @@ def finish(study: Study, training: Training, out: Path, result: dict[str, Any], 
     run = Run(out / training.folder)
     stages = [record["stage"] for record in run.metrics() if "stage" in record]
     result["stage"] = stages[-1] if stages else None  # how far the curriculum came
+    result.setdefault("device", str(choose_device(device)))
+    result.setdefault("engine", engine)
     result["measured"] = {column.title: column.measure(run, device, engine) for column in study.columns}
     result.setdefault("provenance", provenance())
     write_text(run.path / "result.json", json.dumps(result) + "\n")
@@ -314,11 +332,11 @@ def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
     return page
 
 
-def plan_table(study: Study, out: Path, device: str) -> Table:
+def plan_table(study: Study, out: Path, device: str, only: Sequence[str] = ()) -> Table:
     """What would be trained and about how long that takes on this machine."""
     rate = machine_rate(device)
-    still, rows, total = {training.folder for training in missing(study, out)}, [], 0.0
-    for row in study.rows:
+    still, rows, total = {training.folder for training in missing(study, out, only)}, [], 0.0
+    for row in (row for row in study.rows if not only or row.model in only):
         trainings = [training for training in study.trainings() if training.row is row]
         left = sum(training.folder in still for training in trainings)
         seconds = estimate(row.experiment, rate)

@@ -12,12 +12,13 @@ from __future__ import annotations
 import dataclasses
 import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from stairwell import configs
 from stairwell.cores import entry
+from stairwell.errors import UserError, nearest
 from stairwell.runs.experiment import Experiment
 from stairwell.train.run import Run
 
@@ -138,6 +139,13 @@ class Training:
     def experiment(self) -> Experiment:
         train = dataclasses.replace(self.row.experiment.train, seed=self.seed)
         return dataclasses.replace(self.row.experiment, train=train)
+
+
+def check_models(where: str, known: Sequence[str], only: Sequence[str]) -> None:
+    """Refuse names of models that `where` does not have."""
+    for name in only:
+        if name not in known:
+            raise UserError(f"--only '{name}': {where} has no such model{nearest(name, dict.fromkeys(known))}")
 
 
 def memory_in_words(experiment: Experiment) -> str:

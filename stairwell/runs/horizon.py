@@ -27,10 +27,11 @@ from stairwell.files import write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
 from stairwell.roles import Role
+from stairwell.runs import sizes
 from stairwell.runs.trainings import load
 from stairwell.tasks import Split
 from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.endless import StreamName, endless_batches
+from stairwell.tasks.endless import BLOCK, StreamName, endless_batches
 from stairwell.tasks.generated import Array, Endless
 from stairwell.tasks.labelled import Labelled
 from stairwell.train import Run, Watch
@@ -252,8 +253,10 @@ def made_streams(
     """Streams that the task makes without end."""
     if data is not None or split != "test":
         raise UserError("--horizon makes its own streams; leave out --data and --split")
-    names = [StreamName(seed, row) for seed in range(seeds or 1) for row in range(rows or 4)]
-    found = follow(model, stream_of(task), names, tokens, segment)
+    endless, seeds, rows = stream_of(task), seeds or 1, rows or 4
+    sizes.check_streams(model, rows * seeds, BLOCK, f"--rows (now {rows:,}) or --seeds (now {seeds:,})")
+    names = [StreamName(seed, row) for seed in range(seeds) for row in range(rows)]
+    found = follow(model, endless, names, tokens, segment)
     return Streams(names, np.full(len(names), tokens), found, {"task": task.describe()}, end=False)
 
 
@@ -273,6 +276,7 @@ def given_streams(
     if data is not None:
         task = task.with_data(data)
     lengths = np.minimum(task.stream_lengths(split)[:rows], tokens)
+    sizes.check_streams(model, len(lengths), 1, f"--rows (now {len(lengths):,})")
     names = [StreamName(0, row) for row in range(len(lengths))]
     about = {"task": task.describe(), "split": split}
     return Streams(names, lengths, follow_sequences(model, task, split, len(lengths), tokens, segment), about, end=True)

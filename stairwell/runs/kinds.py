@@ -63,6 +63,8 @@ def evaluate_seq2seq(
     model: Seq2Seq, task: Any, split: Split, rows: int, segment: int, watch: Watch | None, folder: Path
 ) -> dict[str, Any]:
     """Rows and segments belong to streams: pairs are taken by their lengths. The search is the one the run has kept."""
+    if rows != 1:
+        raise UserError("--rows is for streams of tokens; pairs are batched by their lengths")
     return evaluate_pairs(model, task, split, search_of(folder, task), watch)
 
 

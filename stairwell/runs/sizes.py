@@ -75,6 +75,19 @@ def check_splits(experiment: Experiment, task: Task) -> None:
             )
 
 
+def check_streams(model: Any, streams: int, tokens: int, lower: str) -> None:
+    """Refuse to evaluate so many streams at a time, so many tokens of each, where they cannot fit; `lower` names the
+    options that decide it."""
+    there = memory_of(next(model.parameters()).device)
+    state = sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in model.init_state(1).leaves())
+    needed = streams * (ROW + state + SYMBOL * tokens)
+    if there is not None and needed > there:
+        raise UserError(
+            f"{streams:,} streams at a time would need at least {in_words(needed)} ({in_words(state)} of state each), "
+            f"and there are {in_words(there)}; lower {lower}"
+        )
+
+
 def refuse_beyond(there: int, parts: dict[str, float], experiment: Experiment, device: torch.device) -> None:
     if sum(parts.values()) > there:
         counted = ", ".join(f"{name} {in_words(size)}" for name, size in parts.items())

@@ -287,6 +287,8 @@ def evaluate_run(
     model, task = load(path, device, engine)
     if data is not None:
         task = task.with_data(data)
+    if task.kind == "language":
+        sizes.check_streams(model, rows, 1, f"--rows (now {rows:,})")
     _, note = Run(path).load_model()
     return {
         "run": str(path),

@@ -78,7 +78,7 @@ def compare(
     asked, wanted = task.sides(split)
     said = [[best[0].text for best in translator.translate(asked)] for translator in translators]
     lowercase = task.config.lowercase or translators[1].task.config.lowercase
-    found = text_scores.paired_bootstrap(said[0], said[1], wanted, lowercase)
+    found = text_scores.paired_test(said[0], said[1], wanted, lowercase)
     return {"split": split, "sentences": len(wanted), "case": "lower" if lowercase else "mixed", **found}
 
 

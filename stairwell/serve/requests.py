@@ -11,14 +11,13 @@ from typing import Any
 
 from stairwell import text
 from stairwell.errors import UserError
-from stairwell.generate import Choice
+from stairwell.generate import PENALTY, Choice
 from stairwell.stream import encode
 
 STOPS, STOP_LENGTH = 16, 200  # stop strings, characters of each
 LOGPROBS = 5  # the likeliest tokens, beside each
 HOTTEST = 100.0
 ANY_NUMBER = 1 << 62
-PENALTY = (0.01, 100.0)
 # Below this, single precision cannot tell a temperature or a share of the probability from 0.
 NEXT_TO_NOTHING = 1e-6
 

@@ -26,7 +26,7 @@ from stairwell.train.run import Run
 from stairwell.train.streams import inside
 from stairwell.train.translating import Search, Translator
 
-GREEDY = Search(beam=1)
+GREEDY = Search(beam=1, break_loops=False)
 TOKENS = 8192  # of a batch of a validation
 
 
@@ -129,5 +129,9 @@ def evaluate_pairs(
     translator = Translator(model, task, search)
     said = [best[0].text for best in translator.translate(asked)]
     result = {**pair_loss(model, task, split, watch), **task.judge(said, wanted), "sentences": len(said)}
-    counted = {"sources_cut": translator.cut, "targets_not_ended": translator.unended}
+    counted = {
+        "sources_cut": translator.cut,
+        "targets_not_ended": translator.unended,
+        "targets_looped": translator.looped,
+    }
     return {**result, "beam": search.beam, "length_penalty": search.length_penalty, **counted}

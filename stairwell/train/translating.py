@@ -9,6 +9,7 @@ Letters: B sentences of a batch, J source tokens.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,15 +20,17 @@ import numpy as np
 import torch
 
 from stairwell import configs
-from stairwell.decode.beam import Hypothesis, beam
+from stairwell.decode.beam import Hypothesis, beam, check_length_penalty, has_loop
 from stairwell.decode.drawing import draw
 from stairwell.decode.search import sampler
 from stairwell.decode.stepper import encoded, stepper
 from stairwell.errors import UserError
 from stairwell.models import Seq2Seq
+from stairwell.state import State
 from stairwell.tasks.pairs import PairTask
 
 SEARCH = "search.json"  # in a run's folder, once it was tuned
+LOOP_BLOCK = 3  # tokens of the sequences that must not be repeated once a loop was found; every loop has one
 SORTED = 2000  # texts that are read ahead, so that those of like lengths are searched together
 
 
@@ -41,6 +44,8 @@ class Search:
     "a hypothesis's log-probability is divided by its length to this power"
     block: int = 0
     "no sequence of so many tokens comes twice; 0: anything may"
+    break_loops: bool = True
+    "decode a target that repeats itself in a loop again, without repeated sequences of 3 tokens"
     longest: int = 0
     "the most tokens of a target; 0: as long as any in training"
     longest_ratio: float = 3.0
@@ -61,11 +66,13 @@ class Search:
     def __post_init__(self) -> None:
         if self.beam < 1:
             raise UserError(f"the beam must be at least 1, not {self.beam}")
-        for name in ("block", "longest", "longest_ratio", "shortest", "shortest_ratio", "temperature", "top_k", "seed"):
-            if getattr(self, name) < 0:
-                raise UserError(f"{name} must be 0 or more, not {getattr(self, name)}")
-        if not 0 < self.top_p <= 1:
-            raise UserError(f"top_p must be above 0 and at most 1, not {self.top_p}")
+        for name in ("block", "longest", "longest_ratio", "shortest", "shortest_ratio", "top_k"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be a finite number, 0 or more, not {getattr(self, name)}")
+        if not 0 <= self.seed < 2**63:
+            raise UserError(f"seed must be 0 or more and below 2^63, not {self.seed}")
+        check_length_penalty(self.length_penalty)
+        sampler(self.temperature, self.top_k or None, self.top_p)  # refuses what makes no sense
         if not self.temperature and (self.top_k or self.top_p < 1 or self.seed):
             raise UserError("top_k, top_p and seed are for drawn targets; give a temperature too")
 
@@ -101,12 +108,12 @@ class Written:
 
 class Translator:
     """Counts what it does: `cut` sources were longer than the model reads, `unended` targets were stopped by their
-    length."""
+    length, `looped` ones were decoded again because they ran in a loop."""
 
     def __init__(self, model: Seq2Seq, task: PairTask, search: Search | None = None, batch: int = 64) -> None:
         self.ahead = SORTED
         self.model, self.task, self.search, self.batch = model, task, search or Search(), batch
-        self.cut = self.unended = 0
+        self.cut = self.unended = self.looped = 0
         self.dice = torch.Generator(next(model.parameters()).device).manual_seed(self.search.seed)
 
     def translate(
@@ -154,22 +161,40 @@ class Translator:
         for b, source in enumerate(sources):
             ids[b, : len(source)], mask[b, : len(source)] = source, True
         state = encoded(self.model, torch.from_numpy(ids).to(device), torch.from_numpy(mask).to(device))
-        end, search = self.task.end, self.search
+        found = self._decode(state, sources, best, prefixes, self.search.block)
+        again = self._in_loops(found, sources)
+        if again:
+            sources, prefixes = [sources[b] for b in again], [prefixes[b] for b in again]
+            others = self._decode(state.select(again), sources, best, prefixes, LOOP_BLOCK)
+            for b, hypotheses in zip(again, others, strict=True):
+                found[b] = hypotheses
+        self.looped += len(again)
+        self.unended += sum(hypotheses[0].tokens[-1] != self.task.end for hypotheses in found)
+        return found
+
+    def _in_loops(self, found: list[list[Hypothesis]], sources: list[np.ndarray]) -> list[int]:
+        """Return the sentences whose best hypothesis runs in a loop. Where the source does so too, it may be right."""
+        if not self.search.break_loops or 0 < self.search.block <= LOOP_BLOCK:
+            return []
+        looped = [b for b, hypotheses in enumerate(found) if has_loop(hypotheses[0].tokens)]
+        return [b for b in looped if not has_loop(sources[b].tolist())]
+
+    def _decode(
+        self, state: State, sources: list[np.ndarray], best: int, prefixes: list[list[int]], block: int
+    ) -> list[list[Hypothesis]]:
+        end, search, B = self.task.end, self.search, len(sources)
         limits = [search.lengths(len(source) - 1, self.task.config.longest_target) for source in sources]
         # The end is a token too.
         longest = [max(limit, len(prefix)) + 1 for (_, limit), prefix in zip(limits, prefixes)]
-        begin = torch.full((B, 1), end, device=device)
+        begin = torch.full((B, 1), end, device=next(self.model.parameters()).device)
         rules: dict[str, Any] = {
-            "shortest": [shortest for shortest, _ in limits], "block": search.block, "prefixes": prefixes,
+            "shortest": [shortest for shortest, _ in limits], "block": block, "prefixes": prefixes,
         }  # fmt: skip
         steps = stepper(self.model, state)
         if search.temperature:
             choose = sampler(search.temperature, search.top_k or None, search.top_p, self.dice)
-            found = draw(steps, begin, longest, choose, end, samples=best, **rules)
-        else:
-            found = beam(steps, begin, longest, search.beam, search.length_penalty, end, best=best, **rules)
-        self.unended += sum(hypotheses[0].tokens[-1] != end for hypotheses in found)
-        return found
+            return draw(steps, begin, longest, choose, end, samples=best, **rules)
+        return beam(steps, begin, longest, search.beam, search.length_penalty, end, best=best, **rules)
 
     def _written(self, hypothesis: Hypothesis) -> Written:
         # The last token is the end, or the one where the end should have been.
