@@ -6,6 +6,7 @@ flatten(space, observations)    {"observation.image": (B, 7, 7, 3), "observation
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,27 @@ def flatten(space: Space, values: Any, path: str = ROOT) -> dict[str, Array]:
 def shape(leaf: Leaf) -> tuple[int, ...]:
     """Of one row."""
     return () if isinstance(leaf, Discrete) else leaf.shape
+
+
+def frame_bytes(space: Space) -> int:
+    """Bytes of one observation as rollouts keep it (`as_tensor`)."""
+    return sum(math.prod(shape(leaf)) * _width(leaf) for leaf in leaves(space).values())
+
+
+def _width(leaf: Leaf) -> int:
+    kind = np.dtype(leaf.dtype) if isinstance(leaf, Box) else np.dtype(np.int64)
+    return 1 if kind == np.uint8 else 4 if kind.kind == "f" else 8
+
+
+def real_numbers(space: Space) -> int:
+    """Numbers of one observation that encoders read as float32."""
+    return sum(math.prod(leaf.shape) for leaf in leaves(space).values() if isinstance(leaf, Box))
+
+
+def symbols(space: Space) -> int:
+    """Values of one observation for which encoders have a vector each."""
+    found = (leaf for leaf in leaves(space).values() if not isinstance(leaf, Box))
+    return sum(leaf.n if isinstance(leaf, Discrete) else sum(leaf.sizes) for leaf in found)
 
 
 def bounds(box: Box) -> tuple[Array, Array]:

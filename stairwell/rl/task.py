@@ -30,7 +30,7 @@ from stairwell.train.run import Run
 from . import spaces
 from .agent import Agent, Inputs
 from .config import AgentTrainConfig
-from .environments import ENVIRONMENTS
+from .environments import ENVIRONMENTS, make
 from .environments.batched import uniform
 from .episodes import Returns, split_seed, watched
 from .learners import LEARNERS
@@ -43,6 +43,7 @@ TASKS["rl"] = ("stairwell.rl.task", "Reinforcement", "learn from rewards in an e
 
 ROWS = 64  # of an evaluation, and of a look around
 LOOK = 64  # frames of it
+MOST_FRAMES = 10**10  # of an evaluation: days on a laptop
 OPTIONS = ("length", "colours", "shuffled", "limit", "side", "targets", "steps")
 
 
@@ -161,8 +162,11 @@ class Reinforcement:
                     )
         return opened
 
+    def describe_options(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.config.given().items())
+
     def describe(self) -> str:
-        about = ", ".join(f"{name} {value}" for name, value in self.config.given().items())
+        about = self.describe_options()
         about = f"{full_name(self.config.env)}{f' ({about})' if about else ''}, episodes without end"
         left = self.facts()["left_out"]
         return f"{about}; it does not read {', '.join(left)}, which is text" if left else about
@@ -173,7 +177,25 @@ class Reinforcement:
     def returns(self, seed: int, rows: int) -> Returns:
         config = self.config
         episodes = {"valid": config.valid_episodes, "test": config.test_episodes}
+        self.check_frames(episodes)
         return Returns(lambda count, own: self.open(range(count), own), seed, episodes, rows, config.longest)
+
+    def check_frames(self, episodes: Mapping[str, int]) -> None:
+        """Refuse episodes that never end, and so many that they would be played for days."""
+        steps, most, name = 1, self.config.longest, full_name(self.config.env)
+        if name in ENVIRONMENTS:  # of others nothing is known before they are played
+            steps = make(name, range(1), 0, **self.config.given()).shortest
+        if steps > most:
+            raise UserError(
+                f"an episode of {name} has at least {steps:,} steps ({self.describe_options()}), and --task.longest "
+                f"allows {most:,}; make it shorter, or raise --task.longest"
+            )
+        for split, count in episodes.items():
+            if steps * count > MOST_FRAMES:
+                raise UserError(
+                    f"--task.{split}_episodes {count:,}: at least {steps * count:,} frames would be played, and "
+                    f"at most {MOST_FRAMES:,} are; lower it"
+                )
 
     def example(self, agent: Agent, split: str, rows: int, length: int) -> tuple[Inputs, Tensor]:
         """What an agent sees at the beginning of a split, and where episodes begin."""
@@ -218,9 +240,9 @@ def agent_trainer(
     """A trainer of an agent in an environment."""
     if len(tasks) > 1:
         raise UserError("an agent has one environment; leave --train.finetune_task empty")
+    returns = tasks[0].returns(config.seed, config.valid_rows)
     if agent.config.standardise and agent.reads_symbols:
         tasks[0].look_around(agent, config.seed)
-    returns = tasks[0].returns(config.seed, config.valid_rows)
     phase = Phase(tasks[0].feed(agent, config, world), returns)
     trainer = Trainer(LEARNERS[config.learner](agent, config), [phase], config, run, world)
     returns.watch = trainer.tell

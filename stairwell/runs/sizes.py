@@ -23,6 +23,9 @@ import torch
 
 from stairwell.errors import UserError
 from stairwell.rl.config import AgentTrainConfig
+from stairwell.rl.leaves import frame_bytes, real_numbers
+from stairwell.rl.leaves import symbols as symbols_of
+from stairwell.rl.task import Reinforcement
 from stairwell.runs.experiment import Experiment
 from stairwell.runs.presets import preset
 from stairwell.tasks import Task
@@ -103,10 +106,15 @@ def batch_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str,
     rows, tokens = largest_batch(experiment, task, processes)
     minibatches = train.minibatches if isinstance(train, AgentTrainConfig) and train.learner == "ppo" else 1
     parts = train.accumulate * minibatches  # each has activations of its own
-    return {
+    counted = {
         "activations": NUMBER * tokens * depth_of(core) * core.width / parts,
         "batches": SYMBOL * max(tokens, rows * longest(task)) + ROW * rows + POSITION * train.batch,
     }
+    if isinstance(task, Reinforcement):
+        # A rollout's frames, and those of a part as the numbers that encoders read.
+        seen = task.observation
+        counted["observations"] = tokens * (frame_bytes(seen) + NUMBER * real_numbers(seen) / parts)
+    return counted
 
 
 def largest_batch(experiment: Experiment, task: Task, processes: int) -> tuple[int, int]:
@@ -195,8 +203,12 @@ def guess(experiment: Experiment, task: Task) -> float:
     rows, tokens = max(train.batch, train.valid_rows), max(train.batch, train.valid_rows) * train.segment
     if isinstance(train, PairTrainConfig):
         rows, tokens = train.batch, max(train.batch_tokens, experiment.task.longest_target)
+    observed = 0
+    if isinstance(task, Reinforcement):
+        numbers += width * symbols_of(task.observation) + width * real_numbers(task.observation)
+        observed = tokens * (frame_bytes(task.observation) + NUMBER * real_numbers(task.observation))
     kept = rows * (sight * depth * width + longest(task)) + tokens * (depth * width + 1)
-    return NUMBER * (4 * numbers + kept) + LAYER * (size("layers") + encoder) + ROW * rows
+    return NUMBER * (4 * numbers + kept) + observed + LAYER * (size("layers") + encoder) + ROW * rows
 
 
 def longest(task: Task) -> int:
@@ -216,7 +228,7 @@ def what_to_lower(experiment: Experiment) -> str:
             if section != "train" or name in SIZED:
                 raised.append((value / max(before if type(before) is int else 1, 1), f"--{section}.{name}", value))
     worst = [f"{option} (now {value:,})" for ratio, option, value in sorted(raised, reverse=True)[:2] if ratio > 1]
-    return " or ".join(worst) or "--train.batch, --core.width or --core.layers"
+    return " or ".join(worst) or "--train.batch, --train.segment, --core.width or --core.layers"
 
 
 def numbers_of(config: Any) -> Iterator[tuple[str, int]]:

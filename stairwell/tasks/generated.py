@@ -255,6 +255,12 @@ def check_at_least(least: int, **options: int) -> None:
             raise UserError(f"{name} is {value}; it must be at least {least}")
 
 
+def check_at_most(most: int, **options: int) -> None:
+    for name, value in options.items():
+        if value > most:
+            raise UserError(f"{name} is {value:,}; it must be at most {most:,}")
+
+
 def random_numbers(source: str, number: int, block: int = 0, seed: int = 0) -> np.random.Generator:
     """Four numbers, the seed last because it alone may be larger than 32 bits: no two sources ever coincide."""
     return np.random.default_rng([_SOURCES[source], number, block, seed])

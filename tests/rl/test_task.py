@@ -121,6 +121,35 @@ def test_what_cannot_be_played_is_told_in_one_line(options: dict[str, Any], word
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"valid_episodes": 10**12}, r"--task.valid_episodes 1,000,000,000,000: at least 101,000,000,000,000 frames"),
+        ({"test_episodes": 10**12}, r"--task.test_episodes 1,000,000,000,000: at least 101,000,000,000,000 frames"),
+        ({"env": "CartPole-v1", "valid_episodes": 10**12}, r"1,000,000,000,000: at least 1,000,000,000,000 frames"),
+        ({"length": 10**9}, r"Corridor-v0 has at least 1,000,000,001 steps \(length 1000000000\), and --task.longest"),
+        ({"length": 10**9, "longest": 10**10}, r"--task.valid_episodes 200: at least 200,000,000,200 frames"),
+        ({"env": "maze", "steps": 10**9}, r"has at least 1,000,000,000 steps \(steps 1000000000\)"),
+        (
+            {"env": "maze", "side": 10**6 + 1},
+            r"side is 1,000,001; it must be at most 201",
+        ),
+        (
+            {"env": "water-maze", "side": 10**6},
+            r"side is 1,000,000; it must be at most 1,001",
+        ),
+    ],
+)
+def test_what_would_be_played_for_days_is_refused_before_the_first_step(options: dict[str, Any], word: str) -> None:
+    task = Reinforcement(Config(**options))
+    with pytest.raises(UserError, match=word):
+        task.returns(0, 64)
+
+
+def test_a_long_corridor_with_a_clock_is_allowed() -> None:
+    Reinforcement(Config(length=10**9, limit=1000)).returns(0, 64)
+
+
 def test_an_environment_whose_spaces_have_changed_since_the_training_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

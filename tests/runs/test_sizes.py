@@ -6,6 +6,8 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
@@ -175,3 +177,35 @@ def test_the_memory_of_a_container_is_what_it_may_use(monkeypatch: pytest.Monkey
     assert sizes.memory_of(CPU) == 1234567
     (tmp_path / "memory.max").write_text("max\n")
     assert sizes.memory_of(CPU) == whole
+
+
+class Camera(gymnasium.Env[Any, Any]):
+    def __init__(self, space: Any) -> None:
+        self.observation_space, self.action_space = space, gymnasium.spaces.Discrete(2)
+
+
+spaces = gymnasium.spaces
+LARGE = {
+    "pictures": (
+        spaces.Box(0, 255, (3, 2000, 2000), np.uint8),
+        r"at least 98\.\d GB \(activations .* observations 98\.\d GB",
+    ),
+    "numbers": (
+        spaces.Dict({"lidar": spaces.Box(-1, 1, (5_000_000,), np.float64)}),
+        r"at least \d+ GB \(.*observations 1\d\d GB",
+    ),
+    "symbols": (spaces.Discrete(10**9), r"parameters 256 GB, gradients and optimizer 768 GB"),
+}
+for _name, (_space, _) in LARGE.items():
+    gymnasium.register(f"Camera-{_name}-v0", entry_point=f"{__name__}:Camera", kwargs={"space": _space})
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_observations_of_which_no_rollout_can_be_kept_are_refused(name: str) -> None:
+    experiment = preset("rl/feedback").with_options({"task.env": f"Camera-{name}-v0"})
+    with pytest.raises(UserError, match=LARGE[name][1]) as told:
+        sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
+    assert "lower --train.batch, --train.segment" in str(told.value)
+    if name == "pictures":
+        few = experiment.with_options({"train.batch": "4", "train.segment": "8"})
+        sizes.check_training(few, few.make_tasks()[0], CPU)

@@ -73,6 +73,11 @@ class Batched(ABC):
         return len(self.key)
 
     @property
+    def shortest(self) -> int:
+        """Steps of the shortest episode that there can be: all of them, where only the clock ends one."""
+        return self.limit
+
+    @property
     def action_space(self) -> Discrete:
         return Discrete(len(self.action_names))
 

@@ -64,6 +64,10 @@ class Corridor(Batched):
         self.cell = np.zeros(self.B, dtype=np.int64)
         self._rows = np.arange(self.B)
 
+    @property
+    def shortest(self) -> int:
+        return min(self.limit, self.config.length + 1)
+
     def beginning(self, numbers: Array) -> dict[str, Array]:
         n = self.config.colours
         doors = shuffled(numbers[:, 1:]) if self.config.shuffled else np.arange(n)

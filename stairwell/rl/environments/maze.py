@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stairwell.tasks.generated import check_at_least
+from stairwell.tasks.generated import check_at_least, check_at_most
 
 from ..spaces import MultiDiscrete
 from .batched import Array, Batched, below, shuffled
@@ -39,6 +39,7 @@ from .grid import WALL as WALL_COLOUR
 
 FORWARD, LEFT, RIGHT = range(3)
 FREE, WALL, OBJECT = range(3)  # an object of colour c is OBJECT + c
+LARGEST = 201  # cells along a side: mazes of 64 rows take half a minute
 TURNS = np.array([0, 1, -1])
 
 
@@ -116,6 +117,7 @@ class MazeNavigation(Batched):
         check_at_least(3, side=config.side)
         check_at_least(2, targets=config.targets)
         check_at_least(1, steps=config.steps)
+        check_at_most(LARGEST, side=config.side)
         if config.side % 2 == 0:
             raise ValueError(f"side is {config.side}; it must be odd, because rooms and blocks take turns")
         most = min(2 * len(layout(config.side).rooms) - 2, len(COLOURS))

@@ -21,13 +21,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stairwell.tasks.generated import check_at_least
+from stairwell.tasks.generated import check_at_least, check_at_most
 
 from ..spaces import MultiDiscrete
 from .batched import Array, Batched, below, shuffled
 from .grid import AGENT, DIRECTIONS, SEEN, STEPS, WALL, Colour, Tiles
 
 SHALLOW, DEEP = np.array([205, 228, 246]), np.array([120, 174, 222])
+LARGEST = 1001  # cells along a side
 GOAL: Colour = (215, 45, 45)
 
 
@@ -47,6 +48,7 @@ class WaterMaze(Batched):
         super().__init__(rows, seed)
         check_at_least(2, side=config.side)
         check_at_least(1, steps=config.steps)
+        check_at_most(LARGEST, side=config.side)
         self.config, self.limit = config, config.steps
         self.cells = config.side**2
         self.observation_space = MultiDiscrete((self.cells, self.cells, 2))
