@@ -6,6 +6,8 @@ Nothing in gymnasium says how to save an environment, so that `seek` begins new 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import EnumType, IntEnum
 from typing import Any
@@ -98,7 +100,7 @@ class GymnasiumRows:
             return call()
         except BrokenEnvironment:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of someone else's code
             raise BrokenEnvironment(told(error)) from error
 
     def position(self) -> dict[str, Array]:
@@ -109,11 +111,11 @@ class GymnasiumRows:
         return self.begin_from([seed_of(seed, time) for seed in self.seed])
 
     def render(self, row: int) -> Array | None:
-        pictures: Any = self.env.render() if self.env.render_mode else None
+        pictures: Any = self.guarded(self.env.render) if self.env.render_mode else None
         return None if pictures is None or pictures[row] is None else np.asarray(pictures[row])
 
     def close(self) -> None:
-        self.env.close()
+        self.guarded(self.env.close)
 
 
 class Checked(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -173,10 +175,8 @@ def prepared(env: gymnasium.Env[Any, Any]) -> gymnasium.Wrapper[Any, Any, Any, A
 
 def open_gymnasium(name: str, options: Mapping[str, Any], rows: range, seed: int) -> GymnasiumRows:
     """`rows` environments by name, each with a seed of its own."""
-    package = next((package for prefix, package in PACKAGES.items() if name.startswith(prefix)), None)
+    import_environment(name)
     try:
-        if package is not None:
-            importlib.import_module(package)
         env = gymnasium.make_vec(
             name,
             num_envs=len(rows),
@@ -185,16 +185,68 @@ def open_gymnasium(name: str, options: Mapping[str, Any], rows: range, seed: int
             wrappers=[prepared],
             **options,
         )
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UserError(f"environment '{name}': {registered_by(name) or error}") from None
     except gymnasium.error.Error as error:
         raise UserError(f"environment '{name}': {error}") from None
-    except ImportError as error:
-        advice = next(
-            (f"pip install {package}" for prefix, package in PACKAGES.items() if name.startswith(prefix)), error
-        )
-        raise UserError(f"environment '{name}' needs a package that is not installed: {advice}") from None
     except TypeError as error:
         raise UserError(f"environment '{name}' cannot be made with {dict(options)}: {error}") from None
+    except (Exception, SystemExit) as error:  # of someone else's code
+        raise UserError(f"environment '{name}' cannot be made: {told(error)}") from error
     return GymnasiumRows(env, [seed_of(seed, row) for row in rows])
+
+
+def import_environment(name: str) -> None:
+    """Import what registers an environment: the module of `module:Name-v0`, also from the current folder, or a package
+    whose names have a prefix of their own."""
+    module, colon, own = name.partition(":")
+    if not colon:
+        module = next((package for prefix, package in PACKAGES.items() if name.startswith(prefix)), "")
+        if not module:
+            return
+    elif not module or not own:
+        raise UserError(f"--task.env '{name}': expected module:Name-v0, such as my_module:MyEnv-v0")
+    folder = os.getcwd()
+    if colon and folder not in sys.path:
+        sys.path.append(folder)  # last, so that no file in it hides an installed package
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise cannot_import(name, module, error) from error
+        if not colon:
+            raise UserError(
+                f"environment '{name}' needs a package that is not installed: pip install {module}"
+            ) from None
+        advice = (
+            f"write {module[:-3]}:{own}" if module.endswith(".py") else "run this where the module is, or install it"
+        )
+        raise UserError(
+            f"environment '{name}': there is no module '{module}' in the current folder ({folder}) or among the "
+            f"installed packages; {advice}"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise cannot_import(name, module, error) from error
+
+
+def cannot_import(name: str, module: str, error: BaseException) -> UserError:
+    return UserError(f"environment '{name}': importing the module '{module}' failed: {told(error)}")
+
+
+def registered_by(name: str) -> str:
+    """What a module that was named registers, for someone who asked for something else; empty without a module."""
+    module, colon, own = name.partition(":")
+    if not colon:
+        return ""
+    entries = {id: spec.entry_point for id, spec in gymnasium.registry.items()}
+    owners = {
+        id: entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+        for id, entry in entries.items()
+    }
+    known = [id for id, owner in owners.items() if owner == module]
+    there = f"it registers {', '.join(known)}" if known else "call gymnasium.register in it"
+    file = getattr(sys.modules.get(module), "__file__", None) or "built in"
+    return f"the module '{module}' ({file}) registers no environment '{own}'; {there}"
 
 
 def seed_of(seed: int, number: int) -> int:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stairwell.errors import UserError
+
 from .environments import Array
 from .leaves import bounds, scaling
 from .spaces import Box, Discrete, MultiDiscrete, Space
@@ -149,6 +151,7 @@ def policy_for(space: Space) -> Choices | Gaussian:
         return Choices(space)
     if isinstance(space, Box):
         return Gaussian(space)
-    raise ValueError(
-        f"actions of {type(space).__name__} are not supported; they can be Discrete, MultiDiscrete, MultiBinary or Box"
+    raise UserError(
+        f"actions of {type(space).__name__} are not supported; they can be Discrete, MultiDiscrete, MultiBinary or Box "
+        "(a wrapper such as gymnasium's TransformAction can turn one into the other)"
     )

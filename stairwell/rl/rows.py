@@ -140,7 +140,10 @@ def check_frame(space: Space, observations: Observations, rewards: Any, ends: tu
             raise BrokenEnvironment(f"`{name}` is not one bool a row, but {np.asarray(flags).dtype} {np.shape(flags)}")
 
 
-def told(error: Exception) -> str:
+def told(error: BaseException) -> str:
     """An exception of someone else's code in one line: what it was and where it was raised."""
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})"
+    word = " ".join(f"{type(error).__name__}: {error}".split())
+    if isinstance(error, SyntaxError):  # it names its own place
+        return word
+    places = [place for place in traceback.extract_tb(error.__traceback__) if not place.filename.startswith("<frozen")]
+    return f"{word} ({places[-1].filename}:{places[-1].lineno})"

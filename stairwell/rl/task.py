@@ -50,7 +50,7 @@ OPTIONS = ("length", "colours", "shuffled", "limit", "side", "targets", "steps")
 @dataclass(frozen=True, kw_only=True)
 class Config:
     env: str = "corridor"
-    "corridor, passive-t-maze, maze-navigation, maze-navigation-easy, water-maze, or gymnasium's name of any other"
+    "corridor, passive-t-maze, maze-navigation(-easy), water-maze, any name in gymnasium, or your own: module:Name-v0"
     length: int | None = None
     "corridors: steps to the doors"
     colours: int | None = None

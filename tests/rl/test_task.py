@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,12 +15,14 @@ import pytest
 from stairwell.cores import CORES
 from stairwell.errors import UserError
 from stairwell.rl.rows import OwnRows
+from stairwell.rl.showing import frames
 from stairwell.rl.spaces import Discrete
 from stairwell.rl.task import Config, Reinforcement, parse_options
-from stairwell.runs.trainings import fit, load
+from stairwell.runs.trainings import evaluate_run, fit, load
 from tests.commands import stairwell
 from tests.rl.test_rollouts import experiment
 
+ROOT = Path(__file__).parents[2]
 TINY = [
     "--core.width", "8", "--core.layers", "1", "--train.batch", "4", "--train.segment", "8", "--train.log_every", "4",
     "--train.validate_every", "8", "--train.checkpoint_every", "5", "--train.valid_rows", "2", "--train.warmup", "0",
@@ -94,6 +97,31 @@ class Odd(gymnasium.Env[Any, Any]):
 
 
 gymnasium.register("Odd-v0", entry_point=Odd, kwargs={"observation": gymnasium.spaces.Text(5)})
+
+
+class Leaves(Odd):
+    """Ends the program in place of raising an error, as scripts do."""
+
+    def __init__(self, when: str) -> None:
+        super().__init__()
+        self.when = when
+        if when == "making":
+            raise SystemExit("no display")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        super().reset(seed=seed)
+        if self.when == "resetting":
+            raise SystemExit(3)
+        return 0, {}
+
+    def step(self, action: Any) -> Any:
+        raise SystemExit("bye")
+
+
+for _when in ("making", "resetting", "stepping"):
+    gymnasium.register(f"Leaves-{_when}-v0", entry_point=Leaves, kwargs={"when": _when})
+_actions = gymnasium.spaces.Dict({"turn": gymnasium.spaces.Discrete(2)})
+gymnasium.register("Dictated-v0", entry_point=Odd, kwargs={"action": _actions})
 gymnasium.register(
     "Odder-v0", entry_point=Odd, kwargs={"action": gymnasium.spaces.Graph(gymnasium.spaces.Discrete(2), None)}
 )
@@ -148,6 +176,83 @@ def test_what_would_be_played_for_days_is_refused_before_the_first_step(options:
 
 def test_a_long_corridor_with_a_clock_is_allowed() -> None:
     Reinforcement(Config(length=10**9, limit=1000)).returns(0, 64)
+
+
+def test_actions_that_no_policy_has_are_told_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"actions of Dict are not supported; they can be Discrete, .* or Box"):
+        fit(experiment(task__env="Dictated-v0", task__length=None), tmp_path, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("when", "word"),
+    [
+        ("making", r"environment 'Leaves-making-v0' cannot be made: SystemExit: no display \(.*test_task.py:\d+\)"),
+        ("resetting", r"the environment is broken: SystemExit: 3 \(.*test_task.py:\d+\)"),
+        ("stepping", r"the environment is broken: SystemExit: bye \(.*; stopped and saved at update 0 of 12"),
+    ],
+)
+def test_an_environment_that_ends_the_program_is_told_as_any_other_error(when: str, word: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=word):
+        fit(experiment(task__env=f"Leaves-{when}-v0", task__length=None), tmp_path, "cpu")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder that Python does not look in, as for an installed command."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    return tmp_path
+
+
+def test_an_own_environment_is_found_in_the_current_folder_to_train_evaluate_and_play(elsewhere: Path) -> None:
+    """The example of the documents."""
+    shutil.copy(ROOT / "examples" / "recall.py", elsewhere / "recall_here.py")
+    options = {"task__env": "recall_here:Recall-v0", "task__options": "length=3", "task__length": None}
+    fit(experiment(**options), elsewhere / "run", "cpu")
+    agent, task = load(elsewhere / "run", "cpu")
+    assert task.describe() == "recall_here:Recall-v0 (length 3), episodes without end"
+    assert evaluate_run(elsewhere / "run", "test", None, 1, 64, "cpu", "auto", None)["length"] == 4
+    assert [frame.step for frame in frames(agent, task, episodes=2, seed=0)] == [1, 2, 3, 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "word"),
+    [
+        (":", "", "--task.env ':': expected module:Name-v0, such as my_module:MyEnv-v0"),
+        ("one:", "", "--task.env 'one:': expected module:Name-v0"),
+        (":X-v0", "", "--task.env ':X-v0': expected module:Name-v0"),
+        ("nowhere:X-v0", "", r"no module 'nowhere' in the current folder \(.*\) or among the .*; run this where"),
+        ("two.py:X-v0", "", r"no module 'two.py' in the current folder .*; write two:X-v0"),
+        (
+            "needs:X-v0",
+            "import nosuchpackage",
+            r"importing the module 'needs' failed: .*'nosuchpackage' \(.*needs.py:1",
+        ),
+        ("wrong:X-v0", "def f(:", r"importing the module 'wrong' failed: SyntaxError: .*wrong.py, line 1\)$"),
+        (
+            "script:X-v0",
+            "raise SystemExit(4)",
+            r"importing the module 'script' failed: SystemExit: 4 \(.*script.py:1\)",
+        ),
+        (
+            "named:X-v0",
+            "import gymnasium\ngymnasium.register('Y-v0', entry_point='named:Y')",
+            r"the module 'named' \(.*named.py\) registers no environment 'X-v0'; it registers Y-v0",
+        ),
+        ("nothing:X-v0", "", r"'nothing' \(.*nothing.py\) registers no environment 'X-v0'; call gymnasium.register"),
+    ],
+)
+def test_what_failed_with_an_own_environment_is_told_in_one_line(
+    name: str, code: str, word: str, elsewhere: Path
+) -> None:
+    module = name.partition(":")[0]
+    if module.isidentifier() and module != "nowhere":
+        (elsewhere / f"{module}.py").write_text(code)
+    with pytest.raises(UserError, match=word) as raised:
+        Reinforcement(Config(env=name)).facts()
+    assert "\n" not in str(raised.value)
+    sys.modules.pop(module, None)
+    gymnasium.registry.pop("Y-v0", None)
 
 
 def test_an_environment_whose_spaces_have_changed_since_the_training_is_refused(
