@@ -1,7 +1,8 @@
-"""Files and folders are written whole or not at all."""
+"""Files and folders are written whole or not at all; JSON and small files are read without surprises."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -10,12 +11,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
 from stairwell.errors import UserError
 
 NAMED = 40  # characters of a name that its temporary file repeats: the longer name must be allowed too
+HALF_PAIRS = re.compile(r"\\u[dD][89a-fA-F]")  # where a JSON text may hold half of a surrogate pair
+SMALL = 1 << 24  # bytes of a file that is read as a whole
 
 
 def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
@@ -70,6 +74,32 @@ def check_regular(place: Path, name: str) -> None:
         raise UserError(f"{name} is a folder, not a file; choose another path")
     if not stat.S_ISREG(mode):
         raise UserError(f"{name} is not a regular file but a device or a pipe; choose another path")
+
+
+def read_small(path: str | os.PathLike[str]) -> bytes:
+    """The content of a file, or of a pipe, that must be small: a device may have no end."""
+    with open(path, "rb") as file:
+        content = file.read(SMALL + 1)
+    if len(content) > SMALL:
+        raise UserError(f"{path} is larger than {SMALL >> 20} MiB, so it is another file than was meant; name another")
+    return content
+
+
+def parse_json(content: str | bytes) -> Any:
+    """The value of a JSON text. What is nested too deeply, or holds half of a surrogate pair, which cannot be written
+    as UTF-8, is a ValueError like everything else that is not JSON."""
+    text = content if isinstance(content, str) else content.decode("utf-8")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if HALF_PAIRS.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):x}"
+            raise ValueError(f"{half} is half of a surrogate pair, which is not a character") from None
+    return value
 
 
 @contextmanager

@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from stairwell.errors import UserError
-from stairwell.files import check_regular, write_atomically, write_folder
+from stairwell.files import check_regular, parse_json, write_atomically, write_folder
 
 HEAD = 4096  # bytes of a file that hold its mark
 # What stairwell itself writes into a run folder, by any of its commands.
@@ -114,8 +113,8 @@ def has_keys(*keys: str) -> Callable[[Path], bool]:
 
     def matches(path: Path) -> bool:
         try:
-            content = json.loads(path.read_bytes())
-        except (ValueError, RecursionError):
+            content = parse_json(path.read_bytes())
+        except ValueError:
             return False
         return isinstance(content, dict) and content.keys() >= set(keys)
 

@@ -25,6 +25,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from stairwell.errors import UserError
+from stairwell.files import parse_json
 from stairwell.outputs import Kind, has_keys, write_output
 
 FORMAT = "stairwell.vocabulary.1"
@@ -95,8 +96,8 @@ def load(path: str | os.PathLike[str]) -> Vocabulary:
     if not Path(path).is_file():
         raise UserError(f"there is no vocabulary {path}")
     try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        data = parse_json(Path(path).read_bytes())
+    except ValueError as error:
         raise UserError(f"{path} is not a vocabulary, or is damaged: {error!r}") from error
     return from_json(data, str(path))
 

@@ -197,6 +197,13 @@ def test_a_folder_is_written_whole_or_not_at_all(exists: bool, tmp_path: Path) -
     assert folder.stat().st_mode & 0o555 == 0o555
 
 
+def test_a_full_disk_is_told_with_the_path(place: Path) -> None:
+    for option, *command in (("--save-state", "generate", RUN, "--tokens", "3"), ("--hf", "export", RUN)):
+        ended = stairwell(place, *command, option, "full", TEST_FILE_LIMIT="300")
+        assert ended.status == 1 and ended.err.endswith("stairwell: full: File too large\n"), ended
+        assert not list(place.glob("full*")) and not list(place.glob(".full*"))
+
+
 def resumed(place: Path, *options: str) -> Ended:
     return stairwell(place, "train", "--resume", "--out", RUN, *options, "--quiet")
 

@@ -138,8 +138,9 @@ def test_a_plan_of_some_models_lists_these_alone(tmp_path: Path) -> None:
 
 
 def test_a_text_that_is_not_there_is_found_out_before_anything_is_trained(tmp_path: Path) -> None:
-    for path in ([], ["--task.path", "nowhere"]):
-        assert "--task.path" in stairwell(tmp_path, "reproduce", "feedback.figure5", *path).line
+    for path, wrong in (([], ""), (["--task.path", "nowhere"], "there is no file or folder nowhere; ")):
+        told = stairwell(tmp_path, "reproduce", "feedback.figure5", *path).line
+        assert told.startswith(f"stairwell: {wrong}feedback.figure5 reads ") and "--task.path must name it" in told
     assert list(tmp_path.glob("runs/*")) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stairwell.cli import translating
 from stairwell.decode.beam import has_loop
 from stairwell.errors import UserError
 from stairwell.experiments import measures
@@ -22,8 +24,8 @@ from tests import language_pair
 from tests.commands import Ended, stairwell
 
 
-def run_command(folder: Path, *arguments: object) -> Ended:
-    return stairwell(folder, *arguments, STAIRWELL_CACHE=str(folder / "cache"))
+def run_command(folder: Path, *arguments: object, **environment: str) -> Ended:
+    return stairwell(folder, *arguments, STAIRWELL_CACHE=str(folder / "cache"), **environment)
 
 
 @pytest.fixture(scope="module")
@@ -165,6 +167,18 @@ def test_other_data_can_be_evaluated(place: Path) -> None:
     language_pair.write(place / "other", valid=7)
     scores = json.loads(run_command(place, "eval", "run", "--data", place / "other", "--json").out)
     assert scores["sentences"] == 7
+
+
+def test_a_corpus_that_is_too_large_for_the_disk_is_not_begun(place: Path) -> None:
+    ended = run_command(place, "distill", "run", "--out", "large", TEST_FILE_LIMIT="1000")
+    assert ended.status == 1 and ended.err == "stairwell: large: File too large\n", ended
+    assert not list(place.glob("large*")) and not list(place.glob(".large*"))
+
+
+def test_a_line_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(translating, "LONGEST_LINE", 1 << 20)
+    with pytest.raises(UserError, match="line 2 is longer than 1 MiB"):
+        list(translating.lines_of(io.BytesIO(b"short\n" + b"x" * ((1 << 20) + 1))))
 
 
 def test_distilled_targets_are_what_the_model_says(place: Path) -> None:

@@ -23,6 +23,8 @@ from stairwell.cli.app import (
     strict_json,
 )
 
+LONGEST_LINE = 1 << 24  # bytes
+
 Folder = Annotated[Path, typer.Argument(help="the run folder of a trained model", metavar="RUN")]
 Files = Annotated[list[Path] | None, typer.Argument(help="text files, one text a line; standard input if not given")]
 Articles = Annotated[
@@ -81,7 +83,9 @@ def read_lines(files: list[Path], column: str = "") -> Iterator[str]:
 
 def lines_of(stream: Any) -> Iterator[str]:
     content: BinaryIO = stream
-    for number, line in enumerate(content):
+    for number, line in enumerate(iter(lambda: content.readline(LONGEST_LINE + 1), b"")):
+        if len(line) > LONGEST_LINE:
+            raise UserError(f"line {number + 1:,} is longer than {LONGEST_LINE >> 20} MiB; give one text per line")
         # Some editors begin a file with a mark of its encoding: no model has seen that in training.
         text = line.removeprefix(codecs.BOM_UTF8) if number == 0 else line
         yield text.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", errors="replace")

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from platformdirs import user_cache_path
 
 from stairwell.errors import UserError
-from stairwell.files import write_atomically, write_text
+from stairwell.files import parse_json, write_atomically, write_text
 
 Array = NDArray[Any]
 VERSION = 2  # of the cache: raise it when the same text would be encoded otherwise
@@ -54,7 +54,13 @@ def cached(key: str, symbols: int, encode: Callable[[], Iterable[tuple[Array, bo
     folder = writable_cache()
     entry = _open(folder, key)
     if entry is None:
-        _write(folder, key, symbols, encode)
+        try:
+            _write(folder, key, symbols, encode)
+        except OSError as error:
+            if error.filename and Path(error.filename).parent != folder:  # it is about the text
+                raise
+            why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+            raise OSError(f"{why}; STAIRWELL_CACHE may name another folder for encoded text") from None
         entry = _open(folder, key)
     if entry is None:
         raise UserError(f"the cache {folder} does not keep what is written to it; STAIRWELL_CACHE may name another")
@@ -76,7 +82,7 @@ def _write(folder: Path, key: str, symbols: int, encode: Callable[[], Iterable[t
                 if len(ids):
                     if starting:
                         begins.append(length)
-                    ids.astype(dtype).tofile(file)
+                    file.write(ids.astype(dtype).data)
                     length, starting = length + len(ids), False
             file.seek(0)
             _write_header(file, dtype, length)
@@ -102,7 +108,7 @@ def _save(path: Path, values: Array) -> None:
 
 def _open(folder: Path, key: str) -> tuple[Array, Array] | None:
     try:
-        checksums = json.loads((folder / f"{key}.json").read_text(encoding="utf-8"))
+        checksums = parse_json((folder / f"{key}.json").read_bytes())
         ids = np.load(folder / f"{key}.ids.npy", mmap_mode="r", allow_pickle=False)
         begins = np.load(folder / f"{key}.begins.npy", allow_pickle=False)
         if _checksum(ids) != checksums["ids"] or _checksum(begins) != checksums["begins"]:

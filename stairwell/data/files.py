@@ -40,6 +40,8 @@ def existing(path: str | os.PathLike[str]) -> Path:
     place = Path(path).expanduser()
     if not place.exists():
         raise UserError(f"there is no file or folder {place}")
+    if not place.is_file() and not place.is_dir():
+        raise UserError(f"{place} is neither a file nor a folder but a device or a pipe; copy it to a file first")
     return place
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import csv
 import difflib
 import hashlib
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import zip_longest
@@ -27,6 +26,7 @@ import numpy as np
 from stairwell.data import files
 from stairwell.data.cache import Array
 from stairwell.errors import NEAR, UserError
+from stairwell.files import parse_json
 
 TABLES = (".jsonl", ".csv", ".tsv")
 NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
@@ -132,9 +132,9 @@ def table_rows(file: Path) -> Iterator[dict[str, Any]]:
             if not line.strip():
                 continue
             try:
-                row = json.loads(line)
+                row = parse_json(line)
             except ValueError as error:
-                raise UserError(f"{file}, line {number:,} is not JSON: {error}") from None
+                raise UserError(f"{file}, line {number:,} is not JSON that can be read: {error}") from None
             if not isinstance(row, dict):
                 raise UserError(f"{file}, line {number:,} must be an object with named columns")
             yield row
@@ -155,6 +155,8 @@ def find(path: str, source: str, target: str, test: str = "") -> dict[str, PairF
     place = Path(path).expanduser()
     if place.is_file():
         return shares(table(place, source, target))
+    if place.exists():
+        files.existing(place)  # not a device
     if not place.is_dir():
         stems = [place.with_name(f"{place.name}.{suffix}") for suffix in (source, target)]
         if all(stem.is_file() for stem in stems):
@@ -180,6 +182,9 @@ def no_pairs(folder: Path, source: str, target: str) -> UserError:
     """What is missing in a folder. It is named in full: a path may have been meant from elsewhere."""
     for name in (source, target):
         file = folder / name
+        if file.exists() and not file.is_file() and (is_file_name(name) or (folder / source).is_file()):
+            what = "a folder" if file.is_dir() else "a device or a pipe"
+            return UserError(f"{file.resolve()} is {what}, not a file; --task.source and --task.target name two files")
         if is_file_name(name) and not file.is_file():
             near = difflib.get_close_matches(file.name, [other.name for other in file.parent.glob("*")], 1, NEAR)
             return UserError(f"there is no file {file.resolve()}" + (f"; did you mean {near[0]}?" if near else ""))

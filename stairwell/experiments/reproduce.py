@@ -130,7 +130,8 @@ def check_data(study: Study) -> None:
     """Text that is not there is found out before anything is trained."""
     for path in {getattr(row.experiment.task, "path", "stdlib") for row in study.rows}:
         if not path or (path != "stdlib" and not Path(path).exists()):
-            raise UserError(f"{study.name} reads {study.data or 'a corpus'}: give its place with --task.path")
+            wrong = f"there is no file or folder {path}; " if path else ""
+            raise UserError(f"{wrong}{study.name} reads {study.data or 'a corpus'}: --task.path must name it")
 
 
 def check_sizes(wanted: list[Training], device: str) -> None:

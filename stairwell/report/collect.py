@@ -5,7 +5,6 @@ Everything gathered is plain numbers and text, so that a report can be made, sto
 
 from __future__ import annotations
 
-import json
 import math
 import shlex
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from stairwell.cores import entry
 from stairwell.errors import UserError
+from stairwell.files import parse_json
 from stairwell.models import LanguageModel, inspect
 from stairwell.report.drift import Drift, read_drift
 from stairwell.report.played import Episode, layer_names, read_episode
@@ -278,7 +278,7 @@ def of_split(scores: Mapping[str, Any], split: str) -> dict[str, float]:
 def read_result(run: Run) -> dict[str, Any]:
     path = run.path / "result.json"
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = parse_json(path.read_bytes())
     except (OSError, ValueError):
         return {}
     return result if isinstance(result, dict) else {}

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from stairwell.errors import UserError
-from stairwell.files import write_text
+from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel, inspect
 from stairwell.report.played import layer_names
 from stairwell.roles import Role
@@ -325,7 +325,7 @@ def measure_drift(
 def read_drift(path: str | Path) -> Drift | None:
     """What a run folder knows of its inside; none where nobody has looked, or the file is not what it should be."""
     try:
-        data: dict[str, Any] = json.loads((Path(path) / FILE).read_text(encoding="utf-8"))
+        data: dict[str, Any] = parse_json((Path(path) / FILE).read_bytes())
         attention = data.pop("attention")
         return Drift(**data, attention=Attention(**attention) if attention else None)
     except (OSError, ValueError, KeyError, TypeError):

@@ -23,7 +23,7 @@ import torch
 
 from stairwell import configs
 from stairwell.errors import UserError
-from stairwell.files import write_text
+from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
 from stairwell.roles import Role
@@ -339,7 +339,7 @@ def as_json(tally: Tally, streams: Streams) -> dict[str, Any]:
 def read(path: str | Path) -> Horizon | None:
     """What a run folder knows of its horizon; none where nobody has measured it, or where the file is damaged."""
     try:
-        data = json.loads((Path(path) / FILE).read_text(encoding="utf-8"))
+        data = parse_json((Path(path) / FILE).read_bytes())
         return from_json(data)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -11,6 +11,7 @@ from typing import Any
 
 from stairwell.errors import UserError
 from stairwell.export.html import LARGEST, Shown, make_page
+from stairwell.files import read_small
 from stairwell.generate import load_writer
 from stairwell.serve.requests import Limits
 
@@ -59,7 +60,7 @@ def names_of(host: str) -> list[str]:
 
 def read_token(path: Path) -> str:
     try:
-        token = path.read_text(encoding="utf-8").strip()
+        token = read_small(path).decode("utf-8").strip()
     except OSError as error:
         raise UserError(f"cannot read the token file {path}: {error.strerror}") from None
     except UnicodeError:

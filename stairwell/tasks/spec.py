@@ -15,7 +15,7 @@ from typing import Any
 
 from stairwell import text
 from stairwell.errors import UserError
-from stairwell.files import write_text
+from stairwell.files import parse_json, write_text
 from stairwell.tasks.base import Known, Task
 
 FILE = "task.json"
@@ -39,7 +39,7 @@ def read(folder: Path, name: str) -> list[Known]:
     path = folder / FILE
     advice = "bring it back from a copy of the run, or train anew"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"{path} is missing, which holds the symbols that the model has learned; {advice}") from None
     except ValueError as error:
@@ -59,8 +59,8 @@ def read(folder: Path, name: str) -> list[Known]:
 def is_whole(folder: Path) -> bool:
     """Whether a folder's task.json is as `write` left it."""
     try:
-        content = json.loads((folder / FILE).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        content = parse_json((folder / FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         return False
     return isinstance(content, dict) and content.pop("hash", None) == _hash(content)
 

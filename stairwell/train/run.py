@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stairwell.errors import UserError
-from stairwell.files import write_atomically, write_text
+from stairwell.files import parse_json, read_small, write_atomically, write_text
 from stairwell.outputs import RUN_FILES
 
 FORMAT = 1
@@ -103,7 +103,7 @@ class Run:
         path = self.path / "metrics.jsonl"
         for line in path.read_bytes().split(b"\n") if path.exists() else []:
             try:
-                record = json.loads(line)
+                record = parse_json(line)
             except ValueError:
                 continue
             if is_record(record):
@@ -210,8 +210,10 @@ def is_record(record: Any) -> bool:
 def read_config(path: Path) -> dict[str, Any]:
     """A config file as `Run.write_config` wrote it."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        config = parse_json(read_small(path))
+    except UserError:
+        raise
+    except ValueError as error:
         raise UserError(f"{path} is not readable JSON: {error}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
@@ -241,7 +243,7 @@ def load_tensors(path: Path, noted: str = "") -> tuple[dict[str, Tensor], dict[s
     """What `save_tensors` wrote. `noted` is a word that its note must have: it tells models and checkpoints apart."""
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = json.loads((file.metadata() or {}).get("stairwell", "{}"))
+            metadata = parse_json((file.metadata() or {}).get("stairwell", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error})") from None

@@ -8,7 +8,6 @@ Letters: B sentences of a batch, J source tokens.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from stairwell.decode.drawing import draw
 from stairwell.decode.search import sampler
 from stairwell.decode.stepper import encoded, stepper
 from stairwell.errors import UserError
+from stairwell.files import parse_json
 from stairwell.models import Seq2Seq
 from stairwell.state import State
 from stairwell.tasks.pairs import PairTask
@@ -91,7 +91,7 @@ def search_of(folder: Path, task: PairTask, **options: Any) -> Search:
     search = Search(**task.search)
     if path.exists():
         try:
-            search = configs.from_json(Search, json.loads(path.read_text(encoding="utf-8")), str(path))
+            search = configs.from_json(Search, parse_json(path.read_bytes()), str(path))
         except ValueError as error:
             raise UserError(f"{path} cannot be read: {error}; delete it or tune the run again") from None
     return replace(search, **{name: value for name, value in options.items() if value is not None})

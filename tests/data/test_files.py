@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from stairwell.data import files, splits
+from stairwell.data import cache as cache_module
+from stairwell.data import checking, download, files, splits
+from stairwell.errors import UserError
 from stairwell.tasks import labelled, language
 
 
@@ -113,3 +116,20 @@ def test_a_link_to_a_file_elsewhere_is_read(tmp_path: Path) -> None:
     (tmp_path / "elsewhere.txt").write_text("elsewhere\n" * 40)
     (tmp_path / "folder" / "link.txt").symlink_to(tmp_path / "elsewhere.txt")
     assert [part.file.name for part in splits.find_all(str(tmp_path / "folder"))["test"]] == ["link.txt"]
+
+
+def test_a_device_or_a_pipe_is_neither_read_nor_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    for path in (pipe, Path("/dev/zero")):
+        for read in (checking.check, lambda path: download.get("enwik8", tmp_path, path), splits.find, splits.find_all):
+            with pytest.raises(UserError, match=f"{path} is neither a file nor a folder but a device or a pipe"):
+                read(str(path))
+
+
+def test_a_full_disk_names_the_cache_and_how_to_choose_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(folder: Path, key: str, *_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / f"{key}.ids.npy"))
+
+    monkeypatch.setattr(cache_module, "_write", full)
+    with pytest.raises(OSError, match=r"key.ids.npy: No space left on device; STAIRWELL_CACHE may name another folder"):
+        cache_module.cached("key", 2, list)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,30 @@ def two_files(folder: Path) -> tuple[str, str]:
     write_lines(folder / "english.txt", *(source for source, _ in pairs))
     write_lines(folder / "french.txt", *(target for _, target in pairs))
     return "english.txt", "french.txt"
+
+
+@pytest.mark.parametrize(
+    "line, told",
+    [
+        ('{"a": "x", "b": "\\ud800"}', r"\\ud800 is half of a surrogate pair"),
+        ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is nested too deeply"),
+    ],
+)
+def test_a_row_of_json_that_no_file_can_hold_is_refused(line: str, told: str, tmp_path: Path) -> None:
+    write_lines(tmp_path / "pairs.jsonl", '{"a": "x", "b": "y"}', line)
+    with pytest.raises(UserError, match=f"pairs.jsonl, line 2 is not JSON that can be read: {told}"):
+        list(parallel.table_pairs(tmp_path / "pairs.jsonl", "a", "b"))
+
+
+def test_a_folder_or_a_pipe_where_a_file_is_needed_is_named(tmp_path: Path) -> None:
+    write_lines(tmp_path / "english.txt", "a")
+    (tmp_path / "french").mkdir()
+    os.mkfifo(tmp_path / "pipe.txt")
+    for target, what in (("french", "a folder"), ("./french", "a folder"), ("pipe.txt", "a device or a pipe")):
+        with pytest.raises(UserError, match=f"{Path(target).name} is {what}, not a file; --task.source and --task.tar"):
+            parallel.find(str(tmp_path), "english.txt", target)
+    with pytest.raises(UserError, match=r"pipe.txt is neither a file nor a folder but a device or a pipe"):
+        parallel.find(str(tmp_path / "pipe.txt"), "a", "b")
 
 
 def test_two_files_need_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
