@@ -3,7 +3,8 @@
     SOAK_SECONDS=600 SOAK_SEED=1 python -m pytest -s -m slow tests/test_soak.py
 
 Every run folder either resumes bit for bit or says in one line why not, and a folder that was refused has lost nothing:
-with the damaged file brought back it resumes bit for bit. The seed and every round are printed; a round depends on the
+with the damaged file brought back it resumes bit for bit. A command that is told to write where something is loses
+nothing either. The seed and every round are printed; a round depends on the
 seed and its number alone, apart from the moment of a kill, which is the machine's.
 """
 
@@ -14,6 +15,7 @@ import random
 import shutil
 import signal
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from stairwell.train.run import Run
 from tests.commands import TINY, Ended, assert_same_weights, begin, measured, newest_step, stairwell
 
 pytestmark = pytest.mark.slow
@@ -88,6 +91,18 @@ def be_another(path: Path, dice: random.Random) -> None:
     shutil.copyfile(dice.choice(others), path)
 
 
+# Commands that write, and the option that says where. Not every model can be written in every way: then they say so.
+WRITERS = [
+    ["export", "run", "--html"],
+    ["export", "run", "--onnx"],
+    ["export", "run", "--torch-export"],
+    ["export", "run", "--hf"],
+    ["report", "run", "--out"],
+    ["generate", "run", "--tokens", "3", "--save-state"],
+    ["train", "parity/lstm", *TINY, "--steps", "2", "--quiet", "--out"],
+]
+
+
 Damage = Callable[[Path, random.Random], None]
 DAMAGES: dict[str, Damage] = {
     "a flipped bit in": flip,
@@ -112,6 +127,8 @@ class Soak:
         (folder / "text.txt").write_text(TEXT)
         (folder / "mine.tokens").write_text("a b a b\n" * 40)
         (folder / "mine.labels").write_text("0 1 - 1\n" * 40)
+        os.mkfifo(folder / "pipe")
+        (folder / "link").symlink_to("run/config.json")
 
     def whole(self, number: int) -> Path:
         """The training that nothing happened to."""
@@ -135,6 +152,10 @@ class Soak:
             self.done["cut before it was a run"] += 1
             return f"{story}; nothing there yet"
         shutil.copytree(run, self.folder / "kept")
+        if dice.random() < 0.5:
+            story += f"; {self.write_elsewhere(run, dice)}"
+        if Run(run).began and dice.random() < 0.2:
+            story += f"; {self.lose_the_checkpoints(run, dice)}"
         story += f"; {self.harm(run, dice)}"
         self.look(run, dice)
         if dice.random() < 0.2:
@@ -169,6 +190,59 @@ class Soak:
         self.done[f"stopped by {number.name}"] += 1
         assert "Traceback" not in ended.err, ended
         return f"{number.name} at {newest_step(run)}"
+
+    def write_elsewhere(self, run: Path, dice: random.Random) -> str:
+        """Tell a command to write where something is already, or twice to a new path."""
+        writer = dice.choice(WRITERS)
+        there = sorted(path for path in run.rglob("*") if path.name != ".lock")
+        corpora = [self.folder / name for name in ("text.txt", "mine.tokens", "pipe", "link")]
+        targets = [
+            *there,
+            run,
+            *corpora,
+            run / "horizon.json",
+            run / "checkpoints" / "new",
+            self.folder / "text.txt" / "x",
+        ]
+        target = dice.choice(targets).relative_to(self.folder)
+        before = self.contents()
+        refused = stairwell(self.folder, *writer, target)
+        self.in_a_line(refused)
+        assert refused.status == 2, refused
+        assert self.contents() == before, refused
+        self.done[f"{writer[0]} {writer[-1]} was refused a path"] += 1
+        if writer[0] == "train":
+            return refused.err.strip()
+        new = self.folder / "new"
+        statuses = [stairwell(self.folder, *writer, new.name) for _ in range(2)]
+        for ended in statuses:
+            self.in_a_line(ended)
+        # A file that the command itself wrote is replaced, a folder is not.
+        assert statuses[1].status == (2 if writer[-1] == "--hf" else statuses[0].status), statuses
+        if new.is_dir():
+            shutil.rmtree(new)
+        for path in self.folder.glob("new*"):
+            path.unlink()
+        assert self.contents() == before, statuses
+        self.done[f"{writer[0]} {writer[-1]} {'wrote' if statuses[0].status == 0 else 'could not write'} twice"] += 1
+        return refused.err.strip()
+
+    def lose_the_checkpoints(self, run: Path, dice: random.Random) -> str:
+        """Resume without checkpoints, with more steps or fewer: refused, and nothing is lost."""
+        (run / "checkpoints").rename(self.folder / "checkpoints")
+        before = self.contents()
+        ended = stairwell(self.folder, "train", "--resume", "--out", run.name, "--steps", dice.choice([1, 5, 90]))
+        assert ended.status == 2 and "has no checkpoint to resume from" in ended.err, ended
+        assert self.contents() == before, ended
+        (self.folder / "checkpoints").rename(run / "checkpoints")
+        self.done["no checkpoints were refused"] += 1
+        return ended.err.strip()
+
+    def contents(self) -> dict[str, int]:
+        """A hash of every file but what commands say."""
+        files = [path for path in self.folder.rglob("*") if path.suffix not in (".out", ".err", ".go")]
+        known = [path for path in files if path.is_file() and path.name != ".lock"]
+        return {str(path): zlib.crc32(path.read_bytes()) for path in known}
 
     def harm(self, run: Path, dice: random.Random) -> str:
         """Damage some file, or none."""
