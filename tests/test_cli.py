@@ -183,7 +183,7 @@ MISTAKES = {
     "train random-walk/lstm --seeds 0": "--seeds",
     "train random-walk/lstm --out walk": "walk holds a training already; go on with it (--resume)",
     "train random-walk/lstm --out text.txt": "the folder text.txt cannot be made (text.txt is a file); choose another",
-    "train random-walk/lstm --out text.txt/a": "--out text.txt/a cannot be written",
+    "train random-walk/lstm --out text.txt/a": "text.txt is not a folder; choose another path",
     "train random-walk/lstm --seed 12345678901234567890": "train.seed must be below 2^63, not 12345678901234567890",
     "train random-walk/lstm --seed 9223372036854775807 --seeds 2": "train.seed must be below 2^63",
     "train random-walk/lstm --train.batch 1000000000": "lower --train.batch (now 1,000,000,000)",

@@ -35,5 +35,6 @@ def test_a_config_that_cannot_be_read_is_a_user_error(tmp_path: Path, monkeypatc
 
 
 def test_metrics_that_cannot_be_read_are_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + "[" * 100_000 + '\n{"step": 2}\n')
+    lines = [json.dumps({"step": step, "tokens": 8, "seconds": 0.1}) for step in (1, 2)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join([lines[0], "[" * 100_000, lines[1]]))
     assert [record["step"] for record in Run(tmp_path).metrics()] == [1, 2]
