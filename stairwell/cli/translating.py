@@ -22,6 +22,7 @@ from stairwell.cli.app import (
     say,
     strict_json,
 )
+from stairwell.errors import UserError
 
 LONGEST_LINE = 1 << 24  # bytes
 
