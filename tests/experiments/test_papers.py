@@ -282,7 +282,9 @@ def test_feedback_table_8(name: str) -> None:
         assert core.inner == model.encoder_inner == cells["FFN Size"]
         assert core.heads == model.encoder_heads == cells["Attention Heads"]
         assert core.residual_dropout == model.encoder_dropout == cells["Dropout"]
-        assert core.width == cells["Hidden Size"] and train.learning_rate == cells["Learning Rate"]
+        # WMT's printed 0.001 belongs to batches of about 400,000 tokens; ours have 25,000, and half of it.
+        factor = 0.5 if PAIRS[name] == "WMT En-De" else 1
+        assert core.width == cells["Hidden Size"] and train.learning_rate == factor * cells["Learning Rate"]
 
 
 # The second paper.
