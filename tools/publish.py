@@ -40,9 +40,9 @@ What came of running the papers' experiments with stairwell. This page is made f
 the machine. Laptop scale means two CPU cores and minutes: smaller models, shorter sequences, fewer tokens than in the
 papers, and one recipe for all the models of a table. A number is only comparable with the others of its table.
 
-`stairwell list experiments` lists every name, `stairwell reproduce NAME --dry-run` estimates its time. Tables and figures
-of the first paper are numbered as in arXiv version 3: the ICLR version's tables 5 to 8 are version 3's 6 to 9, and it has
-no table of speed.
+`stairwell list experiments` lists every name, `stairwell reproduce NAME --dry-run` estimates its time. Tables and
+figures of the first paper are numbered as in arXiv version 3: the ICLR version's tables 5 to 8 are version 3's 6 to 9,
+and it has no table of speed.
 
 ## Again, on a laptop
 
@@ -58,8 +58,8 @@ The first sets Feedback beside a Transformer of its size on a walk that only a s
 keeps a state far beyond the training length.
 """
 
-NOT_RUN = """Not run yet. The times are estimated from a model's operations, without environments and evaluations. Corpora
-that are not public are not available to us.
+NOT_RUN = """Not run yet. The times are estimated from a model's operations, without environments and evaluations.
+Corpora that are not public are not available to us.
 """
 
 
