@@ -13,7 +13,6 @@ from typing import Annotated, Any
 import typer
 
 from stairwell.errors import UserError
-from stairwell.report.table import Table
 
 app = typer.Typer(
     name="stairwell",
@@ -63,18 +62,6 @@ def say(text: str) -> None:
     """To stderr; of processes that train together only the first speaks."""
     if os.environ.get("RANK", "0") == "0":
         print(text, file=sys.stderr, flush=True)
-
-
-def print_table(table: Table) -> None:
-    from rich import table as rich_table
-    from rich.console import Console
-
-    shown = rich_table.Table(title=table.title, caption=table.caption)
-    for column in table.columns:
-        shown.add_column(column)
-    for row in table.rows:
-        shown.add_row(*(str(cell) for cell in row))
-    Console().print(shown)
 
 
 def strict_json(result: dict[str, Any]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stairwell.cli.app import Device, Engine, Quiet, app, output_option, print_table, say
+from stairwell.cli.app import Device, Engine, Quiet, app, output_option, say
 from stairwell.cli.corpora import data_list
 from stairwell.cli.options import complete_study, same_option, with_dotted_options
 from stairwell.errors import UserError, nearest
@@ -90,6 +90,7 @@ def reproduce_command(
 ) -> None:
     """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
     from stairwell.cli.display import display
+    from stairwell.cli.tables import print_table
     from stairwell.experiments import demo, papers, reproduce, study
     from stairwell.runs.trainings import choose_device
     from stairwell.train import Interrupted
@@ -155,6 +156,7 @@ def refuse_for_demo(scale: str, seeds: int | None, jobs: int | None, options: di
 def run_demo(place: Path, updates: int, device: str, engine: str, quiet: bool, only: tuple[str, ...] = ()) -> None:
     from stairwell import outputs
     from stairwell.cli.display import together
+    from stairwell.cli.tables import print_table
     from stairwell.experiments import demo
     from stairwell.export import PAGE, export_html, from_runs
 
