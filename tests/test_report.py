@@ -23,6 +23,7 @@ from stairwell.runs.presets import preset
 from stairwell.runs.trainings import Job, load, train
 from stairwell.tasks.random_walk import ACTIONS, trajectory
 from stairwell.train.run import Run
+from tests.export.test_page import BROWSER, open_page
 
 NASTY = '</script><script>alert("x")</script> & <b>bold</b> $title'
 VOID = {"meta", "br", "input", "link", "img", "hr"}
@@ -248,6 +249,20 @@ def test_only_like_is_compared_with_like(runs: dict[str, RunReport]) -> None:
     assert "LSTM" not in headline([one, longer])
 
 
+def test_the_lower_loss_and_the_higher_accuracy_are_better(runs: dict[str, RunReport], tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("a book of many words\n" * 40)
+    options = {**TINY, "task.path": str(tmp_path / "book.txt")}
+    text = gather(trained(tmp_path / "text", "lm/lstm", **options))
+    assert not text.higher_is_better and runs["lstm"].higher_is_better
+    low, high = replace(text, name="Low"), replace(text, name="High")
+    for order in ([low, high], [high, low]):
+        scored = [replace(run, scores={f"test_{run.metric}": {"Low": 1.5, "High": 2.5}[run.name]}) for run in order]
+        assert ": Low reaches 1.5 bits per character, High 2.5 (test)." in headline(scored)
+        walks = [replace(runs["lstm"], name=run.name, scores={"test_accuracy": run.scores["test_bits_per_character"]})
+                 for run in scored]  # fmt: skip
+        assert "High reaches 2.5% accuracy, Low 1.5% (test)." in headline(walks)
+
+
 def test_the_picture_is_a_small_png(runs: dict[str, RunReport], tmp_path: Path) -> None:
     write_png(tmp_path / "curves.png", list(runs.values()))
     content = (tmp_path / "curves.png").read_bytes()
@@ -260,3 +275,11 @@ def test_the_scripts_are_well_formed(tmp_path: Path) -> None:
     script.write_text("".join(map(resource, ("theme.js", *SCRIPTS))), encoding="utf-8")
     checked = subprocess.run(["node", "--check", str(script)], capture_output=True, text=True, timeout=30)
     assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed to open the page in")
+def test_a_panel_without_room_draws_nothing_of_a_negative_size(runs: dict[str, RunReport], tmp_path: Path) -> None:
+    write_html(tmp_path / "page.html", "A report", list(runs.values()))
+    narrow, wide = (open_page(tmp_path / "page.html", "--dump-dom", f"--window-size={w},800") for w in (80, 1200))
+    assert 'width="-' not in narrow
+    assert wide.count('class="guide"') == 2 and 'width="-' not in wide

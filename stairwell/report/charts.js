@@ -2,6 +2,7 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const SVG = document.getElementById("mark").namespaceURI;
 const DASHES = ["", "", "", "7 4", "2 4", "9 3 2 3", "4 3", "1 4"];
+const NARROWEST = 100;  // pixels of a chart with its margins
 const tip = document.getElementById("tip");
 
 function svg(parent, name, attributes = {}, text) {
@@ -68,10 +69,11 @@ function chart(box, spec) {
   let width = 0;
   const draw = () => {
     width = box.clientWidth;
-    if (width) drawChart(box, spec, width);
+    // A panel that is hidden, or nearly so, has no room between a chart's margins.
+    if (width >= NARROWEST) drawChart(box, spec, width);
   };
   if (box.watcher) box.watcher.disconnect();
-  box.watcher = new ResizeObserver(() => { if (box.clientWidth !== width) draw(); });
+  box.watcher = new ResizeObserver(() => requestAnimationFrame(() => { if (box.clientWidth !== width) draw(); }));
   box.watcher.observe(box);
   draw();
 }
