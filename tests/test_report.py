@@ -282,4 +282,4 @@ def test_a_panel_without_room_draws_nothing_of_a_negative_size(runs: dict[str, R
     write_html(tmp_path / "page.html", "A report", list(runs.values()))
     narrow, wide = (open_page(tmp_path / "page.html", "--dump-dom", f"--window-size={w},800") for w in (80, 1200))
     assert 'width="-' not in narrow
-    assert wide.count('class="guide"') == 2 and 'width="-' not in wide
+    assert wide.count('class="guide"') == 3 and 'width="-' not in wide
