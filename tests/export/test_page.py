@@ -241,6 +241,28 @@ def test_text_goes_on_as_greedy_decoding_does(tmp_path: Path) -> None:
     assert result["other"] == [*prompt.tolist(), *wanted] and "attends to nothing" in result["none"]
 
 
+def test_what_was_typed_is_grey_and_what_was_written_is_not(tmp_path: Path) -> None:
+    script = """
+      type("abc");
+      page.temperature.value = 0;
+      for (let i = 0; i < 6; i++) page.write();
+      page.pick(4);
+      const color = ({ element }) => getComputedStyle(element).color;
+      const of = (names) => page.tokens.filter((token) => names(token)).map(color);
+      const seen = ({ element }) => element.classList.contains("seen");
+      const probe = html(document.body, "span", { style: "color: var(--soft)" });
+      const ink = html(document.body, "span", { style: "color: var(--ink)" });
+      return {
+        typed: of((t) => !t.written), seen: of((t) => !t.written && seen(t)), written: of((t) => t.written),
+        soft: getComputedStyle(probe).color, ink: getComputedStyle(ink).color,
+      };
+    """
+    result = drive([shown_text(text.Bytes())], script, tmp_path)
+    assert len(result["typed"]) == 3 and len(result["written"]) == 6 and result["seen"]
+    assert set(result["written"]) == {result["ink"]}
+    assert not set(result["typed"]) & set(result["written"])
+
+
 @pytest.mark.parametrize("kind", ["grid", "text"])
 def test_the_page_is_drawn_in_light_and_dark(kind: str, tmp_path: Path) -> None:
     one = shown(make_task("random-walk")) if kind == "grid" else shown_text(text.Bytes())
