@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stairwell.configs import check_at_least, check_rates
+from stairwell.devices import on_accelerator
 
 POSITIONS = ("learned", "clamped", "none", "random")
 CLAMPED = 64  # distances with a vector of their own where far ones share one, if nobody says how many
@@ -200,22 +201,27 @@ def weighted_sum(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
 
 def sum_of_visible(weights: Tensor, values: Sequence[Tensor], visible: Tensor) -> Tensor:
     """The same where some values may not be finite: 0 times NaN is NaN, so what a query does not see is left out of its
-    sum, and what it does see makes it NaN. visible (B, 1 or H, 1 or T, J)"""
-    broken = [~part.isfinite() for part in values]
-    whole = [part.masked_fill(where, 0) for part, where in zip(values, broken, strict=True)]
-    touched = weighted_sum(visible.to(weights.dtype), [where.to(weights.dtype) for where in broken]) > 0
+    sum, and what it does see makes all of its sum NaN. visible (B, 1 or H, 1 or T, J)
+
+    One product, and no question to the device: which slots are broken is compared with which are visible."""
+    finite = [part.isfinite() for part in values]
+    whole = [part.masked_fill(~where, 0) for part, where in zip(values, finite, strict=True)]
+    broken = ~torch.cat([where.all(-1) for where in finite], -1)  # (B, H, J)
+    touched = (visible & broken[:, :, None]).any(-1, keepdim=True)
     return weighted_sum(weights, whole).masked_fill(touched, torch.nan)
 
 
 def can_be_asked(x: Tensor) -> bool:
     """Whether a decision may depend on the values: not on an accelerator, which would have to be waited for, and not
     where a tensor stands for many values, in a trace or a transform."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling() and not transformed()
+    return not on_accelerator(x) and not torch.compiler.is_compiling() and not transformed()
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether every value is a finite number. Their sum says so in one operation; false, too, if it overflows."""
-    return math.isfinite(float(x.detach().sum()))
+    """Return whether every value is a finite number. Their sum answers in one operation, unless it overflows."""
+    x = x.detach()
+    total = x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()
+    return math.isfinite(float(total)) or bool(x.isfinite().all())
 
 
 def transformed() -> bool:
@@ -348,8 +354,8 @@ class Attention(nn.Module):
                     -1, (slots.distance - position.first).clamp(0, kept.shape[-1] - 1).expand_as(weights)
                 )
             used = weights * kept / (1 - self.rate)
-        z = weighted_sum(used, slots.values)
-        if not (can_be_asked(z) and is_finite(z)):
+        z = weighted_sum(used, slots.values) if can_be_asked(used) else None
+        if z is None or not is_finite(z):
             visible = slots.visible[:, None] if ramp is None else slots.visible[:, None] & (ramp > 0)
             z = sum_of_visible(used, slots.values, visible)
         return self.out(z.transpose(1, 2).reshape(B, T, self.H * self.K)), weights

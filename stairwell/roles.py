@@ -16,6 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from stairwell.devices import on_accelerator
 from stairwell.errors import UserError
 
 # A count becomes three floats, digits to this base: exact in float32, and all of int64 that counts can reach.
@@ -140,7 +141,7 @@ class Leaf(NamedTuple):
 
 def check_digits(numbers: Tensor, path: str) -> None:
     # Looking at values would stall an accelerator and cannot be compiled.
-    if numbers.device.type != "cpu" or torch.compiler.is_compiling():
+    if on_accelerator(numbers) or torch.compiler.is_compiling():
         return
     if not ((numbers >= 0) & (numbers < BASE) & (numbers == numbers.round())).all():
         raise ValueError(

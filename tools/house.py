@@ -15,11 +15,12 @@ PICTURE = ROOT / "docs" / "pictures" / "house.png"
 
 # From the cellar to the roof; a room may know those before it and none after.
 ROOMS = (
-    "startup", "errors", "version", "files", "outputs", "configs", "provenance", "roles", "state", "layers", "cores",
-    "fast", "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report", "experiments", "stream",
+    "startup", "errors", "version", "files", "outputs", "configs", "provenance", "devices", "roles", "state", "layers",
+    "cores", "fast", "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report", "experiments", "stream",
     "generate", "hf", "export", "serve", "cli",
 )  # fmt: skip
-SMALL = ("startup", "errors", "version", "files", "outputs", "provenance")  # not drawn: everyone may know them
+# Not drawn: everyone may know them.
+SMALL = ("startup", "errors", "version", "files", "outputs", "provenance", "devices")
 FRONT_DOOR = ("stairwell", "stairwell.__main__")  # what users import and start; they may know everything
 
 

@@ -6,7 +6,7 @@ from stairwell.cores.core import Core, Seen
 from stairwell.cores.delta import DeltaNet, DeltaNetConfig
 from stairwell.cores.feedback import Feedback, FeedbackConfig
 from stairwell.cores.lstm import LSTM, LSTMConfig
-from stairwell.cores.registry import CORES, Entry, build, config_type, entry, entry_of, name_of
+from stairwell.cores.registry import CORES, Entry, build, config_type, decoding_of, engine_of, entry, name_of
 from stairwell.cores.staircase import (
     CachedStaircaseConfig,
     GlobalCachedStaircase,
@@ -121,4 +121,4 @@ CORES.update(
     }
 )
 
-__all__ = ["CORES", "Core", "Entry", "Seen", "build", "config_type", "entry", "entry_of", "name_of"]
+__all__ = ["CORES", "Core", "Entry", "Seen", "build", "config_type", "decoding_of", "engine_of", "entry", "name_of"]

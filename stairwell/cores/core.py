@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from stairwell.configs import check_at_least
 from stairwell.cores.time import Window, ages
+from stairwell.devices import autocast_type, without_autocast
 from stairwell.layers import (
     KEEP_ALL,
     AdaptiveSpan,
@@ -161,10 +162,28 @@ class Core(nn.Module):
     final_norm: bool = False  # whether a model should normalise the core's output
     engine: Engine | None = None  # none: the reference, `self.walk`
     seen: Seen | None = None  # set by `inspect`
+    _own_modules: Sequence[tuple[dict[str, Any], str, nn.Module, str]] = ()  # set by `remember_modules`
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
+
+    def remember_modules(self) -> None:
+        """Note which modules this core is made of, as those that its engine may stand for."""
+        self._own_modules = [
+            (holder._modules, name, module, f"{path}.{name}" if path else name)
+            for path, holder in self.named_modules()
+            for name, module in holder._modules.items()
+            if module is not None
+        ]
+
+    def changed_module(self) -> str:
+        """Return the name of a module that has been replaced since then (by an adapter, or a quantized one) or that has
+        hooks; nothing if there is none."""
+        for holder, name, module, path in self._own_modules:
+            if holder[name] is not module or module._forward_hooks or module._forward_pre_hooks:
+                return path
+        return ""
 
     @property
     def engine_name(self) -> str:
@@ -249,10 +268,24 @@ class Core(nn.Module):
         if why := self.engine.why_not(self, x):
             tell_once(f"the reference engine runs instead of the fast one: {why}")
             return self.walk(x, state, start, given, masks)
-        y, after = self.engine(self, x, state, start, given, masks)
+        if (narrow := autocast_type(x)) is None:
+            return self.run_engine(self.engine, x, state, start, given, masks)
+        own = next(self.parameters()).dtype
+        tell_once(
+            f"autocast to {narrow} does not apply to the fast engine, which computes in {own}, at least as exactly; "
+            "engine='reference' follows autocast"
+        )
+        with without_autocast(x):
+            wide = Source(given.vectors.to(own), given.mask) if given is not None else None
+            return self.run_engine(self.engine, x.to(own), state, start, wide, masks)
+
+    def run_engine(
+        self, engine: Engine, x: Tensor, state: State, start: Tensor | None, source: Source | None, masks: Masks | None
+    ) -> tuple[Tensor, State]:
+        y, after = engine(self, x, state, start, source, masks)
         # Engines multiply what nobody sees by 0, and 0 times NaN is NaN: who is NaN is for the reference to say.
         if can_be_asked(y) and not is_finite(y):
-            return self.walk(x, state, start, given, masks)
+            return self.walk(x, state, start, source, masks)
         return y, after
 
     def check(

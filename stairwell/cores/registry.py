@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from stairwell.cores.core import Core, Engine
+import torch
+
+from stairwell.cores.core import Core, Engine, tell_once
 from stairwell.errors import UserError, nearest
 
 
@@ -59,10 +62,67 @@ def name_of(config: Any) -> str | None:
     return next((name for name, entry in CORES.items() if type(config) is entry.config), None)
 
 
-def entry_of(core: Core) -> Entry | None:
-    """The entry of a core; none for one that is not in the register, or of another class than the register says."""
-    config = getattr(core, "config", None)
-    return next((e for e in CORES.values() if type(config) is e.config and type(core) is e.core), None)
+def engine_of(core: Core) -> Engine | None:
+    """Return the fast engine of a core, inherited by subclasses that compute the same; none: the reference runs."""
+    return next((entry.engine for entry in entries_of(core) if entry.engine is not None), None)
+
+
+def decoding_of(core: Core) -> Callable[[Any, int, int], Any] | None:
+    """Return the decoding steps of a core, inherited by subclasses that compute the same; none: its walk."""
+    return next((entry.decoding for entry in entries_of(core) if entry.decoding is not None), None)
+
+
+def entries_of(core: Any) -> Iterator[Entry]:
+    """Yield a core's own entry and those whose math it inherits, the nearest first. A subclass that has no entry and
+    changes what engines rely on is told so once."""
+    kinds = type(getattr(core, "config", None)).__mro__
+    related = [e for kind in kinds for e in CORES.values() if e.config is kind and isinstance(core, e.core)]
+    for entry in related:
+        change = difference(core, entry)
+        if not change:
+            yield entry
+        elif entry is related[0]:
+            tell_once(
+                f"{type(core).__name__} with {type(core.config).__name__} has neither the fast engine nor the decoding "
+                f"steps of {entry.core.__name__}: {change}. The reference engine runs, and decoding calls it per token"
+            )
+
+
+def difference(core: Any, entry: Entry) -> str:
+    """Return what a core changes of an entry's core, so that the entry's engine may compute something else; nothing if
+    it computes the same."""
+    kind = type(core)
+    if kind is entry.core and type(core.config) is entry.config:
+        return ""
+    if changed := overrides(kind, entry.core) or overrides(type(core.config), entry.config):
+        return f"it overrides {changed}"
+    if kind.__init__ is entry.core.__init__:
+        return ""
+    with torch.device("meta"):
+        plain = entry.core(core.config)
+    # Modules beside those of the plain core do no harm: nothing that is not overridden knows them.
+    children = dict(plain.named_children())
+    own = {name: part for name, part in plan_of(core).items() if name.split(".")[0] in children}
+    other = plan_of(plain).items() ^ own.items()
+    return f"{min(name for name, _ in other)} is not the same" if other else ""
+
+
+def overrides(kind: type, base: type) -> str:
+    """Return an attribute of `base` that a subclass gives another meaning; nothing if there is none. Fields of a config
+    may have other defaults."""
+    fields = {field.name for field in dataclasses.fields(base)} if dataclasses.is_dataclass(base) else set()
+    harmless = fields | {"extra_repr"}
+    for between in kind.__mro__[: kind.__mro__.index(base)]:
+        for name in vars(between):
+            if not name.startswith("__") and hasattr(base, name) and name not in harmless:
+                return name
+    return ""
+
+
+def plan_of(core: Core) -> dict[str, Any]:
+    """Return the types of all modules of a core and the shapes of all parameters, by name."""
+    modules = {name: type(module) for name, module in core.named_modules() if name}
+    return modules | {name: tuple(parameter.shape) for name, parameter in core.named_parameters()}
 
 
 def build(config: Any) -> Core:

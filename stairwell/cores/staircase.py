@@ -14,7 +14,6 @@ Letters: B rows, T tokens, C chunk, N passes, M computed passes, L layers, D wid
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -51,6 +50,44 @@ class Sight:
         d = (back - (age % C)[:, None]).div(C, rounding_mode="floor") + 1
         visible = (d >= self.nearest) & (back < age[:, None])
         return visible if self.farthest is None else visible & (d <= self.farthest)
+
+
+@dataclass(frozen=True)
+class HostAges:
+    """What has to be known of the ages of a call's tokens to choose slots and shapes, read from the device once: for
+    each token the least and the greatest over the batch. A phase counts the tokens of the open chunk before a token."""
+
+    chunk: int
+    youngest: list[int]
+    oldest: list[int]
+    lowest_phase: list[int]
+    highest_phase: list[int]
+    begun: bool  # whether a sequence starts within the call, by a flag
+
+    @staticmethod
+    def of(age: Tensor, start: Tensor | None, chunk: int) -> HostAges:
+        """age (B, T) int64, start (B, T) bool"""
+        phase = age % chunk
+        begun = torch.zeros_like(age[0]) if start is None else start.any(0).to(age.dtype)
+        table = torch.stack([age.amin(0), age.amax(0), phase.amin(0), phase.amax(0), begun])
+        youngest, oldest, lowest, highest, starts = table.tolist()
+        return HostAges(chunk, youngest, oldest, lowest, highest, any(starts))
+
+    @property
+    def together(self) -> bool:
+        """Whether all sequences are always at the same place of their chunks."""
+        return self.lowest_phase == self.highest_phase
+
+    def pieces(self) -> list[tuple[int, int]]:
+        """Cut a call wherever any row begins a chunk: (first, last) such that no row crosses an edge in between."""
+        edges = [t for t, phase in enumerate(self.lowest_phase) if phase == 0]
+        return list(pairwise(sorted({0, *edges, len(self.oldest)})))
+
+    def in_sight(self, config: ClimbConfig, n: int, t: int, reach: int) -> list[tuple[Sight, int, int]]:
+        """What token t sees at pass n: the slots near..far-1 back of each part, none farther than `reach`."""
+        phases = self.lowest_phase[t], self.highest_phase[t]
+        found = [(sight, *sight.range_back(phases, self.oldest[t], self.chunk)) for sight in config.in_sight(n)]
+        return [(sight, near, min(far, reach)) for sight, near, far in found if near < min(far, reach)]
 
 
 class ClimbConfig(LayerConfig):
@@ -230,6 +267,8 @@ class Staircase(TransformerCore):
         L, M = self.config.layers, self.config.M
         passes = range(1, self.config.computed + 1)
         age = ages(state.count, start, T)
+        known = HostAges.of(age, start, self.config.chunk)
+        reach = [self.reach(layer, max(known.oldest)) for layer in self.layers]
         sources = self.source_slots(source)
         # What layer l sees of the past at pass n (at place n - 1), and of the cache.
         past = [
@@ -240,7 +279,7 @@ class Staircase(TransformerCore):
         inputs: list[list[Tensor]] = [[] for _ in passes]
         cached: list[Tensor] = []
         outputs: list[Tensor] = []
-        for first, last in chunk_pieces(age, self.config.chunk):
+        for first, last in known.pieces():
             h = x[:, first:last]  # H^0
             if M == 0:
                 cached.append(h)
@@ -248,7 +287,8 @@ class Staircase(TransformerCore):
                 layer_inputs: list[Tensor] = []
                 for l, layer in enumerate(self.layers):
                     layer_inputs.append(h)
-                    slots = self.slots(layer, h, n, past[l], cache[l] if cache else None, age[:, first])
+                    sights = known.in_sight(self.config, n, first, reach[l])
+                    slots = self.slots(layer, h, sights, past[l], cache[l] if cache else None, age[:, first])
                     h = self.apply_layer(layer, (n - 1) * L + l, h, slots, sources[l], masks, first, last)
                     # The piece's own keys come last. Only this pass and earlier ones ever look at them.
                     past[l][n - 1].append_projected(slots.keys[-1], slots.values[-1])
@@ -262,30 +302,32 @@ class Staircase(TransformerCore):
         remembered = tuple(
             slide(old, along_time(new), count, start) for old, new in zip(state.passes, inputs, strict=True)
         )
-        cache_after = self.next_cache(state, cached, count, start)
+        cache_after = self.next_cache(state, cached, count, start, known)
         return along_time(outputs), replace(state, count=count, room=room, passes=remembered, cache=cache_after)
 
-    def next_cache(self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None) -> Tensor:
+    def next_cache(
+        self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None, known: HostAges
+    ) -> Tensor:
         return slide(state.cache, along_time(cached), count, start) if self.config.caches else state.cache
 
     def slots(
-        self, layer: Layer, h: Tensor, n: int, past: list[KeysValues], cache: KeysValues | None, age: Tensor
+        self,
+        layer: Layer,
+        h: Tensor,
+        sights: list[tuple[Sight, int, int]],
+        past: list[KeysValues],
+        cache: KeysValues | None,
+        age: Tensor,
     ) -> Slots:
-        """What a layer sees at pass n: chunk i-d at pass n+d, from the cache where that pass is not computed, and the
+        """What a layer sees at a pass: chunk i-d at pass n+d, from the cache where that pass is not computed, and the
         tokens h (B, t, D) themselves. No row crosses a chunk's edge within h; age (B,) is that of its first token."""
         B, t, _ = h.shape
-        C, oldest = self.config.chunk, int(age.max())
-        phase = age % C  # tokens of the open chunk before h
-        phases = int(phase.min()), int(phase.max())
+        C = self.config.chunk
         keys: list[Tensor] = []
         values: list[Tensor] = []
         back: list[Tensor] = []  # for each slot how many tokens lie between it and h
         visible: list[Tensor] = []
-        for sight in self.config.in_sight(n):
-            near, far = sight.range_back(phases, oldest, C)
-            far = self.reach(layer, far)
-            if near >= far:
-                continue
+        for sight, near, far in sights:
             at = cache if sight.pass_number is None else past[sight.pass_number - 1]
             assert at is not None
             part_keys, part_values = at.back(near, far)
@@ -314,8 +356,10 @@ class GlobalCachedStaircase(Staircase):
     def distances(self, state: GlobalCachedStaircaseState, T: int) -> int:
         return state.cache.shape[1] + T
 
-    def next_cache(self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None) -> Tensor:
-        longest = int(count.max())
+    def next_cache(
+        self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None, known: HostAges
+    ) -> Tensor:
+        longest = known.oldest[-1] + 1
         if self.config.max_tokens is not None and longest > self.config.max_tokens:
             raise UserError(
                 f"a row has read {longest} tokens since its start, more than max_tokens={self.config.max_tokens}; "
@@ -324,11 +368,3 @@ class GlobalCachedStaircase(Staircase):
         grown = torch.cat([state.cache, *cached], 1)
         grown = grown[:, grown.shape[1] - longest :]
         return grown if start is None else forget(grown.clone(), count)
-
-
-def chunk_pieces(age: Tensor, C: int) -> Iterator[tuple[int, int]]:
-    """Cut a call wherever any row begins a chunk: (first, last) such that no row crosses an edge in between."""
-    T = age.shape[1]
-    edges = (age % C == 0).any(0).nonzero().flatten().tolist()
-    cuts = sorted({0, *edges, T})
-    yield from pairwise(cuts)

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores import CORES, entry_of
+from stairwell.cores import CORES, decoding_of
 from stairwell.cores.core import Core, CoreState, SourceState, check_tensor
 from stairwell.decode.products import symbol_scores
 from stairwell.decode.source import Sources
@@ -53,10 +53,10 @@ for _name in ("staircase", "cached-staircase", "multi-vector-rnn", "memory-netwo
 
 
 def steps_for(core: Core, capacity: int, slack: int) -> Steps:
-    entry = entry_of(core)
-    if entry is None or entry.decoding is None:
+    decoding = decoding_of(core)
+    if decoding is None or core.changed_module():
         return CarriedSteps(core)
-    return entry.decoding(core, capacity, slack)
+    return decoding(core, capacity, slack)
 
 
 class WeightVersions:

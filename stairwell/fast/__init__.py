@@ -6,7 +6,7 @@ after all, is decided call by call, where device and type are known; `core.engin
 
 from __future__ import annotations
 
-from stairwell.cores import CORES, Core, entry_of
+from stairwell.cores import CORES, Core, engine_of
 from stairwell.errors import UserError
 from stairwell.fast import native
 from stairwell.fast.delta import DeltaNetEngine
@@ -25,8 +25,8 @@ def choose_engine(core: Core, engine: str) -> None:
     """Give the core the engine asked for: `reference`, `fast`, or `auto`, which is fast where there is one."""
     if engine not in ("auto", "fast", "reference"):
         raise UserError(f"engine must be auto, fast or reference, not '{engine}'")
-    entry = entry_of(core)
-    core.engine = entry.engine if entry is not None and engine != "reference" else None
+    core.engine = engine_of(core) if engine != "reference" else None
+    core.remember_modules()
     if engine == "fast" and core.engine is None:
         raise UserError(f"there is no fast engine for {type(core).__name__}; use engine auto or reference")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from stairwell.devices import autocast_type, on_accelerator
 from stairwell.fast import native
 
 
@@ -23,7 +23,10 @@ class FastEngine:
         return "fast (PyTorch)"
 
     def why_not(self, core: Any, like: Tensor) -> str:
-        device = like.device.type
-        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-            return "autocast chooses a type for each operation, so it has to see them all"
+        """On the CPU a fast engine computes in the parameters' type whatever autocast says. An accelerator is faster in
+        the narrow type, which only the reference's operations are cast to."""
+        if on_accelerator(like) and (narrow := autocast_type(like)) is not None:
+            return f"autocast to {narrow} casts the operations of the reference only"
+        if name := core.changed_module():
+            return f"{name} was replaced or has hooks, and a fast engine reads parameters instead of calling modules"
         return ""

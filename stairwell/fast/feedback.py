@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from stairwell.cores.core import Source
 from stairwell.cores.feedback import Feedback, FeedbackState
 from stairwell.cores.time import after, ages
+from stairwell.devices import on_accelerator
 from stairwell.fast import native
 from stairwell.fast.engine import FastEngine
 from stairwell.fast.feedback_torch import TorchBackend
@@ -83,8 +84,8 @@ def prepare(
 ) -> tuple[Inputs, Plan]:
     """A call as a segment of the layers that are left, folded."""
     config = core.config
-    # Slots that no row has filled are left out where asking costs nothing: a GPU would have to be waited for.
-    filled = config.memory if x.is_cuda else min(config.memory, max(1, int(age.max())))
+    # Slots that no row has filled are left out where asking costs nothing.
+    filled = config.memory if on_accelerator(x) else min(config.memory, max(1, int(age.max())))
     reach = tuple(core.reach(core.layers[l], filled) for l in alive)
     R = max(reach)
     groups = [core.key_source(l) for l in alive]
@@ -109,7 +110,7 @@ def prepare(
         set_of=tuple(names.index(group) for group in groups),
         memory_of=tuple(g for _, g in names),
         age=age,
-        full=not x.is_cuda and bool((age >= R).all()),
+        full=not on_accelerator(x) and bool((age >= R).all()),
         needs_gradient=inputs.need_gradient,
         attention_kept=chosen(masks.attention) if masks else (),
         relu_kept=chosen(masks.relu) if masks else (),

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from stairwell.devices import without_autocast
+
 Backward = Callable[..., Any]
 
 
@@ -29,7 +31,9 @@ def first_order(what: str, instead: str) -> Callable[[Backward], Backward]:
         def checked(ctx: Any, *grads: Any) -> Any:
             if torch.is_grad_enabled():
                 raise RuntimeError(f"{what} no second derivatives (create_graph); {instead}")
-            return backward(ctx, *grads)
+            # A backward within autocast would run these operations in other types than the forward.
+            with without_autocast(next(grad for grad in grads if grad is not None)):
+                return backward(ctx, *grads)
 
         return checked
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source, tell_once
-from stairwell.cores.staircase import Staircase
+from stairwell.cores.staircase import HostAges, Staircase
 from stairwell.cores.time import Track, Window, ages, along_time
 from stairwell.fast import native
 from stairwell.fast.banded import Band, BandedLayer
@@ -48,8 +48,8 @@ class StaircaseEngine(FastEngine):
         masks: Masks | None = None,
     ) -> tuple[Tensor, Any]:
         age = ages(state.count, start, x.shape[1])
-        phase = age % core.config.chunk
-        if not bool((phase == phase[:1]).all()):
+        known = HostAges.of(age, start, core.config.chunk)
+        if not known.together:
             tell_once(
                 "rows of this batch are at different places of their chunks, so they cannot climb together: "
                 "the reference engine runs for such calls"
@@ -58,7 +58,7 @@ class StaircaseEngine(FastEngine):
         # LayerDrop may leave nothing to compute; then a call of native loops would have no layers.
         empty = masks is not None and all(masks.dropped)
         steps = NativeSteps if self.in_native(core, x) and not empty else Wavefront
-        return steps(core, x, state, start, age, source, masks).climb()
+        return steps(core, x, state, start, age, source, masks, known).climb()
 
     def in_native(self, core: Staircase, like: Tensor) -> bool:
         """Whether native loops are there, know everything that is asked for, and diagonals are short enough."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source
-from stairwell.cores.staircase import Staircase, chunk_pieces
+from stairwell.cores.staircase import HostAges, Staircase
 from stairwell.cores.time import counts, slide
 from stairwell.layers import KEEP_ALL, LayerMasks, Masks
 
@@ -33,15 +33,16 @@ class Diagonals:
         age: Tensor,
         source: Source | None,
         masks: Masks | None,
+        known: HostAges,
     ) -> None:
         self.core, self.x, self.state, self.start, self.age = core, x, state, start, age
-        self.source, self.masks = source, masks
+        self.source, self.masks, self.known = source, masks, known
         config = core.config
         self.C, self.E, self.L = config.chunk, config.computed, config.layers
-        self.chunks = list(chunk_pieces(age, config.chunk))
-        self.open = int(age[0, 0]) % config.chunk  # tokens of the first chunk that came before this call
-        self.youngest, self.oldest = int(age[:, 0].min()), int(age[:, 0].max())
-        self.begun = start is not None and bool(start.any())
+        self.chunks = known.pieces()
+        self.open = known.lowest_phase[0]  # tokens of the first chunk that came before this call
+        self.youngest, self.oldest = known.youngest[0], known.oldest[0]
+        self.begun = known.begun
         # A diagonal is all that its newest chunk, at pass 1, sees.
         in_sight = config.in_sight(1)
         self.cache_sight = next((sight for sight in in_sight if sight.pass_number is None), None)
@@ -117,5 +118,5 @@ class Diagonals:
         core, state, start = self.core, self.state, self.start
         count, room = counts(state.count, state.room, start, self.age, state.slack)
         passes = tuple(slide(old, new, count, start) for old, new in zip(state.passes, inputs, strict=True))
-        cache = core.next_cache(state, cached, count, start)
+        cache = core.next_cache(state, cached, count, start, self.known)
         return replace(state, count=count, room=room, passes=passes, cache=cache)

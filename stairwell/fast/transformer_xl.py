@@ -16,6 +16,7 @@ from torch import Tensor
 from stairwell.cores.core import Source
 from stairwell.cores.time import after, ages
 from stairwell.cores.transformer_xl import TransformerXL
+from stairwell.devices import on_accelerator
 from stairwell.fast.banded import Band, BandedLayer
 from stairwell.fast.engine import FastEngine
 from stairwell.layers import KEEP_ALL, Masks
@@ -36,9 +37,8 @@ class TransformerXLEngine(FastEngine):
     ) -> tuple[Tensor, State]:
         B, T, _ = x.shape
         age = ages(state.count, start, T)
-        # Which slots are empty, for some tokens or for all, is asked only where the answer costs nothing: a GPU would
-        # have to be waited for.
-        youngest, oldest = (0, core.window.last) if x.is_cuda else (int(age.min()), max(1, int(age.max())))
+        # Which slots are empty, for some tokens or for all, is asked only where the answer costs nothing.
+        youngest, oldest = (0, core.window.last) if on_accelerator(x) else (int(age.min()), max(1, int(age.max())))
         sources = core.source_slots(source)
         layers = {layer: BandedLayer(layer, given, B * T) for layer, given in zip(core.layers, sources, strict=True)}
         vectors = core.position.table(core.window.distances, masks.vectors if masks is not None else None)

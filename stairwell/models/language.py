@@ -23,6 +23,7 @@ from stairwell.cores import Core, build
 from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
+from stairwell.devices import on_accelerator
 from stairwell.fast import choose_engine
 from stairwell.models.embedding import AdaptiveEmbedding, AdaptiveHead, AdaptiveVectors, Embedding, FirstToken, Head
 from stairwell.state import State
@@ -116,7 +117,7 @@ class SymbolModel(nn.Module):
         if symbols.dtype != torch.int64:
             raise TypeError(f"{what}s must be int64, not {symbols.dtype}")
         # On an accelerator looking at the values would stall it; there the embedding's own check has to do.
-        if symbols.device.type != "cpu":
+        if on_accelerator(symbols):
             return
         wrong = (symbols < 0) | (symbols >= size)
         if ignore is not None:

@@ -204,20 +204,6 @@ def test_short_calls_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> Non
     FeedbackEngine(shortest=4)(core, torch.randn(1, 3, 4), core.init_state(1))
 
 
-@pytest.mark.parametrize("name", ["feedback", "transformer-xl", "universal", "staircase", "cached-staircase"])
-def test_under_autocast_the_reference_runs_and_that_is_said_once(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    core: Any = build(CORES[name].config(width=4, heads=1, layers=1))
-    fast.choose_engine(core, "fast")
-    x, state = torch.randn(1, 9, 4), core.init_state(1)
-    tell_once.cache_clear()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert core.engine_name == "reference"
-        found = [core(x, state)[0] for _ in range(2)]
-        assert torch.equal(found[0], core.walk(x, state, None, None, None)[0])
-    assert [("autocast" in record.message) for record in caplog.records] == [True]
-    assert core.engine_name.startswith("fast (")
-
-
 def test_a_core_says_what_runs_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     core = build(FeedbackConfig(width=4, heads=1))
     assert core.engine_name == "reference"
