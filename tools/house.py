@@ -16,8 +16,8 @@ PICTURE = ROOT / "docs" / "pictures" / "house.png"
 # From the cellar to the roof; a room may know those before it and none after.
 ROOMS = (
     "startup", "errors", "version", "files", "outputs", "configs", "provenance", "devices", "roles", "state", "layers",
-    "cores", "fast", "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report", "experiments", "stream",
-    "generate", "hf", "export", "serve", "cli",
+    "cores", "fast", "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report", "experiments",
+    "stream", "generate", "hf", "export", "serve", "cli",
 )  # fmt: skip
 # Not drawn: everyone may know them.
 SMALL = ("startup", "errors", "version", "files", "outputs", "provenance", "devices")

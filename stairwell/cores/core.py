@@ -53,6 +53,9 @@ class Engine(Protocol):
     def why_not(self, core: Any, like: Tensor) -> str:
         """Why it cannot run there and now; nothing if it can."""
 
+    def follows_autocast(self, core: Any, like: Tensor) -> bool:
+        """Whether it may be called under autocast; otherwise it is called without, in the parameters' type."""
+
     def __call__(
         self, core: Any, x: Tensor, state: Any, start: Tensor | None, source: Source | None, masks: Masks | None
     ) -> tuple[Tensor, State]: ...
@@ -261,6 +264,9 @@ class Core(nn.Module):
         """x (B, T, D), the state before, start (B, T) bool -> y (B, T, D), the state after. Never changes `state`."""
         self.check(x, state, start, source, source_mask)
         given = Source(source, source_mask) if source is not None else None
+        narrow, own = autocast_type(x), next(self.parameters()).dtype
+        if narrow is not None:
+            x = x.to(own)  # states keep the type of the parameters
         masks = self.draw(x, state, given, start) if self.training else None
         # Transforms need operations that they can see into; an engine's autograd function is none.
         if self.engine is None or self.seen is not None or transformed():
@@ -268,16 +274,15 @@ class Core(nn.Module):
         if why := self.engine.why_not(self, x):
             tell_once(f"the reference engine runs instead of the fast one: {why}")
             return self.walk(x, state, start, given, masks)
-        if (narrow := autocast_type(x)) is None:
+        if narrow is None or self.engine.follows_autocast(self, x):
             return self.run_engine(self.engine, x, state, start, given, masks)
-        own = next(self.parameters()).dtype
         tell_once(
-            f"autocast to {narrow} does not apply to the fast engine, which computes in {own}, at least as exactly; "
+            f"autocast to {narrow} does not apply to the fast engine of {type(self).__name__}: it computes in {own}; "
             "engine='reference' follows autocast"
         )
         with without_autocast(x):
             wide = Source(given.vectors.to(own), given.mask) if given is not None else None
-            return self.run_engine(self.engine, x.to(own), state, start, wide, masks)
+            return self.run_engine(self.engine, x, state, start, wide, masks)
 
     def run_engine(
         self, engine: Engine, x: Tensor, state: State, start: Tensor | None, source: Source | None, masks: Masks | None

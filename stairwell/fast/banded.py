@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stairwell.cores.time import Window, filled
+from stairwell.devices import without_autocast
 from stairwell.fast.once import Once, once
 from stairwell.layers import Layer, LayerMasks, Slots
 
@@ -258,7 +259,9 @@ class BandedLayer:
 
         def attend(normed: Tensor) -> Tensor:
             new, keep = self.queries_keys_values(normed), torch.is_grad_enabled()
-            read = BandedAttention.apply(band, keep, new, vectors, ramp, *olds)
+            own = vectors.dtype  # what autocast made narrower is widened: attention is computed in one type
+            with without_autocast(x):
+                read = BandedAttention.apply(band, keep, new.to(own), vectors, ramp, *(old.to(own) for old in olds))
             return F.linear(read, scaled(layer.attention.out.weight, band.kept, layer.attention.rate))
 
         def feed_forward(normed: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 
-from stairwell.devices import autocast_type, on_accelerator
 from stairwell.fast import native
 
 
@@ -22,11 +21,12 @@ class FastEngine:
             return f"fast (C++, {native.INSTRUCTION_SETS[native.BEST]})"
         return "fast (PyTorch)"
 
+    def follows_autocast(self, core: Any, like: Tensor) -> bool:
+        """Whether projections and feed-forwards are operations that autocast casts; not where all of a call is one
+        operation of the engine's own."""
+        return False
+
     def why_not(self, core: Any, like: Tensor) -> str:
-        """On the CPU a fast engine computes in the parameters' type whatever autocast says. An accelerator is faster in
-        the narrow type, which only the reference's operations are cast to."""
-        if on_accelerator(like) and (narrow := autocast_type(like)) is not None:
-            return f"autocast to {narrow} casts the operations of the reference only"
         if name := core.changed_module():
             return f"{name} was replaced or has hooks, and a fast engine reads parameters instead of calling modules"
         return ""

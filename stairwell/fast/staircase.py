@@ -60,6 +60,9 @@ class StaircaseEngine(FastEngine):
         steps = NativeSteps if self.in_native(core, x) and not empty else Wavefront
         return steps(core, x, state, start, age, source, masks, known).climb()
 
+    def follows_autocast(self, core: Staircase, like: Tensor) -> bool:
+        return not self.in_native(core, like)
+
     def in_native(self, core: Staircase, like: Tensor) -> bool:
         """Whether native loops are there, know everything that is asked for, and diagonals are short enough."""
         config = core.config

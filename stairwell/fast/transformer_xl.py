@@ -26,6 +26,9 @@ from stairwell.state import State
 class TransformerXLEngine(FastEngine):
     """The reference's walk, with scores only where the memory's window lies."""
 
+    def follows_autocast(self, core: TransformerXL, like: Tensor) -> bool:
+        return True
+
     def __call__(
         self,
         core: TransformerXL,

@@ -15,7 +15,7 @@ from stairwell import LanguageModel, LanguageModelConfig
 from stairwell.cores import CORES
 from tests.fast.test_autocast import make
 
-MODULES = ("layers", "roles", "fast.engine", "fast.feedback", "fast.transformer_xl", "models.language")
+MODULES = ("layers", "roles", "fast.feedback", "fast.transformer_xl", "models.language")
 READS = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nonzero", "cpu", "numpy")
 WINDOWS = ("feedback", "transformer-xl", "universal")
 

@@ -1,5 +1,5 @@
-"""Under autocast on the CPU the fast engines compute in the parameters' type, and say so once; on an accelerator the
-reference runs, whose operations autocast can see."""
+"""Fast engines run under autocast. Those that call modules follow it, but for attention itself; those that are one
+operation compute in the parameters' type, and that is said once. None is less exact than the reference."""
 
 from __future__ import annotations
 
@@ -41,35 +41,42 @@ def gradients(core: Any, x: Tensor, within: bool) -> list[Tensor]:
 
 
 @engines
-def test_results_are_those_without_autocast(name: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_that_is_one_operation_computes_as_without_autocast(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
     core, x = make(name), torch.randn(2, 9, 8)
     wanted = gradients(core, x, within=False)
+    alone = not core.engine.follows_autocast(core, x)
+    assert alone or name not in ("feedback", "deltanet")
     tell_once.cache_clear()
     with torch.autocast("cpu", torch.bfloat16):
         assert core.engine_name.startswith("fast")
         y, state = core(x, core.init_state(2))
-        assert y.dtype == torch.float32 and torch.equal(y, wanted[0][:, :9])
+        assert y.dtype == torch.float32 and torch.equal(y, wanted[0][:, :9]) == alone
         core(x.bfloat16(), state)  # what a layer before may hand over
-    assert [record.message.startswith("autocast to torch.bfloat16 does not apply") for record in caplog.records] == [True]
+    told = ["autocast to torch.bfloat16 does not apply" in record.message for record in caplog.records]
+    assert told == [True] * alone
     core(x, state)  # what autocast leaves behind is still this model's
-    # First derivatives: what is written by hand keeps its types even where backward is called within autocast.
-    for found, exact in zip(gradients(core, x, within=True), wanted, strict=True):
-        assert found.dtype == torch.float32
-        torch.testing.assert_close(found, exact, rtol=0.05, atol=0.05 * float(exact.abs().max()))
 
 
 @engines
-def test_it_is_at_least_as_exact_as_the_reference_under_autocast(name: str) -> None:
+@pytest.mark.parametrize("native", [True, False])
+def test_it_is_at_least_as_exact_as_the_reference(name: str, native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values and gradients, with backward called within autocast too."""
+    if not native:
+        monkeypatch.setattr("stairwell.fast.native.MISSING", "the native extension was not built")
     x = torch.randn(2, 12, 8)
     exact = make(name, "reference").double()
-    y, _ = exact(x.double(), exact.init_state(2))
+    wanted = gradients(exact, x.double(), within=False)
     errors = {}
     for engine in ("fast", "reference"):
-        core = make(name, engine)
-        with torch.autocast("cpu", torch.bfloat16):
-            found, _ = core(x, core.init_state(2))
-        errors[engine] = float((found - y).detach().abs().max())
-    assert errors["fast"] < 0.1 * errors["reference"]
+        found = gradients(make(name, engine), x, within=True)
+        errors[engine] = [
+            float((ours - theirs).norm() / theirs.norm()) for ours, theirs in zip(found, wanted, strict=True)
+        ]
+    assert errors["fast"][0] < 1.1 * errors["reference"][0]
+    # Single gradients are rounded this way or that.
+    assert sum(errors["fast"]) < 1.5 * sum(errors["reference"])
 
 
 def test_a_source_in_the_narrow_type_is_taken() -> None:
@@ -78,18 +85,3 @@ def test_a_source_in_the_narrow_type_is_taken() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         y, _ = core(x, core.init_state(2), None, source)
     torch.testing.assert_close(y, core(x, core.init_state(2), None, source.float())[0], rtol=0, atol=0)
-
-
-@engines
-def test_on_an_accelerator_the_reference_runs_and_that_is_said_once(
-    name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    core, x = make(name), torch.randn(2, 9, 8)
-    monkeypatch.setattr("stairwell.fast.engine.on_accelerator", lambda x: True)
-    tell_once.cache_clear()
-    with torch.autocast("cpu", torch.bfloat16):
-        assert core.engine_name == "reference"
-        found = [core(x, core.init_state(2))[0] for _ in range(2)]
-        assert torch.equal(found[0], core.walk(x, core.init_state(2), None, None, None)[0])
-    assert ["autocast" in record.message for record in caplog.records] == [True]
-    assert core.engine_name.startswith("fast")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from stairwell import fast
-from stairwell.cores import CORES, build
-from stairwell.cores.core import Source, tell_once
+from stairwell.cores import build
+from stairwell.cores.core import Source
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.cores.time import ages
