@@ -22,8 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, TypeVar
+from functools import cached_property, wraps
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,6 +34,7 @@ from stairwell.decode.products import symbol_scores
 from stairwell.decode.source import Sources
 from stairwell.decode.staircase import StaircaseSteps
 from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
+from stairwell.devices import without_autocast
 from stairwell.layers import Sublayer
 from stairwell.state import RowNumbers, State, row_numbers
 
@@ -41,9 +42,16 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def outside_autograd(method: Method) -> Method:
-    """No graph; and no tensors of inference mode either: buffers outlive the call, and only that mode could change
-    them."""
-    return torch.inference_mode(False)(torch.no_grad()(method))
+    """No graph; no tensors of inference mode either: buffers outlive the call, and only that mode could change them. No
+    autocast: buffers have the parameters' type."""
+
+    @wraps(method)
+    def run(self: Any, *given: Any, **options: Any) -> Any:
+        model = vars(self).get("model") or (given[0] if given else options["model"])  # when it is being made
+        with torch.inference_mode(False), torch.no_grad(), without_autocast(next(model.parameters())):
+            return method(self, *given, **options)
+
+    return cast(Method, run)
 
 
 CORES["feedback"].decoding = FeedbackSteps
@@ -116,11 +124,14 @@ class Session:
     @outside_autograd
     def step(self, tokens: Tensor) -> Tensor:
         """Read one token a row; the logits for what follows. (B,) int64 -> (B, V)"""
-        return self.scores(self.step_hidden(tokens))
+        return self.scores(self._step(tokens))
 
     @outside_autograd
     def step_hidden(self, tokens: Tensor) -> Tensor:
         """The same before the model's head: what `scores` takes. (B,) int64 -> (B, D)"""
+        return self._step(tokens)
+
+    def _step(self, tokens: Tensor) -> Tensor:
         model = self.model
         check_tensor(tokens, "tokens")
         if tokens.shape != (self.batch,):
@@ -153,12 +164,15 @@ class Session:
     @outside_autograd
     def follow(self, tokens: Tensor) -> Tensor:
         """Read a few tokens a row, from what is projected already; the logits after each. (B, T) -> (B, T, V)"""
-        logits: Tensor = self.model.head(self.follow_hidden(tokens))
+        logits: Tensor = self.model.head(self._follow(tokens))
         return logits
 
     @outside_autograd
     def follow_hidden(self, tokens: Tensor) -> Tensor:
         """The same before the model's head. (B, T) -> (B, T, D)"""
+        return self._follow(tokens)
+
+    def _follow(self, tokens: Tensor) -> Tensor:
         model = self.model
         check_tensor(tokens, "tokens")
         if tokens.dim() != 2 or tokens.shape[0] != self.batch:

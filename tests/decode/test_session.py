@@ -98,3 +98,17 @@ def test_what_cannot_be_taken_back_is_told() -> None:
         session.follow(torch.tensor([[1, 2, 3]]))
         with pytest.raises(ValueError, match="take"):
             session.crop(1)
+
+
+@pytest.mark.parametrize("core", sorted(CORES))
+def test_autocast_changes_nothing_in_a_session(core: str) -> None:
+    """Its buffers have the parameters' type, and a training in 16 bits decodes while it validates."""
+    config = CORES[core].config(**({"width": 8} if core in ("lstm", "deltanet") else SMALL))
+    model, tokens = make_model(config).float(), torch.randint(V, (2, 9))
+    found = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            session = Session(model=model, state=model.init_state(2))
+            found.append([session.read(tokens[:, :4]), session.step(tokens[:, 4]), session.follow(tokens[:, 5:])])
+        model.core.check_state(session.state(), 2)
+    torch.testing.assert_close(*found, rtol=0, atol=0)
