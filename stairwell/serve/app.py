@@ -15,7 +15,7 @@ from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from stairwell import text
@@ -27,7 +27,7 @@ from stairwell.serve.completing import completions
 from stairwell.serve.description import describe
 from stairwell.serve.guard import Guard
 from stairwell.serve.requests import Limits, Refused, as_object, check_model, flag, tokens_of
-from stairwell.serve.service import HANDLERS, Service, read_json, service_of
+from stairwell.serve.service import HANDLERS, Service, Sliced, read_json, service_of
 from stairwell.serve.states import States
 from stairwell.version import __version__
 
@@ -138,7 +138,7 @@ async def metrics(request: Request) -> Response:
 
 async def page(request: Request) -> Response:
     service = service_of(request)
-    return HTMLResponse(await service.work(service.page))
+    return Sliced(await service.work(service.page), media_type="text/html")
 
 
 async def openapi(request: Request) -> Response:

@@ -5,8 +5,9 @@
 
 One thread owns the decoding session. In turns it reads parts of the prompts that wait, round-robin and at most
 `PREFILL` tokens in total, so that long prompts delay neither the texts being written nor the short prompts beside them;
-then it chooses a token for every row, tells whom it concerns, and lets all rows read theirs in one step. A job of no
-tokens only reads: it needs no row. Letters: B rows, T tokens, V symbols.
+then it chooses a token for every row, tells whom it concerns, and lets all rows read theirs in one step. Where there
+are more texts than rows, requests share the rows evenly: a text gives way, and waits itself. A job of no tokens only
+reads: it needs no row. Letters: B rows, T tokens, V symbols.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
@@ -35,6 +36,7 @@ log = logging.getLogger("stairwell.serve")
 # Tokens of prompts read between two steps of the texts being written: in total, and of one prompt. A recurrent core
 # reads a long part of one prompt as slowly as short parts of several. While nothing is written it is `AT_ONCE` tokens.
 PREFILL, PREFILL_EACH = 512, 128
+TURN = 64  # tokens that a row writes before it gives way to another request that has only one row fewer
 SHORTEST_PART = 64  # tokens; each call projects the memory again, so shorter parts would cost more than they read
 
 
@@ -158,12 +160,15 @@ class Job:
     stop: Sequence[str] = ()
     seed: int | None = None
     deadline: float = float("inf")  # of time.monotonic()
+    owner: object = None  # the request that it is of
     cancelled: bool = field(default=False, init=False)
     written: int = field(default=0, init=False)
+    row: Row | None = field(default=None, init=False)  # once its prompt is read
 
 
 class Row:
-    """A job that is being written: its place in the batch moves, everything of its own is here."""
+    """A text that is being written: its place in the batch moves, and it may wait for one; everything of its own is
+    here."""
 
     def __init__(self, job: Job, vocabulary: text.Vocabulary, device: torch.device, most: int | None) -> None:
         prompt = job.prompt
@@ -177,6 +182,9 @@ class Row:
         self.generator = torch.Generator(device)
         self.generator.seed() if job.seed is None else self.generator.manual_seed(job.seed)
         self.recent = prompt.recent
+        self.state: State | None = prompt.state  # while it waits for a place
+        self.logits = prompt.logits
+        self.turn = 0  # tokens that it had written when its turn began
 
     def choose(self, logits: Tensor) -> int:
         """logits (V,) -> a token, of which the client is told."""
@@ -196,6 +204,33 @@ class Row:
         if job.written >= self.tokens or time.monotonic() > job.deadline:
             return Done("length", self.stops.held + self.speller.end())
         return None
+
+
+def next_rows(active: Sequence[Row], ready: Sequence[Job], rows: int) -> tuple[list[int], list[Job]]:
+    """Which of the active rows give way, by number, and which jobs come: requests that have fewest rows first, in place
+    of a row of one that has at least two more, or one more and whose turn is over."""
+    held = Counter(row.job.owner for row in active)
+    free, left = rows - len(active), list(range(len(active)))
+    leaving: list[int] = []
+    coming: list[Job] = []
+    waiting = list(ready)
+    while waiting:
+        job = min(waiting, key=lambda job: held[job.owner])
+        if free:
+            free -= 1
+        else:
+            more = {i: held[active[i].job.owner] - held[job.owner] for i in left}
+            give = [i for i in left if more[i] > 1 or (more[i] == 1 and active[i].job.written - active[i].turn >= TURN)]
+            if not give:
+                break
+            i = max(give, key=lambda i: more[i])  # of equal ones the one that was seated first
+            held[active[i].job.owner] -= 1
+            left.remove(i)
+            leaving.append(i)
+        held[job.owner] += 1
+        waiting.remove(job)
+        coming.append(job)
+    return leaving, coming
 
 
 def known(token: int, shown: str, length: int, logits: Tensor | None, asked: int | None) -> Token:
@@ -263,9 +298,11 @@ class Batch:
         """Write to the end what was begun, refuse the rest."""
         with self.changed:
             self.closing = True
+            begun = [job for job in self.queue if job.row is not None]
             for job in self.queue:
-                job.tell(Done("cancelled"))
-            self.queue.clear()
+                if job.row is None:
+                    job.tell(Done("cancelled"))
+            self.queue = deque(begun)
             self.changed.notify()
         self.thread.join()
 
@@ -286,7 +323,7 @@ class Batch:
                             job.tell(Done("cancelled"))
                         self.queue.clear()
                         self.active = []
-                    if self.closing and not self.active:
+                    if self.closing and not self.active and not self.queue:
                         return
                 self._read()
                 if self.active:
@@ -299,8 +336,9 @@ class Batch:
         waiting = []
         for job in jobs:
             if job.cancelled or time.monotonic() > job.deadline:
-                self._leave_queue(job, Done("cancelled" if job.cancelled else "length"))
-            elif job.tokens == 0 or len(self.active) < self.rows:
+                late = Done("cancelled" if job.cancelled else "length")
+                self._leave_queue(job, late if job.row is None else job.row.ended())
+            else:
                 waiting.append(job)
         prompts = list(dict.fromkeys(job.prompt for job in waiting))
         for prompt in prompts:
@@ -311,8 +349,11 @@ class Batch:
         for job in waiting:
             if job.prompt.failed is not None:
                 self._leave_queue(job, job.prompt.failed)
-            elif not job.prompt.left and (job.tokens == 0 or len(self.active) < self.rows):
-                self._begin_to_write(job)
+        ready = [job for job in waiting if job.prompt.failed is None and not job.prompt.left]
+        leaving, coming = next_rows(self.active, [job for job in ready if job.tokens], self.rows)
+        self._give_way(leaving)
+        for job in [*(job for job in ready if not job.tokens), *coming]:
+            self._write(job)
 
     def _read_parts(self, ends: dict[Prompt, int]) -> None:
         """Read each prompt up to its end; in one call all that can be joined, as far as the shortest goes."""
@@ -339,14 +380,35 @@ class Batch:
                 self.counts["failed"] += 1
                 prompts[0].failed = Done("error")
 
-    def _begin_to_write(self, job: Job) -> None:
-        for token in job.prompt.told:
-            job.tell(token)
-        row = Row(job, self.vocabulary, self.device, self.most)
-        done = row.ended()
+    def _write(self, job: Job) -> None:
+        """A text whose prompt is read, or that has given way before, gets a row."""
+        if job.row is None:
+            for token in job.prompt.told:
+                job.tell(token)
+            job.row = Row(job, self.vocabulary, self.device, self.most)
+        done = job.row.ended()
         self._leave_queue(job, done)
         if done is None:
-            self._seat(row)
+            self._seat(job.row)
+
+    def _give_way(self, leaving: Sequence[int]) -> None:
+        """Rows leave the batch and wait for another place in it."""
+        if not leaving:
+            return
+        assert self.logits is not None
+        staying = [i for i in range(len(self.active)) if i not in leaving]
+        try:
+            states = self.session.state()
+            for i in leaving:
+                self.active[i].state, self.active[i].logits = states.select([i]), self.logits[i].clone()
+            self.session.select(staying)
+            self.logits = self.logits[staying]
+        except Exception:
+            self._fail()
+            return
+        with self.changed:
+            self.queue.extend(self.active[i].job for i in leaving)
+        self.active = [self.active[i] for i in staying]
 
     def _leave_queue(self, job: Job, done: Done | None) -> None:
         with self.changed:
@@ -356,14 +418,15 @@ class Batch:
             job.tell(done)
 
     def _seat(self, row: Row) -> None:
-        """A row whose prompt is read joins the others."""
-        prompt = row.job.prompt
-        assert prompt.state is not None and prompt.logits is not None
+        """A row joins the others."""
+        assert row.state is not None and row.logits is not None
         self.active.append(row)
+        row.turn = row.job.written
         try:
-            self.session.join(prompt.state)
-            logits = prompt.logits[None]
+            self.session.join(row.state)
+            logits = row.logits[None]
             self.logits = logits if self.logits is None else torch.cat([self.logits, logits])
+            row.state = row.logits = None
         except Exception:
             self._fail()
 

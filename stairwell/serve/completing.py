@@ -103,7 +103,14 @@ class Answer:
         asked = self.asked
         seed = None if asked.seed is None else (asked.seed + index) % 2**63  # several texts differ, and all are fixed
         return Job(
-            prompt, asked.tokens, asked.choice, lambda what: self.inbox.put(index, what), asked.stop, seed, deadline
+            prompt,
+            asked.tokens,
+            asked.choice,
+            lambda what: self.inbox.put(index, what),
+            asked.stop,
+            seed,
+            deadline,
+            self,
         )
 
     def close(self) -> None:

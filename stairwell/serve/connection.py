@@ -8,11 +8,36 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+HEAD = 65_536  # bytes of the head of a request
 PATIENCE = 10.0  # seconds for the head of a request
 LINGER = 30.0  # seconds in which a client must take a part of its answer
+PARTS, PART = 1000, 100  # a body may come in so many parts of any size, others have so many bytes on average
+
+
+class TooManyParts(Exception):
+    """A body that comes in very many small parts."""
+
+
+class Messages(h11.Connection):
+    """HTTP as h11 reads it, as long as a body's parts are not so small that each costs more time than it is worth: a
+    megabyte in chunks of a byte would occupy the server for many seconds."""
+
+    parts = size = 0
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request):
+            self.parts = self.size = 0
+        elif isinstance(event, h11.Data):
+            self.parts += 1
+            self.size += len(event.data)
+            if self.parts > PARTS + self.size / PART:
+                raise TooManyParts
+        return event
 
 
 class Impatient(H11Protocol):
@@ -28,6 +53,10 @@ class Impatient(H11Protocol):
     reading: asyncio.TimerHandle | None = None  # while the client has not taken what was written
     idle_since: float | None = None  # none while a request is being answered
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.conn = Messages(h11.SERVER, HEAD)
+
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.idle_since = time.monotonic()
@@ -37,7 +66,10 @@ class Impatient(H11Protocol):
 
     def handle_events(self) -> None:
         before = self.cycle
-        super().handle_events()
+        try:
+            super().handle_events()
+        except TooManyParts:
+            self.transport.abort()
         if self.cycle is not before:
             self.idle_since = None
             self._within(self.answers_within)

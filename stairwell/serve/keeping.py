@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from stairwell.serve.requests import Refused, as_object, number, tokens_of
-from stairwell.serve.service import Service, media_type, read_bytes, read_json, service_of
+from stairwell.serve.service import Saved, Service, media_type, read_bytes, read_json, service_of
 from stairwell.serve.states import Past
 
 
@@ -68,7 +68,7 @@ async def fork_state(request: Request) -> Response:
 async def save_state(request: Request) -> Response:
     service, name = service_of(request), request.path_params["id"]
     content = await service.attend(request, service.work(lambda: service.states.save(name)))
-    return Response(content, media_type="application/octet-stream")
+    return Saved(service, content)
 
 
 async def restore_state(request: Request) -> Response:

@@ -109,7 +109,6 @@ def serve(
             app, log_level="error", access_log=False, server_header=False, date_header=False, ws="none", lifespan="on",
             http=type("Connection", (Impatient,), {"answers_within": limits.seconds + LINGER}),
             timeout_graceful_shutdown=GRACE + FAREWELL, limit_concurrency=2 * limits.clients,
-            h11_max_incomplete_event_size=65_536,
         )  # fmt: skip
         name, port = app.state.service.name, bound.getsockname()[1]
         place = f"[{host}]" if ":" in host else host

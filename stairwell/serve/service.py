@@ -15,6 +15,7 @@ from anyio import CapacityLimiter, to_thread
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from stairwell import text
 from stairwell.generate import Choice, bytes_of
@@ -26,7 +27,8 @@ from stairwell.serve.states import Past, States
 WORKERS = 2  # threads that work on states, and as many that read requests, besides the one of the batch
 SHORT = 1 << 16  # bytes of JSON that are parsed at once; more could hold up the event loop
 BODY_SECONDS, BODY_RATE = 30.0, 100_000.0  # a body comes within so many seconds, or with so many bytes per second
-BODIES = 4  # of the largest size may be in the making at a time
+BODIES = 4  # of the largest size may be received, and as many sent, at a time
+SLICE = 1 << 16  # bytes of an answer that are sent at a time
 UNFINISHED = {"error": 503, "cancelled": 503, "refused": 400}  # reasons for which there is no answer
 Result = TypeVar("Result")
 
@@ -44,6 +46,7 @@ class Service:
     told: int = 0  # size of the answers in the making
     working: int = 0  # requests that work on states, or wait to
     receiving: int = 0  # bytes of requests that are not whole yet
+    sending: int = 0  # bytes of saved states that are not taken yet
     workers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(WORKERS))
     parsers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(WORKERS))
 
@@ -189,6 +192,35 @@ HANDLERS: dict[Any, Any] = {
     ClientDisconnect: gone,
     Exception: bug,
 }
+
+
+class Sliced(Response):
+    """A large answer, of which a client that reads slowly makes no copy that waits: it is sent slice by slice."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        content = memoryview(self.body)
+        for first in range(0, len(content), SLICE):
+            part = bytes(content[first : first + SLICE])
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class Saved(Sliced):
+    """A state as a file. All that are being sent have a limit together."""
+
+    def __init__(self, service: Service, content: bytes) -> None:
+        if service.sending + len(content) > BODIES * service.limits.state_bytes:
+            raise Busy(f"{service.sending} bytes of states are being sent already; try again later")
+        super().__init__(content, media_type="application/octet-stream")
+        self.service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.service.sending += len(self.body)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.service.sending -= len(self.body)
 
 
 async def read_bytes(request: Request, most: int) -> bytes:

@@ -104,6 +104,7 @@ class Inside:
             "told": self.service.told,
             "working": self.service.working,
             "receiving": self.service.receiving,
+            "sending": self.service.sending,
             "connections": len(self.uvicorn.server_state.connections),
             "requests": len(self.uvicorn.server_state.tasks),
         }

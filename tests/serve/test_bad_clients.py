@@ -185,6 +185,33 @@ def test_a_shutdown_tells_those_whose_time_is_up() -> None:
         assert answer.startswith(b"HTTP/1.1 503") and b"the server is shutting down" in answer
 
 
+def test_a_body_in_very_many_small_chunks_is_cut_off() -> None:
+    """Each chunk costs far more time than a byte is worth."""
+    begin = head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    body = b'{"prompt": "abc", "max_tokens": 2}'
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    with inside(app()) as server, connect(server) as client, connect(server) as hostile:
+        client.sendall(begin + chunks + b"0\r\n\r\n")
+        assert client.recv(12) == b"HTTP/1.1 200", "a few may be small"
+        hostile.sendall(begin)
+        with pytest.raises(ConnectionError):
+            for _ in range(1000):
+                hostile.sendall(b"1\r\n \r\n" * 1000)
+        is_well(server)
+        server.settle()
+
+
+def test_saved_states_that_nobody_takes_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    with inside(app(limits=Limits(state_bytes=1000)), linger=1.0) as server:
+        name = server.post("/v1/states", {"prompt": "abc"}).json()["id"]
+        path = f"http://127.0.0.1:{server.port}/v1/states/{name}/save"
+        monkeypatch.setattr(server.service.states, "save", lambda name: b"x" * 4000)
+        assert len(httpx.get(path).content) == 4000
+        server.service.sending = 1
+        assert httpx.get(path).status_code == 429
+        server.service.sending = 0
+
+
 def test_clients_that_vanish_leave_nothing_behind() -> None:
     whole = head(len(BODY)) + BODY
     quiet = BODY.replace(b'"stream": true', b'"stream": false')

@@ -7,15 +7,18 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import pytest
 import torch
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
 from stairwell.generate import Choice
+from stairwell.serve import batch as batching
 from stairwell.serve.app import make_app
-from stairwell.serve.batch import PREFILL, SHORTEST_PART, Batch, Done, Job, Prompt, Token, next_parts
+from stairwell.serve.batch import PREFILL, SHORTEST_PART, TURN, Batch, Done, Job, Prompt, Token, next_parts, next_rows
 from stairwell.serve.requests import Limits
 from stairwell.stream import AT_ONCE
 from stairwell.text import Bytes
@@ -114,6 +117,76 @@ def test_reading_needs_no_row() -> None:
         scored = server.post("/v1/completions", {"prompt": "abc", "max_tokens": 0, "echo": True, "logprobs": 0})
         assert made.status_code == 201 and scored.status_code == 200
         assert server.service.batch.active, "the text is still being written"
+
+
+def test_a_request_with_many_texts_leaves_rows_to_others() -> None:
+    with inside(make_app(MODEL, Bytes(), rows=2)) as server, connect(server) as hog:
+        body = b'{"prompt": "abc", "n": 16, "max_tokens": 4000, "stream": true}'
+        hog.sendall(head(len(body)) + body)
+        batch = server.service.batch
+        until(lambda: len(batch.active) == 2)
+        is_well(server)
+        assert len(batch.active) + len(batch.queue) == 16, "none of the many is done yet"
+
+
+def test_requests_share_rows_evenly() -> None:
+    def rows(text: str, written: int) -> list[Any]:
+        return [SimpleNamespace(job=SimpleNamespace(owner=owner, written=written), turn=0) for owner in text]
+
+    def chosen(active: str, ready: str, rows_: int, written: int = 0) -> tuple[list[int], str]:
+        leaving, coming = next_rows(
+            rows(active, written), [Job(Prompt([]), 1, Choice(), print, owner=owner) for owner in ready], rows_
+        )
+        return leaving, "".join(str(job.owner) for job in coming)
+
+    assert chosen("", "aab", 2) == ([], "ab"), "free rows go to those who have fewest"
+    assert chosen("aaaa", "ab", 4) == ([0], "b"), "a new request comes at once, and one of many texts gives way"
+    assert chosen("aaaa", "bbb", 4) == ([0, 1], "bb"), "until they have as many"
+    assert chosen("aaaa", "aa", 4, TURN) == ([], ""), "nothing is gained by one text of a request for another"
+    assert chosen("ab", "c", 2, TURN - 1) == ([], "") and chosen("ab", "c", 2, TURN) == ([0], "c")
+
+
+def test_a_text_that_gives_way_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the end, with what it remembers to repeat, the half of a character and what a stop string holds back."""
+    monkeypatch.setattr(batching, "TURN", 3)
+    options = {"max_tokens": 40, "repetition_penalty": 1.3, "logprobs": 1, "stop": ["never so"]}
+    bodies = [{"prompt": "abc" * (i + 1), "seed": i, **options} for i in range(5)]
+
+    async def use(port: int) -> None:
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            alone = [(await client.post("/v1/completions", json=body)).json()["choices"][0] for body in bodies]
+            together = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
+            for one, answer in zip(alone, together):
+                other = answer.json()["choices"][0]
+                assert other["text"] == one["text"] and other["finish_reason"] == one["finish_reason"]
+                assert other["logprobs"]["text_offset"] == one["logprobs"]["text_offset"]
+                assert other["logprobs"]["tokens"] == one["logprobs"]["tokens"]
+
+    gave_way: list[int] = []
+    with inside(make_app(MODEL, Bytes(), rows=2)) as server:
+        give_way = server.service.batch._give_way
+        record = lambda leaving: (gave_way.extend(leaving), give_way(leaving))  # noqa: E731
+        monkeypatch.setattr(server.service.batch, "_give_way", record)
+        asyncio.run(use(server.port))
+        assert len(gave_way) > 10 and server.service.batch.counts["failed"] == 0
+
+
+def test_a_text_that_waits_for_another_row_ends_in_time_and_on_shutdown() -> None:
+    tells: list[Any] = []
+    batch = Batch(MODEL, Bytes(), rows=1)
+    first = Job(Prompt(list(b"abc")), 10**6, Choice(), tells.append, owner=1)
+    batch.submit(first)
+    until(lambda: first.written > TURN)
+    second = Job(Prompt(list(b"abc")), 10**6, Choice(), tells.append, owner=2)
+    batch.submit(second)
+    until(lambda: second.written > TURN and first.written > 2 * TURN)
+    first.deadline = 0.0
+    until(lambda: [what.reason for what in tells if isinstance(what, Done)] == ["length"])
+    batch.submit(Job(Prompt(list(b"abc")), 10**6, Choice(), tells.append, owner=3))
+    until(lambda: batch.queue)
+    batch.abort()
+    batch.thread.join(30)
+    assert [what.reason for what in tells if isinstance(what, Done)] == ["length", "cancelled", "cancelled"]
 
 
 def held(server: Inside) -> Callable[[], None]:
