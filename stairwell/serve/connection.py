@@ -45,13 +45,13 @@ class Impatient(H11Protocol):
     longer than `answers_within`, or when the client takes nothing of its answer for `linger` seconds: clients that send
     or read a byte now and then hold nothing for ever.
 
-    Of too many connections the one that has been idle longest is closed, so that those who send nothing, and need no
-    token for that, do not keep out those who do."""
+    Of too many connections the one is closed whose client has let it wait longest for a request or the rest of one, so
+    that those who send nothing, and need no token for that, do not keep out those who do."""
 
     patience, linger, answers_within = PATIENCE, LINGER, 330.0
     timer: asyncio.TimerHandle | None = None
     reading: asyncio.TimerHandle | None = None  # while the client has not taken what was written
-    idle_since: float | None = None  # none while a request is being answered
+    idle_since: float | None = None  # none while nothing is expected from the client
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -63,6 +63,11 @@ class Impatient(H11Protocol):
         self._within(self.patience)
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self._close_longest_idle()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.idle_since = time.monotonic() if self.cycle.more_body else None
 
     def handle_events(self) -> None:
         before = self.cycle

@@ -6,7 +6,7 @@ import hmac
 import ipaddress
 from collections.abc import Collection
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from stairwell.serve.service import error
 
@@ -14,10 +14,11 @@ from stairwell.serve.service import error
 class Guard:
     """Every route, known or not: answers to addresses and its own names only, so that no web page elsewhere reaches it
     under a name of that page's ("DNS rebinding"); needs the bearer token, if there is one; lets so many clients in at a
-    time."""
+    time, not counting those whose requests are still to come."""
 
     def __init__(self, app: ASGIApp, hosts: Collection[str], token: str | None, clients: int) -> None:
-        self.app, self.clients, self.inside = app, clients, 0
+        self.app, self.clients = app, clients
+        self.inside = self.arriving = 0  # requests, and those of them that are not whole yet
         self.hosts = None if "*" in hosts else {host.lower() for host in hosts}
         self.token = None if token is None else token.encode()
 
@@ -35,15 +36,30 @@ class Guard:
             answer = error(400, "the Host of the request is no name that this server answers to; see --allow-host")
         elif self.token is not None and not hmac.compare_digest(bearer(headers.get(b"authorization", b"")), self.token):
             answer = error(401, "a bearer token is needed: Authorization: Bearer ...", {"WWW-Authenticate": "Bearer"})
-        elif self.inside >= self.clients:
-            answer = error(429, f"{self.inside} clients are served already; try again later")
+        elif self.inside - self.arriving >= self.clients:
+            answer = error(429, f"{self.inside - self.arriving} clients are served already; try again later")
         if answer is not None:
             await answer(scope, receive, send)
             return
+        arriving = has_body(headers)
+
+        def arrived() -> None:
+            nonlocal arriving
+            self.arriving -= arriving
+            arriving = False
+
+        async def received() -> Message:
+            message = await receive()
+            if not message.get("more_body", False):
+                arrived()
+            return message
+
         self.inside += 1
+        self.arriving += arriving
         try:
-            await self.app(scope, receive, send)
+            await self.app(scope, received, send)
         finally:
+            arrived()
             self.inside -= 1
 
 
@@ -53,6 +69,10 @@ def host_of(header: bytes) -> str:
     if host.startswith("["):  # an address of IPv6 has colons of its own
         return host[1:].partition("]")[0]
     return host.partition(":")[0]
+
+
+def has_body(headers: dict[bytes, bytes]) -> bool:
+    return b"transfer-encoding" in headers or headers.get(b"content-length", b"0") != b"0"
 
 
 def is_address(host: str) -> bool:

@@ -102,16 +102,18 @@ def test_a_client_that_does_not_read_is_cut_off() -> None:
 
 
 def test_idle_connections_do_not_keep_others_out() -> None:
-    """Whoever has been idle longest is closed; who is being answered is not."""
+    """Whoever has been idle longest, also within a request, is closed; who is being answered is not."""
     with inside(app(token="a-token-for-tests"), connections=20) as server, connect(server) as busy:
         token = {"authorization": "Bearer a-token-for-tests"}
         body = b'{"prompt": "abc", "max_tokens": 500, "stream": true}'
-        busy.sendall(
-            head(len(body)).replace(b"Host", b"Connection: close\r\nAuthorization: Bearer a-token-for-tests\r\nHost")
-            + body
-        )
+        known = b"Connection: close\r\nAuthorization: Bearer a-token-for-tests\r\nHost"
+        busy.sendall(head(len(body)).replace(b"Host", known) + body)
         assert busy.recv(1)
-        idle = [connect(server) for _ in range(60)]
+        idle = []
+        for i in range(60):
+            idle.append(connect(server))
+            if i % 2:
+                idle[-1].sendall(head(1000).replace(b"Host", known))
         for _ in range(3):
             answer = httpx.get(f"http://127.0.0.1:{server.port}/health", headers=token)
             assert answer.status_code == 200, answer.text
@@ -357,10 +359,17 @@ def test_options_next_to_nothing_take_the_likeliest(options: dict[str, float]) -
 
 
 def test_too_many_clients_are_told_to_come_back() -> None:
-    with inside(app(limits=Limits(clients=2), rows=1)) as server, connect(server) as one, connect(server) as two:
-        one.sendall(head(10))
-        two.sendall(head(10))
-        while server.busy["requests"] < 2:
+    limits = Limits(clients=2, tokens=10**5)
+    with inside(app(limits=limits, rows=1)) as server, connect(server) as one, connect(server) as two:
+        with connect(server) as slow:
+            slow.sendall(head(10))  # who is still to send a request keeps nobody out
+            while server.busy["requests"] < 1:
+                time.sleep(0.01)
+            is_well(server)
+        body = b'{"prompt": "abc", "max_tokens": 100000, "stream": true}'
+        for client in (one, two):
+            client.sendall(head(len(body)) + body)
+        while server.busy["rows"] + server.busy["waiting"] < 2:
             time.sleep(0.01)
         answer = httpx.get(f"http://127.0.0.1:{server.port}/health")
         assert answer.status_code == 429 and answer.headers["retry-after"]
