@@ -29,7 +29,7 @@ def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], objec
     symbolic link stays a link, as with `open`; a device or a pipe is refused: moving a file there would remove it.
     """
     place = Path(os.path.realpath(path))
-    check_regular(place, os.fspath(path))
+    check_regular(path)
     with _temporary(path, place, tempfile.mkstemp) as name:
         temporary = Path(name)
         write(temporary)
@@ -64,16 +64,24 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], object]) 
     _sync(place.parent)
 
 
-def check_regular(place: Path, name: str) -> None:
-    """Refuse what is neither a regular file nor missing; `name` is what the user called it."""
-    try:
-        mode = place.stat().st_mode
-    except OSError:
-        return
-    if stat.S_ISDIR(mode):
+def check_regular(path: str | os.PathLike[str], name: str = "") -> None:
+    """Refuse what is neither a regular file nor missing; `name` is how errors call it."""
+    name = name or os.fspath(path)
+    mode = mode_of(path, name)
+    if mode is not None and stat.S_ISDIR(mode):
         raise UserError(f"{name} is a folder, not a file; choose another path")
-    if not stat.S_ISREG(mode):
+    if mode is not None and not stat.S_ISREG(mode):
         raise UserError(f"{name} is not a regular file but a device or a pipe; choose another path")
+
+
+def mode_of(path: str | os.PathLike[str], name: str) -> int | None:
+    """What a path leads to, or None if it is missing. As it is given: that of a standard stream has no other."""
+    try:
+        return os.stat(path).st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:  # too long a name, a link to itself
+        raise UserError(f"{name} cannot be written: {error.strerror}; choose another path") from None
 
 
 def read_small(path: str | os.PathLike[str]) -> bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from stairwell.errors import UserError
-from stairwell.files import check_regular, parse_json, write_atomically, write_folder
+from stairwell.files import check_regular, mode_of, parse_json, write_atomically, write_folder
 
 HEAD = 4096  # bytes of a file that hold its mark
 # What stairwell itself writes into a run folder, by any of its commands.
@@ -47,7 +47,7 @@ def check(path: AnyPath, kind: Kind | None, option: str = "") -> Path:
     if kind is None:
         _check_folder(place, name)
     else:
-        check_regular(place, name)
+        check_regular(path, name)
         if place.exists() and place.stat().st_size and not _is(kind, place):
             raise UserError(f"{name} exists and is not {kind.name}; choose another path, or move it away")
     return place
@@ -58,6 +58,7 @@ def check_place(path: AnyPath, option: str = "") -> Path:
     if not os.fspath(path):
         raise UserError(f"{option or 'the output path'} is empty; name a file or a folder")
     name, place = f"{option} {path}".strip(), Path(os.path.realpath(path))
+    mode_of(path, name)
     _check_run(place, name)
     _check_parents(place, name)
     return place

@@ -37,6 +37,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert ended.status == 0, ended
     os.mkfifo(folder / "pipe")
     (folder / "link").symlink_to(f"{RUN}/config.json")
+    (folder / "loop").symlink_to("loop")
     (folder / "folder").mkdir()
     (folder / "folder" / "mine.txt").write_text("mine")
     return folder
@@ -57,7 +58,7 @@ WRITERS = {
     "generate --save-state": ["generate", RUN, "--tokens", "3", "--save-state"],
 }
 REFUSED = [RUN, f"{RUN}/config.json", f"{RUN}/checkpoints/new", f"{RUN}/horizon.json", CORPUS, "link", "pipe", "folder",
-           f"{CORPUS}/inside", ".", ""]  # fmt: skip
+           f"{CORPUS}/inside", "loop", "x" * 300, "/dev/null", ".", ""]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", WRITERS)
