@@ -17,17 +17,16 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stairwell.errors import UserError
 from stairwell.outputs import Kind, has_format, write_output
 from stairwell.roles import PACKED_TYPES, Leaf, Role
+from stairwell.tensor_files import read_hashed, write_hashed
 
 RowNumbers = Tensor | Sequence[int]  # rows by their numbers, or one bool a row
-FORMAT = "stairwell.state.2"
+FORMAT = "stairwell.state.3"
 STATE = Kind("a saved state", has_format("stairwell.state"))
 MAX_TOKENS = 1 << 48  # of one stream: counts stay far from where int64 overflows
 
@@ -183,28 +182,20 @@ class State:
         return self._with(leaf.unpack(part) for leaf, part in zip(leaves, vector.split(sizes, 1)))._trimmed()
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state as a safetensors file, whole or not at all."""
-        tensors = {name: tensor.detach().contiguous() for name, tensor in self.tensors()}
-        note = {"format": FORMAT, "form": json.dumps(self.form())}
-        write_output(path, STATE, lambda temporary: save_file(tensors, temporary, metadata=note))
+        """Write the state as a safetensors file with a hash of its contents, whole or not at all."""
+        text = {"format": FORMAT, "form": json.dumps(self.form())}
+        write_output(path, STATE, lambda temporary: write_hashed(temporary, dict(self.tensors()), text))
 
     @staticmethod
     def load(path: str | os.PathLike[str], device: torch.device | str = "cpu") -> State:
-        """Read a state that `save` wrote; its core's module must have been imported."""
+        """Read a state that `save` wrote; its core's module must have been imported. A damaged file is refused."""
         where = os.fspath(path)
+        tensors, text = read_hashed(path, FORMAT)
         try:
-            with safe_open(path, framework="pt", device=str(device)) as file:
-                note = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except SafetensorError as error:
-            raise UserError(f"{where} is not a readable state: {error}") from error
-        if note.get("format") != FORMAT:
-            raise UserError(f"{where} is not a stairwell state (its note says {note or 'nothing'})")
-        try:
-            form = json.loads(note.get("form", ""))
-        except ValueError as error:
+            form = json.loads(text.get("form", ""))
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{where} does not say what kind of state it is: {error}") from error
-        return State.from_tensors(tensors, form, where)
+        return State.from_tensors(tensors, form, where).to(device)
 
     @classmethod
     def from_tensors(

@@ -18,7 +18,6 @@ Letters: T tokens, V output symbols.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -26,8 +25,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from stairwell import text
@@ -39,8 +36,9 @@ from stairwell.outputs import Kind, has_format, write_output
 from stairwell.roles import Role
 from stairwell.runs.trainings import load as load_run
 from stairwell.state import State, assemble
+from stairwell.tensor_files import hash_tensors, read_hashed, write_hashed
 
-FORMAT = "stairwell.stream.1"
+FORMAT = "stairwell.stream.2"
 STREAM = Kind("a saved stream", has_format("stairwell.stream"))
 ANCHOR = 256  # tokens until a session is made anew, and so the most that are read again after loading
 AT_ONCE = 1024  # tokens in one call of the model; a longer text is fed in several
@@ -165,16 +163,17 @@ class Stream:
         return self.session.state()
 
     def save(self, path: str | os.PathLike[str], note: Mapping[str, Any] | None = None, **tensors: Tensor) -> None:
-        """Write the stream as a safetensors file, whole or not at all; `note` (JSON) and further tensors go along."""
-        content = {f"state.{name}": tensor.detach().contiguous() for name, tensor in self._anchor.tensors()}
+        """Write the stream as a safetensors file with a hash of its contents, whole or not at all; `note` (JSON) and
+        further tensors go along."""
+        content = {f"state.{name}": tensor for name, tensor in self._anchor.tensors()}
         content |= {"since": torch.tensor(self._since, dtype=torch.int64)}
         content |= {"recent": torch.tensor(self.recent, dtype=torch.int64)}
         if self.logits is not None:
-            content["logits"] = self.logits.detach().to(self._parameter.dtype).contiguous()
+            content["logits"] = self.logits.to(self._parameter.dtype)
         content |= {f"with.{name}": tensor for name, tensor in tensors.items()}
         facts = {"form": self._anchor.form(), "slack": self.slack, "model": fingerprint(self.model)}
-        words = {"format": FORMAT, "stream": json.dumps(facts), "note": json.dumps(dict(note or {}))}
-        write_output(path, STREAM, lambda temporary: save_file(content, temporary, metadata=words))
+        text = {"format": FORMAT, "stream": json.dumps(facts), "note": json.dumps(dict(note or {}))}
+        write_output(path, STREAM, lambda temporary: write_hashed(temporary, content, text))
 
     @classmethod
     def load(
@@ -437,28 +436,18 @@ def check_usable(model: LanguageModel) -> None:
 
 def fingerprint(model: LanguageModel) -> str:
     """Of all parameters, bit for bit."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, parameter in sorted(model.named_parameters()):
-        digest.update(f"{name} {parameter.dtype} {tuple(parameter.shape)}".encode())
-        digest.update(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return hash_tensors(dict(model.named_parameters()), "")
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
     """The tensors, the facts and the note of a stream's file."""
     where = os.fspath(path)
+    tensors, text = read_hashed(path, FORMAT)
     try:
-        with safe_open(path, framework="pt") as file:
-            words = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        if words.get("format") != FORMAT:
-            raise UserError(f"{where} is not a stairwell stream (its note says {words or 'nothing'})")
-        facts, note = json.loads(words["stream"]), json.loads(words["note"])
+        facts, note = json.loads(text["stream"]), json.loads(text["note"])
         if not {"form", "slack", "model"} <= facts.keys() or not {"since", "recent"} <= tensors.keys():
             raise KeyError("parts are missing")
-    except (SafetensorError, KeyError, ValueError, AttributeError) as error:
-        if isinstance(error, UserError):
-            raise
+    except (KeyError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{where} is not a readable stream: {error}") from error
     return tensors, facts, note
 

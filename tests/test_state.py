@@ -26,7 +26,8 @@ from stairwell.decode import Session
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.roles import FLOAT_TYPES
-from stairwell.state import State
+from stairwell.state import FORMAT, State
+from stairwell.tensor_files import write_hashed
 from stairwell.train.processes import World
 
 SMALL: dict[str, Any] = {"width": 4, "layers": 2}
@@ -93,6 +94,24 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
         State.load(tmp_path / "model")
 
 
+def test_a_state_with_any_bit_changed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    used("lstm").select([0]).save(path)
+    content = path.read_bytes()
+    for place in range(len(content)):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+        with pytest.raises(UserError, match=r"state (is damaged: its contents do not match|is not a|was written by)"):
+            State.load(path)
+
+
+def test_a_file_without_a_hash_was_written_by_another_version(tmp_path: Path) -> None:
+    state = used("feedback")
+    note = {"format": "stairwell.state.2", "form": json.dumps(state.form())}
+    save_file(dict(state.tensors()), tmp_path / "state", metadata=note)
+    with pytest.raises(UserError, match=r"another version of stairwell \(stairwell.state.2, this one reads .*make it"):
+        State.load(tmp_path / "state")
+
+
 @pytest.mark.parametrize(
     ("form", "message"),
     [
@@ -107,11 +126,11 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
 def test_a_file_whose_form_does_not_fit_is_refused_in_one_line(form: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "state"
     tensors = dict(used("feedback").tensors())
-    save_file(tensors, path, metadata={"format": "stairwell.state.2", "form": json.dumps(form)})
+    write_hashed(path, tensors, {"format": FORMAT, "form": json.dumps(form)})
     with pytest.raises(UserError, match=f"state: .*{message}") as error:
         State.load(path)
     assert "\n" not in str(error.value)
-    save_file(tensors, path, metadata={"format": "stairwell.state.2"})
+    write_hashed(path, tensors, {"format": FORMAT})
     with pytest.raises(UserError, match="does not say what kind of state it is"):
         State.load(path)
 
@@ -184,7 +203,7 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
     def full_disk(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("stairwell.state.save_file", full_disk)
+    monkeypatch.setattr("stairwell.tensor_files.save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         used("lstm").save(path)
     assert path.read_bytes() == before

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 from stairwell import CORES, LanguageModel, LanguageModelConfig, configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
 from stairwell.runs.presets import preset
 from stairwell.runs.trainings import fit
-from stairwell.stream import ANCHOR, AT_ONCE, RECENT, Stream, StreamBatch, read_file, with_slack
+from stairwell.stream import ANCHOR, AT_ONCE, FORMAT, RECENT, Stream, StreamBatch, read_file, with_slack
+from stairwell.tensor_files import read_hashed, write_hashed
 from stairwell.text import BPE, Bytes, Characters
 
 SIZES: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "memory": 5, "chunk": 3}
@@ -312,16 +311,43 @@ def test_a_stream_that_its_model_cannot_have_written_is_refused(
 
 
 def rewrite(path: Path, to: Path, **changes: Any) -> None:
-    """A stream's file with tensors changed, and all else right."""
-    with safe_open(path, framework="pt") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        words = file.metadata()
+    """A stream's file with tensors changed, and all else right, the hash included."""
+    tensors, text = read_hashed(path, FORMAT)
     for name, change in changes.items():
         if change is None:
             del tensors[name]
         else:
             tensors[name] = change(tensors[name]).contiguous()
-    save_file(tensors, to, metadata=words)
+    write_hashed(to, tensors, text)
+
+
+def test_a_stream_with_any_bit_changed_is_refused(tmp_path: Path) -> None:
+    model, path = make_model(), tmp_path / "a.stream"
+    stream = Stream(model, slack=2)
+    stream.feed([1, 2, 3])
+    stream.feed(4)
+    stream.save(path, {"seed": 1}, drawn=torch.arange(3))
+    content = path.read_bytes()
+    for place in range(0, len(content), 3):
+        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+        with pytest.raises(UserError, match=r"stream (is damaged: its contents do not match|is not a|was written by)"):
+            Stream.load(path, model)
+
+
+@cores
+def test_a_stream_finds_parameters_that_were_changed_behind_autograd(name: str) -> None:
+    """`p.data.mul_()` counts no version; the stream's projected past would be of the parameters before."""
+    model = make_model(name)
+    for parameter in model.parameters():
+        stream = Stream(model)
+        stream.feed([1, 2, 3])
+        stream.feed(4)
+        parameter.data.add_(0.5)
+        with pytest.raises(RuntimeError, match="the model's weights have changed"):
+            stream.feed(5)
+        parameter.data.copy_(parameter.data - 0.5)
+    stream = stream.fork()  # goes on with the parameters as they are now
+    stream.feed(5)
 
 
 def test_parameters_that_are_no_numbers_are_told() -> None:

@@ -15,12 +15,12 @@ PICTURE = ROOT / "docs" / "pictures" / "house.png"
 
 # From the cellar to the roof; a room may know those before it and none after.
 ROOMS = (
-    "startup", "errors", "version", "files", "outputs", "configs", "provenance", "devices", "roles", "state", "layers",
-    "cores", "fast", "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report", "experiments",
-    "stream", "generate", "hf", "export", "serve", "cli",
+    "startup", "errors", "version", "files", "outputs", "tensor_files", "configs", "provenance", "devices", "roles",
+    "state", "layers", "cores", "fast", "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report",
+    "experiments", "stream", "generate", "hf", "export", "serve", "cli",
 )  # fmt: skip
 # Not drawn: everyone may know them.
-SMALL = ("startup", "errors", "version", "files", "outputs", "provenance", "devices")
+SMALL = ("startup", "errors", "version", "files", "outputs", "tensor_files", "provenance", "devices")
 FRONT_DOOR = ("stairwell", "stairwell.__main__")  # what users import and start; they may know everything
 
 

@@ -25,6 +25,7 @@ from dataclasses import replace
 from functools import cached_property, wraps
 from typing import Any, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +40,7 @@ from stairwell.layers import Sublayer
 from stairwell.state import RowNumbers, State, row_numbers
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+SAMPLED = 4  # elements of each parameter that are compared before a step
 
 
 def outside_autograd(method: Method) -> Method:
@@ -68,7 +70,10 @@ def steps_for(core: Core, capacity: int, slack: int) -> Steps:
 
 
 class WeightVersions:
-    """Remembers which weights a module has, so that a change is found at the price of a few comparisons."""
+    """Remembers which weights a module has, so that a change is found at the price of a few comparisons.
+
+    PyTorch counts a parameter's changes, but not those behind its back (`p.data.mul_(2)`). On the CPU these are found
+    by a few elements of each parameter, which nearly every change of a whole parameter changes."""
 
     def __init__(self, module: nn.Module) -> None:
         self.places = [
@@ -78,14 +83,29 @@ class WeightVersions:
             if parameter is not None
         ]
         self.weights = [parameter for _, _, parameter in self.places]
-        self.first = self.versions()
+        on_cpu = (weight.detach() for weight in self.weights if weight.device.type == "cpu" and weight.is_contiguous())
+        self.samples = [some_elements(weight) for weight in on_cpu]
+        self.first, self.first_elements = self.versions(), self.elements()
 
     def versions(self) -> list[tuple[int, int]]:
         # A tensor made in inference mode counts no versions.
         return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.weights]
 
+    def elements(self) -> list[bytes]:
+        return [sample.tobytes() for sample in self.samples]
+
     def changed(self) -> bool:
-        return self.versions() != self.first or any(holder[name] is not weight for holder, name, weight in self.places)
+        if any(holder[name] is not weight for holder, name, weight in self.places):
+            return True
+        return self.versions() != self.first or self.elements() != self.first_elements
+
+
+def some_elements(weight: Tensor) -> np.ndarray:
+    """A view of a few elements of a contiguous tensor, from its first to its last."""
+    flat = weight.view(-1)
+    if flat.dtype == torch.bfloat16:  # numpy has no such type
+        flat = flat.view(torch.int16)
+    return flat[:: max(1, (len(flat) - 1) // (SAMPLED - 1))].numpy()
 
 
 class Session:

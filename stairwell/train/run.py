@@ -10,7 +10,6 @@ snapshots/               parameters at validations, if they are to be averaged
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -18,7 +17,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -27,6 +25,7 @@ from torch import Tensor
 from stairwell.errors import UserError
 from stairwell.files import parse_json, read_small, write_atomically, write_text
 from stairwell.outputs import RUN_FILES
+from stairwell.tensor_files import hash_tensors
 
 FORMAT = 1
 KEPT = 2  # checkpoints
@@ -231,7 +230,7 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
     text = json.dumps(note)
     # One key only: safetensors writes several in no fixed order, and equal contents should be equal files.
-    metadata = {"stairwell": json.dumps({"note": text, "hash": _hash(tensors, text)})}
+    metadata = {"stairwell": json.dumps({"note": text, "hash": hash_tensors(tensors, text)})}
     try:
         write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
     except OSError as error:
@@ -247,17 +246,9 @@ def load_tensors(path: Path, noted: str = "") -> tuple[dict[str, Tensor], dict[s
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error})") from None
-    if metadata.get("hash") != _hash(tensors, metadata.get("note", "")):
+    if metadata.get("hash") != hash_tensors(tensors, metadata.get("note", "")):
         raise UserError(f"{path} is damaged (its contents do not match their hash)")
     note = json.loads(metadata["note"])
     if noted and noted not in note:
         raise UserError(f"{path} is damaged (another file stands in its place)")
     return tensors, note
-
-
-def _hash(tensors: dict[str, Tensor], note: str) -> str:
-    digest = hashlib.blake2b(note.encode())
-    for name in sorted(tensors):
-        digest.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        digest.update(tensors[name].reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-    return digest.hexdigest()
