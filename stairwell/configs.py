@@ -11,11 +11,52 @@ import inspect
 import math
 import types
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from stairwell.errors import UserError, nearest
 
 YES, NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+class Config:
+    """Base of every config: a frozen dataclass whose fields have the types that their annotations name.
+
+    A subclass with a `__post_init__` of its own calls this one first."""
+
+    def __post_init__(self) -> None:
+        for name, annotation in _known_types(type(self)).items():
+            value = getattr(self, name)
+            if not any(_fits(value, choice) for choice in _choices(annotation)):
+                raise UserError(f"{name} must be {_type_text(annotation)}, not {value!r}")
+
+
+@cache
+def _known_types(kind: type) -> dict[str, Any]:
+    try:
+        return field_types(kind)
+    except NameError:  # of a class inside a function, which knows types that nobody else can look up
+        return {}
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a value is of a plain type; of any other type it may be anything."""
+    if get_origin(kind) is Literal:
+        return value in get_args(kind) and not isinstance(value, bool)
+    if get_origin(kind) is tuple:
+        return isinstance(value, tuple | list) and all(_fits(item, get_args(kind)[0]) for item in value)
+    if kind is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is kind if kind in (int, bool, str, type(None)) else True
+
+
+def _type_text(annotation: Any) -> str:
+    """A type as Python writes it: `int or None`, `'pre' or 'post'`."""
+    if get_origin(annotation) is Literal:
+        return " or ".join(map(repr, get_args(annotation)))
+    if get_origin(annotation) in (Union, types.UnionType):
+        return " or ".join(map(_type_text, get_args(annotation)))
+    return "None" if annotation is type(None) else getattr(annotation, "__name__", str(annotation))
 
 
 def field_types(kind: type) -> dict[str, Any]:

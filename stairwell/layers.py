@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stairwell.configs import check_at_least, check_rates
+from stairwell.configs import Config, check_at_least, check_rates
 from stairwell.devices import on_accelerator
 
 POSITIONS = ("learned", "clamped", "none", "random")
@@ -27,7 +27,7 @@ CLAMPED = 64  # distances with a vector of their own where far ones share one, i
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerConfig:
+class LayerConfig(Config):
     """What all transformer cores share."""
 
     width: int = 256
@@ -68,6 +68,7 @@ class LayerConfig:
     "Divide the initial output projections of attention and feed-forward by sqrt(2 L)."
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(self, 1, "width", "layers", "heads", "head_width", "inner", "span_ramp", "position_vectors")
         if self.head_width is None and self.width % self.heads:
             raise ValueError(
@@ -75,14 +76,10 @@ class LayerConfig:
                 f"choose a multiple, or give head_width (for instance {self.width // self.heads or 1})"
             )
         check_rates(self, "attention_dropout", "relu_dropout", "residual_dropout", "layer_drop")
-        if self.norm not in ("pre", "post"):
-            raise ValueError(f"norm must be 'pre' or 'post', not {self.norm!r}")
         if self.locked_dropout and not self.residual_dropout:
             raise ValueError("locked_dropout is only read with residual_dropout above 0")
         if self.span_loss and not self.adaptive_span:
             raise ValueError("span_loss is only read with adaptive_span=True")
-        if self.positions not in POSITIONS:
-            raise ValueError(f"positions must be one of {', '.join(POSITIONS)}, not {self.positions!r}")
         if self.position_vectors is not None and self.positions not in ("clamped", "random"):
             raise ValueError(f"position_vectors is only read with positions clamped or random, not {self.positions}")
 

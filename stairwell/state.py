@@ -103,10 +103,13 @@ class State:
         return self._with(leaf.reset(fresh) for leaf in self.leaves())._trimmed()
 
     @classmethod
-    def join(cls, states: Sequence[Self]) -> Self:
+    def join(cls, states: Iterable[Self]) -> Self:
         """The rows of several states as one: rows may come and go while a stream runs.
 
         Sources and growing slots may differ in length; all else must be alike."""
+        if isinstance(states, State):
+            raise TypeError(f"{cls.__name__}.join takes a list of states, not one state; use join([a, b])")
+        states = list(states)
         if not states:
             raise ValueError("join needs at least one state")
         first = states[0]
@@ -133,8 +136,13 @@ class State:
                     f"{MAX_TOKENS} and room <= slack {self.slack} must hold; start from init_state(batch)"
                 )
 
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
-        """On another device or in another floating type; counts stay integers."""
+    def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
+        """On another device or in another floating type: `to(device)`, `to(dtype)` or `to(device, dtype)`, as a tensor;
+        counts stay integers."""
+        if isinstance(device, torch.dtype):
+            device, dtype = None, device
+        if dtype is not None and not dtype.is_floating_point:
+            raise TypeError(f"a state is of a floating type, not {dtype}; counts are always torch.int64")
         return self.map(lambda tensor: tensor.to(device, dtype if tensor.is_floating_point() else tensor.dtype))
 
     @property

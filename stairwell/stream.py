@@ -19,6 +19,7 @@ Letters: T tokens, V output symbols.
 from __future__ import annotations
 
 import json
+import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Self
@@ -52,6 +53,7 @@ class Stream:
 
     def __init__(self, model: LanguageModel, vocabulary: text.Vocabulary | None = None, *, slack: int = 0) -> None:
         check_usable(model)
+        slack = integer(slack, "slack is an integer number of tokens")
         if slack < 0:
             raise UserError(f"slack must be 0 or more tokens, not {slack}")
         self.model, self.vocabulary, self.slack = model, vocabulary, slack
@@ -143,6 +145,7 @@ class Stream:
 
     def crop(self, tokens: int) -> None:
         """Take the last tokens back, as if they had never been read; as many as `slack` of them, at any time."""
+        tokens = integer(tokens, "crop takes an integer number of tokens")
         if not 0 <= tokens <= min(self.slack, self.count):
             raise UserError(
                 f"cannot take back {tokens} tokens: this stream has read {self.count} and was made with slack "
@@ -480,6 +483,16 @@ def check_restored(state: State, tensors: dict[str, Tensor], slack: int, model: 
     count, room = (int(number) + len(tensors["since"]) for number in (state.count, state.room))
     if (count > 0) != ("logits" in tensors) or len(tensors["recent"]) < min(room, state.slack):
         raise UserError(f"{where} is damaged: the tokens that it read last, or what follows them, are missing")
+
+
+def integer(number: Any, expected: str) -> int:
+    """Return the number as a Python integer; anything that is none is refused, bools too."""
+    try:
+        if not isinstance(number, bool):
+            return operator.index(number)
+    except TypeError:
+        pass
+    raise TypeError(f"{expected}, not {number!r}")
 
 
 def _array(tokens: Any) -> bool:

@@ -72,6 +72,29 @@ def test_a_number_of_a_config_is_finite(value: str) -> None:
         configs.from_json(TrainConfig, data, "here")
 
 
+REQUIRED: dict[str, dict[str, Any]] = {"model": {"core": CORES["feedback"].config(), "inputs": 5}}
+WRONG = {int: (1.5, 64.0, True, "4", None), bool: ("yes", 1, 0.0, None), float: ("0.1", True, None), str: (1, None)}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_field_of_another_type_is_refused_where_a_config_is_made(name: str) -> None:
+    for field, kind in configs.field_types(KINDS[name]).items():
+        for value in WRONG.get(kind, ()):
+            with pytest.raises(ValueError, match=f"{field} must be {kind.__name__}, not {value!r}"):
+                KINDS[name](**{**REQUIRED.get(name, {}), field: value})
+
+
+def test_what_a_config_takes_and_refuses() -> None:
+    kind = CORES["feedback"].config
+    with pytest.raises(ValueError, match="sees_itself must be bool, not 'yes'"):
+        kind(sees_itself="yes")
+    with pytest.raises(ValueError, match=r"head_width must be int or None, not 2\.0"):
+        kind(head_width=2.0)
+    with pytest.raises(ValueError, match=r"'average' or 'recurrent' or int, not 1\.0"):
+        kind(make_up=1.0)
+    assert kind(attention_dropout=0, head_width=None).attention_dropout == 0  # an integer is a number
+
+
 def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(
         ValueError, match=r"unknown option --train\.learning_rat; did you mean --train\.learning_rate\?"

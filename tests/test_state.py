@@ -258,6 +258,15 @@ def test_counts_stay_integers_when_a_state_changes_its_type() -> None:
     assert (state.memory.dtype, state.count.dtype) == (torch.float64, torch.int64)
 
 
+def test_a_state_moves_as_a_tensor_does() -> None:
+    state: Any = used("feedback")
+    for moved in (state.to(torch.float64), state.to("cpu", torch.float64), state.to(dtype=torch.float64)):
+        assert (moved.memory.dtype, moved.count.dtype) == (torch.float64, torch.int64)
+    assert_same(state.to("cpu"), state)
+    with pytest.raises(TypeError, match=r"a state is of a floating type, not torch.int64"):
+        state.to(torch.int64)
+
+
 def test_a_state_cannot_be_changed_in_place() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         used("lstm").count = torch.zeros(3)  # type: ignore[misc]
@@ -327,6 +336,9 @@ def test_join_refuses_states_that_are_not_alike() -> None:
     kind = FeedbackState
     with pytest.raises(ValueError, match="at least one state"):
         kind.join([])
+    with pytest.raises(TypeError, match=r"State.join takes a list of states, not one state; use join\(\[a, b\]\)"):
+        State.join(used("feedback"))  # type: ignore[arg-type]
+    assert State.join(used("feedback") for _ in range(2)).batch == 6
     with pytest.raises(TypeError, match=r"FeedbackState.join takes states of that kind, not a LSTMState"):
         kind.join([used("feedback"), used("lstm")])
     with pytest.raises(ValueError, match=r"not alike: .*FeedbackState.* and .*LSTMState"):

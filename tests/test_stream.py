@@ -334,6 +334,27 @@ def test_a_stream_with_any_bit_changed_is_refused(tmp_path: Path) -> None:
             Stream.load(path, model)
 
 
+def test_a_stream_refuses_numbers_that_mean_nothing() -> None:
+    stream = Stream(make_model(), slack=4)
+    stream.feed([1, 2, 3, 4, 5])
+    batch = StreamBatch(stream.model, slack=4)
+    name = batch.open(stream)
+    for wrong in (1.5, True, "2", None, [1], torch.tensor(1.5), float("nan")):
+        with pytest.raises(TypeError, match="crop takes an integer number of tokens, not"):
+            stream.crop(wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="crop takes an integer number of tokens, not"):
+            batch.crop(name, wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="slack is an integer number of tokens, not"):
+            Stream(stream.model, slack=wrong)  # type: ignore[arg-type]
+    stream.crop(torch.tensor(1))  # type: ignore[arg-type]
+    assert stream.count == batch.state(name).count - 1 == 4
+    for wrong in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(UserError, match="temperature must be a finite number, 0 or more, not"):
+            stream.sample(temperature=wrong)
+    with pytest.raises(UserError, match="top_p must be above 0"):
+        stream.sample(top_p=float("nan"))
+
+
 @cores
 def test_a_stream_finds_parameters_that_were_changed_behind_autograd(name: str) -> None:
     """`p.data.mul_()` counts no version; the stream's projected past would be of the parameters before."""

@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stairwell.configs import check_at_least
+from stairwell.configs import Config, check_at_least
 from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts
 from stairwell.layers import Masks
@@ -35,7 +35,7 @@ from stairwell.roles import CARRY
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaNetConfig:
+class DeltaNetConfig(Config):
     width: int = 256
     "width of the model (D)"
     layers: int = 2
@@ -54,6 +54,7 @@ class DeltaNetConfig:
     "let each head forget at each token"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(self, 1, "width", "layers", "heads", "head_width", "inner", "products")
         if self.head_width is None and self.width % self.heads:
             raise ValueError(

@@ -33,13 +33,8 @@ class FeedbackConfig(WindowConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.make_up, int):
-            if not 0 <= self.make_up <= self.layers:
-                raise ValueError(
-                    f"make_up {self.make_up}: there are layers 0 (the embedding) to {self.layers} (the top)"
-                )
-        elif self.make_up not in ("all", "average", "recurrent"):
-            raise ValueError(f"make_up must be 'all', 'average', 'recurrent' or a layer's number, not {self.make_up!r}")
+        if isinstance(self.make_up, int) and not 0 <= self.make_up <= self.layers:
+            raise ValueError(f"make_up {self.make_up}: there are layers 0 (the embedding) to {self.layers} (the top)")
 
     @property
     def memories(self) -> int:

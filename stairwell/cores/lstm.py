@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from stairwell.configs import check_at_least, check_rates
+from stairwell.configs import Config, check_at_least, check_rates
 from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts
 from stairwell.layers import Masks
@@ -15,7 +15,7 @@ from stairwell.roles import CARRY
 
 
 @dataclass(frozen=True, kw_only=True)
-class LSTMConfig:
+class LSTMConfig(Config):
     width: int = 256
     "width of the model and of the hidden state (D)"
     layers: int = 2
@@ -24,6 +24,7 @@ class LSTMConfig:
     "dropout rate between the layers"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(self, 1, "width", "layers")
         check_rates(self, "dropout")
 

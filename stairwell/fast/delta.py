@@ -109,11 +109,18 @@ def correct_chunk(S: Tensor, todo: Corrections, start: Tensor | None) -> tuple[T
     left, left_of_S = remains(todo, start)
     system = b * left * (k @ k.mT)  # its diagonal is taken for ones, what lies above it is not read
     wanted = b * (v - left_of_S * (k @ S))
-    u = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    u = solve(system, wanted)
     asked = slice(n - 1, None, n)  # a token reads after its last correction
     read = left_of_S[..., asked, :] * (q @ S) + (left[..., asked, :] * (q @ k.mT)) @ u
     S = left_of_S[..., -1:, :] * S + (left[..., -1, :, None] * k).mT @ u
     return S, read.transpose(1, 2)
+
+
+def solve(system: Tensor, wanted: Tensor) -> Tensor:
+    """The triangular system with ones on its diagonal. PyTorch solves none in types narrower than float32."""
+    dtype = torch.promote_types(wanted.dtype, torch.float32)
+    solved = torch.linalg.solve_triangular(system.to(dtype), wanted.to(dtype), upper=False, unitriangular=True)
+    return solved.to(wanted.dtype)
 
 
 def remains(todo: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -18,13 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stairwell.configs import check_at_least, check_rates
+from stairwell.configs import Config, check_at_least, check_rates
 from stairwell.fast.products import linear
 from stairwell.layers import Wiring, can_be_asked
 
 
 @dataclass(frozen=True, kw_only=True)
-class EncoderConfig:
+class EncoderConfig(Config):
     encoder_layers: int = 6
     "number of layers of the encoder"
     encoder_heads: int = 4
@@ -47,6 +47,7 @@ class EncoderConfig:
     "LayerDrop: rate at which a whole layer of the encoder is skipped, drawn once a layer and call"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(self, 1, "encoder_layers", "encoder_heads", "encoder_distance", "encoder_inner")
         check_rates(self, "encoder_dropout", "encoder_attn_drop", "encoder_relu_drop", "encoder_layer_drop")
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stairwell.configs import check_rates
+from stairwell.configs import Config, check_rates
 from stairwell.cores import Core, build
 from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
@@ -33,7 +33,7 @@ LOGITS_AT_ONCE = 1 << 24  # numbers; larger outputs are computed in blocks of to
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModelConfig:
+class LanguageModelConfig(Config):
     core: Any = field(default_factory=FeedbackConfig)
     "the core's own config"
     inputs: int = 256
@@ -54,6 +54,7 @@ class LanguageModelConfig:
     "how much narrower the vectors of each such cluster are than those of the one before"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.inputs < 1 or (self.outputs is not None and self.outputs < 1):
             raise ValueError("a model needs at least one input and one output symbol")
         if getattr(self.core, "cross", False):

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stairwell.configs import Config
 from stairwell.cores import Core, build
 from stairwell.cores.core import check_start
 from stairwell.cores.feedback import FeedbackConfig
@@ -32,7 +33,7 @@ SMALL = 8  # cells along a side down to which a picture is halved
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentConfig:
+class AgentConfig(Config):
     core: Any = field(default_factory=FeedbackConfig)
     "the core's own config"
     observation: Any = field(default_factory=lambda: Discrete(2))

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from stairwell import configs
 from stairwell.errors import UserError
 from stairwell.tasks import TASKS
 from stairwell.tasks.base import Kind, Known
@@ -48,7 +49,7 @@ OPTIONS = ("length", "colours", "shuffled", "limit", "side", "targets", "steps")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(configs.Config):
     env: str = "corridor"
     "corridor, passive-t-maze, maze-navigation(-easy), water-maze, any name in gymnasium, or your own: module:Name-v0"
     length: int | None = None
@@ -75,6 +76,7 @@ class Config:
     "episodes of an evaluation"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_at_least(1, longest=self.longest, valid_episodes=self.valid_episodes, test_episodes=self.test_episodes)
 
     def given(self) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
+from stairwell import configs
 from stairwell.errors import UserError
 
 from .base import IGNORE
@@ -48,7 +49,7 @@ FIRST_VARIABLE = WORDS.index(NAMES[0])
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(configs.Config):
     statements: int = 100
     """statements in a program"""
     variables: int = 3

@@ -15,6 +15,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from stairwell import configs
+
 from .base import IGNORE
 from .generated import Array, LengthTask, Played, check_at_least
 
@@ -23,7 +25,7 @@ SEP, END = DIGITS, DIGITS + 1
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(configs.Config):
     reverse: bool = False
     """answer with the digits backwards"""
     length: int = 40

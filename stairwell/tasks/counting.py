@@ -13,6 +13,8 @@ from typing import ClassVar
 
 import numpy as np
 
+from stairwell import configs
+
 from .base import IGNORE
 from .generated import Array, GeneratedTask, Played, check_at_least
 
@@ -21,7 +23,7 @@ A, SEP, B, END = range(4)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(configs.Config):
     length: int = 50
     """the largest count (the paper: 50 and 1000)"""
     test_length: int = 0

@@ -48,8 +48,6 @@ class GroupWords(LeagueEpisodes):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.group not in ("A5", "S5"):
-            raise UserError(f"group is '{self.group}'; it must be 'A5' or 'S5'")
         if not 2 <= self.generators <= self.order:
             raise UserError(
                 f"generators is {self.generators}; it must be between 2 and {self.order}, the elements of {self.group}"

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from stairwell import text
+from stairwell import configs, text
 from stairwell.data import files
 from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.packed import LabelledTokens
@@ -32,7 +32,7 @@ from stairwell.tasks.scores import SequenceScore
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(configs.Config):
     path: str = ""
     "a folder with train.tokens, train.labels, valid.tokens, ..., or one file of tokens"
     labels: str = ""
@@ -41,6 +41,7 @@ class Config:
     "the label that means: not scored"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.unscored.split() != [self.unscored]:
             raise UserError(f"unscored must be one symbol without white space, not {self.unscored!r}")
 

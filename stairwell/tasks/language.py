@@ -14,12 +14,12 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
-from stairwell import text
+from stairwell import configs, text
 from stairwell.data import files, splits
 from stairwell.data.cache import Array, cached, key_of, writable_cache
 from stairwell.data.files import Parts
@@ -35,7 +35,7 @@ ADVICE = "unit=bytes takes any file"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(configs.Config):
     path: str = splits.STDLIB
     "a text file, a folder, or `stdlib`: the sources of the running Python's standard library"
     unit: Unit = "bytes"
@@ -56,9 +56,7 @@ class Config:
     "which files of a folder to read, such as *.txt"
 
     def __post_init__(self) -> None:
-        for name, choices in (("unit", get_args(Unit)), ("documents", get_args(Documents))):
-            if getattr(self, name) not in choices:
-                raise UserError(f"{name} must be one of {', '.join(choices)}, not {getattr(self, name)!r}")
+        super().__post_init__()
         if self.separated and self.unit != "characters":
             raise UserError(f"separated goes with unit=characters, not with unit={self.unit}")
         if self.vocabulary < 0:

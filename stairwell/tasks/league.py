@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from stairwell.configs import Config
 from stairwell.errors import UserError
 
 from .base import IGNORE
@@ -28,7 +29,7 @@ Label = Literal["last", "every"]
 
 
 @dataclass(frozen=True)
-class LeagueConfig:
+class LeagueConfig(Config):
     min_length: int = 3
     """tokens in the shortest training episode (the tables: 3)"""
     length: int = 40
@@ -68,8 +69,6 @@ class LeagueEpisodes:
             raise UserError(
                 f"length is {self.length}; it must be at least the shortest length, which is {self.min_length}"
             )
-        if self.label not in ("last", "every"):
-            raise UserError(f"label is '{self.label}'; it must be 'last' or 'every'")
 
     @property
     def size(self) -> int:

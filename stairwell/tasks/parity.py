@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stairwell import configs
+
 from .generated import Array, LengthTask, Sequences
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(configs.Config):
     length: int = 40
     """bits in a training sequence"""
     valid_length: int = 0

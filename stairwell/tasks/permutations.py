@@ -17,6 +17,7 @@ from math import factorial, isqrt
 
 import numpy as np
 
+from stairwell import configs
 from stairwell.errors import UserError
 
 from .generated import Array, LengthTask, Sequences
@@ -26,7 +27,7 @@ SHORT = 256  # factors of a word that is multiplied in one piece
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(configs.Config):
     elements: int = 5
     """how many things are permuted (the yardstick: 5)"""
     generators: bool = False

@@ -19,6 +19,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
+from stairwell import configs
+
 from .generated import Array, GeneratedTask, Played, check_at_least
 from .scores import TokenScore
 
@@ -29,7 +31,7 @@ STEPS = ((0, 1), (-1, 0), (0, -1), (1, 0))  # (rows, columns) of a step in each 
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(configs.Config):
     length: int = 100
     """actions in an episode (the first paper: 100, the second: 400)"""
     grid: int = 8

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from stairwell import configs
 from stairwell.errors import UserError
 from stairwell.tasks import text_scores, translation
 from stairwell.tasks.pairs import PairTask
@@ -26,7 +27,7 @@ def words_of(program: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(configs.Config):
     path: str = ""
     "a folder with train.jsonl, valid.jsonl, ... (or csv, tsv, or parallel text files), or one such table"
     source: str = "source"
@@ -55,6 +56,7 @@ class Config:
     "how many summaries to write, greedily, at every validation; 0: none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         translation.check(self)
         if self.words < 0:
             raise UserError(f"words must be 0 or more, not {self.words}")

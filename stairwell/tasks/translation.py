@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
+from stairwell import configs
 from stairwell.errors import UserError
 from stairwell.tasks import text_scores
 from stairwell.tasks.pairs import PairTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(configs.Config):
     path: str = ""
     "a folder with train.de, train.en, ... or with tables (jsonl, csv, tsv); not needed if source and target are files"
     source: str = "de"
@@ -41,6 +42,7 @@ class Config:
     "how many sentences to translate, greedily, at every validation; 0: none"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check(self)
 
 

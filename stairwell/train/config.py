@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from stairwell.configs import Config
 from stairwell.errors import UserError
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.growth import Growth
@@ -18,7 +19,7 @@ LARGEST_SEED = 1 << 63  # torch's generators take no more
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Config):
     steps: int = 1000
     "updates of the parameters"
     batch: int = 32
@@ -93,6 +94,7 @@ class TrainConfig:
     "updates between two lines of metrics"
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("batch", "segment", "accumulate", "log_every", "valid_rows", "noise_every"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         counts = ("steps", "finetune_steps", "warmup", "segment_warmup", "validate_every", "checkpoint_every")

@@ -127,7 +127,7 @@ def test_how_many_vectors_there_are() -> None:
 
 
 def test_wrong_options_are_refused_in_a_line() -> None:
-    with pytest.raises(ValueError, match="positions must be one of learned, clamped, none, random, not 'sinus'"):
+    with pytest.raises(ValueError, match="positions must be 'learned' or 'clamped' or 'none' or 'random', not 'sinus'"):
         FeedbackConfig(positions="sinus")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="position_vectors is only read with positions clamped or random"):
         FeedbackConfig(position_vectors=3)

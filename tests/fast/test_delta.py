@@ -133,6 +133,20 @@ def test_float32_is_as_near_to_the_truth_as_the_reference(engine: DeltaNetEngine
     assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 1e-6
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_are_solved_in_float32(dtype: torch.dtype) -> None:
+    case = laws.make_case(DeltaNetConfig(width=8, heads=2, layers=1, products=2, gated=True), B=2, T=30)
+    core, x, state = case.core.to(dtype), case.x.to(dtype), case.state.to(dtype)
+    core.engine = None
+    expected, _ = core(x, state, case.start)
+    core.engine = PYTORCH
+    y, after = core(x, state, case.start)
+    assert y.dtype == after.matrix.dtype == dtype  # type: ignore[attr-defined]
+    torch.testing.assert_close(y, expected, rtol=0.05, atol=0.05)
+    y.sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in core.parameters())
+
+
 def test_short_calls_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     core: Any = build(DeltaNetConfig(width=4, heads=2))
     monkeypatch.setattr(delta, "correct_chunk", None)  # whoever makes a chunk here fails

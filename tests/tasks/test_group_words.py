@@ -90,7 +90,7 @@ def test_every_label_is_the_product_of_the_word(group: Any, generators: int) -> 
 
 def test_options_that_make_no_sense_are_refused() -> None:
     for options, message in (
-        ({"group": "A6"}, "group is 'A6'; it must be 'A5' or 'S5'"),
+        ({"group": "A6"}, "group must be 'A5' or 'S5', not 'A6'"),
         ({"generators": 1}, "generators is 1; it must be between 2 and 120, the elements of S5"),
         ({"group": "A5", "generators": 61}, "it must be between 2 and 60, the elements of A5"),
         ({"generator_seed": -1}, "generator_seed is -1; it must be at least 0"),

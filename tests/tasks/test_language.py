@@ -437,8 +437,8 @@ def test_documents_of_one_token_make_no_episode(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unit": "runes"}, "unit must be one of bytes, characters, words, bpe, not 'runes'"),
-        ({"documents": "pages"}, "documents must be one of"),
+        ({"unit": "runes"}, "unit must be 'bytes' or 'characters' or 'words' or 'bpe', not 'runes'"),
+        ({"documents": "pages"}, "documents must be 'files' or 'lines'"),
         ({"separated": True}, "separated goes with unit=characters"),
         ({"vocabulary": 10}, "vocabulary goes with"),
         ({"vocabulary": -1}, "vocabulary must be 0 or more"),

@@ -184,7 +184,7 @@ def test_lengths_that_make_no_sense_are_refused(name: str) -> None:
         ({"length": 2}, "length is 2; it must be at least the shortest length, which is 3"),
         ({"test_length": 39}, "length is 39; it must be at least the shortest length, which is 40"),
         ({"valid_length": -1}, "valid_length is -1; it must be at least 0"),
-        ({"label": "first"}, "label is 'first'; it must be 'last' or 'every'"),
+        ({"label": "first"}, "label must be 'last' or 'every', not 'first'"),
     ):
         with pytest.raises(ValueError, match=message):
             make(name, **options)

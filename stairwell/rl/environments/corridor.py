@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stairwell import configs
 from stairwell.tasks.generated import check_at_least
 
 from ..spaces import MultiDiscrete
@@ -31,7 +32,7 @@ from .grid import AGENT, COLOURS, EAST, FLOOR, LINE, SEEN, WALL, Tiles
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(configs.Config):
     length: int = 100
     """steps from the object to the doors"""
     colours: int = 2
@@ -111,7 +112,7 @@ class Corridor(Batched):
 
 
 @dataclass(frozen=True)
-class TMazeConfig:
+class TMazeConfig(configs.Config):
     length: int = 100
     """steps from the start to the junction"""
 

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stairwell import configs
 from stairwell.tasks.generated import check_at_least, check_at_most
 
 from ..spaces import MultiDiscrete
@@ -44,7 +45,7 @@ TURNS = np.array([0, 1, -1])
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(configs.Config):
     side: int = 9
     """cells along each side of the maze; odd"""
     targets: int = 8

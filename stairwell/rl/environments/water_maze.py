@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stairwell import configs
 from stairwell.tasks.generated import check_at_least, check_at_most
 
 from ..spaces import MultiDiscrete
@@ -33,7 +34,7 @@ GOAL: Colour = (215, 45, 45)
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(configs.Config):
     side: int = 15
     """cells along each side of the pool"""
     steps: int = 200
