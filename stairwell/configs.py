@@ -25,7 +25,8 @@ class Config:
     A subclass with a `__post_init__` of its own calls this one first."""
 
     def __post_init__(self) -> None:
-        for name, annotation in _known_types(type(self)).items():
+        kind: Any = type(self)
+        for name, annotation in _known_types(kind).items():
             value = getattr(self, name)
             if not any(_fits(value, choice) for choice in _choices(annotation)):
                 raise UserError(f"{name} must be {_type_text(annotation)}, not {value!r}")

@@ -49,7 +49,7 @@ class LayerConfig(Config):
     residual_dropout: float = 0.0
     "dropout rate on the output of each sublayer, before the residual sum"
     locked_dropout: bool = False
-    "Draw one residual dropout mask per sequence and call instead of one per token (variational dropout)."
+    "draw one residual dropout mask per sequence and call instead of one per token (variational dropout)"
     layer_drop: float = 0.0
     "LayerDrop: rate at which a whole layer is skipped, drawn once a layer and call"
     adaptive_span: bool = False
@@ -65,7 +65,7 @@ class LayerConfig(Config):
     position_vectors: int | None = None
     "how many vectors: clamped, 64 if not given; random, to choose from, as many as distances if not given"
     scaled_init: bool = False
-    "Divide the initial output projections of attention and feed-forward by sqrt(2 L)."
+    "divide the initial output projections of attention and feed-forward by sqrt(2 L)"
 
     def __post_init__(self) -> None:
         super().__post_init__()
