@@ -35,7 +35,7 @@ class Config(configs.Config):
     test_length: int = 400
     """digits in a test sequence"""
     min_length: int = 0
-    """digits in the shortest sequence of a split, whose lengths are uniform from here on; 0: all have its full length"""
+    """digits in the shortest sequence of a split; lengths are uniform from there on; 0: all have the full length"""
     train_episodes: int = 0
     """size of the training set, which repeats; 0 draws new sequences without end"""
     valid_episodes: int = 200
