@@ -17,7 +17,9 @@ END = "</s>"
 
 def tokenizer(vocabulary: text.Vocabulary) -> PreTrainedTokenizerFast:
     """The vocabulary as a tokenizer of transformers, for bytes, characters and byte pairs."""
-    return PreTrainedTokenizerFast(tokenizer_object=_tokenizer(vocabulary), clean_up_tokenization_spaces=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=_tokenizer(vocabulary), clean_up_tokenization_spaces=False, padding_side="left"
+    )
 
 
 def pair_tokenizers(task: PairTask) -> tuple[PreTrainedTokenizerFast, PreTrainedTokenizerFast]:
