@@ -41,6 +41,21 @@ def test_a2c_is_the_advantage_times_the_log_probability() -> None:
     log, entropy, value = said(objective, batch)
     wanted = -(log * batch.advantage).sum() + 0.7 * 0.5 * ((batch.target - value) ** 2).sum() - 0.3 * entropy.sum()
     torch.testing.assert_close(objective(batch).loss, wanted)
+    # A frame that does not count adds nothing.
+    scored = torch.arange(batch.start.numel()).view(batch.start.shape) % 3 > 0
+    each = -log * batch.advantage + 0.35 * (batch.target - value) ** 2 - 0.3 * entropy
+    outcome = objective(dataclasses.replace(batch, scored=scored))
+    torch.testing.assert_close(outcome.loss, each[scored].sum())
+    torch.testing.assert_close(outcome.metrics["entropy"], entropy[scored].sum())
+
+
+def test_the_loss_on_spans_is_added_in_one_part_of_a_step() -> None:
+    made = experiment(core__adaptive_span=True, core__span_loss=0.1)
+    fed = feed(made)
+    objective = A2C(fed.agent, made.train)
+    first, second = (objective(part) for part in fed.read(6).parts(2))
+    assert first.penalty is not None and second.penalty is None
+    torch.testing.assert_close(first.penalty, fed.agent.core.span_loss())
 
 
 def test_ppo_is_a2c_at_first_and_clipped_later() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,32 @@ def test_ppo_reads_every_row_once_an_epoch_and_counts_frames_once() -> None:
         torch.testing.assert_close(rows.sort(0).values, rollout.log_probability.sort(0).values)
     assert not torch.equal(batches[4].log_probability, batches[6].log_probability)
     assert sum(len(batch.ended) for batch in batches[5:8]) == 0
+
+
+def test_minibatches_of_another_rollout_are_dealt_anew() -> None:
+    fed = feed(experiment(train__learner="ppo", train__epochs=1, train__minibatches=2, train__batch=8))
+    dealt = []
+    for _ in range(4):
+        dealt.append(fed.minibatch(0).tolist())
+        fed.read(2), fed.read(2)
+    assert len({tuple(sorted(rows)) for rows in dealt}) > 1 and all(len(set(rows)) == 4 for rows in dealt)
+
+
+def test_episodes_that_end_are_told_with_their_own_return_and_length() -> None:
+    """Over the edges of rollouts: the reward for a frame is read with the next one."""
+    fed = feed(experiment(model__last_action=True, model__last_reward=True))
+    batches = [fed.read(6) for _ in range(8)]
+    start, reward = (torch.cat(parts, 1) for parts in zip(*((b.start, b.inputs.reward) for b in batches)))
+    wanted = []
+    for begins, rewards in zip(start, reward):
+        edges = begins.nonzero().flatten().tolist()
+        wanted += [(float(rewards[a + 1 : b + 1].sum()), float(b - a)) for a, b in pairwise(edges)]
+    told = sorted(tuple(episode) for batch in batches for episode in batch.ended.tolist())
+    # The last episode of a row may have ended with the last frame of all.
+    missing = list(told)
+    for episode in wanted:
+        missing.remove(episode)
+    assert len(wanted) > 8 and len(missing) <= 4 and len(set(told)) > 1
 
 
 def test_normalized_advantages_have_mean_0_and_deviation_1_and_values_learn_the_same() -> None:

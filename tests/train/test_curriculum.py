@@ -46,6 +46,13 @@ def test_a_stage_is_mastered_by_a_whole_window_of_updates() -> None:
     assert curriculum.options == {"length": 3} and not curriculum.finished
     # Nothing scored is nothing mastered.
     assert not any(curriculum.mastered(0, 0) for _ in range(WINDOW))
+    # Neither worse windows before count, nor better ones.
+    assert sum(curriculum.mastered(9, 10) for _ in range(WINDOW)) == 1
+    assert curriculum.options == {"length": 4} and not curriculum.finished
+    for right in (10, 8):
+        for _ in range(WINDOW):
+            curriculum.mastered(right, 10)
+        assert curriculum.finished == (right == 10)
 
 
 def test_the_last_stage_is_the_end() -> None:

@@ -16,7 +16,7 @@ import torch
 from stairwell.runs import Experiment, preset
 from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.runs.trainings import Job, sum_up
-from stairwell.train import Phase, Run, TrainConfig, Trainer, evaluate, stream_trainer
+from stairwell.train import Diverged, Interrupted, Phase, Run, TrainConfig, Trainer, evaluate, stream_trainer
 from tests.commands import TINY, assert_same_weights, measured, stairwell
 
 TRAIN = {
@@ -79,6 +79,19 @@ def test_an_update_is_the_mean_over_the_scored_tokens(tmp_path: Path) -> None:
     run.update()
     for gradient, parameter in zip(wanted, run.model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_the_loss_on_spans_is_added_to_the_mean_once(parts: int, tmp_path: Path) -> None:
+    options = {"core__adaptive_span": True, "core__memory": 5, "core__heads": 2, "core__span_loss": 0.3}
+    run = trainer(tmp_path, **options, train__clip=0, train__accumulate=parts)
+    batch = task_of(run).feed(range(4), 4, 0).read(8)
+    nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(4), batch.start)
+    spans = [span.ratio for span in run.model.core.spans()]
+    wanted = torch.autograd.grad(nll.mean() + run.model.core.span_loss(), spans)
+    run.update()
+    for gradient, span in zip(wanted, spans, strict=True):
+        torch.testing.assert_close(span.grad, gradient)
 
 
 def test_the_state_is_carried_from_segment_to_segment_and_cut_from_the_graph(tmp_path: Path) -> None:
@@ -194,6 +207,19 @@ def test_a_goal_ends_the_first_phase_and_finetuning_takes_all_its_steps(tmp_path
     assert run.progress.step == 10
 
 
+@pytest.mark.parametrize(
+    ("higher_is_better", "score", "reached"), [(True, 60, 1), (True, 40, 0), (False, 40, 1), (False, 60, 0)]
+)
+def test_a_goal_is_reached_from_the_side_of_the_worse_scores(
+    higher_is_better: bool, score: float, reached: bool, tmp_path: Path
+) -> None:
+    run = trainer(tmp_path, train__goal=50, train__validate_every=2)
+    run.validation = Scores(score)
+    run.validation.higher_is_better = higher_is_better
+    run.run()
+    assert run.progress.step == (2 if reached else 6)
+
+
 def two_phases(folder: Path, first: float, last: float, **options: Any) -> Trainer:
     """Fine-tuning on other data, with scores that cannot be compared with those before."""
     run = trainer(folder, train__finetune_steps=4, train__validate_every=2, **options)
@@ -216,6 +242,52 @@ def test_only_models_of_the_last_phase_are_averaged(which: str, tmp_path: Path) 
     run.run()
     assert [record["averaged"] for record in measured(tmp_path) if "averaged" in record] == [2], "of steps 8 and 10"
     assert {8, 10} < {int(path.stem.removeprefix("step-")) for path in run.folder.snapshots()}
+
+
+class Scripted:
+    """A validation with given scores, one after the other, that remembers the parameters it was given."""
+
+    headline = "score"
+
+    def __init__(self, scores: list[float], higher_is_better: bool = True) -> None:
+        self.scores, self.higher_is_better = iter(scores), higher_is_better
+        self.models: list[dict[str, torch.Tensor]] = []
+
+    def __call__(self, model: Any, split: str) -> dict[str, float]:
+        self.models.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+        return {"score": next(self.scores)}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("better", [True, False])
+@pytest.mark.parametrize(("which", "averaged"), [("best", (1, 2)), ("last", (2, 3))])
+def test_the_average_of_the_last_or_best_models_is_kept_if_it_is_better(
+    which: str, averaged: tuple[int, int], better: bool, sign: int, tmp_path: Path
+) -> None:
+    """Validations after steps 2, 4, 6 and 8, and one of the average."""
+    run = trainer(tmp_path, train__average=2, train__average_of=which, train__steps=8, train__validate_every=2)
+    run.validation = Scripted([sign * score for score in (1, 5, 4, 2, 6 if better else 3)], sign > 0)
+    run.run()
+    *models, mean = run.validation.models
+    first, second = (models[place] for place in averaged)
+    torch.testing.assert_close(mean, {name: (first[name] + second[name]) / 2 for name in mean})
+    saved, note = run.folder.load_model()
+    torch.testing.assert_close(saved, mean if better else models[1])
+    assert note["valid"] == {"score": sign * (6 if better else 5)}
+    torch.testing.assert_close(run.model.state_dict(), models[-1])  # the training could go on
+
+
+def test_parameters_that_are_no_numbers_are_never_saved(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__checkpoint_every=2, train__log_every=100)
+
+    def spoil(event: dict[str, Any]) -> None:
+        if event["event"] == "update" and event["step"] == 3:
+            with torch.no_grad():
+                next(run.model.parameters())[0] = torch.nan
+
+    with pytest.raises(Diverged, match=r"at update 4; step-000000002.safetensors and the models before it are kept"):
+        run.run(spoil)
+    assert run.folder.newest_step == 2
 
 
 def test_a_training_that_no_longer_improves_stops(tmp_path: Path) -> None:
@@ -364,6 +436,30 @@ def test_metrics_tell_rate_memory_and_counts(tmp_path: Path) -> None:
     assert {"step", "tokens", "seconds", "loss", "accuracy", "learning_rate", "gradient_norm"} <= set(first)
     assert first["tokens_per_second"] > 0 and first["peak_memory"] > 1 << 20
     assert last["valid"]["rows"] == 2 and last["valid"]["scored"] == 4 * 8
+
+
+def test_a_line_of_metrics_is_of_all_steps_since_the_last_line(tmp_path: Path) -> None:
+    for every in (1, 3):
+        trainer(tmp_path / str(every), train__log_every=every).run()
+    each, lines = ([r for r in measured(tmp_path / str(every)) if "loss" in r] for every in (1, 3))
+    assert [line["step"] for line in lines] == [3, 6]
+    for name in ("loss", "accuracy", "gradient_norm"):
+        wanted = [sum(step[name] for step in each[i : i + 3]) / 3 for i in (0, 3)]
+        assert [line[name] for line in lines] == pytest.approx(wanted), name
+    assert [line["tokens"] for line in lines] == [96, 192]
+
+
+def test_a_line_of_metrics_that_a_pause_cuts_is_whole(tmp_path: Path) -> None:
+    options = {"train__log_every": 4, "train__curriculum": "length=2..8", "train__steps": 8}
+    trainer(tmp_path / "whole", **options).run()
+    run = trainer(tmp_path / "run", **options)
+    with pytest.raises(Interrupted):
+        run.run(lambda event: setattr(run, "stop_asked", run.progress.step >= 2))
+    again = trainer(tmp_path / "run", **options)
+    again.resume()
+    again.run()
+    ours, theirs = (measured(tmp_path / name) for name in ("run", "whole"))
+    assert ours == theirs and [line["step"] for line in ours if "loss" in line] == [4, 8]
 
 
 def test_without_tensorboard_nothing_is_missed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

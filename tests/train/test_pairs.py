@@ -13,7 +13,7 @@ import torch
 
 from stairwell.models import Seq2Seq
 from stairwell.runs.trainings import evaluate_run, load, new_job, train
-from stairwell.train.pairs import PairCrossEntropy
+from stairwell.train.pairs import PairCrossEntropy, pair_loss
 from stairwell.train.run import load_tensors
 from tests import language_pair
 from tests.commands import assert_same_weights, begin, measured, newest_step, stairwell
@@ -79,6 +79,17 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     torch.testing.assert_close(a, b, **CLOSE)
 
 
+def test_validation_is_without_dropout_and_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    given = options(tmp_path)[1:-1]
+    named = dict(zip((name.removeprefix("--") for name in given[::2]), given[1::2]))
+    dropout = {"model.embedding_dropout": "0.5", "core.residual_dropout": "0.5", "model.encoder_dropout": "0.5"}
+    job = new_job("translation/feedback", None, tmp_path / "run", {**named, **dropout})
+    task = job.experiment.make_tasks()[0]
+    model = job.experiment.make_model(task)
+    scores = [pair_loss(model.train(training), task, "valid") for training in (False, True)]
+    assert scores[0] == scores[1] and model.training
+
+
 def test_accumulation_changes_nothing(tmp_path: Path) -> None:
     given = [*shorter(tmp_path), "--steps", "6"]
     for out, parts in (("one", 1), ("four", 4)):
@@ -107,8 +118,6 @@ def test_models_of_several_validations_are_averaged(tmp_path: Path, which: str) 
     else:
         torch.testing.assert_close(saved, snapshots[1])
     model.load_state_dict(mean)
-    from stairwell.train.pairs import pair_loss
-
     assert pair_loss(model, task, "valid")["loss"] == pytest.approx(validations[-1]["valid"]["loss"])
 
 
