@@ -35,7 +35,7 @@ from stairwell.decode.products import symbol_scores
 from stairwell.decode.source import Sources
 from stairwell.decode.staircase import StaircaseSteps
 from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
-from stairwell.devices import without_autocast
+from stairwell.devices import on_accelerator, without_autocast
 from stairwell.layers import Sublayer
 from stairwell.state import RowNumbers, State, row_numbers
 
@@ -83,7 +83,7 @@ class WeightVersions:
             if parameter is not None
         ]
         self.weights = [parameter for _, _, parameter in self.places]
-        on_cpu = (weight.detach() for weight in self.weights if weight.device.type == "cpu" and weight.is_contiguous())
+        on_cpu = (weight.detach() for weight in self.weights if not on_accelerator(weight) and weight.is_contiguous())
         self.samples = [some_elements(weight) for weight in on_cpu]
         self.first, self.first_elements = self.versions(), self.elements()
 
