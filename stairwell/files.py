@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -56,6 +57,8 @@ def write_folder(path: str | os.PathLike[str], write: Callable[[Path], object]) 
                 with open(file, "rb+") as content:
                     os.fsync(content.fileno())
         if place.exists():  # an empty folder may be someone's current one: it stays, and is filled
+            if any(place.iterdir()):  # someone else was faster
+                raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
             for child in temporary.iterdir():
                 os.rename(child, place / child.name)
         else:

@@ -26,10 +26,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from stairwell.errors import UserError
 from stairwell.files import parse_json
-from stairwell.outputs import Kind, has_keys, write_output
+from stairwell.outputs import Kind, marked, write_output
 
 FORMAT = "stairwell.vocabulary.1"
-VOCABULARY = Kind("a vocabulary of stairwell", has_keys("format", "kind"))
+VOCABULARY = Kind("a vocabulary of stairwell", marked(b'"format": "stairwell.vocabulary.'))
 END_OF_LINE = "\n"
 UNKNOWN = "<unk>"
 BPE_SIZE = 8000

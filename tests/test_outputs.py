@@ -22,6 +22,7 @@ from stairwell.rl.showing import GIF, write_gif
 from stairwell.state import STATE
 from stairwell.stream import STREAM, Stream
 from stairwell.text import VOCABULARY
+from stairwell.train.run import Run
 from tests.commands import TINY, Ended, stairwell
 
 BOOK = "the quick brown fox\n" * 60
@@ -205,8 +206,24 @@ def test_a_full_disk_is_told_with_the_path(place: Path) -> None:
         assert not list(place.glob("full*")) and not list(place.glob(".full*"))
 
 
+def test_what_cannot_be_kept_is_not_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may write anywhere, so that there is no permission is said by the system's answer alone."""
+    run = Run(place / RUN)
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for check in (run.check_writable, run.load_model, lambda: outputs.check(place / "new", PAGE)):
+        with pytest.raises(UserError, match="no permission"):
+            check()
+
+
 def resumed(place: Path, *options: str) -> Ended:
     return stairwell(place, "train", "--resume", "--out", RUN, *options, "--quiet")
+
+
+def test_a_run_folder_is_no_folder_of_other_runs(place: Path) -> None:
+    before = contents(place)
+    for command in (["reproduce", "demo", "--updates", "1"], ["train", "parity/lstm", "--seeds", "2"]):
+        stairwell(place, *command, "--out", RUN).line  # noqa: B018  it is told in one line
+    assert contents(place) == before
 
 
 def test_a_run_without_its_checkpoints_is_not_trained_over(place: Path) -> None:

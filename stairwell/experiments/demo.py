@@ -22,6 +22,7 @@ from stairwell.experiments.cost import estimate, in_words, machine_rate, tokens_
 from stairwell.experiments.reproduce import check_trained_with
 from stairwell.experiments.study import check_models, memory_in_words
 from stairwell.files import write_text
+from stairwell.outputs import check_place
 from stairwell.provenance import provenance
 from stairwell.report import Table
 from stairwell.runs.experiment import Experiment
@@ -109,6 +110,7 @@ def plan_table(out: Path, updates: int, device: str, only: Sequence[str] = ()) -
 
 def face_off(out: Path, updates: int, device: str, engine: str, show: Show, only: Sequence[str] = ()) -> dict[str, Any]:
     """Train or resume all models, or `only` some, and test them on new episodes; return all results there are."""
+    check_place(out, "--out")
     report.check_report(out / "report.html", out / "curves.png", "--out")
     left = missing(out, updates, only)
     threads = max(1, torch.get_num_threads() // max(len(left), 1))

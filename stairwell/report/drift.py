@@ -33,6 +33,7 @@ from stairwell.state import State
 from stairwell.tasks.base import IGNORE, Batch
 from stairwell.tasks.endless import BLOCK, StreamName, endless_batches
 from stairwell.tasks.generated import Endless
+from stairwell.train.run import Run
 from stairwell.train.streams import disturbed
 
 FILE = "inside.json"
@@ -317,6 +318,7 @@ def measure_drift(
 ) -> Drift:
     """Look inside a run and write down what was seen."""
     model, task = load(path, device)
+    Run(path).check_writable()
     drift = look_inside(model, stream_of(task), places, streams)
     write_text(Path(path) / FILE, json.dumps(asdict(drift)) + "\n")
     return drift

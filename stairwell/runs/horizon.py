@@ -187,6 +187,7 @@ def measure(
     or the first `rows` (all) sequences of a split of labelled data, or of other data. Whoever interrupts it gets what
     was seen until then, with `interrupted`; a longer measurement that is there already is not written over by that."""
     model, task = load(path, device, engine)
+    Run(path).check_writable()
     chosen: Streams
     if isinstance(task, Labelled):
         chosen = given_streams(model, task, split, data, rows, seeds, tokens, segment)

@@ -91,7 +91,8 @@ def check_new(run: Run) -> None:
     """Refuse a folder where a new training would replace something."""
     if run.exists:
         raise UserError(f"{run.path} holds a training already; go on with it (--resume) or choose another --out")
-    check_place(run.path, "--out")
+    if check_place(run.path, "--out").is_file():
+        raise UserError(f"the folder {run.path} cannot be made ({run.path} is a file); choose another --out")
     there = [name for name in RUN_FILES if name != LOCK and (run.path / name).exists()]
     if there == [spec.FILE] and spec.is_whole(run.path):  # what a training leaves that is killed as it begins
         return

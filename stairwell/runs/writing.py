@@ -20,6 +20,7 @@ from stairwell.runs.trainings import load
 from stairwell.tasks import Split, task_type, text_scores
 from stairwell.tasks.baselines import baselines
 from stairwell.tasks.pairs import PairTask
+from stairwell.train.run import Run
 from stairwell.train.translating import SEARCH, Translator, search_of
 
 PENALTIES = (0.0, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0)
@@ -48,6 +49,7 @@ def tune(
 
     The penalty only orders hypotheses, but a search also stops by it: every value is a search of its own."""
     translator = open_translator(run, None, device, **options)
+    Run(run).check_writable()
     asked, wanted = translator.task.sides("valid", sentences)
     scores: dict[float, float] = {}
     for penalty in penalties:

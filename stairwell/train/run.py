@@ -87,6 +87,11 @@ class Run:
             raise UserError(f"the folder {self.path} cannot be made ({why}); choose another --out") from None
         return missing
 
+    def check_writable(self) -> None:
+        """Find out before a long measurement whether its result can be kept here."""
+        if not os.access(self.path, os.W_OK):
+            raise UserError(f"{self.path} cannot be written: no permission; change that, or copy the run")
+
     def tidy(self) -> None:
         """Remove what a killed process had begun to write."""
         files = (f".{name}.*.tmp" for name in RUN_FILES)
@@ -240,6 +245,8 @@ def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -
 
 def load_tensors(path: Path, noted: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_tensors` wrote. `noted` is a word that its note must have: it tells models and checkpoints apart."""
+    if path.exists() and not os.access(path, os.R_OK):
+        raise UserError(f"{path} cannot be read: no permission")
     try:
         with safe_open(path, framework="pt") as file:
             metadata = parse_json((file.metadata() or {}).get("stairwell", "{}"))
