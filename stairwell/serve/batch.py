@@ -102,9 +102,11 @@ class Prompt:
         check_numbers(after)
         assert self.speller is not None
         if self.echo:
-            for token, before in zip(part, [self.logits, *after[:-1]]):
-                shown = self.speller(token)
-                self.told.append(known(token, shown, len(shown), before, self.logprobs))
+            shown = [(piece := self.speller(token), len(piece)) for token in part]
+            first = 1 if self.logits is None else 0  # nothing is known of the first token of all
+            before = after[:-1] if self.logits is None else torch.cat([self.logits[None], after[:-1]])
+            self.told += known(part[:first], shown[:first], None, None)
+            self.told += known(part[first:], shown[first:], before, self.logprobs)
         else:
             self._hear(part)
         self.read += len(part)
@@ -192,7 +194,7 @@ class Row:
         self.recent = [*self.recent, token][-RECENT:]
         self.job.written += 1
         spelled = self.speller(token)
-        self.job.tell(known(token, self.stops(spelled), len(spelled), logits, self.job.prompt.logprobs))
+        self.job.tell(*known([token], [(self.stops(spelled), len(spelled))], logits[None], self.job.prompt.logprobs))
         return token
 
     def ended(self) -> Done | None:
@@ -233,15 +235,21 @@ def next_rows(active: Sequence[Row], ready: Sequence[Job], rows: int) -> tuple[l
     return leaving, coming
 
 
-def known(token: int, shown: str, length: int, logits: Tensor | None, asked: int | None) -> Token:
-    """What is known of a token: the logits (V,) that it was chosen from, if a client has asked for so many of them."""
-    if asked is None or logits is None:
-        return Token(token, shown, length)
+def known(
+    tokens: Sequence[int], shown: Sequence[tuple[str, int]], logits: Tensor | None, asked: int | None
+) -> list[Token]:
+    """What is known of tokens: what each shows and how long its text is, and the logits (T, V) that it was chosen from,
+    if a client has asked for so many of them."""
+    if asked is None or logits is None or not tokens:
+        return [Token(token, *piece) for token, piece in zip(tokens, shown)]
     chances = logits.float().log_softmax(-1)
-    values, symbols = chances.topk(min(asked, len(chances)))
-    top = dict(zip(symbols.tolist(), values.tolist()))
-    logprob = top.setdefault(token, float(chances[token]))
-    return Token(token, shown, length, logprob, tuple(top.items()))
+    values, symbols = chances.topk(min(asked, chances.shape[1]))
+    own = chances.gather(1, torch.tensor(tokens, device=chances.device)[:, None])[:, 0]
+    made = []
+    for token, piece, found, likely, logprob in zip(tokens, shown, symbols.tolist(), values.tolist(), own.tolist()):
+        top = dict(zip(found, likely))
+        made.append(Token(token, *piece, top.setdefault(token, logprob), tuple(top.items())))
+    return made
 
 
 def slack_of(prompt: Prompt) -> int:

@@ -30,6 +30,7 @@ from stairwell.serve.service import (
 from stairwell.serve.states import beginning
 
 END = "data: [DONE]\n\n"
+SMALL = 64  # an answer is small if so many make the size that all may have
 
 
 async def completions(request: Request) -> Response:
@@ -91,7 +92,8 @@ class Answer:
             prompt = Prompt(ids, begin, asked.echo, asked.logprobs)
             for _ in range(asked.n):
                 self.jobs.append(self._job(prompt, len(self.jobs), deadline))
-        if service.told + asked.told > service.limits.told:
+        # Small ones always come in, so that a few large answers do not keep everybody out.
+        if asked.told > service.limits.told // SMALL and service.told + asked.told > service.limits.told:
             raise Busy(f"answers of a size of {service.told} are in the making already; try again later")
         service.batch.submit(*self.jobs)
         service.batch.counts["requests"] += 1

@@ -395,6 +395,10 @@ def test_answers_in_the_making_have_a_limit_together() -> None:
         for thread in ask:
             thread.join()
         assert 200 in answers and set(answers) <= {200, 429}
+        server.service.told += 1000
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 16}).status_code == 429
+        assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 15}).status_code == 200, "it is small"
+        server.service.told -= 1000
         server.settle()
         is_well(server)
 

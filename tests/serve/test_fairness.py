@@ -126,7 +126,7 @@ def test_a_request_with_many_texts_leaves_rows_to_others() -> None:
         batch = server.service.batch
         until(lambda: len(batch.active) == 2)
         is_well(server)
-        assert len(batch.active) + len(batch.queue) == 16, "none of the many is done yet"
+        assert len(batch.active) + len(batch.queue) >= 16, "none of the many is done yet"
 
 
 def test_requests_share_rows_evenly() -> None:
