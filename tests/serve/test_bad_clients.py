@@ -109,11 +109,11 @@ def test_idle_connections_do_not_keep_others_out() -> None:
         known = b"Connection: close\r\nAuthorization: Bearer a-token-for-tests\r\nHost"
         busy.sendall(head(len(body)).replace(b"Host", known) + body)
         assert busy.recv(1)
-        idle = []
-        for i in range(60):
+        idle = [connect(server) for _ in range(60)]
+        for _ in range(30):  # each is begun before the next comes
             idle.append(connect(server))
-            if i % 2:
-                idle[-1].sendall(head(1000).replace(b"Host", known))
+            idle[-1].sendall(head(1000).replace(b"Host", known))
+            time.sleep(0.01)
         for _ in range(3):
             answer = httpx.get(f"http://127.0.0.1:{server.port}/health", headers=token)
             assert answer.status_code == 200, answer.text
@@ -209,6 +209,7 @@ def test_saved_states_that_nobody_takes_have_a_limit_together(monkeypatch: pytes
         path = f"http://127.0.0.1:{server.port}/v1/states/{name}/save"
         monkeypatch.setattr(server.service.states, "save", lambda name: b"x" * 4000)
         assert len(httpx.get(path).content) == 4000
+        server.settle()
         server.service.sending = 1
         assert httpx.get(path).status_code == 429
         server.service.sending = 0
@@ -361,9 +362,10 @@ def test_options_next_to_nothing_take_the_likeliest(options: dict[str, float]) -
 def test_too_many_clients_are_told_to_come_back() -> None:
     limits = Limits(clients=2, tokens=10**5)
     with inside(app(limits=limits, rows=1)) as server, connect(server) as one, connect(server) as two:
-        with connect(server) as slow:
+        with connect(server) as slow, connect(server) as silent:
             slow.sendall(head(10))  # who is still to send a request keeps nobody out
-            while server.busy["requests"] < 1:
+            silent.sendall(head(10))
+            while server.busy["requests"] < 2:
                 time.sleep(0.01)
             is_well(server)
         body = b'{"prompt": "abc", "max_tokens": 100000, "stream": true}'

@@ -150,25 +150,38 @@ def test_a_text_that_gives_way_is_the_same(monkeypatch: pytest.MonkeyPatch) -> N
     """To the end, with what it remembers to repeat, the half of a character and what a stop string holds back."""
     monkeypatch.setattr(batching, "TURN", 3)
     options = {"max_tokens": 40, "repetition_penalty": 1.3, "logprobs": 1, "stop": ["never so"]}
-    bodies = [{"prompt": "abc" * (i + 1), "seed": i, **options} for i in range(5)]
+    bodies = [{"prompt": "abc" * (i + 1), "seed": i, "n": n, **options} for i, n in enumerate((1, 3, 1, 2, 1, 3))]
 
     async def use(port: int) -> None:
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            alone = [(await client.post("/v1/completions", json=body)).json()["choices"][0] for body in bodies]
+            alone = [(await client.post("/v1/completions", json=body)).json()["choices"] for body in bodies]
             together = await asyncio.gather(*(client.post("/v1/completions", json=body) for body in bodies))
             for one, answer in zip(alone, together):
-                other = answer.json()["choices"][0]
-                assert other["text"] == one["text"] and other["finish_reason"] == one["finish_reason"]
-                assert other["logprobs"]["text_offset"] == one["logprobs"]["text_offset"]
-                assert other["logprobs"]["tokens"] == one["logprobs"]["tokens"]
+                for wanted, found in zip(one, answer.json()["choices"], strict=True):
+                    assert found["text"] == wanted["text"] and found["finish_reason"] == wanted["finish_reason"]
+                    for field in ("tokens", "text_offset"):
+                        assert found["logprobs"][field] == wanted["logprobs"][field]
 
     gave_way: list[int] = []
-    with inside(make_app(MODEL, Bytes(), rows=2)) as server:
-        give_way = server.service.batch._give_way
-        record = lambda leaving: (gave_way.extend(leaving), give_way(leaving))  # noqa: E731
-        monkeypatch.setattr(server.service.batch, "_give_way", record)
+    with inside(make_app(MODEL, Bytes(), rows=3)) as server:
+        batch = server.service.batch
+        give_way = batch._give_way
+        monkeypatch.setattr(batch, "_give_way", lambda leaving: (gave_way.extend(leaving), give_way(leaving)))
         asyncio.run(use(server.port))
-        assert len(gave_way) > 10 and server.service.batch.counts["failed"] == 0
+        assert len(gave_way) > 10 and {0, 1} <= set(gave_way) and batch.counts["failed"] == 0
+
+
+def test_a_text_that_waits_for_another_row_when_its_time_is_up_tells_what_was_held_back() -> None:
+    told: list[Any] = []
+    batch = Batch(MODEL, Bytes(), rows=1)
+    batch.close()  # so that only this thread uses it
+    job = Job(Prompt([]), 10, Choice(), told.append)
+    job.prompt.begin(MODEL, Bytes())
+    job.row = batching.Row(job, Bytes(), torch.device("cpu"), None)
+    job.row.stops.held, job.deadline = "held", 0.0
+    batch.queue.append(job)
+    batch._read()
+    assert told == [Done("length", "held")] and not batch.queue
 
 
 def test_a_text_that_waits_for_another_row_ends_in_time_and_on_shutdown() -> None:
