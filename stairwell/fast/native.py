@@ -15,7 +15,7 @@ from torch import Tensor
 from stairwell.fast.trace import Gradients, Inputs, LayerTrace, Plan, Trace, leaves
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT = 6  # of the lists below; the same number stands in csrc/feedback.cpp
+LAYOUT = 7  # of the lists below; the same number stands in csrc/feedback.cpp
 POISON = False  # fill the loops' own scratch memory with NaN; for tests
 
 
