@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.staircase import Sight, Staircase, StaircaseState
+from stairwell.decode.native import Application, Entry, Read, StepDescription
 from stairwell.decode.rings import KeyRing, RawRing, RowBuffer, lowest, read_parts
 from stairwell.decode.walks import LayerStep, RowSteps
 from stairwell.layers import Layer
@@ -58,6 +59,31 @@ class StaircaseSteps(RowSteps):
         self.vectors = core.position.table(self.distances).detach().flip(0).T  # (K, distances)
         distance = torch.arange(self.distances - 1, -1, -1, device=like.device)
         self.layers = [LayerStep(layer, distance, fused=True) for layer in core.layers]
+        self.use_native(like)
+
+    def describe(self) -> StepDescription:
+        """The rings are those of pass 1, one per layer, then of pass 2, ..., then the cache's."""
+        config, L, passes = self.core.config, len(self.layers), range(1, len(self.past) + 1)
+        cache = len(self.past) * L
+
+        def reads(n: int, l: int) -> list[Read]:
+            found = []
+            for sight in config.in_sight(n):
+                ring = cache + l if sight.pass_number is None else (sight.pass_number - 1) * L + l
+                found.append(Read(ring, sight.nearest, sight.farthest, chunks=True))
+            return found
+
+        applications = [Application(l, reads(n, l), "before", (n - 1) * L + l, l) for n in passes for l in range(L)]
+        entries = [Entry(cache + l, l, 0) for l, ring in enumerate(self.cache) if ring.R]
+        mix = self.like.new_zeros(1, len(applications) + 1)
+        mix[0, config.M * L] = 1  # what the cache keeps: the output of pass M, the input for M = 0
+        table = self.core.position.table(self.distances).detach()
+        return StepDescription(
+            [*self.core.layers], applications, entries, mix, table, 0, len(self.rings()), config.chunk
+        )
+
+    def key_rings(self) -> list[TimeRing]:
+        return self.rings()
 
     def rings(self) -> list[TimeRing]:
         return [ring for rings in (*self.past, self.cache) for ring in rings]
@@ -72,6 +98,8 @@ class StaircaseSteps(RowSteps):
         self.batch = batch
         for ring in self.rings():
             ring.fit(batch)
+        if self.native is not None:
+            self.native.set_rings(self.rings(), batch, self.sources)
 
     def load(self, first: int, state: StaircaseState) -> None:
         self.make_room(first + state.batch)
@@ -94,6 +122,16 @@ class StaircaseSteps(RowSteps):
         return StaircaseState(count, room, passes, self.raw_cache.memory(self.batch), slack=self.slack)
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
+        if self.native is not None:
+            outputs, memory = self.native(x, count, [ring.cursor for ring in self.rings()])
+            L = len(self.layers)
+            for n, raw in enumerate(self.raw_past):
+                if raw.all.shape[1]:
+                    raw.slot(self.batch).copy_(outputs[n * L : (n + 1) * L].transpose(0, 1)[:, None])
+            if self.core.config.caches and self.raw_cache.all.shape[1]:
+                self.raw_cache.slot(self.batch).copy_(memory[0][:, None])
+            self.advance()
+            return outputs[-1].clone()
         M = self.core.config.M
         ages = count.tolist()
         cached = x
@@ -108,11 +146,14 @@ class StaircaseSteps(RowSteps):
                 cached = x
         if self.core.config.caches:
             self.keep(cached)
+        self.advance()
+        return x
+
+    def advance(self) -> None:
         for ring in self.rings():
             ring.advance()
         for raw in self.raws():
             raw.advance()
-        return x
 
     def keep(self, cached: Tensor) -> None:
         """Put the state that a token is seen in later, (B, D), into the cache."""

@@ -11,7 +11,7 @@ Letters: B rows, T tokens, S memory slots, D width, H heads, K head width, G mem
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +21,7 @@ from stairwell.cores.core import Core
 from stairwell.cores.feedback import Feedback
 from stairwell.cores.time import filled
 from stairwell.cores.transformer_xl import TransformerXL
+from stairwell.decode.native import Application, Entry, NativeStep, Read, StepDescription, supports
 from stairwell.decode.products import plain
 from stairwell.decode.rings import (
     KeyRing,
@@ -70,20 +71,36 @@ class LayerStep(Wiring):
 
     def __init__(self, layer: Layer, distance: Tensor, fused: bool) -> None:
         """`distance` of the slots in the order of the tables; `fused`: keys and values are projected with queries."""
-        attention = layer.attention
         self.layer, self.pre, self.residual_rate = layer, layer.pre, layer.residual_rate
         self.attention_norm, self.feed_forward_norm = plain(layer.attention_norm), plain(layer.feed_forward_norm)
         if hasattr(layer, "cross"):
             self.cross_norm = plain(layer.cross_norm)
-        self.out = Factor(attention.out.weight)
-        first, second = layer.feed_forward.inner, layer.feed_forward.out
-        self.inner, self.outer = Factor(first.weight, first.bias), Factor(second.weight, second.bias)
-        query = attention.query.weight * attention.K**-0.5  # scores come out scaled
-        if fused:
-            query = torch.cat([query, attention.key.weight, attention.value.weight])
-        self.query = Factor(query)
+        self.fused = fused
         self.place(distance)
         self.attend_source: Sublayer | None = None
+
+    # Made when they are first used: the native interpreter reads the parameters themselves.
+    @cached_property
+    def query(self) -> Factor:
+        attention = self.layer.attention
+        query = attention.query.weight * attention.K**-0.5  # scores come out scaled
+        if self.fused:
+            query = torch.cat([query, attention.key.weight, attention.value.weight])
+        return Factor(query)
+
+    @cached_property
+    def out(self) -> Factor:
+        return Factor(self.layer.attention.out.weight)
+
+    @cached_property
+    def inner(self) -> Factor:
+        linear = self.layer.feed_forward.inner
+        return Factor(linear.weight, linear.bias)
+
+    @cached_property
+    def outer(self) -> Factor:
+        linear = self.layer.feed_forward.out
+        return Factor(linear.weight, linear.bias)
 
     def place(self, distance: Tensor) -> None:
         """The distance of each slot."""
@@ -105,9 +122,24 @@ class RowSteps:
     """Buffers of rows that come, go and change places together."""
 
     layers: Sequence[LayerStep]
+    batch: int
+    native: NativeStep | None = None
+    sources: Sources | None = None
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         raise NotImplementedError
+
+    def describe(self) -> StepDescription:
+        """What one token's step does."""
+        raise NotImplementedError
+
+    def key_rings(self) -> Sequence[KeyRing]:
+        raise NotImplementedError
+
+    def use_native(self, like: Tensor) -> None:
+        """Let the native interpreter do the steps, where it runs."""
+        if supports(None, like):
+            self.native = NativeStep(self.describe())
 
     def run(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         return torch.stack([self.step(x[:, t], count + t, youngest + t) for t in range(x.shape[1])], 1)
@@ -116,6 +148,9 @@ class RowSteps:
         return False
 
     def set_sources(self, sources: Sources) -> None:
+        self.sources = sources
+        if self.native is not None:
+            self.native.set_rings(self.key_rings(), self.batch, sources)
         for layer in self.layers:
             layer.attend_source = sources.attend(layer.layer)
 
@@ -166,6 +201,8 @@ class RingSteps(RowSteps):
         for ring in self.rings:
             ring.fit(batch)
         self.batch = batch
+        if self.native is not None:
+            self.native.set_rings(self.rings, batch, self.sources)
         self.reader = Reader(self.like, batch, self.H, self.position.R, self.K)
 
     def lengthen(self, needed: int) -> None:
@@ -180,6 +217,25 @@ class RingSteps(RowSteps):
         for layer in self.layers:
             layer.place(self.position.distance)
         self.fit(self.batch)
+
+    def key_rings(self) -> Sequence[KeyRing]:
+        return self.rings
+
+    def window_read(self, ring: int) -> Read:
+        return Read(ring, self.core.window.first, self.core.window.last)
+
+    def description(
+        self, applications: Sequence[Application], entries: Sequence[Entry], mix: Tensor
+    ) -> StepDescription:
+        table = self.position.nearest_first
+        return StepDescription(
+            [*self.core.layers], applications, entries, mix, table, self.core.window.first, len(self.rings)
+        )
+
+    def native_step(self, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.native is not None
+        self.lengthen(self.raw.filled + 1)
+        return self.native(x, count, [self.position.cursor] * len(self.rings))
 
     def view(self, count: Tensor, youngest: int) -> RingView:
         """What the layers have in common at the next step, once there is a slot for it."""
@@ -229,10 +285,21 @@ class FeedbackSteps(RingSteps):
         super().__init__(core, capacity, slack, len(self.key_sources))
         self.layers = [LayerStep(layer, self.position.distance, fused=False) for layer in core.layers]
         self.mix = core.mix(self.like)  # (G, L + 1)
-        self.projections = {
-            l: Factor(torch.cat([core.layers[l].attention.key.weight, core.layers[l].attention.value.weight]))
-            for l, _ in self.key_sources
-        }
+        self.use_native(self.like)
+
+    @cached_property
+    def projections(self) -> dict[int, Factor]:
+        attention = {l: self.core.layers[l].attention for l, _ in self.key_sources}
+        return {l: Factor(torch.cat([a.key.weight, a.value.weight])) for l, a in attention.items()}
+
+    def describe(self) -> StepDescription:
+        write: Any = "before" if self.core.config.sees_itself else "never"
+        applications = [
+            Application(l, [self.window_read(ring)], write, ring, self.key_sources[ring][0])
+            for l, ring in enumerate(self.ring_of)
+        ]
+        entries = [Entry(r, l, g) for r, (l, g) in enumerate(self.key_sources)]
+        return self.description(applications, entries, self.mix)
 
     def fit(self, batch: int) -> None:
         super().fit(batch)
@@ -243,6 +310,11 @@ class FeedbackSteps(RingSteps):
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
         B, D = x.shape
+        if self.native is not None:
+            outputs, memory = self.native_step(x, count)
+            self.raw.slot(B).copy_(memory.transpose(0, 1)[:, None])
+            self.advance()
+            return outputs[-1].clone()
         view = self.view(count, youngest)
         levels = [x]  # x^0, then x^1 ... x^L
         for l, layer in enumerate(self.layers):
@@ -276,11 +348,26 @@ class TransformerXLSteps(RingSteps):
         super().__init__(core, capacity, slack, len(sequence))
         steps = {layer: LayerStep(layer, self.position.distance, fused=True) for layer in core.layers}
         self.layers = [steps[layer] for layer in sequence]
+        self.use_native(self.like)
+
+    def describe(self) -> StepDescription:
+        write: Any = "before" if self.core.config.sees_itself else "after"
+        layers = [*self.core.layers]
+        indices = [layers.index(step.layer) for step in self.layers]
+        applications = [
+            Application(layer, [self.window_read(ring)], write, ring, layer) for ring, layer in enumerate(indices)
+        ]
+        return self.description(applications, [], self.like.new_empty(0, len(indices) + 1))
 
     def projected(self) -> list[tuple[Layer, int]]:
         return [(step.layer, l) for l, step in enumerate(self.layers)]
 
     def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
+        if self.native is not None:
+            outputs, _ = self.native_step(x, count)
+            self.raw.slot(self.batch).copy_(outputs[:-1].transpose(0, 1)[:, None])
+            self.advance()
+            return outputs[-1].clone()
         view = self.view(count, youngest)
         slot = self.raw.slot(self.batch)[:, 0]  # (B, layers, D)
         for l, (layer, ring) in enumerate(zip(self.layers, self.rings)):

@@ -75,7 +75,7 @@ class DeltaSegment(Once):
         a = log_a.exp() if log_a is not None else None
         q, *given = native.dense([q, k, v, b, a, start, S])
         read, after = torch.empty_like(q), torch.empty_like(given[-1])
-        torch.ops.stairwell.delta_forward(q, given, [read, after], instruction_set, native.POISON)
+        torch.ops.stairwell.delta_forward(q, given, [*k.shape], [read, after], instruction_set, native.POISON)
         ctx.instruction_set = instruction_set
         ctx.save_for_backward(q, *given)
         return read, after
@@ -86,7 +86,9 @@ class DeltaSegment(Once):
         q, *given = ctx.saved_tensors
         k, v, b, a, _, S = given
         made = [recycled(like, *like.shape) for like in (q, k, v, b, a, S)]
-        torch.ops.stairwell.delta_backward(q, given, native.dense([*come]), made, ctx.instruction_set, native.POISON)
+        torch.ops.stairwell.delta_backward(
+            q, given, [*k.shape], native.dense([*come]), made, ctx.instruction_set, native.POISON
+        )
         return None, None, *(gradient if gradient.numel() else None for gradient in made)
 
 

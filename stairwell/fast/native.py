@@ -5,7 +5,13 @@ The operators take a plan as plain lists; an empty tensor stands for an option t
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
+import math
+import weakref
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,38 +21,159 @@ from torch import Tensor
 from stairwell.fast.trace import Gradients, Inputs, LayerTrace, Plan, Trace, leaves
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT = 7  # of the lists below; the same number stands in csrc/feedback.cpp
+LAYOUT = 8  # of the lists below; the same number stands in csrc/interface.cpp
 POISON = False  # fill the loops' own scratch memory with NaN; for tests
 
 
-def _load() -> str:
-    """Load the extension; returns why it cannot be used, or nothing."""
-    found = sorted(Path(__file__).parent.glob("_native*.so"))
-    if not found:
-        return "the native extension was not built"
+RATES = "float attention_rate, float relu_rate, float residual_rate"
+PLAN = f"int[] sizes, float eps, {RATES}, Tensor[] inputs, Tensor[] masks"
+END = "int instruction_set, bool poison"
+# Operators that fill what they are given, by their arguments.
+SCHEMAS = {
+    "feedback_forward": f"{PLAN}, Tensor(a!)[] trace, {END}",
+    "feedback_backward": f"{PLAN}, Tensor[] trace, Tensor y, Tensor memory, Tensor(a!)[] gradients, int begin, "
+    f"int end, {END}",
+    "staircase_forward": f"{PLAN}, Tensor(a!)[] trace, int[] stairs, Tensor(b!)[] levels, {END}",
+    "staircase_backward": f"{PLAN}, Tensor(a!)[] trace, int[] stairs, Tensor[] levels, Tensor y, Tensor(b!)[] "
+    f"gradients, Tensor(c!)[] stairs_gradients, int begin, int end, int first, int last, {END}",
+    "log_sums": "Tensor scores, Tensor(a!) sums, int rows, int vocabulary, int instruction_set",
+    "highest": "Tensor scores, Tensor(a!) values, Tensor(b!) tokens, int rows, int vocabulary, int k, "
+    "int instruction_set",
+    "delta_forward": f"Tensor q, Tensor[] given, int[] shape, Tensor(a!)[] made, {END}",
+    "delta_backward": f"Tensor q, Tensor[] given, int[] shape, Tensor[] gradients, Tensor(a!)[] made, {END}",
+}
+TYPES = {torch.float32: 0, torch.float64: 1, torch.bool: 2, torch.int64: 3, torch.bfloat16: 4, torch.int8: 5}
+OTHER = 6  # any other element type
+_registry = torch.library.Library("stairwell", "DEF")
+
+
+def _load() -> tuple[ctypes.CDLL | None, str]:
+    """Load the library; return it, or why it cannot be used."""
+    paths = sorted(Path(__file__).parent.glob("_native*.so"))
+    if not paths:
+        return None, "the native library was not built"
     try:
-        torch.ops.load_library(str(found[0]))
-        same = torch.ops.stairwell.layout() == LAYOUT
-    except (OSError, RuntimeError, AttributeError) as error:
-        return f"the native extension does not load ({error})"
-    return "" if same else "the native extension is of another version; install again to build it"
+        library = ctypes.CDLL(str(paths[0]))
+        library.stairwell_layout.restype = library.stairwell_best_instruction_set.restype = ctypes.c_int64
+        same = library.stairwell_layout() == LAYOUT
+    except (OSError, AttributeError) as error:
+        return None, f"the native library does not load ({error})"
+    if not same:
+        return None, "the native library is of another version; install again to build it"
+    pointer, integer = ctypes.c_void_p, ctypes.c_int64
+    for name, arguments in {
+        "call": [ctypes.c_char_p, integer, pointer],
+        "decoder_new": [pointer, integer, pointer],
+        "decoder_set_rings": [pointer, pointer],
+        "decoder_step": [pointer, integer, pointer],
+    }.items():
+        function = getattr(library, f"stairwell_{name}")
+        function.argtypes, function.restype = arguments, ctypes.c_char_p
+    library.stairwell_decoder_free.argtypes, library.stairwell_decoder_free.restype = [pointer], None
+    library.stairwell_use_openmp.argtypes, library.stairwell_use_openmp.restype = [pointer] * 3, None
+    library.stairwell_use_openmp(*_openmp())
+    return library, ""
 
 
-MISSING = _load()
-BEST: int = 0 if MISSING else torch.ops.stairwell.best_instruction_set()
+def _openmp() -> list[int | None]:
+    """Return the addresses of three functions of torch's OpenMP runtime, whose threads run the kernels too."""
+    names = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+    for path in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
+        with suppress(OSError, AttributeError):
+            runtime = ctypes.CDLL(str(path))  # a look-up through a library searches its dependencies as well
+            return [ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in names]
+    return [None] * len(names)
+
+
+_library, MISSING = _load()
+BEST: int = _library.stairwell_best_instruction_set() if _library else 0
+
+
+class Arguments:
+    """Arguments of a native function as one array per type, as csrc/interface.h reads them. A list is preceded by its
+    length; None stands for an empty tensor."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.integers, self.floats, self.tensors = array("q"), array("d"), array("q")
+        self.add(*arguments)
+
+    def add(self, *arguments: Any) -> None:
+        for argument in arguments:
+            if isinstance(argument, Tensor):
+                self._add_tensor(argument)
+            elif isinstance(argument, float):
+                self.floats.append(argument)
+            elif not isinstance(argument, list | tuple):
+                self.integers.append(argument)
+            elif argument and isinstance(argument[0], int):
+                self.integers.append(len(argument))
+                self.integers.extend(argument)
+            else:
+                self.integers.append(len(argument))
+                for tensor in argument:
+                    self._add_tensor(tensor)
+
+    def _add_tensor(self, tensor: Tensor | None) -> None:
+        if tensor is None:
+            self.tensors.extend((0, 0, 0, 1))
+            return
+        dense = tensor.is_contiguous() and tensor.is_cpu
+        self.tensors.extend((tensor.data_ptr(), tensor.numel(), TYPES.get(tensor.dtype, OTHER), dense))
+
+    def packed(self) -> array[int]:
+        """Addresses and lengths of the three arrays: the struct CallArguments."""
+        address, size = self.tensors.buffer_info()
+        return array("q", (*self.integers.buffer_info(), *self.floats.buffer_info(), address, size // 4))
+
+
+def _operator(name: str) -> Callable[..., None]:
+    """Return the operator as a Python function."""
+    encoded = name.encode()
+
+    def call(*arguments: Any) -> None:
+        assert _library is not None
+        given = Arguments(*arguments)
+        packed = given.packed()
+        check(_library.stairwell_call(encoded, torch.get_num_threads(), packed.buffer_info()[0]))
+
+    return call
+
+
+def check(error: bytes | None) -> None:
+    if error is not None:
+        raise RuntimeError(error.decode())
+
+
+class Decoder:
+    """A step description that the native library keeps, and its one call per token. See csrc/step.h."""
+
+    def __init__(self, description: Arguments, dtype: torch.dtype, parameters: list[Tensor | None]) -> None:
+        """`parameters` are those that the description points to: they live as long as the decoder."""
+        assert _library is not None
+        self.parameters = parameters
+        handle, packed = ctypes.c_void_p(), description.packed()
+        is_double = dtype == torch.float64
+        check(_library.stairwell_decoder_new(ctypes.addressof(handle), is_double, packed.buffer_info()[0]))
+        self.handle = handle.value
+        weakref.finalize(self, _library.stairwell_decoder_free, self.handle)
+
+    def set_rings(self, rings: Arguments) -> None:
+        assert _library is not None
+        packed = rings.packed()
+        check(_library.stairwell_decoder_set_rings(self.handle, packed.buffer_info()[0]))
+
+    def step(self, buffers: Arguments) -> None:
+        assert _library is not None
+        packed = buffers.packed()
+        check(_library.stairwell_decoder_step(self.handle, torch.get_num_threads(), packed.buffer_info()[0]))
+
+
 if not MISSING:
-    # They give nothing back and only fill what they are handed: there is nothing to say about shapes.
-    for _name in (
-        "feedback_forward",
-        "feedback_backward",
-        "staircase_forward",
-        "staircase_backward",
-        "log_sums",
-        "highest",
-        "delta_forward",
-        "delta_backward",
-    ):
-        torch.library.register_fake(f"stairwell::{_name}", lambda *_: None)
+    for _name, _arguments in SCHEMAS.items():
+        _registry.define(f"{_name}({_arguments}) -> ()")
+        _registry.impl(_name, _operator(_name), "CPU")
+        # Operators return nothing and only fill what they are given: there is nothing to say about shapes.
+        torch.library.register_fake(f"stairwell::{_name}", lambda *_: None, lib=_registry)
 
 
 def why_not(x: Tensor) -> str:
@@ -108,7 +235,7 @@ def log_sums(scores: Tensor, instruction_set: int = BEST) -> Tensor:
     """log(sum of e^score) over the symbols. (..., V) -> (...)"""
     scores = scores.contiguous()
     sums = scores.new_empty(scores.shape[:-1])
-    torch.ops.stairwell.log_sums(scores.flatten(0, -2), sums.flatten(), instruction_set)
+    torch.ops.stairwell.log_sums(scores, sums, sums.numel(), scores.shape[-1], instruction_set)
     return sums
 
 
@@ -118,8 +245,8 @@ def highest(scores: Tensor, k: int, instruction_set: int = BEST) -> tuple[Tensor
     scores = scores.contiguous()
     values = scores.new_empty(*scores.shape[:-1], k)
     symbols = torch.empty_like(values, dtype=torch.int64)
-    rows = (tensor.flatten(0, -2) for tensor in (scores, values, symbols))
-    torch.ops.stairwell.highest(*rows, instruction_set)
+    rows, V = math.prod(scores.shape[:-1]), scores.shape[-1]
+    torch.ops.stairwell.highest(scores, values, symbols, rows, V, k, instruction_set)
     return values, symbols
 
 

@@ -137,8 +137,8 @@ class LanguageModel(SymbolModel):
     def __init__(self, config: LanguageModelConfig, engine: str = "auto") -> None:
         super().__init__()
         self.config = config
-        D = config.core.width
         self.core = build(config.core)
+        D = config.core.width
         choose_engine(self.core, engine)
         if config.adaptive:
             cutoffs, factor = config.adaptive, config.adaptive_factor

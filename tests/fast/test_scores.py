@@ -88,5 +88,5 @@ def test_scores_need_not_lie_side_by_side() -> None:
 def test_no_rows_and_too_many_symbols() -> None:
     assert native.log_sums(scores(0, 5)).shape == (0,)
     assert native.highest(scores(0, 5), 2)[1].shape == (0, 2)
-    with pytest.raises(RuntimeError, match="only 5 symbols"):
+    with pytest.raises(RuntimeError, match="the vocabulary has 5 tokens"):
         native.highest(scores(2, 5), 6)

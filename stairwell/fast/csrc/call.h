@@ -3,11 +3,6 @@
 // The loops trust the plan, so everything is checked here: sizes, element types, numbers of elements, ages.
 #pragma once
 
-#include <torch/csrc/stable/library.h>
-#include <torch/csrc/stable/ops.h>
-#include <torch/csrc/stable/tensor.h>
-#include <torch/headeronly/core/ScalarType.h>
-
 #include <algorithm>
 #include <atomic>
 #include <initializer_list>
@@ -17,32 +12,20 @@
 #include <type_traits>
 #include <vector>
 
+#include "instruction_sets.h"
+#include "interface.h"
 #include "plan.h"
+#include "step.h"
 
 namespace stairwell {
 namespace {
 
-using torch::stable::Tensor;
-using Tensors = std::vector<Tensor>;
-
 constexpr i64 MOST_ROWS = 24;  // of a tile: more would push its keys and values out of the cache
 constexpr std::align_val_t LINE{64};
 
-enum InstructionSet : i64 { GENERIC = 0, AVX2 = 1, AVX512 = 2 };
-
-inline i64 best_instruction_set() {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512bw"))
-    return AVX512;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return AVX2;
-#endif
-  return GENERIC;
-}
-
 template <class real>
 const Kernels<real>& kernels(i64 set) {
-  STD_TORCH_CHECK(GENERIC <= set && set <= best_instruction_set(), "stairwell: no instruction set ", set,
+  STAIRWELL_CHECK(GENERIC <= set && set <= best_instruction_set(), "stairwell: no instruction set ", set,
                   " on this machine");
 #if defined(__x86_64__)
   if (set == AVX512) return kernels_avx512<real>();
@@ -72,26 +55,26 @@ class Scratch {
 inline i64 elements(std::initializer_list<i64> shape) {
   i64 n = 1;
   for (i64 size : shape)
-    STD_TORCH_CHECK(size >= 0 && !__builtin_mul_overflow(n, size, &n), "stairwell: a size is negative or too large");
+    STAIRWELL_CHECK(size >= 0 && !__builtin_mul_overflow(n, size, &n), "stairwell: a size is negative or too large");
   return n;
 }
 
 template <class type>
-constexpr torch::headeronly::ScalarType scalar_type() {
-  using torch::headeronly::ScalarType;
-  if (std::is_same_v<type, float>) return ScalarType::Float;
-  if (std::is_same_v<type, double>) return ScalarType::Double;
-  return std::is_same_v<type, bool> ? ScalarType::Bool : ScalarType::Long;
+constexpr ElementType element_type() {
+  if (std::is_same_v<type, float>) return ElementType::FLOAT32;
+  if (std::is_same_v<type, double>) return ElementType::FLOAT64;
+  return std::is_same_v<type, bool> ? ElementType::BOOL : ElementType::INT64;
 }
+
+inline bool has_type(const Tensor& tensor, ElementType type) { return tensor.type == static_cast<i64>(type); }
 
 // The elements of a tensor; null if it has none.
 template <class type>
 type* elements_of(const Tensor& tensor) {
   if (tensor.numel() == 0) return nullptr;
-  STD_TORCH_CHECK(tensor.is_cpu() && tensor.is_contiguous() &&
-                      tensor.scalar_type() == scalar_type<std::remove_const_t<type>>(),
+  STAIRWELL_CHECK(tensor.dense && has_type(tensor, element_type<std::remove_const_t<type>>()),
                   "stairwell: tensors must be contiguous, on the CPU and of one type");
-  return static_cast<type*>(tensor.data_ptr());
+  return static_cast<type*>(tensor.data);
 }
 
 // Takes pointers from a list of tensors, in order; each must have as many elements as the loops will touch.
@@ -126,11 +109,22 @@ class Reader {
     return elements_of<type>(tensor);
   }
 
-  void end() const { STD_TORCH_CHECK(at_ == tensors_.size(), "stairwell: too many tensors in ", name_); }
+  // The same for parameters that may be stored in fewer bits.
+  const void* stored(Storage storage, std::initializer_list<i64> shape, ElementType type) {
+    const i64 wanted = elements(shape);
+    const Tensor& tensor = take();
+    require(tensor.numel() == wanted, tensor, wanted);
+    if (storage != Storage::SAME) type = storage == Storage::INT8 ? ElementType::INT8 : ElementType::BFLOAT16;
+    STAIRWELL_CHECK(!wanted || (tensor.dense && has_type(tensor, type)),
+                    "stairwell: parameters must be contiguous, on the CPU and of the type of their storage");
+    return wanted ? tensor.data : nullptr;
+  }
+
+  void end() const { STAIRWELL_CHECK(at_ == tensors_.size(), "stairwell: too many tensors in ", name_); }
 
  private:
   i64 peek() const {
-    STD_TORCH_CHECK(at_ < tensors_.size(), "stairwell: too few tensors in ", name_);
+    STAIRWELL_CHECK(at_ < tensors_.size(), "stairwell: too few tensors in ", name_);
     return tensors_[at_].numel();
   }
   const Tensor& take() {
@@ -138,7 +132,7 @@ class Reader {
     return tensors_[at_++];
   }
   void require(bool right, const Tensor& tensor, i64 wanted) const {
-    STD_TORCH_CHECK(right, "stairwell: tensor ", at_ - 1, " of ", name_, " has ", tensor.numel(), " elements, not ",
+    STAIRWELL_CHECK(right, "stairwell: tensor ", at_ - 1, " of ", name_, " has ", tensor.numel(), " elements, not ",
                     wanted);
   }
 
@@ -177,30 +171,47 @@ void pack_panel(const Job<real>& job, real* to, i64 panel, i64 first) {
   }
 }
 
+// The arguments with which every operator on a plan begins.
+struct PlanArguments {
+  explicit PlanArguments(Arguments& from)
+      : sizes(from.integers()),
+        eps(from.real()),
+        attention_rate(from.real()),
+        relu_rate(from.real()),
+        residual_rate(from.real()),
+        inputs(from.tensors()),
+        masks(from.tensors()),
+        trace(from.tensors()) {}
+
+  std::vector<i64> sizes;
+  double eps, attention_rate, relu_rate, residual_rate;
+  Tensors inputs, masks, trace;
+};
+
 // Everything that a call's plan points to.
 template <class real>
 class Call {
  public:
-  Call(const std::vector<i64>& sizes, double eps, double attention_rate, double relu_rate, double residual_rate) {
-    read_sizes(sizes);
-    plan.eps = static_cast<real>(eps);
-    plan.attention_factor = static_cast<real>(1 / (1 - attention_rate));
-    plan.relu_factor = static_cast<real>(1 / (1 - relu_rate));
-    plan.residual_factor = static_cast<real>(1 / (1 - residual_rate));
+  explicit Call(const PlanArguments& given) {
+    read_sizes(given.sizes);
+    plan.eps = static_cast<real>(given.eps);
+    plan.attention_factor = static_cast<real>(1 / (1 - given.attention_rate));
+    plan.relu_factor = static_cast<real>(1 / (1 - given.relu_rate));
+    plan.residual_factor = static_cast<real>(1 / (1 - given.residual_rate));
   }
 
   // Of a segment of Feedback.
   Lengths feedback_lengths() const {
     const i64 steps = plan.keep ? plan.T : 1;
-    STD_TORCH_CHECK(plan.steps == steps && plan.R > 0, "stairwell: a segment of other sizes");
+    STAIRWELL_CHECK(plan.steps == steps && plan.R > 0, "stairwell: a segment of other sizes");
     return {plan.T, steps, steps, plan.T, steps, plan.T + plan.R, plan.R};
   }
 
-  void read(const Lengths& lengths, const Tensors& inputs, const Tensors& masks, const Tensors& trace) {
+  void read(const Lengths& lengths, const PlanArguments& given) {
     length = lengths;
-    read_inputs(inputs);
-    read_masks(masks);
-    read_trace(trace);
+    read_inputs(given.inputs);
+    read_masks(given.masks);
+    read_trace(given.trace);
     plan.layers = layers.data();
     plan.set = sets.data();
     plan.levels = levels.data();
@@ -210,7 +221,7 @@ class Call {
   // scores and of what was read for so many steps.
   void read_gradients(const Tensors& given, const Tensors& gradients, i64 begin, i64 end, i64 scores, i64 read) {
     const i64 B = plan.B, D = plan.D, H = plan.H, HK = H * plan.K, J = plan.J, N = end - begin;
-    STD_TORCH_CHECK(0 <= begin && begin < end && end <= plan.T && plan.keep, "stairwell: no such steps");
+    STAIRWELL_CHECK(0 <= begin && begin < end && end <= plan.T && plan.keep, "stairwell: no such steps");
     plan.begin = begin;
     plan.end = end;
     Reader come(given, "the incoming gradients");
@@ -256,11 +267,11 @@ class Call {
     const std::vector<Job<real>> jobs = packing(forward, use.panel, size);
     Scratch<real> packed(size, poison);
     pack(jobs, use.panel, packed.data());
-    const i64 threads = torch::stable::get_num_threads();
+    const i64 threads = get_num_threads();
     const i64 tiles = std::min(plan.B, threads * ((plan.B + threads * most_rows - 1) / (threads * most_rows)));
     // Each thread takes the next tile when it is done with one: a slow core does not hold up the others.
     std::atomic<i64> next{0};
-    torch::stable::parallel_for(0, std::min(threads, tiles), 1, [&](i64, i64) {
+    parallel_for(0, std::min(threads, tiles), 1, [&](i64, i64) {
       Scratch<real> work(workspace(plan, (plan.B + tiles - 1) / tiles), poison);
       for (i64 tile = next++; tile < tiles; tile = next++)
         walk(plan, plan.B * tile / tiles, plan.B * (tile + 1) / tiles, work.data());
@@ -275,19 +286,19 @@ class Call {
   void read_sizes(const std::vector<i64>& sizes) {
     constexpr size_t FIXED = 16;
     constexpr i64 MOST = i64{1} << 40;
-    STD_TORCH_CHECK(sizes.size() > FIXED, "stairwell: too few sizes");
-    for (i64 size : sizes) STD_TORCH_CHECK(0 <= size && size < MOST, "stairwell: a size is negative or too large");
+    STAIRWELL_CHECK(sizes.size() > FIXED, "stairwell: too few sizes");
+    for (i64 size : sizes) STAIRWELL_CHECK(0 <= size && size < MOST, "stairwell: a size is negative or too large");
     size_t at = 0;
     for (i64* to : {&plan.B, &plan.T, &plan.D, &plan.H, &plan.K, &plan.F, &plan.R, &plan.G, &plan.A, &plan.J,
                     &plan.sets, &plan.steps, &kept_width})
       *to = sizes[at++];
     for (i64 size : {plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.G, plan.A, plan.sets})
-      STD_TORCH_CHECK(size > 0, "stairwell: a size is 0");
+      STAIRWELL_CHECK(size > 0, "stairwell: a size is 0");
     plan.pre = sizes[at++];
     plan.itself = sizes[at++];
     plan.keep = sizes[at++];
     const i64 many = static_cast<i64>(sizes.size() - FIXED);
-    STD_TORCH_CHECK(plan.A <= many && plan.sets <= many && 2 * plan.A + plan.sets == many,
+    STAIRWELL_CHECK(plan.A <= many && plan.sets <= many && 2 * plan.A + plan.sets == many,
                     "stairwell: a plan of another number of layers");
     layers.resize(plan.A);
     sets.resize(plan.sets);
@@ -297,9 +308,9 @@ class Call {
     for (auto& set : sets) set.memory = sizes[at++];
     for (auto& layer : layers) {
       layer.width = layer.reach + plan.itself;
-      STD_TORCH_CHECK(layer.reach <= plan.R && layer.set < plan.sets, "stairwell: a layer reads what is not there");
+      STAIRWELL_CHECK(layer.reach <= plan.R && layer.set < plan.sets, "stairwell: a layer reads what is not there");
     }
-    for (auto& set : sets) STD_TORCH_CHECK(set.memory < plan.G, "stairwell: there is no such memory");
+    for (auto& set : sets) STAIRWELL_CHECK(set.memory < plan.G, "stairwell: there is no such memory");
   }
 
   void read_inputs(const Tensors& inputs) {
@@ -329,7 +340,7 @@ class Call {
     layer.ramp = next.optional<const real>({plan.H, layer.width});
     const real* cross_query = next.optional<const real>({HK, D});
     if (&layer == &layers[0]) crossed = cross_query;
-    STD_TORCH_CHECK(crossed == (cross_query != nullptr), "stairwell: all layers attend to a source, or none");
+    STAIRWELL_CHECK(crossed == (cross_query != nullptr), "stairwell: all layers attend to a source, or none");
     raw(layer.source.query, cross_query, next.optional<const real>({HK}), D, HK);
     raw(layer.source.out, next.next_if<const real>(crossed, {D, HK}), nullptr, HK, D);
     layer.source_keys = next.next_if<const real>(crossed, {plan.B, plan.H, plan.J, plan.K});
@@ -357,12 +368,12 @@ class Call {
     Reader next(masks, "masks");
     plan.age = next.next<const i64>({B, T});
     // Ages are indices: one below 0 would lead out of the keys.
-    for (i64 i = 0; i < B * T; ++i) STD_TORCH_CHECK(plan.age[i] >= 0, "stairwell: an age is negative: ", plan.age[i]);
+    for (i64 i = 0; i < B * T; ++i) STAIRWELL_CHECK(plan.age[i] >= 0, "stairwell: an age is negative: ", plan.age[i]);
     plan.source_mask = next.next_if<const bool>(crossed, {B, plan.J});
     for (auto& layer : layers) {
       layer.self.kept = next.optional<const bool>({B, H, T, kept_width});
       layer.self.kept_width = kept_width;
-      STD_TORCH_CHECK(!layer.self.kept || kept_width >= layer.width, "stairwell: a mask has too few distances");
+      STAIRWELL_CHECK(!layer.self.kept || kept_width >= layer.width, "stairwell: a mask has too few distances");
       layer.relu_kept = next.optional<const bool>({B, T, plan.F});
       layer.source.kept = next.optional<const bool>({B, H, T, plan.J});
       layer.source.kept_width = plan.J;
@@ -430,7 +441,7 @@ class Call {
     for (const auto& job : jobs) {
       *job.to = {room + job.offset, job.depth};
       const i64 panels = (job.width + panel - 1) / panel;
-      torch::stable::parallel_for(0, panels, std::max<i64>(1, 65536 / (panel * job.depth)), [&](i64 first, i64 last) {
+      parallel_for(0, panels, std::max<i64>(1, 65536 / (panel * job.depth)), [&](i64 first, i64 last) {
         for (i64 j = first; j < last; ++j)
           pack_panel(job, room + job.offset + j * panel * job.depth, panel, j * panel);
       });
@@ -447,10 +458,10 @@ class Call {
 
 template <class Do>
 void by_type(const Tensors& tensors, Do run) {
-  STD_TORCH_CHECK(!tensors.empty(), "stairwell: no tensors");
+  STAIRWELL_CHECK(!tensors.empty(), "stairwell: no tensors");
   const Tensor& like = tensors[0];
-  if (like.scalar_type() == torch::headeronly::ScalarType::Float) return run(float());
-  STD_TORCH_CHECK(like.scalar_type() == torch::headeronly::ScalarType::Double, "stairwell: float32 or float64 only");
+  if (has_type(like, ElementType::FLOAT32)) return run(float());
+  STAIRWELL_CHECK(has_type(like, ElementType::FLOAT64), "stairwell: float32 or float64 only");
   run(double());
 }
 

@@ -1,17 +1,28 @@
-// The operators `stairwell::delta_forward` and `stairwell::delta_backward`: the matrices of a DeltaNet along a call.
+// The matrices of a DeltaNet along a call, forward and backward.
 #include "call.h"
 
 namespace stairwell {
 namespace {
 
+// The arguments of both directions. shape: B, T, n, H, K
+struct DeltaArguments {
+  explicit DeltaArguments(Arguments& from) : q(from.tensor()), given(from.tensors()), shape(from.integers()) {}
+
+  Tensor q;
+  Tensors given;
+  std::vector<i64> shape;
+};
+
 template <class real>
-Delta<real> read_call(const Tensor& q, const Tensors& given) {
-  STD_TORCH_CHECK(q.dim() == 4 && !given.empty() && given[0].dim() == 5, "stairwell: corrections of another shape");
+Delta<real> read_call(const DeltaArguments& arguments) {
+  STAIRWELL_CHECK(arguments.shape.size() == 5, "stairwell: a DeltaNet's call has five sizes");
+  for (i64 size : arguments.shape) STAIRWELL_CHECK(size > 0, "stairwell: a size is 0");
   Delta<real> call{};
-  const i64 B = call.B = q.size(0), T = call.T = q.size(1), H = call.H = q.size(2), K = call.K = q.size(3);
-  const i64 n = call.n = given[0].size(2);
-  for (i64 size : {B, T, H, K, n}) STD_TORCH_CHECK(size > 0, "stairwell: a size is 0");
-  call.q = elements_of<const real>(q);
+  const i64 B = call.B = arguments.shape[0], T = call.T = arguments.shape[1], n = call.n = arguments.shape[2];
+  const i64 H = call.H = arguments.shape[3], K = call.K = arguments.shape[4];
+  const Tensors query{arguments.q};
+  call.q = Reader(query, "q").next<const real>({B, T, H, K});
+  const Tensors& given = arguments.given;
   Reader next(given, "given");
   call.k = next.next<const real>({B, T, n, H, K});
   call.v = next.next<const real>({B, T, n, H, K});
@@ -27,18 +38,25 @@ Delta<real> read_call(const Tensor& q, const Tensors& given) {
 template <class real>
 void run(const Delta<real>& call, i64 instruction_set, bool poison) {
   const Kernels<real>& use = kernels<real>(instruction_set);
-  torch::stable::parallel_for(0, call.B * call.H, 1, [&](i64 first, i64 last) {
+  parallel_for(0, call.B * call.H, 1, [&](i64 first, i64 last) {
     const Scratch<real> work(use.delta_workspace(call), poison);
     use.delta(call, first, last, work.data());
   });
 }
 
+}  // namespace
+
 // given: k, v, b, a (what the gate leaves) or none, start or none, the matrices before. made: what is read, the matrices
 // after.
-void delta_forward(Tensor q, Tensors given, Tensors made, i64 instruction_set, bool poison) {
-  by_type({q}, [&](auto type) {
+void delta_forward(Arguments& from) {
+  const DeltaArguments arguments(from);
+  const Tensors made = from.tensors();
+  const i64 instruction_set = from.integer();
+  const bool poison = from.integer();
+  from.end();
+  by_type({arguments.q}, [&](auto type) {
     using real = decltype(type);
-    Delta<real> call = read_call<real>(q, given);
+    Delta<real> call = read_call<real>(arguments);
     Reader next(made, "made");
     call.read = next.template next<real>({call.B, call.T, call.H, call.K});
     call.after = next.template next<real>({call.B, call.H, call.K, call.K});
@@ -48,10 +66,15 @@ void delta_forward(Tensor q, Tensors given, Tensors made, i64 instruction_set, b
 }
 
 // gradients: of what is read and of the matrices after. made: gradients of q, k, v, b, log a, the matrices before.
-void delta_backward(Tensor q, Tensors given, Tensors gradients, Tensors made, i64 instruction_set, bool poison) {
-  by_type({q}, [&](auto type) {
+void delta_backward(Arguments& from) {
+  const DeltaArguments arguments(from);
+  const Tensors gradients = from.tensors(), made = from.tensors();
+  const i64 instruction_set = from.integer();
+  const bool poison = from.integer();
+  from.end();
+  by_type({arguments.q}, [&](auto type) {
     using real = decltype(type);
-    Delta<real> call = read_call<real>(q, given);
+    Delta<real> call = read_call<real>(arguments);
     const i64 B = call.B, T = call.T, n = call.n, H = call.H, K = call.K;
     Reader come(gradients, "gradients"), next(made, "made");
     call.d_read = come.template next<const real>({B, T, H, K});
@@ -68,17 +91,4 @@ void delta_backward(Tensor q, Tensors given, Tensors gradients, Tensors made, i6
   });
 }
 
-}  // namespace
 }  // namespace stairwell
-
-STABLE_TORCH_LIBRARY_FRAGMENT(stairwell, m) {
-  m.def("delta_forward(Tensor q, Tensor[] given, Tensor(a!)[] made, int instruction_set, bool poison) -> ()");
-  m.def(
-      "delta_backward(Tensor q, Tensor[] given, Tensor[] gradients, Tensor(a!)[] made, int instruction_set, bool "
-      "poison) -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(stairwell, CPU, m) {
-  m.impl("delta_forward", TORCH_BOX(&stairwell::delta_forward));
-  m.impl("delta_backward", TORCH_BOX(&stairwell::delta_backward));
-}

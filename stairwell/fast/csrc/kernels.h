@@ -6,6 +6,7 @@
 #include "climb.h"
 #include "scores.h"
 #include "delta.h"
+#include "decode.h"
 
 template <class real>
 static void run_forward(const Plan<real>& plan, i64 first, i64 last, real* work) {
@@ -32,6 +33,6 @@ static const Kernels<real>& kernels() {
   static const Kernels<real> table = {
       NR<real>,        Tile<real>::workspace, run_forward<real>, run_backward<real>, climb_workspace<real>,
       run_climb<real>, run_descend<real>,     log_sum<real>,     highest<real>,      delta_workspace<real>,
-      run_delta<real>};
+      run_delta<real>, decode_scratch<real>,  run_decode<real>};
   return table;
 }

@@ -3,9 +3,10 @@
 
 #include <cstdint>
 
+#include "step.h"
+
 namespace stairwell {
 
-using i64 = int64_t;
 
 // A matrix laid out for the product's inner loop: panels of a few columns, each panel row by row.
 template <class real>
@@ -133,6 +134,8 @@ struct Kernels {
   void (*highest)(const real* x, i64 n, i64 k, real* scores, i64* symbols);
   i64 (*delta_workspace)(const Delta<real>&);
   void (*delta)(const Delta<real>&, i64 first, i64 last, real* work);  // heads of rows, counted together
+  i64 (*decode_scratch)(i64 B, i64 D, i64 positions);
+  void (*decode)(const Step<real>&, const StepCall<real>&, Barrier&, i64 thread, i64 threads, real* scratch);
 };
 
 template <class real> const Kernels<real>& kernels_generic();

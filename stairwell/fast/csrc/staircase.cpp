@@ -1,4 +1,4 @@
-// The operators `stairwell::staircase_forward` and `stairwell::staircase_backward`: a plan as Feedback's, and the stairs.
+// The Staircases' segment, forward and backward: a plan as Feedback's, and the stairs.
 #include "call.h"
 
 namespace stairwell {
@@ -12,15 +12,15 @@ class StairsCall {
  public:
   StairsCall(Call<real>& call, const std::vector<i64>& sizes) : A(call.plan.A) {
     constexpr size_t FIXED = 9;
-    STD_TORCH_CHECK(sizes.size() > FIXED, "stairwell: too few sizes of a staircase");
-    for (i64 size : sizes) STD_TORCH_CHECK(size >= 0, "stairwell: a size is negative");
+    STAIRWELL_CHECK(sizes.size() > FIXED, "stairwell: too few sizes of a staircase");
+    for (i64 size : sizes) STAIRWELL_CHECK(size >= 0, "stairwell: a size is negative");
     size_t at = 0;
     for (i64* to : {&stairs.T, &stairs.S, &stairs.O, &stairs.before, &stairs.now, &stairs.slots, &stairs.kept_width,
                     &passes})
       *to = sizes[at++];
     stairs.caches_input = sizes[at++];
     const i64 many = static_cast<i64>(sizes.size() - FIXED);
-    STD_TORCH_CHECK(0 < stairs.S && stairs.S <= many && call.plan.T <= many && 9 * stairs.S + call.plan.T == many &&
+    STAIRWELL_CHECK(0 < stairs.S && stairs.S <= many && call.plan.T <= many && 9 * stairs.S + call.plan.T == many &&
                         stairs.now <= stairs.T && 0 < passes && passes <= many,
                     "stairwell: a staircase of other sizes");
     diagonals.resize(stairs.S);
@@ -28,10 +28,10 @@ class StairsCall {
       for (i64* to : {&d.place, &d.t, &d.begin, &d.on, &d.off, &d.low, &d.high, &d.old_first, &d.old_last})
         *to = sizes[at++];
     pass.assign(sizes.begin() + at, sizes.end());
-    for (i64 n : pass) STD_TORCH_CHECK(n < passes, "stairwell: there is no such pass");
+    for (i64 n : pass) STAIRWELL_CHECK(n < passes, "stairwell: there is no such pass");
     check_diagonals(call.plan);
     for (const auto& layer : call.layers)
-      STD_TORCH_CHECK(layer.reach == call.plan.R, "stairwell: layers of a staircase look equally far");
+      STAIRWELL_CHECK(layer.reach == call.plan.R, "stairwell: layers of a staircase look equally far");
     stairs.diagonals = diagonals.data();
     stairs.pass = pass.data();
   }
@@ -52,7 +52,7 @@ class StairsCall {
       relu_kept.push_back(next.template optional<const bool>({p.B, stairs.T, p.F}));
     next.end();
     for (i64 i = 0; i < passes * A; ++i)
-      STD_TORCH_CHECK(!kept[i] || (stairs.kept_width > p.R && call.layers[i % A].self.used),
+      STAIRWELL_CHECK(!kept[i] || (stairs.kept_width > p.R && call.layers[i % A].self.used),
                       "stairwell: a mask has too few distances");
     // Backward asks a layer whether its ReLU was dropped anywhere.
     for (i64 a = 0; a < A; ++a) call.layers[a].relu_kept = relu_kept[a];
@@ -63,7 +63,7 @@ class StairsCall {
   }
 
   void read_gradients(const Plan<real>& p, const Tensors& tensors, i64 first, i64 last) {
-    STD_TORCH_CHECK(0 <= first && first < last && last <= stairs.S && diagonals[first].place == p.begin &&
+    STAIRWELL_CHECK(0 <= first && first < last && last <= stairs.S && diagonals[first].place == p.begin &&
                         diagonals[last - 1].place + diagonals[last - 1].t == p.end,
                     "stairwell: no such diagonals");
     Reader next(tensors, "the stairs' gradients");
@@ -103,19 +103,19 @@ class StairsCall {
       // A number beyond the plan's own sizes could overflow in the sums below.
       const i64 most = std::max({plan.T, stairs.T, stairs.slots, stairs.O});
       for (i64 number : {d.t, d.begin, d.on, d.off, d.low, d.high, d.old_first, d.old_last})
-        STD_TORCH_CHECK(number <= most, "stairwell: a diagonal leaves its call");
+        STAIRWELL_CHECK(number <= most, "stairwell: a diagonal leaves its call");
       off += d.off;
       const bool tokens = d.place == place && 0 < d.t && d.begin + d.t <= stairs.T && d.on <= d.t && d.off <= d.t &&
                           d.t - d.on == staying && off <= stairs.T;
       const bool slots = d.low <= d.high && d.high <= stairs.before + stairs.now && d.old_first <= d.old_last &&
                          d.old_last <= stairs.O && d.known() + d.t <= stairs.slots &&
                          d.known() + d.t - d.low <= plan.R + 1;
-      STD_TORCH_CHECK(tokens && slots, "stairwell: a diagonal leaves its call");
+      STAIRWELL_CHECK(tokens && slots, "stairwell: a diagonal leaves its call");
       place += d.t;
       staying = d.t - d.off;
       longest = std::max(longest, d.t);
     }
-    STD_TORCH_CHECK(place == plan.T && plan.itself && plan.sets == A && plan.G == 1 && plan.J == 0,
+    STAIRWELL_CHECK(place == plan.T && plan.itself && plan.sets == A && plan.G == 1 && plan.J == 0,
                     "stairwell: a staircase of other sizes");
   }
 
@@ -128,26 +128,38 @@ class StairsCall {
   std::vector<const bool*> kept, relu_kept;
 };
 
-void staircase_forward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate,
-                       double residual_rate, Tensors inputs, Tensors masks, Tensors trace, std::vector<i64> stairs,
-                       Tensors levels, i64 instruction_set, bool poison) {
-  by_type(inputs, [&](auto type) {
-    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate);
+}  // namespace
+
+void staircase_forward(Arguments& from) {
+  const PlanArguments given(from);
+  const std::vector<i64> stairs = from.integers();
+  const Tensors levels = from.tensors();
+  const i64 instruction_set = from.integer();
+  const bool poison = from.integer();
+  from.end();
+  by_type(given.inputs, [&](auto type) {
+    Call<decltype(type)> call(given);
     StairsCall<decltype(type)> climb(call, stairs);
-    call.read(climb.lengths(call.plan), inputs, masks, trace);
+    call.read(climb.lengths(call.plan), given);
     climb.read(call, levels);
     climb.run(call, true, instruction_set, poison);
   });
 }
 
-void staircase_backward(std::vector<i64> sizes, double eps, double attention_rate, double relu_rate,
-                        double residual_rate, Tensors inputs, Tensors masks, Tensors trace, std::vector<i64> stairs,
-                        Tensors levels, Tensor y, Tensors gradients, Tensors stairs_gradients, i64 begin, i64 end,
-                        i64 first, i64 last, i64 instruction_set, bool poison) {
-  by_type(inputs, [&](auto type) {
-    Call<decltype(type)> call(sizes, eps, attention_rate, relu_rate, residual_rate);
+void staircase_backward(Arguments& from) {
+  const PlanArguments given(from);
+  const std::vector<i64> stairs = from.integers();
+  const Tensors levels = from.tensors();
+  const Tensor y = from.tensor();
+  const Tensors gradients = from.tensors(), stairs_gradients = from.tensors();
+  const i64 begin = from.integer(), end = from.integer(), first = from.integer(), last = from.integer();
+  const i64 instruction_set = from.integer();
+  const bool poison = from.integer();
+  from.end();
+  by_type(given.inputs, [&](auto type) {
+    Call<decltype(type)> call(given);
     StairsCall<decltype(type)> climb(call, stairs);
-    call.read(climb.lengths(call.plan), inputs, masks, trace);
+    call.read(climb.lengths(call.plan), given);
     climb.read(call, levels);
     call.read_gradients({y}, gradients, begin, end, end - begin, 0);
     climb.read_gradients(call.plan, stairs_gradients, first, last);
@@ -155,22 +167,4 @@ void staircase_backward(std::vector<i64> sizes, double eps, double attention_rat
   });
 }
 
-}  // namespace
 }  // namespace stairwell
-
-STABLE_TORCH_LIBRARY_FRAGMENT(stairwell, m) {
-  m.def(
-      "staircase_forward(int[] sizes, float eps, float attention_rate, float relu_rate, float residual_rate, Tensor[] "
-      "inputs, Tensor[] masks, Tensor(a!)[] trace, int[] stairs, Tensor(b!)[] levels, int instruction_set, bool "
-      "poison) -> ()");
-  m.def(
-      "staircase_backward(int[] sizes, float eps, float attention_rate, float relu_rate, float residual_rate, "
-      "Tensor[] inputs, Tensor[] masks, Tensor(a!)[] trace, int[] stairs, Tensor[] levels, Tensor y, Tensor(b!)[] "
-      "gradients, Tensor(c!)[] stairs_gradients, int begin, int end, int first, int last, int instruction_set, bool "
-      "poison) -> ()");
-}
-
-STABLE_TORCH_LIBRARY_IMPL(stairwell, CPU, m) {
-  m.impl("staircase_forward", TORCH_BOX(&stairwell::staircase_forward));
-  m.impl("staircase_backward", TORCH_BOX(&stairwell::staircase_backward));
-}

@@ -1,0 +1,408 @@
+// The kernel of a decoding step. Included once for each instruction set, inside namespace stairwell::STAIRWELL_ISA, after
+// vector.h. Threads share the rows of each matrix, so each parameter is read once per step, by one thread.
+
+// A vector of parameters as reals, whatever they are stored as.
+template <class real>
+ALWAYS Vec<real> parameters(const real* p) {
+  return load(p);
+}
+typedef uint16_t Halves __attribute__((vector_size(STAIRWELL_BYTES / 2), aligned(2), may_alias));
+typedef int8_t Quarters __attribute__((vector_size(STAIRWELL_BYTES / 4), aligned(1), may_alias));
+typedef uint32_t Unsigned __attribute__((vector_size(STAIRWELL_BYTES)));
+typedef int32_t Signed __attribute__((vector_size(STAIRWELL_BYTES)));
+
+template <class real>
+ALWAYS Vec<real> parameters(const uint16_t* p) {
+  return (Vec<float>)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Unsigned) << 16);
+}
+template <class real>
+ALWAYS Vec<real> parameters(const int8_t* p) {
+  return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const Quarters*>(p), Signed), Vec<float>);
+}
+ALWAYS float parameter(float p) { return p; }
+ALWAYS double parameter(double p) { return p; }
+ALWAYS float parameter(int8_t p) { return p; }
+ALWAYS float parameter(uint16_t p) {
+  const uint32_t bits = static_cast<uint32_t>(p) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+
+enum Then { STORE, ADD, RELU };
+
+// rows `r` .. of W times streams `b` .. : a block of sums that stays in registers.
+template <class real, class Stored, int rows, int streams>
+ALWAYS void product_block(const Stored* w, i64 n, const real* x, i64 ldx, real (&sums)[rows][streams]) {
+  constexpr int W = VL<real>;
+  Vec<real> acc[rows][streams] = {};
+  i64 k = 0;
+  for (; k + W <= n; k += W) {
+    Vec<real> input[streams];
+    for (int b = 0; b < streams; ++b) input[b] = load(x + b * ldx + k);
+    for (int r = 0; r < rows; ++r) {
+      const Vec<real> weight = parameters<real>(w + r * n + k);
+      for (int b = 0; b < streams; ++b) acc[r][b] += weight * input[b];
+    }
+  }
+  for (int r = 0; r < rows; ++r)
+    for (int b = 0; b < streams; ++b) {
+      sums[r][b] = total<real>(acc[r][b]);
+      for (i64 j = k; j < n; ++j) sums[r][b] += parameter(w[r * n + j]) * x[b * ldx + j];
+    }
+}
+
+template <class real, class Stored, int rows, int streams>
+static void product_rows(const Matrix<real>& m, i64 row, const real* x, i64 ldx, real* y, i64 ldy, Then then) {
+  real sums[rows][streams];
+  product_block<real, Stored, rows, streams>(static_cast<const Stored*>(m.data) + row * m.columns, m.columns, x, ldx,
+                                             sums);
+  for (int r = 0; r < rows; ++r) {
+    const real scale = m.scale ? m.scale[row + r] : 1, bias = m.bias ? m.bias[row + r] : 0;
+    for (int b = 0; b < streams; ++b) {
+      const real value = sums[r][b] * scale + bias;
+      real& to = y[b * ldy + row + r];
+      to = then == ADD ? to + value : then == RELU ? (value > 0 || value != value ? value : 0) : value;
+    }
+  }
+}
+
+template <class real, class Stored, int rows>
+static void product_streams(const Matrix<real>& m, i64 row, const real* x, i64 ldx, i64 B, real* y, i64 ldy, Then then) {
+  i64 b = 0;
+  for (; b + 4 <= B; b += 4) product_rows<real, Stored, rows, 4>(m, row, x + b * ldx, ldx, y + b * ldy, ldy, then);
+  if (b + 2 <= B) {
+    product_rows<real, Stored, rows, 2>(m, row, x + b * ldx, ldx, y + b * ldy, ldy, then);
+    b += 2;
+  }
+  if (b < B) product_rows<real, Stored, rows, 1>(m, row, x + b * ldx, ldx, y + b * ldy, ldy, then);
+}
+
+template <class real, class Stored>
+static void product_as(const Matrix<real>& m, i64 first, i64 last, const real* x, i64 ldx, i64 B, real* y, i64 ldy,
+                       Then then) {
+  i64 row = first;
+  for (; row + 4 <= last; row += 4) product_streams<real, Stored, 4>(m, row, x, ldx, B, y, ldy, then);
+  for (; row < last; ++row) product_streams<real, Stored, 1>(m, row, x, ldx, B, y, ldy, then);
+}
+
+// y (B, ldy) = W x for the rows first .. last of W, x (B, ldx).
+static void product(const Matrix<float>& m, i64 first, i64 last, const float* x, i64 ldx, i64 B, float* y, i64 ldy,
+                    Then then = STORE) {
+  switch (m.storage) {
+    case Storage::BFLOAT16: return product_as<float, uint16_t>(m, first, last, x, ldx, B, y, ldy, then);
+    case Storage::INT8: return product_as<float, int8_t>(m, first, last, x, ldx, B, y, ldy, then);
+    default: return product_as<float, float>(m, first, last, x, ldx, B, y, ldy, then);
+  }
+}
+static void product(const Matrix<double>& m, i64 first, i64 last, const double* x, i64 ldx, i64 B, double* y, i64 ldy,
+                    Then then = STORE) {
+  product_as<double, double>(m, first, last, x, ldx, B, y, ldy, then);
+}
+
+// A stretch of a ring that a token attends to: n positions from `at` on, and the column of the first one's distance.
+struct Stretch {
+  i64 ring, at, n, column;
+};
+
+template <class real>
+class Decode {
+ public:
+  Decode(const Step<real>& step, const StepCall<real>& call, Barrier& barrier, i64 thread, i64 threads, real* scratch)
+      : s(step), c(call), barrier(barrier), thread(thread), threads(threads), B(call.B), D(step.D), H(step.H), K(step.K) {
+    normed = scratch;
+    scores = normed + B * D;
+  }
+
+  static i64 scratch(i64 B, i64 D, i64 positions) { return B * D + positions + 2 * VL<real> + 64; }
+
+  void run() {
+    for (i64 a = 0; a < s.A; ++a) apply(s.applications[a], level(a), level(a + 1));
+    remember();
+  }
+
+ private:
+  real* level(i64 a) const { return c.levels + a * B * D; }
+
+  // Where the share of a thread begins.
+  i64 part(i64 n, i64 of) const { return n * of / threads; }
+
+  void norm(const real* x, const Norm<real>& by) { norm_into(x, by, normed); }
+
+  void norm_into(const real* x, const Norm<real>& by, real* to) {
+    for (i64 b = 0; b < B; ++b, x += D, to += D) {
+      real rstd;
+      standardise(x, 1, D, s.eps, to, &rstd);
+      for (i64 d = 0; d < D; ++d) to[d] = to[d] * by.weight[d] + by.bias[d];
+    }
+  }
+
+  // The sublayer's input: normalized with pre-norm. Every thread makes its own, which is cheaper than waiting for one.
+  const real* input(const real* x, const Norm<real>& by) {
+    if (!s.pre_norm) return x;
+    norm(x, by);
+    return normed;
+  }
+
+  // x (B, D) -> to (B, D). `to` holds the residual stream between sublayers.
+  void apply(const Application& at, const real* x, real* to) {
+    const StepLayer<real>& layer = s.layers[at.layer];
+    const i64 HK = H * K, first = part(D, thread), last = part(D, thread + 1);
+    attend(at, layer, x);
+    barrier.wait();
+    residual(layer.out, c.z, HK, x, to);
+    finish(to, layer.attention_norm);
+    if (layer.cross_query.data) {
+      attend_source(layer, to);
+      barrier.wait();
+      product(layer.cross_out, first, last, c.z, HK, B, to, D, ADD);
+      finish(to, layer.cross_norm);
+    }
+    const real* in = input(to, layer.feed_forward_norm);
+    product(layer.inner, part(s.F, thread), part(s.F, thread + 1), in, D, B, c.inner, s.F, RELU);
+    barrier.wait();
+    product(layer.outer, first, last, c.inner, s.F, B, to, D, ADD);
+    finish(to, layer.feed_forward_norm);
+  }
+
+  // to = x + W z, this thread's rows.
+  void residual(const Matrix<real>& by, const real* z, i64 ldz, const real* x, real* to) {
+    const i64 first = part(D, thread), last = part(D, thread + 1);
+    for (i64 b = 0; b < B; ++b)
+      for (i64 d = first; d < last; ++d) to[b * D + d] = x[b * D + d];
+    product(by, first, last, z, ldz, B, to, D, ADD);
+  }
+
+  // The end of a sublayer: all of `to` is there, and with post-norm it is normalized.
+  void finish(real* to, const Norm<real>& by) {
+    barrier.wait();
+    if (s.pre_norm) return;
+    norm(to, by);
+    barrier.wait();  // every thread has read `to`
+    for (i64 i = part(B * D, thread); i < part(B * D, thread + 1); ++i) to[i] = normed[i];
+    barrier.wait();
+  }
+
+  // Self-attention up to its output projection, in c.z.
+  void attend(const Application& at, const StepLayer<real>& layer, const real* x) {
+    const i64 HK = H * K;
+    const bool whole_heads = H % threads == 0;  // then a thread needs only what it computed itself
+    const i64 first = whole_heads ? part(H, thread) * K : part(HK, thread);
+    const i64 last = whole_heads ? part(H, thread + 1) * K : part(HK, thread + 1);
+    const StepLayer<real>& projection = s.layers[at.projection];
+    if (at.write != Write::NEVER) {
+      const real* in = input(x, projection.attention_norm);
+      product(projection.key, first, last, in, D, B, c.keys, HK);
+      product(projection.value, first, last, in, D, B, c.values, HK);
+    }
+    product(layer.query, first, last, input(x, layer.attention_norm), D, B, c.q, HK);
+    if (!whole_heads) barrier.wait();
+    const i64 from = whole_heads ? part(H, thread) : 0, until = whole_heads ? part(H, thread + 1) : H;
+    i64 pair = 0;
+    for (i64 b = 0; b < B; ++b)
+      for (i64 h = from; h < until; ++h) {
+        if (!whole_heads && pair++ % threads != thread) continue;
+        if (at.write == Write::BEFORE) write(at.ring, b, h, c.keys, c.values);
+        read(at, layer, b, h);
+        if (at.write == Write::AFTER) write(at.ring, b, h, c.keys, c.values);
+      }
+  }
+
+  void write(i64 ring, i64 b, i64 h, const real* keys, const real* values) {
+    const Ring<real>& r = c.rings[ring];
+    if (!r.R) return;
+    const i64 at = (b * H + h) * K * r.R + c.cursor[ring];
+    for (i64 k = 0; k < K; ++k) {
+      r.keys[at + k * r.R] = keys[b * H * K + h * K + k];
+      r.values[at + k * r.R] = values[b * H * K + h * K + k];
+    }
+  }
+
+  // The distances that a read covers for a stream that has read `count` tokens; last < first: none.
+  void distances(const Read& read, i64 count, i64 span, i64& first, i64& last) const {
+    if (!read.chunks) {
+      first = read.first;
+      last = read.last;
+    } else {
+      const i64 phase = count % s.chunk;
+      first = read.first == 0 ? 0 : phase + (read.first - 1) * s.chunk + 1;
+      last = read.last < 0 ? count : phase + read.last * s.chunk;
+    }
+    last = least(least(last, count), s.nearest + span - 1);
+  }
+
+  // One head of one stream attends to its rings: c.z. Without anything to attend to it is zero.
+  void read(const Application& at, const StepLayer<real>& layer, i64 b, i64 h) {
+    const real* q = c.q + (b * H + h) * K;
+    real* z = c.z + (b * H + h) * K;
+    i64 n = 0;
+    each_stretch(at, layer, b, [&](const Stretch& t) {
+      const real* keys = c.rings[t.ring].keys + (b * H + h) * K * c.rings[t.ring].R + t.at;
+      score(q, keys, c.rings[t.ring].R, t, scores + n);
+      if (layer.ramp)
+        for (i64 i = 0; i < t.n; ++i) scores[n + i] += layer.ramp[h * s.P + t.column + i];
+      n += t.n;
+    });
+    for (i64 k = 0; k < K; ++k) z[k] = 0;
+    if (!n) return;
+    softmax<real>(scores, n, nullptr, scores);
+    n = 0;
+    each_stretch(at, layer, b, [&](const Stretch& t) {
+      const i64 R = c.rings[t.ring].R;
+      add_values(scores + n, c.rings[t.ring].values + (b * H + h) * K * R + t.at, R, t.n, z);
+      n += t.n;
+    });
+  }
+
+  template <class F>
+  void each_stretch(const Application& at, const StepLayer<real>& layer, i64 b, F f) {
+    for (i64 i = 0; i < at.many_reads; ++i) {
+      const Read& read = at.reads[i];
+      i64 first, last;
+      distances(read, c.count[b], layer.span, first, last);
+      if (last < first) continue;
+      const i64 R = c.rings[read.ring].R, column = s.nearest + s.P - 1 - last;
+      const i64 start = (c.cursor[read.ring] - last % R + R) % R, n = last - first + 1, whole = least(n, R - start);
+      f(Stretch{read.ring, start, whole, column});
+      if (whole < n) f(Stretch{read.ring, 0, n - whole, column + whole});
+    }
+  }
+
+  // scores (n) = q . (keys + position vectors) / sqrt(K); keys (K, R)
+  void score(const real* q, const real* keys, i64 R, const Stretch& t, real* out) {
+    constexpr int W = VL<real>, U = 4;
+    const real* position = s.position + t.column;
+    const real scale = 1 / __builtin_sqrt(static_cast<double>(K));
+    i64 i = 0;
+    for (; i + U * W <= t.n; i += U * W) {
+      Vec<real> acc[U] = {};
+      for (i64 k = 0; k < K; ++k) {
+        const Vec<real> x = all(q[k]);
+        for (int u = 0; u < U; ++u) acc[u] += x * (load(keys + k * R + i + u * W) + load(position + k * s.P + i + u * W));
+      }
+      for (int u = 0; u < U; ++u) store(out + i + u * W, acc[u] * scale);
+    }
+    for (; i + W <= t.n; i += W) {
+      Vec<real> acc = {};
+      for (i64 k = 0; k < K; ++k) acc += all(q[k]) * (load(keys + k * R + i) + load(position + k * s.P + i));
+      store(out + i, acc * scale);
+    }
+    for (; i < t.n; ++i) {
+      real sum = 0;
+      for (i64 k = 0; k < K; ++k) sum += q[k] * (keys[k * R + i] + position[k * s.P + i]);
+      out[i] = sum * scale;
+    }
+  }
+
+  // z (K) += values (K, R) weights (n)
+  void add_values(const real* weights, const real* values, i64 R, i64 n, real* z) {
+    constexpr int W = VL<real>;
+    for (i64 k = 0; k < K; ++k) {
+      Vec<real> first = {}, second = {};
+      const real* row = values + k * R;
+      i64 i = 0;
+      for (; i + 2 * W <= n; i += 2 * W) {
+        first += load(weights + i) * load(row + i);
+        second += load(weights + i + W) * load(row + i + W);
+      }
+      if (i + W <= n) {
+        first += load(weights + i) * load(row + i);
+        i += W;
+      }
+      real sum = total<real>(first + second);
+      for (; i < n; ++i) sum += weights[i] * row[i];
+      z[k] += sum;
+    }
+  }
+
+  // Attention to the source of each stream, up to its output projection, in c.z.
+  void attend_source(const StepLayer<real>& layer, const real* x) {
+    const i64 HK = H * K;
+    product(layer.cross_query, part(HK, thread), part(HK, thread + 1), input(x, layer.cross_norm), D, B, c.q, HK);
+    barrier.wait();
+    for (i64 pair = thread; pair < B * H; pair += threads) read_source(layer, pair / H, pair % H);
+  }
+
+  void read_source(const StepLayer<real>& layer, i64 b, i64 h) {
+    const real *q = c.q + (b * H + h) * K;
+    real* z = c.z + (b * H + h) * K;
+    const i64 at = (c.sentence[b] * H + h) * c.J * K;
+    const bool* visible = c.source_mask + c.sentence[b] * c.J;
+    const real scale = 1 / __builtin_sqrt(static_cast<double>(K));
+    for (i64 k = 0; k < K; ++k) z[k] = 0;
+    i64 n = 0;
+    each_run(visible, [&](i64 first, i64 many) {
+      for (i64 i = 0; i < many; ++i) scores[n + i] = 0;
+      dots(q, layer.source_keys + at + first * K, many, K, scores + n);
+      n += many;
+    });
+    if (!n) return;
+    for (i64 i = 0; i < n; ++i) scores[i] *= scale;
+    softmax<real>(scores, n, nullptr, scores);
+    n = 0;
+    each_run(visible, [&](i64 first, i64 many) {
+      gather(scores + n, 1, layer.source_values + at + first * K, K, many, K, z);
+      n += many;
+    });
+  }
+
+  // Runs of source tokens that are not padding.
+  template <class F>
+  void each_run(const bool* visible, F f) {
+    for (i64 j = 0; j < c.J;) {
+      if (!visible[j]) {
+        ++j;
+        continue;
+      }
+      const i64 first = j;
+      while (j < c.J && visible[j]) ++j;
+      f(first, j - first);
+    }
+  }
+
+  // Form the memory entries of the token and write their keys and values.
+  void remember() {
+    const i64 A = s.A, HK = H * K;
+    if (!s.G) return;
+    for (i64 g = 0; g < s.G; ++g)
+      for (i64 i = part(B * D, thread); i < part(B * D, thread + 1); ++i) {
+        real sum = 0;
+        for (i64 a = 0; a <= A; ++a)
+          if (s.mix[g * (A + 1) + a] != 0) sum += s.mix[g * (A + 1) + a] * c.levels[a * B * D + i];
+        c.memory[g * B * D + i] = sum;
+      }
+    barrier.wait();
+    const i64 first = part(HK, thread), last = part(HK, thread + 1);
+    for (i64 e = 0; e < s.many_entries; ++e) {
+      const Entry& entry = s.entries[e];
+      const StepLayer<real>& layer = s.layers[entry.layer];
+      const real* in = input(c.memory + entry.memory * B * D, layer.attention_norm);
+      product(layer.key, first, last, in, D, B, c.keys, HK);
+      product(layer.value, first, last, in, D, B, c.values, HK);
+      const Ring<real>& ring = c.rings[entry.ring];
+      for (i64 b = 0; b < B && ring.R; ++b)
+        for (i64 i = first; i < last; ++i) {
+          const i64 at = (b * HK + i) * ring.R + c.cursor[entry.ring];
+          ring.keys[at] = c.keys[b * HK + i];
+          ring.values[at] = c.values[b * HK + i];
+        }
+    }
+  }
+
+  const Step<real>& s;
+  const StepCall<real>& c;
+  Barrier& barrier;
+  const i64 thread, threads, B, D, H, K;
+  real *normed, *scores;
+};
+
+template <class real>
+static void run_decode(const Step<real>& step, const StepCall<real>& call, Barrier& barrier, i64 thread, i64 threads,
+                       real* scratch) {
+  Decode<real>(step, call, barrier, thread, threads, scratch).run();
+}
+
+template <class real>
+static i64 decode_scratch(i64 B, i64 D, i64 positions) {
+  return Decode<real>::scratch(B, D, positions);
+}

@@ -1,0 +1,222 @@
+// The functions that native.py calls through ctypes, and the threads on which kernels run.
+#include "interface.h"
+
+#include <condition_variable>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#if !defined(_WIN32)
+#include <unistd.h>
+#endif
+
+#include "instruction_sets.h"
+
+namespace stairwell {
+namespace {
+
+// Changes with the order of the lists that the operators take: a library built before is not used.
+constexpr i64 LAYOUT = 8;
+
+thread_local i64 num_threads = 1;
+thread_local std::string error;
+
+// Functions of the OpenMP runtime that torch has loaded: its threads are awake already, and a second pool would compete
+// with them for the cores.
+struct OpenMP {
+  void (*parallel)(void (*)(void*), void*, unsigned threads, unsigned flags) = nullptr;  // GOMP_parallel
+  int (*thread)() = nullptr;                                                            // omp_get_thread_num
+  int (*threads)() = nullptr;                                                           // omp_get_num_threads
+} openmp;  // set when the library is loaded, before any call
+
+void run_on_openmp(Task task, void* data, i64 threads) {
+  struct Shared {
+    Task task;
+    void* data;
+  } shared{task, data};
+  const auto run = [](void* given) {
+    const Shared& s = *static_cast<Shared*>(given);
+    s.task(s.data, openmp.thread(), openmp.threads());
+  };
+  openmp.parallel(run, &shared, static_cast<unsigned>(threads), 0);
+}
+
+// Without OpenMP: a pool that lasts as long as the process. One call uses it at a time; others run on their own thread.
+class Pool {
+ public:
+  void run(Task task, void* data, i64 threads) {
+    std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+    if (!turn.owns_lock()) return task(data, 0, 1);
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      while (static_cast<i64>(workers_) < threads - 1) {
+        std::thread(&Pool::work, this, workers_).detach();
+        ++workers_;
+      }
+      task_ = task;
+      data_ = data;
+      wanted_ = threads - 1;
+      pending_ = threads - 1;
+      ++round_;
+    }
+    wake_.notify_all();
+    task(data, 0, threads);
+    std::unique_lock<std::mutex> lock(mutex_);
+    done_.wait(lock, [&] { return pending_ == 0; });
+  }
+
+ private:
+  void work(i64 index) {
+    i64 round = 0;
+    std::unique_lock<std::mutex> lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [&] { return round_ != round; });
+      round = round_;
+      if (index >= wanted_) continue;
+      const Task task = task_;
+      void* const data = data_;
+      const i64 threads = wanted_ + 1;
+      lock.unlock();
+      task(data, index + 1, threads);
+      lock.lock();
+      if (--pending_ == 0) done_.notify_all();
+    }
+  }
+
+  std::mutex turn_, mutex_;
+  std::condition_variable wake_, done_;
+  i64 workers_ = 0, wanted_ = 0, pending_ = 0, round_ = 0;
+  Task task_ = nullptr;
+  void* data_ = nullptr;
+};
+
+void run_on_pool(Task task, void* data, i64 threads) {
+  // A forked process has none of its parent's threads, so it needs a pool of its own. Pools are never destroyed: their
+  // threads may outlive the static objects of the process.
+  static std::mutex mutex;
+  static Pool* pool = nullptr;
+  static i64 owner = -1;
+#if defined(_WIN32)
+  const i64 process = 0;
+#else
+  const i64 process = static_cast<i64>(getpid());
+#endif
+  Pool* mine;
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    if (owner != process) {
+      pool = new Pool;
+      owner = process;
+    }
+    mine = pool;
+  }
+  mine->run(task, data, threads);
+}
+
+struct Operator {
+  const char* name;
+  void (*run)(Arguments&);
+};
+
+constexpr Operator OPERATORS[] = {
+    {"feedback_forward", feedback_forward},   {"feedback_backward", feedback_backward},
+    {"staircase_forward", staircase_forward}, {"staircase_backward", staircase_backward},
+    {"log_sums", log_sums},                   {"highest", highest},
+    {"delta_forward", delta_forward},         {"delta_backward", delta_backward},
+};
+
+}  // namespace
+
+i64 get_num_threads() { return num_threads; }
+void set_num_threads(i64 threads) { num_threads = threads < 1 ? 1 : threads; }
+RunOnThreads run_on_threads() { return openmp.parallel ? run_on_openmp : run_on_pool; }
+
+}  // namespace stairwell
+
+#define STAIRWELL_EXPORT extern "C" __attribute__((visibility("default")))
+
+STAIRWELL_EXPORT int64_t stairwell_layout() { return stairwell::LAYOUT; }
+
+STAIRWELL_EXPORT int64_t stairwell_best_instruction_set() { return stairwell::best_instruction_set(); }
+
+// Use the threads of an OpenMP runtime: the addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads; null
+// for the library's own pool. Not while other calls run.
+STAIRWELL_EXPORT void stairwell_use_openmp(void* parallel, void* thread, void* threads) {
+  using stairwell::openmp;
+  openmp.parallel = reinterpret_cast<decltype(openmp.parallel)>(parallel);
+  openmp.thread = reinterpret_cast<decltype(openmp.thread)>(thread);
+  openmp.threads = reinterpret_cast<decltype(openmp.threads)>(threads);
+}
+
+namespace stairwell {
+namespace {
+
+// Return null, or the text of the error that `run` throws, which is valid until the thread's next call.
+template <class F>
+const char* guarded(F run) {
+  try {
+    run();
+    return nullptr;
+  } catch (const std::bad_alloc&) {
+    error = "stairwell: out of memory";
+  } catch (const std::exception& problem) {
+    error = problem.what();
+  }
+  return error.c_str();
+}
+
+}  // namespace
+}  // namespace stairwell
+
+// Arguments of a call in arrays, one per type (see Arguments).
+struct CallArguments {
+  const int64_t* integers;
+  int64_t many_integers;
+  const double* floats;
+  int64_t many_floats;
+  const stairwell::Tensor* tensors;
+  int64_t many_tensors;
+
+  stairwell::Arguments read() const {
+    return {integers, many_integers, floats, many_floats, tensors, many_tensors};
+  }
+};
+
+// Run an operator. All functions below return null or an error's text.
+STAIRWELL_EXPORT const char* stairwell_call(const char* name, int64_t threads, const CallArguments* given) {
+  using namespace stairwell;
+  return guarded([&] {
+    for (const Operator& op : OPERATORS) {
+      if (std::strcmp(op.name, name) != 0) continue;
+      set_num_threads(threads);
+      Arguments arguments = given->read();
+      return op.run(arguments);
+    }
+    fail("stairwell: there is no operator ", name);
+  });
+}
+
+STAIRWELL_EXPORT const char* stairwell_decoder_new(void** decoder, int64_t float64, const CallArguments* given) {
+  return stairwell::guarded([&] {
+    stairwell::Arguments arguments = given->read();
+    *decoder = stairwell::decoder_new(float64, arguments);
+  });
+}
+
+STAIRWELL_EXPORT const char* stairwell_decoder_set_rings(void* decoder, const CallArguments* given) {
+  return stairwell::guarded([&] {
+    stairwell::Arguments arguments = given->read();
+    stairwell::decoder_set_rings(decoder, arguments);
+  });
+}
+
+STAIRWELL_EXPORT const char* stairwell_decoder_step(void* decoder, int64_t threads, const CallArguments* given) {
+  return stairwell::guarded([&] {
+    stairwell::set_num_threads(threads);
+    stairwell::Arguments arguments = given->read();
+    stairwell::decoder_step(decoder, arguments);
+  });
+}
+
+STAIRWELL_EXPORT void stairwell_decoder_free(void* decoder) { stairwell::decoder_free(decoder); }
