@@ -169,6 +169,11 @@ def test_a_report_is_made_where_the_environment_is_gone(
     assert "An episode, step by step" not in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
+# Chromium decodes images on another thread, which its virtual clock does not wait for. Loading an image delays the
+# page's load event, and drawing a loaded image decodes it synchronously, so the probe below finds the canvas drawn.
+LOADED = """<head><script>HTMLImageElement.prototype.decode = function () {
+  return this.complete ? Promise.resolve() : new Promise((done) => this.addEventListener("load", done));
+};</script>"""
 PROBE = """<script>addEventListener("load", async () => {
   const root = document.querySelector("[data-played]"), slider = root.querySelector("input"), said = [];
   const key = (at, name) => at.dispatchEvent(new KeyboardEvent("keydown", { key: name, bubbles: true }));
@@ -193,7 +198,8 @@ def test_a_page_is_stepped_through_by_keys_and_slider_and_draws_what_was_seen(
 ) -> None:
     path = tmp_path / "page.html"
     write_html(path, "maze", [runs["feedback"]])
-    path.write_text(path.read_text(encoding="utf-8").replace("</body>", PROBE), encoding="utf-8")
+    page = path.read_text(encoding="utf-8").replace("<head>", LOADED).replace("</body>", PROBE)
+    path.write_text(page, encoding="utf-8")
     found = json.loads(re.sub(r"<[^>]+>", "", open_page(path, "--dump-dom").partition("<body>")[2]))
     assert [step for step, _ in found["said"]] == ["0", "1", "0", "0", "29", "7"]
     assert found["said"][0][1] == "remembers nothing yet" and "step 0: 100%" in found["said"][1][1]
