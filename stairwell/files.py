@@ -20,6 +20,7 @@ from stairwell.errors import UserError
 
 NAMED = 40  # characters of a name that its temporary file repeats: the longer name must be allowed too
 HALF_PAIRS = re.compile(r"\\u[dD][89a-fA-F]")  # where a JSON text may hold half of a surrogate pair
+OS_ERROR = re.compile(r"os error (\d+)")
 SMALL = 1 << 24  # bytes of a file that is read as a whole
 
 
@@ -126,21 +127,24 @@ def _temporary(path: str | os.PathLike[str], place: Path, make: Callable[..., ob
             made = made[1]
         name = str(made)
         yield name
-    except (OSError, SafetensorError) as error:
-        raise _named(error, path, name) from None
+    except Exception as error:
+        # Libraries in Rust raise errors of the system in types of their own.
+        if isinstance(error, OSError | SafetensorError) or OS_ERROR.search(str(error)):
+            raise _named(error, path, name) from None
+        raise
     finally:
         if name:
             shutil.rmtree(name, ignore_errors=True) if os.path.isdir(name) else Path(name).unlink(missing_ok=True)
 
 
-def _named(error: OSError | SafetensorError, path: str | os.PathLike[str], temporary: str) -> Exception:
+def _named(error: Exception, path: str | os.PathLike[str], temporary: str) -> Exception:
     """The error with the path that was to be written. One about another file, such as one that was read, stays."""
     about = getattr(error, "filename", None)
     if about is not None and not os.fspath(about).startswith(temporary or os.fspath(about)):
         return error
     number = getattr(error, "errno", None)
-    if number is None and (said := re.search(r"os error (\d+)", str(error))):  # safetensors has its own errors
-        number = int(said[1])
+    if number is None and (written := OS_ERROR.search(str(error))):
+        number = int(written[1])
     return OSError(number, os.strerror(number), os.fspath(path)) if number else OSError(f"{path}: {error}")
 
 

@@ -59,6 +59,7 @@ def check_place(path: AnyPath, option: str = "") -> Path:
         raise UserError(f"{option or 'the output path'} is empty; name a file or a folder")
     name, place = f"{option} {path}".strip(), Path(os.path.realpath(path))
     mode_of(path, name)
+    _check_streams(path, name)
     _check_run(place, name)
     _check_parents(place, name)
     return place
@@ -146,8 +147,20 @@ def _check_run(place: Path, name: str) -> None:
             raise UserError(f"{name} {what}; choose another path")
 
 
+def _check_streams(path: AnyPath, name: str) -> None:
+    """Refuse the standard streams, also where they are regular files: a file that takes the place of one loses what
+    is printed to it."""
+    for stream in (0, 1, 2):
+        try:
+            same = os.path.samestat(os.stat(path), os.fstat(stream))
+        except OSError:  # the path is new, or the stream closed
+            continue
+        if same:
+            raise UserError(f"{name} is the command's own input or output; choose another path")
+
+
 def _check_parents(place: Path, name: str) -> None:
-    there = next(folder for folder in place.parents if folder.exists())
+    there = next((folder for folder in place.parents if folder.exists()), place)  # the root has no parent
     if not there.is_dir():
         raise UserError(f"{name} cannot be written: {there} is not a folder; choose another path")
     if not all(os.access(path, os.W_OK) for path in (there, place) if path.exists()):

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import operator
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, Self
 
 import numpy as np
@@ -146,7 +146,9 @@ class Stream:
     def crop(self, tokens: int) -> None:
         """Take the last tokens back, as if they had never been read; as many as `slack` of them, at any time."""
         tokens = integer(tokens, "crop takes an integer number of tokens")
-        if not 0 <= tokens <= min(self.slack, self.count):
+        if tokens < 0:
+            raise UserError(f"crop takes 0 or more tokens, not {tokens}")
+        if tokens > min(self.slack, self.count):
             raise UserError(
                 f"cannot take back {tokens} tokens: this stream has read {self.count} and was made with slack "
                 f"{self.slack}; make it with slack={tokens}"
@@ -213,6 +215,8 @@ class Stream:
         device = self._parameter.device
         if isinstance(tokens, str | bytes):
             return torch.from_numpy(encode(self.vocabulary, tokens)).to(device)
+        if isinstance(tokens, Mapping | Set):
+            raise UserError(f"tokens are a sequence of integers, or text; not a {type(tokens).__name__}")
         try:
             one = isinstance(tokens, int | np.integer)
             ids = torch.as_tensor([tokens] if one else tokens if _array(tokens) else list(tokens))  # type: ignore[arg-type]

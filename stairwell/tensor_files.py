@@ -40,6 +40,8 @@ def write_hashed(path: Path, tensors: Mapping[str, Tensor], text: Mapping[str, s
 def read_hashed(path: AnyPath, format: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Return the tensors and texts that `write_hashed` wrote in this format, on the CPU."""
     where, kind = os.fspath(path), format.split(".")[1]
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise UserError(f"{where} is not a regular file but a folder, a device or a pipe; name a saved {kind}")
     try:
         with safe_open(path, framework="pt") as file:
             text = file.metadata() or {}
@@ -53,7 +55,8 @@ def read_hashed(path: AnyPath, format: str) -> tuple[dict[str, Tensor], dict[str
                 f"{where} was written by another version of stairwell ({found}, this one reads {format}); make it "
                 "again with this version"
             )
-        raise UserError(f"{where} is not a stairwell {kind} (its note says {text or 'nothing'})")
+        other = f"its format is {found}" if found else "it has no format of stairwell's"
+        raise UserError(f"{where} is not a saved {kind} of stairwell; {other}")
     if text.pop("hash", "") != hash_tensors(tensors, _joined(text)):
         raise UserError(f"{where} is damaged: its contents do not match their hash; use a good copy or make it again")
     return tensors, text

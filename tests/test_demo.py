@@ -111,7 +111,7 @@ REFUSED = {
     "--train.steps 9": "give --updates",
     "--only Transformer": "did you mean 'Transformer-XL'?",
     "--only GRU": "there are: Feedback, Cached Staircase, Transformer-XL",
-    "--device warp": "device 'warp' cannot be used",
+    "--device warp": "'warp' is not a device",
     "--engine warp": "--engine must be auto, fast or reference",
 }
 

@@ -90,7 +90,7 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a readable state"):
         State.load(tmp_path / "text")
     save_file({"weight": torch.zeros(2)}, tmp_path / "model")
-    with pytest.raises(ValueError, match="not a stairwell state"):
+    with pytest.raises(ValueError, match="not a saved state of stairwell"):
         State.load(tmp_path / "model")
 
 

@@ -269,7 +269,7 @@ def test_what_is_no_stream_is_told(tmp_path: Path) -> None:
     model = make_model()
     (tmp_path / "noise").write_bytes(b"\x00\x01noise")
     model.init_state(1).save(tmp_path / "state")
-    for name, told in (("noise", "not a readable stream"), ("state", "not a stairwell stream")):
+    for name, told in (("noise", "not a readable stream"), ("state", "not a saved stream of stairwell")):
         with pytest.raises(UserError, match=told):
             Stream.load(tmp_path / name, model)
 

@@ -133,14 +133,15 @@ def test_a_prefix_is_what_a_translation_begins_with(place: Path) -> None:
 
 
 def test_lengths_hold(place: Path) -> None:
-    ended = run_command(place, "translate", "run", "data/val.xx", "--longest", 2, "--shortest", 9)
+    ended = run_command(place, "translate", "run", "data/val.xx", "--longest", 2, "--shortest", 2)
     assert ended.status == 0 and "texts were stopped at their greatest length" in ended.err
     assert all(len(line.split()) <= 2 for line in ended.out.splitlines())
     assert Search(longest=9, longest_ratio=2.0).lengths(3, 100) == (0, 9)
     assert Search(longest_ratio=2.0).lengths(3, 100) == (0, 16)
     assert Search(longest_ratio=2.0).lengths(300, 100) == (0, 100)
     assert Search(shortest=4, shortest_ratio=0.5, longest_ratio=0).lengths(20, 100) == (10, 100)
-    assert Search(shortest=50, longest=8).lengths(20, 100) == (8, 8)
+    with pytest.raises(UserError, match="shortest"):
+        Search(shortest=50, longest=8)
 
 
 def test_tune_keeps_what_it_found_and_eval_reads_it(place: Path) -> None:

@@ -47,6 +47,7 @@ def one_of(option: str, *choices: str) -> Callable[[str], str]:
 
 
 MOST_SEED = 2**63 - 1  # what PyTorch's random generators take
+MOST_SEEDS = 1000  # trainings of one command; more is a typing error
 
 # Options that several commands share.
 Device = Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")]

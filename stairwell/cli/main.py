@@ -7,6 +7,7 @@ which keeps its traceback), 2 the user's mistake, 130 interrupted; a training is
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 import sys
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ INTERRUPTED = 130
 
 
 # What the operating system says when a path is not what it was taken for.
+WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 WRONG_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -55,7 +57,7 @@ def command() -> int:
     except (UserError, *WRONG_PATHS) as error:
         fail(error, 2)
     except OSError as error:
-        fail(error, 1)
+        fail(error, 2 if error.errno in WRONG_NAMES else 1)
     except Exception as error:
         if is_out_of_memory(error):
             fail(UserError(f"out of memory ({error}); lower {what_to_lower(sys.argv[1:])}"), 1)
@@ -74,8 +76,8 @@ def is_out_of_memory(error: Exception) -> bool:
 # The options of each command that its memory depends on.
 LARGE = {
     "eval": "--rows or --segment",
-    "translate": "--batch or --beam",
-    "summarize": "--batch or --beam",
+    "translate": "--batch, --beam or --nbest",
+    "summarize": "--batch, --beam or --nbest",
     "tune": "--beam",
     "distill": "--batch or --beam",
     "serve": "--rows or --max-prompt",

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from stairwell.cli.app import Device, Engine, Quiet, app, output_option, say
+from stairwell.cli.app import MOST_SEEDS, Device, Engine, Quiet, app, output_option, say
 from stairwell.cli.corpora import data_list
 from stairwell.cli.options import complete_study, same_option, with_dotted_options
 from stairwell.errors import UserError, nearest
@@ -74,7 +74,7 @@ def reproduce_command(
         Path | None,
         output_option("where runs and report go; runs/NAME-SCALE if not given"),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="train every model so many times", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="train every model so many times", min=1, max=MOST_SEEDS)] = None,
     jobs: Annotated[
         int | None, typer.Option(help="trainings at a time, each with its share of the threads; 1 if not given", min=1)
     ] = None,

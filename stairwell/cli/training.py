@@ -12,7 +12,18 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stairwell import startup
-from stairwell.cli.app import AsJson, Device, Engine, Quiet, SplitName, app, output_option, result_text, strict_json
+from stairwell.cli.app import (
+    MOST_SEEDS,
+    AsJson,
+    Device,
+    Engine,
+    Quiet,
+    SplitName,
+    app,
+    output_option,
+    result_text,
+    strict_json,
+)
 from stairwell.cli.options import ExperimentCommand, complete_experiment, same_option, with_dotted_options
 from stairwell.errors import UserError
 
@@ -38,7 +49,9 @@ def train_command(
     resume: Annotated[bool, typer.Option("--resume", help="go on with the training in --out")] = False,
     steps: Annotated[int | None, typer.Option(help="the same as --train.steps; may change when resuming")] = None,
     seed: Annotated[int | None, typer.Option(help="the same as --train.seed")] = None,
-    seeds: Annotated[int, typer.Option(help="train this many times, with seeds one apart, and sum up", min=1)] = 1,
+    seeds: Annotated[
+        int, typer.Option(help="train this many times, with seeds one apart, and sum up", min=1, max=MOST_SEEDS)
+    ] = 1,
     device: Device = "auto",
     engine: Engine = "auto",
     quiet: Quiet = False,

@@ -25,6 +25,7 @@ from stairwell.cli.app import (
 from stairwell.errors import UserError
 
 LONGEST_LINE = 1 << 24  # bytes
+MOST_HYPOTHESES = 1000  # more is a typing error
 
 Folder = Annotated[Path, typer.Argument(help="the run folder of a trained model", metavar="RUN")]
 Files = Annotated[list[Path] | None, typer.Argument(help="text files, one text a line; standard input if not given")]
@@ -35,13 +36,17 @@ Articles = Annotated[
         "trained on; standard input if not given"
     ),
 ]
-Beam = Annotated[int | None, typer.Option(help="hypotheses at a time; 1 is greedy; 5 if the run was not tuned", min=1)]
+Beam = Annotated[
+    int | None,
+    typer.Option(help="hypotheses at a time; 1 is greedy; 5 if the run was not tuned", min=1, max=MOST_HYPOTHESES),
+]
 Best = Annotated[
     int,
     typer.Option(
         help="print the n best hypotheses of each text, one per line: the line number of the text, counted from 0, the "
         "score and the hypothesis, separated by tabs",
         min=1,
+        max=MOST_HYPOTHESES,
     ),
 ]
 Penalty = Annotated[float | None, typer.Option(help="higher prefers longer texts; what `tune` found if not given")]
@@ -120,7 +125,8 @@ def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path
     if translator.looped:
         say(f"{translator.looped:,} texts ran in a loop and were decoded again without it (--keep-loops keeps them)")
     if translator.unended:
-        say(f"{translator.unended:,} texts were stopped at their greatest length (--longest, --longest-ratio)")
+        limits = "--longest, --longest-ratio" if task == "translation" else "--longest"
+        say(f"{translator.unended:,} texts were stopped at their greatest length ({limits})")
 
 
 @app.command()

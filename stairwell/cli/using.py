@@ -12,6 +12,8 @@ import typer
 from stairwell.cli.app import MOST_SEED, Device, app, output_option, say
 from stairwell.errors import UserError
 
+MOST_ROWS = 4096  # of a server; more is a typing error
+
 
 @app.command()
 def report(
@@ -156,7 +158,9 @@ def serve(
     token_file: Annotated[
         Path | None, typer.Option(help="a file with a bearer token, which every request must then carry")
     ] = None,
-    rows: Annotated[int, typer.Option(help="texts that are written at a time, in one batch", min=1)] = 16,
+    rows: Annotated[
+        int, typer.Option(help="texts that are written at a time, in one batch", min=1, max=MOST_ROWS)
+    ] = 16,
     waiting: Annotated[
         int, typer.Option(help="texts that may wait for a place; more are told to come back", min=0)
     ] = 64,

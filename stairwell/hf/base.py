@@ -12,6 +12,7 @@ from stairwell.cores import config_type, name_of
 from stairwell.cores.feedback import Mix
 from stairwell.errors import UserError
 from stairwell.hf.cache import StateCache
+from stairwell.outputs import check_place
 
 
 class CoreConfig(PreTrainedConfig):
@@ -32,6 +33,10 @@ class CoreConfig(PreTrainedConfig):
     tie_word_embeddings: bool = False  # the model ties its own
 
     def __post_init__(self, **kwargs: Any) -> None:
+        if isinstance(self.core, dict):
+            raise UserError(
+                "this config.json is of a run folder of stairwell; load it with stairwell.hf.from_run(folder)"
+            )
         self.core_options = dict(self.core_options or {})
         core = self.core_config()
         # What tools of the ecosystem look for.
@@ -65,6 +70,12 @@ class StairwellModel(PreTrainedModel, GenerationMixin):
         if isinstance(module, Mix):
             allowed: Any = module.allowed
             allowed.copy_(Mix(self.config.core_config()).allowed)
+
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        """Save as every model of transformers, but never over the files of a stairwell run, which have the same
+        names."""
+        check_place(save_directory)
+        super().save_pretrained(save_directory, *args, **kwargs)
 
     def get_input_embeddings(self) -> nn.Module:
         embedding: nn.Module = self.model.embedding

@@ -8,6 +8,7 @@ from typing import Literal
 from stairwell.errors import UserError
 from stairwell.train.config import TrainConfig
 
+LARGEST_WEIGHT = 1e6  # of a part of the loss; more is a typing error
 PPO_ONLY = ("clip_ratio", "epochs", "minibatches")
 
 
@@ -45,6 +46,8 @@ class AgentTrainConfig(TrainConfig):
         for name in ("entropy_cost", "value_cost", "window"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
         self._check("clip_ratio", self.clip_ratio > 0, "above 0")
+        for name in ("clip_ratio", "entropy_cost", "value_cost"):
+            self._check(name, getattr(self, name) <= LARGEST_WEIGHT, f"at most {LARGEST_WEIGHT:g}")
         for name in ("epochs", "minibatches"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         for length in filter(None, (self.segment, self.segment_warmup)):

@@ -37,7 +37,9 @@ class Memory(nn.Module):
     def __init__(self, core: Any, features: int | None = None, first_token: bool = True, engine: str = "auto") -> None:
         super().__init__()
         D = core.width
-        self.features, self.width = features or D, D
+        if features is not None and (type(features) is not int or features < 1):
+            raise ValueError(f"features must be an integer of at least 1, not {features!r}")
+        self.features, self.width = D if features is None else features, D
         self.core: Core = build(core)
         choose_engine(self.core, engine)
         self.enter = nn.Identity() if self.features == D else nn.Linear(self.features, D)
@@ -67,6 +69,7 @@ class Recurrent(nn.Module):
     """What the two forms share: the sizes that recurrent layers of torch have, and the order of rows and time."""
 
     num_layers, bidirectional, bias, dropout, proj_size = 1, False, True, 0.0, 0
+    hidden_size: Any  # numbers of one state per batch element
 
     def __init__(self, core: Any, input_size: int, batch_first: bool = False, engine: str = "auto") -> None:
         super().__init__()
@@ -80,6 +83,13 @@ class Recurrent(nn.Module):
         rows = x if self.batch_first else x.transpose(0, 1)
         y, state = self.memory(rows, self.memory.unpack(packed), start)
         return (y if self.batch_first else y.transpose(0, 1)), state.pack()
+
+    def check_states(self, x: Tensor, *states: Tensor) -> None:
+        """Refuse states of another shape, which could be read as those of other rows."""
+        wanted = (1, self.rows(x), self.hidden_size)
+        for state in states:
+            if tuple(state.shape) != wanted:
+                raise ValueError(f"a state must be (1, batch, hidden_size) = {wanted}, not {tuple(state.shape)}")
 
     def rows(self, x: Tensor) -> int:
         if x.dim() != 3:
@@ -95,6 +105,8 @@ class MemoryGRU(Recurrent):
         return self.numbers
 
     def forward(self, x: Tensor, h: Tensor | None = None, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        if h is not None:
+            self.check_states(x, h)
         packed = x.new_zeros(self.rows(x), self.numbers) if h is None else h[0]
         y, packed = self.walk(x, packed, start)
         return y, packed[None]
@@ -113,6 +125,7 @@ class MemoryLSTM(Recurrent):
         if states is None:
             packed = x.new_zeros(self.rows(x), self.numbers)
         else:
+            self.check_states(x, *states)
             packed = torch.cat([states[0][0], states[1][0]], 1)[:, : self.numbers]
         y, packed = self.walk(x, packed, start)
         h, c = F.pad(packed, (0, 2 * self.hidden_size - self.numbers)).chunk(2, 1)

@@ -47,6 +47,11 @@ class Experiment:
     def with_options(self, options: dict[str, str]) -> Experiment:
         """The experiment with fields set from text, such as {"core.memory": "64"}."""
         changed: dict[str, Any] = {}
+        for name, text in options.items():
+            if name.partition(".")[0] not in SECTIONS:
+                raise UserError(f"unknown option {name!r}; options are SECTION.FIELD, of {', '.join(SECTIONS)}")
+            if not isinstance(text, str):
+                raise UserError(f"{name}: {text!r} is not text; write '{text}'")
         for section in SECTIONS:
             values = {name.partition(".")[2]: text for name, text in options.items() if name.startswith(section + ".")}
             fixed = self.kind.derived if section == "model" else DERIVED.get(section, ())

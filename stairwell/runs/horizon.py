@@ -286,7 +286,10 @@ def given_streams(
 def stream_of(task: Any) -> Endless:
     """The task's stream without end; a plain error where it has none."""
     if not hasattr(task, "endless"):
-        raise UserError("a stream without end is made by the task itself; this task reads what others have made")
+        raise UserError(
+            "this task has no endless streams: --horizon and --inside are for tasks that generate their own tokens, "
+            "--horizon for labelled data too"
+        )
     stream: Endless = task.endless()
     return stream
 

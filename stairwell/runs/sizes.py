@@ -41,6 +41,7 @@ LAYER = 25_000  # bytes of a layer's modules, without their parameters
 REMEMBERED = {"adam": 2, "adamw": 2, "rmsprop": 1}  # numbers that an optimizer keeps of each parameter
 LAYERED = (("core", "layers"), ("model", "encoder_layers"))  # what has layers, and how many
 SIZED = ("batch", "batch_tokens", "segment", "valid_rows")  # options of a training that memory depends on
+UNSIZED = ("heads", "encoder_heads")  # a layer's width is divided among them
 SAMPLE = 8  # layers that are built to find out what one has
 MOST_TOKENS = 10**10  # of a generated split: days on a laptop
 CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use
@@ -225,7 +226,7 @@ def what_to_lower(experiment: Experiment) -> str:
     for section in ("core", "model", "task", "train"):
         for name, value in numbers_of(getattr(experiment, section)):
             before = getattr(getattr(usual, section), name, None)
-            if section != "train" or name in SIZED:
+            if (section != "train" or name in SIZED) and name not in UNSIZED:
                 raised.append((value / max(before if type(before) is int else 1, 1), f"--{section}.{name}", value))
     worst = [f"{option} (now {value:,})" for ratio, option, value in sorted(raised, reverse=True)[:2] if ratio > 1]
     return " or ".join(worst) or "--train.batch, --train.segment, --core.width or --core.layers"

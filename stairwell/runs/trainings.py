@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import statistics
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -33,6 +34,7 @@ from stairwell.train.run import LOCK, read_config
 from stairwell.version import __version__
 
 SEEDS = Kind("a summary of seeds", has_keys("metric", "seeds", "runs"))
+REASON = 200  # characters of what PyTorch says of a device
 # Opens whatever shows a training's progress: a title, updates in all, updates done before.
 Show = Callable[[str, int, int], AbstractContextManager[Watch]]
 
@@ -305,11 +307,15 @@ def choose_device(name: str) -> torch.device:
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda" and "LOCAL_RANK" in os.environ:
         name = f"cuda:{os.environ['LOCAL_RANK']}"
+    known = re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d{1,3})?", name)
+    if known is None:
+        raise UserError(f"--device {name!r} is not a device; choose auto, cpu, cuda, cuda:0 (or another index) or mps")
     try:
         device = torch.device(name)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UserError(f"device '{name}' cannot be used: {str(error).splitlines()[0]}") from None
+        torch.zeros(1, device=device).item()  # some devices hold shapes only
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = (str(error).splitlines() or [""])[0][:REASON]
+        raise UserError(f"--device {name} cannot be used: {reason}") from None
     return device
 
 

@@ -79,6 +79,13 @@ class Impatient(H11Protocol):
             self.idle_since = None
             self._within(self.answers_within)
 
+    def send_400_response(self, msg: str) -> None:
+        """Answer a malformed message, unless its head has been answered already."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
+
     def on_response_complete(self) -> None:
         self.idle_since = time.monotonic()
         if not self.flow.write_paused:  # otherwise much of the answer is still to be taken, within its own time

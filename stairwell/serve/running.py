@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable, Sequence
@@ -77,8 +78,10 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-    except OSError as error:
-        raise UserError(f"cannot listen on {host}, port {port}: {error.strerror}; choose another --port") from None
+    except (OSError, UnicodeError) as error:
+        taken = getattr(error, "errno", None) in (errno.EADDRINUSE, errno.EACCES)
+        reason, other = getattr(error, "strerror", None) or error, "--port" if taken else "--host"
+        raise UserError(f"cannot listen on {host}, port {port}: {reason}; choose another {other}") from None
     return bound
 
 

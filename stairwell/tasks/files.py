@@ -87,7 +87,9 @@ class FileTask(ABC, Generic[Place, Tokens]):
         except UserError as error:
             if self._known is None:
                 raise
-            raise UserError(f"{error}; the run was trained on it: bring it back, or give other data (--data)") from None
+            raise UserError(
+                f"{error}; the run was trained on it: bring it back, or give eval other data (--data)"
+            ) from None
 
     @cached_property
     def digests(self) -> dict[str, str]:

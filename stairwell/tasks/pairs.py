@@ -7,6 +7,7 @@ front of it: it is what a decoder reads first. Letters: B pairs of a batch, J so
 from __future__ import annotations
 
 import dataclasses
+import sys
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -209,6 +210,11 @@ class PairTask(FileTask[PairFiles, Any]):
 
     def find(self) -> dict[str, PairFiles]:
         config = self.config
+        if not config.path and parallel.is_file_name(config.target) and not parallel.is_file_name(config.source):
+            raise UserError(
+                f"--task.source {config.source!r} is not the name of a file, but --task.target {config.target} is; "
+                "name two files, or give --task.path"
+            )
         if not config.path and not parallel.is_file_name(config.source):
             raise UserError(
                 f"name the pairs to {self.verb}: two files, --task.source FILE --task.target FILE, or a folder, "
@@ -336,7 +342,7 @@ class PairTask(FileTask[PairFiles, Any]):
 
     def sides(self, split: Split, most: int = 0) -> tuple[list[str], list[str]]:
         """The sources and the targets of a split, or of its first `most` pairs."""
-        pairs = list(islice(self.texts(split), most or None))
+        pairs = list(islice(self.texts(split), min(most, sys.maxsize) or None))
         if not pairs:
             raise UserError(f"there is no pair in the {split} split of {self.where}")
         return [source for source, _ in pairs], [target for _, target in pairs]

@@ -16,6 +16,16 @@ Decay = Literal["none", "cosine", "inverse-sqrt"]
 READ = {"adam": ("beta1", "beta2"), "adamw": ("beta1", "beta2"), "rmsprop": ("alpha", "momentum")}
 
 LARGEST_SEED = 1 << 63  # torch's generators take no more
+# The largest values that are not typing errors. Products with them stay far inside float32.
+LARGEST = {
+    "learning_rate": 1e6,
+    "weight_decay": 1e6,
+    "eps": 1e6,
+    "clip": 1e30,
+    "finetune_rate": 1e6,
+    "state_noise": 1e6,
+}
+SMALLEST_EPS = 1e-30  # what float32 can still add
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +113,9 @@ class TrainConfig(Config):
         self._check("seed", self.seed < LARGEST_SEED, "below 2^63")
         for name in ("learning_rate", "finetune_rate", "eps"):
             self._check(name, getattr(self, name) > 0, "above 0")
+        for name, largest in LARGEST.items():
+            self._check(name, getattr(self, name) <= largest, f"at most {largest:g}")
+        self._check("eps", self.eps >= SMALLEST_EPS, f"at least {SMALLEST_EPS:g}")
         for name in ("beta1", "beta2", "alpha", "momentum"):
             self._check(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         self._check("curriculum_accuracy", 0 <= self.curriculum_accuracy <= 100, "in 0..100 percent")

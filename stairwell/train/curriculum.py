@@ -23,8 +23,11 @@ class Curriculum:
     @staticmethod
     def parse(text: str, accuracy: float = 96.0) -> Curriculum:
         stages: list[dict[str, int]] = []
-        for part in (part for part in text.split(";") if part.strip()):
-            options = dict(_option(option, text) for option in part.split(","))
+        for part in text.split(";") if text.strip() else ():
+            pairs = [_option(option, text) for option in part.split(",")]
+            options = dict(pairs)
+            if len(options) < len(pairs):
+                raise UserError(f"the curriculum '{text}' sets a name twice in the stage '{part}'; give it once")
             longest = max(len(values) for values in options.values())
             for i in range(longest):
                 stages.append({name: values[min(i, len(values) - 1)] for name, values in options.items()})

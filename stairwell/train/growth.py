@@ -23,7 +23,7 @@ class Growth:
 
     @staticmethod
     def parse(text: str) -> Growth:
-        stages = [_stage(part, text) for part in text.split(";") if part.strip()]
+        stages = [_stage(part, text) for part in (text.split(";") if text.strip() else ())]
         if any(later <= earlier for (earlier, _), (later, _) in pairwise(stages)):
             raise UserError(f"the updates in train.growth '{text}' must rise")
         return Growth(stages)

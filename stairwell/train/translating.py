@@ -31,6 +31,7 @@ from stairwell.tasks.pairs import PairTask
 
 SEARCH = "search.json"  # in a run's folder, once it was tuned
 LOOP_BLOCK = 3  # tokens of the sequences that must not be repeated once a loop was found; every loop has one
+MOST_RATIO = 1_000_000  # target tokens per source token; more is a typing error
 SORTED = 2000  # texts that are read ahead, so that those of like lengths are searched together
 
 
@@ -69,6 +70,16 @@ class Search:
         for name in ("block", "longest", "longest_ratio", "shortest", "shortest_ratio", "top_k"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise UserError(f"{name} must be a finite number, 0 or more, not {getattr(self, name)}")
+        for name in ("longest_ratio", "shortest_ratio"):
+            if getattr(self, name) > MOST_RATIO:
+                raise UserError(f"{name} must be at most {MOST_RATIO:,}, not {getattr(self, name):g}")
+        if 0 < self.longest < self.shortest:
+            raise UserError(f"shortest {self.shortest:,} is above longest {self.longest:,}; lower it or raise longest")
+        if 0 < self.longest_ratio < self.shortest_ratio:
+            raise UserError(
+                f"shortest_ratio {self.shortest_ratio:g} is above longest_ratio {self.longest_ratio:g}; lower it or "
+                "raise longest_ratio"
+            )
         if not 0 <= self.seed < 2**63:
             raise UserError(f"seed must be 0 or more and below 2^63, not {self.seed}")
         check_length_penalty(self.length_penalty)
@@ -131,6 +142,8 @@ class Translator:
                 )
             yield from self._group(group, best, forced)
             done += len(group)
+        if prefixes is not None and len(prefixes) > done:
+            raise UserError(f"there are {len(prefixes):,} prefixes and {done:,} texts; give one line for each text")
 
     def _group(self, texts: list[str], best: int, prefixes: Sequence[str]) -> list[list[Written]]:
         sources, cut = self.task.read_sources(texts)

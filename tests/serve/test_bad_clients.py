@@ -68,6 +68,20 @@ def read_to_the_end(client: socket.socket) -> bytes:
     return found
 
 
+def test_a_malformed_body_after_its_answer_is_not_answered_again(caplog: pytest.LogCaptureFixture) -> None:
+    """The head alone is refused (415), then a chunk has no size: the connection ends, without an error in the log."""
+    lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked", "", ""]
+    with inside(app()) as server:
+        with connect(server) as client:
+            client.sendall("\r\n".join(lines).encode())
+            answer = client.recv(65536)
+            client.sendall(b"ZZ\r\n")
+            answer += read_to_the_end(client)
+            assert answer.startswith(b"HTTP/1.1 4") and answer.count(b"HTTP/1.1 ") == 1
+        is_well(server)
+    assert "LocalProtocolError" not in caplog.text
+
+
 def test_a_client_that_sends_a_byte_now_and_then_is_cut_off() -> None:
     with inside(app(), patience=0.5) as server, connect(server) as slow, connect(server) as silent:
         ended = time.monotonic() + 20

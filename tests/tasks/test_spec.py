@@ -53,7 +53,7 @@ def test_a_kept_task_needs_neither_its_files_nor_a_cache(
         key: v.dumps() for key, v in task.vocabularies.items()
     }
     assert not (tmp_path / "no cache").exists()
-    with pytest.raises(UserError, match=r"there is no .*: bring it back, or give other data \(--data\)"):
+    with pytest.raises(UserError, match=r"there is no .*: bring it back, or give eval other data \(--data\)"):
         kept.feed(range(1), 1, 0)
 
 

@@ -1,0 +1,59 @@
+"""Values of a training that cannot be meant are refused before anything is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from stairwell.errors import UserError
+from stairwell.rl.config import AgentTrainConfig
+from stairwell.train.config import TrainConfig
+from stairwell.train.curriculum import Curriculum
+from stairwell.train.growth import Growth
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("learning_rate", 1e300),
+        ("learning_rate", 1e38),
+        ("weight_decay", 1e300),
+        ("finetune_rate", 1e300),
+        ("state_noise", 1e300),
+        ("clip", 1e300),
+        ("eps", 1e300),
+        ("eps", 1e-320),
+    ],
+)
+def test_numbers_beyond_float32_are_refused_by_name(name: str, value: float) -> None:
+    with pytest.raises(UserError, match=rf"train\.{name} must be at (most|least)"):
+        TrainConfig(**{name: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["clip_ratio", "entropy_cost", "value_cost"])
+def test_weights_of_an_agents_loss_are_refused_by_name(name: str) -> None:
+    options: dict[str, Any] = {"learner": "ppo", name: 1e300}
+    with pytest.raises(UserError, match=rf"train\.{name} must be at most"):
+        AgentTrainConfig(**options)
+
+
+@pytest.mark.parametrize("text", [";", ";;;", " ; ", "length=8;;length=9", "length=8;"])
+def test_a_stage_without_options_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="cannot read the curriculum"):
+        Curriculum.parse(text)
+
+
+def test_a_stage_sets_each_name_once() -> None:
+    with pytest.raises(UserError, match="sets a name twice"):
+        Curriculum.parse("length=8,length=9")
+
+
+@pytest.mark.parametrize("text", ["", "  "])
+def test_an_empty_curriculum_has_no_stages(text: str) -> None:
+    assert Curriculum.parse(text).stages == [] and Growth.parse(text).stages == []
+
+
+def test_a_growth_of_separators_is_refused() -> None:
+    with pytest.raises(UserError, match=r"train\.growth"):
+        Growth.parse(";")
