@@ -57,10 +57,10 @@ def our_steps(setting: AgentSetting, core: str, folder: str) -> tuple[Steps, int
         return step
 
     loop, learning = (agent_trainer(agent, [task], config, Run(folder)) for _ in range(2))
-    kept: Any = learning.feed
+    kept: Any = learning.batch_source
     assert isinstance(kept, Rollouts) and isinstance(learning.objective, ActorCritic)
     rollout = kept.play(config.segment)
-    playing = task.feed(agent, config)(range(config.batch), config.batch, 1)
+    playing = task.batch_source(agent, config)(range(config.batch), config.batch, 1)
     kept.play = lambda length: rollout
     steps: Steps = {
         "loop": update(loop),
@@ -79,7 +79,7 @@ def sb3_steps(setting: AgentSetting) -> tuple[Steps, int]:
     model = RecurrentPPO(
         "MlpLstmPolicy", sb3_environment(rows), n_steps=config.segment, n_epochs=config.epochs, seed=0, device="cpu",
         batch_size=config.batch * config.segment // config.minibatches, learning_rate=config.learning_rate,
-        gamma=config.discount, gae_lambda=config.gae, ent_coef=config.entropy_cost, vf_coef=config.value_cost,
+        gamma=config.gamma, gae_lambda=config.gae_lambda, ent_coef=config.ent_coef, vf_coef=config.vf_coef,
         policy_kwargs={
             "lstm_hidden_size": setting.width, "n_lstm_layers": setting.lstm_layers, "net_arch": [],
             "shared_lstm": True, "enable_critic_lstm": False,

@@ -54,8 +54,8 @@ def measure() -> list[dict[str, Any]]:
         {"case": "data", "what": "small LSTM trains", "tokens_per_second": round(consumed)}
     ]
     for name in TASKS:
-        feed = preset(f"{name}/lstm").make_tasks()[0].feed(range(ROWS), ROWS, seed=0)
-        delivered = rate(lambda feed=feed: feed.read(LENGTH))
+        batch_source = preset(f"{name}/lstm").make_tasks()[0].batch_source(range(ROWS), ROWS, seed=0)
+        delivered = rate(lambda batch_source=batch_source: batch_source.read(LENGTH))
         records.append(
             {
                 "case": "data",

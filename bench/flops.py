@@ -3,7 +3,7 @@
 Counted, a multiplication and its addition as two: every product of the model's maths. That is the projections, the
 feed-forward, the attention (scores, positions, weighted sums), the head, the mix of the memory. Not counted: softmax,
 norms, ReLU, dropout, the loss, the embedding, Adam. Those are no products; they take time and count as none of it.
-`tests/test_bench.py` holds the formula against torch's own counter. Letters as in the cores.
+`tests/bench/test_bench.py` holds the formula against torch's own counter. Letters as in the cores.
 """
 
 from __future__ import annotations

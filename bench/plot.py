@@ -41,7 +41,7 @@ def write(path: Path = PICTURE, records: list[dict[str, Any]] | None = None) -> 
     drawn = BytesIO()
     figure.savefig(drawn, dpi=110)
     pyplot.close(figure)
-    # A few colours are enough, and make the file a third of the size.
+    # A few colors are enough, and make the file a third of the size.
     Image.open(drawn).convert("RGB").quantize(64).save(path, optimize=True)
 
 

@@ -31,10 +31,10 @@ import torch
 
 from bench.records import ROOT
 from bench.speed import spread
-from stairwell.generate import Choice, load_writer, write
+from stairwell.generate import Choice, load_language_model, write
 from stairwell.models import LanguageModel
+from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import fit
 from stairwell.stream import Stream
 from stairwell.text import Bytes
 
@@ -130,7 +130,7 @@ def measure_throughput(case: str, sizes: dict[str, int], rounds: int = ROUNDS, t
     requests = asked(texts)
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Path(folder), sizes)
-        model, vocabulary = load_writer(run, "cpu")
+        model, vocabulary = load_language_model(run, "cpu")
 
         def loop() -> None:
             for one in requests:

@@ -24,8 +24,8 @@ from torch import Tensor
 from bench.speed import spread
 from stairwell import LanguageModel
 from stairwell.decode import Session, sample, speculate
+from stairwell.runs.launch import fit, load
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import fit, load
 from stairwell.train import Run
 
 FOLDER = Path("runs/bench-speculation")

@@ -255,7 +255,7 @@ def measure_case(case: Case) -> list[dict[str, Any]]:
 
 
 def measure_cores() -> list[dict[str, Any]]:
-    """Every core of the registry as its language-modelling preset has it, taking turns."""
+    """Every core of the registry as its language-modeling preset has it, taking turns."""
     case = Case("cores", B=32)
     contestants = {name: preset(f"lm/{name}").core for name in CORES}
     steps = {name: stairwell_step(case, core, "auto") for name, core in contestants.items()}

@@ -54,7 +54,7 @@ class SmallChunks:
     @property
     def feedback(self) -> FeedbackConfig:
         window = self.core.chunk * self.core.passes if isinstance(self.core, StaircaseConfig) else SMALL_T
-        return FeedbackConfig(memory=window - 1, share_kv=False, sees_itself=True, **SMALL_SIZES)
+        return FeedbackConfig(memory=window - 1, share_kv=False, attend_to_current=True, **SMALL_SIZES)
 
 
 SMALL_CHUNKS = (

@@ -157,7 +157,7 @@ def make_turns(case: Case, folder: Path) -> dict[Turn, Callable[[], Any]]:
             turns["marian", depth] = theirs = marian_writes(marian, source, mask, case.tokens, case.beam)
             place = folder / f"{case.name}-{depth}"
             faster = ctranslate2_writes(marian, place, source, mask, case.tokens, case.beam)
-            # The end is forbidden before probabilities are normalised there, after that here.
+            # The end is forbidden before probabilities are normalized there, after that here.
             check_same(case, faster(), theirs(), "CTranslate2", "Marian", 1 / case.symbols)
             turns["ctranslate2", depth] = faster
         except ImportError as missing:

@@ -85,50 +85,50 @@ def layer(w: Weights, l: int, x: Array, slots: Slots, norm: str = "pre", first: 
 
 
 def feedback(
-    w: Weights, x: Array, S: int, make_up: str | int = "all", sees_itself: bool = False, **options: Any
+    w: Weights, x: Array, S: int, memory_composition: str | int = "all", attend_to_current: bool = False, **options: Any
 ) -> Array:
     """Fan et al., 2020:  z_t^l = Attn(x_t^{l-1}, {m_{t-S} .. m_{t-1}}),  m_t = sum_l softmax(w)_l x_t^l (equation 1)"""
-    L, first = depth(w), 0 if sees_itself else 1
+    L, first = depth(w), 0 if attend_to_current else 1
     memory: list[list[Array]] = []  # of each token, what each layer will see of it
     y = []
     for t in range(len(x)):
         levels = [x[t]]  # x_t^0, then x_t^1 .. x_t^L
         for l in range(L):
             slots = [(memory[t - d][l], d) for d in range(1, min(S, t) + 1)]
-            if sees_itself:
+            if attend_to_current:
                 slots.append((levels[l], 0))
             levels.append(layer(w, l, levels[l], slots, first=first, **options))
-        memory.append([mixed(w, levels, make_up, l) for l in range(L)])
+        memory.append([mixed(w, levels, memory_composition, l) for l in range(L)])
         y.append(levels[L])
     return np.stack(y)
 
 
-def mixed(w: Weights, levels: list[Array], make_up: str | int, l: int) -> Array:
+def mixed(w: Weights, levels: list[Array], memory_composition: str | int, l: int) -> Array:
     """The memory of a token as the layer above x^l sees it: one for all layers, but for `recurrent` (figure 5)."""
-    if isinstance(make_up, int):
-        return levels[make_up]
-    if make_up == "average":
+    if isinstance(memory_composition, int):
+        return levels[memory_composition]
+    if memory_composition == "average":
         return sum(levels[1:], levels[0]) / len(levels)
-    if make_up == "recurrent":  # layers 0 .. l+1, the layer's own output included
+    if memory_composition == "recurrent":  # layers 0 .. l+1, the layer's own output included
         share = softmax(w["mix.weights"][l][: l + 2])
     else:
         share = softmax(w["mix.weights"][0])
     return sum((s * level for s, level in zip(share, levels)), np.zeros_like(levels[0]))
 
 
-def transformer_xl(w: Weights, x: Array, S: int, sees_itself: bool = False, **options: Any) -> Array:
+def transformer_xl(w: Weights, x: Array, S: int, attend_to_current: bool = False, **options: Any) -> Array:
     """Dai et al., 2019:  z_t^l = Attn(x_t^{l-1}, {x_{t-S}^{l-1} .. x_{t-1}^{l-1}})"""
-    first = 0 if sees_itself else 1
+    first = 0 if attend_to_current else 1
     for l in range(depth(w)):
         seen = [[(x[t - d], d) for d in range(first, min(S, t) + 1)] for t in range(len(x))]
         x = np.stack([layer(w, l, x[t], slots, first=first, **options) for t, slots in enumerate(seen)])
     return x
 
 
-def universal(w: Weights, x: Array, S: int, N: int, sees_itself: bool = True, **options: Any) -> Array:
+def universal(w: Weights, x: Array, S: int, N: int, attend_to_current: bool = True, **options: Any) -> Array:
     """Dehghani et al., 2018, without halting:  h^n = Layers(h^{n-1}), n = 1..N, with the same weights"""
     for _ in range(N):
-        x = transformer_xl(w, x, S, sees_itself, **options)
+        x = transformer_xl(w, x, S, attend_to_current, **options)
     return x
 
 

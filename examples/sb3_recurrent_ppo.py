@@ -3,7 +3,7 @@
     pip install 'stairwell[rl]' sb3-contrib
     python examples/sb3_recurrent_ppo.py
 
-The agent sees a colour, walks down a corridor and must go through the door of that colour: without a memory it is right
+The agent sees a color, walks down a corridor and must go through the door of that color: without a memory it is right
 half of the time.
 """
 

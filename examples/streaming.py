@@ -36,8 +36,8 @@ def main() -> None:
     expected, _ = model(more, after)
     print(f"going on from the loaded state differs by {difference(model(more, loaded)[0], expected):.0e}")
 
-    # With slack, the last tokens can be taken back, from each row as many as we like.
-    _, state = model(tokens, model.init_state(3, slack=5))
+    # With max_crop, the last tokens can be taken back, from each row as many as we like.
+    _, state = model(tokens, model.init_state(3, max_crop=5))
     _, longer = model(more, state)
     cropped = longer.crop([5, 3, 0])
     print(f"17 tokens less 5, 3 and 0 are {cropped.count.tolist()}")

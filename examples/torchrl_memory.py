@@ -4,7 +4,7 @@
     python examples/torchrl_memory.py
 
 The memory travels through tensordicts as one vector a row, under the key `memory`, and `is_init` says where episodes
-begin. The agent sees a colour, walks down a corridor and must go through the door of that colour: without a memory it
+begin. The agent sees a color, walks down a corridor and must go through the door of that color: without a memory it
 is right half of the time.
 """
 

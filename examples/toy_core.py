@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts, slide
+from stairwell.field_types import SLOTS
 from stairwell.layers import Masks
-from stairwell.roles import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class GatedAverageConfig:
 
 @dataclass(frozen=True, eq=False)
 class GatedAverageState(CoreState):
-    # (B, 1 + slack, L, D): h of the last token, and of those before it as far as they can be taken back.
+    # (B, 1 + max_crop, L, D): h of the last token, and of those before it as far as they can be taken back.
     hidden: Tensor = field(metadata=SLOTS)
 
 
@@ -65,15 +65,15 @@ class GatedLayer(nn.Module):
 
 class GatedAverage(Core):
     state_type = GatedAverageState
-    final_norm = True  # nothing has normalised the last layer's sum
+    final_norm = True  # nothing has normalized the last layer's sum
 
     def __init__(self, config: GatedAverageConfig) -> None:
         super().__init__(config.width)
         self.config = config
         self.layers = nn.ModuleList(GatedLayer(config.width, config.heads) for _ in range(config.layers))
 
-    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
-        return {"hidden": (1 + slack, self.config.layers, self.width)}
+    def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
+        return {"hidden": (1 + max_crop, self.config.layers, self.width)}
 
     def walk(
         self,
@@ -90,6 +90,6 @@ class GatedAverage(Core):
         for l, layer in enumerate(self.layers):
             x, hidden = layer(x, state.hidden[:, -1, l], begins)
             made.append(hidden)
-        count, room = counts(state.count, state.room, start, age, state.slack)
+        count, room = counts(state.count, state.room, start, age, state.max_crop)
         memory = slide(state.hidden, torch.stack(made, 2), count, start)
         return x, replace(state, count=count, room=room, hidden=memory)

@@ -1,6 +1,6 @@
 """Text from a trained run, as it is being written: `stairwell generate RUN`.
 
-for piece in generate_text("runs/lm-feedback", "Once upon a time", 500):
+for piece in generate_text("runs/lm-feedback", "FirstOrderFunction upon a time", 500):
     print(piece, end="", flush=True)
 
 A `Writer` is a stream of text with all that going on needs: how it chooses, its random numbers, half a character that
@@ -22,7 +22,7 @@ from stairwell import text
 from stairwell.decode import sampler
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel
-from stairwell.runs.trainings import load
+from stairwell.runs.launch import load
 from stairwell.stream import RECENT, Stream, encode
 
 PENALTY = (0.01, 100.0)  # the least and the greatest repetition penalty
@@ -48,11 +48,11 @@ class Choice:
     def __call__(self, logits: Tensor, recent: Sequence[int], generator: torch.Generator) -> int:
         """logits (V,), the last tokens -> a token"""
         if self.repetition_penalty != 1 and recent:
-            logits = penalised(logits, recent[-RECENT:], self.repetition_penalty)
+            logits = penalized(logits, recent[-RECENT:], self.repetition_penalty)
         return int(sampler(self.temperature, self.top_k, self.top_p, generator)(logits[None]))
 
 
-def penalised(logits: Tensor, recent: Sequence[int], penalty: float) -> Tensor:
+def penalized(logits: Tensor, recent: Sequence[int], penalty: float) -> Tensor:
     """Scores of recent tokens divided by the penalty, or times it where they are negative (Keskar et al., 2019)."""
     index = torch.tensor(sorted(set(recent)), device=logits.device)
     scores = logits[index]
@@ -212,7 +212,7 @@ def read_prompt(stream: Stream, prompt: str | bytes) -> None:
         stream.feed(ids)
 
 
-def load_writer(run: str | os.PathLike[str], device: str = "auto") -> tuple[LanguageModel, text.Vocabulary]:
+def load_language_model(run: str | os.PathLike[str], device: str = "auto") -> tuple[LanguageModel, text.Vocabulary]:
     """The language model of a run folder and its vocabulary."""
     model, task = load(run, device)
     if "text" not in task.vocabularies:
@@ -231,7 +231,7 @@ def generate_text(
 ) -> Iterator[str]:
     """What the language model of a run folder writes after the prompt, piece by piece; everything that can be wrong is
     found out before the first piece. Without a seed every call writes something else."""
-    model, vocabulary = load_writer(run, device)
+    model, vocabulary = load_language_model(run, device)
     return write(model, vocabulary, prompt, tokens, choice, stop, seed)
 
 

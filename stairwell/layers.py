@@ -1,7 +1,7 @@
 """The maths of one call, without time: attention over a memory, feed-forward, norms, positions, adaptive span.
 
     score(q, slot) = q . (k_slot + p_distance) / sqrt(K)        p learned, one a distance, for all heads and layers
-    weights        = softmax over the visible slots, times the span's ramp, renormalised
+    weights        = softmax over the visible slots, times the span's ramp, renormalized
     Attn           = W_o sum of weights * v_slot
 
 Nothing here knows which slot holds what: cores hand in keys and values, how far away each slot is, and who sees whom.
@@ -41,7 +41,7 @@ class LayerConfig(Config):
     inner: int | None = None
     "inner width of the feed-forward sublayer (F); 4 times the width if not given"
     norm: Literal["pre", "post"] = "pre"
-    "normalise before or after each sublayer"
+    "normalize before or after each sublayer"
     attention_dropout: float = 0.0
     "dropout rate on attention weights"
     relu_dropout: float = 0.0
@@ -208,7 +208,7 @@ def sum_of_visible(weights: Tensor, values: Sequence[Tensor], visible: Tensor) -
     return weighted_sum(weights, whole).masked_fill(touched, torch.nan)
 
 
-def can_be_asked(x: Tensor) -> bool:
+def can_read_values(x: Tensor) -> bool:
     """Whether a decision may depend on the values: not on an accelerator, which would have to be waited for, and not
     where a tensor stands for many values, in a trace or a transform."""
     return not on_accelerator(x) and not torch.compiler.is_compiling() and not transformed()
@@ -351,7 +351,7 @@ class Attention(nn.Module):
                     -1, (slots.distance - position.first).clamp(0, kept.shape[-1] - 1).expand_as(weights)
                 )
             used = weights * kept / (1 - self.rate)
-        z = weighted_sum(used, slots.values) if can_be_asked(used) else None
+        z = weighted_sum(used, slots.values) if can_read_values(used) else None
         if z is None or not is_finite(z):
             visible = slots.visible[:, None] if ramp is None else slots.visible[:, None] & (ramp > 0)
             z = sum_of_visible(used, slots.values, visible)
@@ -375,7 +375,7 @@ class FeedForward(nn.Module):
 Sublayer = Callable[[Tensor], Tensor]  # from what it reads (normed with pre-norm) to what is added, both (..., D)
 
 
-class Wiring:
+class ResidualLayer:
     """How sublayers are put together to a layer: norms, residual sums and their dropout, here and nowhere else.
 
     Whoever walks through a layer, a core, an engine, a decoding session or an encoder, hands in how it attends."""
@@ -386,7 +386,7 @@ class Wiring:
     cross_norm: Callable[[Tensor], Tensor]
     feed_forward_norm: Callable[[Tensor], Tensor]
 
-    def wire(
+    def apply_sublayers(
         self,
         x: Tensor,
         attend: Sublayer,
@@ -416,13 +416,13 @@ class Wiring:
         return self.attention_norm(memory) if self.pre else memory
 
 
-class Layer(Wiring, nn.Module):
+class Layer(ResidualLayer, nn.Module):
     """One transformer layer: attention to the memory, attention to a source if there is one, feed-forward."""
 
     attention_norm: nn.LayerNorm
     cross_norm: nn.LayerNorm
     feed_forward_norm: nn.LayerNorm
-    forward = Wiring.wire
+    forward = ResidualLayer.apply_sublayers
 
     def __init__(self, config: LayerConfig, distances: int, owns_keys: bool = True) -> None:
         super().__init__()

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from stairwell.errors import UserError
+from stairwell.field_types import PACKED_TYPES, FieldType, Leaf
 from stairwell.outputs import Kind, has_format, write_output
-from stairwell.roles import PACKED_TYPES, Leaf, Role
 from stairwell.tensor_files import read_hashed, write_hashed
 
 RowNumbers = Tensor | Sequence[int]  # rows by their numbers, or one bool a row
@@ -34,7 +34,7 @@ MAX_TOKENS = 1 << 48  # of one stream: counts stay far from where int64 overflow
 class State:
     """The base of every state. A fresh row is all zeros, but for what is static.
 
-    A core's state has `count`, `room` and `slack` of its own; one that holds another state has that one's."""
+    A core's state has `count`, `room` and `max_crop` of its own; one that holds another state has that one's."""
 
     kinds: ClassVar[dict[str, type[State]]] = {}  # every state class by name, for `load`
     max_tokens: int | None = None  # how many growing slots there can ever be, where there are any; none: no limit
@@ -46,11 +46,11 @@ class State:
             """(B,) int64: tokens since the row's own start"""
 
         @property
-        def room(self) -> Tensor:
+        def croppable(self) -> Tensor:
             """(B,) int64: how many of the last tokens `crop` can still take back"""
 
         @property
-        def slack(self) -> int:
+        def max_crop(self) -> int:
             """How many tokens `crop` can take back at most."""
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -66,11 +66,11 @@ class State:
         """Every tensor with its path and role; the tensors of a tuple are `name.0`, `name.1`, ..."""
         for name, role, value in self._fields():
             path = prefix + name
-            if role is Role.NESTED:
+            if role is FieldType.NESTED:
                 yield from value.leaves(f"{path}.")
             elif isinstance(value, tuple):
                 yield from (Leaf(f"{path}.{i}", role, tensor, self.max_tokens) for i, tensor in enumerate(value))
-            elif role is not Role.SIZE:
+            elif role is not FieldType.SIZE:
                 yield Leaf(path, role, value, self.max_tokens)
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
@@ -81,9 +81,9 @@ class State:
         """What the tensors do not say, as JSON: the kind of the state, its sizes, and the form of states within."""
         form: dict[str, Any] = {"kind": type(self).__name__}
         for name, role, value in self._fields():
-            if role is Role.NESTED:
+            if role is FieldType.NESTED:
                 form[name] = value.form()
-            elif role is Role.SIZE:
+            elif role is FieldType.SIZE:
                 form[name] = value
         return form
 
@@ -129,11 +129,11 @@ class State:
 
     def check_counts(self, where: str = "the state") -> None:
         """Refuse values of `count` and `room` that no stream can have: engines use them as indices into memory."""
-        for row, (count, room) in enumerate(zip(self.count.tolist(), self.room.tolist(), strict=True)):
-            if not (0 <= room <= count < MAX_TOKENS and room <= self.slack):
+        for row, (count, croppable) in enumerate(zip(self.count.tolist(), self.croppable.tolist(), strict=True)):
+            if not (0 <= croppable <= count < MAX_TOKENS and croppable <= self.max_crop):
                 raise UserError(
-                    f"{where} is damaged: stream {row} has count {count} and room {room}, where 0 <= room <= count < "
-                    f"{MAX_TOKENS} and room <= slack {self.slack} must hold; start from init_state(batch)"
+                    f"{where} is damaged: stream {row} has count {count} and croppable {croppable}, where 0 <= croppable <= count < "
+                    f"{MAX_TOKENS} and croppable <= max_crop {self.max_crop} must hold; start from init_state(batch)"
                 )
 
     def to(self, device: torch.device | str | torch.dtype | None = None, dtype: torch.dtype | None = None) -> Self:
@@ -154,10 +154,10 @@ class State:
     def crop(self, tokens: int | Tensor | Sequence[int]) -> Self:
         """Take back the last `tokens` tokens (one number, or one a row), exactly as if they had never been read.
 
-        Possible as far as the state was made with `slack`, within what a row has read since it last began.
+        Possible as far as the state was made with `max_crop`, within what a row has read since it last began.
         """
         for leaf in self.leaves():
-            if leaf.role is Role.CARRY:
+            if leaf.role is FieldType.CARRY:
                 raise ValueError(
                     f"this {type(self).__name__} cannot take tokens back: its '{leaf.path}' holds no single token; "
                     "keep an earlier state instead"
@@ -169,7 +169,7 @@ class State:
         """One vector a row, (B, N), for libraries whose recurrent state is one; a core's or model's `unpack` is the way
         back. A fresh row is zeros and zeros are a fresh row; gradients flow through all but the counts."""
         leaves = list(self.leaves())
-        types = {leaf.tensor.dtype for leaf in leaves if leaf.role not in (Role.COUNT, Role.STATIC)}
+        types = {leaf.tensor.dtype for leaf in leaves if leaf.role not in (FieldType.COUNT, FieldType.STATIC)}
         if len(types) != 1 or not types <= set(PACKED_TYPES):
             found = ", ".join(sorted(map(str, types)))
             raise ValueError(f"a state packs in float32 or float64, not {found}; use state.to(dtype=torch.float32)")
@@ -184,8 +184,8 @@ class State:
             raise TypeError(f"a packed state is (rows, {sum(sizes)}) of float32 or float64, not {found}")
         if vector.shape[1] != sum(sizes):
             raise ValueError(
-                f"a {type(self).__name__} with slack {self.slack} packs into {sum(sizes)} numbers a row, not "
-                f"{vector.shape[1]}; unpack with the core and the slack that it was made with"
+                f"a {type(self).__name__} with max_crop {self.max_crop} packs into {sum(sizes)} numbers a row, not "
+                f"{vector.shape[1]}; unpack with the core and the max_crop that it was made with"
             )
         return self._with(leaf.unpack(part) for leaf, part in zip(leaves, vector.split(sizes, 1)))._trimmed()
 
@@ -227,7 +227,7 @@ class State:
         state.check_counts(where)
         return state
 
-    def _fields(self) -> Iterator[tuple[str, Role, Any]]:
+    def _fields(self) -> Iterator[tuple[str, FieldType, Any]]:
         return ((name, role, getattr(self, name)) for name, role in roles(type(self)))
 
     def _with(self, tensors: Iterable[Tensor]) -> Self:
@@ -235,21 +235,21 @@ class State:
         rest = iter(tensors)
         fields: dict[str, Any] = {}
         for name, role, value in self._fields():
-            if role is Role.NESTED:
+            if role is FieldType.NESTED:
                 fields[name] = value._with(rest)
             elif isinstance(value, tuple):
                 fields[name] = tuple(next(rest) for _ in value)
             else:
-                fields[name] = value if role is Role.SIZE else next(rest)
+                fields[name] = value if role is FieldType.SIZE else next(rest)
         return type(self)(**fields)
 
     def _trimmed(self) -> Self:
         """Without growing slots that no row uses, so that a state does not remember rows that left."""
-        if all(leaf.role is not Role.GROWING for leaf in self.leaves()):
+        if all(leaf.role is not FieldType.GROWING for leaf in self.leaves()):
             return self
         longest = int(self.count.max()) if self.batch else 0
         return self._with(
-            leaf.tensor[:, leaf.tensor.shape[1] - longest :].clone() if leaf.role is Role.GROWING else leaf.tensor
+            leaf.tensor[:, leaf.tensor.shape[1] - longest :].clone() if leaf.role is FieldType.GROWING else leaf.tensor
             for leaf in self.leaves()
         )
 
@@ -264,12 +264,12 @@ class State:
         back = back.expand(self.batch)
         if (back < 0).any():
             raise ValueError(f"crop takes 0 or more tokens back, not {int(back.min())}")
-        short = (back > self.room).nonzero().flatten().tolist()
+        short = (back > self.croppable).nonzero().flatten().tolist()
         if short:
             row = short[0]
             raise ValueError(
-                f"cannot crop {int(back[row])} tokens of row {row}: it can take back {int(self.room[row])} "
-                f"(read since its start: {int(self.count[row])}); make the state with init_state(batch, slack=...) "
+                f"cannot crop {int(back[row])} tokens of row {row}: it can take back {int(self.croppable[row])} "
+                f"(read since its start: {int(self.count[row])}); make the state with init_state(batch, max_crop=...) "
                 "of at least as many tokens as will be taken back"
             )
         return back
@@ -289,7 +289,7 @@ def row_numbers(rows: RowNumbers, batch: int, device: torch.device | None = None
     return index
 
 
-def roles(kind: type[State]) -> list[tuple[str, Role]]:
+def roles(kind: type[State]) -> list[tuple[str, FieldType]]:
     """The fields of a kind of state with their roles."""
     if kind in _roles:
         return _roles[kind]
@@ -304,7 +304,7 @@ def roles(kind: type[State]) -> list[tuple[str, Role]]:
     return _roles.setdefault(kind, found)
 
 
-_roles: dict[type[State], list[tuple[str, Role]]] = {}  # found once: torch.compile cannot look into a dataclass
+_roles: dict[type[State], list[tuple[str, FieldType]]] = {}  # found once: torch.compile cannot look into a dataclass
 
 
 def _whole_numbers(values: Any, wanted: str, device: torch.device | None) -> Tensor:
@@ -328,9 +328,9 @@ def assemble(form: Any, tensors: dict[str, Tensor], where: str = "the state", pr
     fields: dict[str, Any] = {}
     for name, role in roles(kind):
         path = prefix + name
-        if role is Role.NESTED:
+        if role is FieldType.NESTED:
             fields[name] = assemble(form.get(name), tensors, where, f"{path}.")
-        elif role is Role.SIZE:
+        elif role is FieldType.SIZE:
             if name in form:
                 fields[name] = _size(form[name], path, where)
         elif path in tensors:
@@ -353,8 +353,10 @@ def _register_pytree(kind: type[State]) -> None:
     """Let PyTorch look into a kind of state: tensors are its leaves, sizes part of its form."""
 
     def flatten_with_keys(state: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        parts = [(pytree.GetAttrKey(name), getattr(state, name)) for name, role in roles(kind) if role is not Role.SIZE]
-        return parts, tuple(getattr(state, name) for name, role in roles(kind) if role is Role.SIZE)
+        parts = [
+            (pytree.GetAttrKey(name), getattr(state, name)) for name, role in roles(kind) if role is not FieldType.SIZE
+        ]
+        return parts, tuple(getattr(state, name) for name, role in roles(kind) if role is FieldType.SIZE)
 
     def flatten(state: Any) -> tuple[list[Any], tuple[Any, ...]]:
         parts, sizes = flatten_with_keys(state)
@@ -362,7 +364,7 @@ def _register_pytree(kind: type[State]) -> None:
 
     def unflatten(parts: Iterable[Any], sizes: tuple[Any, ...]) -> State:
         left, fixed = iter(parts), iter(sizes)
-        return kind(**{name: next(fixed if role is Role.SIZE else left) for name, role in roles(kind)})
+        return kind(**{name: next(fixed if role is FieldType.SIZE else left) for name, role in roles(kind)})
 
     pytree.register_pytree_node(
         kind,

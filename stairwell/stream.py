@@ -1,7 +1,7 @@
 """A stream for other programs: feed it what happens, ask it what comes next.
 
     stream = Stream.open("runs/lm-feedback")                  or Stream(model, vocabulary)
-    stream.feed("Once upon a ")                               text, bytes, one token or many
+    stream.feed("FirstOrderFunction upon a ")                               text, bytes, one token or many
     stream.probabilities()                                    (V,) of the next token, or of the label now
     token = stream.sample(temperature=0.8)                    choose it; feeding it is another matter
     twin = stream.fork()                                      goes its own way from here
@@ -32,10 +32,10 @@ from stairwell import text
 from stairwell.cores import Core
 from stairwell.decode import Session, sampler
 from stairwell.errors import UserError
+from stairwell.field_types import FieldType
 from stairwell.models import LanguageModel
 from stairwell.outputs import Kind, has_format, write_output
-from stairwell.roles import Role
-from stairwell.runs.trainings import load as load_run
+from stairwell.runs.launch import load as load_run
 from stairwell.state import State, assemble
 from stairwell.tensor_files import hash_tensors, read_hashed, write_hashed
 
@@ -49,26 +49,26 @@ Tokens = str | bytes | int | Iterable[int] | np.ndarray | Tensor
 
 
 class Stream:
-    """One stream. `slack` is how many of the last tokens `crop` can take back."""
+    """One stream. `max_crop` is how many of the last tokens `crop` can take back."""
 
-    def __init__(self, model: LanguageModel, vocabulary: text.Vocabulary | None = None, *, slack: int = 0) -> None:
+    def __init__(self, model: LanguageModel, vocabulary: text.Vocabulary | None = None, *, max_crop: int = 0) -> None:
         check_usable(model)
-        slack = integer(slack, "slack is an integer number of tokens")
-        if slack < 0:
-            raise UserError(f"slack must be 0 or more tokens, not {slack}")
-        self.model, self.vocabulary, self.slack = model, vocabulary, slack
+        max_crop = integer(max_crop, "max_crop is an integer number of tokens")
+        if max_crop < 0:
+            raise UserError(f"max_crop must be 0 or more tokens, not {max_crop}")
+        self.model, self.vocabulary, self.max_crop = model, vocabulary, max_crop
         self.logits: Tensor | None = None  # (V,), of what follows; none before the first token
         self.recent: list[int] = []  # the last tokens
         # What follows a cropped stream is found by reading its last token again, so one more must be kept.
-        self._settle(model.init_state(1, slack=slack + 1 if slack else 0))
+        self._settle(model.init_state(1, max_crop=max_crop + 1 if max_crop else 0))
 
     @classmethod
-    def open(cls, run: str | os.PathLike[str], device: str = "auto", slack: int = 0) -> Self:
+    def open(cls, run: str | os.PathLike[str], device: str = "auto", max_crop: int = 0) -> Self:
         """A fresh stream of a run folder's trained model, with its vocabulary if it reads text or named symbols."""
         model, task = load_run(run, device)
         known = task.vocabularies
         try:
-            return cls(model, known.get("text") or known.get("symbols"), slack=slack)
+            return cls(model, known.get("text") or known.get("symbols"), max_crop=max_crop)
         except UserError as error:
             raise UserError(f"{os.fspath(run)}: {error}") from None
 
@@ -82,7 +82,7 @@ class Stream:
         recent: Iterable[int],
     ) -> Self:
         """The stream that stands at a state, with what the model says after it and the last tokens read."""
-        stream = cls._bare(model, vocabulary, max(int(state.slack) - 1, 0))
+        stream = cls._bare(model, vocabulary, max(int(state.max_crop) - 1, 0))
         stream.logits, stream.recent = logits, list(recent)
         stream._settle(state)
         return stream
@@ -138,20 +138,20 @@ class Stream:
 
     def fork(self) -> Self:
         """Another stream with the same past; each goes its own way from here."""
-        twin = self._bare(self.model, self.vocabulary, self.slack)
+        twin = self._bare(self.model, self.vocabulary, self.max_crop)
         twin.logits, twin.recent = self.logits, list(self.recent)
         twin._settle(self.state())
         return twin
 
     def crop(self, tokens: int) -> None:
-        """Take the last tokens back, as if they had never been read; as many as `slack` of them, at any time."""
+        """Take the last tokens back, as if they had never been read; as many as `max_crop` of them, at any time."""
         tokens = integer(tokens, "crop takes an integer number of tokens")
         if tokens < 0:
             raise UserError(f"crop takes 0 or more tokens, not {tokens}")
-        if tokens > min(self.slack, self.count):
+        if tokens > min(self.max_crop, self.count):
             raise UserError(
-                f"cannot take back {tokens} tokens: this stream has read {self.count} and was made with slack "
-                f"{self.slack}; make it with slack={tokens}"
+                f"cannot take back {tokens} tokens: this stream has read {self.count} and was made with max_crop "
+                f"{self.max_crop}; make it with max_crop={tokens}"
             )
         if tokens == 0:
             return
@@ -176,7 +176,7 @@ class Stream:
         if self.logits is not None:
             content["logits"] = self.logits.to(self._parameter.dtype)
         content |= {f"with.{name}": tensor for name, tensor in tensors.items()}
-        facts = {"form": self._anchor.form(), "slack": self.slack, "model": fingerprint(self.model)}
+        facts = {"form": self._anchor.form(), "max_crop": self.max_crop, "model": fingerprint(self.model)}
         text = {"format": FORMAT, "stream": json.dumps(facts), "note": json.dumps(dict(note or {}))}
         write_output(path, STREAM, lambda temporary: write_hashed(temporary, content, text))
 
@@ -201,8 +201,8 @@ class Stream:
         device = next(model.parameters()).device
         parts = {name: tensors.pop(name) for name in list(tensors) if name.startswith("state.")}
         state = State.from_tensors({name[6:]: part for name, part in parts.items()}, facts["form"], where).to(device)
-        check_restored(state, tensors, facts["slack"], model, where)
-        stream = cls._bare(model, vocabulary, facts["slack"])
+        check_restored(state, tensors, facts["max_crop"], model, where)
+        stream = cls._bare(model, vocabulary, facts["max_crop"])
         stream._settle(state)
         for token in tensors["since"].tolist():
             stream._step(token)
@@ -234,9 +234,9 @@ class Stream:
         return ids
 
     @classmethod
-    def _bare(cls, model: LanguageModel, vocabulary: text.Vocabulary | None, slack: int) -> Self:
+    def _bare(cls, model: LanguageModel, vocabulary: text.Vocabulary | None, max_crop: int) -> Self:
         stream = cls.__new__(cls)
-        stream.model, stream.vocabulary, stream.slack = model, vocabulary, slack
+        stream.model, stream.vocabulary, stream.max_crop = model, vocabulary, max_crop
         stream.logits, stream.recent = None, []
         return stream
 
@@ -278,7 +278,7 @@ class Stream:
         self._remember([token])
 
     def _remember(self, tokens: list[int]) -> None:
-        self.recent = [*self.recent, *tokens][-max(RECENT, self.slack + 1) :]
+        self.recent = [*self.recent, *tokens][-max(RECENT, self.max_crop + 1) :]
 
 
 class StreamBatch:
@@ -293,9 +293,9 @@ class StreamBatch:
     Cheapest is one token for every stream: a single step of all rows. Streams that are left out of a call stay where
     they are. Rows never touch each other."""
 
-    def __init__(self, model: LanguageModel, vocabulary: text.Vocabulary | None = None, *, slack: int = 0) -> None:
+    def __init__(self, model: LanguageModel, vocabulary: text.Vocabulary | None = None, *, max_crop: int = 0) -> None:
         # What a stream knows of text and tokens, this batch knows from one that reads nothing.
-        self._fresh = Stream(model, vocabulary, slack=slack)
+        self._fresh = Stream(model, vocabulary, max_crop=max_crop)
         self.model = self._fresh.model
         self.session = Session(model, self._fresh.state())
         self.session.select([])
@@ -310,8 +310,8 @@ class StreamBatch:
     def open(self, stream: Stream | None = None) -> int:
         """A new stream, or one that was alone until now, comes in; its number."""
         stream = stream or self._fresh
-        if stream.model is not self.model or stream.slack != self._fresh.slack:
-            raise UserError("a stream joins a batch of its own model and slack only")
+        if stream.model is not self.model or stream.max_crop != self._fresh.max_crop:
+            raise UserError("a stream joins a batch of its own model and max_crop only")
         return self._come(stream.state(), stream.logits, stream.recent)
 
     def close(self, name: int) -> Stream:
@@ -347,7 +347,7 @@ class StreamBatch:
             for length in sorted(set(lengths.values())):
                 self._call([name for name in lengths if lengths[name] == length], ids)
         for name in lengths:
-            kept = max(RECENT, self._fresh.slack + 1)
+            kept = max(RECENT, self._fresh.max_crop + 1)
             self._recent[name] = [*self._recent[name], *ids[name].tolist()][-kept:]
 
     def probabilities(self, name: int) -> Tensor:
@@ -398,17 +398,17 @@ class StreamBatch:
         return self.names.index(name)
 
 
-def with_slack(core: Core, state: State, slack: int) -> State:
+def with_max_crop(core: Core, state: State, max_crop: int) -> State:
     """The same state with room to take more tokens back from now on, or fewer."""
-    shapes = core.memory_shapes(slack)  # a core that cannot take tokens back says so here
+    shapes = core.memory_shapes(max_crop)  # a core that cannot take tokens back says so here
     tensors = dict(state.tensors())
     for leaf in state.leaves():
-        if leaf.role is Role.SLOTS:
+        if leaf.role is FieldType.SLOTS:
             more = shapes[leaf.path][0] - leaf.tensor.shape[1]
             empty = leaf.tensor.new_zeros(leaf.tensor.shape[0], max(more, 0), *leaf.tensor.shape[2:])
             tensors[leaf.path] = torch.cat([empty, leaf.tensor[:, max(-more, 0) :]], 1)
-    tensors["room"] = state.room.clamp(max=slack)
-    changed: State = assemble({**state.form(), "slack": slack}, tensors)
+    tensors["croppable"] = state.croppable.clamp(max=max_crop)
+    changed: State = assemble({**state.form(), "max_crop": max_crop}, tensors)
     return changed
 
 
@@ -452,7 +452,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str
     tensors, text = read_hashed(path, FORMAT)
     try:
         facts, note = json.loads(text["stream"]), json.loads(text["note"])
-        if not {"form", "slack", "model"} <= facts.keys() or not {"since", "recent"} <= tensors.keys():
+        if not {"form", "max_crop", "model"} <= facts.keys() or not {"since", "recent"} <= tensors.keys():
             raise KeyError("parts are missing")
     except (KeyError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{where} is not a readable stream: {error}") from error
@@ -472,20 +472,20 @@ def check_parts(tensors: dict[str, Tensor], facts: dict[str, Any], model: Langua
         raise UserError(f"{where} is damaged: 'logits' is {found}, this model has {dtype} of ({model.config.V},)")
     if logits is not None and not logits.isfinite().all():
         raise UserError(f"{where} is damaged: 'logits' holds NaN or infinity")
-    if type(facts["slack"]) is not int or facts["slack"] < 0:
-        raise UserError(f"{where} is damaged: its slack is {facts['slack']!r}")
+    if type(facts["max_crop"]) is not int or facts["max_crop"] < 0:
+        raise UserError(f"{where} is damaged: its max_crop is {facts['max_crop']!r}")
 
 
-def check_restored(state: State, tensors: dict[str, Tensor], slack: int, model: LanguageModel, where: str) -> None:
-    """Refuse a state that is not exactly one that a stream of this model with this slack can have."""
+def check_restored(state: State, tensors: dict[str, Tensor], max_crop: int, model: LanguageModel, where: str) -> None:
+    """Refuse a state that is not exactly one that a stream of this model with this max_crop can have."""
     try:
         model.core.check_state(state, 1)
     except (TypeError, ValueError) as error:
         raise UserError(f"{where} is damaged: {error}") from None
-    if state.slack != (slack + 1 if slack else 0):
-        raise UserError(f"{where} is damaged: its state is not of one stream with slack {slack}")
-    count, room = (int(number) + len(tensors["since"]) for number in (state.count, state.room))
-    if (count > 0) != ("logits" in tensors) or len(tensors["recent"]) < min(room, state.slack):
+    if state.max_crop != (max_crop + 1 if max_crop else 0):
+        raise UserError(f"{where} is damaged: its state is not of one stream with max_crop {max_crop}")
+    count, croppable = (int(number) + len(tensors["since"]) for number in (state.count, state.croppable))
+    if (count > 0) != ("logits" in tensors) or len(tensors["recent"]) < min(croppable, state.max_crop):
         raise UserError(f"{where} is damaged: the tokens that it read last, or what follows them, are missing")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 # A small model of any kind, a small task, everything on: options that all cores know.
 TINY = [
     "--core.width", "8", "--core.layers", "1", "--train.batch", "4", "--train.segment", "8", "--train.log_every", "3",
-    "--train.validate_every", "10", "--train.checkpoint_every", "5", "--train.valid_rows", "2", "--train.warmup", "5",
+    "--train.validate_every", "10", "--train.checkpoint_every", "5", "--train.valid_batch", "2", "--train.warmup", "5",
     "--train.curriculum", "", "--task.valid_episodes", "4", "--task.test_episodes", "4", "--task.length", "8",
 ]  # fmt: skip
 PATIENCE = 120.0  # seconds until a command counts as stuck
@@ -120,7 +120,7 @@ def serve() -> None:
 
     import stairwell.cli
     import stairwell.cli.display
-    import stairwell.runs.trainings  # noqa: F401
+    import stairwell.runs.launch  # noqa: F401
 
     # Torch loads much of itself with the first optimizer.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])

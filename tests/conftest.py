@@ -7,21 +7,21 @@ import torch
 
 # The laws, and something of every room: what `make quick` runs, within minutes. A file, or one test of it.
 QUICK = (
-    "tests/test_house.py", "tests/test_startup.py", "tests/test_errors.py", "tests/test_configs.py",
-    "tests/test_state.py", "tests/cores/test_laws.py", "tests/cores/test_equalities.py",
+    "tests/test_architecture.py", "tests/test_startup.py", "tests/test_errors.py", "tests/test_configs.py",
+    "tests/test_state.py", "tests/cores/test_invariants.py", "tests/cores/test_equalities.py",
     "tests/cores/test_by_hand.py", "tests/cores/test_delta.py", "tests/fast/test_nan.py",
     "tests/fast/test_transformer_xl.py", "tests/fast/test_delta.py", "tests/fast/test_derivatives.py",
-    "tests/fast/test_feedback.py", "tests/test_embedding.py", "tests/test_dropout.py", "tests/models",
-    "tests/test_decode_source.py", "tests/test_beam.py", "tests/test_text.py", "tests/data/test_files.py",
-    "tests/tasks/test_scores.py", "tests/tasks/test_recorded.py", "tests/tasks/test_pairs.py",
+    "tests/fast/test_feedback.py", "tests/models/test_embedding.py", "tests/cores/test_dropout.py", "tests/models",
+    "tests/decode/test_source.py", "tests/decode/test_beam.py", "tests/test_text.py", "tests/data/test_text_files.py",
+    "tests/tasks/test_scores.py", "tests/tasks/test_recorded.py", "tests/tasks/test_pair_task.py",
     "tests/train/test_curriculum.py", "tests/train/test_optimizers.py", "tests/train/test_objective.py",
-    "tests/test_learning.py", "tests/test_training_promises.py", "tests/runs/test_sizes.py",
+    "tests/train/test_learning.py", "tests/train/test_determinism.py", "tests/runs/test_sizes.py",
     "tests/train/test_reliability.py::test_a_killed_training_goes_on_bit_for_bit[random-walk/lstm]",
     "tests/train/test_reliability.py::test_an_interrupted_training_saves_and_says_how_to_go_on",
-    "tests/rl/test_corridor.py", "tests/rl/test_agent.py", "tests/test_studies.py", "tests/test_generate.py",
+    "tests/rl/test_corridor.py", "tests/rl/test_agent.py", "tests/experiments/test_experiments.py", "tests/decode/test_generate.py",
     "tests/export/test_vocabulary.py", "tests/serve/test_app.py", "tests/hf/test_causal.py",
-    "tests/test_cli.py::test_an_evaluation_prints_one_json_object_that_does_not_depend_on_the_segment",
-    "tests/test_cli.py::test_a_run_refuses_a_corpus_or_symbols_that_have_changed",
+    "tests/cli/test_cli.py::test_an_evaluation_prints_one_json_object_that_does_not_depend_on_the_segment",
+    "tests/cli/test_cli.py::test_a_run_refuses_a_corpus_or_symbols_that_have_changed",
 )  # fmt: skip
 
 # Small tensors gain nothing from many threads, and threads that wait for each other make a busy machine slow.

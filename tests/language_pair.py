@@ -31,7 +31,7 @@ def write(folder: Path, train: int = 400, valid: int = 40, longest: int = 4) -> 
 
 # Options of a model that learns it in seconds.
 TINY = [
-    "--task.source", "xx", "--task.target", "yy", "--task.vocabulary", "300", "--task.longest_target", "16",
+    "--task.source", "xx", "--task.target", "yy", "--task.vocabulary", "300", "--task.max_target_length", "16",
     "--core.width", "32", "--core.layers", "1", "--core.inner", "64", "--core.heads", "2",
     "--core.residual_dropout", "0", "--core.attention_dropout", "0", "--core.relu_dropout", "0",
     "--model.encoder_layers", "1",

@@ -15,7 +15,7 @@ from stairwell.cores import CORES
 from stairwell.errors import UserError
 from stairwell.experiments.papers import studies
 from stairwell.models import LanguageModelConfig
-from stairwell.runs import Experiment, preset
+from stairwell.runs import RunConfig, preset
 from stairwell.tasks import TASKS, task_type
 from stairwell.train import Run, TrainConfig, stream_trainer
 
@@ -25,7 +25,7 @@ KINDS = {
     "model": LanguageModelConfig,
     "train": TrainConfig,
 }
-READS_FILES = ("lm", "labelled", "translation", "summarization")
+READS_FILES = ("lm", "labeled", "translation", "summarization")
 AGENTS = ("rl",)  # tests/rl trains them
 PRESETS = [f"{task}/{core}" for task in TASKS for core in CORES]
 
@@ -86,12 +86,12 @@ def test_a_field_of_another_type_is_refused_where_a_config_is_made(name: str) ->
 
 def test_what_a_config_takes_and_refuses() -> None:
     kind = CORES["feedback"].config
-    with pytest.raises(ValueError, match="sees_itself must be bool, not 'yes'"):
-        kind(sees_itself="yes")
+    with pytest.raises(ValueError, match="attend_to_current must be bool, not 'yes'"):
+        kind(attend_to_current="yes")
     with pytest.raises(ValueError, match=r"head_width must be int or None, not 2\.0"):
         kind(head_width=2.0)
     with pytest.raises(ValueError, match=r"'average' or 'recurrent' or int, not 1\.0"):
-        kind(make_up=1.0)
+        kind(memory_composition=1.0)
     assert kind(attention_dropout=0, head_width=None).attention_dropout == 0  # an integer is a number
 
 
@@ -110,15 +110,15 @@ def test_a_language_model_that_would_read_a_source_cannot_be_configured() -> Non
     data = preset("parity/feedback").to_json()
     data["core"]["cross"] = True
     with pytest.raises(ValueError, match="a language model reads no source"):
-        Experiment.from_json(data, "here")
+        RunConfig.from_json(data, "here")
 
 
 @pytest.mark.parametrize(
     ("name", "fixed"),
     [
-        ("staircase", {"sees_itself"}),
-        ("multi-vector-rnn", {"sees_itself", "chunk", "passes"}),
-        ("memory-network", {"sees_itself", "chunk", "compute"}),
+        ("staircase", {"attend_to_current"}),
+        ("multi-vector-rnn", {"attend_to_current", "chunk", "passes"}),
+        ("memory-network", {"attend_to_current", "chunk", "compute"}),
     ],
 )
 def test_a_core_does_not_offer_what_makes_it_what_it_is(name: str, fixed: set[str]) -> None:
@@ -129,12 +129,12 @@ def test_a_core_does_not_offer_what_makes_it_what_it_is(name: str, fixed: set[st
 def test_every_preset_survives_json(name: str) -> None:
     experiment = preset(name)
     data = json.loads(json.dumps(experiment.to_json()))
-    assert Experiment.from_json(data, "here") == experiment
-    assert Experiment.from_json(data, "here").to_json() == data
+    assert RunConfig.from_json(data, "here") == experiment
+    assert RunConfig.from_json(data, "here").to_json() == data
 
 
 STATE_TRACKING = (
-    "labelled", "parity", "s5", "parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic", "group-words",
+    "labeled", "parity", "s5", "parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic", "group-words",
 )  # fmt: skip
 
 
@@ -147,16 +147,16 @@ def test_presets_of_state_tracking_are_the_benchmarks(task: str) -> None:
     cached, ours = of_core["cached-staircase"].core, preset(f"{task}/cached-staircase").core
     assert (ours.chunk, ours.passes) == (cached.chunk, cached.passes)
     for core in CORES:
-        assert preset(f"{task}/{core}").train.clip == of_core["feedback"].train.clip == 0.1
+        assert preset(f"{task}/{core}").train.max_grad_norm == of_core["feedback"].train.max_grad_norm == 0.1
 
 
 def test_missing_fields_keep_their_defaults_and_lists_become_tuples() -> None:
     data = preset("parity/lstm").to_json()
     data["train"] = {"steps": 3}
     data["model"] = {"adaptive": [2, 4]}
-    experiment = Experiment.from_json(data, "here")
+    experiment = RunConfig.from_json(data, "here")
     assert experiment.train == TrainConfig(steps=3) and experiment.model.adaptive == (2, 4)
-    assert not experiment.model.first_token  # as it was before there was this option
+    assert not experiment.model.start_embedding  # as it was before there was this option
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.partition("/")[0] not in READS_FILES + AGENTS])
@@ -175,12 +175,12 @@ def test_every_preset_that_reads_files_builds_and_trains(core: str, tmp_path: Pa
     (tmp_path / "text.txt").write_text("a rose is a rose\n" * 40)
     (tmp_path / "mine.tokens").write_text("a b a b\n" * 40)
     (tmp_path / "mine.labels").write_text("0 1 - 1\n" * 40)
-    for task, file in (("lm", "text.txt"), ("labelled", "mine.tokens")):
+    for task, file in (("lm", "text.txt"), ("labeled", "mine.tokens")):
         options = {"train.batch": "2", "train.segment": "5", "task.path": str(tmp_path / file)}
         train_one(preset(f"{task}/{core}").with_options(options), tmp_path)
 
 
-def train_one(experiment: Experiment, folder: Path) -> None:
+def train_one(experiment: RunConfig, folder: Path) -> None:
     tasks = experiment.make_tasks()
     model = experiment.make_model(tasks[0])
     before = [parameter.detach().clone() for parameter in model.parameters()]

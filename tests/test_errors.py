@@ -95,8 +95,8 @@ def test_a_source_where_none_belongs_and_none_where_one_does() -> None:
     [
         (FeedbackConfig, {"width": 10, "heads": 4}, "width 10 is not divisible by 4 heads"),
         (FeedbackConfig, {"memory": 0}, "memory must be at least 1"),
-        (FeedbackConfig, {"layers": 2, "make_up": 3}, r"layers 0 \(the embedding\) to 2 \(the top\)"),
-        (FeedbackConfig, {"make_up": "top"}, "make_up must be 'all'"),
+        (FeedbackConfig, {"layers": 2, "memory_composition": 3}, r"layers 0 \(the embedding\) to 2 \(the top\)"),
+        (FeedbackConfig, {"memory_composition": "top"}, "memory_composition must be 'all'"),
         (FeedbackConfig, {"norm": "none"}, "norm must be 'pre' or 'post'"),
         (FeedbackConfig, {"attention_dropout": 1.0}, r"attention_dropout must be in \[0, 1\)"),
         (FeedbackConfig, {"span_loss": 0.1}, "only read with adaptive_span"),

@@ -18,7 +18,7 @@ from stairwell.outputs import Kind
 from stairwell.report import write_html, write_png
 from stairwell.report.page import REPORT
 from stairwell.report.picture import FIGURE
-from stairwell.rl.showing import GIF, write_gif
+from stairwell.rl.render import GIF, write_gif
 from stairwell.state import STATE
 from stairwell.stream import STREAM, Stream
 from stairwell.text import VOCABULARY

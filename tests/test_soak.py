@@ -47,10 +47,10 @@ class Config:
     @staticmethod
     def draw(number: int) -> Config:
         dice = random.Random(f"{SEED} config {number}")
-        task = dice.choice(["parity", "random-walk", "copy", "counting", "lm", "labelled", "group-words"])
+        task = dice.choice(["parity", "random-walk", "copy", "counting", "lm", "labeled", "group-words"])
         core = dice.choice(["lstm", "feedback", "transformer-xl", "staircase", "cached-staircase", "deltanet"])
         options = [*TINY[: TINY.index("--train.curriculum")], "--steps", str(STEPS), "--quiet"]
-        files = {"lm": "text.txt", "labelled": "mine.tokens"}
+        files = {"lm": "text.txt", "labeled": "mine.tokens"}
         if task in files:
             options += ["--task.path", files[task]]
         else:

@@ -24,11 +24,11 @@ from stairwell.cores.staircase import GlobalCachedStaircaseConfig
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.decode import Session
 from stairwell.errors import UserError
+from stairwell.field_types import FLOAT_TYPES
 from stairwell.models import LanguageModel, LanguageModelConfig
-from stairwell.roles import FLOAT_TYPES
 from stairwell.state import FORMAT, State
 from stairwell.tensor_files import write_hashed
-from stairwell.train.processes import World
+from stairwell.train.distributed import Distributed
 
 SMALL: dict[str, Any] = {"width": 4, "layers": 2}
 DTYPES = (
@@ -37,7 +37,7 @@ DTYPES = (
 )  # fmt: skip
 
 
-def used(name: str, slack: int = 0) -> State:
+def used(name: str, max_crop: int = 0) -> State:
     """A state that has read seven tokens, three rows at different ages."""
     torch.manual_seed(0)
     kind = CORES[name].config
@@ -45,16 +45,16 @@ def used(name: str, slack: int = 0) -> State:
     start = torch.zeros(3, 7, dtype=torch.bool)
     start[1, 4] = True
     with torch.no_grad():
-        return core(torch.randn(3, 7, 4), core.init_state(3, slack), start)[1]
+        return core(torch.randn(3, 7, 4), core.init_state(3, max_crop), start)[1]
 
 
-def with_source(lengths: list[int], name: str = "feedback", slack: int = 0) -> SourceState:
+def with_source(lengths: list[int], name: str = "feedback", max_crop: int = 0) -> SourceState:
     """A state that holds its decoder's, rows with sources of their own lengths."""
     rows = []
     for i, (length, row) in enumerate(zip(lengths, range(3), strict=False)):
         torch.manual_seed(10 + i)
         mask = torch.ones(1, length, dtype=torch.bool)
-        decoder: Any = used(name, slack).select([row])
+        decoder: Any = used(name, max_crop).select([row])
         rows.append(SourceState(decoder=decoder, source=torch.randn(1, length, 4), source_mask=mask))
     return SourceState.join(rows)
 
@@ -73,7 +73,7 @@ def test_a_saved_state_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None
         state.save(tmp_path / "state.safetensors")
         again = State.load(tmp_path / "state.safetensors")
         assert type(again) is type(state)
-        assert again.slack == state.slack
+        assert again.max_crop == state.max_crop
         assert_same(again, state)
 
 
@@ -119,8 +119,8 @@ def test_a_file_without_a_hash_was_written_by_another_version(tmp_path: Path) ->
         ([], "no known kind of state"),
         ({"kind": "SourceState"}, "no known kind of state"),
         ({"kind": "LSTMState"}, "'hidden' is missing; a LSTMState needs it"),
-        ({"kind": "FeedbackState", "slack": -1}, "'slack' must be a whole number, 0 or more, not -1"),
-        ({"kind": "FeedbackState", "slack": "2"}, "'slack' must be a whole number"),
+        ({"kind": "FeedbackState", "max_crop": -1}, "'max_crop' must be a whole number, 0 or more, not -1"),
+        ({"kind": "FeedbackState", "max_crop": "2"}, "'max_crop' must be a whole number"),
     ],
 )
 def test_a_file_whose_form_does_not_fit_is_refused_in_one_line(form: Any, message: str, tmp_path: Path) -> None:
@@ -145,17 +145,24 @@ def test_tensors_too_many_or_of_other_rows_are_refused() -> None:
         SourceState.from_tensors(tensors, used("feedback").form())
 
 
-WRONG_COUNTS = [("count", -1), ("count", -(2**62)), ("count", 2**48), ("count", 2**62), ("room", -1), ("room", 2**62)]
+WRONG_COUNTS = [
+    ("count", -1),
+    ("count", -(2**62)),
+    ("count", 2**48),
+    ("count", 2**62),
+    ("croppable", -1),
+    ("croppable", 2**62),
+]
 
 
 @pytest.mark.parametrize(("field", "number"), WRONG_COUNTS)
 @pytest.mark.parametrize("name", sorted(CORES))
 def test_counts_that_no_stream_has_are_refused_wherever_a_state_enters(name: str, field: str, number: int) -> None:
     """The engines use counts as indices: a negative one in a saved state took the process down."""
-    slack = 0 if name in ("lstm", "deltanet") else 2
+    max_crop = 0 if name in ("lstm", "deltanet") else 2
     model = LanguageModel(LanguageModelConfig(core=CORES[name].config(**SMALL), inputs=5)).eval()
     tokens = torch.zeros(3, 9, dtype=torch.int64)
-    _, state = model(tokens, model.init_state(3, slack=slack))
+    _, state = model(tokens, model.init_state(3, max_crop=max_crop))
     state = replace(state, **{field: getattr(state, field).clone().index_fill(0, torch.tensor([1]), number)})
     for enter in (
         lambda: model(tokens, state),
@@ -283,22 +290,22 @@ def test_a_field_without_a_role_is_refused() -> None:
 
 
 def test_a_nested_state_names_its_tensors_by_path_and_has_one_count(tmp_path: Path) -> None:
-    state = with_source([2, 4, 1], "staircase", slack=2)
+    state = with_source([2, 4, 1], "staircase", max_crop=2)
     names = [name for name, _ in state.tensors()]
     assert names[:3] == ["decoder.count", "decoder.room", "decoder.passes.0"]
     assert names[-2:] == ["source_mask", "source"]
     assert state.count is state.decoder.count
-    assert state.room is state.decoder.room
-    assert (state.batch, state.slack) == (3, 2)
+    assert state.croppable is state.decoder.croppable
+    assert (state.batch, state.max_crop) == (3, 2)
     assert state.nbytes == state.decoder.nbytes + state.source.nbytes + state.source_mask.nbytes
     state.save(tmp_path / "state")
     with safe_open(tmp_path / "state", framework="pt") as file:
         form = json.loads(file.metadata()["form"])
-    assert form == {"kind": "SourceState", "decoder": {"kind": "StaircaseState", "slack": 2}}
+    assert form == {"kind": "SourceState", "decoder": {"kind": "StaircaseState", "max_crop": 2}}
 
 
 def test_a_nested_state_does_all_that_a_state_does() -> None:
-    state = with_source([2, 4, 1], slack=2)
+    state = with_source([2, 4, 1], max_crop=2)
     decoder: Any = state.decoder
     assert state.source_mask.sum(1).tolist() == [2, 4, 1]
     assert_same(state.select([2, 0, 0]).decoder, decoder.select([2, 0, 0]))
@@ -343,8 +350,8 @@ def test_join_refuses_states_that_are_not_alike() -> None:
         kind.join([used("feedback"), used("lstm")])
     with pytest.raises(ValueError, match=r"not alike: .*FeedbackState.* and .*LSTMState"):
         State.join([used("feedback"), used("lstm")])
-    with pytest.raises(ValueError, match=r"not alike: .*'slack': 0.* and .*'slack': 1"):
-        kind.join([used("feedback"), used("feedback", slack=1)])
+    with pytest.raises(ValueError, match=r"not alike: .*'max_crop': 0.* and .*'max_crop': 1"):
+        kind.join([used("feedback"), used("feedback", max_crop=1)])
     other = build(FeedbackConfig(**SMALL, memory=5)).init_state(1)
     with pytest.raises(ValueError, match=r"'memory' is \(100, 1, 4\) a row.*\(5, 1, 4\)"):
         State.join([used("feedback"), other])
@@ -365,7 +372,7 @@ def gather(rank: int, folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
     state = with_source([4, 3, 2], "global-cached-staircase").select([[1], [0]][rank])
     state = replace(state, source=state.source[:, : 3 + rank], source_mask=state.source_mask[:, : 3 + rank])
-    gathered = World(rank, 2).gather_state(state)
+    gathered = Distributed(rank, 2).gather_state(state)
     save_file(gathered, f"{folder}/{rank}", metadata={"form": json.dumps(state.form())})
     dist.destroy_process_group()
 
@@ -399,7 +406,7 @@ def test_no_rows_are_a_state_too() -> None:
 
 
 def test_numbers_of_tokens_that_cannot_be_cropped() -> None:
-    state = used("feedback", slack=2)
+    state = used("feedback", max_crop=2)
     for wrong in (1.5, [1.0, 1.0, 1.0], True, "two", None):
         with pytest.raises(TypeError, match="crop takes a whole number of tokens, or one for each of its 3 rows, not"):
             state.crop(wrong)  # type: ignore[arg-type]
@@ -412,11 +419,11 @@ def test_numbers_of_tokens_that_cannot_be_cropped() -> None:
 @pytest.mark.parametrize("arguments", [(1.5,), ("2",), (None,), (2, 0.5), (torch.ones(2),)])
 def test_a_state_of_no_whole_number_of_rows_is_refused(arguments: Any) -> None:
     model = LanguageModel(LanguageModelConfig(core=FeedbackConfig(**SMALL, memory=3), inputs=5))
-    with pytest.raises(TypeError, match="batch and slack are whole numbers, not") as error:
+    with pytest.raises(TypeError, match="batch and max_crop are whole numbers, not") as error:
         model.core.init_state(*arguments)
     assert "\n" not in str(error.value)
-    with pytest.raises(TypeError, match="batch and slack are whole numbers"):
-        model.init_state(arguments[0] if len(arguments) == 1 else 2, slack=arguments[-1])
+    with pytest.raises(TypeError, match="batch and max_crop are whole numbers"):
+        model.init_state(arguments[0] if len(arguments) == 1 else 2, max_crop=arguments[-1])
 
 
 @pytest.mark.parametrize("name", ["feedback", "transformer-xl", "cached-staircase"])
@@ -424,17 +431,17 @@ def test_another_memory_size_does_not_pass_for_slack(name: str) -> None:
     key = "passes" if name == "cached-staircase" else "memory"
     small, large = (build(CORES[name].config(**SMALL, heads=2, **{key: size})) for size in (3, 5))
     x = torch.zeros(1, 1, 4)
-    with pytest.raises(ValueError, match=r"belongs to another model: its .* with slack 0"):
+    with pytest.raises(ValueError, match=r"belongs to another model: its .* with max_crop 0"):
         small(x, large.init_state(1))
-    slack = 2 * (32 if name == "cached-staircase" else 1)
+    max_crop = 2 * (32 if name == "cached-staircase" else 1)
     with pytest.raises(ValueError, match="another model"):
-        large(x, small.init_state(1, slack))
-    # The slack stays what it was, whatever is done to a state.
-    _, state = small(x, small.init_state(1, slack))
+        large(x, small.init_state(1, max_crop))
+    # The max_crop stays what it was, whatever is done to a state.
+    _, state = small(x, small.init_state(1, max_crop))
     again: State = type(state).join([state.select([0]), state.reset([0]), state.detach().crop(1)])
     again = pytree.tree_map(torch.clone, again.to(dtype=torch.float32))
-    assert again.slack == slack
-    assert small(x.expand(3, 1, 4), again)[1].slack == slack
+    assert again.max_crop == max_crop
+    assert small(x.expand(3, 1, 4), again)[1].max_crop == max_crop
 
 
 def test_counts_pack_exactly_however_long_the_stream() -> None:
@@ -469,17 +476,17 @@ def test_a_vector_goes_through_a_model_in_the_models_own_type() -> None:
 
 def test_vectors_that_are_no_packed_state_are_refused() -> None:
     core = build(FeedbackConfig(**SMALL, memory=3))
-    vector = core.init_state(2, slack=1).pack()
-    with pytest.raises(ValueError, match="FeedbackState with slack 0 packs into 18 numbers a row, not 22"):
+    vector = core.init_state(2, max_crop=1).pack()
+    with pytest.raises(ValueError, match="FeedbackState with max_crop 0 packs into 18 numbers a row, not 22"):
         core.unpack(vector)
-    assert core.unpack(vector, slack=1).slack == 1
+    assert core.unpack(vector, max_crop=1).max_crop == 1
     for wrong in (vector[0], vector.half(), vector.long(), vector.tolist()):
         with pytest.raises(TypeError, match=r"a packed state is \(rows, 22\) of float32 or float64, not"):
-            core.unpack(wrong, slack=1)  # type: ignore[arg-type]
+            core.unpack(wrong, max_crop=1)  # type: ignore[arg-type]
     for number in (0.5, -1.0, 2.0**21, torch.nan):
         vector[1, 0] = number
         with pytest.raises(ValueError, match="the vector's 'count' is no whole number"):
-            core.unpack(vector, slack=1)
+            core.unpack(vector, max_crop=1)
 
 
 def test_what_grows_packs_only_up_to_a_limit_and_a_source_not_at_all() -> None:
@@ -569,24 +576,24 @@ def test_functional_transforms_take_and_return_states(name: str) -> None:
         torch.testing.assert_close(ours, torch.zeros_like(ours) if theirs is None else theirs, msg=parameter)
 
 
-@pytest.mark.parametrize("make_up", ["all", "average", "recurrent", 0, 3])
-def test_feedback_remembers_layers_times_less_than_transformer_xl(make_up: Any) -> None:
+@pytest.mark.parametrize("memory_composition", ["all", "average", "recurrent", 0, 3])
+def test_feedback_remembers_layers_times_less_than_transformer_xl(memory_composition: Any) -> None:
     """Measured on what a call returns, storage and all; `recurrent` holds as much as Transformer-XL."""
     options: dict[str, Any] = {"width": 32, "layers": 3, "memory": 50}
     sizes = []
-    for config in (TransformerXLConfig(**options), FeedbackConfig(**options, make_up=make_up)):
+    for config in (TransformerXLConfig(**options), FeedbackConfig(**options, memory_composition=memory_composition)):
         core = build(config)
         with torch.no_grad():
             _, state = core(torch.randn(2, 70, 32), core.init_state(2))
-        sizes.append(state.nbytes - state.count.nbytes - state.room.nbytes)
+        sizes.append(state.nbytes - state.count.nbytes - state.croppable.nbytes)
     assert sizes[0] == 2 * 50 * 3 * 32 * 4
-    assert sizes[0] / sizes[1] == (1 if make_up == "recurrent" else 3)
+    assert sizes[0] / sizes[1] == (1 if memory_composition == "recurrent" else 3)
 
 
 def test_crop_beyond_the_slack_is_an_error_and_loses_nothing() -> None:
-    state: Any = used("feedback", slack=2)
+    state: Any = used("feedback", max_crop=2)
     memory = state.memory.clone()
-    with pytest.raises(ValueError, match=r"cannot crop 3 tokens of row 0: it can take back 2 .*slack"):
+    with pytest.raises(ValueError, match=r"cannot crop 3 tokens of row 0: it can take back 2 .*max_crop"):
         state.crop(3)
     with pytest.raises(ValueError, match="0 or more"):
         state.crop(-1)
@@ -600,7 +607,7 @@ def test_crop_stops_at_a_rows_start() -> None:
     core = build(FeedbackConfig(**SMALL, memory=5))
     start = torch.tensor([[False, False, False, True]])
     with torch.no_grad():
-        _, state = core(torch.randn(1, 4, 4), core.init_state(1, slack=3), start)
+        _, state = core(torch.randn(1, 4, 4), core.init_state(1, max_crop=3), start)
     with pytest.raises(ValueError, match="it can take back 1"):
         state.crop(2)
     fresh = state.crop(1)
@@ -612,8 +619,8 @@ def test_crop_stops_at_a_rows_start() -> None:
 def test_an_lstm_says_that_it_cannot_crop() -> None:
     with pytest.raises(ValueError, match="LSTMState cannot take tokens back"):
         used("lstm").crop(1)
-    with pytest.raises(ValueError, match="use slack=0"):
-        build(LSTMConfig(**SMALL)).init_state(2, slack=1)
+    with pytest.raises(ValueError, match="use max_crop=0"):
+        build(LSTMConfig(**SMALL)).init_state(2, max_crop=1)
 
 
 def test_a_limit_on_the_growing_cache_is_kept() -> None:

@@ -11,9 +11,9 @@ import torch
 from stairwell import CORES, LanguageModel, LanguageModelConfig, configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
+from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import fit
-from stairwell.stream import ANCHOR, AT_ONCE, FORMAT, RECENT, Stream, StreamBatch, read_file, with_slack
+from stairwell.stream import ANCHOR, AT_ONCE, FORMAT, RECENT, Stream, StreamBatch, read_file, with_max_crop
 from stairwell.tensor_files import read_hashed, write_hashed
 from stairwell.text import BPE, Bytes, Characters
 
@@ -123,14 +123,14 @@ def test_a_fork_and_its_parent_step_apart(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(set(CORES) - set(CARRIED)))
 def test_cropped_tokens_were_never_read(name: str) -> None:
     model, tokens = make_model(name), drawn(30)
-    stream = Stream(model, slack=4)
+    stream = Stream(model, max_crop=4)
     stream.feed(tokens[:20])
     stream.feed(drawn(4, seed=9))
     stream.crop(4)
     torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens[:20])[-1])
     stream.feed(tokens[20:])
     torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens)[-1])
-    with pytest.raises(UserError, match="made with slack 4; make it with slack=5"):
+    with pytest.raises(UserError, match="made with max_crop 4; make it with max_crop=5"):
         stream.crop(5)
 
 
@@ -138,15 +138,15 @@ def test_cropped_tokens_were_never_read(name: str) -> None:
 def test_a_saved_stream_can_be_cropped_as_far_as_before(name: str, tmp_path: Path) -> None:
     """Loaded, forked, and taken into a batch and out of it."""
     model, tokens = make_model(name), drawn(20)
-    stream = Stream(model, slack=4)
+    stream = Stream(model, max_crop=4)
     stream.feed(tokens)
     for token in drawn(4, seed=9):
         stream.feed(token)
     stream.save(tmp_path / "a.stream")
-    batch = StreamBatch(model, slack=4)
+    batch = StreamBatch(model, max_crop=4)
     loaded = Stream.load(tmp_path / "a.stream", model)
     for each in (loaded, loaded.fork(), batch.close(batch.open(loaded))):
-        assert each.slack == 4
+        assert each.max_crop == 4
         each.crop(4)
         torch.testing.assert_close(each.log_probabilities(), expected(model, tokens)[-1])
         each.feed(drawn(6, seed=3))  # it can do so again
@@ -158,7 +158,7 @@ def test_a_saved_stream_can_be_cropped_as_far_as_before(name: str, tmp_path: Pat
 def test_more_tokens_can_be_cropped_than_are_kept_for_penalties(tmp_path: Path) -> None:
     model, tokens = make_model(), drawn(2 * RECENT)
     back = RECENT + 10
-    stream, batch = Stream(model, slack=back), StreamBatch(model, slack=back)
+    stream, batch = Stream(model, max_crop=back), StreamBatch(model, max_crop=back)
     number = batch.open()
     stream.feed(tokens)
     batch.feed({number: tokens})
@@ -172,13 +172,13 @@ def test_more_tokens_can_be_cropped_than_are_kept_for_penalties(tmp_path: Path) 
 @torch.no_grad()
 def test_a_state_with_other_slack_says_and_crops_the_same() -> None:
     model, tokens = make_model(), drawn(20)
-    _, state = model(torch.tensor([tokens[:15]]), model.init_state(1, slack=4))
-    for slack in (0, 2, 4, 9):
-        changed = with_slack(model.core, state, slack)
-        assert changed.slack == slack and int(changed.room) == min(4, slack)
+    _, state = model(torch.tensor([tokens[:15]]), model.init_state(1, max_crop=4))
+    for max_crop in (0, 2, 4, 9):
+        changed = with_max_crop(model.core, state, max_crop)
+        assert changed.max_crop == max_crop and int(changed.croppable) == min(4, max_crop)
         said = model(torch.tensor([tokens[15:]]), changed)[0]
         torch.testing.assert_close(said[0].log_softmax(-1), expected(model, tokens)[15:])
-        can = int(changed.room)
+        can = int(changed.croppable)
         said = model(torch.tensor([tokens[15:]]), changed.crop(can))[0]
         wanted = expected(model, tokens[: 15 - can] + tokens[15:])[15 - can :]
         torch.testing.assert_close(said[0].log_softmax(-1), wanted)
@@ -188,7 +188,7 @@ def test_a_state_with_other_slack_says_and_crops_the_same() -> None:
 
 def test_cropping_everything_leaves_a_fresh_stream() -> None:
     model, tokens = make_model(), drawn(6)
-    stream = Stream(model, slack=3)
+    stream = Stream(model, max_crop=3)
     stream.feed(tokens[:3])
     stream.crop(3)
     with pytest.raises(UserError, match="has read nothing yet"):
@@ -277,7 +277,7 @@ def test_what_is_no_stream_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64, torch.float8_e4m3fn, torch.int32])
 def test_a_stream_with_a_tensor_of_another_type_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
     model = make_model()
-    stream = Stream(model, slack=2)
+    stream = Stream(model, max_crop=2)
     stream.feed([1, 2, 3])
     stream.feed(4)
     stream.save(tmp_path / "a.stream")
@@ -302,7 +302,7 @@ def test_a_stream_that_its_model_cannot_have_written_is_refused(
     changes: dict[str, Any], told: str, tmp_path: Path
 ) -> None:
     model = make_model()
-    stream = Stream(model, slack=2)
+    stream = Stream(model, max_crop=2)
     stream.feed([1, 2, 3])
     stream.save(tmp_path / "a.stream")
     rewrite(tmp_path / "a.stream", tmp_path / "b.stream", **changes)
@@ -323,7 +323,7 @@ def rewrite(path: Path, to: Path, **changes: Any) -> None:
 
 def test_a_stream_with_any_bit_changed_is_refused(tmp_path: Path) -> None:
     model, path = make_model(), tmp_path / "a.stream"
-    stream = Stream(model, slack=2)
+    stream = Stream(model, max_crop=2)
     stream.feed([1, 2, 3])
     stream.feed(4)
     stream.save(path, {"seed": 1}, drawn=torch.arange(3))
@@ -335,17 +335,17 @@ def test_a_stream_with_any_bit_changed_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_stream_refuses_numbers_that_mean_nothing() -> None:
-    stream = Stream(make_model(), slack=4)
+    stream = Stream(make_model(), max_crop=4)
     stream.feed([1, 2, 3, 4, 5])
-    batch = StreamBatch(stream.model, slack=4)
+    batch = StreamBatch(stream.model, max_crop=4)
     name = batch.open(stream)
     for wrong in (1.5, True, "2", None, [1], torch.tensor(1.5), float("nan")):
         with pytest.raises(TypeError, match="crop takes an integer number of tokens, not"):
             stream.crop(wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="crop takes an integer number of tokens, not"):
             batch.crop(name, wrong)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="slack is an integer number of tokens, not"):
-            Stream(stream.model, slack=wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="max_crop is an integer number of tokens, not"):
+            Stream(stream.model, max_crop=wrong)  # type: ignore[arg-type]
     stream.crop(torch.tensor(1))  # type: ignore[arg-type]
     assert stream.count == batch.state(name).count - 1 == 4
     for wrong in (float("nan"), float("inf"), -1.0):
@@ -413,7 +413,7 @@ def test_streams_come_and_go_in_a_batch_and_each_reads_as_if_alone(name: str) ->
 
 def test_a_stream_of_a_batch_can_be_cropped() -> None:
     model, tokens = make_model(), drawn(9)
-    batch = StreamBatch(model, slack=3)
+    batch = StreamBatch(model, max_crop=3)
     a, b = batch.open(), batch.open()
     batch.feed({a: [*tokens, 1, 2, 3], b: tokens[:4]})
     batch.crop(a, 3)
@@ -436,7 +436,7 @@ def test_a_run_on_logs_or_readings_is_fed_by_name(kind: str, tmp_path: Path) -> 
     if kind == "events":
         options |= {"task.unit": "words", "task.documents": "lines"}
     fit(
-        preset("lm/feedback" if kind == "events" else "labelled/feedback").with_options(options),
+        preset("lm/feedback" if kind == "events" else "labeled/feedback").with_options(options),
         tmp_path / "run",
         "cpu",
     )

@@ -39,10 +39,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("layers", "cores", "models", "tasks", "train", "experiments/measures")
 KEPT = ROOT / "mutants"
-NOT_COUNTED = ("tests/test_docs.py", "tests/test_house.py", "tests/test_soak.py")
+NOT_COUNTED = ("tests/docs/test_docs.py", "tests/test_architecture.py", "tests/test_soak.py")
 UNSEEN = (
-    "tests/test_small_mistakes.py", "tests/test_training_promises.py", "tests/train/test_objective.py",
-    "tests/train/test_optimizers.py", "tests/train/test_loop.py", "tests/train/test_pairs.py",
+    "tests/cli/test_mistakes.py", "tests/train/test_determinism.py", "tests/train/test_objective.py",
+    "tests/train/test_optimizers.py", "tests/train/test_loop.py", "tests/train/test_pair_objective.py",
     "tests/train/test_reliability.py",
 )  # fmt: skip
 WARM = (
@@ -242,7 +242,7 @@ def warm() -> None:
 
 
 def run_tests(tests: list[str], tree: Path, limit: int) -> tuple[str, str]:
-    """In a copy of this process, so many seconds of the processor at most: busy neighbours kill no mutant."""
+    """In a copy of this process, so many seconds of the processor at most: busy neighbors kill no mutant."""
     said = tree.parent / "said.txt"
     copy = os.fork()
     if copy == 0:

@@ -3,7 +3,7 @@
 python -m tools.pages PAGE.html PICTURE.png [--dark] [--size 900x1000] [--script JS]
 
 The page is opened in headless Chromium as a file; the script uses it as a person would, `page` being the page's own
-object. The picture is written with few colours, so that it stays small.
+object. The picture is written with few colors, so that it stays small.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLAGS = (
     "--hide-scrollbars", "--virtual-time-budget=20000",
 )  # fmt: skip
 DARK = "--blink-settings=preferredColorScheme=0"
-COLOURS = 96
+COLORS = 96
 
 
 def draw(page: Path, picture: Path, script: str, size: str, dark: bool) -> None:
@@ -38,7 +38,7 @@ def draw(page: Path, picture: Path, script: str, size: str, dark: bool) -> None:
         command = [browser, *FLAGS, *([DARK] if dark else []), f"--user-data-dir={folder}/profile"]
         command += [f"--window-size={size.replace('x', ',')}", f"--screenshot={raw}", copy.as_uri()]
         subprocess.run(command, capture_output=True, timeout=120, check=True)
-        Image.open(raw).convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE).save(picture, optimize=True)
+        Image.open(raw).convert("RGB").quantize(COLORS, dither=Image.Dither.NONE).save(picture, optimize=True)
 
 
 def main() -> None:

@@ -21,14 +21,14 @@ from PIL import Image
 
 from stairwell.experiments import demo
 from stairwell.experiments.cost import in_words
-from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE
+from stairwell.experiments.experiment import SCALES, Scale
+from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.experiments.reproduce import best_by_validation, panels, table, takes
-from stairwell.experiments.study import SCALES, Scale
 from stairwell.files import write_text
 from stairwell.report import Panel, write_sweep_png
 from stairwell.report.sweep import in_words as told
-from stairwell.runs import Experiment
-from stairwell.runs.trainings import headline
+from stairwell.runs import RunConfig
+from stairwell.runs.launch import primary_metric
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURES, PAGE = ROOT / "results", ROOT / "docs" / "pictures", ROOT / "docs" / "reproduction.md"
@@ -101,7 +101,7 @@ def joined_row(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         sys.exit(f"'{now['model']}' is published without its validation scores; publish without --add")
     by_seed = {**trainings_of(before), **trainings_of(now)}
     done = [by_seed[seed] for seed in sorted(by_seed)]
-    primary = headline(Experiment.from_json(now["config"], now["model"]))
+    primary = primary_metric(RunConfig.from_json(now["config"], now["model"]))
     return {
         **now,
         **{name: [training[name] for training in done] for name in PER_SEED},
@@ -149,7 +149,7 @@ def save_picture(path: Path, name: str) -> None:
 
 def sweep(result: dict[str, Any]) -> list[Panel]:
     """What of a result is drawn against what its rows vary."""
-    study = CATALOGUE[result["study"]](result["scale"])
+    study = CATALOG[result["study"]](result["scale"])
     return panels(study, result) if study is not None else []
 
 
@@ -171,9 +171,9 @@ def published() -> dict[tuple[str, str], dict[str, Any]]:
 def page() -> str:
     results = published()
     parts = [TOP, "## What was run\n", overview(results)]
-    parts += [section(results[name, scale]) for name in CATALOGUE for scale in SCALES if (name, scale) in results]
+    parts += [section(results[name, scale]) for name in CATALOG for scale in SCALES if (name, scale) in results]
     parts += ["## Not run\n", NOT_RUN, "| study | scale | why not |", "|---|---|---|"]
-    absent = [(name, scale) for name in CATALOGUE for scale in SCALES if (name, scale) not in results]
+    absent = [(name, scale) for name in CATALOG for scale in SCALES if (name, scale) not in results]
     parts += [f"| {name} | {scale} | {why_not(name, scale)} |" for name, scale in absent]
     parts += ["\n## No experiments\n", "The papers' other tables and figures:\n"]
     parts += [f"- {name}: {why}" for name, why in NO_EXPERIMENTS.items()]
@@ -182,7 +182,7 @@ def page() -> str:
 
 def why_not(name: str, scale: Scale) -> str:
     """What a study that was not run would take: time, and perhaps a text that is not there."""
-    study = CATALOGUE[name](scale)
+    study = CATALOG[name](scale)
     if study is None:
         return NOT_AT_SCALE[name, scale]
     reads = f"; reads {study.data}" if study.data else ""
@@ -191,7 +191,7 @@ def why_not(name: str, scale: Scale) -> str:
 
 def overview(results: dict[tuple[str, str], dict[str, Any]]) -> str:
     lines = ["| study | scale | outcome |", "|---|---|---|"]
-    for name in CATALOGUE:
+    for name in CATALOG:
         for scale in SCALES:
             if (result := results.get((name, scale))) is not None:
                 anchor = f"{name}-{scale}".replace(".", "")

@@ -1,6 +1,6 @@
 """Whether two checkouts compute the same numbers: four trainings in each, compared bit for bit.
 
-    python tools/same_numbers.py ../before . --rename core.layers=core.blocks --before "--model.first_token false"
+    python tools/same_numbers.py ../before . --rename core.layers=core.blocks --before "--model.start_embedding false"
 
 A change that is not about the maths must leave every metric but time and memory, and every parameter of the last
 checkpoint, as it was. Dropout is on wherever a core has it, so that the order of random draws is compared too.
@@ -29,7 +29,7 @@ DROPOUT = ["--model.embedding_dropout", "0.1", "--model.output_dropout", "0.1"]
 ATTENTION = [*DROPOUT, "--core.attention_dropout", "0.1", "--core.relu_dropout", "0.1"]
 SHORT = [
     "--train.batch", "8", "--train.segment", "24", "--train.warmup", "20", "--train.log_every", "5",
-    "--train.validate_every", "40", "--train.valid_rows", "4", "--train.checkpoint_every", "50",
+    "--train.validate_every", "40", "--train.valid_batch", "4", "--train.checkpoint_every", "50",
 ]  # fmt: skip
 EPISODES = ["--task.valid_episodes", "8", "--task.test_episodes", "8", "--train.curriculum_accuracy", "20"]
 TRAININGS = {

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import fit
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]

@@ -15,7 +15,7 @@ CURVE = 48  # characters
 STOPPING = "stopping after this update; once more to stop at once"
 
 
-class Unread:
+class SafeStderr:
     """A stream that nobody has to read: once its reader or its terminal is gone, what is written to it is lost, and
     nothing else happens."""
 
@@ -40,8 +40,8 @@ class Unread:
 
 def go_on_unread() -> None:
     """Nobody needs to read progress: a training goes on in silence when standard error is closed."""
-    if not isinstance(sys.stderr, Unread):
-        sys.stderr = cast(TextIO, Unread(sys.stderr))
+    if not isinstance(sys.stderr, SafeStderr):
+        sys.stderr = cast(TextIO, SafeStderr(sys.stderr))
 
 
 def curve(values: list[float], width: int = CURVE) -> str:
@@ -94,10 +94,10 @@ def scores_line(scores: dict[str, float]) -> str:
     return ", ".join([*first, *(f"{scores[name]:,.0f} {name}" for name in counted if name in scores)])
 
 
-class Silence:
+class NullDisplay:
     """For all processes but the first."""
 
-    def __enter__(self) -> Silence:
+    def __enter__(self) -> NullDisplay:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,7 +107,7 @@ class Silence:
         pass
 
 
-class Quiet(Silence):
+class Quiet(NullDisplay):
     """For --quiet: no progress, but whatever is not as it should be."""
 
     def say(self, text: str) -> None:
@@ -135,7 +135,7 @@ class Lines(Quiet):
             super().__call__(event)
 
 
-class OnScreen(Silence):
+class OnScreen(NullDisplay):
     """Something that is drawn again and again, for terminals."""
 
     live: Any  # rich's
@@ -143,7 +143,7 @@ class OnScreen(Silence):
     def panel(self) -> Any:
         raise NotImplementedError
 
-    def __enter__(self) -> Silence:
+    def __enter__(self) -> NullDisplay:
         self.live.__enter__()
         return self
 
@@ -247,14 +247,14 @@ class NamedLines(Lines):
         self.say(f"{event['model']:16} update {event['step']:,}/{total:,}  {metrics_line(event)}")
 
 
-def together(models: dict[str, int], quiet: bool) -> Silence:
+def together(models: dict[str, int], quiet: bool) -> NullDisplay:
     """The display of trainings beside each other, by their names and updates."""
     if quiet:
         return Quiet()
     return Together(models) if sys.stderr.isatty() else NamedLines(models)
 
 
-def display(title: str, total: int, done: int, quiet: bool) -> Silence:
+def display(title: str, total: int, done: int, quiet: bool) -> NullDisplay:
     """The display that fits where stderr goes."""
     if quiet:
         return Quiet()

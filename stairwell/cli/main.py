@@ -16,7 +16,7 @@ from typing import NoReturn
 import typer
 
 from stairwell import startup
-from stairwell.cli import corpora, playing, studies, training, translating, using  # noqa: F401  each adds its commands
+from stairwell.cli import data, experiments, play, seq2seq, train, use  # noqa: F401  each adds its commands
 from stairwell.cli.app import app, say
 from stairwell.errors import NEAR, UserError
 

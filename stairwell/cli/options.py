@@ -19,7 +19,7 @@ GIVEN = "stairwell.given"  # the words of a command, as they were given
 def all_configs() -> dict[str, dict[str, type]]:
     """The configs of every section of an experiment, by whose they are."""
     from stairwell.cores import CORES
-    from stairwell.runs.kinds import KINDS
+    from stairwell.runs.families import KINDS
     from stairwell.tasks import TASKS, task_type
 
     return {
@@ -33,8 +33,8 @@ def all_configs() -> dict[str, dict[str, type]]:
 def dotted_options(of: dict[str, dict[str, type]] | None = None) -> list[tuple[str, str, str]]:
     """Every option `section.field` of any experiment, or of these configs: its name, its type, its help."""
     from stairwell import configs
-    from stairwell.runs.experiment import DERIVED
-    from stairwell.runs.kinds import KINDS
+    from stairwell.runs.config import DERIVED
+    from stairwell.runs.families import KINDS
 
     derived: dict[str, tuple[str, ...]] = {name: kind.derived for name, kind in KINDS.items()}
     options = []
@@ -59,7 +59,7 @@ def dotted_options(of: dict[str, dict[str, type]] | None = None) -> list[tuple[s
 
 def options_of(name: str) -> dict[str, tuple[str, str]]:
     """The options of one experiment: the type of each, and its help with what it is if nobody sets it."""
-    from stairwell.runs.kinds import KINDS
+    from stairwell.runs.families import KINDS
     from stairwell.runs.presets import preset
 
     experiment = preset(name)
@@ -153,6 +153,6 @@ def complete_experiment(incomplete: str) -> list[str]:
 
 
 def complete_study(incomplete: str) -> list[str]:
-    from stairwell.experiments.papers import CATALOGUE
+    from stairwell.experiments.papers import CATALOG
 
-    return [name for name in ("demo", *CATALOGUE) if name.startswith(incomplete)]
+    return [name for name in ("demo", *CATALOG) if name.startswith(incomplete)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stairwell.cores.core import Core, Seen
+from stairwell.cores.core import AttentionRecorder, Core
 from stairwell.cores.delta import DeltaNet, DeltaNetConfig
 from stairwell.cores.feedback import Feedback, FeedbackConfig
 from stairwell.cores.lstm import LSTM, LSTMConfig
@@ -42,7 +42,7 @@ CORES.update(
             "The Feedback Transformer (Fan et al., 2020): every layer reads one memory of past thoughts.",
             look_back=lambda task: {"memory": task.recall},
             in_sight=tokens_in_sight,
-            colour=0,
+            color=0,
         ),
         "transformer-xl": Entry(
             TransformerXLConfig,
@@ -51,7 +51,7 @@ CORES.update(
             "Transformer-XL (Dai et al., 2019), the papers' Transformer: each layer reads the past of the one below.",
             look_back=lambda task: {"memory": task.context},
             in_sight=tokens_in_sight,
-            colour=1,
+            color=1,
         ),
         "staircase": Entry(
             StaircaseConfig,
@@ -60,7 +60,7 @@ CORES.update(
             "Staircase attention (Ju et al., 2021): chunks climb through the same layers, pass after pass.",
             look_back=lambda task: {"chunk": task.chunk, "passes": min(chunks_for(task.recall, task.chunk), 4)},
             in_sight=chunks_in_sight,
-            colour=3,
+            color=3,
         ),
         "cached-staircase": Entry(
             CachedStaircaseConfig,
@@ -69,7 +69,7 @@ CORES.update(
             "Cached Staircase (Ju et al., 2021): a chunk is computed in few passes, then seen as it came out.",
             look_back=lambda task: {"chunk": task.chunk, "passes": chunks_for(task.recall, task.chunk)},
             in_sight=chunks_in_sight,
-            colour=4,
+            color=4,
         ),
         "global-cached-staircase": Entry(
             GlobalCachedStaircaseConfig,
@@ -78,7 +78,7 @@ CORES.update(
             "Global Cached Staircase (Ju et al., 2021): all earlier chunks stay in the cache, so the state grows.",
             look_back=lambda task: {"chunk": task.chunk},
             in_sight=lambda config: f"all chunks of {config.chunk}",
-            colour=5,
+            color=5,
         ),
         "multi-vector-rnn": Entry(
             MultiVectorRNNConfig,
@@ -110,7 +110,7 @@ CORES.update(
             "The LSTM (Hochreiter & Schmidhuber, 1997), the recurrent baseline.",
             # An LSTM layer has 8 D^2 weights where a transformer layer has 12 D^2.
             width_factor=1.25,
-            colour=2,
+            color=2,
         ),
         "deltanet": Entry(
             DeltaNetConfig,
@@ -121,4 +121,15 @@ CORES.update(
     }
 )
 
-__all__ = ["CORES", "Core", "Entry", "Seen", "build", "config_type", "decoding_of", "engine_of", "entry", "name_of"]
+__all__ = [
+    "CORES",
+    "AttentionRecorder",
+    "Core",
+    "Entry",
+    "build",
+    "config_type",
+    "decoding_of",
+    "engine_of",
+    "entry",
+    "name_of",
+]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from stairwell.configs import check_at_least
 from stairwell.cores.time import Window, ages
 from stairwell.devices import autocast_type, without_autocast
+from stairwell.field_types import COUNT, NESTED, SIZE, STATIC, FieldType
 from stairwell.layers import (
     KEEP_ALL,
     AdaptiveSpan,
@@ -26,22 +27,21 @@ from stairwell.layers import (
     Masks,
     RelativePosition,
     Slots,
-    can_be_asked,
+    can_read_values,
     draw_vectors,
     is_finite,
     transformed,
 )
-from stairwell.roles import COUNT, NESTED, SIZE, STATIC, Role
 from stairwell.state import State, assemble
 
 
 @dataclass(frozen=True, eq=False)
 class CoreState(State):
-    """The base of every core's state. `slack` is how many slots it has beyond those that the core looks at."""
+    """The base of every core's state. `max_crop` is how many slots it has beyond those that the core looks at."""
 
     count: Tensor = field(metadata=COUNT)  # (B,) int64: tokens since the row's own start
-    room: Tensor = field(metadata=COUNT)  # (B,) int64: how many of the last tokens `crop` can still take back
-    slack: int = field(default=0, kw_only=True, metadata=SIZE)
+    croppable: Tensor = field(metadata=COUNT)  # (B,) int64: how many of the last tokens `crop` can still take back
+    max_crop: int = field(default=0, kw_only=True, metadata=SIZE)
 
 
 class Engine(Protocol):
@@ -93,15 +93,15 @@ class SourceState(State):
         return self.decoder.count
 
     @property
-    def room(self) -> Tensor:
-        return self.decoder.room
+    def croppable(self) -> Tensor:
+        return self.decoder.croppable
 
     @property
-    def slack(self) -> int:
-        return self.decoder.slack
+    def max_crop(self) -> int:
+        return self.decoder.max_crop
 
 
-class Seen:
+class AttentionRecorder:
     """What `inspect` gathers. Calls within one `with` follow each other along T."""
 
     def __init__(self) -> None:
@@ -142,7 +142,7 @@ class WindowConfig(LayerConfig):
 
     memory: int = 100
     "how many past tokens each layer sees (S)"
-    sees_itself: bool = False
+    attend_to_current: bool = False
     "whether a token attends to itself, at distance 0"
 
     def __post_init__(self) -> None:
@@ -151,7 +151,7 @@ class WindowConfig(LayerConfig):
 
     @property
     def first(self) -> int:
-        return 0 if self.sees_itself else 1
+        return 0 if self.attend_to_current else 1
 
     @property
     def window(self) -> Window:
@@ -162,9 +162,9 @@ class Core(nn.Module):
     """Base of every core: checks what comes in, draws what is random, and hands over to an engine."""
 
     state_type: type[CoreState]
-    final_norm: bool = False  # whether a model should normalise the core's output
+    final_norm: bool = False  # whether a model should normalize the core's output
     engine: Engine | None = None  # none: the reference, `self.walk`
-    seen: Seen | None = None  # set by `inspect`
+    seen: AttentionRecorder | None = None  # set by `inspect`
     _own_modules: Sequence[tuple[dict[str, Any], str, nn.Module, str]] = ()  # set by `remember_modules`
 
     def __init__(self, width: int) -> None:
@@ -196,28 +196,28 @@ class Core(nn.Module):
             return REFERENCE
         return self.engine.name(self, like)
 
-    def init_state(self, batch: int, slack: int = 0) -> CoreState:
-        """A fresh state for `batch` rows, from which `crop` can take back up to `slack` tokens."""
+    def init_state(self, batch: int, max_crop: int = 0) -> CoreState:
+        """A fresh state for `batch` rows, from which `crop` can take back up to `max_crop` tokens."""
         try:
-            batch, slack = operator.index(batch), operator.index(slack)
+            batch, max_crop = operator.index(batch), operator.index(max_crop)
         except TypeError:
-            raise TypeError(f"batch and slack are whole numbers, not {batch!r} and {slack!r}") from None
-        if batch < 1 or slack < 0:
-            raise ValueError(f"a state needs batch >= 1 and slack >= 0, got {batch} and {slack}")
+            raise TypeError(f"batch and max_crop are whole numbers, not {batch!r} and {max_crop!r}") from None
+        if batch < 1 or max_crop < 0:
+            raise ValueError(f"a state needs batch >= 1 and max_crop >= 0, got {batch} and {max_crop}")
         like = next(self.parameters())
         tensors: dict[str, Tensor] = {
             name: torch.zeros(batch, *shape, dtype=like.dtype, device=like.device)
-            for name, shape in self.memory_shapes(slack).items()
+            for name, shape in self.memory_shapes(max_crop).items()
         }
         zero = torch.zeros(batch, dtype=torch.int64, device=like.device)
-        form = {"kind": self.state_type.__name__, "slack": slack}
-        return assemble(form, {"count": zero, "room": zero.clone(), **tensors})
+        form = {"kind": self.state_type.__name__, "max_crop": max_crop}
+        return assemble(form, {"count": zero, "croppable": zero.clone(), **tensors})
 
-    def unpack(self, vector: Tensor, slack: int = 0) -> CoreState:
-        """The state that `pack` made `vector` (B, N) of; `slack` is what that state was made with."""
-        return self.init_state(1, slack).unpack(vector)
+    def unpack(self, vector: Tensor, max_crop: int = 0) -> CoreState:
+        """The state that `pack` made `vector` (B, N) of; `max_crop` is what that state was made with."""
+        return self.init_state(1, max_crop).unpack(vector)
 
-    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
+    def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
         """The shape of each tensor of the state's memory, without the rows."""
         raise NotImplementedError
 
@@ -289,7 +289,7 @@ class Core(nn.Module):
     ) -> tuple[Tensor, State]:
         y, after = engine(self, x, state, start, source, masks)
         # Engines multiply what nobody sees by 0, and 0 times NaN is NaN: who is NaN is for the reference to say.
-        if can_be_asked(y) and not is_finite(y):
+        if can_read_values(y) and not is_finite(y):
             return self.walk(x, state, start, source, masks)
         return y, after
 
@@ -310,27 +310,27 @@ class Core(nn.Module):
         if type(state) is not self.state_type:
             kind = type(state).__name__
             raise TypeError(f"{name} needs a {self.state_type.__name__}, not a {kind}; make one with init_state(batch)")
-        for path, counts in (("count", state.count), ("room", state.room)):
+        for path, counts in (("count", state.count), ("croppable", state.croppable)):
             check_rows(path, counts, batch)
             if counts.dim() != 1 or counts.dtype != torch.int64:
                 found = f"{counts.dtype} of {tuple(counts.shape)}"
                 raise ValueError(f"the state's '{path}' is {found}, not torch.int64 of ({batch},)")
-        if can_be_asked(state.count):
+        if can_read_values(state.count):
             state.check_counts()
         like = next(self.parameters())
-        expected = self.memory_shapes(state.slack)
-        leaves = {leaf.path: leaf for leaf in state.leaves() if leaf.role is not Role.COUNT}
+        expected = self.memory_shapes(state.max_crop)
+        leaves = {leaf.path: leaf for leaf in state.leaves() if leaf.role is not FieldType.COUNT}
         for path in dict.fromkeys([*expected, *leaves]):
             wanted, leaf = expected.get(path), leaves.get(path)
             if leaf is not None:
                 check_rows(path, leaf.tensor, batch)
-            if wanted is not None and leaf is not None and leaf.role is Role.GROWING:
+            if wanted is not None and leaf is not None and leaf.role is FieldType.GROWING:
                 wanted = (int(state.count.max()), *wanted[1:])
             shape = tuple(leaf.tensor.shape[1:]) if leaf is not None else None
             if leaf is None or shape != wanted:
                 raise ValueError(
                     f"the state belongs to another model: its '{path}' is {shape} a row, this {name} has {wanted} "
-                    f"with slack {state.slack}; make one with init_state(batch)"
+                    f"with max_crop {state.max_crop}; make one with init_state(batch)"
                 )
             if leaf.tensor.dtype != like.dtype or leaf.tensor.device != like.device:
                 raise ValueError(
@@ -352,7 +352,7 @@ class TransformerCore(Core):
 
     @property
     def final_norm(self) -> bool:  # type: ignore[override]
-        """With pre-norm nothing has normalised the last layer's output."""
+        """With pre-norm nothing has normalized the last layer's output."""
         return self.config.norm == "pre"
 
     def depth(self) -> int:

@@ -30,8 +30,8 @@ from torch import Tensor, nn
 from stairwell.configs import Config, check_at_least
 from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts
+from stairwell.field_types import CARRY
 from stairwell.layers import Masks
-from stairwell.roles import CARRY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,9 +136,9 @@ class DeltaNet(Core):
         self.config = config
         self.layers = cast(Sequence[DeltaLayer], nn.ModuleList(DeltaLayer(config) for _ in range(config.layers)))
 
-    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
-        if slack:
-            raise ValueError("a DeltaNet cannot take tokens back, so it has no slack; use slack=0")
+    def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
+        if max_crop:
+            raise ValueError("a DeltaNet cannot take tokens back, so it has no max_crop; use max_crop=0")
         config = self.config
         return {"matrix": (config.layers, config.heads, config.K, config.K)}
 
@@ -165,8 +165,8 @@ class DeltaNet(Core):
 
     def after(self, state: DeltaNetState, start: Tensor | None, T: int, matrices: Sequence[Tensor]) -> DeltaNetState:
         """The state when each layer's matrices have become these (B, H, K, K)."""
-        count, room = counts(state.count, state.room, start, ages(state.count, start, T), 0)
-        return DeltaNetState(count, room, torch.stack(list(matrices), 1))
+        count, croppable = counts(state.count, state.croppable, start, ages(state.count, start, T), 0)
+        return DeltaNetState(count, croppable, torch.stack(list(matrices), 1))
 
 
 def correct(S: Tensor, todo: Corrections, t: int) -> tuple[Tensor, Tensor]:

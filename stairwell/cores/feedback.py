@@ -20,31 +20,33 @@ from torch import Tensor, nn
 
 from stairwell.cores.core import CoreState, Source, TransformerCore, WindowConfig, module_list
 from stairwell.cores.time import KeysValues, after, ages, along_time, filled
+from stairwell.field_types import SLOTS
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
-from stairwell.roles import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedbackConfig(WindowConfig):
-    make_up: Literal["all", "average", "recurrent"] | int = "all"
+    memory_composition: Literal["all", "average", "recurrent"] | int = "all"
     "what the memory is made of: all layers by learned weights, their average, recurrent, or the number of one layer"
     share_kv: bool = True
     "one pair of key and value projections for all layers instead of one pair a layer"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.make_up, int) and not 0 <= self.make_up <= self.layers:
-            raise ValueError(f"make_up {self.make_up}: there are layers 0 (the embedding) to {self.layers} (the top)")
+        if isinstance(self.memory_composition, int) and not 0 <= self.memory_composition <= self.layers:
+            raise ValueError(
+                f"memory_composition {self.memory_composition}: there are layers 0 (the embedding) to {self.layers} (the top)"
+            )
 
     @property
     def memories(self) -> int:
         """How many vectors a slot holds (G)."""
-        return self.layers if self.make_up == "recurrent" else 1
+        return self.layers if self.memory_composition == "recurrent" else 1
 
 
 @dataclass(frozen=True, eq=False)
 class FeedbackState(CoreState):
-    memory: Tensor = field(metadata=SLOTS)  # (B, S + slack, G, D): m_t as it was made, before norm and projection
+    memory: Tensor = field(metadata=SLOTS)  # (B, S + max_crop, G, D): m_t as it was made, before norm and projection
 
 
 class Mix(nn.Module):
@@ -55,11 +57,13 @@ class Mix(nn.Module):
         L, G = config.layers, config.memories
         layer, memory = torch.arange(L + 1), torch.arange(G)
         # Recurrent memory l-1 serves layer l and mixes layers 0..l; every other memory mixes all layers.
-        allowed = layer <= memory[:, None] + 1 if config.make_up == "recurrent" else (layer >= 0).expand(G, L + 1)
-        if isinstance(config.make_up, int):
-            allowed = (layer == config.make_up).expand(G, L + 1)
+        allowed = (
+            layer <= memory[:, None] + 1 if config.memory_composition == "recurrent" else (layer >= 0).expand(G, L + 1)
+        )
+        if isinstance(config.memory_composition, int):
+            allowed = (layer == config.memory_composition).expand(G, L + 1)
         self.register_buffer("allowed", allowed.clone(), persistent=False)
-        learned = config.make_up in ("all", "recurrent")
+        learned = config.memory_composition in ("all", "recurrent")
         self.weights = nn.Parameter(torch.zeros(G, L + 1)) if learned else None
 
     def forward(self, like: Tensor) -> Tensor:
@@ -86,8 +90,8 @@ class Feedback(TransformerCore):
     def layer_weights(self) -> Tensor | None:
         return None if self.mix.weights is None else self.mix(self.mix.weights)
 
-    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
-        return {"memory": (self.config.memory + slack, self.config.memories, self.width)}
+    def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
+        return {"memory": (self.config.memory + max_crop, self.config.memories, self.width)}
 
     def key_source(self, l: int) -> tuple[int, int]:
         """What the keys and values that layer l reads are made with and of: the layer whose norm and projections make
@@ -108,7 +112,7 @@ class Feedback(TransformerCore):
         mix = self.mix(x)  # (G, L + 1)
         sources = self.source_slots(source)
         reach = [self.reach(layer, S) for layer in self.layers]
-        # All S slots are projected once; the slack beyond them is never read.
+        # All S slots are projected once; the max_crop beyond them is never read.
         past = {
             (projecting, g): KeysValues(self.layers[projecting].keys_values, state.memory[:, -S:, g])
             for projecting, g in dict.fromkeys(map(self.key_source, range(L)))
@@ -132,7 +136,7 @@ class Feedback(TransformerCore):
     def slots(self, x: Tensor, past: KeysValues, reach: int, age: Tensor) -> Slots:
         """What a layer sees of the past, and of itself if it may: the last `reach` slots that the row has filled."""
         keys, values = past.back(0, reach)
-        if self.config.sees_itself:
+        if self.config.attend_to_current:
             own_key, own_value = past.project(x)
             keys, values = [*keys, own_key], [*values, own_value]
         distance = torch.arange(reach, self.window.first - 1, -1, device=x.device)

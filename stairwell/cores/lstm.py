@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from stairwell.configs import Config, check_at_least, check_rates
 from stairwell.cores.core import Core, CoreState, Source
 from stairwell.cores.time import ages, counts
+from stairwell.field_types import CARRY
 from stairwell.layers import Masks
-from stairwell.roles import CARRY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class LSTM(Core):
         dropout = config.dropout if config.layers > 1 else 0.0  # there is nothing between the layers of one layer
         self.lstm = nn.LSTM(config.width, config.width, config.layers, batch_first=True, dropout=dropout)
 
-    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
-        if slack:
-            raise ValueError("an LSTM cannot take tokens back, so it has no slack; use slack=0")
+    def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
+        if max_crop:
+            raise ValueError("an LSTM cannot take tokens back, so it has no max_crop; use max_crop=0")
         shape = (self.config.layers, self.width)
         return {"hidden": shape, "cell": shape}
 
@@ -70,7 +70,7 @@ class LSTM(Core):
             if first < last:
                 y, (hidden, cell) = self.lstm(x[:, first:last], (hidden.contiguous(), cell.contiguous()))
                 outputs.append(y)
-        count, room = counts(state.count, state.room, start, ages(state.count, start, T), 0)
+        count, croppable = counts(state.count, state.croppable, start, ages(state.count, start, T), 0)
         # Under autocast torch gives the carry back in a narrower type; the state keeps the weights' own.
         hidden, cell = (part.transpose(0, 1).to(state.hidden.dtype).contiguous() for part in (hidden, cell))
-        return torch.cat(outputs, 1), replace(state, count=count, room=room, hidden=hidden, cell=cell)
+        return torch.cat(outputs, 1), replace(state, count=count, croppable=croppable, hidden=hidden, cell=cell)

@@ -43,9 +43,9 @@ class Entry:
     look_back: Callable[[Needs], dict[str, Any]] = lambda needs: {}  # options of the config that suit a task
     in_sight: Callable[[Any], str] = lambda config: "its state"  # how far a config looks back, in words
     width_factor: float = 1.0  # how much wider it is than a transformer with as many weights
-    colour: int | None = None  # its place in the palette of reports, the same in each; none: any that is free
+    color: int | None = None  # its place in the palette of reports, the same in each; none: any that is free
     engine: Engine | None = None  # built for speed; none: the reference runs
-    decoding: Callable[[Any, int, int], Any] | None = None  # (core, rows, slack); none: its walk, a token a call
+    decoding: Callable[[Any, int, int], Any] | None = None  # (core, rows, max_crop); none: its walk, a token a call
 
 
 CORES: dict[str, Entry] = {}

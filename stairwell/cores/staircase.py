@@ -25,12 +25,12 @@ from stairwell.configs import check_at_least
 from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
 from stairwell.cores.time import KeysValues, ages, along_time, counts, forget, slide
 from stairwell.errors import UserError
+from stairwell.field_types import GROWING, SIZE, SLOTS
 from stairwell.layers import Layer, LayerConfig, Masks, RelativePosition, Slots
-from stairwell.roles import GROWING, SIZE, SLOTS
 
 
 @dataclass(frozen=True)
-class Sight:
+class VisibleRange:
     """Part of what a token sees: the chunks i-nearest to i-farthest, i its own chunk, at one pass or in the cache.
 
     Letters: `back` counts the tokens between a slot and the present one, 0 for the token just before it."""
@@ -58,7 +58,7 @@ class HostAges:
     each token the least and the greatest over the batch. A phase counts the tokens of the open chunk before a token."""
 
     chunk: int
-    youngest: list[int]
+    newest: list[int]
     oldest: list[int]
     lowest_phase: list[int]
     highest_phase: list[int]
@@ -70,8 +70,8 @@ class HostAges:
         phase = age % chunk
         begun = torch.zeros_like(age[0]) if start is None else start.any(0).to(age.dtype)
         table = torch.stack([age.amin(0), age.amax(0), phase.amin(0), phase.amax(0), begun])
-        youngest, oldest, lowest, highest, starts = table.tolist()
-        return HostAges(chunk, youngest, oldest, lowest, highest, any(starts))
+        newest, oldest, lowest, highest, starts = table.tolist()
+        return HostAges(chunk, newest, oldest, lowest, highest, any(starts))
 
     @property
     def together(self) -> bool:
@@ -83,7 +83,7 @@ class HostAges:
         edges = [t for t, phase in enumerate(self.lowest_phase) if phase == 0]
         return list(pairwise(sorted({0, *edges, len(self.oldest)})))
 
-    def in_sight(self, config: ClimbConfig, n: int, t: int, reach: int) -> list[tuple[Sight, int, int]]:
+    def in_sight(self, config: ClimbConfig, n: int, t: int, reach: int) -> list[tuple[VisibleRange, int, int]]:
         """What token t sees at pass n: the slots near..far-1 back of each part, none farther than `reach`."""
         phases = self.lowest_phase[t], self.highest_phase[t]
         found = [(sight, *sight.range_back(phases, self.oldest[t], self.chunk)) for sight in config.in_sight(n)]
@@ -117,15 +117,15 @@ class ClimbConfig(LayerConfig):
     def caches(self) -> bool:
         return self.N is None or self.M < self.N
 
-    def in_sight(self, n: int) -> list[Sight]:
+    def in_sight(self, n: int) -> list[VisibleRange]:
         """What a token sees at pass n, the farthest first: chunk i-d as it was at pass n+d, for every d <= N-n; in the
         cache where that pass is not computed."""
         farthest = None if self.N is None else self.N - n
         first_cached = max(self.M - n + 1, 1)
         passes = first_cached - 1 if farthest is None else min(first_cached - 1, farthest)
-        sights = [Sight(n + d, d, d) for d in range(passes, -1, -1)]
+        sights = [VisibleRange(n + d, d, d) for d in range(passes, -1, -1)]
         if farthest is None or first_cached <= farthest:
-            sights.insert(0, Sight(None, first_cached, farthest))
+            sights.insert(0, VisibleRange(None, first_cached, farthest))
         return sights
 
 
@@ -220,9 +220,9 @@ class MemoryNetworkConfig(CachedStaircaseConfig):
 
 @dataclass(frozen=True, eq=False)
 class StaircaseState(CoreState):
-    # For pass n = 1..computed (B, n*C - 1 + slack, L, D): every layer's input at that pass.
+    # For pass n = 1..computed (B, n*C - 1 + max_crop, L, D): every layer's input at that pass.
     passes: tuple[Tensor, ...] = field(metadata=SLOTS)
-    # (B, N*C - 1 + slack, D): the state each token is cached in; no slots where nothing is cached.
+    # (B, N*C - 1 + max_crop, D): the state each token is cached in; no slots where nothing is cached.
     cache: Tensor = field(metadata=SLOTS)
 
 
@@ -244,16 +244,16 @@ class Staircase(TransformerCore):
     def depth(self) -> int:
         return self.config.computed * self.config.layers
 
-    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
+    def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
         C, L, D = self.config.chunk, self.config.layers, self.width
         shapes: dict[str, tuple[int, ...]] = {
-            f"passes.{n - 1}": (n * C - 1 + slack, L, D) for n in range(1, self.config.computed + 1)
+            f"passes.{n - 1}": (n * C - 1 + max_crop, L, D) for n in range(1, self.config.computed + 1)
         }
-        shapes["cache"] = (self.cache_slots(slack), D)
+        shapes["cache"] = (self.cache_slots(max_crop), D)
         return shapes
 
-    def cache_slots(self, slack: int) -> int:
-        return self.config.N * self.config.chunk - 1 + slack if self.config.caches else 0
+    def cache_slots(self, max_crop: int) -> int:
+        return self.config.N * self.config.chunk - 1 + max_crop if self.config.caches else 0
 
     def walk(
         self,
@@ -298,12 +298,14 @@ class Staircase(TransformerCore):
             outputs.append(h)
             for keys_values in cache:
                 keys_values.append(cached[-1])
-        count, room = counts(state.count, state.room, start, age, state.slack)
+        count, croppable = counts(state.count, state.croppable, start, age, state.max_crop)
         remembered = tuple(
             slide(old, along_time(new), count, start) for old, new in zip(state.passes, inputs, strict=True)
         )
         cache_after = self.next_cache(state, cached, count, start, known)
-        return along_time(outputs), replace(state, count=count, room=room, passes=remembered, cache=cache_after)
+        return along_time(outputs), replace(
+            state, count=count, croppable=croppable, passes=remembered, cache=cache_after
+        )
 
     def next_cache(
         self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None, known: HostAges
@@ -314,7 +316,7 @@ class Staircase(TransformerCore):
         self,
         layer: Layer,
         h: Tensor,
-        sights: list[tuple[Sight, int, int]],
+        sights: list[tuple[VisibleRange, int, int]],
         past: list[KeysValues],
         cache: KeysValues | None,
         age: Tensor,
@@ -347,11 +349,11 @@ class GlobalCachedStaircase(Staircase):
     state_type: type[CoreState] = GlobalCachedStaircaseState
     config: GlobalCachedStaircaseConfig
 
-    def cache_slots(self, slack: int) -> int:
+    def cache_slots(self, max_crop: int) -> int:
         return 0
 
-    def init_state(self, batch: int, slack: int = 0) -> CoreState:
-        return replace(super().init_state(batch, slack), max_tokens=self.config.max_tokens)  # type: ignore[call-arg]
+    def init_state(self, batch: int, max_crop: int = 0) -> CoreState:
+        return replace(super().init_state(batch, max_crop), max_tokens=self.config.max_tokens)  # type: ignore[call-arg]
 
     def distances(self, state: GlobalCachedStaircaseState, T: int) -> int:
         return state.cache.shape[1] + T

@@ -28,14 +28,14 @@ def ages(count: Tensor, start: Tensor | None, T: int) -> Tensor:
     return torch.where(begun >= 0, steps - begun, age)
 
 
-def counts(count: Tensor, room: Tensor, start: Tensor | None, age: Tensor, slack: int) -> tuple[Tensor, Tensor]:
+def counts(count: Tensor, croppable: Tensor, start: Tensor | None, age: Tensor, max_crop: int) -> tuple[Tensor, Tensor]:
     """A row's count and how far it can be cropped, after this call."""
     T = age.shape[1]
     after = age[:, -1] + 1
-    room = room + T
+    croppable = croppable + T
     if start is not None:
-        room = torch.where(start.any(1), after, room)
-    return after, room.clamp(max=slack)
+        croppable = torch.where(start.any(1), after, croppable)
+    return after, croppable.clamp(max=max_crop)
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,9 @@ class Window:
     def sees_nothing(self, age: Tensor) -> Tensor:
         return age < self.first
 
-    def always_filled(self, youngest: int) -> bool:
+    def always_filled(self, newest: int) -> bool:
         """Whether all distances are filled for tokens of this age and older ones."""
-        return youngest >= self.last
+        return newest >= self.last
 
 
 def filled(distance: Tensor, age: Tensor) -> Tensor:
@@ -83,8 +83,8 @@ def slide(memory: Tensor, new: Tensor, count: Tensor, start: Tensor | None) -> T
 
 def after(state: Any, new: Tensor, age: Tensor, start: Tensor | None) -> Any:
     """A state of one memory after the tokens `new`, whose ages are those of this call."""
-    count, room = counts(state.count, state.room, start, age, state.slack)
-    return replace(state, count=count, room=room, memory=slide(state.memory, new, count, start))
+    count, croppable = counts(state.count, state.croppable, start, age, state.max_crop)
+    return replace(state, count=count, croppable=croppable, memory=slide(state.memory, new, count, start))
 
 
 def forget(memory: Tensor, count: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def forget(memory: Tensor, count: Tensor) -> Tensor:
     return memory.masked_fill_(old.view(*old.shape, *[1] * (memory.dim() - 2)), 0)
 
 
-class Track:
+class GrowingSequence:
     """Keys (or values) along time, (B, H, time, K), that grows at its end and is read as a few views.
 
     The memory that a call begins with is never copied. New tokens are merged into pieces of growing size, like the
@@ -132,7 +132,7 @@ class KeysValues:
     def __init__(self, project: Callable[[Tensor], tuple[Tensor, Tensor]], memory: Tensor) -> None:
         self.project = project
         keys, values = project(memory)
-        self.keys, self.values = Track(keys), Track(values)
+        self.keys, self.values = GrowingSequence(keys), GrowingSequence(values)
 
     def append(self, memory: Tensor) -> None:
         """Project new memory vectors (B, t, D) and put them at the end."""

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from stairwell.cores.core import CoreState, Source, TransformerCore, WindowConfig, module_list
 from stairwell.cores.time import after, ages
+from stairwell.field_types import SLOTS
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
-from stairwell.roles import SLOTS
 from stairwell.state import State
 
 
@@ -28,7 +28,7 @@ class TransformerXLConfig(WindowConfig):
 
 @dataclass(frozen=True, eq=False)
 class TransformerXLState(CoreState):
-    memory: Tensor = field(metadata=SLOTS)  # (B, S + slack, L, D): the input x^{l-1} of every layer
+    memory: Tensor = field(metadata=SLOTS)  # (B, S + max_crop, L, D): the input x^{l-1} of every layer
 
 
 class TransformerXL(TransformerCore):
@@ -46,8 +46,8 @@ class TransformerXL(TransformerCore):
         """The layers in the order in which a token goes through them."""
         return list(self.layers)
 
-    def memory_shapes(self, slack: int) -> dict[str, tuple[int, ...]]:
-        return {"memory": (self.config.memory + slack, self.depth(), self.width)}
+    def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
+        return {"memory": (self.config.memory + max_crop, self.depth(), self.width)}
 
     def walk(
         self,

@@ -20,7 +20,7 @@ from stairwell.layers import Layer
 class UniversalConfig(TransformerXLConfig):
     layers: int = 1
     "number of layers in the stack that is repeated (L)"
-    sees_itself: bool = True
+    attend_to_current: bool = True
     "whether a token attends to itself, at distance 0"
     passes: int = 4
     "how often a token goes through the stack (N)"
@@ -32,7 +32,7 @@ class UniversalConfig(TransformerXLConfig):
 
 @dataclass(frozen=True, eq=False)
 class UniversalState(TransformerXLState):
-    """memory (B, S + slack, N * L, D): the input of every layer at every pass."""
+    """memory (B, S + max_crop, N * L, D): the input of every layer at every pass."""
 
 
 class Universal(TransformerXL):

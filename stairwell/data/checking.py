@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import cast
 
 from stairwell.data import published
-from stairwell.data.files import BLOCK, existing, looks_packed, opened
 from stairwell.data.published import File
+from stairwell.data.text_files import BLOCK, existing, looks_packed, opened
 
 
 @dataclass(frozen=True)

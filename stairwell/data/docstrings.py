@@ -4,7 +4,7 @@
 
 The source is the function without its docstring, on one line, its own line ends written as `⏎`; the target is the
 docstring's first sentence. A split has whole packages of its own, and neither a source nor a target comes twice in the
-whole corpus: vendored copies and phrases that everyone uses teach nothing about summarising.
+whole corpus: vendored copies and phrases that everyone uses teach nothing about summarizing.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import IO
 
 from stairwell.data.checking import faults_of, measure
-from stairwell.data.files import BLOCK, existing, looks_packed, opened
 from stairwell.data.published import Corpus, File, find
+from stairwell.data.text_files import BLOCK, existing, looks_packed, opened
 from stairwell.errors import UserError
 from stairwell.outputs import check_place, write_output_folder
 from stairwell.version import __version__

@@ -108,7 +108,7 @@ class Episodic:
 
 
 @dataclass(frozen=True)
-class LabelledTokens:
+class LabeledTokens:
     """Episodes one after the other, and a label for each of their tokens."""
 
     divisible: ClassVar[bool] = False

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from stairwell.data import files
+from stairwell.data import text_files
 from stairwell.data.cache import Array
 from stairwell.errors import NEAR, UserError
 from stairwell.files import parse_json
@@ -47,7 +47,7 @@ class PairFiles:
         return [self.source] if self.source == self.target else [self.source, self.target]
 
     def digest(self) -> str:
-        content = files.digest([files.whole(file) for file in self.files])
+        content = text_files.digest([text_files.whole(file) for file in self.files])
         return hashlib.blake2b(f"{content} {self.columns} {self.share}".encode(), digest_size=20).hexdigest()
 
     def pairs(self) -> Iterator[tuple[str, str]]:
@@ -80,7 +80,7 @@ def place_of(source: str) -> float:
 
 def lines(file: Path) -> Iterator[str]:
     """Lines without their ends. Only a line feed ends a line: other characters that some take for one are text."""
-    with files.opened(file, file.suffix == ".gz") as content:
+    with text_files.opened(file, file.suffix == ".gz") as content:
         for number, line in enumerate(content, 1):
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -92,7 +92,7 @@ def lines(file: Path) -> Iterator[str]:
 
 def count_lines(file: Path) -> int:
     ends, last = 0, b"\n"
-    for block in files.blocks(files.whole(file)):
+    for block in text_files.blocks(text_files.whole(file)):
         ends, last = ends + block.count(b"\n"), block[-1:]
     return ends + (last != b"\n")
 
@@ -156,7 +156,7 @@ def find(path: str, source: str, target: str, test: str = "") -> dict[str, PairF
     if place.is_file():
         return shares(table(place, source, target))
     if place.exists():
-        files.existing(place)  # not a device
+        text_files.existing(place)  # not a device
     if not place.is_dir():
         stems = [place.with_name(f"{place.name}.{suffix}") for suffix in (source, target)]
         if all(stem.is_file() for stem in stems):
@@ -271,11 +271,11 @@ class Pairs:
     broken: dict[str, int]  # how many are not, and why
 
     @staticmethod
-    def of(ids: Array, begins: Array, longest_source: int, longest_target: int) -> Pairs:
+    def of(ids: Array, begins: Array, max_source_length: int, max_target_length: int) -> Pairs:
         edges = np.append(begins, len(ids))
         lengths = np.diff(edges).reshape(-1, 2) - 1  # without the end
         empty = (lengths == 0).any(1)
-        long = ~empty & ((lengths[:, 0] > longest_source) | (lengths[:, 1] > longest_target))
+        long = ~empty & ((lengths[:, 0] > max_source_length) | (lengths[:, 1] > max_target_length))
         broken = {"empty": int(empty.sum()), "too long": int(long.sum())}
         return Pairs(ids, edges, np.flatnonzero(~(empty | long)), broken)
 

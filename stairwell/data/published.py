@@ -1,4 +1,4 @@
-"""Published corpora: where they are, what they must weigh, under which licence they may be used.
+"""Published corpora: where they are, what they must weigh, under which license they may be used.
 
 A checksum that is not published is None. Where the figures come from:
 - enwik8: size, md5 and sha1 of the text by Matt Mahoney (mattmahoney.net/dc/textdata.html); the sha256 of the text was
@@ -32,7 +32,7 @@ class File:
 class Corpus:
     name: str
     about: str
-    licence: str
+    license: str
     addresses: tuple[str, ...]  # of the archive, tried in this order
     archive: File
     files: tuple[File, ...]  # named as in the archive

@@ -15,7 +15,7 @@ import re
 import sysconfig
 from pathlib import Path
 
-from stairwell.data.files import Part, Parts, existing, pieces, read, size_of, whole
+from stairwell.data.text_files import Part, Parts, existing, pieces, read, size_of, whole
 from stairwell.errors import UserError
 
 STDLIB = "stdlib"
@@ -178,7 +178,7 @@ def _standard_library() -> list[Path]:
 
 
 def _deal(files: list[Path], folder: Path) -> Splits:
-    """Whole files to the splits, by a hash of their names, so that neighbours do not end up together; few files are
+    """Whole files to the splits, by a hash of their names, so that neighbors do not end up together; few files are
     cut one by one."""
     if len(files) < FEWEST_TO_DEAL:
         shares = [_cut_file(file, whole_characters=True) for file in files]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from stairwell.fast.products import Factor, suits_onednn
+from stairwell.fast.products import PackedLinear, suits_onednn
 from stairwell.layers import Sublayer
 from stairwell.models.embedding import Head
 
@@ -16,7 +16,7 @@ def symbol_scores(head: Callable[[Tensor], Tensor]) -> Sublayer:
     """What a model's head says, as a function (B, D) -> (B, V)."""
     if not isinstance(head, Head):
         return head
-    factor = Factor(head.vectors if head.embedding is None else head.embedding.vectors, head.bias)
+    factor = PackedLinear(head.vectors if head.embedding is None else head.embedding.vectors, head.bias)
     return lambda x: factor(x) if suits_onednn(x, factor.weight) else head(x)
 
 

@@ -3,9 +3,9 @@
 A ring has R slots a row. All rows write the same slot at a step, the one at the cursor c, so a slot lies at the same
 distance in every row and a row's own age only decides how much of the ring it sees:
 
-    distance of slot j = first + (c - first - j) mod R,     R = S + 1 - first + slack
+    distance of slot j = first + (c - first - j) mod R,     R = S + 1 - first + max_crop
 
-where first is 0 if a token sees itself, else 1. The last `slack` tokens can be taken back: the cursor goes back, and
+where first is 0 if a token sees itself, else 1. The last `max_crop` tokens can be taken back: the cursor goes back, and
 what had left the window is still there.
 
 Nothing is rolled when the cursor moves: the position vectors lie twice in a row in a table, in ring order, and the
@@ -239,10 +239,10 @@ class RingView:
     empty: Tensor | None  # (B, 1, R) bool: slots that a row has not filled; none if every row is full
 
     @staticmethod
-    def at(position: RingPosition, count: Tensor, youngest: int) -> RingView:
+    def at(position: RingPosition, count: Tensor, newest: int) -> RingView:
         slots = position.slots()
         empty = None
-        if not position.window.always_filled(youngest):
+        if not position.window.always_filled(newest):
             empty = filled(position.distance[slots], count[:, None]).logical_not_()[:, None]
         return RingView(position, slots, position.vectors[slots].T, empty)
 
@@ -259,7 +259,7 @@ class RunView:
     nothing: Tensor | None  # (B, 1, T, 1) bool: tokens that see nothing at all; none if there are none
 
     @staticmethod
-    def at(position: RingPosition, count: Tensor, youngest: int, T: int) -> RunView:
+    def at(position: RingPosition, count: Tensor, newest: int, T: int) -> RunView:
         window, R = position.window, position.R
         n = window.last + T - window.first
         begin = position.slot(window.last)
@@ -267,9 +267,9 @@ class RunView:
         time = torch.arange(T, device=count.device)
         distance = time[:, None] + window.last - torch.arange(n, device=count.device)  # (T, n)
         age = count[:, None] + time  # (B, T)
-        if window.always_filled(youngest):
+        if window.always_filled(newest):
             age = age[:1]
-        nothing = window.sees_nothing(age)[:, None, :, None] if youngest < window.first else None
+        nothing = window.sees_nothing(age)[:, None, :, None] if newest < window.first else None
         hidden = ~window.sees(distance, age[..., None])[:, None]
         index = (distance - window.first).clamp(0, window.distances - 1)
         return RunView([piece for piece in pieces if piece.stop], index, (-distance) % R, hidden, nothing)

@@ -34,7 +34,7 @@ from stairwell.cores.core import Core, CoreState, SourceState, check_tensor
 from stairwell.decode.products import symbol_scores
 from stairwell.decode.source import Sources
 from stairwell.decode.staircase import StaircaseSteps
-from stairwell.decode.walks import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
+from stairwell.decode.steps import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
 from stairwell.devices import on_accelerator, without_autocast
 from stairwell.layers import Sublayer
 from stairwell.state import RowNumbers, State, row_numbers
@@ -62,11 +62,11 @@ for _name in ("staircase", "cached-staircase", "multi-vector-rnn", "memory-netwo
     CORES[_name].decoding = StaircaseSteps
 
 
-def steps_for(core: Core, capacity: int, slack: int) -> Steps:
+def steps_for(core: Core, capacity: int, max_crop: int) -> Steps:
     decoding = decoding_of(core)
     if decoding is None or core.changed_module():
         return CarriedSteps(core)
-    return decoding(core, capacity, slack)
+    return decoding(core, capacity, max_crop)
 
 
 class WeightVersions:
@@ -111,7 +111,7 @@ def some_elements(weight: Tensor) -> np.ndarray:
 class Session:
     """`capacity` rows are made room for from the beginning; more may come, at the price of one larger copy."""
 
-    youngest: int  # the least count
+    newest: int  # the least count
 
     @outside_autograd
     def __init__(self, model: Any, state: State, capacity: int | None = None) -> None:
@@ -120,11 +120,11 @@ class Session:
             raise ValueError(f"a capacity of {capacity} rows is too small for a state of {state.batch}")
         self.model = model
         decoder = self._decoder(state)
-        self.slack = decoder.slack
+        self.max_crop = decoder.max_crop
         self.weights = WeightVersions(model)
-        self.steps: Steps = steps_for(model.core, capacity or state.batch, self.slack)
+        self.steps: Steps = steps_for(model.core, capacity or state.batch, self.max_crop)
         self.count = decoder.count  # (B,) int64: tokens that each row has read since its start
-        self.room = decoder.room  # (B,) int64: as in the state
+        self.croppable = decoder.croppable  # (B,) int64: as in the state
         self._load(0, decoder)
         self.sources: Sources | None = None
         if isinstance(state, SourceState):
@@ -201,40 +201,40 @@ class Session:
         model.check_symbols(tokens, "token", model.config.inputs)
         T = tokens.shape[1]
         x = model.embed(tokens, self.count[:, None] + torch.arange(T, device=tokens.device))
-        y = self.steps.run(x, self.count, self.youngest)
+        y = self.steps.run(x, self.count, self.newest)
         self._count(T)
         return model.norm(y)
 
     @outside_autograd
     def crop(self, tokens: int) -> None:
         """Take the last tokens of every row back, exactly as if they had never been read, as far as the state that the
-        session was made from had slack."""
-        if not 0 <= tokens <= (int(self.room.min()) if self.batch else 0):
+        session was made from had max_crop."""
+        if not 0 <= tokens <= (int(self.croppable.min()) if self.batch else 0):
             self.state().crop(tokens)  # says what is wrong
         if not tokens:
             return
         if self.steps.back(tokens):
             self.count -= tokens
-            self.room -= tokens
+            self.croppable -= tokens
             self._find_youngest()
         else:
             self._load(0, self._decoder(self.state().crop(tokens)))
 
     def _advance(self, x: Tensor) -> Tensor:
         """One token a row through the core and the model's last norm. (B, D) -> (B, D)"""
-        y = self.steps.step(x, self.count, self.youngest)
+        y = self.steps.step(x, self.count, self.newest)
         self._count(1)
         return self.model.norm(y)
 
     def _count(self, tokens: int) -> None:
         self.count += tokens
-        self.room.add_(tokens).clamp_(max=self.slack)
-        self.youngest += tokens
+        self.croppable.add_(tokens).clamp_(max=self.max_crop)
+        self.newest += tokens
 
     @outside_autograd
     def state(self) -> State:
         """The state after everything read so far: a value, which later steps do not touch."""
-        decoder: Any = self.steps.state(self.count.clone(), self.room.clone())
+        decoder: Any = self.steps.state(self.count.clone(), self.croppable.clone())
         if self.sources is None:
             return decoder
         source, mask = self.sources.by_row()
@@ -247,7 +247,7 @@ class Session:
         self.steps.select(index)
         if self.sources is not None and self.sources.select(index):
             self.steps.set_sources(self.sources)
-        self.count, self.room = self.count[index], self.room[index]
+        self.count, self.croppable = self.count[index], self.croppable[index]
         self._find_youngest()
 
     @outside_autograd
@@ -256,8 +256,10 @@ class Session:
         state = other.state() if isinstance(other, Session) else other
         self._check_model()
         decoder = self._decoder(state)
-        if decoder.slack != self.slack:
-            raise ValueError(f"a state with slack {decoder.slack} cannot join a session with slack {self.slack}")
+        if decoder.max_crop != self.max_crop:
+            raise ValueError(
+                f"a state with max_crop {decoder.max_crop} cannot join a session with max_crop {self.max_crop}"
+            )
         self._load(self.batch, decoder)
         if self.sources is not None and isinstance(state, SourceState):
             self.sources.join(state)
@@ -269,7 +271,7 @@ class Session:
         index = self._places(rows)
         self.steps.clear(index)
         self.count[index] = 0
-        self.room[index] = 0
+        self.croppable[index] = 0
         self._find_youngest()
 
     def _places(self, rows: RowNumbers) -> Tensor:
@@ -289,12 +291,12 @@ class Session:
         """The rows of a state become the rows from `first` on."""
         self.steps.load(first, state)
         self.count = torch.cat([self.count[:first], state.count])
-        self.room = torch.cat([self.room[:first], state.room])
+        self.croppable = torch.cat([self.croppable[:first], state.croppable])
         self._find_youngest()
 
     def _find_youngest(self) -> None:
         """Known here, so that no step has to ask the device whether every row has filled its memory."""
-        self.youngest = int(self.count.min()) if self.batch else 0
+        self.newest = int(self.count.min()) if self.batch else 0
 
     def _check(self) -> None:
         if not self.batch:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from stairwell.cores.core import Source, SourceState
-from stairwell.fast.products import Factor
+from stairwell.fast.products import PackedLinear
 from stairwell.layers import Layer, Slots, Sublayer
 
 
@@ -25,8 +25,8 @@ class Sources:
         self.vectors = Source(state.source, self.mask).vectors  # (n, J, D)
         self.slots = {layer: layer.source_slots(self.vectors, self.mask) for layer in layers}
         # Scores come out scaled.
-        self.queries = {layer: Factor(layer.cross.query.weight * layer.cross.K**-0.5) for layer in layers}
-        self.outs = {layer: Factor(layer.cross.out.weight) for layer in layers}
+        self.queries = {layer: PackedLinear(layer.cross.query.weight * layer.cross.K**-0.5) for layer in layers}
+        self.outs = {layer: PackedLinear(layer.cross.out.weight) for layer in layers}
         self.place_rows(torch.arange(state.batch, device=self.mask.device))
 
     def place_rows(self, sentence: Tensor) -> None:

@@ -91,7 +91,7 @@ def speculate(
     if target.training or draft.training:
         raise UserError("decoding with dropout is not meant: call eval() on both models first")
     chances = Chances(temperature, top_k, top_p)
-    reads, drafts = (Session(model, model.init_state(1, slack=length + 1)) for model in (target, draft))
+    reads, drafts = (Session(model, model.init_state(1, max_crop=length + 1)) for model in (target, draft))
     # Both have read all but the last token.
     if prompt.shape[1] > 1:
         reads.read(prompt[:, :-1])

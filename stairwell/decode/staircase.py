@@ -14,10 +14,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from stairwell.cores.staircase import Sight, Staircase, StaircaseState
+from stairwell.cores.staircase import Staircase, StaircaseState, VisibleRange
 from stairwell.decode.native import Application, Entry, Read, StepDescription
 from stairwell.decode.rings import KeyRing, RawRing, RowBuffer, lowest, read_parts
-from stairwell.decode.walks import LayerStep, RowSteps
+from stairwell.decode.steps import LayerStep, RowSteps
 from stairwell.layers import Layer
 from stairwell.state import State
 
@@ -43,15 +43,15 @@ class TimeRing(KeyRing):
 
 
 class StaircaseSteps(RowSteps):
-    def __init__(self, core: Staircase, capacity: int, slack: int) -> None:
+    def __init__(self, core: Staircase, capacity: int, max_crop: int) -> None:
         config = core.config
-        self.core, self.H, self.K, self.slack = core, config.heads, config.K, slack
+        self.core, self.H, self.K, self.max_crop = core, config.heads, config.K, max_crop
         self.like = like = next(core.parameters()).detach()
         C, computed = config.chunk, range(1, config.computed + 1)
         self.past = [[TimeRing(like, capacity, self.H, n * C, self.K) for _ in core.layers] for n in computed]
         cached = core.cache_slots(0)
         self.cache = [TimeRing(like, capacity, self.H, cached, self.K) for _ in core.layers if config.caches]
-        shapes = core.memory_shapes(slack)
+        shapes = core.memory_shapes(max_crop)
         self.raw_past = [RawRing(like, capacity, *shapes[f"passes.{n - 1}"]) for n in computed]
         self.raw_cache = RawRing(like, capacity, *shapes["cache"])
         # Time goes from far to near, so do the tables.
@@ -117,11 +117,11 @@ class StaircaseSteps(RowSteps):
         if slots:
             ring.load(first, *layer.keys_values(memory[:, -slots:]), ring.cursor - slots)
 
-    def state(self, count: Tensor, room: Tensor) -> State:
+    def state(self, count: Tensor, croppable: Tensor) -> State:
         passes = tuple(raw.memory(self.batch) for raw in self.raw_past)
-        return StaircaseState(count, room, passes, self.raw_cache.memory(self.batch), slack=self.slack)
+        return StaircaseState(count, croppable, passes, self.raw_cache.memory(self.batch), max_crop=self.max_crop)
 
-    def step(self, x: Tensor, count: Tensor, youngest: int) -> Tensor:
+    def step(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
         if self.native is not None:
             outputs, memory = self.native(x, count, [ring.cursor for ring in self.rings()])
             L = len(self.layers)
@@ -193,7 +193,7 @@ class StaircaseSteps(RowSteps):
                 found.append(ring.flat_values[:, slots])
         return read_parts(scores, found).view(self.batch, self.H * self.K)
 
-    def hide(self, scores: Tensor, sight: Sight, oldest: int, count: Tensor) -> None:
+    def hide(self, scores: Tensor, sight: VisibleRange, oldest: int, count: Tensor) -> None:
         """Hide what rows of another phase or age do not see. scores (B * H, 1, slots), the first `oldest` back."""
         back = torch.arange(oldest, oldest - scores.shape[-1], -1, device=scores.device)
         hidden = ~sight.sees(back, count, self.core.config.chunk)  # (B, slots)

@@ -15,7 +15,7 @@ from typing import Any
 
 from stairwell.errors import UserError
 from stairwell.files import write_text
-from stairwell.runs.experiment import Experiment
+from stairwell.runs.config import RunConfig
 from stairwell.train import Interrupted, NotSaved, Run, Watch
 from stairwell.train.signals import PARENT, on_signals
 
@@ -24,7 +24,7 @@ PAUSE = 0.2  # seconds between two looks at what was measured
 SAVED = 130  # exit status of a training that was interrupted
 
 
-def command(experiment: Experiment, run: Run, device: str, engine: str) -> list[str]:
+def command(experiment: RunConfig, run: Run, device: str, engine: str) -> list[str]:
     """What trains an experiment into a run folder, or goes on with what is there; its result comes as JSON."""
     if run.exists:
         asked = ["--resume"]
@@ -49,7 +49,7 @@ def environment(threads: int) -> dict[str, str]:
 class Beside:
     """A training in a process of its own."""
 
-    def __init__(self, name: str, experiment: Experiment, run: Run, device: str, engine: str, threads: int) -> None:
+    def __init__(self, name: str, experiment: RunConfig, run: Run, device: str, engine: str, threads: int) -> None:
         self.name, self.run, self.threads, self.told = name, run, threads, 0
         self.output = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115
         self.errors = tempfile.TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115

@@ -12,15 +12,15 @@ from torch import nn
 
 from stairwell.models import LanguageModel, Seq2Seq, Seq2SeqConfig
 from stairwell.rl.config import AgentTrainConfig
-from stairwell.runs.experiment import Experiment
-from stairwell.runs.trainings import choose_device
+from stairwell.runs.config import RunConfig
+from stairwell.runs.launch import choose_device
 from stairwell.train.config import PairTrainConfig
 
 SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
 USUAL = {"bytes": 256, "characters": 50, "words": 267_735, "bpe": 8000}  # symbols; words: those of WikiText-103
 
 
-def estimate(experiment: Experiment, rate: float) -> float:
+def estimate(experiment: RunConfig, rate: float) -> float:
     """About how many seconds a training takes where matrix products run at `rate` operations a second."""
     with torch.device("meta"):
         model = blueprint(experiment)
@@ -46,7 +46,7 @@ def weights(part: nn.Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters())
 
 
-def tokens_an_update(experiment: Experiment) -> int:
+def tokens_an_update(experiment: RunConfig) -> int:
     """Tokens of a stream, of targets, or frames that an update learns from; of pairs at most, padding included."""
     train = experiment.train
     if isinstance(train, PairTrainConfig):
@@ -55,7 +55,7 @@ def tokens_an_update(experiment: Experiment) -> int:
     return rows * train.segment
 
 
-def blueprint(experiment: Experiment) -> nn.Module:
+def blueprint(experiment: RunConfig) -> nn.Module:
     """The model; of one whose texts may not be there yet, with about as many symbols."""
     task, change = experiment.task, partial(dataclasses.replace, experiment.model, core=experiment.core)
     if isinstance(experiment.model, Seq2SeqConfig):

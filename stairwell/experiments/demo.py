@@ -19,15 +19,15 @@ from stairwell import report
 from stairwell.errors import UserError
 from stairwell.experiments.beside import Beside, train_together
 from stairwell.experiments.cost import estimate, in_words, machine_rate, tokens_an_update
+from stairwell.experiments.experiment import check_models, memory_in_words
 from stairwell.experiments.reproduce import check_trained_with
-from stairwell.experiments.study import check_models, memory_in_words
 from stairwell.files import write_text
 from stairwell.outputs import check_place
 from stairwell.provenance import provenance
 from stairwell.report import Table
-from stairwell.runs.experiment import Experiment
+from stairwell.runs.config import RunConfig
+from stairwell.runs.launch import choose_device, evaluate_run, experiment_of
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import choose_device, evaluate_run, experiment_of
 from stairwell.train import Run, Watch
 
 TITLE = "Where am I? Three models on the random walk"
@@ -50,7 +50,7 @@ PUBLISHED = Path(__file__).parents[2] / "results" / f"{STUDY}-laptop.json"
 Show = Callable[[dict[str, int]], AbstractContextManager[Watch]]  # from the updates of each model at most
 
 
-def contender(core: str, updates: int) -> Experiment:
+def contender(core: str, updates: int) -> RunConfig:
     """One of them."""
     options = {
         "task.length": str(LENGTH),

@@ -12,15 +12,15 @@ import torch
 
 from stairwell import configs
 from stairwell.decode import Session
-from stairwell.runs import horizon
-from stairwell.runs.kinds import KINDS
-from stairwell.runs.trainings import load
-from stairwell.runs.writing import open_translator, tune
+from stairwell.runs import long_streams
+from stairwell.runs.families import KINDS
+from stairwell.runs.launch import load
+from stairwell.runs.seq2seq import open_translator, tune
 from stairwell.tasks import Split
-from stairwell.tasks.pairs import PairTask
+from stairwell.tasks.pair_task import PairTask
 from stairwell.train import Run, evaluate
-from stairwell.train.pairs import evaluate_pairs
-from stairwell.train.translating import SEARCH, search_of
+from stairwell.train.pair_objective import evaluate_pairs
+from stairwell.train.translator import SEARCH, search_of
 
 ROWS = {False: 50, True: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of files
 AGENTS = 64  # that play beside each other
@@ -85,7 +85,7 @@ class Faultless:
     streams: int
 
     def measure(self, run: Run, device: str, engine: str) -> float:
-        found = horizon.measure(run.path, self.tokens, self.streams, device=device, engine=engine)
+        found = long_streams.measure(run.path, self.tokens, self.streams, device=device, engine=engine)
         if found["interrupted"]:
             raise KeyboardInterrupt
         return 100 * sum(stream["first_mistake"] is None for stream in found["streams"]) / self.streams
@@ -98,7 +98,7 @@ class StillRight:
     title: str
 
     def measure(self, run: Run, device: str, engine: str) -> float | None:
-        found = horizon.read(run.path)
+        found = long_streams.read(run.path)
         if found is None:
             return None
         late = [place >= found.tokens / 10 for place in found.places]

@@ -23,15 +23,15 @@ from stairwell import report
 from stairwell.errors import UserError
 from stairwell.experiments import beside
 from stairwell.experiments.cost import estimate, in_words, machine_rate, tokens_an_update
-from stairwell.experiments.papers import CATALOGUE, NO_EXPERIMENTS, NOT_AT_SCALE
-from stairwell.experiments.study import SCALES, Study, Training, memory_in_words, spread_in_words
+from stairwell.experiments.experiment import SCALES, Experiment, Training, memory_in_words, spread_in_words
+from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.files import write_folder, write_text
 from stairwell.outputs import Kind, check, has_keys
 from stairwell.provenance import provenance
 from stairwell.report import Panel, Point, Table
 from stairwell.report.picture import FIGURE
 from stairwell.runs import sizes
-from stairwell.runs.trainings import Job, Show, choose_device, experiment_of, headline, train
+from stairwell.runs.launch import Job, Show, choose_device, experiment_of, primary_metric, train
 from stairwell.tasks import Task
 from stairwell.train import Interrupted, NotSaved, Run
 
@@ -44,12 +44,12 @@ RESULT = Kind("a result of stairwell reproduce", has_keys("study", "rows"))
 Say = Callable[[str], None]
 
 
-def trainings_of(study: Study, only: Sequence[str] = ()) -> list[Training]:
+def trainings_of(study: Experiment, only: Sequence[str] = ()) -> list[Training]:
     """Return the trainings of all models, or of `only` some."""
     return [training for training in study.trainings() if not only or training.row.model in only]
 
 
-def missing(study: Study, out: Path, only: Sequence[str] = ()) -> list[Training]:
+def missing(study: Experiment, out: Path, only: Sequence[str] = ()) -> list[Training]:
     """The trainings that are still to be done; a folder with another config is refused."""
     wanted = []
     for training in trainings_of(study, only):
@@ -62,7 +62,7 @@ def missing(study: Study, out: Path, only: Sequence[str] = ()) -> list[Training]
 
 
 def reproduce(
-    study: Study, out: Path, device: str, engine: str, jobs: int, show: Show, say: Say, only: Sequence[str] = ()
+    study: Experiment, out: Path, device: str, engine: str, jobs: int, show: Show, say: Say, only: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Train and measure what is missing, of all rows or `only` some; the result, which is also written to `out`."""
     check_data(study)
@@ -96,7 +96,7 @@ def check_trained_with(out: Path, results: Sequence[dict[str, Any]], device: str
             raise UserError(f"{was}; leave out --{name}, or choose another --out")
 
 
-def taken_over(study: Study, training: Training, out: Path, device: str, engine: str) -> bool:
+def taken_over(study: Experiment, training: Training, out: Path, device: str, engine: str) -> bool:
     """Whether another study beside this one has done the very same training; if so it is copied and measured anew."""
     run = Run(out / training.folder)
     if run.exists and (run.checkpoints() or not run.began):
@@ -126,7 +126,7 @@ def is_of(run: Run, training: Training) -> bool:
         return False
 
 
-def check_data(study: Study) -> None:
+def check_data(study: Experiment) -> None:
     """Text that is not there is found out before anything is trained."""
     for path in {getattr(row.experiment.task, "path", "stdlib") for row in study.rows}:
         if not path or (path != "stdlib" and not Path(path).exists()):
@@ -156,7 +156,7 @@ def train_here(training: Training, out: Path, device: str, engine: str, show: Sh
 
 
 def train_beside(
-    study: Study, wanted: list[Training], out: Path, device: str, engine: str, jobs: int, say: Say
+    study: Experiment, wanted: list[Training], out: Path, device: str, engine: str, jobs: int, say: Say
 ) -> None:
     """Several trainings at a time, each in a process of its own with its share of the threads."""
     threads = max(1, torch.get_num_threads() // jobs)
@@ -192,7 +192,7 @@ def train_beside(
             raise
 
 
-def finish(study: Study, training: Training, out: Path, result: dict[str, Any], device: str, engine: str) -> None:
+def finish(study: Experiment, training: Training, out: Path, result: dict[str, Any], device: str, engine: str) -> None:
     """Measure a finished training and write it down, which is what makes it done."""
     run = Run(out / training.folder)
     stages = [record["stage"] for record in run.metrics() if "stage" in record]
@@ -204,18 +204,18 @@ def finish(study: Study, training: Training, out: Path, result: dict[str, Any], 
     write_text(run.path / "result.json", json.dumps(result) + "\n")
 
 
-def read(study: Study, out: Path, training: Training) -> dict[str, Any] | None:
+def read(study: Experiment, out: Path, training: Training) -> dict[str, Any] | None:
     path = out / training.folder / "result.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def sum_up(study: Study, out: Path) -> dict[str, Any]:
+def sum_up(study: Experiment, out: Path) -> dict[str, Any]:
     """Ours and the paper's, row by row, as plain JSON; rows that are not done have no seeds."""
     rows = []
     for row in study.rows:
         done = [(t.seed, found) for t in study.trainings() if t.row is row and (found := read(study, out, t))]
         results = [found for _, found in done]
-        primary = headline(row.experiment)
+        primary = primary_metric(row.experiment)
         best = best_by_validation(results, primary) if results else None
         rows.append(
             {
@@ -256,7 +256,7 @@ def sum_up(study: Study, out: Path) -> dict[str, Any]:
 
 
 def best_by_validation(results: list[dict[str, Any]], primary: tuple[str, bool]) -> dict[str, Any]:
-    """The best seed by the task's primary metric, as `headline` names it. Results that were published without it have
+    """The best seed by the task's primary metric, as `primary_metric` names it. Results that were published without it have
     the loss, which the metrics of language models follow."""
     name, higher_is_better = primary if all(primary[0] in result for result in results) else ("valid_loss", False)
     return (max if higher_is_better else min)(results, key=lambda result: result[name])
@@ -287,7 +287,7 @@ def table(result: dict[str, Any]) -> Table:
     return Table(result["title"], columns, rows, f"{caption}; {result['paper']}")
 
 
-def panels(study: Study, result: dict[str, Any]) -> list[Panel]:
+def panels(study: Experiment, result: dict[str, Any]) -> list[Panel]:
     """What was measured against what the rows vary, of the rows that are done: a plot for every axis and column."""
     rows = {row.model: row for row in study.rows}
     found = []
@@ -316,7 +316,7 @@ def number_in(printed: str) -> float | None:
     return float(found[0]) if found else None
 
 
-def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
+def write_report(study: Experiment, out: Path, result: dict[str, Any]) -> Path:
     """The page, and the pictures beside it."""
     runs = [
         report.gather(out / training.folder, name=training.row.model, provenance=found["provenance"])
@@ -333,7 +333,7 @@ def write_report(study: Study, out: Path, result: dict[str, Any]) -> Path:
     return page
 
 
-def plan_table(study: Study, out: Path, device: str, only: Sequence[str] = ()) -> Table:
+def plan_table(study: Experiment, out: Path, device: str, only: Sequence[str] = ()) -> Table:
     """What would be trained and about how long that takes on this machine."""
     rate = machine_rate(device)
     still, rows, total = {training.folder for training in missing(study, out, only)}, [], 0.0
@@ -360,7 +360,7 @@ def plan_table(study: Study, out: Path, device: str, only: Sequence[str] = ()) -
 
 def describe(say: Say) -> None:
     """Every study: the paper, the models, how long on both scales, the paper's numbers."""
-    for name, make in CATALOGUE.items():
+    for name, make in CATALOG.items():
         at_scales = [made for scale in SCALES if (made := make(scale)) is not None]
         paper = at_scales[-1]
         times = [f"{study.scale} scale {takes(study)}" for study in at_scales]
@@ -378,7 +378,7 @@ def describe(say: Say) -> None:
         say(f"{name}\n  {why}\n")
 
 
-def takes(study: Study) -> str:
+def takes(study: Experiment) -> str:
     """How long all trainings of a study take, on the kind of machine that its scale is made for."""
     rate, machine = USUAL[study.scale]
     seconds = sum(study.seeds_for(row) * estimate(row.experiment, rate) for row in study.rows)

@@ -8,7 +8,7 @@ from typing import Any
 
 from stairwell.cores import config_type
 from stairwell.models import LanguageModelConfig
-from stairwell.runs.experiment import Experiment
+from stairwell.runs.config import RunConfig
 from stairwell.train.config import TrainConfig
 
 
@@ -28,10 +28,10 @@ class Setting:
 
     def experiment(
         self, core_name: str, task: dict[str, Any] | None = None, train: dict[str, Any] | None = None, **own: Any
-    ) -> Experiment:
+    ) -> RunConfig:
         """The training of one model; `own` are options of its core, `task` and `train` what else it has of its own."""
         core = self.lstm(**own) if core_name == "lstm" else self.transformer(core_name, **own)
-        return Experiment(
+        return RunConfig(
             task_name=self.task_name,
             core_name=core_name,
             core=core,

@@ -10,7 +10,7 @@ function put(element, parent, attributes, text) {
 
 const svg = (parent, name, attributes = {}, text) => put(document.createElementNS(SVG, name), parent, attributes, text);
 const html = (parent, name, attributes = {}, text) => put(document.createElement(name), parent, attributes, text);
-const colour = (index) => `--c: var(--c${index % 8})`;
+const color = (index) => `--c: var(--c${index % 8})`;
 const percent = (part) => `${(100 * part).toFixed(part > 0 && part < 0.095 ? 1 : 0)}%`;
 
 // For screen readers: the last thing said is read out.

@@ -210,10 +210,10 @@ class Feedback {
   }
 
   // How much of each layer, from the embedding to the top, goes into each memory.
-  static mixOf(weights, { make_up, layers }) {
-    const G = make_up === "recurrent" ? layers : 1;
+  static mixOf(weights, { memory_composition, layers }) {
+    const G = memory_composition === "recurrent" ? layers : 1;
     return Array.from({ length: G }, (_, g) => softmax(Array.from({ length: layers + 1 }, (_, l) => {
-      const allowed = make_up === "recurrent" ? l <= g + 1 : typeof make_up !== "number" || l === make_up;
+      const allowed = memory_composition === "recurrent" ? l <= g + 1 : typeof memory_composition !== "number" || l === memory_composition;
       return !allowed ? -Infinity : weights ? weights[g * (layers + 1) + l] : 0;
     })));
   }
@@ -226,12 +226,12 @@ class Feedback {
 
   step(x, age, look) {
     const { levels, layers, rings, made } = this, attention = [];
-    const nearest = this.config.sees_itself ? -1 : 0, far = Math.min(age, this.config.memory);
+    const nearest = this.config.attend_to_current ? -1 : 0, far = Math.min(age, this.config.memory);
     levels[0].set(x);
     layers.forEach((layer, l) => {
       const ring = rings[Math.min(l, this.count - 1)];
       // Its own key and value stand where those of m_t will.
-      if (this.config.sees_itself) this.projecting(l).write(ring, levels[l]);
+      if (this.config.attend_to_current) this.projecting(l).write(ring, levels[l]);
       levels[l + 1].set(levels[l]);
       attention.push(layer.apply(levels[l + 1], [[ring, nearest, far]], look));
     });
@@ -260,7 +260,7 @@ class TransformerXL {
   }
 
   step(x, age, look) {
-    const near = this.config.sees_itself ? -1 : 0, far = Math.min(age, this.config.memory);
+    const near = this.config.attend_to_current ? -1 : 0, far = Math.min(age, this.config.memory);
     return this.stack.map((layer, l) => {
       layer.write(this.rings[l], x);
       const attention = layer.apply(x, [[this.rings[l], near, far]], look);
@@ -446,7 +446,7 @@ class Engine {
     };
     this.core = new CORES[header.core.name](parameters, header.core);
     this.embedding = parameters("embedding.vectors");
-    this.firstToken = parameters("first_token.vector", true);
+    this.startEmbedding = parameters("start_embedding.vector", true);
     this.norm = header.tensors["norm.weight"] ? new Norm(parameters, "norm") : null;
     this.head = parameters("head.vectors", true) ?? this.embedding;
     this.bias = parameters("head.bias", true);
@@ -465,7 +465,7 @@ class Engine {
   step(token, look = false) {
     const x = this.x, D = x.length, scale = Math.sqrt(D);
     for (let i = 0; i < D; i++) x[i] = this.embedding[token * D + i] * scale;
-    if (this.age === 0 && this.firstToken) for (let i = 0; i < D; i++) x[i] += this.firstToken[i];
+    if (this.age === 0 && this.startEmbedding) for (let i = 0; i < D; i++) x[i] += this.startEmbedding[i];
     const attention = this.core.step(x, this.age, look);
     this.age += 1;
     const logits = linear(this.head, this.bias, this.norm ? this.norm.apply(x) : x, new Float64Array(this.outputs));

@@ -2,7 +2,7 @@
 
     export_html([Shown("Feedback", model, task)], "page.html")
 
-Models of the same task stand side by side. Colours and looks are those of the report.
+Models of the same task stand side by side. Colors and looks are those of the report.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def export_html(shown: Sequence[Shown], path: str | os.PathLike[str]) -> int:
 
 def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[Shown]:
     """The trained models of run folders, called after their cores."""
-    from stairwell.runs.kinds import check_kind
-    from stairwell.runs.trainings import load
+    from stairwell.runs.families import check_kind
+    from stairwell.runs.launch import load
 
     found = []
     for path in paths:
@@ -130,7 +130,7 @@ def grammar(names: list[str]) -> dict[str, str]:
 def facts(number: int, one: Shown) -> str:
     """What a model is, for people."""
     core = one.model.config.core
-    wanted = ("width", "layers", "heads", "memory", "chunk", "passes", "compute", "make_up")
+    wanted = ("width", "layers", "heads", "memory", "chunk", "passes", "compute", "memory_composition")
     rows = {name.replace("_", " "): getattr(core, name) for name in wanted if hasattr(core, name)}
     rows["parameters"] = f"{sum(parameter.numel() for parameter in one.model.parameters()):,}"
     if not isinstance(one.subject, text.Vocabulary):

@@ -4,6 +4,6 @@ const models = described.map(({ name, header }, i) => {
   const block = document.getElementById(`parameters-${i}`);
   const engine = new Engine(header, decodeParameters(block.textContent));
   block.remove();
-  return { name, header, engine, colour: i };
+  return { name, header, engine, color: i };
 });
 const page = new (subject.kind === "text" ? WritePage : TrackPage)(document.getElementById("page"), models, subject);

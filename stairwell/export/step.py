@@ -29,14 +29,14 @@ from torch import Tensor, nn
 from stairwell import text
 from stairwell.cores import name_of
 from stairwell.cores.core import CoreState, TransformerCore
-from stairwell.cores.staircase import GlobalCachedStaircase, Sight, Staircase, StaircaseState
+from stairwell.cores.staircase import GlobalCachedStaircase, Staircase, StaircaseState, VisibleRange
 from stairwell.cores.time import slide
 from stairwell.errors import UserError
 from stairwell.export.subject import vocabulary_json
+from stairwell.field_types import FieldType
 from stairwell.layers import Layer, Slots
 from stairwell.models import LanguageModel
 from stairwell.outputs import Kind, marked, write_output
-from stairwell.roles import Role
 from stairwell.version import __version__
 
 TRACED = 2, 3  # rows and growing slots to trace with: sizes of 0 and 1 would be taken for constants
@@ -64,9 +64,9 @@ class Step(nn.Module):
         self.fresh = core.init_state(TRACED[0])
         leaves = list(self.fresh.leaves())
         # How far a state can be cropped matters to nobody here, and what has no slots cannot be handed over.
-        used = [leaf for leaf in leaves if leaf.tensor.numel() or leaf.role is Role.GROWING]
-        self.names = [leaf.path for leaf in used if leaf.path != "room"]
-        self.growing = {leaf.path for leaf in leaves if leaf.role is Role.GROWING}
+        used = [leaf for leaf in leaves if leaf.tensor.numel() or leaf.role is FieldType.GROWING]
+        self.names = [leaf.path for leaf in used if leaf.path != "croppable"]
+        self.growing = {leaf.path for leaf in leaves if leaf.role is FieldType.GROWING}
 
     def forward(self, token: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         model, state = self.model, self.state(token, given)
@@ -144,7 +144,7 @@ def sight(core: Staircase, layer: Layer, l: int, h: Tensor, n: int, state: Stair
     return Slots([*keys_of, keys], [*values_of, values], distance, visible[:, None])
 
 
-def reach_of(memory: Tensor, C: int, sight: Sight) -> tuple[Tensor, int]:
+def reach_of(memory: Tensor, C: int, sight: VisibleRange) -> tuple[Tensor, int]:
     """The slots that some token sees, whatever its phase, and how far back the newest of them is."""
     near, slots = max(sight.nearest - 1, 0) * C, memory.shape[1]
     if sight.farthest is None:

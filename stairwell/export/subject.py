@@ -18,7 +18,7 @@ from stairwell.tasks.algorithmic import WORDS, Algorithmic
 from stairwell.tasks.base import IGNORE
 from stairwell.tasks.copying import Copying
 from stairwell.tasks.counting import SYMBOLS, Counting
-from stairwell.tasks.labelled import Labelled
+from stairwell.tasks.labeled import Labeled
 from stairwell.tasks.language import Language
 from stairwell.tasks.parity import Parity
 from stairwell.tasks.permutations import Permutations, generators, images, products
@@ -30,7 +30,7 @@ SAMPLE = 600  # tokens of the test split
 
 def describe(subject: Task | text.Vocabulary) -> dict[str, Any]:
     """The page's side of a task, or of a vocabulary alone."""
-    if isinstance(subject, Labelled):
+    if isinstance(subject, Labeled):
         words = subject.vocabulary
         return {"kind": "symbols", "symbols": list(words.symbols), "labels": list(words.labels)}
     vocabulary = subject.vocabulary if isinstance(subject, Language) else subject

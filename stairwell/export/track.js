@@ -106,7 +106,7 @@ class BeliefBars {
 class Mind {
   constructor(parent, model, spec) {
     Object.assign(this, { model, spec });
-    const box = html(parent, "figure", { class: "card walk", style: colour(model.colour) });
+    const box = html(parent, "figure", { class: "card walk", style: color(model.color) });
     this.tally = html(heading(box, model), "span", { class: "tally" });
     this.belief = new (spec.kind === "grid" ? BeliefGrid : BeliefBars)(box, model, spec);
     this.says = html(box, "p", { class: "says" });
@@ -170,7 +170,7 @@ class Mind {
 class Strip {
   constructor(parent, mind) {
     this.mind = mind;
-    const box = html(parent, "div", { class: "strip", style: colour(mind.model.colour) });
+    const box = html(parent, "div", { class: "strip", style: color(mind.model.color) });
     const name = html(box, "span");
     html(name, "span", { class: "swatch" });
     name.append(mind.model.name);
@@ -199,7 +199,7 @@ class TrackPage {
       const strips = html(root, "div", { class: "card strips" });
       html(strips, "h3", {}, "Probability given to the truth, step by step");
       this.strips = this.minds.map((mind) => new Strip(strips, mind));
-      html(strips, "p", { class: "caption" }, "Full colour: certain of the truth; empty: gave it no chance.");
+      html(strips, "p", { class: "caption" }, "Full color: certain of the truth; empty: gave it no chance.");
     } else this.strips = [];
     this.looks(root);
     addEventListener("keydown", (event) => this.pressed(event));
@@ -240,7 +240,7 @@ class TrackPage {
     const ramp = html(key, "span", {}, "probability: 0");
     const stops = [0, 5, 20, 50, 100].map((p) => `color-mix(in srgb, var(--soft) ${Math.sqrt(p / 100) * 100}%, var(--faint)) ${p}%`);
     html(ramp, "span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops.join(", ")})` });
-    ramp.append("1, in the model's colour");
+    ramp.append("1, in the model's color");
   }
 
   // What each model looked at when it read the last symbol, drawn while it is open.
@@ -249,7 +249,7 @@ class TrackPage {
     html(this.inside, "summary", {}, "Look inside: what each model attends to, and what its memory is made of");
     const boxes = html(this.inside, "div", { class: "inside" });
     this.boxes = this.minds.map(({ model }) => {
-      const box = html(boxes, "div", { class: "card", style: colour(model.colour) });
+      const box = html(boxes, "div", { class: "card", style: color(model.color) });
       heading(box, model);
       const moving = html(box, "div");
       memoryBars(box, model);

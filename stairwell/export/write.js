@@ -10,8 +10,8 @@ class WritePage {
     const columns = html(root, "div", { class: "writing" });
     const paper = html(columns, "div", { class: "card paper" });
     html(paper, "h3", { id: "paper-title" }, "What it read and wrote");
-    this.paper = html(paper, "div", { class: "tokens", role: "listbox", "aria-labelledby": "paper-title", "aria-orientation": "horizontal" });
-    html(paper, "p", { class: "caption" }, "Point at a token, or go there with the arrow keys: the tokens that it attended to are coloured, and the side says how much each head looked at. What you typed is grey, what the model wrote is not.");
+    this.paper = html(paper, "div", { class: "tokens", role: "listbox", "aria-labeledby": "paper-title", "aria-orientation": "horizontal" });
+    html(paper, "p", { class: "caption" }, "Point at a token, or go there with the arrow keys: the tokens that it attended to are colored, and the side says how much each head looked at. What you typed is gray, what the model wrote is not.");
     this.side = html(columns, "div", { class: "card side" });
     this.listen();
     this.choose(0);
@@ -63,7 +63,7 @@ class WritePage {
     this.stop();
     this.model = this.models[number];
     this.layer = -1;
-    document.getElementById("page").setAttribute("style", colour(this.model.colour));
+    document.getElementById("page").setAttribute("style", color(this.model.color));
     this.clear();
     this.reread();
   }
@@ -164,7 +164,7 @@ class WritePage {
     say(`Stopped. The model wrote: ${text.slice(-300)}`);
   }
 
-  // Look at a token: colour what it attended to, and say at the side what it saw and expected.
+  // Look at a token: color what it attended to, and say at the side what it saw and expected.
   pick(number) {
     const token = this.tokens[number];
     if (!token) return;
@@ -224,7 +224,7 @@ class WritePage {
   describeAttention(side, token) {
     const names = layerNames(this.model, token.attention.length);
     html(side, "h4", {}, "it attended to");
-    const choices = html(side, "div", { class: "choices", role: "group", "aria-label": "which layer colours the text" });
+    const choices = html(side, "div", { class: "choices", role: "group", "aria-label": "which layer colors the text" });
     ["all", ...names.map((name) => name.replace("pass ", "").replace(", layer ", "·").replace("layer ", ""))].forEach((name, i) => {
       const words = i ? names[i - 1] : "all layers";
       button(choices, name, () => { this.layer = i - 1; this.shade(); this.describe(); this.side.querySelectorAll(".choices button")[i].focus(); }, { "aria-pressed": String(this.layer === i - 1), "aria-label": words, title: words });

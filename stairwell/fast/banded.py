@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stairwell.cores.time import Window, filled
 from stairwell.devices import without_autocast
-from stairwell.fast.once import Once, once
+from stairwell.fast.first_order import FirstOrderFunction, once
 from stairwell.layers import Layer, LayerMasks, Slots
 
 BLOCK = 32  # queries; more of them waste more scores, fewer make smaller products
@@ -92,7 +92,7 @@ def blocks(T: int, O: int, band: Band) -> Iterator[Block]:
         yield Block(begin, end, low, O + end - band.window.first, band.window.first, min(band.window.last, top), top)
 
 
-class BandedAttention(Once):
+class BandedAttention(FirstOrderFunction):
     """new (B, T, 3HK): queries, keys and values of the tokens; olds (B, o, 2HK): keys and values of what lies before
     them, in parts; vectors (distances, K) and ramp (H, distances) from the nearest distance on -> what is read
     (B, T, HK). What backward needs is kept only if there will be one."""

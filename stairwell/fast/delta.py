@@ -25,8 +25,8 @@ from stairwell.cores.core import Source
 from stairwell.cores.delta import Corrections, DeltaNet, DeltaNetState
 from stairwell.fast import native
 from stairwell.fast.engine import FastEngine
+from stairwell.fast.first_order import FirstOrderFunction, once
 from stairwell.fast.memory import recycled
-from stairwell.fast.once import Once, once
 from stairwell.layers import Masks
 
 CHUNK = 20  # corrections that are solved for at once: with more there are fewer calls, and more work in each
@@ -66,7 +66,7 @@ class DeltaNetEngine(FastEngine):
         return x, core.after(state, start, T, matrices)
 
 
-class DeltaSegment(Once):
+class DeltaSegment(FirstOrderFunction):
     """A layer's matrices along a call, in C++: start (B, T), q, k, v, b, log a, S before -> what is read, S after"""
 
     @staticmethod

@@ -93,8 +93,8 @@ def prepare(
     # Nearest slot first, and no more of them than anyone looks at.
     memory = state.memory[:, -R:].flip(1)
     sets = [project(core.layers[projecting], memory[:, :, g]) for projecting, g in names]
-    layers = [fold(core.layers[l], R_l + config.sees_itself, source) for l, R_l in zip(alive, reach, strict=True)]
-    positions = core.position.table(R + config.sees_itself, masks.vectors if masks is not None else None)
+    layers = [fold(core.layers[l], R_l + config.attend_to_current, source) for l, R_l in zip(alive, reach, strict=True)]
+    positions = core.position.table(R + config.attend_to_current, masks.vectors if masks is not None else None)
     inputs = Inputs(x.transpose(0, 1).contiguous(), mix, positions, sets, layers)
 
     def chosen(drawn: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -104,7 +104,7 @@ def prepare(
     plan = Plan(
         *(B, T, D, config.heads, config.K, config.F, R, config.memories),
         pre=config.norm == "pre",
-        itself=config.sees_itself,
+        itself=config.attend_to_current,
         eps=core.layers[0].attention_norm.eps,
         reach=reach,
         set_of=tuple(names.index(group) for group in groups),
@@ -125,7 +125,7 @@ def prepare(
 
 
 def fold_norm(norm: nn.LayerNorm, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """weight @ norm(x) + bias as one affine map of the standardised x."""
+    """weight @ norm(x) + bias as one affine map of the standardized x."""
     added = weight @ norm.bias
     return weight * norm.weight, added if bias is None else added + bias
 

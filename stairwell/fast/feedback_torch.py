@@ -21,14 +21,14 @@ from stairwell.fast import trace as traces
 from stairwell.fast.trace import Attended, Gradients, Inputs, LayerGradients, Plan, SublayerTrace, Trace
 
 
-def standardise(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def standardize(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """(x - mean) / sigma over the width, and 1 / sigma. (B, D) -> (B, D), (B)"""
     normed, _, rstd = torch.native_layer_norm(x, x.shape[-1:], None, None, eps)
     return normed, rstd.squeeze(-1)
 
 
-def standardise_back(grad: Tensor, normed: Tensor, rstd: Tensor) -> Tensor:
-    """The gradient of what was standardised."""
+def standardize_back(grad: Tensor, normed: Tensor, rstd: Tensor) -> Tensor:
+    """The gradient of what was standardized."""
     along = (grad * normed).mean(-1, keepdim=True)
     return torch.addcmul(grad - grad.mean(-1, keepdim=True), normed, along, value=-1).mul_(rstd.unsqueeze(-1))
 
@@ -129,7 +129,7 @@ class Forward:
         """What the sublayer reads."""
         if not self.plan.pre:
             return sublayer.input[i].copy_(x)
-        normed, sublayer.rstd[i] = standardise(x, self.plan.eps)
+        normed, sublayer.rstd[i] = standardize(x, self.plan.eps)
         return sublayer.input[i].copy_(normed)
 
     def leave(
@@ -149,7 +149,7 @@ class Forward:
         if self.plan.pre:
             return torch.add(x, found, out=out)
         assert sublayer.normed is not None and scale is not None and shift is not None
-        normed, sublayer.rstd[i] = standardise(found.add_(x), self.plan.eps)
+        normed, sublayer.rstd[i] = standardize(found.add_(x), self.plan.eps)
         sublayer.normed[i] = normed
         return torch.addcmul(shift, normed, scale, out=out)
 
@@ -209,7 +209,7 @@ class Forward:
         memory.copy_(torch.tensordot(inputs.mix, torch.stack(levels), 1))
         for g in range(plan.G):
             if plan.pre:
-                trace.memory_input[g, i], trace.memory_rstd[g, i] = standardise(memory[g], plan.eps)
+                trace.memory_input[g, i], trace.memory_rstd[g, i] = standardize(memory[g], plan.eps)
             else:
                 trace.memory_input[g, i] = memory[g]
         for s, project in enumerate(inputs.sets):
@@ -267,7 +267,7 @@ class Backward:
             gradients.new[s][t] = self.pull(s, t)
             grad = gradients.new[s][t] @ project.weight
             if plan.pre:
-                grad = standardise_back(grad, trace.memory_input[g, t], trace.memory_rstd[g, t])
+                grad = standardize_back(grad, trace.memory_input[g, t], trace.memory_rstd[g, t])
             gradients.memory[g, t] += grad
 
     def pull(self, s: int, u: int) -> Tensor:
@@ -333,12 +333,12 @@ class Backward:
         if given is not None:
             assert sublayer.normed is not None and scale is not None
             given[t - self.begin] = dx
-            dx = standardise_back(dx * scale, sublayer.normed[t], sublayer.rstd[t])
+            dx = standardize_back(dx * scale, sublayer.normed[t], sublayer.rstd[t])
         return dx, out[t - self.begin].copy_(dx if kept is None else dx * kept)
 
     def enter(self, sublayer: SublayerTrace, t: int, dx: Tensor, input: Tensor) -> Tensor:
         if self.plan.pre:
-            input = standardise_back(input, sublayer.input[t], sublayer.rstd[t])
+            input = standardize_back(input, sublayer.input[t], sublayer.rstd[t])
         return dx + input
 
     def attend(self, a: int, t: int, dx: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ LARGE = 1 << 24  # multiplications from which on oneDNN is the faster one
 OFTEN = 4  # products after which a weight is packed
 
 
-class Factor:
+class PackedLinear:
     """x W^T, + b, for a weight (m, n) that does not change and is multiplied with rows (B, n) again and again.
 
     oneDNN lays a weight out anew for every product, which takes up to a fifth of it. Where products are large this is

@@ -7,7 +7,7 @@
 
 What is linear in the parameters is folded before the segment begins, by ordinary autograd (see `feedback.fold`): the
 affine half of a pre-norm, the 1 / sqrt(K) of the scores, the softmax of the mix, the projection of old memory. What is
-left inside is small: standardise, multiply, attend, rectify. `trace` says what all of it is made of, and its
+left inside is small: standardize, multiply, attend, rectify. `trace` says what all of it is made of, and its
 letters.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stairwell.fast.once import Once, once
+from stairwell.fast.first_order import FirstOrderFunction, once
 from stairwell.fast.trace import (
     Gradients,
     Inputs,
@@ -50,7 +50,7 @@ class Backend(Protocol):
     ) -> None: ...
 
 
-class Segment(Once):
+class Segment(FirstOrderFunction):
     """(x, mix, positions, old keys and values, weights) -> y (B, T, D), new memory (B, T, G, D)"""
 
     @staticmethod

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from stairwell.cores.core import Source, tell_once
 from stairwell.cores.staircase import HostAges, Staircase
-from stairwell.cores.time import Track, Window, ages, along_time
+from stairwell.cores.time import GrowingSequence, Window, ages, along_time
 from stairwell.fast import native
 from stairwell.fast.banded import Band, BandedLayer
 from stairwell.fast.engine import FastEngine
@@ -83,10 +83,12 @@ class Wavefront(Diagonals):
         self.ramps = {l: core.layers[l].ramp(self.vectors.shape[0]) for l in self.alive}
         # What the cache holds: raw, and as each layer sees it.
         self.cached_chunks: list[Tensor] = []
-        self.cache_keys: dict[int, Track] = {}
+        self.cache_keys: dict[int, GrowingSequence] = {}
         if self.cache_sight is not None:
             memory = self.old_cache()
-            self.cache_keys = {l: Track(layer.keys_values(memory)[:, None]) for l, layer in self.layers.items()}
+            self.cache_keys = {
+                l: GrowingSequence(layer.keys_values(memory)[:, None]) for l, layer in self.layers.items()
+            }
         self.inputs: list[list[list[Tensor]]] = [[[] for _ in range(self.L)] for _ in range(self.E)]  # by pass, layer
 
     def climb(self) -> tuple[Tensor, Any]:

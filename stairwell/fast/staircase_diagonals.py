@@ -41,7 +41,7 @@ class Diagonals:
         self.C, self.E, self.L = config.chunk, config.computed, config.layers
         self.chunks = known.pieces()
         self.open = known.lowest_phase[0]  # tokens of the first chunk that came before this call
-        self.youngest, self.oldest = known.youngest[0], known.oldest[0]
+        self.newest, self.oldest = known.newest[0], known.oldest[0]
         self.begun = known.begun
         # A diagonal is all that its newest chunk, at pass 1, sees.
         in_sight = config.in_sight(1)
@@ -59,7 +59,7 @@ class Diagonals:
 
     def full(self, begin: int, slots: int) -> bool:
         """Whether every row is known to have read as many slots before the call's token `begin`."""
-        return not self.begun and self.youngest + begin >= slots
+        return not self.begun and self.newest + begin >= slots
 
     def positions(self) -> Tensor:
         """p for every distance of this call, the nearest first. (distances, K)"""
@@ -116,7 +116,7 @@ class Diagonals:
     def state_after(self, inputs: Sequence[Tensor], cached: list[Tensor]) -> Any:
         """inputs (B, t, L, D) of the newest tokens at each pass, and what is cached of the call's tokens, in parts."""
         core, state, start = self.core, self.state, self.start
-        count, room = counts(state.count, state.room, start, self.age, state.slack)
+        count, croppable = counts(state.count, state.croppable, start, self.age, state.max_crop)
         passes = tuple(slide(old, new, count, start) for old, new in zip(state.passes, inputs, strict=True))
         cache = core.next_cache(state, cached, count, start, self.known)
-        return replace(state, count=count, room=room, passes=passes, cache=cache)
+        return replace(state, count=count, croppable=croppable, passes=passes, cache=cache)

@@ -23,8 +23,8 @@ from torch import Tensor
 
 from stairwell.fast import segment
 from stairwell.fast import trace as traces
+from stairwell.fast.first_order import FirstOrderFunction, once
 from stairwell.fast.native import staircase_backward, staircase_forward
-from stairwell.fast.once import Once, once
 from stairwell.fast.trace import Gradients, Inputs, Plan, Trace, fresh, layer_gradients, leaves, make_totals, rebuilt
 
 ROWS = 4096  # tokens times rows of a block: fewer make smaller products and more calls
@@ -113,20 +113,20 @@ def make_trace(stairs: Stairs, inputs: Inputs) -> Trace:
     plan, x = stairs.plan, inputs.x
     B, D, A = plan.B, plan.D, plan.A
     layers = traces.make_trace(dataclasses.replace(plan, T=stairs.steps, needs_gradient=True), inputs).layers
-    room = [fresh(x, B, plan.H, stairs.slots, plan.K) for _ in range(2 * A)]
+    croppable = [fresh(x, B, plan.H, stairs.slots, plan.K) for _ in range(2 * A)]
     return Trace(
         y=fresh(x, stairs.T, B, D),
         memory=x.new_empty(0),
         levels=[fresh(x, plan.T, B, D) for _ in range(A + 1)],
         memory_input=fresh(x, stairs.cached_now, B, D),
         memory_rstd=fresh(x, stairs.cached_now, B),
-        keys=room[:A],
-        values=room[A:],
+        keys=croppable[:A],
+        values=croppable[A:],
         layers=layers,
     )
 
 
-class Climb(Once):
+class Climb(FirstOrderFunction):
     """-> y (B, T, D), and for each pass what is remembered of it (B, tokens, L, D)"""
 
     @staticmethod
@@ -148,18 +148,18 @@ class Climb(Once):
         stairs, plan = ctx.stairs, ctx.stairs.plan
         old, inputs, trace = segment.saved_tree(ctx)
         # On its way back a diagonal's own keys and values cover what is cached later: not in what may be read again.
-        trace.keys, trace.values = ([part.clone() for part in room] for room in (trace.keys, trace.values))
+        trace.keys, trace.values = ([part.clone() for part in croppable] for croppable in (trace.keys, trace.values))
         y = torch.zeros_like(trace.y) if y is None else y.transpose(0, 1).contiguous()
         blocks = stairs.blocks()
         gradients = make_gradients(stairs, inputs, trace, max(end - begin for begin, end, *_ in blocks))
         old_gradients = [torch.zeros_like(part) for part in old]
-        room = [torch.zeros_like(part) for part in (*trace.keys, *trace.values)]
+        croppable = [torch.zeros_like(part) for part in (*trace.keys, *trace.values)]
         later = fresh(trace.y, max(d.t for d in stairs.diagonals), plan.B, plan.D)
         owed = owed_by_state(stairs, trace, remembered)
         totals = make_totals(inputs, gradients)
         for begin, end, *diagonals in blocks:
             staircase_backward(
-                *(plan, inputs, trace, stairs, old, y, gradients, [*old_gradients, *room, *owed, later]),
+                *(plan, inputs, trace, stairs, old, y, gradients, [*old_gradients, *croppable, *owed, later]),
                 *(begin, end, *diagonals),
             )
             for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):

@@ -2,7 +2,7 @@
 
 Slots are ordered by distance, nearest first, everywhere: so what a row can see is a prefix, and positions, spans and
 dropout masks need no index. Keys lie newest first in P = T + R places: token t's is at T-1-t, and the slots that
-token t sees begin at T-t. With `sees_itself` the token's own key (distance 0) comes before them and lies elsewhere.
+token t sees begin at T-t. With `attend_to_current` the token's own key (distance 0) comes before them and lies elsewhere.
 Letters: B rows, T tokens, R slots in reach, W = R, or R + 1 with the token itself, D width, H heads, K head width,
 F inner width, A layers (those that LayerDrop leaves), G memories, J source tokens. Steps are time first: (T, B, ...).
 """
@@ -160,9 +160,9 @@ def fresh(like: Tensor, *shape: int) -> Tensor:
 class SublayerTrace:
     """What goes into and comes out of attention, cross-attention or feed-forward."""
 
-    input: Tensor  # (T, B, D): what it reads: standardised with pre-norm
-    normed: Tensor | None  # (T, B, D): with post-norm its sum with x, standardised
-    rstd: Tensor  # (T, B): 1 / standard deviation of what was standardised
+    input: Tensor  # (T, B, D): what it reads: standardized with pre-norm
+    normed: Tensor | None  # (T, B, D): with post-norm its sum with x, standardized
+    rstd: Tensor  # (T, B): 1 / standard deviation of what was standardized
 
 
 @dataclass

@@ -41,7 +41,7 @@ class TransformerXLEngine(FastEngine):
         B, T, _ = x.shape
         age = ages(state.count, start, T)
         # Which slots are empty, for some tokens or for all, is asked only where the answer costs nothing.
-        youngest, oldest = (0, core.window.last) if on_accelerator(x) else (int(age.min()), max(1, int(age.max())))
+        newest, oldest = (0, core.window.last) if on_accelerator(x) else (int(age.min()), max(1, int(age.max())))
         sources = core.source_slots(source)
         layers = {layer: BandedLayer(layer, given, B * T) for layer, given in zip(core.layers, sources, strict=True)}
         vectors = core.position.table(core.window.distances, masks.vectors if masks is not None else None)
@@ -52,7 +52,7 @@ class TransformerXLEngine(FastEngine):
             if kept.dropped:
                 continue
             window = core.window.trimmed(core.reach(layer, oldest))
-            band = Band(core.config.heads, window, None if window.always_filled(youngest) else age, kept.attention)
+            band = Band(core.config.heads, window, None if window.always_filled(newest) else age, kept.attention)
             memory = state.memory[:, state.memory.shape[1] - window.last :, l]
             fast = layers[layer]
             x = fast(x, [fast.keys_values(memory)], vectors, layer.ramp(vectors.shape[0]), band, kept)

@@ -22,7 +22,7 @@ class CoreConfig(PreTrainedConfig):
 
     core: str = "feedback"
     core_options: dict | None = None
-    first_token: bool = True
+    start_embedding: bool = True
     embedding_dropout: float = 0.0
     output_dropout: float = 0.0
     run: dict | None = None  # what a run folder holds besides the parameters, to become one again

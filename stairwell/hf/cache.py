@@ -20,7 +20,7 @@ from stairwell.cores.core import SourceState
 from stairwell.decode import Session
 from stairwell.hf.padding import packed_starts, real_tokens, skip_padding
 from stairwell.state import State
-from stairwell.stream import with_slack
+from stairwell.stream import with_max_crop
 
 FEW = 64  # tokens of a call that a decoding session reads
 Fresh = Callable[[], State]  # makes the state before the first token
@@ -96,8 +96,8 @@ class StateCache(Cache):
             return
         state = self.state or fresh()
         wanted = self.since + tokens
-        if wanted > state.slack:
-            self._state, self._session = roomier(core, state, max(wanted, 2 * state.slack)), None
+        if wanted > state.max_crop:
+            self._state, self._session = roomier(core, state, max(wanted, 2 * state.max_crop)), None
 
     def _count(self, hidden: Tensor, tokens: int, real: Tensor | None) -> None:
         """hidden (B, D): what the head read after the last of `tokens` tokens"""
@@ -192,12 +192,12 @@ def steps_alone(model: Any) -> bool:
     return not torch.is_grad_enabled() and not model.training and getattr(model, "reader", None) is None
 
 
-def roomier(core: Core, state: State, slack: int) -> State:
+def roomier(core: Core, state: State, max_crop: int) -> State:
     """The same state with room to take more tokens back from now on."""
     if isinstance(state, SourceState):
-        decoder: Any = with_slack(core, state.decoder, slack)
+        decoder: Any = with_max_crop(core, state.decoder, max_crop)
         return replace(state, decoder=decoder)
-    return with_slack(core, state, slack)
+    return with_max_crop(core, state, max_crop)
 
 
 def check_cache(cache: Any) -> StateCache:

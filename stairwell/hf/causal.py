@@ -12,7 +12,7 @@ from stairwell.hf.base import CoreConfig, StairwellModel, core_fields
 from stairwell.hf.cache import StateCache, check_cache
 from stairwell.models import IGNORE, LanguageModel, LanguageModelConfig
 
-OPTIONS = ("tied", "first_token", "embedding_dropout", "output_dropout", "adaptive", "adaptive_factor")
+OPTIONS = ("tied", "start_embedding", "embedding_dropout", "output_dropout", "adaptive", "adaptive_factor")
 
 
 class StairwellConfig(CoreConfig):

@@ -16,11 +16,11 @@ from stairwell.hf.seq2seq import StairwellForSeq2SeqLM, StairwellSeq2SeqConfig
 from stairwell.hf.tokenizers import pair_tokenizers, tokenizer
 from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.outputs import FOLDER, check, write_output_folder
-from stairwell.runs.trainings import check_new, load
+from stairwell.runs.launch import check_new, load
 from stairwell.tasks import spec
-from stairwell.tasks.pairs import PairTask
+from stairwell.tasks.pair_task import PairTask
 from stairwell.train import Run
-from stairwell.train.translating import SEARCH, search_of
+from stairwell.train.translator import SEARCH, search_of
 
 # Of a run folder, besides the parameters. The config last: with it the folder is a run, and a run has what it needs.
 FILES = (spec.FILE, SEARCH, "config.json")
@@ -54,7 +54,7 @@ def set_search(made: StairwellForSeq2SeqLM, folder: Path, task: PairTask) -> Non
     """How `generate` looks for a target, where it is not told otherwise. Of the limits on its length the one that
     depends on the source stays behind."""
     search = search_of(folder, task)
-    _, longest = search.lengths(task.config.longest_source, task.config.longest_target)
+    _, longest = search.lengths(task.config.max_source_length, task.config.max_target_length)
     made.generation_config.update(
         num_beams=search.beam,
         length_penalty=search.length_penalty,

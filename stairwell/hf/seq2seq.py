@@ -22,7 +22,7 @@ from stairwell.hf.padding import mask_as_bool
 from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
 from stairwell.models.encoder import EncoderConfig
 
-OPTIONS = ("joint", "tied", "first_token", "embedding_dropout", "output_dropout")
+OPTIONS = ("joint", "tied", "start_embedding", "embedding_dropout", "output_dropout")
 ENCODER = tuple(field.name for field in dataclasses.fields(EncoderConfig))
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 from stairwell import text
 from stairwell.errors import UserError
 from stairwell.generate import BYTE_OF
-from stairwell.tasks.pairs import PairTask
+from stairwell.tasks.pair_task import PairTask
 
 END = "</s>"
 
@@ -26,8 +26,8 @@ def pair_tokenizers(task: PairTask) -> tuple[PreTrainedTokenizerFast, PreTrained
     """Of source and target, the same one if they share their symbols. Texts end in the end symbol and are cut where the
     model would cut them; an article's limit in words stays behind."""
     symbols, config = task.vocabulary, task.config
-    source = _with_end(symbols.source, config.lowercase, config.longest_source)
-    return source, source if task.joint else _with_end(symbols.target, config.lowercase, config.longest_target)
+    source = _with_end(symbols.source, config.lowercase, config.max_source_length)
+    return source, source if task.joint else _with_end(symbols.target, config.lowercase, config.max_target_length)
 
 
 def _with_end(vocabulary: text.BPE, lowercase: bool, longest: int) -> PreTrainedTokenizerFast:

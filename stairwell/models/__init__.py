@@ -5,8 +5,8 @@ from stairwell.models.embedding import (
     AdaptiveHead,
     AdaptiveVectors,
     Embedding,
-    FirstToken,
     Head,
+    StartEmbedding,
     borrow,
 )
 from stairwell.models.inspect import inspect
@@ -19,12 +19,12 @@ __all__ = [
     "AdaptiveHead",
     "AdaptiveVectors",
     "Embedding",
-    "FirstToken",
     "Head",
     "LanguageModel",
     "LanguageModelConfig",
     "Seq2Seq",
     "Seq2SeqConfig",
+    "StartEmbedding",
     "borrow",
     "inspect",
 ]

@@ -24,7 +24,7 @@ class Embedding(nn.Module):
         return F.embedding(tokens, self.vectors) * self.scale
 
 
-class FirstToken(nn.Module):
+class StartEmbedding(nn.Module):
     """Tells a row's first token apart: a learned vector, zero at first, is added to its input.
 
     Positions enter keys only, so attention over equal tokens is an average of equal values, the same for one and for

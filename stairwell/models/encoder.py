@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from stairwell.configs import Config, check_at_least, check_rates
 from stairwell.fast.products import linear
-from stairwell.layers import Wiring, can_be_asked
+from stairwell.layers import ResidualLayer, can_read_values
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class EncoderConfig(Config):
     encoder_inner: int | None = None
     "inner width of the encoder's feed-forward sublayers; 4 times the width if not given"
     encoder_norm: Literal["pre", "post"] = "pre"
-    "normalise before or after each sublayer of the encoder"
+    "normalize before or after each sublayer of the encoder"
     encoder_positions: Literal["sinusoidal", "relative"] = "sinusoidal"
     "sinusoids added to the source's embedding, or learned vectors for the distance between two source tokens"
     encoder_distance: int = 64
@@ -71,7 +71,7 @@ class Encoder(nn.Module):
             x = x + sinusoids(x)
         drop = self.config.encoder_layer_drop if self.training else 0.0
         drawn = torch.rand(len(self.layers)).tolist() if drop else [1.0] * len(self.layers)
-        there = There(mask) if can_be_asked(x) and not (self.training or torch.is_grad_enabled()) else None
+        there = Unpadded(mask) if can_read_values(x) and not (self.training or torch.is_grad_enabled()) else None
         if there is not None:
             x = there.pick(x)
         for layer, number in zip(self.layers, drawn, strict=True):
@@ -80,7 +80,7 @@ class Encoder(nn.Module):
         return self.norm(x) if there is None else there.spread(self.norm(x))
 
 
-class There:
+class Unpadded:
     """The tokens that are there, one after the other: (N, D) instead of (B, J, D)."""
 
     def __init__(self, mask: Tensor) -> None:
@@ -98,7 +98,7 @@ class There:
         return x.unflatten(0, self.shape)
 
 
-class EncoderLayer(Wiring, nn.Module):
+class EncoderLayer(ResidualLayer, nn.Module):
     def __init__(self, config: EncoderConfig, width: int) -> None:
         super().__init__()
         self.config = config
@@ -111,10 +111,12 @@ class EncoderLayer(Wiring, nn.Module):
         self.inner = nn.Linear(width, inner)
         self.outer = nn.Linear(inner, width)
 
-    def forward(self, x: Tensor, mask: Tensor, distances: Tensor | None, there: There | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor, distances: Tensor | None, there: Unpadded | None = None) -> Tensor:
         """(B, J, D) -> (B, J, D); or (N, D) -> (N, D), the tokens that are `there`, outside autograd"""
         if there is not None:
-            return self.wire(x, lambda normed: self.attend_there(normed, mask, distances, there), None, self.feed_there)
+            return self.apply_sublayers(
+                x, lambda normed: self.attend_there(normed, mask, distances, there), None, self.feed_there
+            )
 
         def attend(normed: Tensor) -> Tensor:
             return self.drop(self.out(self.attend(self.project(normed), mask, distances)))
@@ -122,7 +124,7 @@ class EncoderLayer(Wiring, nn.Module):
         def feed_forward(normed: Tensor) -> Tensor:
             return self.drop(self.feed_forward(normed))
 
-        return self.wire(x, attend, None, feed_forward)
+        return self.apply_sublayers(x, attend, None, feed_forward)
 
     def drop(self, z: Tensor) -> Tensor:
         return F.dropout(z, self.config.encoder_dropout, self.training)
@@ -130,7 +132,7 @@ class EncoderLayer(Wiring, nn.Module):
     def feed_forward(self, x: Tensor) -> Tensor:
         return self.outer(F.dropout(F.relu(self.inner(x)), self.config.encoder_relu_drop, self.training))
 
-    def attend_there(self, x: Tensor, mask: Tensor, distances: Tensor | None, there: There) -> Tensor:
+    def attend_there(self, x: Tensor, mask: Tensor, distances: Tensor | None, there: Unpadded) -> Tensor:
         read = self.attend(there.spread(linear(x, self.project.weight)), mask, distances)
         return linear(there.pick(read), self.out.weight)
 

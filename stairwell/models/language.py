@@ -25,7 +25,7 @@ from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
 from stairwell.devices import on_accelerator
 from stairwell.fast import choose_engine
-from stairwell.models.embedding import AdaptiveEmbedding, AdaptiveHead, AdaptiveVectors, Embedding, FirstToken, Head
+from stairwell.models.embedding import AdaptiveEmbedding, AdaptiveHead, AdaptiveVectors, Embedding, Head, StartEmbedding
 from stairwell.state import State
 
 IGNORE = -100  # a target that is not scored
@@ -42,7 +42,7 @@ class LanguageModelConfig(Config):
     "number of output symbols (V); the inputs if not given"
     tied: bool = False
     "use the input vectors for the output too"
-    first_token: bool = True
+    start_embedding: bool = True
     "add a learned vector to a row's first token; without it a core that sees itself cannot count a run of equal tokens"
     embedding_dropout: float = 0.0
     "dropout rate on the embedded input"
@@ -77,7 +77,7 @@ class SymbolModel(nn.Module):
     core: Core
     embedding: Embedding | AdaptiveEmbedding
     head: Head | AdaptiveHead
-    first_token: FirstToken | None
+    start_embedding: StartEmbedding | None
 
     def forward(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """tokens (B, T) -> logits (B, T, V), the state after"""
@@ -102,8 +102,8 @@ class SymbolModel(nn.Module):
     def embed(self, tokens: Tensor, age: Tensor) -> Tensor:
         """What the core reads. tokens, age (...) -> (..., D); age 0 is a row's first token"""
         x = self.embedding(tokens)
-        if self.first_token is not None:
-            x = self.first_token(x, age)
+        if self.start_embedding is not None:
+            x = self.start_embedding(x, age)
         return F.dropout(x, self.config.embedding_dropout, self.training)
 
     def check_tokens(self, tokens: Tensor, start: Tensor | None) -> None:
@@ -149,21 +149,21 @@ class LanguageModel(SymbolModel):
         else:
             embedding = Embedding(config.inputs, D)
             self.embedding, self.head = embedding, Head(config.V, D, embedding if config.tied else None)
-        self.first_token = FirstToken(D) if config.first_token else None
+        self.start_embedding = StartEmbedding(D) if config.start_embedding else None
         # With pre-norm the last thing a token meets is a norm; it is in no memory and not between passes.
         self.norm = nn.LayerNorm(D) if self.core.final_norm else nn.Identity()
 
     def init_state(
-        self, batch: int, source: Tensor | None = None, source_mask: Tensor | None = None, slack: int = 0
+        self, batch: int, source: Tensor | None = None, source_mask: Tensor | None = None, max_crop: int = 0
     ) -> State:
-        """A fresh state for `batch` rows, from which `crop` can take back up to `slack` tokens."""
+        """A fresh state for `batch` rows, from which `crop` can take back up to `max_crop` tokens."""
         if source is not None or source_mask is not None:
             raise ValueError("a LanguageModel reads no source")
-        return self.core.init_state(batch, slack)
+        return self.core.init_state(batch, max_crop)
 
-    def unpack(self, vector: Tensor, slack: int = 0) -> State:
-        """The state that `pack` made `vector` (B, N) of; `slack` is what that state was made with."""
-        return self.core.unpack(vector, slack)
+    def unpack(self, vector: Tensor, max_crop: int = 0) -> State:
+        """The state that `pack` made `vector` (B, N) of; `max_crop` is what that state was made with."""
+        return self.core.unpack(vector, max_crop)
 
     def nll(self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, and the state after"""

@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from stairwell.configs import check_rates
 from stairwell.cores import build
-from stairwell.cores.core import Seen, SourceState, check_tensor
+from stairwell.cores.core import AttentionRecorder, SourceState, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
 from stairwell.fast import choose_engine
-from stairwell.fast.once import first_order
+from stairwell.fast.first_order import first_order
 from stairwell.layers import Attention, FeedForward, LayerConfig, Slots
-from stairwell.models.embedding import Embedding, FirstToken, Head
+from stairwell.models.embedding import Embedding, Head, StartEmbedding
 from stairwell.models.encoder import Encoder, EncoderConfig
 from stairwell.models.language import IGNORE, SymbolModel, by_blocks
 from stairwell.state import State
@@ -46,7 +46,7 @@ class Seq2SeqConfig(EncoderConfig):
     "whether source and target have the same symbols"
     tied: Literal["all", "output", "none"] = "all"
     "which tables are one: source, target and output (all), target and output, or none"
-    first_token: bool = True
+    start_embedding: bool = True
     "add a learned vector to a target's first token"
     embedding_dropout: float = 0.0
     "dropout rate on the embedded source and target"
@@ -109,7 +109,7 @@ class SmoothedLoss(torch.autograd.Function):
 class SourceReader(nn.Module):
     """Attention to the source after a core that has none: x + Attn(norm(x)), then x + FF(norm(x))."""
 
-    seen: Seen | None = None  # set by `inspect`
+    seen: AttentionRecorder | None = None  # set by `inspect`
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -142,18 +142,18 @@ class Seq2Seq(SymbolModel):
         self.source_embedding = None if config.tied == "all" else Embedding(config.sources, D)
         self.encoder = Encoder(config, D)
         self.head = Head(config.targets, D, None if config.tied == "none" else self.embedding)
-        self.first_token = FirstToken(D) if config.first_token else None
+        self.start_embedding = StartEmbedding(D) if config.start_embedding else None
         self.norm = nn.LayerNorm(D) if self.core.final_norm or self.reader is not None else nn.Identity()
 
     def init_state(
-        self, batch: int, source: Tensor | None = None, source_mask: Tensor | None = None, slack: int = 0
+        self, batch: int, source: Tensor | None = None, source_mask: Tensor | None = None, max_crop: int = 0
     ) -> SourceState:
         """A fresh state for `batch` rows with their sources: source (B, J) int64, source_mask (B, J) bool, true where
         the source is there. The encoder runs here."""
         if source is None:
             raise ValueError("a Seq2Seq reads a source: init_state(batch, source, source_mask)")
         mask = torch.ones_like(source, dtype=torch.bool) if source_mask is None else source_mask
-        decoder = self.core.init_state(batch, slack)
+        decoder = self.core.init_state(batch, max_crop)
         return SourceState(decoder=decoder, source=self.encode(source, mask), source_mask=mask)
 
     def encode(self, source: Tensor, mask: Tensor) -> Tensor:

@@ -1,11 +1,11 @@
 """What a training came to, to show a colleague: one HTML file that needs nothing else, a PNG for a README.
 
 `gather` reads run folders, `write_html` and `write_png` show them; `summary` makes a table of them and
-`headline` a sentence.
+`primary_metric` a sentence.
 """
 
 from stairwell.report.collect import Attention, Belief, Curves, RunReport, Validation, gather
-from stairwell.report.compare import headline, summary
+from stairwell.report.compare import primary_metric, summary
 from stairwell.report.page import check_report, write_html, write_stream_pngs
 from stairwell.report.picture import write_png
 from stairwell.report.sweep import Panel, Point, write_sweep_png
@@ -22,7 +22,7 @@ __all__ = [
     "Validation",
     "check_report",
     "gather",
-    "headline",
+    "primary_metric",
     "summary",
     "write_html",
     "write_png",

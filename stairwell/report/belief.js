@@ -58,7 +58,7 @@ class Truth {
 class Mind {
   constructor(parent, grid, model) {
     this.grid = grid;
-    const box = html(parent, "figure", { class: "card walk", style: `margin: 0; ${colour(model.colour)}` });
+    const box = html(parent, "figure", { class: "card walk", style: `margin: 0; ${color(model.color)}` });
     const title = html(box, "h3");
     html(title, "span", { class: "swatch" });
     title.append(model.name);
@@ -87,7 +87,7 @@ class Mind {
 // A row of one mark a step: full where the model gave the true cell all its trust, empty where it gave none.
 class Strip {
   constructor(parent, model, jump) {
-    this.box = html(parent, "div", { class: "strip", style: colour(model.colour) });
+    this.box = html(parent, "div", { class: "strip", style: color(model.color) });
     const name = html(this.box, "span");
     html(name, "span", { class: "swatch" });
     name.append(model.name);
@@ -100,7 +100,7 @@ class Strip {
     this.picture.addEventListener("click", (event) => jump(at(event)));
     this.picture.addEventListener("pointermove", (event) => {
       const step = at(event);
-      showTip(event, `step ${step}`, [[`${model.name}: the true cell`, `${(this.trust[step] / 10).toFixed(0)}%`, model.colour]]);
+      showTip(event, `step ${step}`, [[`${model.name}: the true cell`, `${(this.trust[step] / 10).toFixed(0)}%`, model.color]]);
     });
     this.picture.addEventListener("pointerleave", hideTip);
   }
@@ -130,7 +130,7 @@ class Walk extends Player {
     const strips = html(root, "div", { class: "card strips" });
     html(strips, "h3", {}, "Probability given to the true cell, from the first step to the last");
     this.strips = walk.models.map((model) => new Strip(strips, model, (step) => this.jump(step)));
-    html(strips, "p", { class: "caption" }, "Full colour: certain of the truth; empty: gave it no chance. On the right: how many steps of this episode were answered correctly. Click to go to a step.");
+    html(strips, "p", { class: "caption" }, "Full color: certain of the truth; empty: gave it no chance. On the right: how many steps of this episode were answered correctly. Click to go to a step.");
     this.load(0);
   }
 
@@ -153,7 +153,7 @@ class Walk extends Player {
     const ramp = html(key, "span", {}, "probability: 0");
     const stops = [0, 5, 20, 50, 100].map((p) => `color-mix(in srgb, var(--soft) ${Math.sqrt(p / 100) * 100}%, var(--faint)) ${p}%`);
     html(ramp, "span", { class: "ramp", style: `background: linear-gradient(90deg, ${stops.join(", ")})` });
-    ramp.append("1, in the model's colour");
+    ramp.append("1, in the model's color");
   }
 
   load(number) {

@@ -21,7 +21,7 @@ function html(parent, name, attributes = {}, text) {
   return element;
 }
 
-const colour = (index) => `--c: var(--c${index})`;
+const color = (index) => `--c: var(--c${index})`;
 const known = (value) => typeof value === "number" && Number.isFinite(value);
 const trim = (value, digits = 3) => String(Number(value.toPrecision(digits)));
 
@@ -38,7 +38,7 @@ function showTip(event, title, rows) {
   for (const [name, value, index] of rows) {
     const row = html(tip, "div");
     const label = html(row, "span");
-    if (index !== undefined) html(label, "span", { class: "swatch", style: colour(index) });
+    if (index !== undefined) html(label, "span", { class: "swatch", style: color(index) });
     label.append(name);
     html(row, "span", {}, value);
   }
@@ -63,7 +63,7 @@ function ticks(low, high, wanted, outward) {
   return found;
 }
 
-// A chart in `box`: { label, series: [{ name, colour, kind: line|step, thin, dots, faint, points: [[x, y]] }], x, y }, where an axis
+// A chart in `box`: { label, series: [{ name, color, kind: line|step, thin, dots, faint, points: [[x, y]] }], x, y }, where an axis
 // is { label, text(value), low, high }. It is drawn again whenever its width changes, so that letters keep their size.
 function chart(box, spec) {
   let width = 0;
@@ -111,7 +111,7 @@ function drawChart(box, spec, W) {
 }
 
 function drawSeries(picture, series, X, Y) {
-  const group = svg(picture, "g", { style: colour(series.colour), opacity: series.faint ? 0.6 : 1 });
+  const group = svg(picture, "g", { style: color(series.color), opacity: series.faint ? 0.6 : 1 });
   let path = "", pen = false;
   for (const [x, y] of series.points) {
     if (!known(x) || !known(y)) {
@@ -123,7 +123,7 @@ function drawSeries(picture, series, X, Y) {
     pen = true;
   }
   const style = series.thin ? "line thin" : "line";
-  svg(group, "path", { class: style, d: path, "stroke-dasharray": DASHES[series.colour] || "none" });
+  svg(group, "path", { class: style, d: path, "stroke-dasharray": DASHES[series.color] || "none" });
   for (const [x, y] of series.dots ? series.points : []) {
     if (known(x) && known(y)) svg(group, "circle", { class: "dot", cx: X(x), cy: Y(y), r: 3.6 });
   }
@@ -137,16 +137,16 @@ function nearest(points, x) {
   return best;
 }
 
-// [name, value, colour] of every line that comes near x; seeds of one model are averaged.
+// [name, value, color] of every line that comes near x; seeds of one model are averaged.
 function meansNear(all, x, reach) {
   const found = new Map();
   for (const series of all) {
     const point = nearest(series.points, x);
     if (!point || Math.abs(point[0] - x) > reach) continue;
-    if (!found.has(series.name)) found.set(series.name, { values: [], colour: series.colour });
+    if (!found.has(series.name)) found.set(series.name, { values: [], color: series.color });
     found.get(series.name).values.push(point[1]);
   }
-  return [...found].map(([name, { values, colour: index }]) => {
+  return [...found].map(([name, { values, color: index }]) => {
     const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
     return [values.length > 1 ? `${name}, mean of ${values.length}` : name, mean, index];
   });
@@ -199,7 +199,7 @@ function learningSeries(metric, kind, scale) {
   for (const model of data.models) {
     for (const run of model.runs) {
       const name = model.name;
-      const base = { colour: model.colour, kind: "line", faint: model.runs.length > 1 };
+      const base = { color: model.color, kind: "line", faint: model.runs.length > 1 };
       const values = run.curves[metric] || [];
       training.push({ ...base, thin, name: `${name}, training`, points: run.curves[kind].map((x, i) => [x / scale, values[i]]) });
       const points = run.validations.map((v) => [v[kind] / scale, v.scores[metric]]);
@@ -231,7 +231,7 @@ function drawStages() {
   const box = document.getElementById("stages");
   if (!box) return;
   const series = data.models.flatMap((model) => model.runs.filter((run) => run.curves.stage_name).map((run) => ({
-    name: model.name, colour: model.colour, kind: "step", faint: model.runs.length > 1,
+    name: model.name, color: model.color, kind: "step", faint: model.runs.length > 1,
     points: run.curves.tokens.map((x, i) => [x, run.curves.stage[i]]),
   })));
   const y = { low: 0, whole: true, text: (value) => trim(value) };
@@ -241,9 +241,9 @@ function drawStages() {
 function legend() {
   const list = document.getElementById("legend");
   for (const model of data.models) {
-    const item = html(list, "li", { style: colour(model.colour) });
+    const item = html(list, "li", { style: color(model.color) });
     const sample = svg(item, "svg", { viewBox: "0 0 30 12", "aria-hidden": "true" });
-    svg(sample, "path", { class: "line", d: "M1 6H29", "stroke-dasharray": DASHES[model.colour] || "none" });
+    svg(sample, "path", { class: "line", d: "M1 6H29", "stroke-dasharray": DASHES[model.color] || "none" });
     svg(sample, "circle", { class: "dot", cx: 15, cy: 6, r: 4 });
     item.append(model.runs.length > 1 ? `${model.name}, ${model.runs.length} seeds` : model.name);
   }
@@ -266,7 +266,7 @@ function chooseMetric() {
 function attentionTips() {
   for (const picture of document.querySelectorAll("svg[data-run]")) {
     const { run, layer, head } = picture.dataset;
-    const { attention, colour: index } = data.attention[run];
+    const { attention, color: index } = data.attention[run];
     const weights = attention.weights[layer][head];
     picture.addEventListener("pointermove", (event) => {
       const box = picture.getBoundingClientRect();

@@ -23,14 +23,14 @@ from stairwell.report.drift import Drift, read_drift
 from stairwell.report.played import Episode, layer_names, read_episode
 from stairwell.report.written import Sentence, read_sentences
 from stairwell.rl.task import Reinforcement
-from stairwell.runs.experiment import SECTIONS, Experiment
-from stairwell.runs.horizon import Horizon
-from stairwell.runs.horizon import read as read_horizon
+from stairwell.runs.config import SECTIONS, RunConfig
+from stairwell.runs.launch import experiment_of, load
+from stairwell.runs.long_streams import Horizon
+from stairwell.runs.long_streams import read as read_horizon
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import experiment_of, load
 from stairwell.state import State
 from stairwell.tasks import Split, Task
-from stairwell.tasks.pairs import PairBatch, PairTask
+from stairwell.tasks.pair_task import PairBatch, PairTask
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.run import Run
@@ -100,7 +100,7 @@ class Belief:
 @dataclass(frozen=True)
 class RunReport:
     name: str
-    "what the model is called; runs of one name are seeds of one model and share its colour"
+    "what the model is called; runs of one name are seeds of one model and share its color"
     folder: str
     task: str
     core: str
@@ -186,7 +186,7 @@ def gather(
         task=experiment.task_name,
         core=experiment.core_name,
         about=task.describe(),
-        metric=task.headline,
+        metric=task.primary_metric,
         higher_is_better=task.higher_is_better,
         seed=experiment.train.seed,
         weights=sum(parameter.numel() for parameter in model.parameters()) if model is not None else None,
@@ -223,7 +223,7 @@ def finite(value: Any) -> Any:
     return value
 
 
-def read_curves(records: list[dict[str, Any]], experiment: Experiment) -> Curves:
+def read_curves(records: list[dict[str, Any]], experiment: RunConfig) -> Curves:
     """The lines of training metrics, thinned out to what a screen shows."""
     lines = [record for record in records if "loss" in record]
     groups = [lines[i : i + 1 + len(lines) // POINTS] for i in range(0, len(lines), 1 + len(lines) // POINTS)]
@@ -249,7 +249,7 @@ def mean(values: list[float | None]) -> float | None:
     return float(f"{sum(known) / len(known):.6g}") if known else None
 
 
-def read_stages(experiment: Experiment, groups: list[list[dict[str, Any]]]) -> tuple[str, list[float | None]]:
+def read_stages(experiment: RunConfig, groups: list[list[dict[str, Any]]]) -> tuple[str, list[float | None]]:
     """What the curriculum's number is called, and its value at each point of the curve."""
     plan = Curriculum.parse(experiment.train.curriculum).stages
     options = {name for stage in plan for name in stage}
@@ -285,7 +285,7 @@ def read_result(run: Run) -> dict[str, Any]:
 
 
 def read_provenance(
-    run: Run, config: dict[str, Any], experiment: Experiment, note: dict[str, Any], given: Mapping[str, Any]
+    run: Run, config: dict[str, Any], experiment: RunConfig, note: dict[str, Any], given: Mapping[str, Any]
 ) -> dict[str, str]:
     """How this run was made, in the words of a command line."""
     alone = command(experiment, run.path)
@@ -299,7 +299,7 @@ def read_provenance(
     return found if found["command"] == alone else {"command": found["command"], "command for this run": alone} | found
 
 
-def command(experiment: Experiment, folder: Path) -> str:
+def command(experiment: RunConfig, folder: Path) -> str:
     """The command that makes the same run: the preset's name and every option that differs from it."""
     usual = preset(experiment.name)
     words = ["stairwell", "train", experiment.name, "--out", shown_folder(folder)]

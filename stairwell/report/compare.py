@@ -14,8 +14,8 @@ from stairwell.report.collect import RunReport
 from stairwell.report.table import Cell, Table
 
 Part = TypeVar("Part")
-# One colour a model, the same in every report: an entry's place in the palette (Okabe and Ito, 2008).
-COLOURS = 8
+# One color a model, the same in every report: an entry's place in the palette (Okabe and Ito, 2008).
+COLORS = 8
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Model:
     """The runs of one name: one model, a seed each. All models of a report are scored on the same split."""
 
     name: str
-    colour: int
+    color: int
     split: str
     runs: list[RunReport] = field(default_factory=list)
 
@@ -65,13 +65,13 @@ def without_seed(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def models(runs: list[RunReport]) -> list[Model]:
-    """The runs by model, in the order they came, each model with its colour."""
+    """The runs by model, in the order they came, each model with its color."""
     found: dict[str, Model] = {}
     tested = all(run.score is None or run.score[0] == "test" for run in runs)
     for run in tell_apart(runs):
         if run.name not in found:
-            colour = next_colour(run.core, [model.colour for model in found.values()])
-            found[run.name] = Model(run.name, colour, "test" if tested else "valid")
+            color = next_color(run.core, [model.color for model in found.values()])
+            found[run.name] = Model(run.name, color, "test" if tested else "valid")
         found[run.name].runs.append(run)
     return list(found.values())
 
@@ -87,16 +87,16 @@ def one_run_each(
                 break
 
 
-def next_colour(core: str, taken: list[int]) -> int:
-    """The core's own colour, or one that is still free, of no other core if there is such a one."""
-    reserved = {entry.colour for entry in CORES.values()}
-    wanted = CORES[core].colour if core in CORES else None
-    free = [colour for colour in range(COLOURS) if colour not in taken]
-    others = [colour for colour in free if colour not in reserved] or free or [len(taken) % COLOURS]
+def next_color(core: str, taken: list[int]) -> int:
+    """The core's own color, or one that is still free, of no other core if there is such a one."""
+    reserved = {entry.color for entry in CORES.values()}
+    wanted = CORES[core].color if core in CORES else None
+    free = [color for color in range(COLORS) if color not in taken]
+    others = [color for color in free if color not in reserved] or free or [len(taken) % COLORS]
     return wanted if wanted is not None and wanted in free else others[0]
 
 
-def headline(runs: list[RunReport]) -> str:
+def primary_metric(runs: list[RunReport]) -> str:
     """The result in one sentence, of all models that did the same task as the first."""
     scored = [model for model in models(runs) if model.score is not None]
     if not scored:

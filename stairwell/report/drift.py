@@ -23,12 +23,12 @@ import torch
 from torch import Tensor
 
 from stairwell.errors import UserError
+from stairwell.field_types import FieldType
 from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel, inspect
 from stairwell.report.played import layer_names
-from stairwell.roles import Role
-from stairwell.runs.horizon import MOST_GROWING, stream_of
-from stairwell.runs.trainings import load
+from stairwell.runs.launch import load
+from stairwell.runs.long_streams import MOST_GROWING, stream_of
 from stairwell.state import State
 from stairwell.tasks.base import IGNORE, Batch
 from stairwell.tasks.endless import BLOCK, StreamName, endless_batches
@@ -169,7 +169,7 @@ def follow_windows(
     """What was seen at each place; the state before the last tokens that were read, and these tokens."""
     device = next(model.parameters()).device
     state, last = model.init_state(len(names)), torch.empty(0)
-    if places[-1] > MOST_GROWING and any(leaf.role is Role.GROWING for leaf in state.leaves()):
+    if places[-1] > MOST_GROWING and any(leaf.role is FieldType.GROWING for leaf in state.leaves()):
         raise UserError(f"this model keeps all of its past; look at places up to {MOST_GROWING:,}")
     parts: dict[int, list[tuple[Tensor, ...]]] = {place: [] for place in places}
     before = state
@@ -203,9 +203,9 @@ def newest(state: State) -> Tensor:
     """What the last token left in the memory, (B, N): the newest slot, or all that is carried on."""
     parts = []
     for leaf in state.leaves():
-        if leaf.role in (Role.SLOTS, Role.GROWING):
+        if leaf.role in (FieldType.SLOTS, FieldType.GROWING):
             parts.append(leaf.tensor[:, -1:].flatten(1))
-        elif leaf.role is Role.CARRY:
+        elif leaf.role is FieldType.CARRY:
             parts.append(leaf.tensor.flatten(1))
     return torch.cat(parts, 1).float()
 

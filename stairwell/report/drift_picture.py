@@ -16,13 +16,13 @@ from stairwell.report.picture import INK, PALETTE, RULE, dress, new_figure, save
 NUMBERED = 10  # distances whose shares are written into the picture
 
 
-def drift_figure(drift: Drift, name: str, colour: int) -> Any:
+def drift_figure(drift: Drift, name: str, color: int) -> Any:
     figure = new_figure(10, 7.8)
     (looks, keeps), (stays, returns) = figure.subplots(2, 2)
-    draw_attention(looks, drift, colour)
+    draw_attention(looks, drift, color)
     draw_states(keeps, drift)
-    draw_distances(stays, drift, colour)
-    draw_pushes(returns, drift, colour)
+    draw_distances(stays, drift, color)
+    draw_pushes(returns, drift, color)
     figure.suptitle(f"Inside {name}:\n{in_words(drift)}", x=0.01, ha="left", color=DARK, fontsize=12)
     return figure
 
@@ -40,7 +40,7 @@ def title(plot: Any, question: str, answer: str) -> None:
     words.set_in_layout(False)  # long words must not make the plot narrow
 
 
-def draw_attention(plot: Any, drift: Drift, colour: int) -> None:
+def draw_attention(plot: Any, drift: Drift, color: int) -> None:
     """A row for each head, a column for each distance; the darker, the more it looks there."""
     seen = drift.attention
     if seen is None:
@@ -54,7 +54,7 @@ def draw_attention(plot: Any, drift: Drift, colour: int) -> None:
     for y, head in enumerate(rows):
         for x, share in enumerate(head, start=seen.first):
             strength = share / (most or 1)
-            plot.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=PALETTE[colour], alpha=strength, linewidth=0))
+            plot.add_patch(Rectangle((x - 0.5, y - 0.5), 1, 1, facecolor=PALETTE[color], alpha=strength, linewidth=0))
             if widest <= NUMBERED:
                 ink = "white" if strength > 0.6 else DARK
                 plot.text(x, y, f"{100 * share:.0f}", ha="center", va="center", color=ink, fontsize=8)
@@ -87,16 +87,16 @@ def draw_states(plot: Any, drift: Drift) -> None:
         spine.set_color(RULE)
     which = f"{len(drift.shown)} of {drift.states}" if drift.states > len(drift.shown) else "all"
     ends = f"discs: at {drift.places[0]:,} tokens, crosses: at {drift.places[-1]:,}"
-    title(plot, "What does it keep?", f"its newest vector, coloured by what it answers ({which} states);\n{ends}")
+    title(plot, "What does it keep?", f"its newest vector, colored by what it answers ({which} states);\n{ends}")
 
 
-def draw_distances(plot: Any, drift: Drift, colour: int) -> None:
+def draw_distances(plot: Any, drift: Drift, color: int) -> None:
     """To the own state's mean and to the nearest other, along the stream."""
     places = drift.places
     for bands, shade, label, line in (
         (drift.other, INK, "nearest other state", "-"),
-        (drift.own, PALETTE[colour], "its own state", "-"),
-        (drift.said, PALETTE[colour], "the one it answers", (0, (2, 2))),
+        (drift.own, PALETTE[color], "its own state", "-"),
+        (drift.said, PALETTE[color], "the one it answers", (0, (2, 2))),
     ):
         low, middle, high = zip(*bands)
         if bands is not drift.said:
@@ -116,13 +116,13 @@ def draw_distances(plot: Any, drift: Drift, colour: int) -> None:
     title(plot, "Does it wander off?", f"line: median, band: 5% to 95%;\nnearer to a wrong state: {nearer}")
 
 
-def draw_pushes(plot: Any, drift: Drift, colour: int) -> None:
+def draw_pushes(plot: Any, drift: Drift, color: int) -> None:
     """How far a stream that was pushed aside is from itself, token by token."""
     lowest = 1e-6
     for i, (size, line, lost) in enumerate(zip(drift.pushes, drift.pushed, drift.lost)):
         label = f"by {100 * size:.0f}% of its size: {lost:.3g}% end in another state"
         shown = [max(value, lowest) for value in line]
-        plot.plot(range(1, len(shown) + 1), shown, color=PALETTE[colour], alpha=1 - 0.3 * i, linewidth=1.2 + 0.9 * i,
+        plot.plot(range(1, len(shown) + 1), shown, color=PALETTE[color], alpha=1 - 0.3 * i, linewidth=1.2 + 0.9 * i,
                   label=label)  # fmt: skip
     dress(plot)
     plot.set_yscale("log")
@@ -140,8 +140,8 @@ def draw_pushes(plot: Any, drift: Drift, colour: int) -> None:
     title(plot, "Pushed aside, does it come back?", f"{answer};\nall vectors of the memory are pushed, at random")
 
 
-def write_drift_png(path: str | os.PathLike[str], drift: Drift, name: str, colour: int) -> None:
-    save_png(path, drift_figure(drift, name, colour))
+def write_drift_png(path: str | os.PathLike[str], drift: Drift, name: str, color: int) -> None:
+    save_png(path, drift_figure(drift, name, color))
 
 
 def looked_into(found: list[Model]) -> list[tuple[Model, Drift]]:
@@ -154,7 +154,7 @@ def drift_section(found: list[Model]) -> str:
     for model, drift in looked_into(found):
         words = f"Inside {model.name}: {in_words(drift)}"
         boxes.append(
-            f'<div class="card">{as_svg(drift_figure(drift, model.name, model.colour), words)}{facts(drift)}</div>'
+            f'<div class="card">{as_svg(drift_figure(drift, model.name, model.color), words)}{facts(drift)}</div>'
         )
     note = (
         "The label of a token is the state of the world that a model must keep. Here the newest vector "
@@ -162,7 +162,7 @@ def drift_section(found: list[Model]) -> str:
         "its own place in the memory, if the memory stays nearer to its own place than to any other, and if it comes "
         "back there by itself when something pushes it aside. Where the model is wrong and yet as near as ever to the "
         "state that it answers, the memory has not become blurred: it has slipped into another state. "
-        "Distances are in units of the distance between neighbouring states."
+        "Distances are in units of the distance between neighboring states."
     )
     return section("Why it drifts, or does not", note, boxes, "tables")
 

@@ -1,4 +1,4 @@
-"""Figures of matplotlib as files, and as part of a page whose colours they take on."""
+"""Figures of matplotlib as files, and as part of a page whose colors they take on."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 from stairwell.report.picture import INK, PALETTE, RULE
 
 DARK = "#1c2026"  # text that matters
-# The page's own names for the colours, so that a figure changes with its theme.
-NAMES = {**{colour: f"c{i}" for i, colour in enumerate(PALETTE)}, INK: "soft", RULE: "rule", DARK: "ink"}
+# The page's own names for the colors, so that a figure changes with its theme.
+NAMES = {**{color: f"c{i}" for i, color in enumerate(PALETTE)}, INK: "soft", RULE: "rule", DARK: "ink"}
 NAMES["#ffffff"] = "card"
 
 
@@ -26,8 +26,8 @@ def as_svg(figure: Any, words: str) -> str:
     text = written.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<defs>\s*</defs>", "", text, flags=re.DOTALL)
-    for colour, name in NAMES.items():
-        text = text.replace(colour, f"var(--{name})")
+    for color, name in NAMES.items():
+        text = text.replace(color, f"var(--{name})")
     text = re.sub(r'(<svg [^>]*?)width="[^"]*" height="[^"]*"|(<svg )', r"\1\2", text, count=1)
     return text.replace("<svg ", f'<svg class="figure" role="img" aria-label="{escape(words)}" ', 1)
 

@@ -19,9 +19,9 @@ from typing import Any
 from stairwell.outputs import Kind, check_all, marked, write_output
 from stairwell.report import parts
 from stairwell.report.collect import MEASURED, RunReport, finite
-from stairwell.report.compare import Model, headline, models, one_run_each, summary, unit_of
+from stairwell.report.compare import Model, models, one_run_each, primary_metric, summary, unit_of
 from stairwell.report.drift_picture import drift_section, looked_into, write_drift_png
-from stairwell.report.horizon import horizon_section, write_horizon_png
+from stairwell.report.long_streams import horizon_section, write_horizon_png
 from stairwell.report.picture import FIGURE
 from stairwell.report.played_page import gather_played, played_section
 from stairwell.report.sweep import Panel, sweep_section
@@ -66,7 +66,7 @@ def write_html(
     ]
     text = Template(resource("page.html")).substitute(
         title=escape(title),
-        lead=escape(lead if lead is not None else headline(runs)),
+        lead=escape(lead if lead is not None else primary_metric(runs)),
         cards=parts.cards(found),
         sections="\n".join(section for section in sections if section),
         version=escape(__version__),
@@ -93,7 +93,7 @@ def write_stream_pngs(page: str | os.PathLike[str], runs: list[RunReport]) -> li
         written.append(horizon)
     for number, (model, drift) in enumerate(looked_into(found), start=1):
         written.append(place.with_suffix(f".inside-{number}.png"))
-        write_drift_png(written[-1], drift, model.name, model.colour)
+        write_drift_png(written[-1], drift, model.name, model.color)
     return written
 
 
@@ -113,12 +113,12 @@ def page_data(found: list[Model], walks: list[dict[str, Any]]) -> dict[str, Any]
         "metrics": metrics(found),
         "unit": unit_of([run for model in found for run in model.runs]),
         "models": [
-            {"name": model.name, "colour": model.colour, "runs": [curves_of(run) for run in model.runs]}
+            {"name": model.name, "color": model.color, "runs": [curves_of(run) for run in model.runs]}
             for model in found
         ],
         "walks": walks,
         "attention": {
-            number: {"attention": asdict(attention), "colour": model.colour}
+            number: {"attention": asdict(attention), "color": model.color}
             for number, model, _, attention in parts.with_attention(found)
         },
     }
@@ -154,5 +154,5 @@ def gather_walks(found: list[Model]) -> list[dict[str, Any]]:
         minds = [{name: getattr(belief, name) for name in ("answers", "probabilities")} for belief in beliefs]
         same = (grid, tuple(tuple(belief.actions) for belief in beliefs))
         walk = walks.setdefault(same, {"grid": grid, "episodes": episodes, "models": []})
-        walk["models"].append({"name": model.name, "colour": model.colour, "minds": minds})
+        walk["models"].append({"name": model.name, "color": model.color, "minds": minds})
     return list(walks.values())

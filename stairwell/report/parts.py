@@ -13,8 +13,8 @@ from stairwell.report.compare import Model, count_text, metric_text, number_text
 from stairwell.report.table import Cell, Table
 
 
-def colour(model: Model) -> str:
-    return f'style="--c: var(--c{model.colour})"'
+def color(model: Model) -> str:
+    return f'style="--c: var(--c{model.color})"'
 
 
 def section(title: str, note: str, boxes: list[str], kind: str = "inside") -> str:
@@ -38,7 +38,7 @@ def cards(found: list[Model]) -> str:
             facts.append(f"{len(model.runs)} seeds")
         about = " · ".join(fact.replace(" ", "&nbsp;") for fact in facts)
         items.append(
-            f'<li class="card" {colour(model)}><div class="model">{escape(model.name)}</div>'
+            f'<li class="card" {color(model)}><div class="model">{escape(model.name)}</div>'
             f'<div class="value">{value}</div>'
             f'<div class="what">{escape(metric_text(run.metric))}, {model.scored_on}<br>{about}</div></li>'
         )
@@ -55,8 +55,8 @@ def tables(given: list[Table], notes: list[str], found: list[Model]) -> str:
 
 
 def swatches(found: list[Model]) -> dict[str, str]:
-    """A square of its colour for every model."""
-    return {model.name: f'<span class="swatch" {colour(model)}></span>' for model in found}
+    """A square of its color for every model."""
+    return {model.name: f'<span class="swatch" {color(model)}></span>' for model in found}
 
 
 def table(given: Table, swatches: dict[str, str]) -> str:
@@ -131,7 +131,7 @@ def shown(model: Model, run: RunReport) -> str:
 def learned(found: list[Model]) -> str:
     """What the memory is made of, where a model learns that."""
     boxes = [
-        f'<div class="card" {colour(model)}>{shown(model, run)}{"".join(memory_bars(run))}</div>'
+        f'<div class="card" {color(model)}>{shown(model, run)}{"".join(memory_bars(run))}</div>'
         for model, run, _ in one_run_each(found, lambda run: run.layer_weights)
     ]
     note = "Feedback remembers a mix of its layers, from the embedding to the top, and learns how much of each."
@@ -179,7 +179,7 @@ def attention(found: list[Model]) -> str:
     for number, model, run, seen in with_attention(found):
         spans = span_bars(run) if run.spans else ""
         picture = heads(number, seen, run.unit)
-        boxes.append(f'<div class="card" {colour(model)}>{shown(model, run)}{picture}{spans}</div>')
+        boxes.append(f'<div class="card" {color(model)}>{shown(model, run)}{picture}{spans}</div>')
     note = (
         "The share of attention that each head gives to each distance, averaged over a short stream of "
         "test data. Every row has its own scale, and heights grow with the square root, so that small shares stay "
@@ -225,7 +225,7 @@ def provenance(found: list[Model], given: Mapping[str, Any]) -> str:
             }
             config = escape(json.dumps(finite(run.config), indent=2))
             boxes.append(
-                f'<div class="card" {colour(model)}>{shown(model, run)}{facts_list(facts)}'
+                f'<div class="card" {color(model)}>{shown(model, run)}{facts_list(facts)}'
                 f"<details><summary>The whole config</summary><pre>{config}</pre></details></div>"
             )
     page = {name: str(words) for name, words in {**made_by(), **given}.items()}

@@ -9,7 +9,7 @@ from stairwell.outputs import Kind, marked, write_output
 from stairwell.report.collect import RunReport
 from stairwell.report.compare import Model, is_percent, metric_text, models, unit_of
 
-# The page's colours on light ground, and its dashes.
+# The page's colors on light ground, and its dashes.
 PALETTE = ("#0072b2", "#d55e00", "#00875f", "#a8467f", "#a87400", "#3793c4", "#4d5259", "#7b5b3a")
 DASHES = ("-", "-", "-", (0, (6, 3)), (0, (1.5, 2.5)), (0, (7, 2, 2, 2)), (0, (4, 3)), (0, (1, 3)))
 FIGURE = Kind("a figure of stairwell", marked(b"Software\0stairwell"))
@@ -57,7 +57,7 @@ def write_png(path: str | os.PathLike[str], runs: list[RunReport], metric: str |
 
 def draw_model(plot: Any, model: Model, metric: str, along: str, per: float) -> None:
     """A thin line for training, a strong one with circles for validation; seeds fainter than a single run."""
-    style = {"color": PALETTE[model.colour], "linestyle": DASHES[model.colour]}
+    style = {"color": PALETTE[model.color], "linestyle": DASHES[model.color]}
     strength = 0.6 if len(model.runs) > 1 else 1.0
     for i, run in enumerate(model.runs):
         training = run.curves.of(metric)

@@ -63,7 +63,7 @@ class Track {
 class Played {
   constructor(parent, episode, steps, jump) {
     this.episode = episode;
-    this.box = html(parent, "div", { class: "card played", style: colour(episode.colour) });
+    this.box = html(parent, "div", { class: "card played", style: color(episode.color) });
     const title = html(this.box, "h3");
     html(title, "span", { class: "swatch" });
     title.append(episode.name);
@@ -97,7 +97,7 @@ class Played {
   rewardTrack(parent, steps, jump) {
     const rewards = this.episode.steps.map(({ reward }) => reward);
     const low = Math.min(0, ...rewards), high = Math.max(0, ...rewards), size = high - low || 1;
-    const track = new Track(parent, "reward", steps, jump, (step) => step < rewards.length && ["reward", decimals(rewards[step]), this.episode.colour]);
+    const track = new Track(parent, "reward", steps, jump, (step) => step < rewards.length && ["reward", decimals(rewards[step]), this.episode.color]);
     rewards.forEach((reward, x) => {
       if (reward) svg(track.picture, "rect", { class: "bar", x, width: 1, y: (high - Math.max(0, reward)) / size, height: Math.abs(reward) / size });
     });
@@ -108,7 +108,7 @@ class Played {
   valueTrack(parent, steps, jump) {
     const values = this.episode.steps.map(({ value }) => value);
     const low = Math.min(0, ...values), high = Math.max(0, ...values), size = high - low || 1;
-    const track = new Track(parent, "expects", steps, jump, (step) => step < values.length && ["expects", decimals(values[step]), this.episode.colour]);
+    const track = new Track(parent, "expects", steps, jump, (step) => step < values.length && ["expects", decimals(values[step]), this.episode.color]);
     const points = values.map((value, x) => `${x + 0.5} ${(0.06 + 0.88 * ((high - value) / size)).toFixed(3)}`);
     svg(track.picture, "path", { class: "value", d: `M${points.join("L")}` });
     track.mark();
@@ -118,7 +118,7 @@ class Played {
   layerTrack(parent, name, layer, steps, jump) {
     const track = new Track(parent, name, steps, jump, (step) => {
       const share = this.shares(layer)[step];
-      return share !== undefined && [`${name}, attention`, `${(share / 10).toFixed(1)}%`, this.episode.colour];
+      return share !== undefined && [`${name}, attention`, `${(share / 10).toFixed(1)}%`, this.episode.color];
     });
     track.cells = this.episode.steps.map((_, x) => svg(track.picture, "rect", { class: "heat", x, y: 0, width: 1, height: 1, "fill-opacity": 0 }));
     track.held = svg(track.picture, "rect", { class: "held", y: 0, height: 1 });
@@ -154,7 +154,7 @@ class Played {
     return `${words}, expects ${decimals(value)}${best ? `, looks most at step ${best.step}` : ""}`;
   }
 
-  // Colours of all layers' strips; the frame that gets most attention in any layer, if there is one.
+  // Colors of all layers' strips; the frame that gets most attention in any layer, if there is one.
   showAttention() {
     let best = null;
     this.layers.forEach((track, layer) => {

@@ -18,13 +18,13 @@ from PIL import Image
 from stairwell.errors import UserError
 from stairwell.rl.agent import Agent
 from stairwell.rl.episodes import split_seed
-from stairwell.rl.showing import Shown, frames
+from stairwell.rl.render import Shown, frames
 from stairwell.rl.task import Reinforcement
 
 STEPS = 200  # of an episode, at most
 ROOM = 300_000  # characters of a page that one episode may take
-COLOURS = 256  # of a PNG with a palette
-LARGEST = {True: 800, False: 240}  # pixels along the longer side of a picture, of so few colours or of more
+COLORS = 256  # of a PNG with a palette
+LARGEST = {True: 800, False: 240}  # pixels along the longer side of a picture, of so few colors or of more
 
 Pixels = NDArray[np.uint8]  # (height, width, 3)
 
@@ -111,7 +111,7 @@ def layer_names(count: int, layers: int) -> list[str]:
 
 class Drawn:
     """Pictures as pieces, each with what has changed since the one before. The first one decides how they are kept: few
-    colours exactly, as PNG; more of them smaller, as JPEG."""
+    colors exactly, as PNG; more of them smaller, as JPEG."""
 
     def __init__(self) -> None:
         self.before: Pixels | None = None
@@ -120,7 +120,7 @@ class Drawn:
 
     def next(self, picture: Pixels) -> Patch | None:
         if self.before is None:
-            self.flat = len(palette(picture)[0]) <= COLOURS
+            self.flat = len(palette(picture)[0]) <= COLORS
         pixels, before = small(picture, LARGEST[self.flat]), self.before
         self.height, self.width = max(self.height, pixels.shape[0]), max(self.width, pixels.shape[1])
         self.before = pixels
@@ -144,19 +144,19 @@ def small(picture: Pixels, largest: int) -> Pixels:
 
 
 def palette(pixels: Pixels) -> tuple[NDArray[np.int32], NDArray[np.intp]]:
-    """The colours of a picture, and which of them each pixel has."""
+    """The colors of a picture, and which of them each pixel has."""
     red, green, blue = (pixels[..., i].astype(np.int32) for i in range(3))
-    colours, places = np.unique(red << 16 | green << 8 | blue, return_inverse=True)
-    return colours, places.reshape(pixels.shape[:2])
+    colors, places = np.unique(red << 16 | green << 8 | blue, return_inverse=True)
+    return colors, places.reshape(pixels.shape[:2])
 
 
 def as_png(pixels: Pixels) -> str:
-    """Exact where there are few enough colours for a palette, which pictures that were made smaller may have not."""
-    colours, places = palette(pixels)
-    if len(colours) > COLOURS:
-        return as_address(Image.fromarray(pixels).quantize(COLOURS), "png", optimize=True)
+    """Exact where there are few enough colors for a palette, which pictures that were made smaller may have not."""
+    colors, places = palette(pixels)
+    if len(colors) > COLORS:
+        return as_address(Image.fromarray(pixels).quantize(COLORS), "png", optimize=True)
     image = Image.fromarray(places.astype(np.uint8), mode="P")
-    image.putpalette([int(colour) >> shift & 255 for colour in colours for shift in (16, 8, 0)])
+    image.putpalette([int(color) >> shift & 255 for color in colors for shift in (16, 8, 0)])
     return as_address(image, "png", optimize=True)
 
 

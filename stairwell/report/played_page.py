@@ -23,7 +23,7 @@ def gather_played(found: Sequence[Model]) -> tuple[list[dict[str, Any]], list[st
         if room < 0:
             left_out.append(model.name)
         else:
-            shown.append({"name": model.name, "colour": model.colour, **made})
+            shown.append({"name": model.name, "color": model.color, **made})
     return shown, left_out
 
 
@@ -39,7 +39,7 @@ def played_section(found: Sequence[Model], shown: Sequence[dict[str, Any]], left
         words += f" There is no room for {', '.join(left_out)}."
     if any(episode["layers"] for episode in shown):
         words += (
-            " A layer's strip has a place for every frame: the fuller its colour, the more attention that frame gets "
+            " A layer's strip has a place for every frame: the fuller its color, the more attention that frame gets "
             "at this step; the most that one gets is written beside it. What the memory holds is outlined."
         )
     return (

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from stairwell.report.compare import next_colour, number_text
+from stairwell.report.compare import next_color, number_text
 from stairwell.report.figures import DARK, as_svg
 from stairwell.report.picture import INK, PALETTE, dress, new_figure, save_png
 
@@ -82,9 +82,9 @@ def sweep_figure(panels: Sequence[Panel]) -> Any:
     same_score = len({panel.score for panel in panels}) == 1
     plots = figure.subplots(rows, columns, squeeze=False, sharey=same_score).flatten()
     for number, (plot, panel) in enumerate(zip(plots, panels)):
-        colours = colours_of(panel)
+        colors = colors_of(panel)
         for series in panel.series:
-            draw_series(plot, panel, series, colours[series])
+            draw_series(plot, panel, series, colors[series])
         dress_sweep(plot, panel)
         if not same_score or number % columns == 0:
             plot.set_ylabel(panel.score, color=INK)
@@ -97,18 +97,18 @@ def sweep_figure(panels: Sequence[Panel]) -> Any:
     return figure
 
 
-def colours_of(panel: Panel) -> dict[str, int]:
-    """A colour for each series: its core's if that is still free."""
+def colors_of(panel: Panel) -> dict[str, int]:
+    """A color for each series: its core's if that is still free."""
     chosen: dict[str, int] = {}
     for point in panel.points:
         if point.series not in chosen:
-            chosen[point.series] = next_colour(point.core, list(chosen.values()))
+            chosen[point.series] = next_color(point.core, list(chosen.values()))
     return chosen
 
 
-def draw_series(plot: Any, panel: Panel, series: str, colour: int) -> None:
+def draw_series(plot: Any, panel: Panel, series: str, color: int) -> None:
     """The means as a line, or as a level across the plot; every seed and every number of the paper as a mark."""
-    points, look = panel.line(series), {"color": PALETTE[colour]}
+    points, look = panel.line(series), {"color": PALETTE[color]}
     if panel.is_level(series):
         # Levels at one height show in turns.
         number = [name for name in panel.series if panel.is_level(name)].index(series)

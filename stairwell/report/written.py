@@ -11,8 +11,8 @@ import torch
 
 from stairwell.errors import UserError
 from stairwell.models import Seq2Seq, inspect
-from stairwell.tasks.pairs import PairTask
-from stairwell.train.translating import Translator, search_of
+from stairwell.tasks.pair_task import PairTask
+from stairwell.train.translator import Translator, search_of
 
 SHOWN = 4  # sentences
 AHEAD = 200  # from which they are chosen

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from stairwell.report.compare import Model, one_run_each
-from stairwell.report.parts import colour, section
+from stairwell.report.parts import color, section
 from stairwell.report.written import Sentence
 
 
@@ -14,7 +14,7 @@ def written_section(found: list[Model]) -> str:
     boxes = []
     for model, _, sentences in one_run_each(found, lambda run: run.sentences):
         shown = "".join(map(sentence_box, sentences))
-        boxes.append(f'<div class="card" {colour(model)}><h3>{escape(model.name)}</h3>{shown}</div>')
+        boxes.append(f'<div class="card" {color(model)}><h3>{escape(model.name)}</h3>{shown}</div>')
     note = (
         "Sentences of the test data as the models write them by beam search. In the pictures every row "
         "is a token that was written, every column one of the source; the darker, the more attention, averaged over "

@@ -22,7 +22,7 @@ from stairwell.cores.core import check_start
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import ages
 from stairwell.fast import choose_engine
-from stairwell.models import FirstToken
+from stairwell.models import StartEmbedding
 from stairwell.state import State
 
 from .leaves import Leaf, leaves, scaling, shape
@@ -40,9 +40,9 @@ class AgentConfig(Config):
     "the space of what it observes"
     action: Any = field(default_factory=lambda: Discrete(2))
     "the space of what it does"
-    first_token: bool = True
+    start_embedding: bool = True
     "add a learned vector to an episode's first frame"
-    standardise: bool = True
+    normalize_observations: bool = True
     "before training, look around with random actions and let symbols count by how seldom they are seen"
     last_action: bool = False
     "read the last action beside the observation; zeros at the start of an episode"
@@ -62,7 +62,7 @@ class Inputs(NamedTuple):
         return Inputs(observed, change(self.action), change(self.reward))
 
 
-class Said(NamedTuple):
+class AgentOutput(NamedTuple):
     policy: Tensor  # (..., P)
     value: Tensor  # (...)
 
@@ -122,9 +122,9 @@ class Symbols(nn.Module):
         super().__init__()
         self.places = Places([space.n] if isinstance(space, Discrete) else list(space.sizes), width)
 
-    def standardise(self, values: Tensor) -> None:
+    def standardize(self, values: Tensor) -> None:
         """From observations (N, *shape)."""
-        self.places.standardise(values.reshape(len(values), -1).to(torch.int64))
+        self.places.standardize(values.reshape(len(values), -1).to(torch.int64))
 
     def forward(self, values: Tensor) -> Tensor:
         return self.places(values.reshape(*values.shape[:2], -1).to(torch.int64))
@@ -161,7 +161,7 @@ class Agent(nn.Module):
         self.actions = policy_for(config.action)
         self.last_action = self.actions.embedding(D) if config.last_action else None
         self.last_reward = nn.Linear(1, D) if config.last_reward else None
-        self.first_token = FirstToken(D) if config.first_token else None
+        self.start_embedding = StartEmbedding(D) if config.start_embedding else None
         self.norm = nn.LayerNorm(D) if self.core.final_norm else nn.Identity()
         self.policy, self.value = nn.Linear(D, self.actions.P), nn.Linear(D, 1)
         # An agent that knows nothing chooses evenly and expects nothing.
@@ -172,29 +172,29 @@ class Agent(nn.Module):
             self.register_buffer(name, torch.tensor(number, dtype=torch.float64))
 
     def init_state(
-        self, batch: int, source: Tensor | None = None, source_mask: Tensor | None = None, slack: int = 0
+        self, batch: int, source: Tensor | None = None, source_mask: Tensor | None = None, max_crop: int = 0
     ) -> State:
         """A fresh state for `batch` rows."""
         if source is not None or source_mask is not None:
             raise ValueError("an Agent reads no source")
-        return self.core.init_state(batch, slack)
+        return self.core.init_state(batch, max_crop)
 
     @property
     def reads_symbols(self) -> bool:
         return any(isinstance(encode, Symbols) for encode in self.encoders)
 
-    def standardise(self, observations: dict[str, Tensor]) -> None:
-        """Let symbols count by how seldom they are in observations (N, ...), by the paths of the space's leaves. Once,
+    def standardize(self, observations: dict[str, Tensor]) -> None:
+        """Let symbols count by how seldom they are in observations (N, ...), by the paths of the space's leaves. FirstOrderFunction,
         before a training: what the agent says changes with it."""
         for encode, path in zip(self.encoders, self.leaves):
             if isinstance(encode, Symbols):
-                encode.standardise(observations[path].to(self.policy.weight.device))
+                encode.standardize(observations[path].to(self.policy.weight.device))
 
-    def unpack(self, vector: Tensor, slack: int = 0) -> State:
-        """The state that `pack` made `vector` (B, N) of; `slack` is what that state was made with."""
-        return self.core.unpack(vector, slack)
+    def unpack(self, vector: Tensor, max_crop: int = 0) -> State:
+        """The state that `pack` made `vector` (B, N) of; `max_crop` is what that state was made with."""
+        return self.core.unpack(vector, max_crop)
 
-    def forward(self, inputs: Inputs, state: State, start: Tensor | None = None) -> tuple[Said, State]:
+    def forward(self, inputs: Inputs, state: State, start: Tensor | None = None) -> tuple[AgentOutput, State]:
         """The policy and the value of every frame, and the state after."""
         B, T = inputs.reward.shape
         self.check(inputs, B, T)
@@ -213,10 +213,10 @@ class Agent(nn.Module):
             x = x + before * self.last_action(inputs.action)
         if self.last_reward is not None:
             x = x + before * self.last_reward(compressed(inputs.reward)[..., None].to(x.dtype))
-        return x if self.first_token is None else self.first_token(x, age)
+        return x if self.start_embedding is None else self.start_embedding(x, age)
 
-    def heads(self, x: Tensor) -> Said:
-        return Said(self.policy(x), self.value(x)[..., 0])
+    def heads(self, x: Tensor) -> AgentOutput:
+        return AgentOutput(self.policy(x), self.value(x)[..., 0])
 
     def check(self, inputs: Inputs, B: int, T: int) -> None:
         for path, leaf in self.leaves.items():

@@ -9,22 +9,22 @@ from stairwell.errors import UserError
 from stairwell.train.config import TrainConfig
 
 LARGEST_WEIGHT = 1e6  # of a part of the loss; more is a typing error
-PPO_ONLY = ("clip_ratio", "epochs", "minibatches")
+PPO_ONLY = ("clip_range", "epochs", "minibatches")
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentTrainConfig(TrainConfig):
     learner: Literal["a2c", "ppo"] = "a2c"
     "a2c learns from each frame once, ppo several times"
-    discount: float = 0.99
+    gamma: float = 0.99
     "how much a reward is worth one frame earlier"
-    gae: float = 1.0
-    "lambda of generalised advantages: 1 sums rewards up to the segment's end, 0 looks one frame ahead"
-    entropy_cost: float = 0.01
+    gae_lambda: float = 1.0
+    "lambda of generalized advantages: 1 sums rewards up to the segment's end, 0 looks one frame ahead"
+    ent_coef: float = 0.01
     "how strongly the policy is kept undecided"
-    value_cost: float = 0.5
+    vf_coef: float = 0.5
     "weight of the value's squared error"
-    clip_ratio: float = 0.2
+    clip_range: float = 0.2
     "ppo: how far the probability of an action may move from what it was at collection"
     epochs: int = 4
     "ppo: how many times a rollout is gone over"
@@ -34,19 +34,19 @@ class AgentTrainConfig(TrainConfig):
     "frames after which gradients through time stop within a segment; 0: not at all"
     window_memory: Literal["stored", "recomputed"] = "stored"
     "what a window begins from: the memory kept at collection, or made anew from the segment's start"
-    normalise_advantages: bool = False
+    normalize_advantage: bool = False
     "advantages of a rollout to mean 0 and deviation 1"
-    normalise_rewards: bool = True
+    normalize_rewards: bool = True
     "divide rewards by the running standard deviation of the discounted return"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("discount", "gae"):
+        for name in ("gamma", "gae_lambda"):
             self._check(name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
-        for name in ("entropy_cost", "value_cost", "window"):
+        for name in ("ent_coef", "vf_coef", "window"):
             self._check(name, getattr(self, name) >= 0, "at least 0")
-        self._check("clip_ratio", self.clip_ratio > 0, "above 0")
-        for name in ("clip_ratio", "entropy_cost", "value_cost"):
+        self._check("clip_range", self.clip_range > 0, "above 0")
+        for name in ("clip_range", "ent_coef", "vf_coef"):
             self._check(name, getattr(self, name) <= LARGEST_WEIGHT, f"at most {LARGEST_WEIGHT:g}")
         for name in ("epochs", "minibatches"):
             self._check(name, getattr(self, name) >= 1, "at least 1")

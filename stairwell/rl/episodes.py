@@ -19,7 +19,7 @@ from torch import Tensor
 from stairwell.decode import Session
 from stairwell.tasks.base import Split
 
-from .agent import Agent, Inputs, Said
+from .agent import Agent, AgentOutput, Inputs
 from .environments.batched import uniform
 from .rollouts import as_tensors, deciding, embedded
 from .rows import BrokenEnvironment, Frame, Rows
@@ -32,17 +32,17 @@ def split_seed(seed: int, split: str) -> int:
     return (seed * len(SPLITS) + SPLITS[split]) % 2**63
 
 
-class Moment(NamedTuple):
+class Transition(NamedTuple):
     """One frame of B rows, before and after."""
 
     inputs: Inputs  # (B, ...)
     start: Tensor  # (B,) bool
-    said: Said
+    said: AgentOutput
     action: Tensor  # (B, A)
     frame: Frame
 
 
-def moments(agent: Agent, rows: Rows, seed: int, likeliest: bool = False) -> Iterator[Moment]:
+def moments(agent: Agent, rows: Rows, seed: int, likeliest: bool = False) -> Iterator[Transition]:
     """What an agent sees and does, frame by frame, without end."""
     device, B = next(agent.parameters()).device, rows.B
     now = Inputs(as_tensors(rows.begin()), agent.no_action(B).cpu(), torch.zeros(B))
@@ -55,7 +55,7 @@ def moments(agent: Agent, rows: Rows, seed: int, likeliest: bool = False) -> Ite
         noise = torch.from_numpy(uniform(seed, range(B), time, agent.actions.noises)).to(device)
         action = agent.actions.likeliest(said.policy) if likeliest else agent.actions.sample(said.policy, noise)
         frame = rows.step(agent.actions.to_environment(action))
-        yield Moment(now, start, said, action.cpu(), frame)
+        yield Transition(now, start, said, action.cpu(), frame)
         now = Inputs(as_tensors(frame.observations), action.cpu(), torch.from_numpy(frame.rewards))
         start, time = torch.from_numpy(frame.start), time + 1
 
@@ -151,7 +151,7 @@ def play(
 class Returns:
     """The mean return of a split's episodes: how agents are validated and kept."""
 
-    headline, higher_is_better = "return", True
+    primary_metric, higher_is_better = "return", True
 
     def __init__(
         self, open_rows: Callable[[int, int], Rows], seed: int, episodes: dict[str, int], rows: int, longest: int

@@ -28,7 +28,7 @@ try:
 except ImportError as missing:
     raise UserError(MISSING_GYMNASIUM) from missing
 
-# What MiniGrid's pictures hold of each cell: the kind of object, its colour, its state. They are names, not brightness.
+# What MiniGrid's pictures hold of each cell: the kind of object, its color, its state. They are names, not brightness.
 MINIGRID = (11, 6, 4)
 # Environments whose package must be imported first; of others gymnasium takes `package:Name-v0`.
 PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "popgym-": "popgym"}

@@ -22,7 +22,7 @@ from stairwell.state import State
 from stairwell.train.objective import Objective, Outcome
 from stairwell.train.streams import inside
 
-from .agent import Agent, Inputs, Said
+from .agent import Agent, AgentOutput, Inputs
 from .config import AgentTrainConfig
 from .rollouts import Rollout
 
@@ -52,7 +52,7 @@ class ActorCritic(Objective):
         policy_loss, more = self.policy_loss(log_probability, batch)
         value_loss = 0.5 * (batch.target - said.value).square()
         entropy = self.model.actions.entropy(said.policy)
-        loss = policy_loss + config.value_cost * value_loss - config.entropy_cost * entropy
+        loss = policy_loss + config.vf_coef * value_loss - config.ent_coef * entropy
         terms = {"policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **more}
         metrics = {name: summed(term.detach(), batch.scored) for name, term in terms.items()}
         return Outcome(summed(loss, batch.scored), metrics, self.model.core.span_loss() if batch.first else None)
@@ -61,7 +61,7 @@ class ActorCritic(Objective):
         """(B, T), and further numbers to be averaged."""
         raise NotImplementedError
 
-    def said(self, batch: Rollout) -> Said:
+    def said(self, batch: Rollout) -> AgentOutput:
         """The policy and value of every frame, (B, T, ...), window by window."""
         W, T = len(batch.states), batch.start.shape[1]
         cut = [(windowed(batch.inputs, w, T // W), batch.start[:, w * T // W : (w + 1) * T // W]) for w in range(W)]
@@ -70,15 +70,15 @@ class ActorCritic(Objective):
         together = batch.inputs if W == 1 else joined([inputs for inputs, _ in cut])
         state = batch.states[0] if W == 1 else type(batch.states[0]).join(batch.states)
         said, _ = self.model(together, state, torch.cat([start for _, start in cut]))
-        return Said(*(torch.cat(part.chunk(W), 1) for part in said))
+        return AgentOutput(*(torch.cat(part.chunk(W), 1) for part in said))
 
-    def in_turn(self, cut: list[tuple[Inputs, Tensor]], state: State) -> Said:
+    def in_turn(self, cut: list[tuple[Inputs, Tensor]], state: State) -> AgentOutput:
         """One window after the other with today's parameters; gradients stop between them."""
         found = []
         for inputs, start in cut:
             said, state = self.model(inputs, state.detach(), start)
             found.append(said)
-        return Said(*(torch.cat(parts, 1) for parts in zip(*found)))
+        return AgentOutput(*(torch.cat(parts, 1) for parts in zip(*found)))
 
     def remember(self, ended: Tensor) -> None:
         for episode in ended.to(self.recent.device):
@@ -117,7 +117,7 @@ class PPO(ActorCritic):
             )
 
     def policy_loss(self, log_probability: Tensor, batch: Rollout) -> tuple[Tensor, dict[str, Tensor]]:
-        e = self.config.clip_ratio
+        e = self.config.clip_range
         change = log_probability - batch.log_probability
         ratio = change.exp()
         loss = -torch.minimum(ratio * batch.advantage, ratio.clamp(1 - e, 1 + e) * batch.advantage)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from stairwell.cores import Core, build
 from stairwell.cores.time import ages
 from stairwell.fast import choose_engine
-from stairwell.models import FirstToken
+from stairwell.models import StartEmbedding
 from stairwell.state import State
 
 
@@ -34,7 +34,9 @@ class Memory(nn.Module):
     """A core with what belongs around it: a projection where `features` is not its width, the vector that tells a row's
     first frame, the last norm."""
 
-    def __init__(self, core: Any, features: int | None = None, first_token: bool = True, engine: str = "auto") -> None:
+    def __init__(
+        self, core: Any, features: int | None = None, start_embedding: bool = True, engine: str = "auto"
+    ) -> None:
         super().__init__()
         D = core.width
         if features is not None and (type(features) is not int or features < 1):
@@ -43,15 +45,15 @@ class Memory(nn.Module):
         self.core: Core = build(core)
         choose_engine(self.core, engine)
         self.enter = nn.Identity() if self.features == D else nn.Linear(self.features, D)
-        self.first_token = FirstToken(D) if first_token else None
+        self.start_embedding = StartEmbedding(D) if start_embedding else None
         self.norm = nn.LayerNorm(D) if self.core.final_norm else nn.Identity()
 
-    def init_state(self, batch: int, slack: int = 0) -> State:
-        return self.core.init_state(batch, slack)
+    def init_state(self, batch: int, max_crop: int = 0) -> State:
+        return self.core.init_state(batch, max_crop)
 
-    def unpack(self, vector: Tensor, slack: int = 0) -> State:
+    def unpack(self, vector: Tensor, max_crop: int = 0) -> State:
         """The state that `state.pack()` made `vector` (B, N) of."""
-        return self.core.unpack(vector, slack)
+        return self.core.unpack(vector, max_crop)
 
     def forward(self, x: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """x (B, T, features) -> (B, T, D), the state after; a row begins anew where `start` (B, T) is true."""
@@ -62,7 +64,7 @@ class Memory(nn.Module):
     def embed(self, x: Tensor, age: Tensor) -> Tensor:
         """What the core reads, also for a session: x (..., features), age (...) -> (..., D)"""
         x = self.enter(x)
-        return x if self.first_token is None else self.first_token(x, age)
+        return x if self.start_embedding is None else self.start_embedding(x, age)
 
 
 class Recurrent(nn.Module):

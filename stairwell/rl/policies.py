@@ -129,7 +129,7 @@ class Places(nn.Module):
         self.register_buffer("mean", torch.zeros(sum(sizes)))
         self.register_buffer("scale", torch.ones(sum(sizes)))
 
-    def standardise(self, values: Tensor) -> None:
+    def standardize(self, values: Tensor) -> None:
         """From values (N, places) that were seen: every symbol's flag to mean 0 and deviation 1, then all of them
         together to what they had before, so that the sum keeps its variance."""
         N, places = values.shape

@@ -4,7 +4,7 @@ Frames are played in a decoding session, which is made anew for every rollout be
 says equals what the training pass computes from the same state. Episodes follow one another within a segment; `start`
 says where they begin.
 
-    delta_t = r_t + discount V_{t+1} - V_t,     advantage_t = delta_t + discount lambda advantage_{t+1}
+    delta_t = r_t + gamma V_{t+1} - V_t,     advantage_t = delta_t + gamma lambda advantage_{t+1}
 
 At the end of a segment and where an episode was cut short by the clock V_{t+1} is the value of what was seen last;
 where the task itself has ended it is 0. Letters: B rows, T frames of a segment, W windows.
@@ -25,7 +25,7 @@ from torch import Tensor
 from stairwell.decode import Session
 from stairwell.errors import UserError
 from stairwell.state import State
-from stairwell.train.processes import World
+from stairwell.train.distributed import Distributed
 
 from .agent import Agent, Inputs
 from .config import AgentTrainConfig
@@ -95,7 +95,7 @@ PLAIN = ("start", "scored", "action", "log_probability", "advantage", "target")
 
 
 class Rollouts:
-    """A Feed. Every `config.reads`-th read plays a new rollout with the agent as it is then; the reads between are
+    """A BatchSource. Every `config.reads`-th read plays a new rollout with the agent as it is then; the reads between are
     minibatches of it."""
 
     def __init__(
@@ -106,14 +106,14 @@ class Rollouts:
         seed: int,
         config: AgentTrainConfig,
         longest: int,
-        world: World | None = None,
+        world: Distributed | None = None,
     ) -> None:
         """`numbers`: those of the rows among all rows of the training. `longest`: steps after which an episode is taken
         to be one that never ends."""
         self.agent, self.rows, self.numbers, self.seed, self.config, self.longest = (
             agent, rows, numbers, seed, config, longest,
         )  # fmt: skip
-        self.world = world or World()
+        self.world = world or Distributed()
         if config.learner == "ppo" and rows.B % config.minibatches:
             raise UserError(f"train.minibatches {config.minibatches} does not divide the {rows.B} rows of a process")
         self.device = next(agent.parameters()).device
@@ -169,10 +169,10 @@ class Rollouts:
         terminated, truncated, after = named.pop("terminated"), named.pop("truncated"), named.pop("after")
         over = terminated | truncated | ~named["scored"]
         following = torch.where(over, after, torch.cat([value[:, 1:], ahead[:, None]], 1))
-        named["advantage"] = advantages(rewards, value, following, over, config.discount, config.gae)
+        named["advantage"] = advantages(rewards, value, following, over, config.gamma, config.gae_lambda)
         named["target"] = named["advantage"] + value
-        if config.normalise_advantages:
-            named["advantage"] = normalised(named["advantage"], named["scored"])
+        if config.normalize_advantage:
+            named["advantage"] = normalized(named["advantage"], named["scored"])
         made = Rollout.from_tensors(named, [state.to("cpu") for state in states])
         finished = torch.tensor(ended, dtype=torch.float64).reshape(-1, 2)
         return dataclasses.replace(made, frames=int(named["scored"].sum()), ended=finished)
@@ -194,7 +194,7 @@ class Rollouts:
         self.now = Inputs(as_tensors(frame.observations), action.cpu(), reward)
         self.start = torch.from_numpy(frame.start)
         self.open += torch.stack([reward, torch.from_numpy(~frame.idle)], 1)
-        self.discounted = self.config.discount * self.discounted + reward
+        self.discounted = self.config.gamma * self.discounted + reward
         discounted = self.discounted
         after = torch.zeros(self.rows.B)
         if over.any():
@@ -234,7 +234,7 @@ class Rollouts:
 
     def scaled(self, rewards: Tensor, discounted: Tensor) -> Tensor:
         """Rewards (B, T), divided by the running deviation of the discounted return if that is asked for."""
-        if not self.config.normalise_rewards:
+        if not self.config.normalize_rewards:
             return rewards
         agent, size = self.agent, torch.tensor(float(discounted.numel()), dtype=discounted.dtype)
         moments = torch.stack([size, discounted.mean(), discounted.var(correction=0)])
@@ -302,18 +302,20 @@ class Rollouts:
             raise
 
 
-def advantages(rewards: Tensor, value: Tensor, following: Tensor, over: Tensor, discount: float, gae: float) -> Tensor:
-    """Generalised advantages (Schulman et al., 2016). All (B, T); `following` is the value after each frame, `over`
+def advantages(
+    rewards: Tensor, value: Tensor, following: Tensor, over: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Generalized advantages (Schulman et al., 2016). All (B, T); `following` is the value after each frame, `over`
     where nothing of the same episode follows it."""
     advantage, later = torch.empty_like(value), torch.zeros_like(value[:, 0])
     for t in reversed(range(value.shape[1])):
-        delta = rewards[:, t] + discount * following[:, t] - value[:, t]
-        later = delta + discount * gae * torch.where(over[:, t], 0, later)
+        delta = rewards[:, t] + gamma * following[:, t] - value[:, t]
+        later = delta + gamma * gae_lambda * torch.where(over[:, t], 0, later)
         advantage[:, t] = later
     return advantage
 
 
-def normalised(values: Tensor, scored: Tensor) -> Tensor:
+def normalized(values: Tensor, scored: Tensor) -> Tensor:
     counted = values[scored]
     return (values - counted.mean()) / (counted.std(correction=0) + SMALL)
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from stairwell.train.objective import BrokenFeed
+from stairwell.train.objective import BrokenSource
 
 from .environments import Array, Batched
 from .leaves import fault, flatten, leaves
@@ -31,7 +31,7 @@ from .spaces import Space
 Observations = dict[str, Array]
 
 
-class BrokenEnvironment(BrokenFeed):
+class BrokenEnvironment(BrokenSource):
     """An environment did what it must not; the word says what, and in which row."""
 
     def __init__(self, word: str) -> None:

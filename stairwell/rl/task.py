@@ -19,13 +19,14 @@ from torch import Tensor
 
 from stairwell import configs
 from stairwell.errors import UserError
+from stairwell.rl.make_env import full_name, open_rows
 from stairwell.tasks import TASKS
 from stairwell.tasks.base import Kind, Known
 from stairwell.tasks.generated import check_at_least
 from stairwell.text import Vocabulary
+from stairwell.train.distributed import Distributed
 from stairwell.train.loop import Trainer, Watch
 from stairwell.train.objective import Phase
-from stairwell.train.processes import World
 from stairwell.train.run import Run
 
 from . import spaces
@@ -35,7 +36,6 @@ from .environments import ENVIRONMENTS, make
 from .environments.batched import uniform
 from .episodes import Returns, split_seed, watched
 from .learners import LEARNERS
-from .opening import full_name, open_rows
 from .rollouts import Rollouts, as_tensors
 from .rows import BrokenEnvironment, Rows
 from .spaces import Space
@@ -45,7 +45,7 @@ TASKS["rl"] = ("stairwell.rl.task", "Reinforcement", "learn from rewards in an e
 ROWS = 64  # of an evaluation, and of a look around
 LOOK = 64  # frames of it
 MOST_FRAMES = 10**10  # of an evaluation: days on a laptop
-OPTIONS = ("length", "colours", "shuffled", "limit", "side", "targets", "steps")
+OPTIONS = ("length", "colors", "shuffled", "limit", "side", "targets", "steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +54,8 @@ class Config(configs.Config):
     "corridor, passive-t-maze, maze-navigation(-easy), water-maze, any name in gymnasium, or your own: module:Name-v0"
     length: int | None = None
     "corridors: steps to the doors"
-    colours: int | None = None
-    "corridor: colours of objects, and doors"
+    colors: int | None = None
+    "corridor: colors of objects, and doors"
     shuffled: bool | None = None
     "corridor: doors change places from episode to episode"
     limit: int | None = None
@@ -63,7 +63,7 @@ class Config(configs.Config):
     side: int | None = None
     "mazes: cells along each side"
     targets: int | None = None
-    "maze navigation: objects, each of its own colour"
+    "maze navigation: objects, each of its own color"
     steps: int | None = None
     "mazes: steps of an episode"
     options: str = ""
@@ -112,7 +112,7 @@ class Reinforcement:
 
     kind: Kind = "agent"
     reads_files: ClassVar[bool] = True  # spaces are found out from the environment, and kept
-    headline, higher_is_better = "return", True
+    primary_metric, higher_is_better = "return", True
     vocabularies: ClassVar[Mapping[str, Vocabulary]] = {}
 
     def __init__(self, config: Config, facts: Mapping[str, Any] | None = None) -> None:
@@ -224,10 +224,10 @@ class Reinforcement:
             return
         finally:
             rows.close()
-        agent.standardise({path: torch.cat([frame[path] for frame in seen]) for path in seen[0]})
+        agent.standardize({path: torch.cat([frame[path] for frame in seen]) for path in seen[0]})
 
-    def feed(
-        self, agent: Agent, config: AgentTrainConfig, world: World | None = None
+    def batch_source(
+        self, agent: Agent, config: AgentTrainConfig, world: Distributed | None = None
     ) -> Callable[[range, int, int], Rollouts]:
         def open_feed(rows: range, batch: int, seed: int) -> Rollouts:
             own = split_seed(seed, "train")
@@ -237,15 +237,15 @@ class Reinforcement:
 
 
 def agent_trainer(
-    agent: Agent, tasks: list[Reinforcement], config: AgentTrainConfig, run: Run, world: World | None = None
+    agent: Agent, tasks: list[Reinforcement], config: AgentTrainConfig, run: Run, world: Distributed | None = None
 ) -> Trainer:
     """A trainer of an agent in an environment."""
     if len(tasks) > 1:
         raise UserError("an agent has one environment; leave --train.finetune_task empty")
-    returns = tasks[0].returns(config.seed, config.valid_rows)
-    if agent.config.standardise and agent.reads_symbols:
+    returns = tasks[0].returns(config.seed, config.valid_batch)
+    if agent.config.normalize_observations and agent.reads_symbols:
         tasks[0].look_around(agent, config.seed)
-    phase = Phase(tasks[0].feed(agent, config, world), returns)
+    phase = Phase(tasks[0].batch_source(agent, config, world), returns)
     trainer = Trainer(LEARNERS[config.learner](agent, config), [phase], config, run, world)
     returns.watch = trainer.tell
     return trainer

@@ -12,8 +12,8 @@ from typing import Any
 from stairwell.cores import Entry, entry
 from stairwell.errors import UserError
 from stairwell.rl.config import AgentTrainConfig
-from stairwell.runs.experiment import Experiment
-from stairwell.runs.kinds import kind_of
+from stairwell.runs.config import RunConfig
+from stairwell.runs.families import kind_of
 from stairwell.tasks import task_type
 from stairwell.train.config import PairTrainConfig, TrainConfig
 
@@ -49,7 +49,7 @@ RECIPES: dict[str, Recipe] = {
         64, 2, 1, recall=16, context=100, chunk=4,
         train=TrainConfig(
             steps=6000, batch=128, segment=32, learning_rate=1e-3, warmup=300, curriculum="length=8..100",
-            validate_every=1000, checkpoint_every=1000, valid_rows=50,
+            validate_every=1000, checkpoint_every=1000, valid_batch=50,
         ),
     ),
     "algorithmic": Recipe(
@@ -57,30 +57,30 @@ RECIPES: dict[str, Recipe] = {
         train=TrainConfig(
             steps=10000, batch=128, segment=64, learning_rate=1e-3, warmup=300,
             curriculum="variables=1,statements=10;variables=2,statements=10;variables=3,statements=10..100",
-            curriculum_accuracy=93, validate_every=2000, checkpoint_every=1000, valid_rows=50,
+            curriculum_accuracy=93, validate_every=2000, checkpoint_every=1000, valid_batch=50,
         ),
     ),
     "copy": Recipe(
         128, 2, 4, recall=801, context=801, chunk=16,
-        train=TrainConfig(steps=4000, batch=32, segment=82, warmup=300, curriculum="length=2..40", valid_rows=50),
+        train=TrainConfig(steps=4000, batch=32, segment=82, warmup=300, curriculum="length=2..40", valid_batch=50),
         task={"test_episodes": 100},
     ),
     "counting": Recipe(
         64, 2, 2, recall=101, context=101, chunk=8,
-        train=TrainConfig(steps=3000, batch=64, segment=64, warmup=300, valid_rows=50),
+        train=TrainConfig(steps=3000, batch=64, segment=64, warmup=300, valid_batch=50),
     ),
     "parity": Recipe(
         32, 2, 1, **SHORT,
         train=TrainConfig(
-            steps=2000, batch=128, segment=40, learning_rate=2e-3, warmup=100, clip=CLIP, curriculum="length=2..40",
-            valid_rows=50,
+            steps=2000, batch=128, segment=40, learning_rate=2e-3, warmup=100, max_grad_norm=CLIP, curriculum="length=2..40",
+            valid_batch=50,
         ),
     ),
     "s5": Recipe(
         128, 2, 2, **SHORT,
         train=TrainConfig(
-            steps=5000, batch=128, segment=20, learning_rate=1e-3, warmup=300, clip=CLIP, curriculum="length=1..20",
-            valid_rows=50,
+            steps=5000, batch=128, segment=20, learning_rate=1e-3, warmup=300, max_grad_norm=CLIP, curriculum="length=1..20",
+            valid_batch=50,
         ),
     ),
     "lm": Recipe(
@@ -90,9 +90,9 @@ RECIPES: dict[str, Recipe] = {
             valid_tokens=200_000,
         ),
     ),
-    "labelled": Recipe(
+    "labeled": Recipe(
         64, 2, 2, **{**SHORT, "context": 100},
-        train=TrainConfig(steps=2000, batch=32, segment=32, warmup=100, clip=CLIP),
+        train=TrainConfig(steps=2000, batch=32, segment=32, warmup=100, max_grad_norm=CLIP),
     ),
     # About the size and dropout that suit some 30,000 sentences; larger corpora want more width. Targets are in sight
     # as a whole: `fit_core` sets how far a core looks back.
@@ -121,8 +121,8 @@ RECIPES: dict[str, Recipe] = {
     "rl": Recipe(
         64, 2, 4, recall=32, context=100, chunk=4,
         train=AgentTrainConfig(
-            learner="ppo", steps=1500, batch=64, segment=64, learning_rate=1e-3, warmup=50, decay="cosine", gae=0.95,
-            entropy_cost=0.01, normalise_advantages=True, validate_every=500, checkpoint_every=500, valid_rows=64,
+            learner="ppo", steps=1500, batch=64, segment=64, learning_rate=1e-3, warmup=50, decay="cosine", gae_lambda=0.95,
+            ent_coef=0.01, normalize_advantage=True, validate_every=500, checkpoint_every=500, valid_batch=64,
         ),
     ),
 }  # fmt: skip
@@ -131,15 +131,15 @@ RECIPES["reverse"] = Recipe(**{**vars(RECIPES["copy"]), "task": {"test_episodes"
 LEAGUE = Recipe(
     64, 2, 4, **SHORT,
     train=TrainConfig(
-        steps=5000, batch=128, segment=40, learning_rate=2e-3, warmup=300, decay="cosine", clip=CLIP,
-        curriculum="length=3..40", valid_rows=50,
+        steps=5000, batch=128, segment=40, learning_rate=2e-3, warmup=300, decay="cosine", max_grad_norm=CLIP,
+        curriculum="length=3..40", valid_batch=50,
     ),
 )  # fmt: skip
 for name in ("parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic", "group-words"):
     RECIPES[name] = LEAGUE
 
 
-def preset(name: str) -> Experiment:
+def preset(name: str) -> RunConfig:
     """The experiment of a name `task/core`, such as `random-walk/feedback`."""
     task_name, slash, core_name = name.partition("/")
     if not slash:
@@ -149,7 +149,7 @@ def preset(name: str) -> Experiment:
     recipe, kind = RECIPES.get(task_name, PLAIN), kind_of(task_name)
     task = task_config(**recipe.task)
     config = core.config(**sizes(core, recipe), **core.look_back(recipe), **known(core, recipe.core))
-    return Experiment(
+    return RunConfig(
         task_name=task_name,
         core_name=core_name,
         core=kind.fit_core(config, task),

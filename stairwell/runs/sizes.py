@@ -26,11 +26,11 @@ from stairwell.rl.config import AgentTrainConfig
 from stairwell.rl.leaves import frame_bytes, real_numbers
 from stairwell.rl.leaves import symbols as symbols_of
 from stairwell.rl.task import Reinforcement
-from stairwell.runs.experiment import Experiment
+from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import preset
 from stairwell.tasks import Task
 from stairwell.tasks.generated import GeneratedTask
-from stairwell.tasks.pairs import PairTask
+from stairwell.tasks.pair_task import PairTask
 from stairwell.train.config import PairTrainConfig
 
 NUMBER = 4  # bytes
@@ -40,14 +40,14 @@ POSITION = 40  # bytes of a row in a checkpoint's note
 LAYER = 25_000  # bytes of a layer's modules, without their parameters
 REMEMBERED = {"adam": 2, "adamw": 2, "rmsprop": 1}  # numbers that an optimizer keeps of each parameter
 LAYERED = (("core", "layers"), ("model", "encoder_layers"))  # what has layers, and how many
-SIZED = ("batch", "batch_tokens", "segment", "valid_rows")  # options of a training that memory depends on
+SIZED = ("batch", "batch_tokens", "segment", "valid_batch")  # options of a training that memory depends on
 UNSIZED = ("heads", "encoder_heads")  # a layer's width is divided among them
 SAMPLE = 8  # layers that are built to find out what one has
 MOST_TOKENS = 10**10  # of a generated split: days on a laptop
 CGROUP = Path("/sys/fs/cgroup/memory.max")  # what a container may use
 
 
-def check_training(experiment: Experiment, task: Task, device: torch.device, processes: int = 1) -> None:
+def check_training(experiment: RunConfig, task: Task, device: torch.device, processes: int = 1) -> None:
     """Refuse a training that cannot fit, in a line that says what to lower."""
     there = memory_of(device)
     # Counting loads parts of torch that take seconds; most trainings are far from any limit.
@@ -59,7 +59,7 @@ def check_training(experiment: Experiment, task: Task, device: torch.device, pro
     check_splits(experiment, task)
 
 
-def check_model(experiment: Experiment, task: Task, device: torch.device) -> None:
+def check_model(experiment: RunConfig, task: Task, device: torch.device) -> None:
     """The same for a model that is only used."""
     there = memory_of(device)
     if there is not None and 16 * guess(experiment, task) >= there:
@@ -67,7 +67,7 @@ def check_model(experiment: Experiment, task: Task, device: torch.device) -> Non
         refuse_beyond(there, {"parameters": parameters}, experiment, device)
 
 
-def check_splits(experiment: Experiment, task: Task) -> None:
+def check_splits(experiment: RunConfig, task: Task) -> None:
     """Refuse generated splits that would be read for days."""
     for split, (episodes, count) in task.splits.items() if isinstance(task, GeneratedTask) else ():
         tokens = episodes.size * count
@@ -92,7 +92,7 @@ def check_streams(model: Any, streams: int, tokens: int, lower: str) -> None:
         )
 
 
-def refuse_beyond(there: int, parts: dict[str, float], experiment: Experiment, device: torch.device) -> None:
+def refuse_beyond(there: int, parts: dict[str, float], experiment: RunConfig, device: torch.device) -> None:
     if sum(parts.values()) > there:
         counted = ", ".join(f"{name} {in_words(size)}" for name, size in parts.items())
         raise UserError(
@@ -101,7 +101,7 @@ def refuse_beyond(there: int, parts: dict[str, float], experiment: Experiment, d
         )
 
 
-def batch_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str, float]:
+def batch_bytes(experiment: RunConfig, task: Task, processes: int) -> dict[str, float]:
     """What grows with the tokens of an update."""
     core, train = experiment.core, experiment.train
     rows, tokens = largest_batch(experiment, task, processes)
@@ -118,7 +118,7 @@ def batch_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str,
     return counted
 
 
-def largest_batch(experiment: Experiment, task: Task, processes: int) -> tuple[int, int]:
+def largest_batch(experiment: RunConfig, task: Task, processes: int) -> tuple[int, int]:
     """Rows, and tokens of all of them, in the largest step of a process."""
     train = experiment.train
     if not (isinstance(train, PairTrainConfig) and isinstance(task, PairTask)):
@@ -135,13 +135,13 @@ def depth_of(core: Any) -> int:
     return getattr(core, "layers", 1) * getattr(core, "computed", getattr(core, "passes", 1))
 
 
-def model_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str, float]:
+def model_bytes(experiment: RunConfig, task: Task, processes: int) -> dict[str, float]:
     """What grows with the model; infinite where a tensor would have more bytes than can be counted."""
     train = experiment.train
     numbers, state = model_and_state(experiment, task)
     rows, _ = largest_batch(experiment, task, processes)
     if not isinstance(train, PairTrainConfig):
-        rows = max(rows, train.valid_rows)
+        rows = max(rows, train.valid_batch)
     return {
         "parameters": NUMBER * numbers + LAYER * sum(layers_of(experiment, *place) for place in LAYERED),
         "gradients and optimizer": NUMBER * numbers * (1 + REMEMBERED.get(train.optimizer, 0)),
@@ -150,13 +150,13 @@ def model_bytes(experiment: Experiment, task: Task, processes: int) -> dict[str,
 
 
 def model_and_state(
-    experiment: Experiment, task: Task, layered: Sequence[tuple[str, str]] = LAYERED
+    experiment: RunConfig, task: Task, layered: Sequence[tuple[str, str]] = LAYERED
 ) -> tuple[float, float]:
     """Parameters, and bytes of a row's state. Both grow evenly with the layers, so that few need to be built."""
     if not layered:
         return count(experiment, task)
     place, *others = layered
-    layers, memory_of_layer = layers_of(experiment, *place), getattr(experiment.core, "make_up", 0)
+    layers, memory_of_layer = layers_of(experiment, *place), getattr(experiment.core, "memory_composition", 0)
     few = max(SAMPLE, memory_of_layer) if isinstance(memory_of_layer, int) else SAMPLE
     if layers <= 2 * few:
         return model_and_state(experiment, task, others)
@@ -167,16 +167,16 @@ def model_and_state(
     return more + left * (more - numbers), larger + left * (larger - state)
 
 
-def layers_of(experiment: Experiment, section: str, name: str) -> int:
+def layers_of(experiment: RunConfig, section: str, name: str) -> int:
     return getattr(getattr(experiment, section), name, 0)
 
 
-def with_layers(experiment: Experiment, section: str, name: str, layers: int) -> Experiment:
+def with_layers(experiment: RunConfig, section: str, name: str, layers: int) -> RunConfig:
     changed: dict[str, Any] = {section: dataclasses.replace(getattr(experiment, section), **{name: layers})}
     return dataclasses.replace(experiment, **changed)
 
 
-def count(experiment: Experiment, task: Task) -> tuple[float, float]:
+def count(experiment: RunConfig, task: Task) -> tuple[float, float]:
     try:
         with torch.device("meta"):
             model: Any = experiment.make_model(task, "meta", "reference")
@@ -187,7 +187,7 @@ def count(experiment: Experiment, task: Task) -> tuple[float, float]:
     return float(numbers), sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in state.leaves())
 
 
-def guess(experiment: Experiment, task: Task) -> float:
+def guess(experiment: RunConfig, task: Task) -> float:
     """Bytes, roughly and rather too many, from the config alone."""
     core, train = experiment.core, experiment.train
 
@@ -201,9 +201,9 @@ def guess(experiment: Experiment, task: Task) -> float:
     numbers = 8 * size("layers") * width * inside * size("products") + width * (symbols + sight)
     encoder = layers_of(experiment, "model", "encoder_layers")
     numbers += 8 * encoder * width * max(getattr(experiment.model, "encoder_inner", None) or 0, 4 * width)
-    rows, tokens = max(train.batch, train.valid_rows), max(train.batch, train.valid_rows) * train.segment
+    rows, tokens = max(train.batch, train.valid_batch), max(train.batch, train.valid_batch) * train.segment
     if isinstance(train, PairTrainConfig):
-        rows, tokens = train.batch, max(train.batch_tokens, experiment.task.longest_target)
+        rows, tokens = train.batch, max(train.batch_tokens, experiment.task.max_target_length)
     observed = 0
     if isinstance(task, Reinforcement):
         numbers += width * symbols_of(task.observation) + width * real_numbers(task.observation)
@@ -219,7 +219,7 @@ def longest(task: Task) -> int:
     return max(task.train.size, *(episodes.size for episodes, _ in task.splits.values()))
 
 
-def what_to_lower(experiment: Experiment) -> str:
+def what_to_lower(experiment: RunConfig) -> str:
     """The options that are furthest above the preset's, as someone would write them."""
     usual = preset(experiment.name)
     raised = []

@@ -253,9 +253,9 @@ def known(
 
 
 def slack_of(prompt: Prompt) -> int:
-    """States of other slack cannot be joined."""
+    """States of other max_crop cannot be joined."""
     assert prompt.state is not None
-    return prompt.state.slack
+    return prompt.state.max_crop
 
 
 def check_numbers(logits: Tensor) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from stairwell.errors import UserError
 from stairwell.export.html import LARGEST, Shown, make_page
 from stairwell.files import read_small
-from stairwell.generate import load_writer
+from stairwell.generate import load_language_model
 from stairwell.serve.requests import Limits
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -36,7 +36,7 @@ def application(
     """The service of a run folder."""
     from stairwell.serve.app import LOCAL, PLAIN, make_app
 
-    model, vocabulary = load_writer(run, device)
+    model, vocabulary = load_language_model(run, device)
     name = Path(run).resolve().name
 
     @cache

@@ -27,7 +27,7 @@ from stairwell.errors import UserError
 from stairwell.models import LanguageModel
 from stairwell.serve.requests import Limits, Refused
 from stairwell.state import State
-from stairwell.stream import RECENT, Stream, with_slack
+from stairwell.stream import RECENT, Stream, with_max_crop
 
 SLACK = 32  # tokens that can be taken back
 HEADER, HEADER_EACH = 16_384, 512  # bytes of a file's description at most: of all, and of each tensor of a state
@@ -50,8 +50,8 @@ class Past:
     @property
     def croppable(self) -> int:
         """How many tokens can be taken back: all, or those after which one more is left, to be read again."""
-        room = int(self.state.room)
-        return room if room == self.tokens else max(room - 1, 0)
+        croppable = int(self.state.croppable)
+        return croppable if croppable == self.tokens else max(croppable - 1, 0)
 
     @cached_property
     def nbytes(self) -> int:
@@ -78,7 +78,7 @@ class States:
         self.lock = threading.RLock()
         try:
             # What follows a cropped text is found by reading its last token again, so one more is kept.
-            self.fresh = Past(model.init_state(1, slack=SLACK + 1))
+            self.fresh = Past(model.init_state(1, max_crop=SLACK + 1))
         except ValueError:  # a core that cannot take tokens back
             self.fresh = Past(model.init_state(1))
 
@@ -149,8 +149,10 @@ class States:
                 stream = Stream.load(folder / "state", self.model, self.vocabulary)
                 state = stream.state()
                 self._check(state)
-                slack = min(state.slack, self.fresh.state.slack)
-                past = Past(with_slack(self.model.core, state, slack), stream.logits, tuple(stream.recent[-RECENT:]))
+                max_crop = min(state.max_crop, self.fresh.state.max_crop)
+                past = Past(
+                    with_max_crop(self.model.core, state, max_crop), stream.logits, tuple(stream.recent[-RECENT:])
+                )
             except (UserError, ValueError, TypeError, KeyError, IndexError, RuntimeError, OverflowError) as error:
                 message = str(error).replace(str(folder), "").replace("/state", "the state")
                 raise Refused(400, message) from None
@@ -207,4 +209,4 @@ def temporary_folder() -> Iterator[Path]:
 
 def beginning(model: LanguageModel, past: Past) -> tuple[State, Tensor | None, Sequence[int]]:
     """A state as the batch takes it, which takes nothing back."""
-    return with_slack(model.core, past.state, 0), past.logits, past.recent
+    return with_max_crop(model.core, past.state, 0), past.logits, past.recent

@@ -9,7 +9,7 @@ from typing import Any
 
 from stairwell.errors import UserError, nearest
 from stairwell.tasks import spec
-from stairwell.tasks.base import IGNORE, Batch, Data, Feed, Known, Score, Spec, Split, Task
+from stairwell.tasks.base import IGNORE, Batch, BatchSource, Data, Known, Score, Spec, Split, Task
 
 # Name: module, class, what it is for. Modules are imported when they are used.
 TASKS: dict[str, tuple[str, str, str]] = {
@@ -21,14 +21,14 @@ TASKS: dict[str, tuple[str, str, str]] = {
     "parity": ("parity", "Parity", "whether the number of ones so far is odd"),
     "s5": ("permutations", "Permutations", "the running product of permutations of five elements"),
     "parity-check": ("parity_check", "ParityCheck", "whether the number of ones is odd, asked at the last bit only"),
-    "even-pairs": ("even_pairs", "EvenPairs", "whether the number of neighbours that differ is odd"),
+    "even-pairs": ("even_pairs", "EvenPairs", "whether the number of neighbors that differ is odd"),
     "cycle-navigation": ("cycle_navigation", "CycleNavigation", "where a walk on a circle of five places ends"),
     "modular-arithmetic": ("modular_arithmetic", "ModularArithmetic", "the value of an expression modulo five"),
     "group-words": ("group_words", "Words", "the product of a word over generators of A5 or S5"),
-    "lm": ("language", "Language", "language modelling on any text file or folder"),
+    "lm": ("language", "Language", "language modeling on any text file or folder"),
     "translation": ("translation", "Translation", "sentences of one language into another: parallel files"),
     "summarization": ("summarization", "Summarization", "an article's first words into a few sentences"),
-    "labelled": ("labelled", "Labelled", "your own state tracking: two parallel files of tokens and labels"),
+    "labeled": ("labeled", "Labeled", "your own state tracking: two parallel files of tokens and labels"),
 }
 
 
@@ -60,8 +60,8 @@ __all__ = [
     "IGNORE",
     "TASKS",
     "Batch",
+    "BatchSource",
     "Data",
-    "Feed",
     "Known",
     "Score",
     "Spec",

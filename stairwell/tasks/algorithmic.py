@@ -10,7 +10,7 @@ A program is `statements` statements and then `END`, which clears the variables.
                         would be legal now. x is set; y is another set variable or a number 1..10; `<` or `>`, and
                         `==` by option. With its body it is one statement
 
-Nothing but prints is labelled. The paper draws a program "by randomly choosing a statement one after another" under
+Nothing but prints is labeled. The paper draws a program "by randomly choosing a statement one after another" under
 these conditions. Here a pair of a kind (assignment, `++`, `--`, `print`, `if`) and a variable is drawn uniformly from
 the legal pairs; the variable of an `if` is the left one of its comparison. A body is drawn in the same way from the
 first three kinds. Operators and numbers are uniform; the right side of a comparison is a number or a variable with

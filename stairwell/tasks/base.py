@@ -52,7 +52,7 @@ class Batch:
         return Batch(self.tokens.to(device), self.targets.to(device), start, self.part)
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """Parallel rows of training data without end. A row depends on the seed and its own number only, never on how
     many rows are read beside it or in how large bites, so rows can be dealt among processes and a stopped training
     goes on with the very next token."""
@@ -98,7 +98,7 @@ class Spec(Protocol):
         """How many labels there are."""
 
     @property
-    def headline(self) -> str:
+    def primary_metric(self) -> str:
         """The metric a run is judged by, a name in `Score.result()`."""
 
     @property
@@ -120,7 +120,7 @@ class Spec(Protocol):
 class Data(Protocol):
     """What the task reads or makes. Files are opened by the first call, and refused if they have changed."""
 
-    def feed(self, rows: range, batch: int, seed: int) -> Feed:
+    def batch_source(self, rows: range, batch: int, seed: int) -> BatchSource:
         """The training rows `rows` of `batch` rows in all."""
 
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:

@@ -2,7 +2,7 @@
 
 The definition (Delétang et al., arXiv 2207.02098): a walk begins at place 0, each action goes one place back, stays, or
 goes one place on, and the label is the place modulo 5. Ours: actions are drawn uniformly and numbered -1, 0, +1 ->
-token 0, 1, 2; the number of places is an option. Lengths and labels follow `stairwell.tasks.league`.
+token 0, 1, 2; the number of places is an option. Lengths and labels follow `stairwell.tasks.state_tracking`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stairwell.tasks.state_tracking import StateTrackingConfig, StateTrackingEpisodes, StateTrackingTask
+
 from .generated import Array, check_at_least
-from .league import LeagueConfig, LeagueEpisodes, LeagueTask
 
 
 @dataclass(frozen=True)
-class Config(LeagueConfig):
+class Config(StateTrackingConfig):
     places: int = 5
     """places on the circle (the tables: 5)"""
 
 
 @dataclass(frozen=True)
-class Walks(LeagueEpisodes):
+class Walks(StateTrackingEpisodes):
     places: int
 
     def __post_init__(self) -> None:
@@ -38,7 +39,7 @@ class Walks(LeagueEpisodes):
         return place, place[:, -1:]
 
 
-class CycleNavigation(LeagueTask):
+class CycleNavigation(StateTrackingTask):
     name = "where a walk on a circle ends"
 
     def __init__(self, config: Config) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.feeds import check_segments, to_batch
+from stairwell.tasks.batch_sources import check_segments, to_batch
 from stairwell.tasks.generated import Array, Endless, random_numbers
 
 BLOCK = 4096  # tokens of a stream that are made at a time; an even number, for tasks whose tokens come in pairs

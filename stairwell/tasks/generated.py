@@ -16,7 +16,7 @@ import numpy as np
 from stairwell.data.cache import Array
 from stairwell.errors import UserError
 from stairwell.tasks.base import IGNORE, Batch, Kind, Known, Split
-from stairwell.tasks.feeds import check_position, check_rows, check_segments, to_batch
+from stairwell.tasks.batch_sources import check_position, check_rows, check_segments, to_batch
 from stairwell.tasks.scores import SequenceScore, TokenScore
 from stairwell.text import Vocabulary
 
@@ -75,7 +75,7 @@ class Played:
     present: Array | None = None  # (E, W) bool: which of these tokens exist; None when all do
 
 
-class GeneratedFeed:
+class EpisodeSource:
     """Episodes in parallel rows, endless or a finite set of `count` episodes that repeats.
 
     Endless: block k of row r is drawn from the seed, r and k alone. Finite: a data set that is the same for every
@@ -132,7 +132,7 @@ def episode_batches(episodes: Episodes, count: int, split: Split, rows: int, seg
     each row has a run of whole episodes, and rows that end early are filled up with token 0, not scored."""
     check_segments(rows, segment)
     shares = [range(row * count // rows, (row + 1) * count // rows) for row in range(rows)]
-    at_once = max(1, 32 * GeneratedFeed.BLOCK // (episodes.size * rows))  # the fewer rows, the larger their blocks
+    at_once = max(1, 32 * EpisodeSource.BLOCK // (episodes.size * rows))  # the fewer rows, the larger their blocks
 
     def blocks(wanted: list[tuple[int, int]]) -> list[Array]:
         runs = [shares[row][block * at_once : (block + 1) * at_once] for row, block in wanted]
@@ -149,7 +149,7 @@ class GeneratedTask:
 
     kind: Kind = "language"
     reads_files: ClassVar[bool] = False
-    headline = "accuracy"
+    primary_metric = "accuracy"
     higher_is_better = True
     vocabularies: Mapping[str, Vocabulary] = {}
 
@@ -171,8 +171,8 @@ class GeneratedTask:
     def score(self) -> TokenScore:
         return SequenceScore()
 
-    def feed(self, rows: range, batch: int, seed: int) -> GeneratedFeed:
-        return GeneratedFeed(self.train, rows, batch, seed, count=self.config.train_episodes)
+    def batch_source(self, rows: range, batch: int, seed: int) -> EpisodeSource:
+        return EpisodeSource(self.train, rows, batch, seed, count=self.config.train_episodes)
 
     def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
         episodes, count = self.splits[split]

@@ -2,7 +2,7 @@
 
 The definition (Terzić et al., arXiv 2509.22284, their (G, n)): tokens are n elements that generate the group G, drawn
 uniformly, and the label is the product of a word; A5 has 60 elements, S5 120, neither is solvable. Lengths and labels
-follow `stairwell.tasks.league`.
+follow `stairwell.tasks.state_tracking`.
 
 Ours, since which elements the paper took is not known to us: the first is the swap of 0 and 1 (S5) or the cycle
 0 -> 1 -> 2 -> 0 (A5), the second the cycle i -> i + 1, and these two generate the group by themselves. The others are
@@ -21,9 +21,9 @@ from typing import Literal
 import numpy as np
 
 from stairwell.errors import UserError
+from stairwell.tasks.state_tracking import StateTrackingConfig, StateTrackingEpisodes, StateTrackingTask
 
 from .generated import Array, check_at_least
-from .league import LeagueConfig, LeagueEpisodes, LeagueTask
 from .permutations import even, numbers, products, running_products
 
 ELEMENTS = 5
@@ -31,7 +31,7 @@ SWAP, SMALL_CYCLE, CYCLE = (1, 0, 2, 3, 4), (1, 2, 0, 3, 4), (1, 2, 3, 4, 0)
 
 
 @dataclass(frozen=True)
-class Config(LeagueConfig):
+class Config(StateTrackingConfig):
     group: Literal["A5", "S5"] = "S5"
     """the alternating or the symmetric group of five things"""
     generators: int = 2
@@ -41,7 +41,7 @@ class Config(LeagueConfig):
 
 
 @dataclass(frozen=True)
-class GroupWords(LeagueEpisodes):
+class GroupWords(StateTrackingEpisodes):
     group: Literal["A5", "S5"]
     generators: int
     generator_seed: int
@@ -66,7 +66,7 @@ class GroupWords(LeagueEpisodes):
         return running_products(table(self.group), self.order, factors, before)
 
 
-class Words(LeagueTask):
+class Words(StateTrackingTask):
     def __init__(self, config: Config) -> None:
         words = GroupWords(
             config.min_length, config.length, config.label, config.group, config.generators, config.generator_seed

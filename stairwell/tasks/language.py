@@ -1,4 +1,4 @@
-"""Language modelling: the next token of any text, as bytes, characters, words or byte pairs.
+"""Language modeling: the next token of any text, as bytes, characters, words or byte pairs.
 
 A split is one long sequence of tokens; the target of a token is the next one. Where documents are marked, each begins
 anew, and the first token of a document is never a target. `data/splits.py` says how files fall into train, valid and
@@ -20,14 +20,14 @@ import torch
 from torch import Tensor
 
 from stairwell import configs, text
-from stairwell.data import files, splits
+from stairwell.data import splits, text_files
 from stairwell.data.cache import Array, cached, key_of, writable_cache
-from stairwell.data.files import Parts
 from stairwell.data.packed import Encoded, Episodic, Packed
+from stairwell.data.text_files import Parts
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.files import FileTask
+from stairwell.tasks.file_task import FileTask
 
 Unit = Literal["bytes", "characters", "words", "bpe"]
 Documents = Literal["files", "lines", "none"]
@@ -86,7 +86,7 @@ class Language(FileTask[Parts, Encoded]):
         return self.inputs
 
     @property
-    def headline(self) -> str:
+    def primary_metric(self) -> str:
         return _headline(self.config.unit)
 
     def score(self) -> LanguageScore:
@@ -103,7 +103,7 @@ class Language(FileTask[Parts, Encoded]):
         return splits.find(config.path, config.prefix, config.files, whole_characters=config.unit != "bytes")
 
     def digest(self, place: Parts) -> str:
-        return files.digest(place)
+        return text_files.digest(place)
 
     def build(self) -> text.Vocabulary:
         """From the training text, or from the cache if it was built before."""
@@ -116,7 +116,7 @@ class Language(FileTask[Parts, Encoded]):
             return text.load(path)
         except (OSError, ValueError):
             pass  # not there yet, or damaged
-        vocabulary = _new_vocabulary(config, files.texts(self.places["train"], ADVICE))
+        vocabulary = _new_vocabulary(config, text_files.texts(self.places["train"], ADVICE))
         write_text(path, vocabulary.dumps())
         return vocabulary
 
@@ -142,7 +142,7 @@ class Language(FileTask[Parts, Encoded]):
         length = config.episode or 1
         sizes = ", ".join(f"{split} {len(data) // length:,}" for split, data in self.splits.items())
         unit = f"episodes of {length} tokens" if config.episode else "tokens"
-        return f"language modelling on {name} by {config.unit}: {sizes} {unit}, {self.inputs:,} symbols, finite"
+        return f"language modeling on {name} by {config.unit}: {sizes} {unit}, {self.inputs:,} symbols, finite"
 
 
 class LanguageScore:
@@ -206,11 +206,11 @@ def _ids(vocabulary: text.Vocabulary, split: str, parts: Parts, by_line: bool) -
                 start = by_line and stretch[-1:] in ("\n", b"\n")
 
 
-def _contents(vocabulary: text.Vocabulary, part: files.Part) -> Iterator[str] | Iterator[bytes]:
+def _contents(vocabulary: text.Vocabulary, part: text_files.Part) -> Iterator[str] | Iterator[bytes]:
     """Pieces of text; bytes as they are, for these need not be text."""
     if isinstance(vocabulary, text.Bytes):
-        return (data for _, data in files.pieces(part))
-    return files.texts([part], ADVICE)
+        return (data for _, data in text_files.pieces(part))
+    return text_files.texts([part], ADVICE)
 
 
 def _lines(piece: str | bytes) -> list[str] | list[bytes]:

@@ -16,20 +16,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from stairwell.errors import UserError
+from stairwell.tasks.state_tracking import StateTrackingConfig, StateTrackingEpisodes, StateTrackingTask
 
 from .generated import Array, Endless, Played
-from .league import LeagueConfig, LeagueEpisodes, LeagueTask
 
 MODULUS = 5
 SYMBOLS = (*map(str, range(MODULUS)), "+", "-", "*", "=")
 PLUS, MINUS, TIMES, EQUALS = range(MODULUS, MODULUS + 4)
 
 
-Config = LeagueConfig
+Config = StateTrackingConfig
 
 
 @dataclass(frozen=True)
-class Expressions(LeagueEpisodes):
+class Expressions(StateTrackingEpisodes):
     @property
     def longest(self) -> int:
         return self.length + self.length % 2
@@ -66,7 +66,7 @@ class Expressions(LeagueEpisodes):
         return self.cut(lengths, closed, self.follow(tokens, None)[0], whole=place % 2 == 0)
 
 
-class ModularArithmetic(LeagueTask):
+class ModularArithmetic(StateTrackingTask):
     name = f"the value of an expression modulo {MODULUS}"
 
     def __init__(self, config: Config) -> None:

@@ -1,7 +1,7 @@
 """Parity check: is the number of ones odd? A regular language of the Chomsky suite.
 
 The definition (Delétang et al., arXiv 2207.02098): the label of a string of bits is the number of its ones modulo 2.
-Ours: bits are drawn uniformly. Lengths and labels follow `stairwell.tasks.league`; the task `parity` is the same with
+Ours: bits are drawn uniformly. Lengths and labels follow `stairwell.tasks.state_tracking`; the task `parity` is the same with
 one length for all and a label at every bit.
 """
 
@@ -11,15 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stairwell.tasks.state_tracking import StateTrackingConfig, StateTrackingEpisodes, StateTrackingTask
+
 from .generated import Array
-from .league import LeagueConfig, LeagueEpisodes, LeagueTask
 from .parity import running_parity
 
-Config = LeagueConfig
+Config = StateTrackingConfig
 
 
 @dataclass(frozen=True)
-class Strings(LeagueEpisodes):
+class Strings(StateTrackingEpisodes):
     def draw_tokens(self, rng: np.random.Generator, count: int) -> Array:
         return rng.integers(0, 2, size=(count, self.longest), dtype=np.int8)
 
@@ -27,7 +28,7 @@ class Strings(LeagueEpisodes):
         return running_parity(tokens, before)
 
 
-class ParityCheck(LeagueTask):
+class ParityCheck(StateTrackingTask):
     name = "whether the number of ones is odd"
 
     def __init__(self, config: Config) -> None:

@@ -1,4 +1,4 @@
-"""Scores of labelled tasks: the loss and the accuracy of tokens, and of whole sequences.
+"""Scores of labeled tasks: the loss and the accuracy of tokens, and of whole sequences.
 
 A token is scored if its target is not IGNORE. Accuracies and errors are in percent. Where nothing is scored, what would
 be divided by zero is not a number.

@@ -70,7 +70,7 @@ def _phase(task: Task) -> dict[str, Any]:
         "about": task.describe(),
         "kind": task.kind,
         "facts": task.facts(),
-        "headline": task.headline,
+        "primary_metric": task.primary_metric,
         "higher_is_better": task.higher_is_better,
         "fingerprint": task.fingerprint(),
     }

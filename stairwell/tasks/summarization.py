@@ -1,4 +1,4 @@
-"""Summarisation: an article's first words into a few sentences (Fan et al., arXiv 2002.09402, section 6.3).
+"""Summarization: an article's first words into a few sentences (Fan et al., arXiv 2002.09402, section 6.3).
 
 The first 400 words of an article are read, as in the paper (See et al., 2017). A model is judged by its loss or by
 ROUGE (rouge-score, with stemming).
@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal
 from stairwell import configs
 from stairwell.errors import UserError
 from stairwell.tasks import text_scores, translation
-from stairwell.tasks.pairs import PairTask
+from stairwell.tasks.pair_task import PairTask
 
 WITHIN_NAME = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+")
 WORD = re.compile(r"\w+|[^\w\s]+")
@@ -46,11 +46,11 @@ class Config(configs.Config):
     "number of byte pairs"
     joint: bool = True
     "one vocabulary for article and summary"
-    longest_source: int = 1024
+    max_source_length: int = 1024
     "tokens of an article; in training longer ones are left out, in use they are cut"
-    longest_target: int = 256
+    max_target_length: int = 256
     "tokens of a summary; in training longer ones are left out"
-    headline: Literal["loss", "rougeL"] = "loss"
+    primary_metric: Literal["loss", "rougeL"] = "loss"
     "what the best model is chosen by"
     sample: int = 50
     "how many summaries to write, greedily, at every validation; 0: none"
@@ -63,7 +63,7 @@ class Config(configs.Config):
 
 
 class Summarization(PairTask):
-    verb: ClassVar[str] = "summarise"
+    verb: ClassVar[str] = "summarize"
     metric: ClassVar[str] = "rougeL"
     # The paper's 3-gram blocking; a summary is as long as summaries are, not as its article.
     search: ClassVar[dict[str, Any]] = {"block": 3, "longest_ratio": 0.0}

@@ -29,7 +29,7 @@ def installed(name: str) -> bool:
 
 
 def bleu(said: Sequence[str], wanted: Sequence[str], lowercase: bool = False) -> tuple[float, str]:
-    """BLEU with the tokenisation 13a, and its signature."""
+    """BLEU with the tokenization 13a, and its signature."""
     metric = tool("sacrebleu").BLEU(lowercase=lowercase)
     return float(metric.corpus_score(list(said), [list(wanted)]).score), str(metric.get_signature())
 
@@ -41,8 +41,8 @@ def chrf(said: Sequence[str], wanted: Sequence[str]) -> tuple[float, str]:
 
 
 def compound_bleu(said: Sequence[str], wanted: Sequence[str], lowercase: bool = False) -> float:
-    """BLEU of tokenised text with compounds split at their hyphens, as the paper reports it (`high-speed` is three
-    tokens). The tokens are those of 13a; the paper's own tokeniser was Moses's."""
+    """BLEU of tokenized text with compounds split at their hyphens, as the paper reports it (`high-speed` is three
+    tokens). The tokens are those of 13a; the paper's own tokenizer was Moses's."""
     tokenize = tool("sacrebleu.tokenizers.tokenizer_13a").Tokenizer13a()
 
     def split(line: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 from stairwell import configs
 from stairwell.errors import UserError
 from stairwell.tasks import text_scores
-from stairwell.tasks.pairs import PairTask
+from stairwell.tasks.pair_task import PairTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,11 @@ class Config(configs.Config):
     "number of byte pairs"
     joint: bool = True
     "one vocabulary for source and target"
-    longest_source: int = 256
+    max_source_length: int = 256
     "tokens of a source; in training longer ones are left out, in use they are cut"
-    longest_target: int = 128
+    max_target_length: int = 128
     "tokens of a target; in training longer ones are left out"
-    headline: Literal["loss", "bleu"] = "loss"
+    primary_metric: Literal["loss", "bleu"] = "loss"
     "what the best model is chosen by"
     sample: int = 200
     "how many sentences to translate, greedily, at every validation; 0: none"
@@ -70,12 +70,12 @@ class Translation(PairTask):
 
 
 def check(config: Any) -> None:
-    for name in ("vocabulary", "longest_source", "longest_target"):
+    for name in ("vocabulary", "max_source_length", "max_target_length"):
         if getattr(config, name) < 1:
             raise UserError(f"{name} must be at least 1, not {getattr(config, name)}")
     if config.vocabulary < 256:
         raise UserError(f"vocabulary must be at least 256, the number of bytes, not {config.vocabulary}")
     if config.sample < 0:
         raise UserError(f"sample must be 0 or more, not {config.sample}")
-    if config.headline != "loss" and not config.sample:
-        raise UserError(f"a headline of {config.headline} needs a sample to be written: --task.sample 200")
+    if config.primary_metric != "loss" and not config.sample:
+        raise UserError(f"a primary_metric of {config.primary_metric} needs a sample to be written: --task.sample 200")

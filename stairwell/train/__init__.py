@@ -2,14 +2,14 @@
 
 from stairwell.train.config import TrainConfig
 from stairwell.train.loop import Diverged, Interrupted, NotSaved, Trainer, Watch
-from stairwell.train.objective import Feed, Objective, Outcome, Phase, Validation
+from stairwell.train.objective import BatchSource, Objective, Outcome, Phase, Validation
 from stairwell.train.run import Run
 from stairwell.train.streams import CrossEntropy, evaluate, stream_trainer
 
 __all__ = [
+    "BatchSource",
     "CrossEntropy",
     "Diverged",
-    "Feed",
     "Interrupted",
     "NotSaved",
     "Objective",

@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from stairwell.errors import UserError
 from stairwell.train import optimizers
-from stairwell.train.objective import Feed, Objective
-from stairwell.train.processes import World
+from stairwell.train.distributed import Distributed
+from stairwell.train.objective import BatchSource, Objective
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Tally:
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0) + value
 
-    def totals(self, world: World) -> dict[str, float]:
+    def totals(self, world: Distributed) -> dict[str, float]:
         """The sums over all processes."""
         return dict(zip(self.sums, world.sum(*(float(value) for value in self.sums.values()))))
 
@@ -66,13 +66,13 @@ class Progress:
     tally: Tally = field(default_factory=Tally)
     curriculum: list[int] = field(default_factory=list)
 
-    def to_json(self, world: World) -> dict[str, Any]:
+    def to_json(self, world: Distributed) -> dict[str, Any]:
         """All processes take part; sums are those of all."""
         tally = {"gradient_norm": float(self.tally.gradient_norm), "sums": self.tally.totals(world)}
         return {**vars(self), "tally": {**vars(self.tally), **tally}}
 
     @staticmethod
-    def from_json(data: dict[str, Any], world: World) -> Progress:
+    def from_json(data: dict[str, Any], world: Distributed) -> Progress:
         tally = Tally(**data["tally"])
         if not world.first:  # one process takes up the sums of all
             tally.sums = dict.fromkeys(tally.sums, 0.0)
@@ -80,7 +80,7 @@ class Progress:
 
 
 def pack(
-    progress: Progress, objective: Objective, optimizer: Optimizer, feed: Feed, world: World
+    progress: Progress, objective: Objective, optimizer: Optimizer, batch_source: BatchSource, world: Distributed
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Everything that is needed to go on. All processes take part; the first one's result is whole."""
     own = objective.state_dict().items()
@@ -91,9 +91,9 @@ def pack(
         tensors |= prefixed("state", world.gather_state(state))
     for device, generator in generators(objective).items():
         tensors |= {f"rng.{device}.{rank}": part for rank, part in enumerate(world.gather(generator))}
-    position = dict(feed.position())
+    position = dict(batch_source.position())
     carried = position.pop("tensors", {})
-    tensors |= prefixed("feed", {name: torch.cat(world.gather(tensor)) for name, tensor in carried.items()})
+    tensors |= prefixed("batch_source", {name: torch.cat(world.gather(tensor)) for name, tensor in carried.items()})
     positions = world.gather_json(position)
     rows = [row for part in positions for row in part["rows"]]
     return tensors, {"progress": progress.to_json(world), "position": {**positions[0], "rows": rows}}
@@ -104,8 +104,8 @@ def unpack(
     note: dict[str, Any],
     objective: Objective,
     optimizer: Optimizer,
-    feed: Feed,
-    world: World,
+    batch_source: BatchSource,
+    world: Distributed,
     rows: range,
     seed: int,
 ) -> list[str]:
@@ -119,9 +119,9 @@ def unpack(
     if state := part_of(tensors, "state"):
         objective.carry(state, rows)
     position = dict(note["position"])
-    if carried := part_of(tensors, "feed"):
+    if carried := part_of(tensors, "batch_source"):
         position["tensors"] = {name: tensor[rows.start : rows.stop] for name, tensor in carried.items()}
-    word = feed.seek({**position, "rows": position["rows"][rows.start : rows.stop]})
+    word = batch_source.seek({**position, "rows": position["rows"][rows.start : rows.stop]})
     restore_generators(objective, tensors, world, seed + 1 + world.rank + 1_000_003 * note["progress"]["step"])
     return [word] if word else []
 
@@ -150,7 +150,7 @@ def generators(objective: Objective) -> dict[str, Tensor]:
     return found
 
 
-def restore_generators(objective: Objective, tensors: dict[str, Tensor], world: World, seed: int) -> None:
+def restore_generators(objective: Objective, tensors: dict[str, Tensor], world: Distributed, seed: int) -> None:
     """Dropout goes on as it would have; with another number of processes it begins anew from a seed."""
     if sum(name.startswith("rng.cpu.") for name in tensors) != world.size:
         torch.manual_seed(seed)

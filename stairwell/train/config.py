@@ -9,7 +9,7 @@ from typing import Literal
 from stairwell.configs import Config
 from stairwell.errors import UserError
 from stairwell.train.curriculum import Curriculum
-from stairwell.train.growth import Growth
+from stairwell.train.size_schedule import SizeSchedule
 
 Decay = Literal["none", "cosine", "inverse-sqrt"]
 # Which options an optimizer reads; those of the others must be left as they are.
@@ -21,7 +21,7 @@ LARGEST = {
     "learning_rate": 1e6,
     "weight_decay": 1e6,
     "eps": 1e6,
-    "clip": 1e30,
+    "max_grad_norm": 1e30,
     "finetune_rate": 1e6,
     "state_noise": 1e6,
 }
@@ -58,7 +58,7 @@ class TrainConfig(Config):
     "added to the root of that average"
     weight_decay: float = 0.0
     "how strongly all parameters are pulled towards 0"
-    clip: float = 1.0
+    max_grad_norm: float = 1.0
     "largest norm of the gradient; larger ones are scaled down; 0: no limit"
     accumulate: int = 1
     "gradient accumulation: take the rows through in so many parts, to save memory; the result is the same"
@@ -72,7 +72,7 @@ class TrainConfig(Config):
     "stages of growing difficulty, such as length=8..100 or variables=1,statements=10;variables=2,statements=20"
     curriculum_accuracy: float = 96.0
     "accuracy in percent, over the last 20 updates, at which the next stage begins"
-    growth: str = ""
+    size_schedule: str = ""
     "sizes of the core at first, each until an update, such as 1000:passes=1;3000:passes=2; then those of the core"
     stop_when_mastered: bool = False
     "end the training once the curriculum's last stage is mastered"
@@ -90,7 +90,7 @@ class TrainConfig(Config):
     "fixes initial parameters, data order and dropout"
     validate_every: int = 500
     "updates between validations; 0: only at the end"
-    valid_rows: int = 32
+    valid_batch: int = 32
     "parallel rows of a validation; published numbers use one row, or rows cut at document starts"
     valid_tokens: int = 0
     "about how many tokens of the validation split to read during training; 0: all of it"
@@ -105,10 +105,19 @@ class TrainConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch", "segment", "accumulate", "log_every", "valid_rows", "noise_every"):
+        for name in ("batch", "segment", "accumulate", "log_every", "valid_batch", "noise_every"):
             self._check(name, getattr(self, name) >= 1, "at least 1")
         counts = ("steps", "finetune_steps", "warmup", "segment_warmup", "validate_every", "checkpoint_every")
-        for name in (*counts, "patience", "average", "valid_tokens", "clip", "seed", "weight_decay", "state_noise"):
+        for name in (
+            *counts,
+            "patience",
+            "average",
+            "valid_tokens",
+            "max_grad_norm",
+            "seed",
+            "weight_decay",
+            "state_noise",
+        ):
             self._check(name, getattr(self, name) >= 0, "at least 0")
         self._check("seed", self.seed < LARGEST_SEED, "below 2^63")
         for name in ("learning_rate", "finetune_rate", "eps"):
@@ -124,13 +133,13 @@ class TrainConfig(Config):
         for name in {name for names in READ.values() for name in names} - {*READ[self.optimizer]}:
             if getattr(self, name) != type(self).__dataclass_fields__[name].default:
                 raise UserError(f"train.{name} is not read with train.optimizer {self.optimizer}")
-        for name in ("state_noise", "growth"):
+        for name in ("state_noise", "size_schedule"):
             if getattr(self, name) and type(self) is not TrainConfig:
                 raise UserError(f"train.{name} is for tasks that are streams of tokens")
         if not self.state_noise and self.noise_every != type(self).__dataclass_fields__["noise_every"].default:
             raise UserError("train.noise_every is read with train.state_noise only; set it, such as 0.1")
         Curriculum.parse(self.curriculum)
-        Growth.parse(self.growth)
+        SizeSchedule.parse(self.size_schedule)
 
     def _check(self, name: str, right: bool, wanted: str) -> None:
         if not right:

@@ -27,11 +27,11 @@ from stairwell.train import checkpoint, optimizers
 from stairwell.train.checkpoint import Progress, Tally
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
-from stairwell.train.growth import Growth
-from stairwell.train.objective import Batch, BrokenFeed, Objective, Outcome, Phase
-from stairwell.train.processes import World
+from stairwell.train.distributed import Distributed
+from stairwell.train.objective import Batch, BrokenSource, Objective, Outcome, Phase
 from stairwell.train.run import Run, load_tensors
 from stairwell.train.signals import left_alone, on_signals
+from stairwell.train.size_schedule import SizeSchedule
 
 
 class Interrupted(Exception):
@@ -53,13 +53,18 @@ class Trainer:
     """A training under way: the objective, its optimizer, the feed and how far they have come."""
 
     def __init__(
-        self, objective: Objective, phases: Sequence[Phase], config: TrainConfig, run: Run, world: World | None = None
+        self,
+        objective: Objective,
+        phases: Sequence[Phase],
+        config: TrainConfig,
+        run: Run,
+        world: Distributed | None = None,
     ) -> None:
         """`phases`: one for training and, if the last phase reads other data, one for that. The model is on its device
         already; `torch.manual_seed(config.seed)` before it is made fixes its parameters."""
         self.objective, self.phases, self.config, self.folder = objective, phases, config, run
         self.model = objective.model
-        self.world = world or World()
+        self.world = world or Distributed()
         self.watch: Watch = lambda event: None
         self.device = next(objective.parameters()).device
         self.optimizer = optimizers.make(objective, config)
@@ -73,15 +78,15 @@ class Trainer:
             )
         self.check_precision()
         self.curriculum = Curriculum.parse(config.curriculum, config.curriculum_accuracy)
-        self.growth, self.sizes = Growth.parse(config.growth), dict[str, int]()
-        if self.growth.stages:
-            self.growth.check(self.model.core.config, config.steps)  # type: ignore[union-attr]
+        self.size_schedule, self.sizes = SizeSchedule.parse(config.size_schedule), dict[str, int]()
+        if self.size_schedule.stages:
+            self.size_schedule.check(self.model.core.config, config.steps)  # type: ignore[union-attr]
         self.progress = Progress()
         self.stop_asked = False
         self.writes = False  # metrics and checkpoints: the first process, once it runs
         self.begin_phase(0)
         for stage in reversed(self.curriculum.stages):  # all are tried, so that a wrong one is found out now
-            self.feed.change(**stage)
+            self.batch_source.change(**stage)
         torch.manual_seed(config.seed + 1 + self.world.rank)  # dropout: different on every process
 
     def begin_phase(self, number: int) -> None:
@@ -89,7 +94,7 @@ class Trainer:
         self.progress.phase, self.progress.unimproved = number, 0
         phase = self.phases[self.data_phase]
         self.validation = phase.validation
-        self.feed = phase.feed(self.rows, self.config.batch, self.config.seed)
+        self.batch_source = phase.batch_source(self.rows, self.config.batch, self.config.seed)
         self.objective.begin(len(self.rows), self.config.accumulate)
 
     @property
@@ -104,7 +109,7 @@ class Trainer:
             self.sizes = sizes
             self.objective.resize(sizes)
             self.objective.begin(len(self.rows), self.config.accumulate)
-            self.tell({"event": "growth", "step": self.progress.step, "sizes": sizes})
+            self.tell({"event": "size_schedule", "step": self.progress.step, "sizes": sizes})
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -122,7 +127,7 @@ class Trainer:
 
     def run(self, watch: Watch | None = None) -> dict[str, Any]:
         """Train to the end; the scores of the last validation (those of the best model are kept with it in the folder).
-        Raises Interrupted, NotSaved, Diverged or BrokenFeed, which leave a folder to go on from."""
+        Raises Interrupted, NotSaved, Diverged or BrokenSource, which leave a folder to go on from."""
         self.watch = watch or self.watch
         self.writes = self.world.first
         if self.writes:
@@ -132,12 +137,12 @@ class Trainer:
                 return self.run_to_the_end()
         except KeyboardInterrupt:
             raise NotSaved(self.what_is_lost()) from None
-        except BrokenFeed as error:
+        except BrokenSource as error:
             if self.world.size > 1:  # the others know nothing of it, and saving needs all
                 raise
             self.save()
             saved = f"stopped and saved at update {self.progress.step:,} of {self.config.total:,}"
-            raise BrokenFeed(f"{error}; {saved}") from error
+            raise BrokenSource(f"{error}; {saved}") from error
 
     def run_to_the_end(self) -> dict[str, Any]:
         config, progress = self.config, self.progress
@@ -199,11 +204,11 @@ class Trainer:
     def update(self) -> None:
         """One update from the next batch."""
         config, progress, tally, began = self.config, self.progress, self.progress.tally, time.perf_counter()
-        self.resize(self.growth.sizes(progress.step))
+        self.resize(self.size_schedule.sizes(progress.step))
         self.objective.train()
         for group in self.optimizer.param_groups:
             group["lr"] = config.rate(progress.step)
-        batch = self.feed.read(config.length(progress.step))
+        batch = self.batch_source.read(config.length(progress.step))
         terms, tokens = (int(number) for number in self.world.sum(batch.terms, batch.size))
         self.optimizer.zero_grad(set_to_none=True)
         parts, right = batch.parts(config.accumulate), []
@@ -211,7 +216,7 @@ class Trainer:
             outcome = self.backward(part.to(self.device), terms, last=place == len(parts))
             tally.add({"loss": outcome.loss.detach(), **outcome.metrics})
             right.append(outcome.metrics.get("right"))
-        norm = nn.utils.clip_grad_norm_(self.objective.parameters(), config.clip or math.inf)
+        norm = nn.utils.clip_grad_norm_(self.objective.parameters(), config.max_grad_norm or math.inf)
         self.optimizer.step()
         self.objective.after_update()
         progress.step, progress.valid = progress.step + 1, None
@@ -264,7 +269,7 @@ class Trainer:
             )
         (all_right,) = self.world.sum(sum(counts))
         if self.curriculum.mastered(int(all_right), terms):
-            self.feed.change(**self.curriculum.options)
+            self.batch_source.change(**self.curriculum.options)
             self.tell({"event": "stage", "step": self.progress.step, "stage": self.curriculum.options})
 
     def log(self) -> None:
@@ -313,7 +318,7 @@ class Trainer:
         loss = scores.get("loss", math.inf)
         if "loss" in scores and scores.get("scored", 1) and not math.isfinite(loss):
             raise self.diverged(loss)
-        value = scores[self.validation.headline]
+        value = scores[self.validation.primary_metric]
         sign = 1 if self.validation.higher_is_better else -1
         # Among equal scores the lower loss is the better model: accuracy is at its ceiling long before the loss is.
         tied = value == progress.best and loss < progress.best_loss
@@ -345,7 +350,7 @@ class Trainer:
         self.model.load_state_dict(mean)
         try:
             scores = self.validation(self.model, "valid")
-            value, sign = scores[self.validation.headline], 1 if self.validation.higher_is_better else -1
+            value, sign = scores[self.validation.primary_metric], 1 if self.validation.higher_is_better else -1
             better = self.progress.best is None or sign * value > sign * self.progress.best
             if better:
                 self.save_model(scores)
@@ -366,7 +371,7 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint with everything that is needed to go on."""
         self.progress.curriculum = self.curriculum.position()
-        tensors, note = checkpoint.pack(self.progress, self.objective, self.optimizer, self.feed, self.world)
+        tensors, note = checkpoint.pack(self.progress, self.objective, self.optimizer, self.batch_source, self.world)
         # Never replace a training that can go on by one that cannot.
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise self.diverged(math.nan)
@@ -392,10 +397,10 @@ class Trainer:
         self.begin_phase(saved.phase)
         self.progress = saved
         # What is carried has the sizes of the last update.
-        self.resize(self.growth.sizes(max(saved.step - 1, 0)))
+        self.resize(self.size_schedule.sizes(max(saved.step - 1, 0)))
         if self.curriculum.stages:
             self.curriculum.seek(saved.curriculum)
-        parts = (self.objective, self.optimizer, self.feed, self.world)
+        parts = (self.objective, self.optimizer, self.batch_source, self.world)
         return damaged + checkpoint.unpack(tensors, note, *parts, self.rows, self.config.seed)
 
     def what_is_lost(self) -> str:

@@ -1,4 +1,4 @@
-"""What the loop knows of a training: an objective is minimised over the batches of a feed and judged by validations.
+"""What the loop knows of a training: an objective is minimized over the batches of a feed and judged by validations.
 
     outcome = objective(batch);  (outcome.loss / terms).backward()
 
@@ -51,7 +51,7 @@ class Outcome:
 
 
 class Objective(nn.Module):
-    """What is minimised. The module that DistributedDataParallel wraps: every parameter is used inside its call.
+    """What is minimized. The module that DistributedDataParallel wraps: every parameter is used inside its call.
 
     It owns its states: carried from call to call, made from the batch, or brought by it. Only `forward` must be
     written; `model` is what is validated and kept."""
@@ -76,7 +76,7 @@ class Objective(nn.Module):
         """Other sizes of the model's core from now on, as `growth` has them; none: its own. States that are carried are
         left as they are."""
         if sizes:
-            raise UserError(f"train.growth: {type(self).__name__} does not say how its model grows")
+            raise UserError(f"train.size_schedule: {type(self).__name__} does not say how its model grows")
 
     def rehearse(self) -> None:
         """A call as small as can be, to find out whether this device can do it; without side effects."""
@@ -100,12 +100,12 @@ class Objective(nn.Module):
         """Go on from the tensors of all processes' `carried`, with these rows of them."""
 
 
-class BrokenFeed(UserError):
+class BrokenSource(UserError):
     """What a feed reads from cannot go on: an environment that raises, say. The feed stands where it stood before the
     read, so that all that was learned can be saved."""
 
 
-class Feed(Protocol):
+class BatchSource(Protocol):
     """Where batches come from: a stream of tokens, buckets of pairs, rollouts of environments. Rows depend on the seed
     and their own number only, so they can be dealt among processes and a stopped training goes on with the next one."""
 
@@ -124,11 +124,11 @@ class Feed(Protocol):
 
 
 class Validation(Protocol):
-    """Scores of a split. One of them is the headline, by which models are chosen; `loss`, if there is one, decides
+    """Scores of a split. One of them is the primary_metric, by which models are chosen; `loss`, if there is one, decides
     between equal ones, and must be finite unless nothing was `scored`."""
 
     @property
-    def headline(self) -> str: ...
+    def primary_metric(self) -> str: ...
 
     @property
     def higher_is_better(self) -> bool: ...
@@ -140,6 +140,6 @@ class Validation(Protocol):
 class Phase:
     """What is read in a phase of a training, and how the model is judged there."""
 
-    feed: Callable[[range, int, int], Feed]
+    batch_source: Callable[[range, int, int], BatchSource]
     "from the rows of this process, the rows in all, and the seed"
     validation: Validation

@@ -20,9 +20,9 @@ from stairwell.models import LanguageModel
 from stairwell.state import State
 from stairwell.tasks.base import Batch, Split, Task
 from stairwell.train.config import TrainConfig
+from stairwell.train.distributed import Distributed
 from stairwell.train.loop import Trainer, Watch
 from stairwell.train.objective import Objective, Outcome, Phase
-from stairwell.train.processes import World
 from stairwell.train.run import Run
 
 
@@ -116,7 +116,7 @@ class SplitScores:
 
     def __init__(self, task: Task, rows: int, segment: int, tokens: int = 0, watch: Watch | None = None) -> None:
         self.task, self.rows, self.segment, self.tokens, self.watch = task, rows, segment, tokens, watch
-        self.headline, self.higher_is_better = task.headline, task.higher_is_better
+        self.primary_metric, self.higher_is_better = task.primary_metric, task.higher_is_better
 
     def __call__(self, model: LanguageModel, split: Split) -> dict[str, float]:
         return evaluate(model, self.task, split, self.rows, self.segment, self.watch, self.tokens)
@@ -127,13 +127,13 @@ def stream_trainer(
     tasks: Sequence[Task],
     config: TrainConfig,
     run: Run,
-    world: World | None = None,
+    world: Distributed | None = None,
     objective: Callable[[LanguageModel], Objective] | None = None,
 ) -> Trainer:
     """A trainer of a model on a task's streams, and on those of a second task if the last phase reads other data; of
     cross-entropy if `objective` makes nothing else."""
-    scores = [SplitScores(task, config.valid_rows, config.segment, config.valid_tokens) for task in tasks]
-    phases = [Phase(task.feed, validation) for task, validation in zip(tasks, scores)]
+    scores = [SplitScores(task, config.valid_batch, config.segment, config.valid_tokens) for task in tasks]
+    phases = [Phase(task.batch_source, validation) for task, validation in zip(tasks, scores)]
     made = objective(model) if objective else CrossEntropy(model, config.state_noise, config.noise_every)
     trainer = Trainer(made, phases, config, run, world)
     for validation in scores:

@@ -23,7 +23,7 @@ from stairwell.cores.staircase import (
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
 from stairwell.fast import choose_engine
-from tests import laws
+from tests import invariants
 
 T, R = 9, 3  # tokens; the span's ramp, so short that some slots fade, some are out of sight
 SHAPE: dict[str, Any] = {"width": 4, "heads": 2, "head_width": 3, "inner": 5, "layers": 2}
@@ -31,13 +31,13 @@ Listing = Callable[[listings.Weights, listings.Array], listings.Array]
 
 norms = pytest.mark.parametrize("norm", ["pre", "post"])
 spans = pytest.mark.parametrize("span", [False, True], ids=["all", "span"])
-itself = pytest.mark.parametrize("sees_itself", [False, True], ids=["past", "itself"])
+itself = pytest.mark.parametrize("attend_to_current", [False, True], ids=["past", "itself"])
 
 
 def assert_as_listed(config: Any, listing: Listing) -> None:
     """Outputs of the reference and of the fast engine, for scrambled weights, are the listing's."""
     torch.manual_seed(11)
-    core = laws.scramble(build(config)).double().eval()
+    core = invariants.scramble(build(config)).double().eval()
     w = {name: tensor.numpy() for name, tensor in core.state_dict().items()}
     x = torch.randn(1, T, config.width, dtype=torch.float64)
     wanted = listing(w, x[0].numpy())
@@ -57,10 +57,12 @@ def shared(norm: str, span: bool) -> tuple[dict[str, Any], dict[str, Any]]:
 @spans
 @itself
 @pytest.mark.parametrize("share_kv", [True, False], ids=["shared", "unshared"])
-@pytest.mark.parametrize("make_up", ["all", "average", "recurrent", 0, 1, 3])
-def test_feedback_by_hand(make_up: Any, share_kv: bool, sees_itself: bool, span: bool, norm: str) -> None:
+@pytest.mark.parametrize("memory_composition", ["all", "average", "recurrent", 0, 1, 3])
+def test_feedback_by_hand(
+    memory_composition: Any, share_kv: bool, attend_to_current: bool, span: bool, norm: str
+) -> None:
     ours, theirs = shared(norm, span)
-    options = {"make_up": make_up, "sees_itself": sees_itself}
+    options = {"memory_composition": memory_composition, "attend_to_current": attend_to_current}
     config = FeedbackConfig(**{**ours, "layers": 3}, memory=3, share_kv=share_kv, **options)
     assert_as_listed(config, lambda w, x: listings.feedback(w, x, S=3, **options, **theirs))
 
@@ -69,20 +71,20 @@ def test_feedback_by_hand(make_up: Any, share_kv: bool, sees_itself: bool, span:
 @spans
 @itself
 @pytest.mark.parametrize("S", [1, 4, 20])
-def test_transformer_xl_by_hand(S: int, sees_itself: bool, span: bool, norm: str) -> None:
+def test_transformer_xl_by_hand(S: int, attend_to_current: bool, span: bool, norm: str) -> None:
     ours, theirs = shared(norm, span)
-    config = TransformerXLConfig(**ours, memory=S, sees_itself=sees_itself)
-    assert_as_listed(config, lambda w, x: listings.transformer_xl(w, x, S, sees_itself, **theirs))
+    config = TransformerXLConfig(**ours, memory=S, attend_to_current=attend_to_current)
+    assert_as_listed(config, lambda w, x: listings.transformer_xl(w, x, S, attend_to_current, **theirs))
 
 
 @norms
 @spans
 @itself
 @pytest.mark.parametrize("N", [1, 3])
-def test_universal_by_hand(N: int, sees_itself: bool, span: bool, norm: str) -> None:
+def test_universal_by_hand(N: int, attend_to_current: bool, span: bool, norm: str) -> None:
     ours, theirs = shared(norm, span)
-    config = UniversalConfig(**ours, memory=3, passes=N, sees_itself=sees_itself)
-    assert_as_listed(config, lambda w, x: listings.universal(w, x, 3, N, sees_itself, **theirs))
+    config = UniversalConfig(**ours, memory=3, passes=N, attend_to_current=attend_to_current)
+    assert_as_listed(config, lambda w, x: listings.universal(w, x, 3, N, attend_to_current, **theirs))
 
 
 @norms
@@ -141,7 +143,7 @@ def test_lstm_by_hand(layers: int) -> None:
 def test_a_staircase_is_a_cached_one_that_computes_every_pass(norm: str) -> None:
     """The two listings are separate code: equation 3 by diagonals, and chunk by chunk."""
     torch.manual_seed(11)
-    core = laws.scramble(build(StaircaseConfig(**SHAPE, norm=norm, chunk=2, passes=3))).double()  # type: ignore[arg-type]
+    core = invariants.scramble(build(StaircaseConfig(**SHAPE, norm=norm, chunk=2, passes=3))).double()  # type: ignore[arg-type]
     w = {name: tensor.numpy() for name, tensor in core.state_dict().items()}
     x = np.random.default_rng(0).normal(size=(T, 4))
     by_diagonals = listings.staircase(w, x, 2, 3, norm=norm)

@@ -11,7 +11,7 @@ import torch
 from examples import listings
 from stairwell.cores import build
 from stairwell.cores.delta import DeltaNetConfig
-from tests import laws
+from tests import invariants
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -22,7 +22,7 @@ def test_deltanet_by_hand(products: int, negative: bool, gated: bool) -> None:
         width=4, heads=2, head_width=3, inner=5, products=products, negative_eigenvalues=negative, gated=gated
     )
     torch.manual_seed(11)
-    core: Any = laws.scramble(build(config)).double()
+    core: Any = invariants.scramble(build(config)).double()
     x = torch.randn(1, 9, 4, dtype=torch.float64)
     y, _ = core(x, core.init_state(1))
     w = {name: tensor.numpy() for name, tensor in core.state_dict().items()}
@@ -32,7 +32,7 @@ def test_deltanet_by_hand(products: int, negative: bool, gated: bool) -> None:
 
 def scrambled(config: DeltaNetConfig) -> Any:
     torch.manual_seed(3)
-    return laws.scramble(build(config)).double()
+    return invariants.scramble(build(config)).double()
 
 
 def test_correcting_twice_to_the_same_value_is_correcting_once() -> None:
@@ -49,7 +49,7 @@ def test_correcting_twice_to_the_same_value_is_correcting_once() -> None:
             weights[name] = torch.cat([weights[name]] * 2)
     twice.load_state_dict(weights)
     x = torch.randn(2, 7, 4, dtype=torch.float64)
-    torch.testing.assert_close(twice(x, twice.init_state(2))[0], once(x, once.init_state(2))[0], **laws.CLOSE)
+    torch.testing.assert_close(twice(x, twice.init_state(2))[0], once(x, once.init_state(2))[0], **invariants.CLOSE)
 
 
 def test_a_gate_that_keeps_everything_is_no_gate() -> None:
@@ -61,7 +61,7 @@ def test_a_gate_that_keeps_everything_is_no_gate() -> None:
         torch.nn.init.zeros_(layer.keep.weight)
         torch.nn.init.constant_(layer.keep.bias, 50.0)
     x = torch.randn(2, 7, 4, dtype=torch.float64)
-    torch.testing.assert_close(gated(x, gated.init_state(2))[0], plain(x, plain.init_state(2))[0], **laws.CLOSE)
+    torch.testing.assert_close(gated(x, gated.init_state(2))[0], plain(x, plain.init_state(2))[0], **invariants.CLOSE)
 
 
 @pytest.mark.parametrize("negative", [False, True])
@@ -79,8 +79,8 @@ def test_a_deltanet_says_that_it_cannot_crop() -> None:
     core = build(DeltaNetConfig(width=4))
     with pytest.raises(ValueError, match="DeltaNetState cannot take tokens back"):
         core.init_state(2).crop(1)
-    with pytest.raises(ValueError, match="use slack=0"):
-        core.init_state(2, slack=1)
+    with pytest.raises(ValueError, match="use max_crop=0"):
+        core.init_state(2, max_crop=1)
 
 
 def test_sizes_that_make_no_sense_are_refused() -> None:

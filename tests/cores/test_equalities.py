@@ -19,7 +19,7 @@ from stairwell.cores.staircase import (
 )
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
-from tests import laws
+from tests import invariants
 
 SHAPE: dict[str, Any] = {"width": 6, "heads": 2, "head_width": 4, "inner": 9, "layers": 2}
 norms = pytest.mark.parametrize("norm", ["pre", "post"])
@@ -28,7 +28,7 @@ norms = pytest.mark.parametrize("norm", ["pre", "post"])
 def twins(one: Any, other: Any) -> tuple[Core, Core]:
     """Two cores with the same weights under the same names."""
     torch.manual_seed(3)
-    first = laws.scramble(build(one)).double()
+    first = invariants.scramble(build(one)).double()
     second = build(other).double()
     missing = second.load_state_dict(first.state_dict(), strict=False)
     assert not [name for name in missing.missing_keys if "mix" not in name], missing
@@ -46,14 +46,16 @@ def outputs(core: Core, T: int = 13, start: Tensor | None = None) -> Tensor:
 def assert_equal(one: Core, other: Core, T: int = 13) -> None:
     torch.manual_seed(4)
     for start in (None, torch.rand(2, T) < 0.2):
-        torch.testing.assert_close(outputs(one, T, start), outputs(other, T, start), **laws.CLOSE)
+        torch.testing.assert_close(outputs(one, T, start), outputs(other, T, start), **invariants.CLOSE)
 
 
 @norms
 @pytest.mark.parametrize("passes", [2, 5])
 def test_cached_staircase_of_single_tokens_is_feedback_of_the_top_layer(norm: str, passes: int) -> None:
     cached = CachedStaircaseConfig(**SHAPE, norm=norm, chunk=1, compute=1, passes=passes)
-    feedback = FeedbackConfig(**SHAPE, norm=norm, make_up=2, share_kv=False, memory=passes - 1, sees_itself=True)
+    feedback = FeedbackConfig(
+        **SHAPE, norm=norm, memory_composition=2, share_kv=False, memory=passes - 1, attend_to_current=True
+    )
     assert_equal(*twins(cached, feedback))
 
 
@@ -61,14 +63,16 @@ def test_cached_staircase_of_single_tokens_is_feedback_of_the_top_layer(norm: st
 def test_memory_network_is_feedback_of_the_embedding(norm: str) -> None:
     network = MemoryNetworkConfig(**SHAPE, norm=norm, passes=5)
     assert (network.chunk, network.compute) == (1, 0)
-    feedback = FeedbackConfig(**SHAPE, norm=norm, make_up=0, share_kv=False, memory=4, sees_itself=True)
+    feedback = FeedbackConfig(
+        **SHAPE, norm=norm, memory_composition=0, share_kv=False, memory=4, attend_to_current=True
+    )
     assert_equal(*twins(network, feedback))
 
 
 @norms
 def test_one_pass_over_one_large_chunk_is_transformer_xl(norm: str) -> None:
     staircase = StaircaseConfig(**SHAPE, norm=norm, passes=1, chunk=13)
-    assert_equal(*twins(staircase, TransformerXLConfig(**SHAPE, norm=norm, memory=12, sees_itself=True)))
+    assert_equal(*twins(staircase, TransformerXLConfig(**SHAPE, norm=norm, memory=12, attend_to_current=True)))
 
 
 @norms
@@ -93,26 +97,36 @@ def test_multi_vector_rnn_is_two_passes_of_single_tokens() -> None:
 @norms
 def test_average_is_all_layers_at_equal_weights(norm: str) -> None:
     options = {**SHAPE, "norm": norm, "memory": 3}
-    learned, average = twins(FeedbackConfig(**options, make_up="all"), FeedbackConfig(**options, make_up="average"))
+    learned, average = twins(
+        FeedbackConfig(**options, memory_composition="all"), FeedbackConfig(**options, memory_composition="average")
+    )
     torch.nn.init.constant_(learned.mix.weights, 0.7)  # type: ignore[union-attr, arg-type]
     assert_equal(learned, average)
 
 
 def test_all_layers_can_choose_a_single_one() -> None:
     options = {**SHAPE, "memory": 3}
-    learned, single = twins(FeedbackConfig(**options, make_up="all"), FeedbackConfig(**options, make_up=1))
+    learned, single = twins(
+        FeedbackConfig(**options, memory_composition="all"), FeedbackConfig(**options, memory_composition=1)
+    )
     with torch.no_grad():
         learned.mix.weights.copy_(torch.tensor([[0.0, 800.0, 0.0]]))  # type: ignore[union-attr, operator]
     assert_equal(learned, single)
 
 
 @norms
-@pytest.mark.parametrize("make_up", ["all", "recurrent"])
-@pytest.mark.parametrize("sees_itself", [False, True])
-def test_shared_projections_are_equal_projections(norm: str, make_up: Any, sees_itself: bool) -> None:
-    options = {**SHAPE, "norm": norm, "memory": 3, "make_up": make_up, "sees_itself": sees_itself}
+@pytest.mark.parametrize("memory_composition", ["all", "recurrent"])
+@pytest.mark.parametrize("attend_to_current", [False, True])
+def test_shared_projections_are_equal_projections(norm: str, memory_composition: Any, attend_to_current: bool) -> None:
+    options = {
+        **SHAPE,
+        "norm": norm,
+        "memory": 3,
+        "memory_composition": memory_composition,
+        "attend_to_current": attend_to_current,
+    }
     torch.manual_seed(3)
-    shared = laws.scramble(build(FeedbackConfig(**options, share_kv=True))).double()
+    shared = invariants.scramble(build(FeedbackConfig(**options, share_kv=True))).double()
     unshared = build(FeedbackConfig(**options, share_kv=False)).double()
     weights = dict(shared.state_dict())
     for name in ("attention_norm.weight", "attention_norm.bias", "attention.key.weight", "attention.value.weight"):
@@ -123,18 +137,18 @@ def test_shared_projections_are_equal_projections(norm: str, make_up: Any, sees_
 
 
 def test_universal_of_one_pass_is_transformer_xl() -> None:
-    options = {**SHAPE, "memory": 4, "sees_itself": True}
+    options = {**SHAPE, "memory": 4, "attend_to_current": True}
     assert_equal(*twins(UniversalConfig(**options, passes=1), TransformerXLConfig(**options)))
 
 
 def test_universal_repeats_its_layers() -> None:
-    options = {**SHAPE, "layers": 1, "memory": 4, "sees_itself": True}
+    options = {**SHAPE, "layers": 1, "memory": 4, "attend_to_current": True}
     universal, deep = (
         build(UniversalConfig(**options, passes=3)),
         build(TransformerXLConfig(**{**options, "layers": 3})),
     )
     torch.manual_seed(3)
-    laws.scramble(universal).double()
+    invariants.scramble(universal).double()
     deep.double().load_state_dict(
         {name: weight for name, weight in universal.state_dict().items() if not name.startswith("layers")}
         | {

@@ -14,8 +14,8 @@ from stairwell.cores import CORES, Entry, decoding_of, engine_of
 from stairwell.cores.core import tell_once
 from stairwell.cores.feedback import Feedback
 from stairwell.decode import Session
-from stairwell.decode.walks import CarriedSteps, FeedbackSteps
-from tests import laws
+from stairwell.decode.steps import CarriedSteps, FeedbackSteps
+from tests import invariants
 
 CONFIG = FeedbackConfig(width=8, heads=2, layers=2, memory=5)
 
@@ -61,7 +61,7 @@ NEARER = Nearer(width=8, heads=2, layers=2, memory=5)
 def model_of(core: Any) -> LanguageModel:
     """A language model with this core in the place of its own."""
     model = LanguageModel(LanguageModelConfig(core=CONFIG, inputs=7)).eval()
-    model.core = laws.scramble(core)
+    model.core = invariants.scramble(core)
     fast.choose_engine(model.core, "auto")
     return model
 

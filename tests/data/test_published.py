@@ -177,7 +177,7 @@ def test_a_complete_part_is_not_asked_for_again(server: Server, tmp_path: Path) 
     assert server.asked == []
 
 
-def test_a_complete_part_of_unknown_size_is_recognised_by_the_server(
+def test_a_complete_part_of_unknown_size_is_recognized_by_the_server(
     server: Server, little: published.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     change(monkeypatch, little, archive=replace(little.archive, size=None))

@@ -13,33 +13,33 @@ from hypothesis import strategies as st
 from stairwell import CORES, FeedbackConfig, LanguageModel, LSTMConfig, TransformerXLConfig
 from stairwell.cores.staircase import CachedStaircaseConfig
 from stairwell.decode import Session
-from tests import laws
-from tests.cores.test_laws import configs
-from tests.test_decode import V, make_model, warm_state
+from tests import invariants
+from tests.cores.test_invariants import configs
+from tests.decode.test_decode import V, make_model, warm_state
 
 SMALL: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2, "inner": 5}
 SPANS = {"memory": 9, "adaptive_span": True, "span_ramp": 2}
 
 
-def go_back_and_forth(model: LanguageModel, warm: int, slack: int, moves: list[tuple[int, int]], seed: int) -> None:
+def go_back_and_forth(model: LanguageModel, warm: int, max_crop: int, moves: list[tuple[int, int]], seed: int) -> None:
     """Read so many tokens, take so many back, and so on; compare with the model all along, whose states never went
     wrong ways."""
     torch.manual_seed(seed)
-    state = warm_state(model, 2, warm, slack)
+    state = warm_state(model, 2, warm, max_crop)
     session = Session(model, state)
     for tokens, back in moves:
         read = torch.randint(V, (2, tokens))
         with torch.no_grad():
             logits, after = model(read, state)
-        torch.testing.assert_close(session.follow(read), logits, **laws.CLOSE)
-        back = min(back, int(after.room.min()))
+        torch.testing.assert_close(session.follow(read), logits, **invariants.CLOSE)
+        back = min(back, int(after.croppable.min()))
         session.crop(back)
         state = after.crop(back) if back else after
-        laws.assert_same_state(session.state(), state)
+        invariants.assert_same_state(session.state(), state)
         step = torch.randint(V, (2,))
         with torch.no_grad():
             logits, state = model(step[:, None], state)
-        torch.testing.assert_close(session.step(step), logits[:, 0], **laws.CLOSE)
+        torch.testing.assert_close(session.step(step), logits[:, 0], **invariants.CLOSE)
 
 
 @pytest.mark.parametrize("core", sorted(CORES))
@@ -48,15 +48,15 @@ def test_tokens_read_at_once_and_taken_back_are_as_in_the_model(core: str) -> No
     @given(
         config=configs(core),
         warm=st.integers(0, 9),
-        slack=st.integers(0, 5),
+        max_crop=st.integers(0, 5),
         moves=st.lists(st.tuples(st.integers(1, 7), st.integers(0, 5)), min_size=1, max_size=5),
         seed=st.integers(0, 99),
     )
-    def law(config: Any, warm: int, slack: int, moves: list[tuple[int, int]], seed: int) -> None:
+    def law(config: Any, warm: int, max_crop: int, moves: list[tuple[int, int]], seed: int) -> None:
         torch.manual_seed(seed)
         if "cross" in CORES[core].config.__dataclass_fields__:
             config = dataclasses.replace(config, cross=False)
-        go_back_and_forth(make_model(config), warm, 0 if core in ("lstm", "deltanet") else slack, moves, seed)
+        go_back_and_forth(make_model(config), warm, 0 if core in ("lstm", "deltanet") else max_crop, moves, seed)
 
     law()
 
@@ -65,7 +65,7 @@ def test_tokens_read_at_once_and_taken_back_are_as_in_the_model(core: str) -> No
 @pytest.mark.parametrize("kind", [FeedbackConfig, TransformerXLConfig])
 def test_learned_spans_and_rings_that_turn_many_times(kind: Any, itself: bool) -> None:
     torch.manual_seed(0)
-    model = make_model(kind(**SMALL, **SPANS, sees_itself=itself))
+    model = make_model(kind(**SMALL, **SPANS, attend_to_current=itself))
     go_back_and_forth(model, 0, 4, [(4, 3), (3, 0), (5, 4), (2, 1)] * 8, 0)
 
 
@@ -75,7 +75,7 @@ def test_parameters_are_read_once_for_all_tokens_of_a_call() -> None:
     model = make_model(TransformerXLConfig(**SMALL, memory=6))
     calls = []
     for tokens in (2, 5):
-        session = Session(model, model.init_state(1, slack=6))
+        session = Session(model, model.init_state(1, max_crop=6))
         with torch.profiler.profile() as profile:
             session.follow(torch.zeros(1, tokens, dtype=torch.int64))
         names = {"aten::mm", "aten::addmm"}
@@ -84,7 +84,9 @@ def test_parameters_are_read_once_for_all_tokens_of_a_call() -> None:
 
 
 def test_what_cannot_be_taken_back_is_told() -> None:
-    session = Session(make_model(FeedbackConfig(**SMALL)), make_model(FeedbackConfig(**SMALL)).init_state(1, slack=2))
+    session = Session(
+        make_model(FeedbackConfig(**SMALL)), make_model(FeedbackConfig(**SMALL)).init_state(1, max_crop=2)
+    )
     session.follow(torch.tensor([[1, 2, 3]]))
     with pytest.raises(ValueError, match="cannot crop 3 tokens of row 0: it can take back 2"):
         session.crop(3)

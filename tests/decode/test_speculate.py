@@ -15,7 +15,7 @@ from stairwell.cores import config_type
 from stairwell.decode import Session, greedy
 from stairwell.decode.speculate import Chances, judge, speculate
 from stairwell.errors import UserError
-from tests.laws import scramble
+from tests.invariants import scramble
 
 SIZES: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "memory": 5, "chunk": 3, "passes": 2}
 CROPS = sorted(set(CORES) - {"lstm", "deltanet"})
@@ -55,7 +55,7 @@ OPTIONS: list[dict[str, Any]] = [{}, {"temperature": 0.7, "top_k": 2}, {"top_p":
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_a_judgement_leaves_the_distribution_of_the_target(options: dict[str, Any]) -> None:
+def test_a_judgment_leaves_the_distribution_of_the_target(options: dict[str, Any]) -> None:
     """Worked out exactly: over all proposals and coins, the first token is distributed as the target says."""
     chances = Chances(**options)
     logits = torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64) * 2

@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from stairwell.experiments.cost import blueprint
-from stairwell.experiments.papers import CATALOGUE
-from stairwell.experiments.study import SCALES, Row, Scale, Study
+from stairwell.experiments.experiment import SCALES, Experiment, Row, Scale
+from stairwell.experiments.papers import CATALOG
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = json.loads(Path(__file__).with_name("papers.json").read_text(encoding="utf-8"))
@@ -43,8 +43,8 @@ class Table:
 
 
 @cache
-def study(name: str, scale: Scale) -> Study:
-    made = CATALOGUE[name](scale)
+def study(name: str, scale: Scale) -> Experiment:
+    made = CATALOG[name](scale)
     assert made is not None
     return made
 
@@ -58,7 +58,7 @@ def printed(name: str, scale: Scale) -> dict[str, tuple[str, ...]]:
 
 
 def scales(name: str) -> list[Scale]:
-    return [scale for scale in SCALES if CATALOGUE[name](scale) is not None]
+    return [scale for scale in SCALES if CATALOG[name](scale) is not None]
 
 
 def compare(name: str, expected: Iterable[tuple[str, tuple[str, ...]]], but: tuple[str, ...] = ()) -> None:
@@ -216,7 +216,7 @@ def sizes_and_training(row: Row) -> dict[str, float]:
     return {
         "layers": core.layers, "width": core.width, "inner": core.F, "heads": core.heads, "head_width": core.K,
         "dropout": core.attention_dropout, "embedding_dropout": model.embedding_dropout, "segment": train.segment,
-        "batch": train.batch, "learning_rate": train.learning_rate, "clip": train.clip, "warmup": train.warmup,
+        "batch": train.batch, "learning_rate": train.learning_rate, "max_grad_norm": train.max_grad_norm, "warmup": train.warmup,
     }  # fmt: skip
 
 
@@ -241,7 +241,7 @@ def test_feedback_table_9(name: str) -> None:
         "head_width": number(cells["Head dim"], d, h), "dropout": number(cells["Dropout rate"]),
         "embedding_dropout": number(cells["Embed. dropout"]), "segment": number(cells["BPTT len (M)"]),
         "batch": number(cells["Batch size (B)"]), "learning_rate": number(cells["Learning rate"]),
-        "clip": number(cells["Gradient clip"]), "warmup": number(cells["LR warm-up steps"]),
+        "max_grad_norm": number(cells["Gradient clip"]), "warmup": number(cells["LR warm-up steps"]),
     }  # fmt: skip
     # The figure of depth and the deeper Transformer of section 4.1.2 have other depths beside this one.
     rows = [
@@ -372,7 +372,17 @@ def test_staircase_table_4(task: str) -> None:
     if task not in titles:
         assert cells["Hidden size"] == 512
         cells["Hidden size"] = 1024
-    ours = ("layers", "width", "heads", "dropout", "embedding_dropout", "segment", "batch", "learning_rate", "clip")
+    ours = (
+        "layers",
+        "width",
+        "heads",
+        "dropout",
+        "embedding_dropout",
+        "segment",
+        "batch",
+        "learning_rate",
+        "max_grad_norm",
+    )
     for row in study(f"staircase.table1.{task}", "paper").rows:
         if row.experiment.core_name != "lstm":
             found = sizes_and_training(row)
@@ -416,7 +426,7 @@ def test_figure_3_has_the_numbers_of_table_2() -> None:
 
 def test_no_other_table_or_figure_has_numbers() -> None:
     compared = re.compile(r"feedback\.(table|figure4\.translation)|staircase\.(table|figure)|extra\.")
-    others = {name for name in CATALOGUE if not compared.match(name)}
+    others = {name for name in CATALOG if not compared.match(name)}
     assert others and not {name for name in others for scale in scales(name) if printed(name, scale)}
 
 

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from stairwell import configs
-from stairwell.cores import CORES, Seen, config_type
+from stairwell.cores import CORES, AttentionRecorder, config_type
 from stairwell.export import html, pack
 from stairwell.models import LanguageModel, LanguageModelConfig, inspect
-from tests.laws import scramble
+from tests.invariants import scramble
 
 TOKENS = 40
 SYMBOLS = 5
@@ -34,13 +34,13 @@ class Case:
     name: str
     core: Any
     tied: bool
-    first_token: bool
+    start_embedding: bool
 
     @property
     def words(self) -> str:
         usual = type(self.core)()
         options = {field: value for field, value in vars(self.core).items() if value != getattr(usual, field)}
-        given = {"tied": self.tied, "first_token": self.first_token, **options}
+        given = {"tied": self.tied, "start_embedding": self.start_embedding, **options}
         return f"{self.name} {' '.join(f'{name}={value}' for name, value in given.items())}"
 
     @cached_property
@@ -48,7 +48,7 @@ class Case:
         torch.manual_seed(0)
         outputs = SYMBOLS if self.tied else 3
         config = LanguageModelConfig(
-            core=self.core, inputs=SYMBOLS, outputs=outputs, tied=self.tied, first_token=self.first_token
+            core=self.core, inputs=SYMBOLS, outputs=outputs, tied=self.tied, start_embedding=self.start_embedding
         )
         return scramble(LanguageModel(config, "reference")).eval()  # type: ignore[return-value]
 
@@ -69,7 +69,7 @@ class Case:
         return {"header": packed.header, "block": packed.block, **stream}
 
     @cached_property
-    def seen(self) -> tuple[Tensor, Seen]:
+    def seen(self) -> tuple[Tensor, AttentionRecorder]:
         """Logits (T, V) in float32, and what attention looked at."""
         with torch.no_grad(), inspect(self.model) as seen:
             logits, _ = self.model(self.tokens, self.model.init_state(1), self.start)
@@ -103,7 +103,7 @@ def drawn(name: str, number: int) -> Any:
     options = layer_options(chance)
     options |= {
         "memory": chance.choice([1, 2, 7, 100]),
-        "sees_itself": chance.random() < 0.5,
+        "attend_to_current": chance.random() < 0.5,
         "chunk": chance.choice([1, 2, 3, 5]),
         "distances": chance.choice([2, 64]),
         "passes": chance.randint(1, 4),
@@ -111,7 +111,7 @@ def drawn(name: str, number: int) -> Any:
         "negative_eigenvalues": chance.random() < 0.5,
         "gated": chance.random() < 0.5,
     }
-    options["make_up"] = chance.choice(["all", "average", "recurrent", 0, options["layers"]])
+    options["memory_composition"] = chance.choice(["all", "average", "recurrent", 0, options["layers"]])
     options["share_kv"] = chance.random() < 0.5
     options |= {name: chance.random() < 0.5 for name in ("gated", "negative_eigenvalues")}
     options["products"] = chance.randint(1, 3)
@@ -127,16 +127,22 @@ def drawn(name: str, number: int) -> Any:
 def every_case() -> list[Case]:
     cores = [(name, drawn(name, number)) for name in sorted(CORES) for number in range(6)]
     small = {"width": 6, "heads": 2, "layers": 2, "inner": 5}
-    for make_up, norm, share_kv, itself in itertools.product(
+    for memory_composition, norm, share_kv, itself in itertools.product(
         ("all", "average", "recurrent", 0, 2), ("pre", "post"), (True, False), (True, False)
     ):
-        options = {"make_up": make_up, "norm": norm, "share_kv": share_kv, "sees_itself": itself, "memory": 5}
+        options = {
+            "memory_composition": memory_composition,
+            "norm": norm,
+            "share_kv": share_kv,
+            "attend_to_current": itself,
+            "memory": 5,
+        }
         cores.append(("feedback", config_type("feedback")(**small, **options)))
     for passes, chunk, norm in itertools.product((1, 2, 3), (1, 3), ("pre", "post")):
         for compute in range(passes + 1):
             options = {"passes": passes, "compute": compute, "chunk": chunk, "norm": norm}
             cores.append(("cached-staircase", config_type("cached-staircase")(**small, **options)))
-    return [Case(name, core, tied=i % 2 == 1, first_token=i % 3 > 0) for i, (name, core) in enumerate(cores)]
+    return [Case(name, core, tied=i % 2 == 1, start_embedding=i % 3 > 0) for i, (name, core) in enumerate(cores)]
 
 
 CASES = every_case()

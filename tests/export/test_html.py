@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from stairwell import text
-from stairwell.cli.display import Silence
+from stairwell.cli.display import NullDisplay
 from stairwell.cores import config_type
 from stairwell.errors import UserError
 from stairwell.export import Shown, export_html, from_runs
@@ -21,11 +21,11 @@ from stairwell.export import html as page
 from stairwell.export.pack import pack
 from stairwell.export.subject import describe
 from stairwell.models import LanguageModel, LanguageModelConfig
+from stairwell.runs.launch import Job, train
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import Job, train
 from stairwell.tasks import task_type
 from stairwell.train import Run
-from tests.laws import scramble
+from tests.invariants import scramble
 
 
 def make_task(name: str, **options: Any) -> Any:
@@ -157,18 +157,18 @@ def test_other_tasks_come_with_a_sample_of_their_test_split(name: str) -> None:
     assert [-100 if label is None else label for label in sample["labels"]] == batch.targets[0].tolist()
 
 
-def test_labelled_streams_show_their_own_words(tmp_path: Path) -> None:
+def test_labeled_streams_show_their_own_words(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.tokens").write_text("go stop go\n" * 4)
         (tmp_path / f"{split}.labels").write_text("here there -\n" * 4)
-    subject = describe(make_task("labelled", path=str(tmp_path)))
+    subject = describe(make_task("labeled", path=str(tmp_path)))
     assert subject == {"kind": "symbols", "symbols": ["go", "stop"], "labels": ["here", "there"]}
 
 
 def test_a_run_becomes_a_page(tmp_path: Path) -> None:
     small = {"core.width": "8", "train.steps": "1", "train.curriculum": "", "task.valid_episodes": "4"}
     experiment = preset("parity/lstm").with_options(small)
-    train(Job(experiment, Run(tmp_path / "run"), resume=False), "cpu", "auto", lambda *_: Silence())
+    train(Job(experiment, Run(tmp_path / "run"), resume=False), "cpu", "auto", lambda *_: NullDisplay())
     size = export_html(from_runs([tmp_path / "run"]), tmp_path / "page.html")
     assert size == (tmp_path / "page.html").stat().st_size
     data = re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(encoding="utf-8"))

@@ -241,7 +241,7 @@ def test_text_goes_on_as_greedy_decoding_does(tmp_path: Path) -> None:
     assert result["other"] == [*prompt.tolist(), *wanted] and "attends to nothing" in result["none"]
 
 
-def test_what_was_typed_is_grey_and_what_was_written_is_not(tmp_path: Path) -> None:
+def test_what_was_typed_is_gray_and_what_was_written_is_not(tmp_path: Path) -> None:
     script = """
       type("abc");
       page.temperature.value = 0;

@@ -21,7 +21,7 @@ from stairwell.errors import UserError
 from stairwell.export import Step, export_onnx, export_torch
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.text import Characters
-from tests.laws import scramble
+from tests.invariants import scramble
 
 ROOT = Path(__file__).parents[2]
 V, TOKENS = 5, 14

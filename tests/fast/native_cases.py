@@ -17,7 +17,7 @@ from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
 from stairwell.fast import choose_engine, native
-from tests.laws import scramble
+from tests.invariants import scramble
 
 OPERATORS = (
     "feedback_forward", "feedback_backward", "staircase_forward", "staircase_backward", "delta_forward",
@@ -28,7 +28,14 @@ RATES = {"attention_dropout": 0.3, "relu_dropout": 0.3}
 CONFIGS = (
     FeedbackConfig(**SMALL, memory=3),
     FeedbackConfig(
-        **SMALL, **RATES, memory=3, norm="post", sees_itself=True, cross=True, residual_dropout=0.3, adaptive_span=True
+        **SMALL,
+        **RATES,
+        memory=3,
+        norm="post",
+        attend_to_current=True,
+        cross=True,
+        residual_dropout=0.3,
+        adaptive_span=True,
     ),
     StaircaseConfig(**SMALL, chunk=2, passes=3),
     CachedStaircaseConfig(**SMALL, **RATES, chunk=2, passes=4, compute=2, norm="post", adaptive_span=True),

@@ -118,7 +118,7 @@ def test_attention_takes_no_more_products_than_on_the_cpu(name: str, monkeypatch
 
 def test_every_package_means_the_same_by_an_accelerator() -> None:
     """`fast.native` and its like ask for the CPU, where native code runs: another question."""
-    from tools.house import PACKAGE
+    from tools.architecture import PACKAGE
 
     asked = {
         str(path.relative_to(PACKAGE))

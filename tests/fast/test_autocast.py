@@ -13,7 +13,7 @@ from stairwell import fast
 from stairwell.configs import field_types
 from stairwell.cores import CORES, build
 from stairwell.cores.core import tell_once
-from tests import laws
+from tests import invariants
 
 SIZES: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "memory": 5, "chunk": 3, "passes": 2}
 engines = pytest.mark.parametrize("name", sorted(name for name, entry in CORES.items() if entry.engine is not None))
@@ -25,7 +25,7 @@ def make(name: str, engine: str = "fast", **options: Any) -> Any:
     if name == "memory-network":
         sizes["passes"] = 6
     torch.manual_seed(0)
-    core = laws.scramble(build(CORES[name].config(**sizes)))
+    core = invariants.scramble(build(CORES[name].config(**sizes)))
     fast.choose_engine(core, engine)
     return core
 

@@ -14,13 +14,13 @@ from stairwell.cores import build
 from stairwell.cores.delta import DeltaNetConfig
 from stairwell.fast import delta, native
 from stairwell.fast.delta import DeltaNetEngine
-from tests import laws
-from tests.cores.test_laws import cases
+from tests import invariants
+from tests.cores.test_invariants import cases
 
 EXAMPLES = settings(max_examples=25, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
 CHUNKS = st.sampled_from([1, 3, 8, 64])  # shorter and longer than a call, and such that do not divide it
-LAWS = (laws.start, laws.pure, laws.detach, laws.decode)
+LAWS = (invariants.start, invariants.pure, invariants.detach, invariants.decode)
 PYTORCH = DeltaNetEngine(None)
 NATIVE = [] if native.MISSING else [DeltaNetEngine(one) for one in range(native.BEST + 1)]
 BOTH = pytest.mark.parametrize("engine", [PYTORCH, *NATIVE[-1:]], ids=["PyTorch", "native"][: 1 + bool(NATIVE)])
@@ -38,10 +38,10 @@ def no_call_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_option_gives_the_reference_values_and_gradients(engine: DeltaNetEngine) -> None:
     @EXAMPLES
     @given(case=cases("deltanet"), chunk=CHUNKS)
-    def law(case: laws.Case, chunk: int) -> None:
+    def law(case: invariants.Case, chunk: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(delta, "CHUNK", chunk)
-            laws.same_as_reference(case, engine)
+            invariants.same_as_reference(case, engine)
 
     law()
 
@@ -54,8 +54,8 @@ def test_longer_segments_give_the_reference_values_and_gradients(
     products: int, gated: bool, head_width: int, engine: DeltaNetEngine
 ) -> None:
     config = DeltaNetConfig(width=8, heads=2, head_width=head_width, layers=1, products=products, gated=gated)
-    laws.same_as_reference(laws.make_case(config, B=2, T=70, starts=0.0, warm=50), engine)
-    laws.same_as_reference(laws.make_case(config, B=3, T=70, starts=0.1), engine)
+    invariants.same_as_reference(invariants.make_case(config, B=2, T=70, starts=0.0, warm=50), engine)
+    invariants.same_as_reference(invariants.make_case(config, B=3, T=70, starts=0.1), engine)
 
 
 @pytest.mark.parametrize("engine", NATIVE)
@@ -64,7 +64,7 @@ def test_scratch_memory_is_written_before_it_is_read(engine: DeltaNetEngine, mon
     monkeypatch.setattr(delta, "recycled", lambda like, *shape: like.new_full(shape, torch.nan))
     for gated in (False, True):
         config = DeltaNetConfig(width=8, heads=2, head_width=32, products=2, gated=gated)
-        laws.same_as_reference(laws.make_case(config, B=2, T=20), engine)
+        invariants.same_as_reference(invariants.make_case(config, B=2, T=20), engine)
 
 
 @pytest.mark.parametrize("engine", NATIVE)
@@ -89,7 +89,7 @@ def test_gradcheck(engine: DeltaNetEngine) -> None:
 def test_the_laws_hold_with_the_engine(law: Any, engine: DeltaNetEngine) -> None:
     @FEW
     @given(case=cases("deltanet"), chunk=CHUNKS)
-    def check(case: laws.Case, chunk: int) -> None:
+    def check(case: invariants.Case, chunk: int) -> None:
         case.core.engine = engine
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(delta, "CHUNK", chunk)
@@ -102,12 +102,12 @@ def test_the_laws_hold_with_the_engine(law: Any, engine: DeltaNetEngine) -> None
 def test_the_laws_with_choices_hold_with_the_engine(engine: DeltaNetEngine) -> None:
     @FEW
     @given(case=cases("deltanet"), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
-    def check(case: laws.Case, cuts: list[int], place: int) -> None:
+    def check(case: invariants.Case, cuts: list[int], place: int) -> None:
         case.core.engine = engine
         B, T, _ = case.x.shape
-        laws.split(case, [cut for cut in cuts if cut < T])
-        laws.causal(case, place % T)
-        laws.rows(case, list(range(B))[::-1])
+        invariants.split(case, [cut for cut in cuts if cut < T])
+        invariants.causal(case, place % T)
+        invariants.rows(case, list(range(B))[::-1])
 
     check()
 
@@ -115,16 +115,16 @@ def test_the_laws_with_choices_hold_with_the_engine(engine: DeltaNetEngine) -> N
 @BOTH
 def test_what_was_forgotten_long_ago_does_not_overflow(engine: DeltaNetEngine) -> None:
     """A gate that closes at once leaves e^-100 of a token at the next: its inverse over a chunk is beyond float64."""
-    case = laws.make_case(DeltaNetConfig(width=4, heads=2, gated=True), B=1, T=20, starts=0.0)
+    case = invariants.make_case(DeltaNetConfig(width=4, heads=2, gated=True), B=1, T=20, starts=0.0)
     core: Any = case.core
     for layer in core.layers:
         torch.nn.init.constant_(layer.keep.bias, -100.0)
-    laws.same_as_reference(case, engine)
+    invariants.same_as_reference(case, engine)
 
 
 @BOTH
 def test_float32_is_as_near_to_the_truth_as_the_reference(engine: DeltaNetEngine) -> None:
-    case = laws.make_case(DeltaNetConfig(width=48, heads=3, products=2), B=5, T=60)
+    case = invariants.make_case(DeltaNetConfig(width=48, heads=3, products=2), B=5, T=60)
     exact, _ = case.core.walk(case.x, case.state, case.start, None, None)
     core: Any = case.core.float()
     state = case.state.to(dtype=torch.float32)
@@ -135,7 +135,7 @@ def test_float32_is_as_near_to_the_truth_as_the_reference(engine: DeltaNetEngine
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_narrow_types_are_solved_in_float32(dtype: torch.dtype) -> None:
-    case = laws.make_case(DeltaNetConfig(width=8, heads=2, layers=1, products=2, gated=True), B=2, T=30)
+    case = invariants.make_case(DeltaNetConfig(width=8, heads=2, layers=1, products=2, gated=True), B=2, T=30)
     core, x, state = case.core.to(dtype), case.x.to(dtype), case.state.to(dtype)
     core.engine = None
     expected, _ = core(x, state, case.start)

@@ -17,7 +17,7 @@ from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
 from stairwell.fast import choose_engine
-from tests import laws
+from tests import invariants
 
 SHAPE: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2, "inner": 5}
 CONFIGS = [
@@ -32,7 +32,7 @@ everyone = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(co
 
 
 def core_and_input(config: Any, engine: str) -> tuple[Core, Tensor]:
-    case = laws.make_case(config, B, T, starts=0, warm=0)
+    case = invariants.make_case(config, B, T, starts=0, warm=0)
     choose_engine(case.core, engine)
     return case.core, case.x
 
@@ -68,7 +68,7 @@ def curvature(core: Core, x: Tensor) -> Any:
 @pytest.mark.parametrize("transform", [along, by_row, by_models, by_token, curvature])
 def test_transforms_of_torch_func_give_the_references_results(transform: Any, config: Any) -> None:
     wanted, found = (transform(*core_and_input(config, engine)) for engine in ("reference", "auto"))
-    torch.testing.assert_close(found, wanted, **laws.CLOSE)
+    torch.testing.assert_close(found, wanted, **invariants.CLOSE)
 
 
 @everyone

@@ -21,10 +21,10 @@ from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.staircase import StaircaseConfig
 from stairwell.decode import Session
 from stairwell.fast import choose_engine, native
-from stairwell.runs import Experiment, preset
-from stairwell.runs.trainings import Job, train
+from stairwell.runs import RunConfig, preset
+from stairwell.runs.launch import Job, train
 from stairwell.train.run import Run
-from tests import laws
+from tests import invariants
 from tests.commands import measured, weights
 
 LIBC = ctypes.CDLL(None)
@@ -54,7 +54,7 @@ def held() -> int:
     return int(found.uordblks + found.hblkhd)
 
 
-def growth(step: Callable[[], None]) -> int:
+def size_schedule(step: Callable[[], None]) -> int:
     """Bytes by which the process grows in STEPS steps, after as many as it takes for everything to be in place."""
     for _ in range(100):
         step()
@@ -86,7 +86,7 @@ def test_a_long_training_does_not_grow() -> None:
         optimizer.step()
         state = after.detach()
 
-    assert growth(step) < ROOM
+    assert size_schedule(step) < ROOM
 
 
 @needs_glibc
@@ -99,7 +99,7 @@ def test_a_long_stream_of_decoding_does_not_grow() -> None:
         nonlocal tokens
         tokens = session.step(tokens).argmax(-1)
 
-    assert growth(step) < ROOM
+    assert size_schedule(step) < ROOM
 
 
 FIRST, ALL = 3, 9  # updates before the engine changes, and in all
@@ -111,7 +111,7 @@ TRAINED = {
 SMALL = {
     "core.width": "8", "core.layers": "2", "core.heads": "2", "core.attention_dropout": "0.2",
     "core.relu_dropout": "0.2", "model.embedding_dropout": "0.1", "train.batch": "4", "train.segment": "8",
-    "train.log_every": "1", "train.validate_every": "3", "train.valid_rows": "2", "train.warmup": "2",
+    "train.log_every": "1", "train.validate_every": "3", "train.valid_batch": "2", "train.warmup": "2",
     "train.curriculum": "", "task.length": "8", "task.valid_episodes": "4", "task.test_episodes": "4",
 }  # fmt: skip
 
@@ -124,7 +124,7 @@ def in_float64() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
 
 
-def train_to(experiment: Experiment, folder: Path, steps: int, engine: str) -> None:
+def train_to(experiment: RunConfig, folder: Path, steps: int, engine: str) -> None:
     """Begin a training or go on with it, and make sure that the engine asked for is the one that runs."""
     run, titles = Run(folder), []
 
@@ -181,9 +181,9 @@ def test_every_operator_of_the_extension_passes_opcheck() -> None:
     feedback, staircase = FeedbackConfig(**small, memory=3), StaircaseConfig(**small, chunk=2, passes=2)
     with Recorder() as recorder:
         for config in (feedback, staircase, DeltaNetConfig(**small)):
-            case = laws.make_case(config, B=2, T=5, starts=0.0)
+            case = invariants.make_case(config, B=2, T=5, starts=0.0)
             choose_engine(case.core, "fast")
-            laws.weighed(*case.run(case.x, case.state, None)).backward()
+            invariants.weighed(*case.run(case.x, case.state, None)).backward()
         native.log_sums(torch.randn(2, 3, 70))
         native.highest(torch.randn(2, 3, 70), 4)
     for operator, arguments in recorder.calls.items():
@@ -210,16 +210,16 @@ CONFIGS = [
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
 def test_any_number_of_threads_gives_the_same_with_dropout(config: Any, threads: Any) -> None:
-    case = laws.make_case(config, B=35, T=8, starts=0, warm=8)
+    case = invariants.make_case(config, B=35, T=8, starts=0, warm=8)
     choose_engine(case.core, "fast")
     engine = case.core.engine
     assert engine is not None
-    masks = laws.draw_masks(case, 0.2, 0.2, 0.0)
+    masks = invariants.draw_masks(case, 0.2, 0.2, 0.0)
     results = []
     for count in (1, 2, 8):
         threads(count)
         x = case.x.clone().requires_grad_()
         y, after = engine(case.core, x, case.state, case.start, None, masks)
-        results.append([y, *laws.gradients(case, laws.weighed(y, after), x)])
+        results.append([y, *invariants.gradients(case, invariants.weighed(y, after), x)])
     for result in results[1:]:
-        laws.assert_close(result, results[0], "result")
+        invariants.assert_close(result, results[0], "result")

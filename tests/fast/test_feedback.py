@@ -23,15 +23,15 @@ from stairwell.fast import trace as traces
 from stairwell.fast.feedback import FeedbackEngine, prepare
 from stairwell.fast.feedback_torch import TorchBackend
 from stairwell.layers import Masks
-from tests import laws
-from tests.cores.test_laws import cases
+from tests import invariants
+from tests.cores.test_invariants import cases
 
 BACKENDS: dict[str, Any] = {"torch": TorchBackend()}
 if not native.MISSING:
     BACKENDS |= {native.INSTRUCTION_SETS[i]: native.NativeBackend(i) for i in range(native.BEST + 1)}
 EXAMPLES = settings(max_examples=30, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
-LAWS = (laws.start, laws.pure, laws.detach, laws.decode)
+LAWS = (invariants.start, invariants.pure, invariants.detach, invariants.decode)
 
 
 @pytest.fixture(params=BACKENDS)
@@ -61,9 +61,9 @@ def threads() -> Iterator[Any]:
 
 def test_every_option_gives_the_reference_values_and_gradients(engine: FeedbackEngine) -> None:
     @EXAMPLES
-    @given(case=cases("feedback", slack=1))
-    def law(case: laws.Case) -> None:
-        laws.same_as_reference(case, engine)
+    @given(case=cases("feedback", max_crop=1))
+    def law(case: invariants.Case) -> None:
+        invariants.same_as_reference(case, engine)
 
     law()
 
@@ -71,8 +71,8 @@ def test_every_option_gives_the_reference_values_and_gradients(engine: FeedbackE
 def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(engine: FeedbackEngine) -> None:
     @EXAMPLES
     @given(case=cases("feedback"), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 4))
-    def law(case: laws.Case, rates: tuple[float, ...]) -> None:
-        laws.same_as_reference(case, engine, laws.draw_masks(case, *rates))
+    def law(case: invariants.Case, rates: tuple[float, ...]) -> None:
+        invariants.same_as_reference(case, engine, invariants.draw_masks(case, *rates))
 
     law()
 
@@ -84,16 +84,16 @@ def test_awkward_sizes_give_the_reference_values_and_gradients(
     engine: FeedbackEngine, head_width: int, memory: int
 ) -> None:
     config = FeedbackConfig(width=40, heads=2, head_width=head_width, inner=70, layers=2, memory=memory)
-    laws.same_as_reference(laws.make_case(config, B=9, T=20, starts=0.05, warm=6), engine)
+    invariants.same_as_reference(invariants.make_case(config, B=9, T=20, starts=0.05, warm=6), engine)
 
 
 def test_a_depth_of_several_blocks_gives_the_reference_values_and_gradients(engine: FeedbackEngine) -> None:
-    config = FeedbackConfig(width=260, heads=2, head_width=8, inner=530, layers=1, memory=3, sees_itself=True)
-    laws.same_as_reference(laws.make_case(config, B=7, T=4), engine)
+    config = FeedbackConfig(width=260, heads=2, head_width=8, inner=530, layers=1, memory=3, attend_to_current=True)
+    invariants.same_as_reference(invariants.make_case(config, B=7, T=4), engine)
 
 
 def test_float32_is_as_near_to_the_truth_as_the_reference(engine: FeedbackEngine) -> None:
-    case = laws.make_case(FeedbackConfig(width=48, heads=3, layers=3, memory=20), B=5, T=30)
+    case = invariants.make_case(FeedbackConfig(width=48, heads=3, layers=3, memory=20), B=5, T=30)
     exact, _ = case.core.walk(case.x, case.state, case.start, None, None)
     core, state = case.core.float(), case.state.to(dtype=torch.float32)
     ours, _ = engine(core, case.x.float(), state, case.start)  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ def test_float32_is_as_near_to_the_truth_as_the_reference(engine: FeedbackEngine
 def test_the_laws_hold_with_the_engine(engine: FeedbackEngine, law: Any) -> None:
     @FEW
     @given(case=cases("feedback"))
-    def check(case: laws.Case) -> None:
+    def check(case: invariants.Case) -> None:
         case.core.engine = engine
         law(case)
 
@@ -114,22 +114,22 @@ def test_the_laws_hold_with_the_engine(engine: FeedbackEngine, law: Any) -> None
 
 def test_the_laws_with_choices_hold_with_the_engine(engine: FeedbackEngine) -> None:
     @FEW
-    @given(case=cases("feedback", slack=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
-    def check(case: laws.Case, cuts: list[int], place: int) -> None:
+    @given(case=cases("feedback", max_crop=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
+    def check(case: invariants.Case, cuts: list[int], place: int) -> None:
         case.core.engine = engine
         B, T, _ = case.x.shape
-        laws.split(case, [cut for cut in cuts if cut < T])
-        laws.causal(case, place % T)
-        laws.rows(case, list(range(B))[::-1])
-        laws.window(case)
-        laws.crop(case, [place % 4] * B)
+        invariants.split(case, [cut for cut in cuts if cut < T])
+        invariants.causal(case, place % T)
+        invariants.rows(case, list(range(B))[::-1])
+        invariants.window(case)
+        invariants.crop(case, [place % 4] * B)
 
     check()
 
 
 def test_gradcheck(engine: FeedbackEngine) -> None:
-    options: dict[str, Any] = {"adaptive_span": True, "sees_itself": True, "cross": True}
-    case = laws.make_case(FeedbackConfig(width=4, heads=2, inner=3, layers=2, memory=2, **options), B=1, T=3)
+    options: dict[str, Any] = {"adaptive_span": True, "attend_to_current": True, "cross": True}
+    case = invariants.make_case(FeedbackConfig(width=4, heads=2, inner=3, layers=2, memory=2, **options), B=1, T=3)
     core: Any = case.core
     given = Source(case.source["source"], torch.tensor([[True, False, True, True]]))
     age = ages(case.state.count, case.start, 3)
@@ -143,19 +143,19 @@ def test_gradcheck(engine: FeedbackEngine) -> None:
 
 def test_any_number_of_threads_gives_the_same(threads: Any) -> None:
     engine = FeedbackEngine()
-    case = laws.make_case(FeedbackConfig(width=8, heads=2, layers=1, memory=4), B=11, T=5)
+    case = invariants.make_case(FeedbackConfig(width=8, heads=2, layers=1, memory=4), B=11, T=5)
     results = []
     for count in (1, 2, 8):
         threads(count)
         x = case.x.clone().requires_grad_()
         y, after = engine(case.core, x, case.state, case.start)  # type: ignore[arg-type]
-        results.append([y, *laws.gradients(case, laws.weighed(y, after), x)])
+        results.append([y, *invariants.gradients(case, invariants.weighed(y, after), x)])
     for result in results[1:]:
-        laws.assert_close(result, results[0], "result")
+        invariants.assert_close(result, results[0], "result")
 
 
 def test_backward_twice_gives_the_same_gradients(engine: FeedbackEngine) -> None:
-    case = laws.make_case(FeedbackConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
+    case = invariants.make_case(FeedbackConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
     x = case.x.requires_grad_()
     y, _ = engine(case.core, x, case.state, case.start)  # type: ignore[arg-type]
     first = torch.autograd.grad(y.sum(), x, retain_graph=True)
@@ -164,7 +164,7 @@ def test_backward_twice_gives_the_same_gradients(engine: FeedbackEngine) -> None
 
 def test_a_dropped_layer_has_no_gradient_at_all(engine: FeedbackEngine) -> None:
     """None, not zeros: an optimizer with momentum must leave it alone."""
-    case = laws.make_case(FeedbackConfig(width=8, heads=2, layers=3, memory=5), B=2, T=6)
+    case = invariants.make_case(FeedbackConfig(width=8, heads=2, layers=3, memory=5), B=2, T=6)
     masks = Masks((), (), (), dropped=(False, True, False))
     y, _ = engine(case.core, case.x, case.state, case.start, None, masks)  # type: ignore[arg-type]
     y.sum().backward()
@@ -174,7 +174,7 @@ def test_a_dropped_layer_has_no_gradient_at_all(engine: FeedbackEngine) -> None:
 
 
 def test_what_a_segment_keeps_is_freed_after_backward(engine: FeedbackEngine) -> None:
-    case = laws.make_case(FeedbackConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
+    case = invariants.make_case(FeedbackConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
 
     def living() -> int:
         gc.collect()
@@ -189,13 +189,13 @@ def test_what_a_segment_keeps_is_freed_after_backward(engine: FeedbackEngine) ->
 
 
 def test_inference_keeps_one_step_only(engine: FeedbackEngine) -> None:
-    case = laws.make_case(FeedbackConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
+    case = invariants.make_case(FeedbackConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
     with torch.no_grad():
         y, after = engine(case.core, case.x, case.state, case.start)  # type: ignore[arg-type]
     assert not y.requires_grad and not after.memory.requires_grad
     theirs, state = case.core.walk(case.x, case.state, case.start, None, None)
-    torch.testing.assert_close(y, theirs, **laws.CLOSE)
-    laws.assert_same_state(after, state)
+    torch.testing.assert_close(y, theirs, **invariants.CLOSE)
+    invariants.assert_same_state(after, state)
 
 
 def test_short_calls_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,7 +232,7 @@ def test_a_core_without_a_fast_engine_runs_the_reference_or_refuses() -> None:
 @pytest.mark.skipif(bool(native.MISSING), reason=native.MISSING or "built")
 def test_the_operators_keep_their_schema() -> None:
     config = FeedbackConfig(width=4, heads=2, inner=3, layers=2, memory=3)
-    case = laws.make_case(config, B=2, T=3)
+    case = invariants.make_case(config, B=2, T=3)
     core: Any = case.core
     with torch.no_grad():
         age = ages(case.state.count, case.start, 3)

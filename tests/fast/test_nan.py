@@ -14,7 +14,7 @@ from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.fast import native, staircase, transformer_xl
 from stairwell.fast.feedback import FeedbackEngine
 from stairwell.fast.feedback_torch import TorchBackend
-from tests import laws
+from tests import invariants
 
 SHAPE: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "inner": 9}
 NATIVE = [] if native.MISSING else list(range(native.BEST + 1))
@@ -39,8 +39,8 @@ ENGINES = {
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_damaged_parameter_shows_wherever_it_does_in_the_reference(name: str, dropping: bool) -> None:
     config, engine = ENGINES[name]
-    case = laws.make_case(config, B=3, T=6, starts=0.0, warm=0)
-    masks = laws.draw_masks(case, 0.3, 0.3, 0.0) if dropping else None
+    case = invariants.make_case(config, B=3, T=6, starts=0.0, warm=0)
+    masks = invariants.draw_masks(case, 0.3, 0.3, 0.0) if dropping else None
     for parameter_name, parameter in case.core.named_parameters():
         parameter.requires_grad_(False)
         kept = parameter.flatten()[0].item()
@@ -56,10 +56,10 @@ def test_a_damaged_parameter_shows_wherever_it_does_in_the_reference(name: str, 
 @pytest.mark.parametrize("name", sorted(ENGINES))
 def test_an_absent_token_of_a_source_may_be_anything(name: str, engine: str) -> None:
     config = dataclasses.replace(ENGINES[name][0], cross=True)
-    case = laws.make_case(config, B=3, T=6)
+    case = invariants.make_case(config, B=3, T=6)
     case.core.engine = ENGINES[name][1] if engine == "fast" else None  # type: ignore[assignment]
     y, after = case.run(case.x, case.state, case.start)
     case.source["source"][~case.source["source_mask"]] = torch.nan
     again, end = case.run(case.x, case.state, case.start)
     assert torch.equal(again, y)
-    laws.assert_same_state(end, after, exact=True)
+    invariants.assert_same_state(end, after, exact=True)

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from stairwell.fast import products
-from stairwell.fast.products import Factor
+from stairwell.fast.products import PackedLinear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -19,7 +19,7 @@ def test_a_factor_multiplies_as_pytorch_does(
     monkeypatch.setattr(products, "LARGE", large)
     torch.manual_seed(0)
     weight, bias = torch.randn(33, 20, dtype=dtype), torch.randn(33, dtype=dtype) if biased else None
-    factor = Factor(weight, bias)
+    factor = PackedLinear(weight, bias)
     for rows in (1, 2, 6, 7, 40, 40, 40, 40, 9, 200, 3):  # packed on the way, and then of other sizes
         x = torch.randn(rows, 20, dtype=dtype)
         torch.testing.assert_close(factor(x), F.linear(x, weight, bias))
@@ -33,7 +33,7 @@ def test_a_factor_multiplies_as_pytorch_does(
 def test_a_weight_that_is_laid_out_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "LARGE", 0)
     torch.manual_seed(0)
-    factor, x = Factor(torch.randn(300, 64)), torch.randn(40, 64)
+    factor, x = PackedLinear(torch.randn(300, 64)), torch.randn(40, 64)
     first, *others = [factor(x) for _ in range(products.OFTEN + 2)]
     assert factor.laid_out is not factor.weight
     assert all(torch.equal(first, other) for other in others)

@@ -20,9 +20,9 @@ from stairwell.cores.staircase import (
 from stairwell.fast import banded, choose_engine, native, staircase, staircase_segment
 from stairwell.fast import trace as traces
 from stairwell.fast.staircase import StaircaseEngine, Wavefront
-from tests import laws
-from tests.cores.test_laws import cases as any_cases
-from tests.cores.test_laws import configs
+from tests import invariants
+from tests.cores.test_invariants import cases as any_cases
+from tests.cores.test_invariants import configs
 
 EXAMPLES = settings(max_examples=12, deadline=None, derandomize=True)
 FEW = settings(max_examples=4, deadline=None, derandomize=True)
@@ -56,11 +56,11 @@ def never_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @st.composite
-def cases(draw: Any, name: str, slack: int = 0) -> laws.Case:
+def cases(draw: Any, name: str, max_crop: int = 0) -> invariants.Case:
     """All rows at the same place of their chunks, the first one perhaps some chunks ahead; all may start at once."""
     B, T = draw(st.integers(1, 3)), draw(st.sampled_from([1, 2, 3, 5, 8, 11]))
     config = draw(configs(name))
-    case = laws.make_case(config, B, T, seed=draw(st.integers(0, 2**20)), starts=0.0, warm=0, slack=slack)
+    case = invariants.make_case(config, B, T, seed=draw(st.integers(0, 2**20)), starts=0.0, warm=0, max_crop=max_crop)
     for place in draw(st.lists(st.integers(0, 10), max_size=1)):
         case.start[:, place % T] = True
     with torch.no_grad():
@@ -75,12 +75,12 @@ def cases(draw: Any, name: str, slack: int = 0) -> laws.Case:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_gives_the_reference_values_and_gradients(name: str) -> None:
     @EXAMPLES
-    @given(case=cases(name, slack=1), block=BLOCKS)
-    def law(case: laws.Case, block: int) -> None:
+    @given(case=cases(name, max_crop=1), block=BLOCKS)
+    def law(case: invariants.Case, block: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(banded, "BLOCK", block)
             patch.setattr(banded, "FUSED", 9)
-            laws.same_as_reference(case, ENGINE)
+            invariants.same_as_reference(case, ENGINE)
 
     law()
 
@@ -90,8 +90,8 @@ def test_every_option_gives_the_reference_values_and_gradients(name: str) -> Non
 def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(name: str) -> None:
     @EXAMPLES
     @given(case=cases(name), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 4))
-    def law(case: laws.Case, rates: tuple[float, ...]) -> None:
-        laws.same_as_reference(case, ENGINE, laws.draw_masks(case, *rates))
+    def law(case: invariants.Case, rates: tuple[float, ...]) -> None:
+        invariants.same_as_reference(case, ENGINE, invariants.draw_masks(case, *rates))
 
     law()
 
@@ -103,10 +103,10 @@ def test_longer_calls_at_any_phase_give_the_reference_values_and_gradients(
     passes: int, compute: int, before: int
 ) -> None:
     config = CachedStaircaseConfig(width=4, heads=2, layers=2, inner=5, chunk=4, passes=passes, compute=compute)
-    case = laws.make_case(config, B=2, T=18, starts=0.0, warm=0)
+    case = invariants.make_case(config, B=2, T=18, starts=0.0, warm=0)
     if before:
         case.state = case.run(torch.randn(2, before, 4, dtype=torch.float64), case.state, None)[1].detach()
-    laws.same_as_reference(case, ENGINE)
+    invariants.same_as_reference(case, ENGINE)
 
 
 @pytest.mark.usefixtures("path")
@@ -115,19 +115,19 @@ def test_the_laws_hold_with_the_engine(name: str) -> None:
     """Starts here and there too: where they set rows apart, the engine hands over to the reference."""
 
     @FEW
-    @given(case=any_cases(name, slack=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
-    def check(case: laws.Case, cuts: list[int], place: int) -> None:
+    @given(case=any_cases(name, max_crop=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
+    def check(case: invariants.Case, cuts: list[int], place: int) -> None:
         case.core.engine = ENGINE
         B, T, _ = case.x.shape
-        laws.split(case, [cut for cut in cuts if cut < T])
-        laws.causal(case, place % T)
-        laws.rows(case, list(range(B))[::-1])
-        laws.start(case)
-        laws.pure(case)
-        laws.detach(case)
-        laws.decode(case)
-        laws.window(case)
-        laws.crop(case, [place % 4] * B)
+        invariants.split(case, [cut for cut in cuts if cut < T])
+        invariants.causal(case, place % T)
+        invariants.rows(case, list(range(B))[::-1])
+        invariants.start(case)
+        invariants.pure(case)
+        invariants.detach(case)
+        invariants.decode(case)
+        invariants.window(case)
+        invariants.crop(case, [place % 4] * B)
 
     check()
 
@@ -160,14 +160,14 @@ GLOBAL_CHUNKS = [(C, None, M) for C in (1, 2, 3) for M in (0, 1, 2)]
 def test_small_chunks_give_the_reference_values_and_gradients(chunk: int, passes: int | None, compute: int) -> None:
     """Calls that begin and end anywhere in a chunk, of rows that are some chunks apart, also with a start for all."""
     for before, T, place in ((0, 7, None), (4, 1, None), (5, 8, None), (1, 6, 4)):
-        case = laws.make_case(small(chunk, passes, compute), B=3, T=T, starts=0.0, warm=0, slack=before % 3)
+        case = invariants.make_case(small(chunk, passes, compute), B=3, T=T, starts=0.0, warm=0, max_crop=before % 3)
         for tokens in (2 * chunk, before):
             case.state = case.state.reset([1, 2])
             if tokens:
                 case.state = case.run(torch.randn(3, tokens, 6, dtype=torch.float64), case.state, None)[1].detach()
         if place is not None:
             case.start[:, place] = True
-        laws.same_as_reference(case, ENGINE)
+        invariants.same_as_reference(case, ENGINE)
 
 
 @pytest.mark.usefixtures("only_native", "never_the_reference")
@@ -177,28 +177,28 @@ def test_small_chunks_with_every_option_give_the_reference_values_and_gradients(
     chunk: int, passes: int | None, compute: int, norm: str
 ) -> None:
     config = small(chunk, passes, compute, norm=norm, adaptive_span=True, span_ramp=2, attention_dropout=0.1)
-    case = laws.make_case(config, B=2, T=9, starts=0.0, warm=0)
+    case = invariants.make_case(config, B=2, T=9, starts=0.0, warm=0)
     case.state = case.run(torch.randn(2, 7, 6, dtype=torch.float64), case.state, None)[1].detach()
     for seed in range(3):
         torch.manual_seed(seed)
-        masks = laws.draw_masks(case, 0.3, 0.3, 0.4)
+        masks = invariants.draw_masks(case, 0.3, 0.3, 0.4)
         if not all(masks.dropped):
-            laws.same_as_reference(case, ENGINE, masks)
+            invariants.same_as_reference(case, ENGINE, masks)
 
 
 @pytest.mark.usefixtures("only_native")
 def test_blocks_of_diagonals_and_repeated_backwards_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Weight gradients after each diagonal or after all of them; asked for twice."""
-    case = laws.make_case(small(2, 4, 2), B=2, T=9, starts=0.0, warm=0)
+    case = invariants.make_case(small(2, 4, 2), B=2, T=9, starts=0.0, warm=0)
     found = []
     for rows in (1, 5, 1 << 20):
         monkeypatch.setattr(staircase_segment, "ROWS", rows)
         y, after = ENGINE(case.core, case.x, case.state)
-        total = laws.weighed(y, after)
+        total = invariants.weighed(y, after)
         for again in (True, False):
             found.append(torch.autograd.grad(total, list(case.core.parameters()), retain_graph=again))
     for other in found[1:]:
-        laws.assert_close(other, found[0], "gradient")
+        invariants.assert_close(other, found[0], "gradient")
 
 
 @pytest.mark.usefixtures("only_native")
@@ -208,8 +208,8 @@ def test_every_instruction_set_and_any_number_of_rows_give_the_reference_values(
 ) -> None:
     monkeypatch.setattr(native, "BEST", instruction_set)
     for B in (1, 5, 70):
-        case = laws.make_case(small(2, 3, 2), B=B, T=5, starts=0.0, warm=0)
-        laws.same_as_reference(case, ENGINE)
+        case = invariants.make_case(small(2, 3, 2), B=B, T=5, starts=0.0, warm=0)
+        invariants.same_as_reference(case, ENGINE)
 
 
 @pytest.mark.usefixtures("only_native")
@@ -219,16 +219,18 @@ def test_the_same_call_gives_the_same_bits() -> None:
     results = []
     for _ in range(2):
         y, after = ENGINE(core, x, state)  # type: ignore[arg-type]
-        results.append([y, *torch.autograd.grad(laws.weighed(y, after), list(core.parameters()))])
+        results.append([y, *torch.autograd.grad(invariants.weighed(y, after), list(core.parameters()))])
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*results, strict=True))
 
 
 def test_rows_out_of_step_are_left_to_the_reference_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    case = laws.make_case(StaircaseConfig(width=4, heads=2, layers=2, chunk=3, passes=2), B=2, T=7, starts=0.0, warm=0)
+    case = invariants.make_case(
+        StaircaseConfig(width=4, heads=2, layers=2, chunk=3, passes=2), B=2, T=7, starts=0.0, warm=0
+    )
     case.start[0, 2] = True
     tell_once.cache_clear()
     for _ in range(2):
-        laws.same_as_reference(case, ENGINE)
+        invariants.same_as_reference(case, ENGINE)
     assert ["different places" in record.message for record in caplog.records] == [True]
 
 

@@ -18,15 +18,15 @@ from stairwell.cores.universal import UniversalConfig
 from stairwell.fast import banded
 from stairwell.fast.banded import Band, BandedAttention
 from stairwell.fast.transformer_xl import TransformerXLEngine
-from tests import laws
-from tests.cores.test_laws import cases
+from tests import invariants
+from tests.cores.test_invariants import cases
 
 EXAMPLES = settings(max_examples=25, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
 NAMES = ["transformer-xl", "universal"]
 ENGINE = TransformerXLEngine()
 BLOCKS = st.sampled_from([1, 3, 32])  # shorter and longer than a call, and such that do not divide it
-LAWS = (laws.start, laws.pure, laws.detach, laws.decode)
+LAWS = (invariants.start, invariants.pure, invariants.detach, invariants.decode)
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +38,12 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_every_option_gives_the_reference_values_and_gradients(name: str) -> None:
     @EXAMPLES
-    @given(case=cases(name, slack=1), block=BLOCKS)
-    def law(case: laws.Case, block: int) -> None:
+    @given(case=cases(name, max_crop=1), block=BLOCKS)
+    def law(case: invariants.Case, block: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(banded, "BLOCK", block)
             patch.setattr(banded, "FUSED", 9)
-            laws.same_as_reference(case, ENGINE)
+            invariants.same_as_reference(case, ENGINE)
 
     law()
 
@@ -52,11 +52,11 @@ def test_every_option_gives_the_reference_values_and_gradients(name: str) -> Non
 def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(name: str) -> None:
     @EXAMPLES
     @given(case=cases(name), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 4), block=BLOCKS)
-    def law(case: laws.Case, rates: tuple[float, ...], block: int) -> None:
+    def law(case: invariants.Case, rates: tuple[float, ...], block: int) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(banded, "BLOCK", block)
             patch.setattr(banded, "FUSED", 9)
-            laws.same_as_reference(case, ENGINE, laws.draw_masks(case, *rates))
+            invariants.same_as_reference(case, ENGINE, invariants.draw_masks(case, *rates))
 
     law()
 
@@ -65,11 +65,11 @@ def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(name: str) -> 
 @pytest.mark.parametrize(("memory", "T"), [(33, 70), (100, 64), (7, 40)])
 def test_longer_segments_give_the_reference_values_and_gradients(memory: int, T: int, warm: int) -> None:
     config = TransformerXLConfig(width=8, heads=2, layers=2, memory=memory)
-    case = laws.make_case(config, B=2, T=T, starts=0.0, warm=warm)
-    laws.same_as_reference(case, ENGINE)
+    case = invariants.make_case(config, B=2, T=T, starts=0.0, warm=warm)
+    invariants.same_as_reference(case, ENGINE)
     case.start = case.start.clone()
     case.start[0, T // 2] = True
-    laws.same_as_reference(case, ENGINE)
+    invariants.same_as_reference(case, ENGINE)
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
@@ -77,7 +77,7 @@ def test_longer_segments_give_the_reference_values_and_gradients(memory: int, T:
 def test_the_laws_hold_with_the_engine(name: str, law: Any) -> None:
     @FEW
     @given(case=cases(name))
-    def check(case: laws.Case) -> None:
+    def check(case: invariants.Case) -> None:
         case.core.engine = ENGINE
         law(case)
 
@@ -87,15 +87,15 @@ def test_the_laws_hold_with_the_engine(name: str, law: Any) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_laws_with_choices_hold_with_the_engine(name: str) -> None:
     @FEW
-    @given(case=cases(name, slack=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
-    def check(case: laws.Case, cuts: list[int], place: int) -> None:
+    @given(case=cases(name, max_crop=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
+    def check(case: invariants.Case, cuts: list[int], place: int) -> None:
         case.core.engine = ENGINE
         B, T, _ = case.x.shape
-        laws.split(case, [cut for cut in cuts if cut < T])
-        laws.causal(case, place % T)
-        laws.rows(case, list(range(B))[::-1])
-        laws.window(case)
-        laws.crop(case, [place % 4] * B)
+        invariants.split(case, [cut for cut in cuts if cut < T])
+        invariants.causal(case, place % T)
+        invariants.rows(case, list(range(B))[::-1])
+        invariants.window(case)
+        invariants.crop(case, [place % 4] * B)
 
     check()
 
@@ -123,7 +123,7 @@ def test_a_dropped_layer_has_no_gradient_at_all() -> None:
     """None, not zeros: an optimizer with momentum must leave it alone."""
     from stairwell.layers import Masks
 
-    case = laws.make_case(UniversalConfig(width=8, heads=2, layers=2, memory=5, passes=2), B=2, T=6)
+    case = invariants.make_case(UniversalConfig(width=8, heads=2, layers=2, memory=5, passes=2), B=2, T=6)
     core: Any = case.core
     y, _ = ENGINE(core, case.x, case.state, case.start, None, Masks((), (), (), (False, True)))
     y.sum().backward()
@@ -132,7 +132,7 @@ def test_a_dropped_layer_has_no_gradient_at_all() -> None:
 
 
 def test_float32_is_as_near_to_the_truth_as_the_reference() -> None:
-    case = laws.make_case(TransformerXLConfig(width=48, heads=3, layers=3, memory=20), B=5, T=40)
+    case = invariants.make_case(TransformerXLConfig(width=48, heads=3, layers=3, memory=20), B=5, T=40)
     exact, _ = case.core.walk(case.x, case.state, case.start, None, None)
     core: Any = case.core.float()
     state = case.state.to(dtype=torch.float32)
@@ -142,7 +142,7 @@ def test_float32_is_as_near_to_the_truth_as_the_reference() -> None:
 
 
 def test_backward_twice_gives_the_same_gradients() -> None:
-    case = laws.make_case(TransformerXLConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
+    case = invariants.make_case(TransformerXLConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
     core: Any = case.core
     x = case.x.requires_grad_()
     y, _ = ENGINE(core, x, case.state, case.start)
@@ -151,14 +151,14 @@ def test_backward_twice_gives_the_same_gradients() -> None:
 
 
 def test_inference_gives_the_same_and_keeps_nothing() -> None:
-    case = laws.make_case(TransformerXLConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
+    case = invariants.make_case(TransformerXLConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
     core: Any = case.core
     with torch.no_grad():
         y, after = ENGINE(core, case.x, case.state, case.start)
     theirs, state = core.walk(case.x, case.state, case.start, None, None)
     assert not y.requires_grad
-    torch.testing.assert_close(y, theirs, **laws.CLOSE)
-    laws.assert_same_state(after, state)
+    torch.testing.assert_close(y, theirs, **invariants.CLOSE)
+    invariants.assert_same_state(after, state)
 
 
 @pytest.mark.parametrize("config", [TransformerXLConfig(width=4, heads=1), UniversalConfig(width=4, heads=1)])

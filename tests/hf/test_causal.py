@@ -12,10 +12,10 @@ import torch
 from stairwell.configs import field_types
 from stairwell.cores import CORES, config_type
 from stairwell.errors import UserError
+from stairwell.runs.launch import fit, load
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import fit, load
 from stairwell.text import BPE, Bytes, Characters, Words
-from tests.laws import scramble
+from tests.invariants import scramble
 
 transformers = pytest.importorskip("transformers")
 from huggingface_hub import ModelCard  # noqa: E402

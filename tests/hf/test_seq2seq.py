@@ -13,11 +13,11 @@ from stairwell.configs import field_types
 from stairwell.cores import CORES, config_type
 from stairwell.errors import UserError
 from stairwell.models import IGNORE
+from stairwell.runs.launch import fit, load
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import fit, load
-from stairwell.train.translating import Search, Translator
+from stairwell.train.translator import Search, Translator
 from tests import language_pair
-from tests.laws import scramble
+from tests.invariants import scramble
 
 transformers = pytest.importorskip("transformers")
 from stairwell.hf import (  # noqa: E402
@@ -207,7 +207,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     data = language_pair.write(folder / "data")
     names = [name.removeprefix("--") for name in language_pair.TINY[::2]]
     options = dict(zip(names, language_pair.TINY[1::2])) | {"task.path": str(data), "train.steps": "60"}
-    options |= {"task.sample": "0", "task.longest_source": "16", "task.lowercase": "true"}
+    options |= {"task.sample": "0", "task.max_source_length": "16", "task.lowercase": "true"}
     if not request.param:
         options |= {"task.joint": "false", "model.tied": "output"}
     fit(preset("translation/feedback").with_options(options), folder / "run", "cpu")

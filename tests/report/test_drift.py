@@ -26,8 +26,8 @@ from stairwell.report.drift import (
     read_drift,
 )
 from stairwell.report.drift_picture import drift_figure, drift_section
+from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import fit
 from stairwell.tasks.base import IGNORE
 from stairwell.tasks.endless import BLOCK, StreamName, endless_batches
 from tests.commands import stairwell
@@ -154,6 +154,6 @@ def test_a_report_looks_inside_and_keeps_what_it_saw(tmp_path: Path) -> None:
     assert ended.status == 0 and (tmp_path / "page.inside-1.png").exists()
     page = (tmp_path / "page.html").read_text()
     assert "Why it drifts, or does not" in page and page.count('class="figure"') == 1
-    assert "#0072b2" not in page.split("</style>")[1].split("<script")[0]  # figures take the page's colours
+    assert "#0072b2" not in page.split("</style>")[1].split("<script")[0]  # figures take the page's colors
     (tmp_path / "run" / "inside.json").write_text("{}")
     assert read_drift(tmp_path / "run") is None

@@ -17,11 +17,11 @@ from PIL import Image
 from stairwell.report import RunReport, gather, write_html, write_png
 from stairwell.report.played import Drawn, Episode, as_png, layer_names
 from stairwell.rl.episodes import split_seed
-from stairwell.rl.showing import frames
-from stairwell.runs.trainings import fit, load
+from stairwell.rl.render import frames
+from stairwell.runs.launch import fit, load
 from tests.export.test_page import BROWSER, open_page
+from tests.report.test_report import Page
 from tests.rl.test_rollouts import experiment
-from tests.test_report import Page
 
 MAZE = {"task__env": "maze-navigation", "task__length": None, "task__side": 5, "task__targets": 2, "task__steps": 30}
 RUNS: dict[str, dict[str, Any]] = {
@@ -94,12 +94,12 @@ def test_a_piece_holds_what_has_changed_and_nothing_where_nothing_has() -> None:
     assert pieces[2] is None and (drawn.width, drawn.height) == (30, 20)
 
 
-def test_few_colours_are_exact_and_more_of_them_small() -> None:
+def test_few_colors_are_exact_and_more_of_them_small() -> None:
     rng = np.random.default_rng(0)
     few = rng.integers(0, 256, (256, 3)).astype(np.uint8)[rng.integers(0, 256, (40, 50))]
     assert np.array_equal(pixels(as_png(few)), few)
-    grey = np.linspace(0, 255, 900 * 481).astype(np.uint8).reshape(900, 481)
-    piece = Drawn().next(np.stack([grey] * 3, -1))
+    gray = np.linspace(0, 255, 900 * 481).astype(np.uint8).reshape(900, 481)
+    piece = Drawn().next(np.stack([gray] * 3, -1))
     assert piece is not None and pixels(piece.image).shape == (450, 241, 3)
     many = Drawn()
     piece = many.next(rng.integers(0, 256, (300, 200, 3)).astype(np.uint8))

@@ -10,7 +10,7 @@ from typing import Any
 from stairwell.cores import CORES
 from stairwell.report import Panel, Point, write_html, write_sweep_png
 from stairwell.report.picture import PALETTE
-from stairwell.report.sweep import colours_of, fitting, in_words, sweep_figure, sweep_section
+from stairwell.report.sweep import colors_of, fitting, in_words, sweep_figure, sweep_section
 
 PANEL = Panel(
     "memory (frames)",
@@ -35,28 +35,28 @@ def named(plot: Any) -> dict[str, Any]:
 
 
 def marks(plot: Any, marker: str) -> list[tuple[str, float, float]]:
-    """Colour and place of marks that no line goes through."""
+    """Color and place of marks that no line goes through."""
     loose = [line for line in plot.get_lines() if line.get_marker() == marker and line.get_linestyle() == "None"]
     return [(line.get_color(), *line.get_xdata(), *line.get_ydata()) for line in loose]
 
 
-def test_a_line_is_the_mean_from_left_to_right_in_the_models_colour() -> None:
+def test_a_line_is_the_mean_from_left_to_right_in_the_models_color() -> None:
     (plot,) = sweep_figure([PANEL]).axes
     lines = named(plot)
     assert list(lines) == ["Feedback", "Transformer", "LSTM"]
     assert [list(lines["Feedback"].get_xdata()), list(lines["Feedback"].get_ydata())] == [[2, 8], [15, 2]]
     assert list(lines["Transformer"].get_ydata()) == [85, 50]
     for name, core in (("Feedback", "feedback"), ("Transformer", "transformer-xl"), ("LSTM", "lstm")):
-        assert lines[name].get_color() == PALETTE[CORES[core].colour or 0]
+        assert lines[name].get_color() == PALETTE[CORES[core].color or 0]
     assert list(lines["LSTM"].get_xdata()) == [0, 1] and list(lines["LSTM"].get_ydata()) == [40, 40], "a level"
 
 
 def test_every_seed_is_a_point_and_every_number_of_the_paper_hollow() -> None:
     (plot,) = sweep_figure([PANEL]).axes
-    blue, red = (PALETTE[CORES[core].colour or 0] for core in ("feedback", "transformer-xl"))
+    blue, red = (PALETTE[CORES[core].color or 0] for core in ("feedback", "transformer-xl"))
     assert sorted(marks(plot, "o")) == sorted(
-        (colour, x, score)
-        for colour, x, scores in ((blue, 2, (10, 20)), (blue, 8, (1, 3)), (red, 2, (80, 90)), (red, 8, (60, 40)))
+        (color, x, score)
+        for color, x, scores in ((blue, 2, (10, 20)), (blue, 8, (1, 3)), (red, 2, (80, 90)), (red, 8, (60, 40)))
         for score in scores
     )
     assert sorted(marks(plot, "D")) == sorted([(blue, 8, 0.5), (red, 2, 84)])
@@ -77,7 +77,7 @@ def test_equal_scores_do_not_hide_each_other() -> None:
     assert abs(places[0] - middle) < 40, "and stay near their place"
 
 
-def test_axes_are_labelled_and_have_a_tick_at_every_x() -> None:
+def test_axes_are_labeled_and_have_a_tick_at_every_x() -> None:
     (plot,) = sweep_figure([PANEL]).axes
     assert (plot.get_xlabel(), plot.get_ylabel()) == ("memory (frames)", "test error (%)")
     assert [tick.get_text() for tick in plot.get_xticklabels()] == ["2", "8"] and plot.get_xscale() == "log"
@@ -113,9 +113,9 @@ def test_one_seed_is_a_mark_on_the_line() -> None:
     assert named(sweep_figure([PANEL]).axes[0])["Feedback"].get_marker() == "None"
 
 
-def test_series_of_one_core_have_different_colours() -> None:
+def test_series_of_one_core_have_different_colors() -> None:
     two = (Point("N = 2", "staircase", 1, (1.0,)), Point("N = 4", "staircase", 1, (2.0,)))
-    assert len(set(colours_of(Panel("chunk", "error", two)).values())) == 2
+    assert len(set(colors_of(Panel("chunk", "error", two)).values())) == 2
 
 
 def test_long_names_make_a_legend_of_fewer_columns() -> None:
@@ -128,7 +128,7 @@ def test_there_is_no_picture_where_there_is_nothing_to_draw(tmp_path: Path) -> N
     assert write_sweep_png(tmp_path / "sweep.png", [PANEL] * 3) and (tmp_path / "sweep.png").stat().st_size > 5000
 
 
-def test_the_page_has_the_picture_in_its_own_colours_and_in_words(tmp_path: Path) -> None:
+def test_the_page_has_the_picture_in_its_own_colors_and_in_words(tmp_path: Path) -> None:
     nasty = replace(PANEL, points=(*PANEL.points, Point('<b>"&', "staircase", 2, (5.0,))))
     write_html(tmp_path / "page.html", "A page", [], sweep=[nasty])
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -139,7 +139,7 @@ def test_the_page_has_the_picture_in_its_own_colours_and_in_words(tmp_path: Path
     )
     assert "<b>" not in page.partition("What the number changes")[2].partition("</section>")[0]
     figure = page.partition('<svg class="figure"')[2].partition("</svg>")[0]
-    assert f"var(--c{CORES['feedback'].colour})" in figure and PALETTE[0] not in figure
+    assert f"var(--c{CORES['feedback'].color})" in figure and PALETTE[0] not in figure
     assert 'href="http' not in figure.replace('xlink:href="#', "")
     assert "Dashed levels" in page and "Hollow marks" in page and "mean over the seeds" in page
     plain = sweep_section([replace(alone(PANEL), points=alone(PANEL).points[1:2])])

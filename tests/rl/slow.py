@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-Moment = tuple[list[int], float, bool, bool]
+Transition = tuple[list[int], float, bool, bool]
 
 TOP = 2**64
 
@@ -60,7 +60,7 @@ class Slow:
         self.begin()
         return self.observe()
 
-    def step(self, action: int) -> Moment:
+    def step(self, action: int) -> Transition:
         self.time += 1
         reward, terminated = self.act(action)
         return self.observe(), reward, terminated, self.time >= self.limit and not terminated
@@ -72,19 +72,19 @@ class Slow:
 
 class SlowCorridor(Slow):
     length: int
-    colours: int
+    colors: int
     shuffled: bool
     penalty: float
 
     def begin(self) -> None:
-        self.colour = self.numbers.below(self.colours)
-        order = self.numbers.order(self.colours)
-        self.doors = order if self.shuffled else list(range(self.colours))
+        self.color = self.numbers.below(self.colors)
+        order = self.numbers.order(self.colors)
+        self.doors = order if self.shuffled else list(range(self.colors))
         self.cell = 0
 
     def act(self, action: int) -> tuple[float, bool]:
         if self.cell == self.length and action > 0:
-            return (1.0 if self.doors[action - 1] == self.colour else 0.0), True
+            return (1.0 if self.doors[action - 1] == self.color else 0.0), True
         if action == 0 and self.cell < self.length:
             self.cell += 1
         if self.time <= self.length and self.cell < self.time:
@@ -92,13 +92,13 @@ class SlowCorridor(Slow):
         return 0.0, False
 
     def observe(self) -> list[int]:
-        thing = self.colour + 1 if self.cell == 0 else 0
+        thing = self.color + 1 if self.cell == 0 else 0
         doors = [door + 1 if self.cell == self.length else 0 for door in self.doors]
         return [thing, *doors]
 
 
 class SlowMaze(Slow):
-    """`maze` is {(row, column): content} of the free cells: None or a colour."""
+    """`maze` is {(row, column): content} of the free cells: None or a color."""
 
     side: int
     targets: int
@@ -140,8 +140,8 @@ class SlowMaze(Slow):
         self.maze: dict[tuple[int, int], int | None] = dict.fromkeys([*rooms, *opened])
         priority = {(y, x): self.numbers.next() >> 1 for y in range(side) for x in range(side)}
         places = sorted(self.maze, key=priority.__getitem__)
-        for colour in range(self.targets):
-            self.maze[places[colour]] = colour
+        for color in range(self.targets):
+            self.maze[places[color]] = color
         self.at = places[self.targets]
         self.heading = self.CIRCLE[below(direction, 4)] if not self.easy else self.NORTH
         self.target = below(target, self.targets)

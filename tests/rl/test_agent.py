@@ -12,17 +12,17 @@ from torch import Tensor
 from stairwell import FeedbackConfig, configs
 from stairwell.cores import CORES
 from stairwell.decode import Session
-from stairwell.rl.agent import Agent, AgentConfig, Inputs, Said, compressed
+from stairwell.rl.agent import Agent, AgentConfig, AgentOutput, Inputs, compressed
 from stairwell.rl.leaves import leaves, shape
 from stairwell.rl.policies import Choices, Gaussian
 from stairwell.rl.rollouts import embedded
 from stairwell.rl.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from stairwell.state import State
-from tests import laws
+from tests import invariants
 
 EVERYTHING = Dict(
     (
-        ("colour", Discrete(3)),
+        ("color", Discrete(3)),
         ("view", MultiDiscrete((2, 3, 4, 2), (2, 2))),
         ("speed", Box((3,), -2.0, 2.0)),
         ("picture", Box((5, 6, 3), 0, 255, "uint8")),
@@ -36,7 +36,7 @@ def agent_of(core: Any, observation: Space = EVERYTHING, action: Space = ACTIONS
     torch.manual_seed(0)
     config = AgentConfig(core=core, observation=observation, action=action, **options)
     made = Agent(config).double().eval()
-    laws.scramble(made)
+    invariants.scramble(made)
     return made
 
 
@@ -69,14 +69,14 @@ def at(inputs: Inputs, t: int) -> Inputs:
     return inputs.map(lambda values: values[:, t])
 
 
-def by_session(agent: Agent, inputs: Inputs, state: State, start: Tensor) -> tuple[Said, State]:
+def by_session(agent: Agent, inputs: Inputs, state: State, start: Tensor) -> tuple[AgentOutput, State]:
     session, found = Session(agent, state), []
     for t in range(start.shape[1]):
         session.reset(start[:, t])
         found.append(
             agent.heads(session.step_vectors(embedded(agent, at(inputs, t), session.count, torch.device("cpu"))))
         )
-    return Said(*(torch.stack(parts, 1) for parts in zip(*found))), session.state()
+    return AgentOutput(*(torch.stack(parts, 1) for parts in zip(*found))), session.state()
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
@@ -88,9 +88,9 @@ def test_a_session_says_what_the_training_pass_says_from_the_same_state(name: st
     _, before = agent(observed(agent, 4, 5, seed=1), agent.init_state(4))
     said, after = agent(inputs, before, start)
     ours, state = by_session(agent, inputs, before, start)
-    torch.testing.assert_close(ours, said, **laws.CLOSE)
+    torch.testing.assert_close(ours, said, **invariants.CLOSE)
     for (path, tensor), (_, other) in zip(after.tensors(), state.tensors(), strict=True):
-        torch.testing.assert_close(other, tensor, **laws.CLOSE, msg=path)
+        torch.testing.assert_close(other, tensor, **invariants.CLOSE, msg=path)
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
@@ -200,8 +200,8 @@ def test_what_does_not_fit_the_spaces_is_refused_by_name() -> None:
     seen = {**inputs.observation, "observation.speed": inputs.observation["observation.speed"][..., :2]}
     with pytest.raises(ValueError, match=r"'observation.speed' is \(2, 3, 2\); it must be \(2, 3, 3\)"):
         agent(inputs._replace(observation=seen), agent.init_state(2))
-    seen = {path: values for path, values in inputs.observation.items() if path != "observation.colour"}
-    with pytest.raises(ValueError, match=r"the observation has no .observation\.colour."):
+    seen = {path: values for path, values in inputs.observation.items() if path != "observation.color"}
+    with pytest.raises(ValueError, match=r"the observation has no .observation\.color."):
         agent(inputs._replace(observation=seen), agent.init_state(2))
     with pytest.raises(ValueError, match="actions of Dict are not supported"):
         agent_of(FeedbackConfig(width=8, heads=2, layers=1), action=EVERYTHING)

@@ -14,8 +14,8 @@ from stairwell.rl import ENVIRONMENTS, Batched, make
 from stairwell.rl.environments.batched import below
 from tests.rl.slow import Numbers, Slow, SlowCorridor, SlowMaze, SlowWaterMaze
 
-CORRIDOR: dict[str, Any] = {"length": 5, "colours": 2, "shuffled": False, "limit": 24, "penalty": 0.0}
-MANY: dict[str, Any] = {"length": 2, "colours": 4, "shuffled": True, "limit": 9, "penalty": 0.5}
+CORRIDOR: dict[str, Any] = {"length": 5, "colors": 2, "shuffled": False, "limit": 24, "penalty": 0.0}
+MANY: dict[str, Any] = {"length": 2, "colors": 4, "shuffled": True, "limit": 9, "penalty": 0.5}
 T_MAZE: dict[str, Any] = {**CORRIDOR, "limit": 6, "penalty": 1.0}
 # Name, options, the slow one, its options.
 CASES: dict[str, tuple[str, dict[str, Any], type[Slow], dict[str, Any]]] = {
@@ -289,8 +289,8 @@ def test_mistakes_are_told(name: str) -> None:
     "name, options, told",
     [
         ("Corridor", {"length": 0}, "length is 0; it must be at least 1"),
-        ("Corridor", {"colours": 1}, "colours is 1; it must be at least 2"),
-        ("Corridor", {"colours": 13}, "colours is 13; there are 12"),
+        ("Corridor", {"colors": 1}, "colors is 1; it must be at least 2"),
+        ("Corridor", {"colors": 13}, "colors is 13; there are 12"),
         ("PassiveTMaze", {"length": 0}, "length is 0"),
         ("MazeNavigation", {"side": 8}, "side is 8; it must be odd"),
         ("MazeNavigation", {"side": 3, "targets": 7}, "targets is 7; a maze of side 3 has room for 6"),

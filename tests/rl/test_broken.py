@@ -13,11 +13,11 @@ import torch
 
 from stairwell.errors import UserError
 from stairwell.rl.rows import BrokenEnvironment, OwnRows
-from stairwell.runs.trainings import fit
+from stairwell.runs.launch import fit
 from stairwell.train import Run
-from stairwell.train.objective import BrokenFeed
+from stairwell.train.objective import BrokenSource
 from tests.commands import stairwell
-from tests.rl.test_rollouts import experiment, feed
+from tests.rl.test_rollouts import batch_source, experiment
 
 WAYS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "raises": (lambda step: 1 / 0, r"ZeroDivisionError: division by zero \(.*test_broken\.py:\d+\)"),
@@ -64,7 +64,7 @@ def test_a_broken_environment_stops_a_training_with_a_word_and_a_checkpoint(way:
     assert f"stopped and saved at update {updates} of 12" in told
     assert Run(tmp_path).newest_step == updates
     # The training can be taken up: it stops again where the environment breaks again.
-    with pytest.raises(BrokenFeed):
+    with pytest.raises(BrokenSource):
         fit(made, tmp_path, "cpu")
     assert Run(tmp_path).newest_step > updates
 
@@ -78,7 +78,7 @@ def test_an_environment_that_breaks_in_a_validation_stops_a_training_too(tmp_pat
 
 def test_what_was_half_played_is_played_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where an environment can be put back, a rollout that broke down leaves nothing behind."""
-    whole, broken = feed(experiment()), feed(experiment())
+    whole, broken = batch_source(experiment()), batch_source(experiment())
     whole.read(6), broken.read(6)
     step, calls = OwnRows.step, []
 

@@ -10,11 +10,11 @@ WALK, FIRST, SECOND = 0, 1, 2
 BLUE, GREEN = 0, 1
 
 
-def corridor(*colours: int, **options: int) -> Corridor:
-    """Rows that begin before objects of these colours, 2 steps from the doors."""
-    environment = Corridor(Config(length=2, **options), range(len(colours)), seed=0)
+def corridor(*colors: int, **options: int) -> Corridor:
+    """Rows that begin before objects of these colors, 2 steps from the doors."""
+    environment = Corridor(Config(length=2, **options), range(len(colors)), seed=0)
     environment.reset()
-    environment.colour[:] = colours
+    environment.color[:] = colors
     return environment
 
 
@@ -23,7 +23,7 @@ def step(environment: Corridor, *actions: int) -> tuple[list[list[int]], list[fl
     return seen.tolist(), rewards.tolist(), terminated.tolist(), truncated.tolist()
 
 
-def test_the_right_door_is_the_one_of_the_objects_colour() -> None:
+def test_the_right_door_is_the_one_of_the_objects_color() -> None:
     environment = corridor(BLUE, BLUE, GREEN, GREEN)
     assert environment.observe().tolist() == [[1, 0, 0], [1, 0, 0], [2, 0, 0], [2, 0, 0]]
     assert step(environment, *[WALK] * 4) == ([[0, 0, 0]] * 4, [0.0] * 4, [False] * 4, [False] * 4)
@@ -41,7 +41,7 @@ def test_doors_are_out_of_reach_in_the_hallway_and_there_is_no_way_past_them() -
     assert seen == [[0, 1, 2]] * 2
 
 
-def test_doors_that_change_places_are_told_by_their_colour() -> None:
+def test_doors_that_change_places_are_told_by_their_color() -> None:
     environment = corridor(BLUE, BLUE, shuffled=True)
     environment.doors[:] = [[0, 1], [1, 0]]
     step(environment, WALK, WALK)
@@ -49,10 +49,10 @@ def test_doors_that_change_places_are_told_by_their_colour() -> None:
     assert step(environment, FIRST, FIRST)[1] == [1.0, 0.0]
 
 
-def test_every_arrangement_and_colour_turns_up_evenly() -> None:
-    environment = Corridor(Config(colours=3, shuffled=True), range(6000), seed=0)
+def test_every_arrangement_and_color_turns_up_evenly() -> None:
+    environment = Corridor(Config(colors=3, shuffled=True), range(6000), seed=0)
     environment.reset()
-    found, counts = np.unique(np.c_[environment.colour, environment.doors], axis=0, return_counts=True)
+    found, counts = np.unique(np.c_[environment.color, environment.doors], axis=0, return_counts=True)
     assert len(found) == 18 and counts.min() > 250
     assert (np.sort(environment.doors) == np.arange(3)).all()
 
@@ -75,7 +75,7 @@ def test_the_t_maze_takes_from_those_who_fall_behind() -> None:
     each, and the clock stops it at the junction. The third never walks."""
     environment = PassiveTMaze(TMazeConfig(length=4), range(3), seed=0)
     environment.reset()
-    environment.colour[:] = GREEN
+    environment.color[:] = GREEN
     rewards = [step(environment, *actions) for actions in ((WALK, FIRST, FIRST), *[(WALK, WALK, FIRST)] * 3)]
     assert [moment[1] for moment in rewards] == [[0.0, -0.25, -0.25]] * 4
     _, reward, terminated, truncated = step(environment, SECOND, WALK, FIRST)

@@ -17,7 +17,7 @@ def test_every_split_of_every_seed_has_episodes_of_its_own() -> None:
     agent = made.make_model(task)
     opened: dict[tuple[int, str], int] = {}
     for seed in range(3):
-        opened[seed, "train"] = task.feed(agent, made.train)(range(4), 4, seed).seed
+        opened[seed, "train"] = task.batch_source(agent, made.train)(range(4), 4, seed).seed
         returns = task.returns(seed, rows=4)
         real = returns.open_rows
         for split in ("valid", "test"):
@@ -46,7 +46,7 @@ def test_actions_are_drawn_as_in_training_or_the_likeliest_ones() -> None:
     assert (counts > 8).all() and len(counts) == 3
     assert all(moment.action.equal(moment.said.policy.argmax(-1, keepdim=True)) for moment in likeliest)
     # The same actions as in training, of the same seed.
-    fed = task.feed(agent, made.train)(range(2), 2, 0)
+    fed = task.batch_source(agent, made.train)(range(2), 2, 0)
     seed = split_seed(0, "train")
     played = list(itertools.islice(moments(agent, task.open(range(2), seed), seed), 6))
     assert torch.stack([moment.action for moment in played], 1).equal(fed.play(6).action)

@@ -13,12 +13,12 @@ from stairwell.cores import CORES, config_type
 from stairwell.errors import UserError
 from stairwell.rl.learners import A2C, PPO, RANDOM_RATES, RECENT, ActorCritic
 from stairwell.rl.rollouts import Rollout
-from tests.rl.test_rollouts import experiment, feed
+from tests.rl.test_rollouts import batch_source, experiment
 
 
 def setting(learner: str = "a2c", length: int = 6, **options: Any) -> tuple[ActorCritic, Rollout]:
     made = experiment(train__learner=learner, **{f"train__{name}": value for name, value in options.items()})
-    fed = feed(made)
+    fed = batch_source(made)
     fed.read(length)
     while fed.reads % made.train.reads:
         fed.read(length)
@@ -37,7 +37,7 @@ def said(objective: ActorCritic, batch: Rollout) -> tuple[Tensor, Tensor, Tensor
 
 
 def test_a2c_is_the_advantage_times_the_log_probability() -> None:
-    objective, batch = setting(entropy_cost=0.3, value_cost=0.7)
+    objective, batch = setting(ent_coef=0.3, vf_coef=0.7)
     log, entropy, value = said(objective, batch)
     wanted = -(log * batch.advantage).sum() + 0.7 * 0.5 * ((batch.target - value) ** 2).sum() - 0.3 * entropy.sum()
     torch.testing.assert_close(objective(batch).loss, wanted)
@@ -51,7 +51,7 @@ def test_a2c_is_the_advantage_times_the_log_probability() -> None:
 
 def test_the_loss_on_spans_is_added_in_one_part_of_a_step() -> None:
     made = experiment(core__adaptive_span=True, core__span_loss=0.1)
-    fed = feed(made)
+    fed = batch_source(made)
     objective = A2C(fed.agent, made.train)
     first, second = (objective(part) for part in fed.read(6).parts(2))
     assert first.penalty is not None and second.penalty is None
@@ -59,8 +59,8 @@ def test_the_loss_on_spans_is_added_in_one_part_of_a_step() -> None:
 
 
 def test_ppo_is_a2c_at_first_and_clipped_later() -> None:
-    objective, batch = setting("ppo", clip_ratio=0.1, minibatches=2)
-    plain = A2C(objective.model, dataclasses.replace(objective.config, learner="a2c", clip_ratio=0.2, minibatches=4))
+    objective, batch = setting("ppo", clip_range=0.1, minibatches=2)
+    plain = A2C(objective.model, dataclasses.replace(objective.config, learner="a2c", clip_range=0.2, minibatches=4))
     ours, theirs = objective(batch), plain(batch)
     assert float(ours.metrics["clipped"]) == 0 and abs(float(ours.metrics["divergence"])) < 1e-4
     for one, other in zip(gradients(objective, ours.loss), gradients(objective, theirs.loss)):
@@ -148,7 +148,7 @@ def test_the_last_episodes_are_averaged() -> None:
         ({"window_memory": "recomputed"}, "train.window_memory is read with train.window only"),
         ({"epochs": 2}, "train.epochs is not read with train.learner a2c"),
         ({"learner": "ppo", "minibatches": 3}, "train.minibatches 3 does not divide the batch of 4 rows"),
-        ({"discount": 1.5}, r"train.discount must be in \[0, 1\]"),
+        ({"gamma": 1.5}, r"train.gamma must be in \[0, 1\]"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, Any], word: str) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from stairwell.rl.episodes import Played
-from stairwell.rl.showing import frames
+from stairwell.rl.render import frames
 from stairwell.runs import preset
-from stairwell.runs.trainings import fit, load
+from stairwell.runs.launch import fit, load
 
 
 @pytest.mark.slow
-def test_feedback_carries_a_colour_much_farther_than_its_memory_is_long(tmp_path: Path) -> None:
+def test_feedback_carries_a_color_much_farther_than_its_memory_is_long(tmp_path: Path) -> None:
     """A corridor of 20 steps, four slots of memory: `stairwell train rl/feedback --task.length 20 --core.memory 4`."""
     options = {"task.length": "20", "core.memory": "4", "train.steps": "1500"}
     scores = fit(preset("rl/feedback").with_options(options), tmp_path, "cpu")
@@ -50,7 +50,7 @@ def test_an_agent_learns_continuous_actions_that_need_memory(tmp_path: Path) -> 
     options = {
         "task.env": "Pointer-v0", "core.width": 16, "core.layers": 1, "core.heads": 2, "core.memory": 4,
         "train.steps": 160, "train.batch": 64, "train.segment": 4, "train.learning_rate": 0.03, "train.warmup": 0,
-        "train.entropy_cost": 0, "train.minibatches": 1, "train.validate_every": 0,
+        "train.ent_coef": 0, "train.minibatches": 1, "train.validate_every": 0,
     }  # fmt: skip
     made = preset("rl/feedback").with_options({name: str(value) for name, value in options.items()})
     assert fit(made, tmp_path, "cpu")["valid_return"] > -0.7

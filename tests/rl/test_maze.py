@@ -31,7 +31,7 @@ def free_cells(opened: np.ndarray[Any, Any], side: int) -> Cells:
     return {divmod(int(number), side) for number in numbers}
 
 
-def neighbours(cell: tuple[int, int], cells: Cells) -> Cells:
+def neighbors(cell: tuple[int, int], cells: Cells) -> Cells:
     y, x = cell
     return {(y, x + 1), (y - 1, x), (y, x - 1), (y + 1, x)} & cells
 
@@ -41,7 +41,7 @@ def connected(cells: Cells) -> bool:
     while edge:
         cell = edge.pop()
         reached.add(cell)
-        edge += neighbours(cell, cells) - reached
+        edge += neighbors(cell, cells) - reached
     return reached == cells
 
 
@@ -57,14 +57,14 @@ def test_kruskal_gives_spanning_trees_and_opening_removes_every_dead_end(side: i
         cells = free_cells(tree, side)
         # Connected with one way fewer than rooms: a tree.
         assert connected(cells) and tree.sum() == rooms - 1
-        dead_ends += sum(len(neighbours(cell, cells)) == 1 for cell in cells)
+        dead_ends += sum(len(neighbors(cell, cells)) == 1 for cell in cells)
         opened = free_cells(maze, side)
         assert cells <= opened and connected(opened)
-        assert all(len(neighbours(cell, opened)) >= 2 for cell in opened)
+        assert all(len(neighbors(cell, opened)) >= 2 for cell in opened)
         # No way is opened that no dead end asked for.
-        assert maze.sum() - tree.sum() <= sum(len(neighbours(cell, cells)) == 1 for cell in cells)
+        assert maze.sum() - tree.sum() <= sum(len(neighbors(cell, cells)) == 1 for cell in cells)
         for cell in opened - cells:
-            assert any(len(neighbours(room, cells)) == 1 for room in neighbours(cell, opened))
+            assert any(len(neighbors(room, cells)) == 1 for room in neighbors(cell, opened))
     assert dead_ends > 200
 
 
@@ -116,7 +116,7 @@ def test_a_cell_is_as_likely_for_any_object() -> None:
     environment = MazeNavigation(Config(side=3, targets=2), range(4000), seed=0)
     environment.reset()
     # Dead ends opened, the ring around the middle is all there is: 8 cells.
-    places = [np.argwhere(environment.cells == OBJECT + colour)[:, 1] for colour in range(2)]
+    places = [np.argwhere(environment.cells == OBJECT + color)[:, 1] for color in range(2)]
     for chosen in (*places, environment.cell):
         counts = np.unique(chosen, return_counts=True)[1]
         assert len(counts) == 8 and counts.min() > 400
@@ -203,7 +203,7 @@ def test_other_objects_give_nothing() -> None:
     assert place(environment) == (1, 4) and environment.target[0] == 0
 
 
-def test_new_targets_are_the_other_colours_evenly() -> None:
+def test_new_targets_are_the_other_colors_evenly() -> None:
     environment = MazeNavigationEasy(Config(side=3, targets=4, steps=10**6), range(400), seed=0)
     environment.reset()
     rng = np.random.default_rng(0)

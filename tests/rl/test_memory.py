@@ -12,7 +12,7 @@ import torch
 from stairwell import FeedbackConfig
 from stairwell.cores import CORES
 from stairwell.rl.memory import Memory, MemoryGRU, MemoryLSTM
-from tests import laws
+from tests import invariants
 from tests.rl.test_agent import core_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -21,7 +21,7 @@ PACKS = sorted(set(CORES) - {"global-cached-staircase"})  # whose state grows
 
 def made(kind: type[Any], name: str, **options: Any) -> Any:
     torch.manual_seed(0)
-    return laws.scramble(kind(core_of(name), 5, **options).double().eval())
+    return invariants.scramble(kind(core_of(name), 5, **options).double().eval())
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
@@ -34,9 +34,9 @@ def test_any_cut_of_a_stream_gives_the_same_features(name: str) -> None:
     for frames in (slice(0, 1), slice(1, 6), slice(6, 9)):
         y, state = memory(x[:, frames], state, start[:, frames])
         parts.append(y)
-    torch.testing.assert_close(torch.cat(parts, 1), whole, **laws.CLOSE)
+    torch.testing.assert_close(torch.cat(parts, 1), whole, **invariants.CLOSE)
     for (path, one), (_, other) in zip(state.tensors(), after.tensors(), strict=True):
-        torch.testing.assert_close(one, other, **laws.CLOSE, msg=path)
+        torch.testing.assert_close(one, other, **invariants.CLOSE, msg=path)
     assert whole.shape == (3, 9, 8)
 
 
@@ -57,8 +57,8 @@ def test_a_packed_memory_goes_through_other_libraries_unharmed(kind: type[Any], 
             hidden = hidden * keep if isinstance(hidden, torch.Tensor) else tuple(part * keep for part in hidden)
         y, hidden = layer(x[t : t + 1], hidden)
         outputs.append(y)
-    torch.testing.assert_close(torch.cat(outputs), whole, **laws.CLOSE)
-    torch.testing.assert_close(hidden, last, **laws.CLOSE)
+    torch.testing.assert_close(torch.cat(outputs), whole, **invariants.CLOSE)
+    torch.testing.assert_close(hidden, last, **invariants.CLOSE)
     ours = torch.autograd.grad(torch.cat(outputs)[-1].square().sum(), x)[0]
     theirs = torch.autograd.grad(whole[-1].square().sum(), x)[0]
     torch.testing.assert_close(ours, theirs, rtol=1e-7, atol=1e-9)

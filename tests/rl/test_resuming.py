@@ -9,15 +9,15 @@ import torch
 
 from stairwell.train import Run
 from tests.commands import assert_same_weights, begin, newest_step, stairwell
-from tests.train.test_processes import CLOSE, two
+from tests.train.test_distributed import CLOSE, two
 
 OPTIONS = [
     "rl/feedback", "--task.length", "3", "--task.valid_episodes", "4", "--core.width", "8", "--core.layers", "1",
     "--core.heads", "2", "--core.memory", "3", "--train.batch", "4", "--train.segment", "6", "--train.log_every", "1",
-    "--train.validate_every", "10", "--train.checkpoint_every", "3", "--train.valid_rows", "2", "--quiet",
+    "--train.validate_every", "10", "--train.checkpoint_every", "3", "--train.valid_batch", "2", "--quiet",
     "--model.last_action", "true", "--model.last_reward", "true",
 ]  # fmt: skip
-A2C = ["--train.learner", "a2c", "--train.normalise_advantages", "false"]
+A2C = ["--train.learner", "a2c", "--train.normalize_advantage", "false"]
 
 
 @pytest.mark.parametrize("learner", ["a2c", "ppo"])

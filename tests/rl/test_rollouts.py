@@ -17,33 +17,33 @@ from torch import Tensor
 from stairwell.rl.agent import Agent
 from stairwell.rl.gymnasium_rows import GymnasiumRows, open_gymnasium
 from stairwell.rl.learners import LEARNERS
-from stairwell.rl.opening import open_rows
+from stairwell.rl.make_env import open_rows
 from stairwell.rl.rollouts import Rollout, Rollouts, advantages
 from stairwell.rl.rows import OwnRows, Rows
 from stairwell.rl.task import agent_trainer
-from stairwell.runs import Experiment, preset
-from stairwell.runs.trainings import fit, load
+from stairwell.runs import RunConfig, preset
+from stairwell.runs.launch import fit, load
 from stairwell.train import Run
 from tests.commands import assert_same_weights, measured
 
 SMALL = {
     "core.width": 8, "core.layers": 1, "core.heads": 2, "core.memory": 3, "train.batch": 4, "train.segment": 6,
-    "train.log_every": 1, "train.validate_every": 5, "train.checkpoint_every": 5, "train.valid_rows": 2,
+    "train.log_every": 1, "train.validate_every": 5, "train.checkpoint_every": 5, "train.valid_batch": 2,
     "train.warmup": 0, "train.steps": 12, "train.learner": "a2c", "train.decay": "none",
-    "train.normalise_advantages": False, "train.normalise_rewards": False,
+    "train.normalize_advantage": False, "train.normalize_rewards": False,
     "task.length": 2, "task.valid_episodes": 4, "task.test_episodes": 6,
 }  # fmt: skip
 PPO = {"train.learner": "ppo", "train.epochs": 2, "train.minibatches": 2}
 
 
-def experiment(name: str = "rl/feedback", **options: Any) -> Experiment:
+def experiment(name: str = "rl/feedback", **options: Any) -> RunConfig:
     given = {**SMALL, **{key.replace("__", "."): value for key, value in options.items()}}
     known = preset(name).core.__dataclass_fields__
     given = {key: value for key, value in given.items() if not key.startswith("core.") or key[5:] in known}
     return preset(name).with_options({key: str(value) for key, value in given.items() if value is not None})
 
 
-def feed(made: Experiment, rows: Rows | None = None, numbers: range | None = None) -> Rollouts:
+def batch_source(made: RunConfig, rows: Rows | None = None, numbers: range | None = None) -> Rollouts:
     task = made.make_tasks()[0]
     agent = made.make_model(task)
     numbers = numbers or range(made.train.batch)
@@ -52,7 +52,7 @@ def feed(made: Experiment, rows: Rows | None = None, numbers: range | None = Non
 
 @torch.no_grad()
 def test_a_rollout_holds_what_the_training_pass_says_of_it() -> None:
-    made = feed(experiment(model__last_action=True, model__last_reward=True))
+    made = batch_source(experiment(model__last_action=True, model__last_reward=True))
     agent: Agent = made.agent
     for _ in range(3):
         batch = made.read(6)
@@ -66,15 +66,15 @@ def test_a_rollout_holds_what_the_training_pass_says_of_it() -> None:
 
 def test_rows_do_not_depend_on_how_they_are_dealt() -> None:
     made = experiment()
-    whole, half = feed(made), feed(made, numbers=range(2, 4))
+    whole, half = batch_source(made), batch_source(made, numbers=range(2, 4))
     for _ in range(4):
         one, other = whole.read(6).tensors(), half.read(6).tensors()
         for name, tensor in other.items():
             torch.testing.assert_close(tensor, one[name][2:], rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_generalised_advantages_worked_out_by_hand() -> None:
-    """Two frames of one episode that ends, then two of another; discount 1/2, lambda 1/2."""
+def test_generalized_advantages_worked_out_by_hand() -> None:
+    """Two frames of one episode that ends, then two of another; gamma 1/2, lambda 1/2."""
     rewards, value = torch.tensor([[1.0, 2.0, 0.0, 4.0]]), torch.tensor([[1.0, 3.0, 2.0, 1.0]])
     following = torch.tensor([[3.0, 0.0, 1.0, 6.0]])
     over = torch.tensor([[False, True, False, False]])
@@ -179,7 +179,7 @@ def test_steps_that_are_none_are_neither_scored_nor_counted(mode: AutoresetMode)
 
 def test_ppo_reads_every_row_once_an_epoch_and_counts_frames_once() -> None:
     made = experiment(**{key.replace(".", "__"): value for key, value in PPO.items()})
-    fed = feed(made)
+    fed = batch_source(made)
     batches = [fed.read(6) for _ in range(8)]
     assert [batch.size for batch in batches] == [24, 0, 0, 0, 24, 0, 0, 0]
     assert all(batch.terms == 12 for batch in batches)
@@ -193,7 +193,7 @@ def test_ppo_reads_every_row_once_an_epoch_and_counts_frames_once() -> None:
 
 
 def test_minibatches_of_another_rollout_are_dealt_anew() -> None:
-    fed = feed(experiment(train__learner="ppo", train__epochs=1, train__minibatches=2, train__batch=8))
+    fed = batch_source(experiment(train__learner="ppo", train__epochs=1, train__minibatches=2, train__batch=8))
     dealt = []
     for _ in range(4):
         dealt.append(fed.minibatch(0).tolist())
@@ -203,7 +203,7 @@ def test_minibatches_of_another_rollout_are_dealt_anew() -> None:
 
 def test_episodes_that_end_are_told_with_their_own_return_and_length() -> None:
     """Over the edges of rollouts: the reward for a frame is read with the next one."""
-    fed = feed(experiment(model__last_action=True, model__last_reward=True))
+    fed = batch_source(experiment(model__last_action=True, model__last_reward=True))
     batches = [fed.read(6) for _ in range(8)]
     start, reward = (torch.cat(parts, 1) for parts in zip(*((b.start, b.inputs.reward) for b in batches)))
     wanted = []
@@ -220,7 +220,9 @@ def test_episodes_that_end_are_told_with_their_own_return_and_length() -> None:
 
 def test_normalized_advantages_have_mean_0_and_deviation_1_and_values_learn_the_same() -> None:
     for options in ({}, {"train__learner": "ppo", "train__epochs": 2, "train__minibatches": 2}):
-        plain, normalized = (feed(experiment(train__normalise_advantages=asked, **options)) for asked in (False, True))
+        plain, normalized = (
+            batch_source(experiment(train__normalize_advantages=asked, **options)) for asked in (False, True)
+        )
         normalized.agent.load_state_dict(plain.agent.state_dict())
         for _ in range(2):
             ours, theirs = normalized.play(6), plain.play(6)
@@ -231,10 +233,10 @@ def test_normalized_advantages_have_mean_0_and_deviation_1_and_values_learn_the_
             torch.testing.assert_close(ours.target, theirs.target)
 
 
-def test_normalised_rewards_divide_by_the_running_deviation_of_the_return() -> None:
-    made = experiment(train__normalise_rewards=True, train__discount=0.5, train__gae=0)
+def test_normalized_rewards_divide_by_the_running_deviation_of_the_return() -> None:
+    made = experiment(train__normalize_rewards=True, train__discount=0.5, train__gae=0)
     plain = experiment(train__discount=0.5, train__gae=0)
-    ours, theirs = feed(made), feed(plain)
+    ours, theirs = batch_source(made), batch_source(plain)
     returns: list[Tensor] = []
     running = torch.zeros(4, dtype=torch.float64)
     for _ in range(3):
@@ -258,7 +260,7 @@ def test_normalised_rewards_divide_by_the_running_deviation_of_the_return() -> N
 def test_a_training_that_was_stopped_goes_on_bit_for_bit(core: str, learner: str, tmp_path: Path) -> None:
     """Stopped at update 5 and 10: for PPO, with four reads a rollout, in the middle of one."""
     more = PPO if learner != "a2c" else {}
-    more = {**more, "train.window": 3, "train.normalise_rewards": True} if learner == "ppo-windows" else more
+    more = {**more, "train.window": 3, "train.normalize_rewards": True} if learner == "ppo-windows" else more
     options = {key.replace(".", "__"): value for key, value in more.items()}
     # A rate that decays depends on where the training was to end.
     whole = experiment(f"rl/{core}", train__decay="none", **options)
@@ -297,9 +299,9 @@ def test_every_resumption_of_a_gymnasium_environment_plays_episodes_of_its_own(t
         fit(shorter, tmp_path / "run", "cpu")
         task = shorter.make_tasks()[0]
         trainer = agent_trainer(shorter.make_model(task), [task], shorter.train, Run(tmp_path / "run"))
-        beginning = trainer.feed.now.observation["observation"].flatten().tolist()
+        beginning = trainer.batch_source.now.observation["observation"].flatten().tolist()
         trainer.resume()
-        return [beginning, trainer.feed.now.observation["observation"].flatten().tolist()]
+        return [beginning, trainer.batch_source.now.observation["observation"].flatten().tolist()]
 
     (first, two), (_, again), (_, four), (_, six) = episodes(2), episodes(2), episodes(4), episodes(6)
     assert two == again
@@ -330,7 +332,7 @@ gymnasium.register("Flags-v0", entry_point=f"{__name__}:Flags")
 def test_a_position_keeps_the_types_of_its_arrays_whatever_observations_are_called() -> None:
     options = {key.replace(".", "__"): value for key, value in PPO.items()}
     made = experiment(task__env="Flags-v0", task__length=None, **options)
-    fed, again = feed(made), feed(made)
+    fed, again = batch_source(made), batch_source(made)
     fed.read(6)  # the first of four reads, so that the rollout belongs to the position
     position = fed.position()
     again.seek(position)
@@ -356,7 +358,7 @@ def test_minigrids_pictures_are_read_as_names_of_things_and_its_mission_is_left_
 
 
 def test_a_run_is_loaded_and_judged(tmp_path: Path) -> None:
-    from stairwell.runs.trainings import evaluate_run
+    from stairwell.runs.launch import evaluate_run
 
     fit(experiment(), tmp_path, "cpu")
     agent, task = load(tmp_path, "cpu")
@@ -368,8 +370,8 @@ def test_a_run_is_loaded_and_judged(tmp_path: Path) -> None:
 
 def test_every_learner_trains_with_accumulation_as_without() -> None:
     made = experiment()
-    batch = feed(made).read(6)
-    agent = feed(made).agent
+    batch = batch_source(made).read(6)
+    agent = batch_source(made).agent
     for name, learner in LEARNERS.items():
         objective = learner(agent, dataclasses.replace(made.train, learner=name))
         whole = objective(batch).loss

@@ -14,18 +14,18 @@ import pytest
 
 from stairwell.cores import CORES
 from stairwell.errors import UserError
+from stairwell.rl.render import frames
 from stairwell.rl.rows import OwnRows
-from stairwell.rl.showing import frames
 from stairwell.rl.spaces import Discrete
 from stairwell.rl.task import Config, Reinforcement, parse_options
-from stairwell.runs.trainings import evaluate_run, fit, load
+from stairwell.runs.launch import evaluate_run, fit, load
 from tests.commands import stairwell
 from tests.rl.test_rollouts import experiment
 
 ROOT = Path(__file__).parents[2]
 TINY = [
     "--core.width", "8", "--core.layers", "1", "--train.batch", "4", "--train.segment", "8", "--train.log_every", "4",
-    "--train.validate_every", "8", "--train.checkpoint_every", "5", "--train.valid_rows", "2", "--train.warmup", "0",
+    "--train.validate_every", "8", "--train.checkpoint_every", "5", "--train.valid_batch", "2", "--train.warmup", "0",
     "--task.valid_episodes", "4", "--task.test_episodes", "4", "--quiet",
 ]  # fmt: skip
 
@@ -54,7 +54,7 @@ def test_a_training_an_evaluation_and_a_resumption_on_the_command_line(tmp_path:
     scores = json.loads(stairwell(tmp_path, "eval", "run", "--json").out)
     assert scores["episodes"] == 4 and {"return", "return_deviation", "return_interval", "length"} <= set(scores)
     kept = json.loads((tmp_path / "run" / "task.json").read_text())["phases"][0]
-    assert kept["kind"] == "agent" and kept["headline"] == "return"
+    assert kept["kind"] == "agent" and kept["primary_metric"] == "return"
     assert kept["facts"]["env"] == "stairwell/Corridor-v0" and kept["facts"]["options"] == {"length": 3}
     assert kept["facts"]["action"] == {"kind": "discrete", "n": 3}
 
@@ -135,10 +135,10 @@ gymnasium.register(
             {"env": "CartPole-v1", "length": 4},
             "--task.length is no option of CartPole-v1; give its options in --task.opt",
         ),
-        ({"env": "corridor", "side": 4}, "--task.side is no option of stairwell/Corridor-v0; it has: colours, length"),
+        ({"env": "corridor", "side": 4}, "--task.side is no option of stairwell/Corridor-v0; it has: colors, length"),
         ({"env": "corridor", "length": 0}, "length is 0; it must be at least 1"),
-        ({"env": "CartPole-v1", "options": "colour=red"}, "environment 'CartPole-v1' cannot be made with"),
-        ({"env": "CartPole-v1", "options": "colour"}, "task.options must be name=value pairs, not 'colour'"),
+        ({"env": "CartPole-v1", "options": "color=red"}, "environment 'CartPole-v1' cannot be made with"),
+        ({"env": "CartPole-v1", "options": "color"}, "task.options must be name=value pairs, not 'color'"),
         ({"env": "Odd-v0"}, "the observation space is a Text, which is not supported; supported are Discrete"),
         ({"env": "Odder-v0"}, "the action space is a Graph, which is not supported"),
     ],
@@ -279,4 +279,4 @@ def test_derived_fields_and_unknown_ones_are_refused() -> None:
     with pytest.raises(UserError, match="an environment has no curriculum"):
         made = experiment(train__curriculum="length=2..4")
         task = made.make_tasks()[0]
-        task.feed(made.make_model(task), made.train)(range(4), 4, 0).change(length=2)
+        task.batch_source(made.make_model(task), made.train)(range(4), 4, 0).change(length=2)

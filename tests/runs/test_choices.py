@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from stairwell.errors import UserError
-from stairwell.runs.horizon import stream_of
+from stairwell.runs.launch import choose_device
+from stairwell.runs.long_streams import stream_of
 from stairwell.runs.presets import preset
 from stairwell.runs.sizes import what_to_lower
-from stairwell.runs.trainings import choose_device
 from tests.commands import TINY, stairwell
 
 

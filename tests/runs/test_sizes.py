@@ -25,7 +25,7 @@ BEYOND = {
     "parity/staircase": ["core.chunk=1000000000", "core.passes=1000000000", "train.segment=1000000000000"],
     "parity/global-cached-staircase": ["core.compute=1000000000", "core.distances=1000000000"],
     "parity/deltanet": ["core.products=1000000000000"],
-    "random-walk/transformer-xl": ["task.grid=1000000000", "core.inner=100000000000", "train.valid_rows=1000000000"],
+    "random-walk/transformer-xl": ["task.grid=1000000000", "core.inner=100000000000", "train.valid_batch=1000000000"],
 }
 
 
@@ -69,8 +69,8 @@ def test_limits_of_a_batch_of_pairs_are_not_its_size(tmp_path: Path) -> None:
     for batch, tokens in ((10_000_000, 4096), (64, 4096), (7, 100), (10_000_000, 10**12)):
         given = PAIR | {"task.path": str(tmp_path), "train.batch": str(batch), "train.batch_tokens": str(tokens)}
         experiment = preset("translation/feedback").with_options(given)
-        feed = task.feed(range(batch), batch, 0, tokens)  # type: ignore[call-arg]
-        read = [feed.read(1) for _ in feed.batches]
+        batch_source = task.batch_source(range(batch), batch, 0, tokens)  # type: ignore[call-arg]
+        read = [batch_source.read(1) for _ in batch_source.batches]
         rows, size = sizes.largest_batch(experiment, task, 1)
         assert size <= max(each.tokens.numel() for each in read) and rows <= max(len(each.tokens) for each in read)
         assert size >= 0.9 * max(each.tokens.numel() for each in read)
@@ -126,7 +126,7 @@ def test_passes_that_are_only_seen_in_the_cache_are_not_counted() -> None:
 
 
 def test_one_layer_as_memory_does_not_keep_layers_from_being_counted() -> None:
-    experiment = preset("parity/feedback").with_options({"core.layers": "200", "core.make_up": "20"})
+    experiment = preset("parity/feedback").with_options({"core.layers": "200", "core.memory_composition": "20"})
     task = experiment.make_tasks()[0]
     model: Any = experiment.make_model(task)
     assert sizes.model_and_state(experiment, task)[0] == sum(parameter.numel() for parameter in model.parameters())

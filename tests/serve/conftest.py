@@ -19,8 +19,8 @@ import openai
 import pytest
 import uvicorn
 
+from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.runs.trainings import fit
 from stairwell.serve.connection import Impatient
 from stairwell.serve.connection import Server as Uvicorn
 from stairwell.serve.running import bind

@@ -509,15 +509,15 @@ def test_thousands_of_states_stop_at_their_quotas() -> None:
             assert server.post("/v1/states", {"prompt": "abc"}).status_code == status
 
 
-Neighbour = Callable[[Callable[[Token | Done], None]], Job]
+Neighbor = Callable[[Callable[[Token | Done], None]], Job]
 
 
-def told_beside(neighbours: Sequence[Neighbour]) -> list[Token | Done]:
+def told_beside(neighbors: Sequence[Neighbor]) -> list[Token | Done]:
     """All that is told of one text, to the last bit, written beside others that come at the same time."""
-    batch = Batch(MODEL, Bytes(), rows=len(neighbours) + 1)
+    batch = Batch(MODEL, Bytes(), rows=len(neighbors) + 1)
     try:
         told: list[Token | Done] = []
-        over = [threading.Event() for _ in range(len(neighbours) + 1)]
+        over = [threading.Event() for _ in range(len(neighbors) + 1)]
 
         def teller(i: int, keep: list[Token | Done]) -> Callable[[Token | Done], None]:
             def tell(what: Token | Done) -> None:
@@ -527,7 +527,7 @@ def told_beside(neighbours: Sequence[Neighbour]) -> list[Token | Done]:
 
             return tell
 
-        jobs = [neighbour(teller(i + 1, [])) for i, neighbour in enumerate(neighbours)]
+        jobs = [neighbor(teller(i + 1, [])) for i, neighbor in enumerate(neighbors)]
         mine = Job(Prompt(list(b"a text of mine"), logprobs=5), 40, Choice(), teller(0, told), seed=1)
         batch.submit(*jobs[:1], mine, *jobs[1:])
         assert all(event.wait(60) for event in over)
@@ -536,11 +536,11 @@ def told_beside(neighbours: Sequence[Neighbour]) -> list[Token | Done]:
         batch.close()
 
 
-def plain(prompt: bytes, tokens: int) -> Neighbour:
+def plain(prompt: bytes, tokens: int) -> Neighbor:
     return lambda tell: Job(Prompt(list(prompt)), tokens, Choice(), tell, seed=2)
 
 
-def vanishing(prompt: bytes, after: int) -> Neighbour:
+def vanishing(prompt: bytes, after: int) -> Neighbor:
     def make(tell: Callable[[Token | Done], None]) -> Job:
         def count(what: Token | Done) -> None:
             job.cancelled = job.written >= after
@@ -552,7 +552,7 @@ def vanishing(prompt: bytes, after: int) -> Neighbour:
     return make
 
 
-def going_on(prompt: bytes, tokens: int, poisoned: bool = False) -> Neighbour:
+def going_on(prompt: bytes, tokens: int, poisoned: bool = False) -> Neighbor:
     """From a state; or from one that somebody made up, whose numbers are none."""
 
     def make(tell: Callable[[Token | Done], None]) -> Job:
@@ -568,7 +568,7 @@ def going_on(prompt: bytes, tokens: int, poisoned: bool = False) -> Neighbour:
     return make
 
 
-def failing(prompt: bytes, after: int) -> Neighbour:
+def failing(prompt: bytes, after: int) -> Neighbor:
     """A bug that one row meets when it chooses."""
 
     def make(tell: Callable[[Token | Done], None]) -> Job:
@@ -585,11 +585,9 @@ def failing(prompt: bytes, after: int) -> Neighbour:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_neighbours_change_no_bit_of_a_text() -> None:
+def test_neighbors_change_no_bit_of_a_text() -> None:
     """They leave at the same steps, so that the batch has the same shapes; how they leave and what they say differ."""
-    quiet = told_beside(
-        [plain(b"neighbour one", 6), going_on(b"neighbour two", 2), plain(b"three", 9), plain(b"4", 30)]
-    )
+    quiet = told_beside([plain(b"neighbor one", 6), going_on(b"neighbor two", 2), plain(b"three", 9), plain(b"4", 30)])
     assert isinstance(quiet[-1], Done) and len(quiet) == 41
     loud = told_beside(
         [

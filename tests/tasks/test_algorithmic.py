@@ -125,7 +125,7 @@ def draw(count: int, **options: Any) -> tuple[list[Run], Algorithmic]:
 def test_every_fresh_program_begins_with_a_flag() -> None:
     task = Algorithmic(Config(statements=6, fresh=True, test_episodes=50))
     (test,) = task.batches("test", 1, 10**9)
-    for batch in (test, task.feed(range(4), 4, 0).read(500)):
+    for batch in (test, task.batch_source(range(4), 4, 0).read(500)):
         ended = batch.tokens[:, :-1] == WORDS.index("END")
         assert batch.start is not None and batch.start[:, 0].all()
         assert batch.start[:, 1:].equal(ended) and ended.any()
@@ -241,7 +241,7 @@ def test_numbers_and_variables_are_drawn_evenly() -> None:
 
 def test_a_curriculum_may_begin_with_fewer_variables_of_the_same_vocabulary() -> None:
     task = Algorithmic(Config(variables=3))
-    stream = task.feed(range(10), 10, 0)
+    stream = task.batch_source(range(10), 10, 0)
     stream.read(100)
     for variables, statements, names in ((1, 10, "x"), (2, 30, "xy"), (3, 100, "xyz")):
         stream.change(variables=variables, statements=statements)

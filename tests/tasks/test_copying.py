@@ -27,7 +27,7 @@ def documents(batch: Batch) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_the_digits_of_the_answer_are_asked_one_before_they_appear(length: int, reverse: bool) -> None:
     task = Copying(Config(length=length, reverse=reverse))
-    for tokens, targets in documents(task.feed(range(5), 5, 0).read(6 * (2 * length + 2))):
+    for tokens, targets in documents(task.batch_source(range(5), 5, 0).read(6 * (2 * length + 2))):
         digits = tokens[:length]
         answer = digits[::-1] if reverse else digits
         assert tokens == [*digits, SEP, *answer, END]
@@ -46,7 +46,10 @@ def test_test_sequences_are_longer_than_those_of_training() -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 def test_sequences_of_different_lengths(reverse: bool) -> None:
     task = Copying(Config(length=5, min_length=2, test_length=9, reverse=reverse, test_episodes=300))
-    for batch, longest in ((task.feed(range(4), 4, 0).read(600), 5), (next(iter(task.batches("test", 1, 9000))), 9)):
+    for batch, longest in (
+        (task.batch_source(range(4), 4, 0).read(600), 5),
+        (next(iter(task.batches("test", 1, 9000))), 9),
+    ):
         whole = [(tokens, targets) for tokens, targets in documents(batch) if tokens[-1] == END]
         for tokens, targets in whole:
             digits = tokens[: tokens.index(SEP)]

@@ -30,7 +30,7 @@ def counted(batch: Batch) -> list[int]:
 
 @pytest.mark.parametrize("length", [1, 2, 50])
 def test_as_many_bs_as_as_are_asked_and_then_the_end(length: int) -> None:
-    batch = Counting(Config(length=length)).feed(range(50), 50, 0).read(40 * (length + 3))
+    batch = Counting(Config(length=length)).batch_source(range(50), 50, 0).read(40 * (length + 3))
     assert set(counted(batch)) == set(range(1, length + 1))
 
 
@@ -49,18 +49,18 @@ def test_longer_sequences_can_be_tested() -> None:
 
 
 def test_a_thousand_can_be_counted() -> None:
-    assert max(counted(Counting(Config(length=1000)).feed(range(20), 20, 0).read(8000))) > 900
+    assert max(counted(Counting(Config(length=1000)).batch_source(range(20), 20, 0).read(8000))) > 900
 
 
 def test_a_smaller_count_can_be_trained_first() -> None:
-    stream = Counting(Config(length=1000)).feed(range(20), 20, 0)
+    stream = Counting(Config(length=1000)).batch_source(range(20), 20, 0)
     stream.read(10)
     stream.change(length=3)
     assert set(counted(stream.read(200))) == {1, 2, 3}
 
 
 def test_counts_read_well() -> None:
-    text = format_counts(Counting(Config(length=9)).feed(range(1), 1, 0).read(200).tokens[0].tolist())
+    text = format_counts(Counting(Config(length=9)).batch_source(range(1), 1, 0).read(200).tokens[0].tolist())
     assert re.fullmatch(r"A+ -> B+", text.splitlines()[0])
     assert format_counts([0, 0, 1, 2, 2, 3]) == "AA -> BB\n"
 

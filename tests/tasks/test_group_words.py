@@ -79,7 +79,7 @@ def test_every_label_is_the_product_of_the_word(group: Any, generators: int) -> 
     elements = ELEMENTS[group]
     assert (task.inputs, task.outputs) == (generators, len(elements))
     factors = [elements[number] for number in generating(group, 0)]
-    batch = task.feed(range(8), 8, 0).read(300)
+    batch = task.batch_source(range(8), 8, 0).read(300)
     assert batch.start is not None and set(batch.tokens.flatten().tolist()) == set(range(generators))
     for tokens, targets, starts in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start.tolist()):
         product = ALL[0]

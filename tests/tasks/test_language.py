@@ -1,4 +1,4 @@
-"""Language modelling: splits, targets, starts, episodes, the cache, and every text that cannot be read."""
+"""Language modeling: splits, targets, starts, episodes, the cache, and every text that cannot be read."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from stairwell import text
-from stairwell.data import cache, files, splits
+from stairwell.data import cache, splits, text_files
 from stairwell.data.packed import Encoded, Episodic, Packed
 from stairwell.errors import UserError
 from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.feeds import FiniteFeed, split_batches
+from stairwell.tasks.batch_sources import SequenceSource, split_batches
 from stairwell.tasks.language import Config, Language, LanguageScore
 
 LINES = "".join(f"line {i} of a small book, {'x' * (i % 7)} it says\n" for i in range(100))
@@ -156,7 +156,7 @@ def test_training_reads_what_evaluation_reads(episode: int) -> None:
     packed = Packed(np.arange(1, 16), np.array([0, 6, 7, 10]))
     data = Episodic(packed, episode) if episode else packed
     once = whole(data, 1, 1000)
-    stream = FiniteFeed(data, range(1), 1)
+    stream = SequenceSource(data, range(1), 1)
     for _ in range(2):  # the stream goes round
         read = stream.read(len(data))
         assert torch.equal(read.tokens, once.tokens)
@@ -164,11 +164,11 @@ def test_training_reads_what_evaluation_reads(episode: int) -> None:
         assert read.start is not None and once.start is not None and torch.equal(read.start, once.start)
 
 
-def test_rows_of_training_do_not_depend_on_their_neighbours_and_can_be_put_down(tmp_path: Path) -> None:
+def test_rows_of_training_do_not_depend_on_their_neighbors_and_can_be_put_down(tmp_path: Path) -> None:
     task = language(file(tmp_path, LINES), documents="lines")
-    together, alone = task.feed(range(4), 4, 0), task.feed(range(2, 3), 4, 0)
+    together, alone = task.batch_source(range(4), 4, 0), task.batch_source(range(2, 3), 4, 0)
     assert torch.equal(together.read(30).tokens[2:3], alone.read(30).tokens)
-    again = task.feed(range(4), 4, 0)
+    again = task.batch_source(range(4), 4, 0)
     again.seek(together.position())
     expected, read = together.read(11), again.read(11)
     assert torch.equal(expected.tokens, read.tokens) and torch.equal(expected.targets, read.targets)
@@ -345,7 +345,7 @@ def test_the_treebanks_separated_characters_count_one_end_a_line(tmp_path: Path)
     task = language(str(tmp_path), unit="characters", separated=True)
     assert task.inputs == 6
     assert len(ids(task, "train")) == 9
-    assert task.headline == "bits_per_character"
+    assert task.primary_metric == "bits_per_character"
 
 
 def test_end_of_line_symbols_can_be_turned_on_for_a_trained_model(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_pieces_of_any_size_give_the_same_tokens(
     if unit == "characters":
         options["documents"] = "lines"
     once = language(path, **options)
-    monkeypatch.setattr(files, "PIECE", 64)
+    monkeypatch.setattr(text_files, "PIECE", 64)
     monkeypatch.setenv("STAIRWELL_CACHE", str(cache_folder / "other"))
     again = language(path, **options)
     for split in ("train", "valid", "test"):
@@ -378,13 +378,13 @@ def test_pieces_of_any_size_give_the_same_tokens(
 def test_a_text_without_line_ends_and_spaces_is_still_read_in_pieces(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "PIECE", 64)
-    monkeypatch.setattr(files, "LONGEST_LINE", 100)
+    monkeypatch.setattr(text_files, "PIECE", 64)
+    monkeypatch.setattr(text_files, "LONGEST_LINE", 100)
     content = "żółw" * 200
     path = Path(file(tmp_path, content))
-    pieces = [data for _, data in files.pieces(files.whole(path))]
+    pieces = [data for _, data in text_files.pieces(text_files.whole(path))]
     assert max(map(len, pieces)) <= 200
-    assert "".join(files.texts([files.whole(path)], "")) == content
+    assert "".join(text_files.texts([text_files.whole(path)], "")) == content
 
 
 def test_bytes_take_anything(tmp_path: Path) -> None:
@@ -397,7 +397,7 @@ def test_bytes_take_anything(tmp_path: Path) -> None:
 def test_text_that_is_not_utf8_is_named_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str
 ) -> None:
-    monkeypatch.setattr(files, "PIECE", 64)  # the place must be right in later pieces too
+    monkeypatch.setattr(text_files, "PIECE", 64)  # the place must be right in later pieces too
     path = file(tmp_path, b"fine\n" * 100 + b"ab\xff\n" + b"fine\n" * 100)
     with pytest.raises(
         ValueError, match=r"book\.txt is not UTF-8 text: byte 0xff at position 502; unit=bytes takes any"
@@ -562,7 +562,7 @@ def test_other_text_is_read_with_the_vocabulary_of_training(tmp_path: Path) -> N
     assert other.vocabulary == task.vocabulary
     assert ids(other, "valid") == ids(other, "test") == task.vocabulary.encode("cab").tolist()
     with pytest.raises(ValueError, match="has no train split"):
-        other.feed(range(1), 1, 0)
+        other.batch_source(range(1), 1, 0)
     with pytest.raises(ValueError, match=r"taxi\.txt .*the character 't'"):
         opened(task.with_data(file(tmp_path, "taxi", "taxi.txt")))
     with pytest.raises(UserError):

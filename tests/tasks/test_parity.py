@@ -12,7 +12,10 @@ from stairwell.tasks.parity import Config, Parity
 
 def test_every_label_is_the_parity_of_the_ones_so_far() -> None:
     task = Parity(Config(length=13, test_length=31, test_episodes=9))
-    for batch, length in ((task.feed(range(6), 6, 0).read(13 * 9), 13), (next(task.batches("test", 3, 500)), 31)):
+    for batch, length in (
+        (task.batch_source(range(6), 6, 0).read(13 * 9), 13),
+        (next(task.batches("test", 3, 500)), 31),
+    ):
         assert batch.start is not None
         for bits, labels, starts in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start.tolist()):
             for t in range(len(bits)):
@@ -22,7 +25,7 @@ def test_every_label_is_the_parity_of_the_ones_so_far() -> None:
 
 
 def test_bits_are_drawn_uniformly() -> None:
-    bits = Parity(Config()).feed(range(64), 64, 0).read(400).tokens
+    bits = Parity(Config()).batch_source(range(64), 64, 0).read(400).tokens
     assert abs(bits.float().mean().item() - 0.5) < 0.01
 
 

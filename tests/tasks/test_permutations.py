@@ -29,7 +29,7 @@ def test_every_label_is_the_product_of_the_factors_so_far(elements: int, generat
     factors = [(1, 0, *things[2:]), (*things[1:], 0)] if generators else numbered
     task = Permutations(Config(elements=elements, generators=generators, length=25, test_length=70, test_episodes=4))
     assert (task.inputs, task.outputs) == (len(factors), factorial(elements))
-    for batch, length in ((task.feed(range(4), 4, 0).read(100), 25), (next(task.batches("test", 2, 500)), 70)):
+    for batch, length in ((task.batch_source(range(4), 4, 0).read(100), 25), (next(task.batches("test", 2, 500)), 70)):
         assert batch.start is not None
         for tokens, targets, starts in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start.tolist()):
             assert [t for t, start in enumerate(starts) if start] == list(range(0, len(tokens), length))
@@ -42,7 +42,7 @@ def test_every_label_is_the_product_of_the_factors_so_far(elements: int, generat
 def test_the_first_token_is_applied_first() -> None:
     """Swap 0 and 1, then send each thing to the next: 0 goes to 1 and on to 2, 1 goes to 0 and on to 1."""
     numbered = sorted(permutations(range(5)))
-    batch = Permutations(Config(generators=True, length=2)).feed(range(1), 1, 0).read(100)
+    batch = Permutations(Config(generators=True, length=2)).batch_source(range(1), 1, 0).read(100)
     pairs = list(zip(batch.tokens[0].tolist(), batch.targets[0].tolist()))
     products = {(a, b): numbered[label] for (a, _), (b, label) in zip(pairs[::2], pairs[1::2])}
     assert products[0, 1] == (2, 1, 3, 4, 0)
@@ -51,7 +51,7 @@ def test_the_first_token_is_applied_first() -> None:
 
 
 def test_factors_are_drawn_uniformly() -> None:
-    tokens = Permutations(Config(elements=3)).feed(range(64), 64, 0).read(400).tokens.flatten().tolist()
+    tokens = Permutations(Config(elements=3)).batch_source(range(64), 64, 0).read(400).tokens.flatten().tolist()
     assert all(abs(tokens.count(number) / len(tokens) - 1 / 6) < 0.01 for number in range(6))
 
 

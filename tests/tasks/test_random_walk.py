@@ -36,7 +36,7 @@ def walk(words: list[str], grid: int) -> tuple[list[int], list[str]]:
 @pytest.mark.parametrize("length, grid", [(100, 8), (400, 8), (30, 2), (50, 5)])
 def test_every_label_is_the_cell_after_the_action(length: int, grid: int) -> None:
     task = RandomWalk(Config(length=length, grid=grid, test_episodes=6))
-    seen = [task.feed(range(8), 8, 1).read(6 * (length + 1)), *task.batches("test", 1, 10_000)]
+    seen = [task.batch_source(range(8), 8, 1).read(6 * (length + 1)), *task.batches("test", 1, 10_000)]
     assert task.inputs == 4 and task.outputs == grid * grid
     for batch in seen:
         assert batch.start is None
@@ -58,7 +58,7 @@ def test_a_walk_by_hand() -> None:
 
 def test_a_trajectory_tells_cells_and_headings() -> None:
     task = RandomWalk(Config(length=60, grid=3))
-    batch = task.feed(range(1), 1, 0).read(500)
+    batch = task.batch_source(range(1), 1, 0).read(500)
     cells, headings = trajectory(batch.tokens[0].tolist(), grid=3)
     expected = walk(format_walk(batch.tokens[0].tolist()).split(), 3)
     assert (cells, [HEADINGS[heading] for heading in headings]) == expected
@@ -66,7 +66,7 @@ def test_a_trajectory_tells_cells_and_headings() -> None:
 
 
 def test_actions_are_drawn_uniformly() -> None:
-    counts = Counter(RandomWalk(Config()).feed(range(64), 64, 0).read(505).tokens.flatten().tolist())
+    counts = Counter(RandomWalk(Config()).batch_source(range(64), 64, 0).read(505).tokens.flatten().tolist())
     assert counts[3] == 64 * 5
     assert all(abs(counts[action] / 32_000 - 1 / 3) < 0.01 for action in range(3))
 
@@ -81,7 +81,7 @@ def test_accuracy_is_that_of_the_actions() -> None:
 
 
 def test_a_shorter_walk_can_be_trained_first() -> None:
-    stream = RandomWalk(Config()).feed(range(2), 2, 0)
+    stream = RandomWalk(Config()).batch_source(range(2), 2, 0)
     stream.read(150)
     stream.change(length=4)
     batch: Batch = stream.read(15)

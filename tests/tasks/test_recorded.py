@@ -38,8 +38,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "many": ("lm", {"path": "many", "documents": "none"}),
     "episodes": ("lm", {"path": "many", "unit": "words", "episode": 8}),
     "separated": ("lm", {"path": "letters", "unit": "characters", "separated": True}),
-    "labelled": ("labelled", {"path": "walks"}),
-    "labelled pair": ("labelled", {"path": "walk.tokens"}),
+    "labeled": ("labeled", {"path": "walks"}),
+    "labeled pair": ("labeled", {"path": "walk.tokens"}),
 }
 
 RECORDED = {
@@ -63,8 +63,8 @@ RECORDED = {
     "many": "5bc469c1de1de221",
     "episodes": "d608e218b0d5bf71",
     "separated": "55ceeeb53b1e5927",
-    "labelled": "631625ae168721b0",
-    "labelled pair": "fae32037196c40a1",
+    "labeled": "631625ae168721b0",
+    "labeled pair": "fae32037196c40a1",
 }
 
 
@@ -119,8 +119,11 @@ def test_a_task_gives_what_it_always_gave(case: str, corpora: Path, tmp_path: Pa
     monkeypatch.chdir(corpora)
     name, options = CASES[case]
     task = make_task(name, task_type(name)[0](**options))
-    feed = task.feed(range(1, 4), 5, 3)
-    found: dict[str, Any] = {"train": digest([feed.read(n) for n in (1, 60, 300)]), "position": feed.position()["rows"]}
+    batch_source = task.batch_source(range(1, 4), 5, 3)
+    found: dict[str, Any] = {
+        "train": digest([batch_source.read(n) for n in (1, 60, 300)]),
+        "position": batch_source.position()["rows"],
+    }
     valid, test = list(task.batches("valid", 3, 50)), list(task.batches("test", 1, 97))[:20]
     found |= {"valid": digest(valid), "test": digest(test), "sizes": [task.inputs, task.outputs]}
     found["score"] = scored(task, valid)

@@ -18,7 +18,7 @@ UNITS: list[tuple[str, dict[str, Any]]] = [
     ("lm", {"unit": "characters", "documents": "lines"}),
     ("lm", {"unit": "words", "end_of_line": False}),
     ("lm", {"unit": "bpe", "vocabulary": 280}),
-    ("labelled", {}),
+    ("labeled", {}),
 ]
 
 
@@ -47,14 +47,14 @@ def test_a_kept_task_needs_neither_its_files_nor_a_cache(
         file.unlink()
     monkeypatch.setenv("STAIRWELL_CACHE", str(tmp_path / "no cache"))
     (kept,) = kept_tasks(name, [task.config], tmp_path)
-    assert (kept.inputs, kept.outputs, kept.headline) == (task.inputs, task.outputs, task.headline)
+    assert (kept.inputs, kept.outputs, kept.primary_metric) == (task.inputs, task.outputs, task.primary_metric)
     assert kept.describe() == task.describe() and kept.score().result().keys() == task.score().result().keys()
     assert {key: v.dumps() for key, v in kept.vocabularies.items()} == {
         key: v.dumps() for key, v in task.vocabularies.items()
     }
     assert not (tmp_path / "no cache").exists()
     with pytest.raises(UserError, match=r"there is no .*: bring it back, or give eval other data \(--data\)"):
-        kept.feed(range(1), 1, 0)
+        kept.batch_source(range(1), 1, 0)
 
 
 @pytest.mark.parametrize("name", [name for name in TASKS if not task_type(name)[1].reads_files])
@@ -63,7 +63,7 @@ def test_a_task_that_makes_its_own_data_needs_nothing_kept(name: str, tmp_path: 
     (kept,) = kept_tasks(name, [config], tmp_path)
     assert kept.config == config and kept.fingerprint() == {} and not kept.vocabularies
     spec.write(tmp_path, name, [kept])
-    assert json.loads((tmp_path / "task.json").read_text())["phases"][0]["headline"] == kept.headline
+    assert json.loads((tmp_path / "task.json").read_text())["phases"][0]["primary_metric"] == kept.primary_metric
     with pytest.raises(UserError, match="--data is for tasks that read files"):
         kept.with_data("x")
 
@@ -76,11 +76,14 @@ def test_files_that_have_changed_are_refused_and_unchanged_ones_read(
     spec.write(tmp_path, name, [task])
     content = path.read_text()
     (kept,) = kept_tasks(name, [task.config], tmp_path)
-    assert kept.feed(range(2), 2, 0).read(9).tokens.tolist() == task.feed(range(2), 2, 0).read(9).tokens.tolist()
+    assert (
+        kept.batch_source(range(2), 2, 0).read(9).tokens.tolist()
+        == task.batch_source(range(2), 2, 0).read(9).tokens.tolist()
+    )
     path.write_text(content + content[-30 if name == "lm" else -6 :])
-    if name == "labelled":
+    if name == "labeled":
         (tmp_path / "mine.labels").write_text("0 1 -\n1 1 1\n" * 20 + "1 1 1\n")
-    for read in (lambda task: task.feed(range(1), 1, 0), lambda task: task.batches("test", 1, 5)):
+    for read in (lambda task: task.batch_source(range(1), 1, 0), lambda task: task.batches("test", 1, 5)):
         (kept,) = kept_tasks(name, [task.config], tmp_path)
         with pytest.raises(UserError, match=r"has changed since the training began \(in train and valid and test\)"):
             read(kept)
@@ -121,9 +124,9 @@ def test_every_phase_watches_its_own_files(tmp_path: Path) -> None:
     (tmp_path / "second.txt").write_text(TEXT)
     first, last = kept_tasks("lm", [task.config, second.config], tmp_path)
     assert first.describe() == task.describe() and last.describe() == second.describe()
-    assert first.feed(range(1), 1, 0)
+    assert first.batch_source(range(1), 1, 0)
     with pytest.raises(UserError, match=r"second\.txt has changed since"):
-        last.feed(range(1), 1, 0)
+        last.batch_source(range(1), 1, 0)
 
 
 def lose(path: Path) -> None:
@@ -165,9 +168,9 @@ def test_symbols_that_are_lost_or_changed_are_refused_though_the_files_are_there
 
 
 def test_what_was_kept_of_another_task_is_refused(tmp_path: Path) -> None:
-    task, _ = made(tmp_path, "labelled", {})
-    spec.write(tmp_path, "labelled", [task])
-    with pytest.raises(UserError, match=r"is of the task 'labelled', but config\.json is of 'lm'"):
+    task, _ = made(tmp_path, "labeled", {})
+    spec.write(tmp_path, "labeled", [task])
+    with pytest.raises(UserError, match=r"is of the task 'labeled', but config\.json is of 'lm'"):
         kept_tasks("lm", [task_type("lm")[0]()], tmp_path)
 
 
@@ -175,4 +178,4 @@ def test_making_a_task_opens_nothing(tmp_path: Path) -> None:
     for name in TASKS:
         config = task_type(name)[0]
         nowhere = {"path": str(tmp_path / "nowhere")} if "path" in config.__dataclass_fields__ else {}
-        assert make_task(name, config(**nowhere)).headline
+        assert make_task(name, config(**nowhere)).primary_metric

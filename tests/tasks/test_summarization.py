@@ -1,4 +1,4 @@
-"""Summarisation: how much of an article is read, and names as words."""
+"""Summarization: how much of an article is read, and names as words."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from stairwell.errors import UserError
 from stairwell.rl.config import AgentTrainConfig
 from stairwell.train.config import TrainConfig
 from stairwell.train.curriculum import Curriculum
-from stairwell.train.growth import Growth
+from stairwell.train.size_schedule import SizeSchedule
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from stairwell.train.growth import Growth
         ("weight_decay", 1e300),
         ("finetune_rate", 1e300),
         ("state_noise", 1e300),
-        ("clip", 1e300),
+        ("max_grad_norm", 1e300),
         ("eps", 1e300),
         ("eps", 1e-320),
     ],
@@ -31,7 +31,7 @@ def test_numbers_beyond_float32_are_refused_by_name(name: str, value: float) -> 
         TrainConfig(**{name: value})  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["clip_ratio", "entropy_cost", "value_cost"])
+@pytest.mark.parametrize("name", ["clip_range", "ent_coef", "vf_coef"])
 def test_weights_of_an_agents_loss_are_refused_by_name(name: str) -> None:
     options: dict[str, Any] = {"learner": "ppo", name: 1e300}
     with pytest.raises(UserError, match=rf"train\.{name} must be at most"):
@@ -51,9 +51,9 @@ def test_a_stage_sets_each_name_once() -> None:
 
 @pytest.mark.parametrize("text", ["", "  "])
 def test_an_empty_curriculum_has_no_stages(text: str) -> None:
-    assert Curriculum.parse(text).stages == [] and Growth.parse(text).stages == []
+    assert Curriculum.parse(text).stages == [] and SizeSchedule.parse(text).stages == []
 
 
 def test_a_growth_of_separators_is_refused() -> None:
     with pytest.raises(UserError, match=r"train\.growth"):
-        Growth.parse(";")
+        SizeSchedule.parse(";")

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.runs import Experiment, preset
+from stairwell.runs import RunConfig, preset
+from stairwell.runs.launch import Job, sum_up
 from stairwell.runs.tensorboard import with_tensorboard
-from stairwell.runs.trainings import Job, sum_up
 from stairwell.train import Diverged, Interrupted, Phase, Run, TrainConfig, Trainer, evaluate, stream_trainer
 from tests.commands import TINY, assert_same_weights, measured, stairwell
 
 TRAIN = {
-    "train.batch": 4, "train.segment": 8, "train.log_every": 1, "train.validate_every": 0, "train.valid_rows": 2,
+    "train.batch": 4, "train.segment": 8, "train.log_every": 1, "train.validate_every": 0, "train.valid_batch": 2,
     "train.warmup": 0, "train.curriculum": "", "train.steps": 6, "train.checkpoint_every": 0,
 }  # fmt: skip
 SMALL = {
@@ -28,7 +28,7 @@ SMALL = {
 }  # fmt: skip
 
 
-def experiment(name: str, **options: Any) -> Experiment:
+def experiment(name: str, **options: Any) -> RunConfig:
     given = {**SMALL, **{key.replace("__", "."): value for key, value in options.items()}}
     return preset(name).with_options({key: str(value) for key, value in given.items()})
 
@@ -70,8 +70,8 @@ def test_accumulation_gives_the_same_updates(core: str, tmp_path: Path) -> None:
 
 def test_an_update_is_the_mean_over_the_scored_tokens(tmp_path: Path) -> None:
     """Counting asks nothing at its A's: those tokens weigh nothing."""
-    run = trainer(tmp_path, "counting/lstm", task__length=3, train__clip=0)
-    batch = task_of(run).feed(range(4), 4, 0).read(8)
+    run = trainer(tmp_path, "counting/lstm", task__length=3, train__max_grad_norm=0)
+    batch = task_of(run).batch_source(range(4), 4, 0).read(8)
     nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(4), batch.start)
     asked = batch.targets != -100
     assert 0 < asked.sum() < asked.numel()
@@ -84,8 +84,8 @@ def test_an_update_is_the_mean_over_the_scored_tokens(tmp_path: Path) -> None:
 @pytest.mark.parametrize("parts", [1, 2])
 def test_the_loss_on_spans_is_added_to_the_mean_once(parts: int, tmp_path: Path) -> None:
     options = {"core__adaptive_span": True, "core__memory": 5, "core__heads": 2, "core__span_loss": 0.3}
-    run = trainer(tmp_path, **options, train__clip=0, train__accumulate=parts)
-    batch = task_of(run).feed(range(4), 4, 0).read(8)
+    run = trainer(tmp_path, **options, train__max_grad_norm=0, train__accumulate=parts)
+    batch = task_of(run).batch_source(range(4), 4, 0).read(8)
     nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(4), batch.start)
     spans = [span.ratio for span in run.model.core.spans()]
     wanted = torch.autograd.grad(nll.mean() + run.model.core.span_loss(), spans)
@@ -155,7 +155,7 @@ def test_the_last_phase_trains_at_a_tenth_and_goes_on_with_the_same_stream(tmp_p
     run.run(), whole.run()
     rates = [record["learning_rate"] for record in measured(tmp_path / "fine") if "loss" in record]
     assert rates == pytest.approx([2e-3] * 6 + [2e-4] * 3)
-    assert run.feed.position() == whole.feed.position()
+    assert run.batch_source.position() == whole.batch_source.position()
 
 
 def test_the_last_phase_may_read_other_data_with_the_same_symbols(tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_the_last_phase_may_read_other_data_with_the_same_symbols(tmp_path: Path
     (tmp_path / "text.txt").write_text("a rose is a rose\nis a rose\n" * 60)
     options = [
         "--core.width", "8", "--core.layers", "1", "--train.batch", "2", "--train.segment", "8",
-        "--train.valid_rows", "1", "--steps", "10", "--quiet", "--task.path", "text.txt", "--task.unit", "words",
+        "--train.valid_batch", "1", "--steps", "10", "--quiet", "--task.path", "text.txt", "--task.unit", "words",
         "--task.end_of_line", "false",
         "--train.finetune_steps", "6", "--train.finetune_task", "end_of_line=true", "--train.validate_every", "3",
         "--train.checkpoint_every", "4", "--train.log_every", "1", "--train.warmup", "0",
@@ -189,7 +189,7 @@ def test_the_last_phase_may_read_other_data_with_the_same_symbols(tmp_path: Path
 class Scores:
     """A validation that always has the same score."""
 
-    headline, higher_is_better = "score", True
+    primary_metric, higher_is_better = "score", True
 
     def __init__(self, score: float) -> None:
         self.score = score
@@ -223,8 +223,8 @@ def test_a_goal_is_reached_from_the_side_of_the_worse_scores(
 def two_phases(folder: Path, first: float, last: float, **options: Any) -> Trainer:
     """Fine-tuning on other data, with scores that cannot be compared with those before."""
     run = trainer(folder, train__finetune_steps=4, train__validate_every=2, **options)
-    feed = run.phases[0].feed
-    run.phases = [Phase(feed, Scores(first)), Phase(feed, Scores(last))]
+    batch_source = run.phases[0].batch_source
+    run.phases = [Phase(batch_source, Scores(first)), Phase(batch_source, Scores(last))]
     run.begin_phase(0)
     return run
 
@@ -247,7 +247,7 @@ def test_only_models_of_the_last_phase_are_averaged(which: str, tmp_path: Path) 
 class Scripted:
     """A validation with given scores, one after the other, that remembers the parameters it was given."""
 
-    headline = "score"
+    primary_metric = "score"
 
     def __init__(self, scores: list[float], higher_is_better: bool = True) -> None:
         self.scores, self.higher_is_better = iter(scores), higher_is_better
@@ -311,7 +311,7 @@ def test_a_mastered_curriculum_ends_the_training_if_asked(tmp_path: Path) -> Non
 
 
 def test_the_model_to_use_is_the_best_by_validation(tmp_path: Path) -> None:
-    run = trainer(tmp_path, train__validate_every=1, train__learning_rate=0.3, train__steps=12, train__clip=0)
+    run = trainer(tmp_path, train__validate_every=1, train__learning_rate=0.3, train__steps=12, train__max_grad_norm=0)
     run.run()
     valid = {record["step"]: record["valid"] for record in measured(tmp_path) if "valid" in record}
     records = {step: (scores["accuracy"], -scores["loss"]) for step, scores in valid.items()}

@@ -24,7 +24,7 @@ def model_and_batch(core: str) -> tuple[Any, Any]:
     experiment = preset(f"parity/{core}").with_options({"core.width": "8", "task.length": "5"})
     task = experiment.make_tasks()[0]
     model = experiment.make_model(task).double()
-    return model, task.feed(range(4), 4, 0).read(13)
+    return model, task.batch_source(range(4), 4, 0).read(13)
 
 
 @pytest.mark.parametrize("core", list(CORES))

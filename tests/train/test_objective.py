@@ -15,11 +15,11 @@ from torch import Tensor, nn
 
 from stairwell.models import IGNORE, LanguageModel
 from stairwell.train import CrossEntropy, Objective, Outcome, Phase, Run, TrainConfig, Trainer, evaluate, stream_trainer
-from stairwell.train.processes import World
+from stairwell.train.distributed import Distributed
 from stairwell.train.run import load_tensors
 from tests.commands import assert_same_weights, measured
+from tests.train.test_distributed import free_port
 from tests.train.test_loop import experiment, trainer
-from tests.train.test_processes import free_port
 
 PACKAGE = Path(__file__).parents[2] / "stairwell" / "train"
 
@@ -92,7 +92,7 @@ class Surprise(Objective):
 
 
 class Score:
-    headline, higher_is_better = "score", True
+    primary_metric, higher_is_better = "score", True
 
     def __call__(self, model: nn.Module, split: str) -> dict[str, float]:
         x = torch.linspace(0, 1, 50)
@@ -100,7 +100,7 @@ class Score:
             return {"score": -float((model(x[:, None])[:, 0] - torch.sin(3 * x)).square().mean())}
 
 
-def agent(folder: Path, world: World | None = None, **options: Any) -> Trainer:
+def agent(folder: Path, world: Distributed | None = None, **options: Any) -> Trainer:
     torch.manual_seed(0)
     policy = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 1))
     given = {
@@ -144,7 +144,7 @@ def train_among_two(rank: int, port: str, folder: Path, options: dict[str, Any])
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    with World.together(torch.device("cpu")) as world:
+    with Distributed.together(torch.device("cpu")) as world:
         made = agent(folder, world, **options)
         if Run(folder).checkpoints():
             made.resume()

@@ -169,7 +169,7 @@ def test_an_interrupt_before_the_first_update_says_that_nothing_is_saved(
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("stairwell.runs.experiment.Experiment.make_model", interrupted)
+    monkeypatch.setattr("stairwell.runs.config.RunConfig.make_model", interrupted)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["stairwell", "train", "parity/lstm", *TINY, "--out", "run"])
     with pytest.raises(SystemExit) as ended:
@@ -369,7 +369,7 @@ def test_a_training_that_diverges_late_keeps_its_good_model(uninterrupted: Path,
     run = copy_of(uninterrupted, tmp_path)
     good, kept = (run / "model.safetensors").read_bytes(), Run(run).checkpoints()[-1]
     config = json.loads((run / "config.json").read_text())
-    config["train"] |= {"learning_rate": 1000.0, "steps": 400, "clip": 0.0}
+    config["train"] |= {"learning_rate": 1000.0, "steps": 400, "max_grad_norm": 0.0}
     (run / "config.json").write_text(json.dumps(config))
     ended = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet")
     assert ended.status == 1 and "the training has diverged: the loss is" in ended.err

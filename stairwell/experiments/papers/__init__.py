@@ -5,7 +5,7 @@ A file's functions make a study at a scale; its `STUDIES` gives them their names
 from __future__ import annotations
 
 from stairwell.errors import UserError
-from stairwell.experiments.study import SCALES, Maker, Scale, Study
+from stairwell.experiments.experiment import SCALES, Experiment, ExperimentFactory, Scale
 
 from . import (
     chunk_passes,
@@ -14,18 +14,18 @@ from . import (
     extra,
     extra_agents,
     feedback,
-    horizon,
-    league,
     lengths,
+    long_streams,
     shakespeare,
     staircase,
+    state_tracking,
 )
 
 EXTRA = (
-    extra, distances, lengths, extra_agents, league, horizon, chunk_passes, shakespeare, decoder_dropout,
+    extra, distances, lengths, extra_agents, state_tracking, long_streams, chunk_passes, shakespeare, decoder_dropout,
 )  # fmt: skip
 # Every study by its name, in the order of the papers.
-CATALOGUE: dict[str, Maker] = {
+CATALOG: dict[str, ExperimentFactory] = {
     name: make for module in (*feedback.PARTS, *EXTRA, *staircase.PARTS) for name, make in module.STUDIES.items()
 }
 
@@ -52,11 +52,11 @@ NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
 }
 
 
-def studies(name: str, scale: Scale) -> list[Study]:
+def studies(name: str, scale: Scale) -> list[Experiment]:
     """The study of a name, or all those of a table: `staircase.table1` has a part for each task."""
-    found = [make for known, make in CATALOGUE.items() if known == name or known.startswith(f"{name}.")]
+    found = [make for known, make in CATALOG.items() if known == name or known.startswith(f"{name}.")]
     if not found:
-        raise UserError(f"nothing is called '{name}'; there are demo, {', '.join(CATALOGUE)}")
+        raise UserError(f"nothing is called '{name}'; there are demo, {', '.join(CATALOG)}")
     made = [study for make in found if (study := make(scale)) is not None]
     if not made:
         raise UserError(f"{name} is not made at {scale} scale; try --scale {next(s for s in SCALES if s != scale)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Place, Row, Scale
 from stairwell.experiments.measures import Reach
 from stairwell.experiments.papers.staircase.settings import (
     CHUNK,
@@ -19,7 +20,6 @@ from stairwell.experiments.papers.staircase.settings import (
     TEST_ERROR,
 )
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import Maker, Place, Row, Scale, Study
 from stairwell.tasks import random_walk
 
 CHUNKS: dict[Scale, tuple[int, ...]] = {"laptop": (1, 2, 4, 8), "paper": (4, 8, 16, 32)}
@@ -64,7 +64,7 @@ def rows(scale: Scale) -> tuple[Row, ...]:
     return (*(staircase(N, C) for N, C in dict.fromkeys(sizes)), *map(cached, CHUNKS[scale]))
 
 
-def chunk_passes(scale: Scale) -> Study:
+def chunk_passes(scale: Scale) -> Experiment:
     train, task = SETTINGS[scale].train, SETTINGS[scale].task
     small = (
         f"Laptop scale: episodes of {task.length} actions instead of 400, models of 0.1 million weights instead of "
@@ -72,7 +72,7 @@ def chunk_passes(scale: Scale) -> Study:
         f"{train.curriculum_accuracy:g}% accuracy), {train.steps:,} updates of {train.batch} rows, one seed; all "
         "models have 4 heads."
     )
-    return Study(
+    return Experiment(
         name="extra.chunk-passes",
         title="Random walk: chunk and passes, one at a time",
         paper="an ablation of ours, after tables 6 and 7 and figure 2 of Ju et al. 2021 (arXiv 2106.04279)",
@@ -92,4 +92,4 @@ def chunk_passes(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"extra.chunk-passes": chunk_passes}
+STUDIES: dict[str, ExperimentFactory] = {"extra.chunk-passes": chunk_passes}

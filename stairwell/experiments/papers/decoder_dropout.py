@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.papers.feedback.pairs import SMALL, VALID_BLEU, VALID_LOSS, WMT, WMT_DATA
-from stairwell.experiments.study import Maker, Row, Scale, Study
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "no residual dropout": {"residual_dropout": 0.0},
@@ -18,10 +18,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 MODELS = {"transformer-xl": "Transformer", "feedback": "Feedback"}
 
 
-def decoder_dropout(scale: Scale) -> Study | None:
+def decoder_dropout(scale: Scale) -> Experiment | None:
     if scale == "paper":
         return None
-    return Study(
+    return Experiment(
         name="extra.decoder-dropout",
         title="Residual dropout in a decoder of one layer",
         paper="not in the papers; a setting of figure 4 (left) of Fan et al. 2020",
@@ -37,4 +37,4 @@ def decoder_dropout(scale: Scale) -> Study | None:
     )
 
 
-STUDIES: dict[str, Maker] = {"extra.decoder-dropout": decoder_dropout}
+STUDIES: dict[str, ExperimentFactory] = {"extra.decoder-dropout": decoder_dropout}

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.papers.feedback.table1 import copy_or_reverse
-from stairwell.experiments.study import Maker, Row, Scale, Study
 from stairwell.layers import CLAMPED, POSITIONS
 
 NOTE = (
@@ -16,7 +16,7 @@ NOTE = (
 )
 
 
-def of_every_kind(scale: Scale, reverse: bool) -> Study:
+def of_every_kind(scale: Scale, reverse: bool) -> Experiment:
     study = copy_or_reverse(scale, reverse)
     rows = []
     for row in study.rows:
@@ -34,12 +34,12 @@ def of_every_kind(scale: Scale, reverse: bool) -> Study:
     )
 
 
-def copy(scale: Scale) -> Study:
+def copy(scale: Scale) -> Experiment:
     return of_every_kind(scale, reverse=False)
 
 
-def reverse(scale: Scale) -> Study:
+def reverse(scale: Scale) -> Experiment:
     return of_every_kind(scale, reverse=True)
 
 
-STUDIES: dict[str, Maker] = {"extra.distances.copy": copy, "extra.distances.reverse": reverse}
+STUDIES: dict[str, ExperimentFactory] = {"extra.distances.copy": copy, "extra.distances.reverse": reverse}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import PLAIN, RANDOM_WALK
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import Column, Maker, Row, Scale, Study
 from stairwell.tasks import parity, permutations
 from stairwell.train.config import TrainConfig
 
@@ -16,7 +16,7 @@ PARITY: dict[Scale, Setting] = {
         task_name="parity", task=parity.Config(length=40, test_episodes=200), layers=2, width=32, heads=1,
         train=TrainConfig(
             steps=1500, batch=256, segment=40, learning_rate=2e-3, warmup=100, decay="cosine",
-            curriculum="length=2..40", valid_rows=50,
+            curriculum="length=2..40", valid_batch=50,
         ),
     ),
     "paper": dataclasses.replace(
@@ -30,7 +30,7 @@ S5: dict[Scale, Setting] = {
         layers=2, width=64, heads=2,
         train=TrainConfig(
             steps=2500, batch=128, segment=40, learning_rate=1e-3, warmup=300, decay="cosine",
-            curriculum="length=1..40", valid_rows=50,
+            curriculum="length=1..40", valid_batch=50,
         ),
     ),
     "paper": dataclasses.replace(
@@ -40,7 +40,7 @@ S5: dict[Scale, Setting] = {
 }  # fmt: skip
 
 
-def yardstick(name: str, title: str, setting: Setting, scale: Scale, tested: tuple[int, ...]) -> Study:
+def yardstick(name: str, title: str, setting: Setting, scale: Scale, tested: tuple[int, ...]) -> Experiment:
     columns: tuple[Column, ...] = tuple(
         Metric(f"accuracy at {length} (%)", "accuracy", task={"test_length": length}) for length in tested
     )
@@ -49,7 +49,7 @@ def yardstick(name: str, title: str, setting: Setting, scale: Scale, tested: tup
     layers = f"{setting.layers} layers of width {setting.width}"
     small = f"laptop scale, {layers}, {train.steps:,} updates of {train.batch} rows"
     sizes = f"Sizes and training are {small if scale == 'laptop' else large}."
-    return Study(
+    return Experiment(
         name=name,
         title=title,
         paper="not in the papers; a yardstick of state tracking",
@@ -78,12 +78,12 @@ def yardstick(name: str, title: str, setting: Setting, scale: Scale, tested: tup
     )
 
 
-def extra_parity(scale: Scale) -> Study:
+def extra_parity(scale: Scale) -> Experiment:
     title = "Parity: trained on 40 bits, tested on up to 400"
     return yardstick("extra.parity", title, PARITY[scale], scale, tested=(40, 80, 400))
 
 
-def extra_s5(scale: Scale) -> Study:
+def extra_s5(scale: Scale) -> Experiment:
     title = "Products of permutations (S5): trained on 40 factors, tested on up to 200"
     study = yardstick("extra.s5", title, S5[scale], scale, tested=(20, 40, 200))
     if scale == "paper":
@@ -94,4 +94,4 @@ def extra_s5(scale: Scale) -> Study:
     return dataclasses.replace(study, rows=(lstm, quicker, *others), notes=(*study.notes, factors))
 
 
-STUDIES: dict[str, Maker] = {"extra.parity": extra_parity, "extra.s5": extra_s5}
+STUDIES: dict[str, ExperimentFactory] = {"extra.parity": extra_parity, "extra.s5": extra_s5}

@@ -6,9 +6,9 @@ import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
+from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.measures import LastEpisodes, Metric
 from stairwell.experiments.papers.feedback.agents import LOOKED, PPO, RETURN, AgentSetting
-from stairwell.experiments.study import Column, Maker, Row, Scale, Study
 from stairwell.rl.task import Config
 
 MODELS = {"Feedback": "feedback", "Transformer": "transformer-xl", "LSTM": "lstm"}
@@ -37,13 +37,13 @@ KNOWN = {
         f"A card's suit must be said four cards later. {CHANCE}",
     ),
     "extra.popgym.autoencode": Known(
-        "popgym-AutoencodeEasy-v0", "popgym's Autoencode (easy)", 104, 104, 1.0, {"discount": 0.0, "gae": 0.0},
+        "popgym-AutoencodeEasy-v0", "popgym's Autoencode (easy)", 104, 104, 1.0, {"gamma": 0.0, "gae_lambda": 0.0},
         (LAST, RETURN),
         f"The suits of 52 cards must be said in reverse order. {CHANCE} What is said changes nothing of what comes, so "
-        "that no reward is owed to what was said before: the discount is 0.",
+        "that no reward is owed to what was said before: the gamma is 0.",
     ),
     "extra.minigrid": Known(
-        "MiniGrid-MemoryS9-v0", "MiniGrid's Memory, 9x9", 64, 64, 0.5, {"entropy_cost": 0.03},
+        "MiniGrid-MemoryS9-v0", "MiniGrid's Memory, 9x9", 64, 64, 0.5, {"ent_coef": 0.03},
         (Metric("success, test", "success"), RETURN),
         "An object must be remembered from the room to the end of the hallway; by chance half of the episodes succeed. "
         "Most begin out of sight of it, and an agent has to find out that going back to look pays.",
@@ -51,20 +51,20 @@ KNOWN = {
 }  # fmt: skip
 
 
-def others(name: str, scale: Scale) -> Study:
+def others(name: str, scale: Scale) -> Experiment:
     known, small = KNOWN[name], scale == "laptop"
     millions = known.millions if small else MILLIONS
     updates = int(millions * 1e6) * PPO.reads // (PPO.batch * known.segment)
     setting = AgentSetting(
         env=Config(env=known.env), width=WIDTH[scale], layers=2, heads=4, memory=known.memory, lstm_layers=2,
-        standardise=True,
+        normalize_observations=True,
         train=dataclasses.replace(
             PPO, segment=known.segment, steps=updates, validate_every=updates // 8, **known.train
         ),
     )  # fmt: skip
     sizes = f"2 layers of width {WIDTH[scale]}, {millions:g} million frames in 64 rows, PPO."
     budget = f"{sizes} popgym's authors trained for 15 million, with a width of 256." if small else sizes
-    return Study(
+    return Experiment(
         name=name,
         title=known.title,
         paper="not in the papers; an environment for memory by others",
@@ -76,4 +76,4 @@ def others(name: str, scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {name: partial(others, name) for name in KNOWN}
+STUDIES: dict[str, ExperimentFactory] = {name: partial(others, name) for name in KNOWN}

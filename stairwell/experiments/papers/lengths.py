@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.table1 import copy_or_reverse
-from stairwell.experiments.study import Maker, Row, Scale, Study
 
 CURVE = (40, 80, 120, 200, 400)
 POSITIONS = ("learned", "clamped", "random")
@@ -21,7 +21,7 @@ NOTE = (
 )
 
 
-def spread(scale: Scale, reverse: bool) -> Study:
+def spread(scale: Scale, reverse: bool) -> Experiment:
     study = copy_or_reverse(scale, reverse)
     rows = []
     for row in study.rows:
@@ -49,12 +49,12 @@ def spread(scale: Scale, reverse: bool) -> Study:
     )
 
 
-def copy(scale: Scale) -> Study:
+def copy(scale: Scale) -> Experiment:
     return spread(scale, reverse=False)
 
 
-def reverse(scale: Scale) -> Study:
+def reverse(scale: Scale) -> Experiment:
     return spread(scale, reverse=True)
 
 
-STUDIES: dict[str, Maker] = {"extra.lengths.copy": copy, "extra.lengths.reverse": reverse}
+STUDIES: dict[str, ExperimentFactory] = {"extra.lengths.copy": copy, "extra.lengths.reverse": reverse}

@@ -7,10 +7,10 @@ next; here a model is trained in both ways.
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.measures import Metric, TrainingSpeed
 from stairwell.experiments.papers.feedback.sizes import as_large_as
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import Maker, Row, Scale, Study
 from stairwell.tasks import language
 from stairwell.train.config import TrainConfig
 
@@ -20,19 +20,19 @@ SHAKESPEARE = Setting(
     task_name="lm", task=language.Config(path="", unit="characters"), layers=4, width=128, heads=4,
     train=TrainConfig(
         steps=2000, batch=12, segment=BLOCK, learning_rate=1e-3, warmup=100, decay="cosine", optimizer="adamw",
-        beta2=0.99, weight_decay=0.1, clip=1.0, validate_every=250, valid_rows=16,
+        beta2=0.99, weight_decay=0.1, max_grad_norm=1.0, validate_every=250, valid_batch=16,
     ),
 )  # fmt: skip
 
 
-def shakespeare(scale: Scale) -> Study | None:
+def shakespeare(scale: Scale) -> Experiment | None:
     if scale == "paper":
         return None
     # Both attend to 64 characters, the current one included.
-    transformer = SHAKESPEARE.experiment("transformer-xl", memory=BLOCK - 1, sees_itself=True)
+    transformer = SHAKESPEARE.experiment("transformer-xl", memory=BLOCK - 1, attend_to_current=True)
     lstm = as_large_as(transformer, SHAKESPEARE.experiment("lstm"), CHARACTERS)
     no_memory = {"episode": BLOCK}
-    return Study(
+    return Experiment(
         name="extra.shakespeare",
         title="Characters of Shakespeare with nanoGPT's recipe for a CPU",
         paper="not in the papers; nanoGPT's README",
@@ -46,7 +46,7 @@ def shakespeare(scale: Scale) -> Study | None:
             Row("LSTM", lstm),
             Row(
                 "Transformer-XL, no carried memory",
-                SHAKESPEARE.experiment("transformer-xl", no_memory, memory=BLOCK - 1, sees_itself=True),
+                SHAKESPEARE.experiment("transformer-xl", no_memory, memory=BLOCK - 1, attend_to_current=True),
                 ("1.88", "", ""),
             ),
             Row("Feedback, no carried memory", SHAKESPEARE.experiment("feedback", no_memory, memory=BLOCK)),
@@ -66,4 +66,4 @@ def shakespeare(scale: Scale) -> Study | None:
     )
 
 
-STUDIES: dict[str, Maker] = {"extra.shakespeare": shakespeare}
+STUDIES: dict[str, ExperimentFactory] = {"extra.shakespeare": shakespeare}

@@ -60,7 +60,7 @@ struct Backward : Tile<real> {
       }
       multiply(M, D, 2 * HK, fresh, 2 * HK, set.project.back, grad, D);
       const i64 place = set.memory * p.T * p.B;
-      standardise_back(grad, p.memory_input + place * D + at(t, D), p.memory_rstd + place + at(t, 1), M, D, memory);
+      standardize_back(grad, p.memory_input + place * D + at(t, D), p.memory_rstd + place + at(t, 1), M, D, memory);
     }
   }
 
@@ -163,7 +163,7 @@ struct Backward : Tile<real> {
       for (i64 r = 0; r < M; ++r)
         for (i64 d = 0; d < p.D; ++d) grad[r * p.D + d] = dx[r * p.D + d] * sub.scale[d];
       zero(dx, n);
-      standardise_back(grad, sub.normed + at(t, p.D), sub.rstd + at(t, 1), M, p.D, dx);
+      standardize_back(grad, sub.normed + at(t, p.D), sub.rstd + at(t, 1), M, p.D, dx);
     }
     real* out = sub.d_out + in_block(t, p.D);
     copy(dx, out, n);
@@ -172,7 +172,7 @@ struct Backward : Tile<real> {
 
   void enter_back(const Sublayer<real>& sub, i64 t) {
     if (p.pre)
-      standardise_back(grad, sub.input + at(t, p.D), sub.rstd + at(t, 1), M, p.D, dx);
+      standardize_back(grad, sub.input + at(t, p.D), sub.rstd + at(t, 1), M, p.D, dx);
     else
       add(1, grad, dx, M * p.D);
   }

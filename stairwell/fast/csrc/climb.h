@@ -12,7 +12,7 @@ i64 climb_workspace(const Plan<real>& p, const Stairs<real>& stairs, i64 rows) {
 
 // What both directions ask about a diagonal; `Loop` is the tile.
 template <class real>
-struct Sight {
+struct VisibleRange {
   const Plan<real>& p;
   const Stairs<real>& stairs;
 
@@ -84,7 +84,7 @@ struct Climb : Forward<real> {
   using Forward<real>::product;
 
   const Stairs<real>& stairs;
-  const Sight<real> sight;
+  const VisibleRange<real> sight;
 
   Climb(const Plan<real>& plan, const Stairs<real>& stairs, i64 first, i64 last, real* work)
       : Forward<real>(plan, first, last, work), stairs(stairs), sight{plan, stairs} {}
@@ -127,7 +127,7 @@ struct Climb : Forward<real> {
     const real* final = (stairs.caches_input ? p.x : p.y) + at(token, D);
     real* input = p.memory_input + at(token, D);
     if (p.pre)
-      standardise(final, M, D, p.eps, input, p.memory_rstd + at(token, 1));
+      standardize(final, M, D, p.eps, input, p.memory_rstd + at(token, 1));
     else
       copy(final, input, M * D);
     for (i64 s = 0; s < p.sets; ++s) {
@@ -219,7 +219,7 @@ struct Descend : Backward<real> {
   using Backward<real>::rectify_back;
 
   const Stairs<real>& stairs;
-  const Sight<real> sight;
+  const VisibleRange<real> sight;
   real* gradients;  // (t, M, D): of the diagonal's tokens at the current level
   real* read;    // (M, HK)
 
@@ -287,7 +287,7 @@ struct Descend : Backward<real> {
     for (i64 s = 0; s < p.sets; ++s)
       multiply(M, D, width, p.set[s].d_new + at(token, width), width, p.set[s].project.back, grad, D, grad, D);
     if (p.pre)
-      standardise_back(grad, p.memory_input + at(token, D), p.memory_rstd + at(token, 1), M, D, to);
+      standardize_back(grad, p.memory_input + at(token, D), p.memory_rstd + at(token, 1), M, D, to);
     else
       add(1, grad, to, M * D);
   }

@@ -132,7 +132,7 @@ class Decode {
   void norm_into(const real* x, const Norm<real>& by, real* to) {
     for (i64 b = 0; b < B; ++b, x += D, to += D) {
       real rstd;
-      standardise(x, 1, D, s.eps, to, &rstd);
+      standardize(x, 1, D, s.eps, to, &rstd);
       for (i64 d = 0; d < D; ++d) to[d] = to[d] * by.weight[d] + by.bias[d];
     }
   }

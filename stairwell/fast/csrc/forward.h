@@ -81,7 +81,7 @@ struct Forward : Tile<real> {
   const real* enter(const Sublayer<real>& sub, i64 i, const real* from) {
     real* input = sub.input + at(i, p.D);
     if (p.pre)
-      standardise(from, M, p.D, p.eps, input, sub.rstd + at(i, 1));
+      standardize(from, M, p.D, p.eps, input, sub.rstd + at(i, 1));
     else
       copy(from, input, M * p.D);
     return input;
@@ -90,7 +90,7 @@ struct Forward : Tile<real> {
   void leave(const Sublayer<real>& sub, i64 i, real* out) {
     if (p.pre) return;
     real* normed = sub.normed + at(i, p.D);
-    standardise(out, M, p.D, p.eps, normed, sub.rstd + at(i, 1));
+    standardize(out, M, p.D, p.eps, normed, sub.rstd + at(i, 1));
     for (i64 r = 0; r < M; ++r)
       for (i64 d = 0; d < p.D; ++d) out[r * p.D + d] = normed[r * p.D + d] * sub.scale[d] + sub.shift[d];
   }
@@ -189,7 +189,7 @@ struct Forward : Tile<real> {
       }
       real* input = p.memory_input + g * p.steps * p.B * D + at(i, D);
       if (p.pre)
-        standardise(memory, M, D, p.eps, input, p.memory_rstd + g * p.steps * p.B + at(i, 1));
+        standardize(memory, M, D, p.eps, input, p.memory_rstd + g * p.steps * p.B + at(i, 1));
       else
         copy(memory, input, M * D);
     }

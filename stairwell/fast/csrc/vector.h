@@ -276,7 +276,7 @@ ALWAYS Vec<double> exponential(Vec<double> x) {
   return x;
 }
 
-// weights = softmax(scores) times ramp, renormalised, over n >= 1 slots. Scores are overwritten, with room after them.
+// weights = softmax(scores) times ramp, renormalized, over n >= 1 slots. Scores are overwritten, with room after them.
 template <class real>
 static void softmax(real* scores, i64 n, const real* ramp, real* weights) {
   constexpr int W = VL<real>;
@@ -296,7 +296,7 @@ static void softmax(real* scores, i64 n, const real* ramp, real* weights) {
 
 // (x - mean) / sigma of each row, and rstd = 1 / sigma.
 template <class real>
-static void standardise(const real* x, i64 rows, i64 D, real eps, real* out, real* rstd) {
+static void standardize(const real* x, i64 rows, i64 D, real eps, real* out, real* rstd) {
   for (i64 r = 0; r < rows; ++r, x += D, out += D) {
     real sum = 0, square = 0;
 #pragma omp simd reduction(+ : sum)
@@ -310,9 +310,9 @@ static void standardise(const real* x, i64 rows, i64 D, real eps, real* out, rea
   }
 }
 
-// out += the gradient of what was standardised; `grad` is of what came of it.
+// out += the gradient of what was standardized; `grad` is of what came of it.
 template <class real>
-static void standardise_back(const real* grad, const real* normed, const real* rstd, i64 rows, i64 D, real* out) {
+static void standardize_back(const real* grad, const real* normed, const real* rstd, i64 rows, i64 D, real* out) {
   for (i64 r = 0; r < rows; ++r, grad += D, normed += D, out += D) {
     real sum = 0, along = 0;
 #pragma omp simd reduction(+ : sum, along)

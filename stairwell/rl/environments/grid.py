@@ -13,24 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 
 DIRECTIONS = ("east", "north", "west", "south")
 EAST, NORTH, WEST, SOUTH = range(4)
 STEPS = np.array([(0, 1), (-1, 0), (0, -1), (1, 0)])  # (rows, columns) of a step in each direction
 
-# The first eight are as far apart as eight colours can be; the first two are the corridor's blue and green.
-COLOURS: tuple[Colour, ...] = (
+# The first eight are as far apart as eight colors can be; the first two are the corridor's blue and green.
+COLORS: tuple[Color, ...] = (
     (38, 110, 215), (40, 165, 70), (215, 45, 45), (250, 195, 20),
     (145, 65, 195), (25, 185, 200), (240, 125, 20), (235, 110, 180),
     (120, 80, 45), (130, 150, 25), (20, 50, 110), (150, 150, 150),
 )  # fmt: skip
-WALL: Colour = (62, 68, 80)
-FLOOR: Colour = (246, 246, 242)
-SEEN: Colour = (255, 238, 170)
-SEEN_WALL: Colour = (128, 122, 96)
-LINE: Colour = (222, 222, 216)
-AGENT: Colour = (20, 20, 24)
+WALL: Color = (62, 68, 80)
+FLOOR: Color = (246, 246, 242)
+SEEN: Color = (255, 238, 170)
+SEEN_WALL: Color = (128, 122, 96)
+LINE: Color = (222, 222, 216)
+AGENT: Color = (20, 20, 24)
 
 
 def steps(width: int) -> Array:
@@ -49,30 +49,30 @@ def surroundings(width: int) -> Array:
 class Tiles:
     """A picture of rows x columns square tiles."""
 
-    def __init__(self, rows: int, columns: int, size: int, ground: Colour = FLOOR) -> None:
+    def __init__(self, rows: int, columns: int, size: int, ground: Color = FLOOR) -> None:
         self.size = size
         self.pixels = np.empty((rows * size, columns * size, 3), dtype=np.float64)
         self.pixels[:] = ground
 
-    def fill(self, row: int, column: int, colour: Colour, border: Colour | None = None) -> None:
+    def fill(self, row: int, column: int, color: Color, border: Color | None = None) -> None:
         tile = self._tile(row, column)
-        tile[:] = colour
+        tile[:] = color
         if border is not None:
             tile[0], tile[:, 0] = border, border
 
-    def disc(self, row: int, column: int, colour: Colour, radius: float = 0.36) -> None:
-        self._cover(row, column, colour, _disc(self.size, radius))
+    def disc(self, row: int, column: int, color: Color, radius: float = 0.36) -> None:
+        self._cover(row, column, color, _disc(self.size, radius))
 
-    def ring(self, row: int, column: int, colour: Colour, radius: float = 0.48, hole: float = 0.42) -> None:
-        self._cover(row, column, colour, _disc(self.size, radius) - _disc(self.size, hole))
+    def ring(self, row: int, column: int, color: Color, radius: float = 0.48, hole: float = 0.42) -> None:
+        self._cover(row, column, color, _disc(self.size, radius) - _disc(self.size, hole))
 
-    def arrow(self, row: int, column: int, colour: Colour, direction: int) -> None:
+    def arrow(self, row: int, column: int, color: Color, direction: int) -> None:
         """An arrowhead that points in a direction."""
-        self._cover(row, column, colour, np.rot90(_arrow(self.size), direction))
+        self._cover(row, column, color, np.rot90(_arrow(self.size), direction))
 
-    def door(self, row: int, column: int, colour: Colour) -> None:
+    def door(self, row: int, column: int, color: Color) -> None:
         """A panel with a handle."""
-        self.fill(row, column, colour)
+        self.fill(row, column, color)
         self._cover(row, column, AGENT, np.roll(_disc(self.size, 0.08), self.size // 4, axis=1))
 
     def array(self) -> Array:
@@ -82,10 +82,10 @@ class Tiles:
         size = self.size
         return self.pixels[row * size : (row + 1) * size, column * size : (column + 1) * size]
 
-    def _cover(self, row: int, column: int, colour: Colour, part: Array) -> None:
-        """Lay a colour over the part (0 to 1) of each pixel that a shape covers."""
+    def _cover(self, row: int, column: int, color: Color, part: Array) -> None:
+        """Lay a color over the part (0 to 1) of each pixel that a shape covers."""
         tile = self._tile(row, column)
-        tile += part[..., None] * (np.array(colour) - tile)
+        tile += part[..., None] * (np.array(color) - tile)
 
 
 def _coverage(size: int, inside: Any) -> Array:

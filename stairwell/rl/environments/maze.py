@@ -1,9 +1,9 @@
-"""Maze Navigation: reach coloured objects in a random maze, seen 3x3 cells at a time (Fan et al., arXiv 2002.09402,
+"""Maze Navigation: reach colored objects in a random maze, seen 3x3 cells at a time (Fan et al., arXiv 2002.09402,
 4.2.2, 6.1, 7.2, Figures 4, 6 and 10).
 
-An episode is a new maze by Kruskal's algorithm whose dead ends were opened, with objects of different colours in it.
-One colour is the target; reaching its object gives a reward of 1 and a new target. An episode ends after `steps` steps.
-The agent sees the 3x3 cells around it and the target's colour, not where it is or where it looks. `MazeNavigation` has
+An episode is a new maze by Kruskal's algorithm whose dead ends were opened, with objects of different colors in it.
+One color is the target; reaching its object gives a reward of 1 and a new target. An episode ends after `steps` steps.
+The agent sees the 3x3 cells around it and the target's color, not where it is or where it looks. `MazeNavigation` has
 the actions forward, left and right; `MazeNavigationEasy` has one action a direction and no orientation.
 
 What the paper does not print is settled here:
@@ -12,12 +12,12 @@ What the paper does not print is settled here:
 - Dead ends are rooms with one way out. They are gone through row by row, and one of the blocks beside a room that still
   is a dead end is opened, each with the same probability.
 - Objects and the agent start in different free cells. Objects stay, can be walked over and are seen; the target's does
-  nothing special until it is reached. A new target is one of the other colours.
+  nothing special until it is reached. A new target is one of the other colors.
 - With an orientation the view is the agent's own: the top row lies ahead. The start direction is random. Without one,
   north is up.
 - Walking into a wall does nothing.
 - The agent does not see the clock, so that the end after `steps` is a truncation.
-- Observation: the 3x3 cells, row by row (0 free, 1 wall, c + 2 an object of colour c), then the target's colour.
+- Observation: the 3x3 cells, row by row (0 free, 1 wall, c + 2 an object of color c), then the target's color.
 
 Letters: B rows, n of them, R rooms, W blocks between rooms.
 """
@@ -35,11 +35,11 @@ from stairwell.tasks.generated import check_at_least, check_at_most
 
 from ..spaces import MultiDiscrete
 from .batched import Array, Batched, below, shuffled
-from .grid import AGENT, COLOURS, DIRECTIONS, FLOOR, LINE, NORTH, SEEN, SEEN_WALL, Tiles, steps, surroundings
-from .grid import WALL as WALL_COLOUR
+from .grid import AGENT, COLORS, DIRECTIONS, FLOOR, LINE, NORTH, SEEN, SEEN_WALL, Tiles, steps, surroundings
+from .grid import WALL as WALL_COLOR
 
 FORWARD, LEFT, RIGHT = range(3)
-FREE, WALL, OBJECT = range(3)  # an object of colour c is OBJECT + c
+FREE, WALL, OBJECT = range(3)  # an object of color c is OBJECT + c
 LARGEST = 201  # cells along a side: mazes of 64 rows take half a minute
 TURNS = np.array([0, 1, -1])
 
@@ -49,7 +49,7 @@ class Config(configs.Config):
     side: int = 9
     """cells along each side of the maze; odd"""
     targets: int = 8
-    """objects, each of its own colour"""
+    """objects, each of its own color"""
     steps: int = 200
     """steps of an episode"""
 
@@ -68,16 +68,16 @@ def layout(side: int) -> Layout:
     """Cells are numbered within the maze: row * side + column."""
     along = range(0, side, 2)
     cells = [(row, column) for row in along for column in along]
-    number = {cell: room for room, cell in enumerate(cells)}
+    number = {cell: croppable for croppable, cell in enumerate(cells)}
     blocks, ends = [], []
-    for (row, column), room in number.items():
+    for (row, column), croppable in number.items():
         for south, east in ((0, 1), (1, 0)):
             other = number.get((row + 2 * south, column + 2 * east))
             if other is not None:
                 blocks.append((row + south) * side + column + east)
-                ends.append((room, other))
+                ends.append((croppable, other))
     pairs = np.array(ends)
-    beside = tuple(np.flatnonzero((pairs == room).any(axis=1)) for room in range(len(cells)))
+    beside = tuple(np.flatnonzero((pairs == croppable).any(axis=1)) for croppable in range(len(cells)))
     return Layout(np.array([row * side + column for row, column in cells]), np.array(blocks), pairs, beside)
 
 
@@ -100,10 +100,10 @@ def spanning_trees(order: Array, side: int) -> Array:
 def open_dead_ends(opened: Array, numbers: Array, side: int) -> Array:
     """The same mazes (n, W) without dead ends; `numbers` (n, R) are random."""
     opened = opened.copy()
-    for room, blocks in enumerate(layout(side).beside):
+    for croppable, blocks in enumerate(layout(side).beside):
         closed = ~opened[:, blocks]
         dead_end = closed.sum(axis=1) == len(blocks) - 1
-        choice = below(numbers[:, room], len(blocks) - 1)
+        choice = below(numbers[:, croppable], len(blocks) - 1)
         chosen = closed & (closed.cumsum(axis=1) == 1 + choice[:, None])
         opened[:, blocks] |= chosen & dead_end[:, None]
     return opened
@@ -121,7 +121,7 @@ class MazeNavigation(Batched):
         check_at_most(LARGEST, side=config.side)
         if config.side % 2 == 0:
             raise ValueError(f"side is {config.side}; it must be odd, because rooms and blocks take turns")
-        most = min(2 * len(layout(config.side).rooms) - 2, len(COLOURS))
+        most = min(2 * len(layout(config.side).rooms) - 2, len(COLORS))
         if config.targets > most:
             raise ValueError(f"targets is {config.targets}; a maze of side {config.side} has room for {most}")
         self.config, self.limit = config, config.steps
@@ -189,20 +189,20 @@ class MazeNavigation(Batched):
         return observed
 
     def render(self, row: int = 0) -> Array:
-        """The maze from above: what the agent sees is lit, the target has a ring, its colour is in the strip above."""
+        """The maze from above: what the agent sees is lit, the target has a ring, its color is in the strip above."""
         picture = Tiles(self.width + 1, self.width, 24, FLOOR)
         seen = self.cell[row] + self._surroundings[NORTH]
         for cell, content in enumerate(self.cells[row]):
             place = self._place(cell)
             if content == WALL:
-                picture.fill(*place, SEEN_WALL if cell in seen else WALL_COLOUR)
+                picture.fill(*place, SEEN_WALL if cell in seen else WALL_COLOR)
             else:
                 picture.fill(*place, SEEN if cell in seen else FLOOR, LINE)
             if content >= OBJECT:
-                picture.disc(*place, COLOURS[content - OBJECT])
+                picture.disc(*place, COLORS[content - OBJECT])
             if content == OBJECT + self.target[row]:
                 picture.ring(*place, AGENT)
-        picture.disc(0, self.width // 2, COLOURS[self.target[row]], radius=0.45)
+        picture.disc(0, self.width // 2, COLORS[self.target[row]], radius=0.45)
         self.draw_agent(picture, *self._place(int(self.cell[row])), int(self.direction[row]))
         return picture.array()
 

@@ -26,11 +26,11 @@ from stairwell.tasks.generated import check_at_least, check_at_most
 
 from ..spaces import MultiDiscrete
 from .batched import Array, Batched, below, shuffled
-from .grid import AGENT, DIRECTIONS, SEEN, STEPS, WALL, Colour, Tiles
+from .grid import AGENT, DIRECTIONS, SEEN, STEPS, WALL, Color, Tiles
 
 SHALLOW, DEEP = np.array([205, 228, 246]), np.array([120, 174, 222])
 LARGEST = 1001  # cells along a side
-GOAL: Colour = (215, 45, 45)
+GOAL: Color = (215, 45, 45)
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from stairwell.cores import config_type
+from stairwell.experiments.experiment import FEEDBACK, Experiment, Row, Scale
 from stairwell.experiments.measures import LastEpisodes, Metric
-from stairwell.experiments.study import FEEDBACK, Row, Scale, Study
 from stairwell.rl.agent import AgentConfig
 from stairwell.rl.config import AgentTrainConfig
 from stairwell.rl.task import Config
-from stairwell.runs.experiment import Experiment
+from stairwell.runs.config import RunConfig
 
 RETURN = Metric("return, test", "return")
 
@@ -28,12 +28,12 @@ class AgentSetting:
     lstm_layers: int
     lstm_rate: float | None = None
     "learning rate of the LSTM, where it has its own"
-    standardise: bool = False
+    normalize_observations: bool = False
     "let symbols count by how seldom they are seen, which the paper does not"
     last_action_and_reward: bool = False
     "read the last action and the last reward"
 
-    def experiment(self, core_name: str, memory: int, **train: Any) -> Experiment:
+    def experiment(self, core_name: str, memory: int, **train: Any) -> RunConfig:
         kind = config_type(core_name)
         if core_name == "lstm":
             core: Any = kind(width=self.width, layers=self.lstm_layers)
@@ -41,11 +41,11 @@ class AgentSetting:
         else:
             core = kind(width=self.width, layers=self.layers, heads=self.heads, memory=memory)
         model = AgentConfig(
-            standardise=self.standardise,
+            normalize_observations=self.normalize_observations,
             last_action=self.last_action_and_reward,
             last_reward=self.last_action_and_reward,
         )
-        return Experiment(
+        return RunConfig(
             task_name="rl",
             core_name=core_name,
             core=core,
@@ -62,9 +62,9 @@ def agents(setting: AgentSetting, memory: int) -> tuple[Row, ...]:
 
 def maze_study(
     name: str, title: str, figure: str, claim: str, setting: AgentSetting, notes: tuple[str, ...], scale: Scale
-) -> Study:
+) -> Experiment:
     """The three models in one maze."""
-    return Study(
+    return Experiment(
         name=name,
         title=title,
         paper=f"{FEEDBACK}, {figure}",
@@ -78,14 +78,14 @@ def maze_study(
 
 
 PPO = AgentTrainConfig(
-    learner="ppo", steps=6000, batch=64, segment=100, learning_rate=1e-3, warmup=50, decay="cosine", gae=0.95,
-    entropy_cost=0.01, normalise_advantages=True, normalise_rewards=False, validate_every=1000, checkpoint_every=500,
-    valid_rows=64,
+    learner="ppo", steps=6000, batch=64, segment=100, learning_rate=1e-3, warmup=50, decay="cosine", gae_lambda=0.95,
+    ent_coef=0.01, normalize_advantage=True, normalize_rewards=False, validate_every=1000, checkpoint_every=500,
+    valid_batch=64,
 )  # fmt: skip
 MINUTES = dataclasses.replace(PPO, steps=15_000, validate_every=1500)  # 6 million frames
 ADAM = AgentTrainConfig(
-    learner="a2c", steps=20_000, batch=1024, segment=100, learning_rate=3e-4, warmup=0, entropy_cost=5e-4, clip=0,
-    normalise_rewards=False, validate_every=1000, checkpoint_every=1000,
+    learner="a2c", steps=20_000, batch=1024, segment=100, learning_rate=3e-4, warmup=0, ent_coef=5e-4, max_grad_norm=0,
+    normalize_rewards=False, validate_every=1000, checkpoint_every=1000,
 )  # fmt: skip
 RMSPROP = dataclasses.replace(ADAM, optimizer="rmsprop", eps=0.01, batch=128, steps=40_000)
 CORRIDOR: dict[Scale, AgentSetting] = {
@@ -101,7 +101,7 @@ CORRIDOR: dict[Scale, AgentSetting] = {
 MAZE: dict[Scale, AgentSetting] = {
     "laptop": AgentSetting(
         env=Config(env="maze-navigation", side=5, targets=4, steps=100), width=64, layers=2, heads=4, memory=100,
-        lstm_layers=3, train=MINUTES, standardise=True, last_action_and_reward=True,
+        lstm_layers=3, train=MINUTES, normalize_observations=True, last_action_and_reward=True,
     ),
     "paper": AgentSetting(
         env=Config(env="maze-navigation"), width=256, layers=2, heads=4, memory=200, lstm_layers=3, train=ADAM,
@@ -115,17 +115,17 @@ EASY: dict[Scale, AgentSetting] = {
 WATER: dict[Scale, AgentSetting] = {
     "laptop": AgentSetting(
         env=Config(env="water-maze", side=7, steps=100), width=64, layers=2, heads=1, memory=100, lstm_layers=2,
-        train=MINUTES, standardise=True, last_action_and_reward=True,
+        train=MINUTES, normalize_observations=True, last_action_and_reward=True,
     ),
     # 500 million steps in updates of 64 times 200 frames.
     "paper": AgentSetting(
         env=Config(env="water-maze"), width=64, layers=2, heads=1, memory=200, lstm_layers=2, lstm_rate=4e-4,
-        train=dataclasses.replace(RMSPROP, batch=64, segment=200, entropy_cost=1e-4, steps=39_063),
+        train=dataclasses.replace(RMSPROP, batch=64, segment=200, ent_coef=1e-4, steps=39_063),
         last_action_and_reward=True,
     ),
 }  # fmt: skip
 PAPER_NOTES = (
-    "A2C as in section 7.2: discount 0.99, no generalised advantages; the weight of the value's loss is not printed: "
+    "A2C as in section 7.2: gamma 0.99, no generalized advantages; the weight of the value's loss is not printed: "
     "0.5. The number of updates is not printed but for the water maze's 500 million steps.",
 )
 LAPTOP_NOTES = (

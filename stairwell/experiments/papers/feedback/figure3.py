@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Place, Row, Scale
 from stairwell.experiments.papers.feedback.agents import CORRIDOR, CORRIDOR_NOTES, RETURN
-from stairwell.experiments.study import FEEDBACK, Maker, Place, Row, Scale, Study
 
 MEMORY = "size of the memory (frames)"
 MEMORIES: dict[Scale, tuple[int, ...]] = {"laptop": (2, 4, 8, 16, 24), "paper": (5, 10, 25, 50, 100)}
 
 
-def corridor(scale: Scale) -> Study:
+def corridor(scale: Scale) -> Experiment:
     setting = CORRIDOR[scale]
-    return Study(
+    return Experiment(
         name="feedback.figure3",
         title="Corridor: reward against the size of the memory",
         paper=f"{FEEDBACK}, figure 3",
@@ -29,4 +29,4 @@ def corridor(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"feedback.figure3": corridor}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.figure3": corridor}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Place, Row, Scale
 from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES, maze_study
 from stairwell.experiments.papers.feedback.pairs import (
     BLEU,
@@ -16,19 +17,18 @@ from stairwell.experiments.papers.feedback.pairs import (
     WORDS_A_SECOND,
     by_depth,
 )
-from stairwell.experiments.study import FEEDBACK, Maker, Place, Row, Scale, Study
 
 PRINTED: dict[str, tuple[str, ...]] = {"Transformer, 1 layer": ("27.3", ""), "Feedback, 1 layer": ("28.3", "")}
 
 
-def translation(scale: Scale) -> Study:
+def translation(scale: Scale) -> Experiment:
     setting, small = WMT[scale], scale == "laptop"
     rows = by_depth(setting, (1, 2, 4) if small else (1, 2, 4, 6), PRINTED if not small else {})
     if not small:
         deep = setting.experiment("feedback", 2, encoder=12, layer_drop=0.2)
         place = Place(DEPTH, "Feedback, encoder of 12", 2)
         rows += (Row("Feedback, 2 layers, encoder of 12", deep, ("29.0", ""), (place,)),)
-    return Study(
+    return Experiment(
         name="feedback.figure4.translation",
         title="The depth of a translator's decoder",
         paper=f"{FEEDBACK}, figure 4 (left)",
@@ -44,10 +44,10 @@ def translation(scale: Scale) -> Study:
     )
 
 
-def maze(scale: Scale) -> Study:
+def maze(scale: Scale) -> Experiment:
     claim = "Feedback converges to a higher reward than a Transformer"
     name, title, figure = "feedback.figure4.maze", "Maze Navigation", "figure 4 (right)"
     return maze_study(name, title, figure, claim, MAZE[scale], MAZE_NOTES[scale], scale)
 
 
-STUDIES: dict[str, Maker] = {"feedback.figure4.translation": translation, "feedback.figure4.maze": maze}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.figure4.translation": translation, "feedback.figure4.maze": maze}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.measures import ByTime
 from stairwell.experiments.papers.feedback.settings import (
     BITS,
@@ -11,14 +12,13 @@ from stairwell.experiments.papers.feedback.settings import (
     CHAR_PTB_SYMBOLS,
 )
 from stairwell.experiments.papers.feedback.sizes import as_large_as, feedback_of
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
 
 
-def figure5(scale: Scale) -> Study:
+def figure5(scale: Scale) -> Experiment:
     setting, small = CHAR_PTB[scale], scale == "laptop"
     transformer = setting.experiment("transformer-xl")
     lstm = as_large_as(transformer, setting.experiment("lstm"), CHAR_PTB_SYMBOLS)
-    return Study(
+    return Experiment(
         name="feedback.figure5",
         title="What the memory is made of: characters of the Penn Treebank",
         paper=f"{FEEDBACK}, figure 5",
@@ -29,8 +29,8 @@ def figure5(scale: Scale) -> Study:
         rows=(
             *((Row("LSTM", lstm),) if small else ()),
             Row("Transformer", transformer),
-            Row("Feedback, recurrent memory", feedback_of(setting, scale, make_up="recurrent")),
-            Row("Feedback, top-only memory", feedback_of(setting, scale, make_up=setting.layers)),
+            Row("Feedback, recurrent memory", feedback_of(setting, scale, memory_composition="recurrent")),
+            Row("Feedback, top-only memory", feedback_of(setting, scale, memory_composition=setting.layers)),
             Row("Feedback, memory of all layers", feedback_of(setting, scale)),
         ),
         claim="all layers make the best memory, the top one alone is close; recurrence within a layer is not enough",
@@ -42,4 +42,4 @@ def figure5(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"feedback.figure5": figure5}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.figure5": figure5}

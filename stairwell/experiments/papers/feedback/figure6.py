@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale
 from stairwell.experiments.papers.feedback.agents import EASY, MAZE_NOTES, WATER, WATER_NOTES, maze_study
-from stairwell.experiments.study import Maker, Scale, Study
 
 
-def easy(scale: Scale) -> Study:
+def easy(scale: Scale) -> Experiment:
     claim = "without orientation a Transformer is not far behind Feedback; an LSTM is much worse"
     name, title, figure = "feedback.figure6.maze-easy", "Maze Navigation Easy", "figure 6 (left)"
     return maze_study(name, title, figure, claim, EASY[scale], MAZE_NOTES[scale], scale)
 
 
-def water(scale: Scale) -> Study:
+def water(scale: Scale) -> Experiment:
     claim = "Feedback converges to a higher reward than a Transformer and an LSTM"
     name, title, figure = "feedback.figure6.water-maze", "Water Maze", "figure 6 (right)"
     return maze_study(name, title, figure, claim, WATER[scale], WATER_NOTES[scale], scale)
 
 
-STUDIES: dict[str, Maker] = {"feedback.figure6.maze-easy": easy, "feedback.figure6.water-maze": water}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.figure6.maze-easy": easy, "feedback.figure6.water-maze": water}

@@ -1,7 +1,8 @@
-"""Figure 7 of Fan et al. 2020: the decoder's depth on a small translation corpus and in summarisation."""
+"""Figure 7 of Fan et al. 2020: the decoder's depth on a small translation corpus and in summarization."""
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.papers.feedback.pairs import (
     BLEU,
     DEPTH,
@@ -17,12 +18,11 @@ from stairwell.experiments.papers.feedback.pairs import (
     WORDS_A_SECOND,
     by_depth,
 )
-from stairwell.experiments.study import FEEDBACK, Maker, Scale, Study
 
 
-def iwslt(scale: Scale) -> Study:
+def iwslt(scale: Scale) -> Experiment:
     small = scale == "laptop"
-    return Study(
+    return Experiment(
         name="feedback.figure7.iwslt",
         title="The depth of a decoder, a small translation corpus",
         paper=f"{FEEDBACK}, figure 7 (left)",
@@ -32,26 +32,26 @@ def iwslt(scale: Scale) -> Study:
         claim="shallow Feedback decoders are better than shallow Transformer decoders",
         notes=(*SMALL, "The trainings are those of figure 4 (left): IWSLT is not at hand.")
         if small
-        else (*TAKEN, "The paper's tokenised BLEU is sacrebleu's 13a here; its figure has no numbers in the text."),
+        else (*TAKEN, "The paper's tokenized BLEU is sacrebleu's 13a here; its figure has no numbers in the text."),
         data=IWSLT_DATA[scale],
         axes=(DEPTH,),
     )
 
 
-def summaries(scale: Scale) -> Study:
+def summaries(scale: Scale) -> Experiment:
     small = scale == "laptop"
-    return Study(
+    return Experiment(
         name="feedback.figure7.summarization",
         title="The depth of a decoder, summaries",
         paper=f"{FEEDBACK}, figure 7 (right)",
         scale=scale,
         columns=(ROUGE, WORDS_A_SECOND),
         rows=by_depth(SUMMARIES[scale], (1, 2, 4) if small else (1, 2, 4, 6), {}),
-        claim="Feedback summarises better than a Transformer at every depth of the decoder",
+        claim="Feedback summarizes better than a Transformer at every depth of the decoder",
         notes=SMALL_SUMMARIES if small else (*TAKEN, "The first 400 words of an article, 3-gram blocking."),
         data=SUMMARY_DATA[scale],
         axes=(DEPTH,),
     )
 
 
-STUDIES: dict[str, Maker] = {"feedback.figure7.iwslt": iwslt, "feedback.figure7.summarization": summaries}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.figure7.iwslt": iwslt, "feedback.figure7.summarization": summaries}

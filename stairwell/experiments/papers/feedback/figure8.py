@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Place, Row, Scale
 from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB, CHAR_PTB_DATA, CHAR_PTB_NOTES
 from stairwell.experiments.papers.feedback.sizes import feedback_of
-from stairwell.experiments.study import FEEDBACK, Maker, Place, Row, Scale, Study
 
 LAYER = "layer that makes the memory (0: the embedding)"
 
 
-def figure8(scale: Scale) -> Study:
+def figure8(scale: Scale) -> Experiment:
     setting = CHAR_PTB[scale]
     single = (
         Row(
             f"Feedback, memory of layer {layer} alone",
-            feedback_of(setting, scale, make_up=layer),
+            feedback_of(setting, scale, memory_composition=layer),
             places=(Place(LAYER, "Feedback, memory of one layer", layer),),
         )
         for layer in range(setting.layers + 1)
     )
-    return Study(
+    return Experiment(
         name="feedback.figure8",
         title="Which layer makes the best memory: characters of the Penn Treebank",
         paper=f"{FEEDBACK}, figure 8",
@@ -28,7 +28,7 @@ def figure8(scale: Scale) -> Study:
         rows=(
             Row("Transformer", setting.experiment("transformer-xl")),
             *single,
-            Row("Feedback, average of all layers", feedback_of(setting, scale, make_up="average")),
+            Row("Feedback, average of all layers", feedback_of(setting, scale, memory_composition="average")),
             Row("Feedback, weighted sum of all layers", feedback_of(setting, scale)),
         ),
         claim=(
@@ -41,4 +41,4 @@ def figure8(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"feedback.figure8": figure8}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.figure8": figure8}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Place, Row, Scale
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     BITS,
@@ -21,7 +22,6 @@ from stairwell.experiments.papers.feedback.settings import (
 )
 from stairwell.experiments.papers.feedback.sizes import as_large_as, feedback_of
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import FEEDBACK, Maker, Place, Row, Scale, Study
 
 LAYERS = "layers, at equal weights"
 
@@ -50,8 +50,8 @@ DEPTH_CLAIM = "a Transformer gets better with depth, at equal weights; Feedback 
 DEPTHS_NOT_PRINTED = "The figure's depths are not in the text; those taken divide the weights evenly."
 
 
-def figure9_char_ptb(scale: Scale) -> Study:
-    return Study(
+def figure9_char_ptb(scale: Scale) -> Experiment:
+    return Experiment(
         name="feedback.figure9.char-ptb",
         title="Depth at equal weights: characters of the Penn Treebank",
         paper=f"{FEEDBACK}, figure 9 (left)",
@@ -65,13 +65,13 @@ def figure9_char_ptb(scale: Scale) -> Study:
     )
 
 
-def figure9_wikitext_103(scale: Scale) -> Study:
+def figure9_wikitext_103(scale: Scale) -> Experiment:
     small = scale == "laptop"
     setting = dataclasses.replace(WIKITEXT["laptop"], core={"memory": 64}) if small else WIKITEXT_SMALL
     if not small:
         setting = dataclasses.replace(setting, core={**setting.core, "memory": 512})
     train = dataclasses.replace(setting.train, finetune_task="end_of_line=true")
-    return Study(
+    return Experiment(
         name="feedback.figure9.wikitext-103",
         title="Depth at equal weights: words of Wikipedia",
         paper=f"{FEEDBACK}, figure 9 (right)",
@@ -97,7 +97,7 @@ def figure9_wikitext_103(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
+STUDIES: dict[str, ExperimentFactory] = {
     "feedback.figure9.char-ptb": figure9_char_ptb,
     "feedback.figure9.wikitext-103": figure9_wikitext_103,
 }

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from stairwell.cores import config_type
+from stairwell.experiments.experiment import Place, Row, Scale
 from stairwell.experiments.measures import Metric, WritingSpeed
-from stairwell.experiments.study import Place, Row, Scale
 from stairwell.models import Seq2SeqConfig
-from stairwell.runs.experiment import Experiment
-from stairwell.runs.kinds import see_target
+from stairwell.runs.config import RunConfig
+from stairwell.runs.families import see_target
 from stairwell.tasks import summarization, translation
 from stairwell.train.config import PairTrainConfig
 
@@ -45,10 +45,10 @@ class PairSetting:
         layer_drop: float = 0.0,
         core: dict[str, Any] | None = None,
         **train: Any,
-    ) -> Experiment:
+    ) -> RunConfig:
         """A decoder of some depth; of the encoder's depth only where it is not the setting's; `core` are further
         options of the decoder. A Transformer's decoder attends to the current token, as is usual."""
-        own = {"sees_itself": True} if core_name == "transformer-xl" else {}
+        own = {"attend_to_current": True} if core_name == "transformer-xl" else {}
         decoder = config_type(core_name)(
             **{
                 "width": self.width, "heads": self.heads, "inner": self.inner, "layers": layers, "norm": self.norm,
@@ -60,7 +60,7 @@ class PairSetting:
             encoder_norm=self.norm, encoder_dropout=self.dropout, embedding_dropout=self.dropout,
             encoder_layer_drop=layer_drop,
         )  # fmt: skip
-        return Experiment(
+        return RunConfig(
             task_name=self.task_name,
             core_name=core_name,
             core=see_target(decoder, self.task),
@@ -73,7 +73,7 @@ class PairSetting:
 MULTI30K = PairSetting(
     task_name="translation",
     task=translation.Config(
-        source="de", target="en", lowercase=True, vocabulary=5000, longest_source=128, longest_target=64
+        source="de", target="en", lowercase=True, vocabulary=5000, max_source_length=128, max_target_length=64
     ),
     train=PairTrainConfig(
         steps=3000, batch=512, batch_tokens=2048, learning_rate=3e-3, warmup=600, decay="inverse-sqrt", beta2=0.98,
@@ -89,7 +89,7 @@ WMT: dict[Scale, PairSetting] = {
     "laptop": MULTI30K,
     "paper": PairSetting(
         task_name="translation",
-        task=translation.Config(source="en", target="de", vocabulary=32_000, longest_target=256),
+        task=translation.Config(source="en", target="de", vocabulary=32_000, max_target_length=256),
         train=LONG, width=1024, heads=16, inner=4096, encoder=6, dropout=0.3, norm="post",
     ),
 }  # fmt: skip
@@ -97,7 +97,7 @@ IWSLT: dict[Scale, PairSetting] = {
     "laptop": MULTI30K,
     "paper": PairSetting(
         task_name="translation",
-        task=translation.Config(source="de", target="en", vocabulary=10_000, longest_target=256),
+        task=translation.Config(source="de", target="en", vocabulary=10_000, max_target_length=256),
         train=dataclasses.replace(LONG, steps=50_000, batch_tokens=4096),
         width=512, heads=4, inner=1024, encoder=6, dropout=0.3, norm="post",
     ),
@@ -105,7 +105,7 @@ IWSLT: dict[Scale, PairSetting] = {
 SUMMARIES: dict[Scale, PairSetting] = {
     "laptop": PairSetting(
         task_name="summarization",
-        task=summarization.Config(words=0, longest_source=256, longest_target=48, vocabulary=8000),
+        task=summarization.Config(words=0, max_source_length=256, max_target_length=48, vocabulary=8000),
         train=dataclasses.replace(MULTI30K.train, batch_tokens=8192, learning_rate=2e-3, warmup=800),
         width=128, heads=4, inner=256, encoder=4, dropout=0.2, norm="pre",
     ),

@@ -10,9 +10,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from stairwell.experiments.experiment import Column, Row, Scale
 from stairwell.experiments.measures import Metric, Reach, Sample
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import Column, Row, Scale
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import algorithmic, copying, counting, language, random_walk
 from stairwell.train.config import TrainConfig
@@ -26,16 +26,16 @@ RANDOM_WALK: dict[Scale, Setting] = {
     "laptop": Setting(
         task_name="random-walk", task=random_walk.Config(length=100), layers=2, width=64, heads=1,
         train=TrainConfig(
-            steps=4000, batch=256, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", clip=1.0, goal=99.8,
-            curriculum="length=8..100", curriculum_accuracy=92, validate_every=250, checkpoint_every=500, valid_rows=50,
+            steps=4000, batch=256, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", max_grad_norm=1.0, goal=99.8,
+            curriculum="length=8..100", curriculum_accuracy=92, validate_every=250, checkpoint_every=500, valid_batch=50,
         ),
     ),
     "paper": Setting(
         task_name="random-walk", task=random_walk.Config(length=100, train_episodes=10_000),
         layers=4, width=256, heads=4, dropout=0.2,
         train=TrainConfig(
-            steps=50_000, batch=512, segment=64, learning_rate=1e-4, warmup=1000, clip=0.1,
-            validate_every=1000, checkpoint_every=1000, valid_rows=50,
+            steps=50_000, batch=512, segment=64, learning_rate=1e-4, warmup=1000, max_grad_norm=0.1,
+            validate_every=1000, checkpoint_every=1000, valid_batch=50,
         ),
     ),
 }  # fmt: skip
@@ -43,7 +43,7 @@ ALGORITHMIC: dict[Scale, Setting] = {
     "laptop": Setting(
         task_name="algorithmic", task=algorithmic.Config(statements=STATEMENTS), layers=2, width=64, heads=4,
         train=TrainConfig(
-            steps=30_000, batch=32, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", clip=0.1,
+            steps=30_000, batch=32, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", max_grad_norm=0.1,
             # One variable first, with all that can happen to it: who can follow it soon learns to tell two apart,
             # which a Cached Staircase that began with two had not learned after 16,000 updates.
             curriculum=(
@@ -53,7 +53,7 @@ ALGORITHMIC: dict[Scale, Setting] = {
                 "variables=3,statements=8,assigns=2,changes=1,prints=2,ifs=1;"
                 "variables=3,statements=8..100,assigns=1,changes=1,prints=1,ifs=1"
             ),
-            curriculum_accuracy=92, validate_every=1000, checkpoint_every=1000, valid_rows=50,
+            curriculum_accuracy=92, validate_every=1000, checkpoint_every=1000, valid_batch=50,
         ),
     ),
     "paper": dataclasses.replace(
@@ -66,7 +66,7 @@ COPYING: dict[Scale, Setting] = {
         task_name="copy", task=copying.Config(test_episodes=100), layers=2, width=128, heads=4,
         train=TrainConfig(
             steps=3000, batch=16, segment=82, learning_rate=1e-3, warmup=200, decay="cosine",
-            curriculum="length=2..40", valid_rows=50,
+            curriculum="length=2..40", valid_batch=50,
         ),
     ),
     "paper": dataclasses.replace(
@@ -77,7 +77,7 @@ COPYING: dict[Scale, Setting] = {
 COUNTING: dict[Scale, Setting] = {
     "laptop": Setting(
         task_name="counting", task=counting.Config(), layers=2, width=64, heads=2,
-        train=TrainConfig(steps=2000, batch=32, segment=64, learning_rate=1e-3, warmup=300, valid_rows=50),
+        train=TrainConfig(steps=2000, batch=32, segment=64, learning_rate=1e-3, warmup=300, valid_batch=50),
     ),
     "paper": dataclasses.replace(
         RANDOM_WALK["paper"], task_name="counting", task=counting.Config(train_episodes=10_000)
@@ -132,8 +132,8 @@ WIKITEXT: dict[Scale, Setting] = {
         task_name="lm", task=dataclasses.replace(WORDS, vocabulary=10_000),
         layers=4, width=128, heads=4, dropout=0.1, model=LanguageModelConfig(tied=True, embedding_dropout=0.1),
         train=TrainConfig(
-            steps=2000, batch=16, segment=64, learning_rate=1.5e-3, warmup=200, clip=0.1, finetune_steps=200,
-            validate_every=200, valid_rows=16, valid_tokens=100_000,
+            steps=2000, batch=16, segment=64, learning_rate=1.5e-3, warmup=200, max_grad_norm=0.1, finetune_steps=200,
+            validate_every=200, valid_batch=16, valid_tokens=100_000,
         ),
     ),
     "paper": Setting(
@@ -142,8 +142,8 @@ WIKITEXT: dict[Scale, Setting] = {
             tied=True, adaptive=(20_000, 40_000, 200_000), embedding_dropout=0.2, output_dropout=0.2
         ),
         train=TrainConfig(
-            steps=200_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, clip=0.1, finetune_steps=10_000,
-            validate_every=2000, checkpoint_every=1000, valid_rows=16,
+            steps=200_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1, finetune_steps=10_000,
+            validate_every=2000, checkpoint_every=1000, valid_batch=16,
         ),
     ),
 }  # fmt: skip
@@ -177,16 +177,16 @@ ENWIK8: dict[Scale, Setting] = {
     "laptop": Setting(
         task_name="lm", task=ENWIK8_TASK, layers=4, width=128, heads=4, core={"memory": 64}, dropout=0.0,
         train=TrainConfig(
-            steps=2000, batch=32, segment=64, segment_warmup=32, learning_rate=1.5e-3, warmup=200, clip=0.1,
-            finetune_steps=200, validate_every=200, valid_rows=32, valid_tokens=100_000,
+            steps=2000, batch=32, segment=64, segment_warmup=32, learning_rate=1.5e-3, warmup=200, max_grad_norm=0.1,
+            finetune_steps=200, validate_every=200, valid_batch=32, valid_tokens=100_000,
         ),
     ),
     "paper": Setting(
         task_name="lm", task=ENWIK8_TASK, layers=12, width=512, heads=8, dropout=0.5,
         core={"head_width": 128, "inner": 4096, "memory": 8192, "adaptive_span": True, "span_loss": 5e-7},
         train=TrainConfig(
-            steps=100_000, batch=1024, segment=128, segment_warmup=64, learning_rate=1.5e-3, warmup=8000, clip=0.1,
-            finetune_steps=10_000, validate_every=2000, checkpoint_every=1000, valid_rows=16, valid_tokens=1_000_000,
+            steps=100_000, batch=1024, segment=128, segment_warmup=64, learning_rate=1.5e-3, warmup=8000, max_grad_norm=0.1,
+            finetune_steps=10_000, validate_every=2000, checkpoint_every=1000, valid_batch=16, valid_tokens=1_000_000,
         ),
     ),
 }  # fmt: skip
@@ -214,14 +214,14 @@ CHAR_PTB: dict[Scale, Setting] = {
         task_name="lm", task=CHAR_PTB_TASK, layers=4, width=128, heads=4, core={"memory": 64}, dropout=0.1,
         train=TrainConfig(
             steps=500, batch=32, segment=64, learning_rate=1.5e-3, warmup=50, finetune_steps=50,
-            validate_every=50, valid_rows=32, valid_tokens=50_000,
+            validate_every=50, valid_batch=32, valid_tokens=50_000,
         ),
     ),
     "paper": Setting(
         task_name="lm", task=CHAR_PTB_TASK, layers=6, width=384, heads=4, core={"memory": 512}, dropout=0.5,
         train=TrainConfig(
-            steps=15_000, batch=2048, segment=128, learning_rate=1.5e-3, warmup=1000, clip=1.0, finetune_steps=1000,
-            validate_every=500, patience=4, valid_rows=16,
+            steps=15_000, batch=2048, segment=128, learning_rate=1.5e-3, warmup=1000, max_grad_norm=1.0, finetune_steps=1000,
+            validate_every=500, patience=4, valid_batch=16,
         ),
     ),
 }  # fmt: skip

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from stairwell.cores import build
+from stairwell.experiments.experiment import Scale
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import Scale
-from stairwell.runs.experiment import Experiment
+from stairwell.runs.config import RunConfig
 
 
 def weights(core: Any) -> int:
@@ -19,7 +19,7 @@ def weights(core: Any) -> int:
         return sum(parameter.numel() for parameter in build(core).parameters())
 
 
-def as_large_as(goal: Experiment, experiment: Experiment, symbols: int = 0) -> Experiment:
+def as_large_as(goal: RunConfig, experiment: RunConfig, symbols: int = 0) -> RunConfig:
     """The experiment with as many weights as another: by its inner width or, an LSTM, by its width, which the vectors
     of its `symbols` have too."""
     core, wanted = experiment.core, weights(goal.core)
@@ -34,7 +34,7 @@ def as_large_as(goal: Experiment, experiment: Experiment, symbols: int = 0) -> E
     return dataclasses.replace(experiment, core=dataclasses.replace(core, inner=inner))
 
 
-def feedback_of(setting: Setting, scale: Scale, **own: Any) -> Experiment:
+def feedback_of(setting: Setting, scale: Scale, **own: Any) -> RunConfig:
     """Feedback with as many weights as the Transformer of its setting: with keys of its own in every layer at paper
     scale; with one pair, and a wider feed-forward instead, at laptop scale."""
     if scale == "paper":

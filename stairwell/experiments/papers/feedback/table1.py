@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     ACCURACY,
@@ -23,7 +24,6 @@ from stairwell.experiments.papers.feedback.settings import (
     walking_lstms,
 )
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
 from stairwell.train.curriculum import Curriculum
 
 FAR_DISTANCES = (
@@ -49,7 +49,7 @@ def two_and_an_lstm(
     )
 
 
-def copy_or_reverse(scale: Scale, reverse: bool) -> Study:
+def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
     setting = COPYING[scale]
     what = "reverse" if reverse else "copy"
     setting = dataclasses.replace(
@@ -60,7 +60,7 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Study:
         "Laptop scale: models of 0.4 million weights instead of 3.2, new sequences without end, 3,000 updates of 16 "
         "rows, a curriculum over the length (2 to 40, the next at 96% accuracy), 100 sequences to test on."
     )
-    return Study(
+    return Experiment(
         name=f"feedback.table1.{what}",
         title=f"{what.capitalize()} digits: trained on 40, tested on 400",
         paper=f"{FEEDBACK}, table 1",
@@ -83,15 +83,15 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Study:
     )
 
 
-def table1_copy(scale: Scale) -> Study:
+def table1_copy(scale: Scale) -> Experiment:
     return copy_or_reverse(scale, reverse=False)
 
 
-def table1_reverse(scale: Scale) -> Study:
+def table1_reverse(scale: Scale) -> Experiment:
     return copy_or_reverse(scale, reverse=True)
 
 
-def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Study:
+def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experiment:
     setting, most = COUNTING[scale], length
     if scale == "laptop" and length > 200:
         most = 200
@@ -102,7 +102,7 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Study:
         setting = dataclasses.replace(setting, train=longer)
         smaller = smaller.replace("2,000 updates", f"4,000 updates, counts up to {most} instead of {length:,}")
     suffix = f" (up to {length:,})" if most < length else ""
-    return Study(
+    return Experiment(
         name=f"feedback.table1.counting-{length}",
         title=f"Counting up to {most:,}: as many Bs as there were As",
         paper=f"{FEEDBACK}, table 1",
@@ -122,21 +122,21 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Study:
     )
 
 
-def table1_counting_50(scale: Scale) -> Study:
+def table1_counting_50(scale: Scale) -> Experiment:
     return counting_to(scale, 50, ("99.6", "99.7"))
 
 
-def table1_counting_1000(scale: Scale) -> Study:
+def table1_counting_1000(scale: Scale) -> Experiment:
     return counting_to(scale, 1000, ("82.4", "95.3"))
 
 
-def table1_random_walk(scale: Scale) -> Study:
+def table1_random_walk(scale: Scale) -> Experiment:
     setting, small = RANDOM_WALK[scale], scale == "laptop"
     smaller = (
         "Laptop scale: models of 0.1 million weights instead of 3.2, new episodes without end instead of 10,000, and "
         "for every model the same curriculum over the length (8 to 100, the next at 92% accuracy)."
     )
-    return Study(
+    return Experiment(
         name="feedback.table1.random-walk",
         title="Random walk of 100 actions: where is the agent?",
         paper=f"{FEEDBACK}, table 1",
@@ -176,7 +176,7 @@ def on_more_variables(curriculum: str, variables: int) -> str:
     return ";".join(",".join(f"{name}={value}" for name, value in stage.items()) for stage in stages)
 
 
-def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -> Study:
+def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -> Experiment:
     setting, small = ALGORITHMIC[scale], scale == "laptop"
     setting = dataclasses.replace(
         setting,
@@ -185,7 +185,7 @@ def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -
     )
     span, twice = 128 if small else 100, 2 * setting.layers
     lstm, transformer, deep, feedback = (of_100(scale, number) for number in numbers)
-    return Study(
+    return Experiment(
         name=f"feedback.table1.algorithmic-{variables}",
         title=f"Programs on {variables} variables: what do they print?",
         paper=f"{FEEDBACK}, table 1 and section 4.1.2",
@@ -214,15 +214,15 @@ def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -
     )
 
 
-def table1_algorithmic_3(scale: Scale) -> Study:
+def table1_algorithmic_3(scale: Scale) -> Experiment:
     return programs(scale, 3, ("82.8", "33.7", "47.4", "99.1"))
 
 
-def table1_algorithmic_5(scale: Scale) -> Study:
+def table1_algorithmic_5(scale: Scale) -> Experiment:
     return programs(scale, 5, ("32.1", "37.5", "29.1", "92.6"))
 
 
-STUDIES: dict[str, Maker] = {
+STUDIES: dict[str, ExperimentFactory] = {
     "feedback.table1.copy": table1_copy,
     "feedback.table1.reverse": table1_reverse,
     "feedback.table1.counting-50": table1_counting_50,

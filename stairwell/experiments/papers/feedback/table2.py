@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.papers.feedback.pairs import SPLIT_BLEU, TAKEN, WMT, WMT_DATA
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
 
 
-def table2(scale: Scale) -> Study | None:
+def table2(scale: Scale) -> Experiment | None:
     if scale == "laptop":
         return None
     setting = WMT[scale]
-    return Study(
+    return Experiment(
         name="feedback.table2",
         title="Translation, English to German",
         paper=f"{FEEDBACK}, table 2",
@@ -31,4 +31,4 @@ def table2(scale: Scale) -> Study | None:
     )
 
 
-STUDIES: dict[str, Maker] = {"feedback.table2": table2}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.table2": table2}

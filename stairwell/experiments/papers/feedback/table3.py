@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     FAR,
@@ -13,16 +14,15 @@ from stairwell.experiments.papers.feedback.settings import (
     WIKITEXT_NOTES,
     WITH_LINE_ENDS,
 )
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
 
 
-def table3(scale: Scale) -> Study:
+def table3(scale: Scale) -> Experiment:
     setting, small = WIKITEXT[scale], scale == "laptop"
     look_back: dict[str, Any] = {"memory": 64} if small else FAR
     last = {"finetune_task": "end_of_line=true"}
     # The best row of table 6 has a growing BPTT for Feedback and none for the Transformer.
     grows = {} if small else {"segment_warmup": setting.train.segment // 2}
-    return Study(
+    return Experiment(
         name="feedback.table3",
         title="Words of Wikipedia",
         paper=f"{FEEDBACK}, table 3",
@@ -48,4 +48,4 @@ def table3(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"feedback.table3": table3}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.table3": table3}

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.papers.feedback.settings import ENWIK8, ENWIK8_DATA, ENWIK8_SAMPLE, bits_per_byte
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
 
 
-def table4(scale: Scale) -> Study:
+def table4(scale: Scale) -> Experiment:
     setting, small = ENWIK8[scale], scale == "laptop"
     smaller = (
         "Laptop scale: models of 0.9 million weights, a fixed span of 64 tokens instead of an adaptive one of 8,192, "
         f"2,200 updates of 32 rows of 64 bytes (32 in the first half), scored on {ENWIK8_SAMPLE:,} bytes of the test."
     )
-    return Study(
+    return Experiment(
         name="feedback.table4",
         title="Bytes of Wikipedia (enwik8)",
         paper=f"{FEEDBACK}, table 4",
@@ -34,4 +34,4 @@ def table4(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"feedback.table4": table4}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.table4": table4}

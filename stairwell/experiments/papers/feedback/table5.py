@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.measures import DecodingSpeed, TrainingSpeed
 from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES
 from stairwell.experiments.papers.feedback.pairs import SMALL, TAKEN, WMT, WMT_DATA, WORDS_A_SECOND
 from stairwell.experiments.papers.feedback.settings import WIKITEXT, WIKITEXT_DATA, WIKITEXT_NOTES
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
 
 GPUS = "The paper's numbers are of GPUs that it does not name; only the ratio of the two rows can be compared."
 
 
-def words(scale: Scale) -> Study:
+def words(scale: Scale) -> Experiment:
     setting, small = WIKITEXT[scale], scale == "laptop"
     budget = 1 << 22 if small else 1 << 31
     short = {"steps": 100, "finetune_steps": 0, "log_every": 10, "validate_every": 0, "valid_tokens": 20_000}
     memory = 64 if small else 512
-    return Study(
+    return Experiment(
         name="feedback.table5.words",
         title="Speed of training and of inference, words",
         paper=f"{FEEDBACK}, table 5",
@@ -42,10 +42,10 @@ def words(scale: Scale) -> Study:
     )
 
 
-def translation(scale: Scale) -> Study:
+def translation(scale: Scale) -> Experiment:
     setting, small = WMT[scale], scale == "laptop"
     short: dict[str, Any] = {"steps": 100, "log_every": 10, "validate_every": 0, "average": 0}
-    return Study(
+    return Experiment(
         name="feedback.table5.translation",
         title="Speed of training and of inference, translation",
         paper=f"{FEEDBACK}, table 5",
@@ -66,10 +66,10 @@ def translation(scale: Scale) -> Study:
     )
 
 
-def agents(scale: Scale) -> Study:
+def agents(scale: Scale) -> Experiment:
     setting = MAZE[scale]
     short = {"steps": 96, "log_every": 16, "validate_every": 0}
-    return Study(
+    return Experiment(
         name="feedback.table5.agents",
         title="Speed of training, agents in a maze",
         paper=f"{FEEDBACK}, table 5",
@@ -84,7 +84,7 @@ def agents(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
+STUDIES: dict[str, ExperimentFactory] = {
     "feedback.table5.words": words,
     "feedback.table5.translation": translation,
     "feedback.table5.agents": agents,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     FAR,
@@ -13,10 +14,9 @@ from stairwell.experiments.papers.feedback.settings import (
     WIKITEXT_DATA,
     WIKITEXT_NOTES,
 )
-from stairwell.experiments.study import FEEDBACK, Maker, Row, Scale, Study
 
 
-def table6(scale: Scale) -> Study:
+def table6(scale: Scale) -> Experiment:
     """Rows in the paper's order: pre-norm and higher learning rate, adaptive span, growing BPTT."""
     setting, small = WIKITEXT[scale], scale == "laptop"
     train: dict[str, Any] = {"finetune_steps": 0}
@@ -37,7 +37,7 @@ def table6(scale: Scale) -> Study:
             core = "feedback" if model == "Feedback" else "transformer-xl"
             name = f"{model}, {', '.join(words) or 'plain'}"
             rows.append(Row(name, setting.experiment(core, train=changed, **own), (number,)))
-    return Study(
+    return Experiment(
         name="feedback.table6",
         title="Words of Wikipedia: what the tricks bring",
         paper=f"{FEEDBACK}, table 6",
@@ -60,4 +60,4 @@ def table6(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"feedback.table6": table6}
+STUDIES: dict[str, ExperimentFactory] = {"feedback.table6": table6}

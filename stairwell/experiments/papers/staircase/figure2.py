@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte
 from stairwell.experiments.papers.staircase.settings import (
@@ -29,7 +30,6 @@ from stairwell.experiments.papers.staircase.table2 import reddit_rows
 from stairwell.experiments.papers.staircase.table6 import algorithm_rows
 from stairwell.experiments.papers.staircase.table7 import random_walk_rows
 from stairwell.experiments.papers.staircase.table9 import enwik8_rows
-from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
 
 FIGURE2 = (
     "The figure's numbers are not in the text; those beside ours are of {table}. Which rows it has is not said either: "
@@ -37,12 +37,12 @@ FIGURE2 = (
 )
 
 
-def figure2_random_walk(scale: Scale) -> Study:
+def figure2_random_walk(scale: Scale) -> Experiment:
     rows = pick(
         with_numbers(random_walk_rows(scale), slice(1, 2)),
         "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8",
     )  # fmt: skip
-    return Study(
+    return Experiment(
         name="staircase.figure2.random-walk",
         title="Random walk: how many recurrent steps it takes",
         paper=f"{STAIRCASE}, figure 2",
@@ -61,12 +61,12 @@ def figure2_random_walk(scale: Scale) -> Study:
     )
 
 
-def figure2_algorithm(scale: Scale) -> Study:
+def figure2_algorithm(scale: Scale) -> Experiment:
     rows = pick(
         with_numbers(algorithm_rows(scale), slice(1, None)),
         "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8",
     )  # fmt: skip
-    return Study(
+    return Experiment(
         name="staircase.figure2.algorithm",
         title="Programs: how many recurrent steps it takes",
         paper=f"{STAIRCASE}, figure 2",
@@ -85,10 +85,10 @@ def figure2_algorithm(scale: Scale) -> Study:
     )
 
 
-def figure2_enwik8(scale: Scale) -> Study:
+def figure2_enwik8(scale: Scale) -> Experiment:
     rows = with_numbers(enwik8_rows(scale), slice(1, 2))
     most = EIGHT.row(ENWIK8[scale], scale, ())
-    return Study(
+    return Experiment(
         name="staircase.figure2.enwik8",
         title="Bytes of Wikipedia (enwik8): what recurrent steps bring",
         paper=f"{STAIRCASE}, figure 2",
@@ -108,7 +108,7 @@ def figure2_enwik8(scale: Scale) -> Study:
     )
 
 
-def figure2_reddit(scale: Scale) -> Study:
+def figure2_reddit(scale: Scale) -> Experiment:
     rows = with_numbers(reddit_rows(scale), slice(1, 2))
     return on_reddit(
         scale,
@@ -125,7 +125,7 @@ def figure2_reddit(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
+STUDIES: dict[str, ExperimentFactory] = {
     "staircase.figure2.random-walk": figure2_random_walk,
     "staircase.figure2.algorithm": figure2_algorithm,
     "staircase.figure2.enwik8": figure2_enwik8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import STAIRCASE, Column, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.papers.staircase.settings import (
     CACHED_SIZE,
     PERPLEXITY,
@@ -11,10 +12,9 @@ from stairwell.experiments.papers.staircase.settings import (
     with_numbers,
 )
 from stairwell.experiments.papers.staircase.table2 import reddit_rows
-from stairwell.experiments.study import STAIRCASE, Column, Maker, Scale, Study
 
 
-def figure3(scale: Scale) -> Study:
+def figure3(scale: Scale) -> Experiment:
     columns: tuple[Column, ...] = (PERPLEXITY[1], SPEED)
     return on_reddit(
         scale,
@@ -28,4 +28,4 @@ def figure3(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"staircase.figure3": figure3}
+STUDIES: dict[str, ExperimentFactory] = {"staircase.figure3": figure3}

@@ -12,11 +12,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from stairwell.experiments.experiment import Experiment, Place, Row, Scale
 from stairwell.experiments.measures import Metric, TrainingSpeed
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import STATEMENTS
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import Place, Row, Scale, Study
 from stairwell.models import LanguageModelConfig
 from stairwell.tasks import algorithmic, language, random_walk
 from stairwell.train.config import TrainConfig
@@ -144,8 +144,8 @@ ALGORITHMIC_NOTES: dict[Scale, tuple[str, ...]] = {
 }
 # 8.2 million tokens of any text on a laptop
 TEXT = TrainConfig(
-    steps=2000, batch=32, segment=128, learning_rate=1.5e-3, warmup=200, decay="cosine", clip=0.1,
-    validate_every=250, checkpoint_every=250, valid_rows=32, valid_tokens=100_000,
+    steps=2000, batch=32, segment=128, learning_rate=1.5e-3, warmup=200, decay="cosine", max_grad_norm=0.1,
+    validate_every=250, checkpoint_every=250, valid_batch=32, valid_tokens=100_000,
 )  # fmt: skip
 ENWIK8: dict[Scale, Setting] = {
     "laptop": Setting(
@@ -155,8 +155,8 @@ ENWIK8: dict[Scale, Setting] = {
         task_name="lm", task=first.ENWIK8_TASK, layers=8, width=512, heads=8, dropout=0.3,
         model=LanguageModelConfig(embedding_dropout=0.2),
         train=TrainConfig(
-            steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, clip=0.1,
-            validate_every=2000, checkpoint_every=1000, valid_rows=16, valid_tokens=1_000_000,
+            steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1,
+            validate_every=2000, checkpoint_every=1000, valid_batch=16, valid_tokens=1_000_000,
         ),
     ),
 }  # fmt: skip
@@ -182,8 +182,8 @@ REDDIT: dict[Scale, Setting] = {
         task_name="lm", task=language.Config(path="", unit="bpe", vocabulary=8000, documents="none"),
         layers=8, width=1024, heads=8, dropout=0.3, model=LanguageModelConfig(embedding_dropout=0.2),
         train=TrainConfig(
-            steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, clip=0.1,
-            validate_every=2000, checkpoint_every=1000, valid_rows=16, valid_tokens=1_000_000,
+            steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1,
+            validate_every=2000, checkpoint_every=1000, valid_batch=16, valid_tokens=1_000_000,
         ),
     ),
 }  # fmt: skip
@@ -230,13 +230,13 @@ CACHED = Stairs("cached-staircase", (3, 32), (3, 128))
 
 
 def transformer_xl(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
-    experiment = setting.experiment("transformer-xl", memory=64 if scale == "laptop" else 256, sees_itself=True)
+    experiment = setting.experiment("transformer-xl", memory=64 if scale == "laptop" else 256, attend_to_current=True)
     return Row("Transformer-XL", experiment, numbers)
 
 
 def deeper(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
     memory = 64 if scale == "laptop" else 256
-    experiment = setting.experiment("transformer-xl", layers=2 * setting.layers, memory=memory, sees_itself=True)
+    experiment = setting.experiment("transformer-xl", layers=2 * setting.layers, memory=memory, attend_to_current=True)
     return Row("Transformer-XL, twice as deep", experiment, numbers)
 
 
@@ -244,10 +244,10 @@ def feedback(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
     return Row("Feedback", setting.experiment("feedback", memory=128 if scale == "laptop" else 512), numbers)
 
 
-def on_reddit(scale: Scale, name: str, **rest: Any) -> Study:
+def on_reddit(scale: Scale, name: str, **rest: Any) -> Experiment:
     """What all studies of Reddit share."""
     notes = (*TEXT_NOTES[scale], *rest.pop("notes"), *((ONCE,) if scale == "paper" else ()))
-    return Study(name=name, scale=scale, notes=notes, data=REDDIT_DATA[scale], seeds=text_seeds(scale), **rest)
+    return Experiment(name=name, scale=scale, notes=notes, data=REDDIT_DATA[scale], seeds=text_seeds(scale), **rest)
 
 
 def text_seeds(scale: Scale) -> int:

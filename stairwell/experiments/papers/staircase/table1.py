@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte, of_100
 from stairwell.experiments.papers.staircase.settings import (
@@ -43,7 +44,6 @@ from stairwell.experiments.papers.staircase.settings import (
 from stairwell.experiments.papers.staircase.table2 import reddit_rows
 from stairwell.experiments.papers.staircase.table9 import enwik8_rows
 from stairwell.experiments.setting import Setting
-from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
 
 OF_OUR_OWN = (
     "Transformer-XL is trained without the curriculum too, as in the paper. Staircase and Global Cached Staircase have "
@@ -66,7 +66,7 @@ def walking_globals(setting: Setting, scale: Scale) -> tuple[Row, ...]:
     )
 
 
-def table1_random_walk(scale: Scale) -> Study:
+def table1_random_walk(scale: Scale) -> Experiment:
     """Table 1, random walk, and the Global Cached Staircase of its appendix."""
     setting = RANDOM_WALK[scale]
     small = scale == "laptop"
@@ -83,7 +83,7 @@ def table1_random_walk(scale: Scale) -> Study:
         Stairs("cached-staircase", (17, 1), (64, 4)).row(setting, scale, ("0.1",)),
         *walking_globals(setting, scale),
     )
-    return Study(
+    return Experiment(
         name="staircase.table1.random-walk",
         title="Random walk: where is the agent?",
         paper=f"{STAIRCASE}, tables 1 and 7",
@@ -101,7 +101,7 @@ def table1_random_walk(scale: Scale) -> Study:
     )
 
 
-def table1_algorithm(scale: Scale) -> Study:
+def table1_algorithm(scale: Scale) -> Experiment:
     setting, small = ALGORITHMIC[scale], scale == "laptop"
 
     def row(name: str, core: str, number: str, **options: Any) -> Row:
@@ -122,7 +122,7 @@ def table1_algorithm(scale: Scale) -> Study:
         Stairs("cached-staircase", (17, 1), (16, 4)).row(setting, scale, of_100(scale, "1.2")),
         Row("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),
     )
-    return Study(
+    return Experiment(
         name="staircase.table1.algorithm",
         title="Programs on 3 variables: what do they print?",
         paper=f"{STAIRCASE}, tables 1 and 6",
@@ -142,11 +142,11 @@ def table1_algorithm(scale: Scale) -> Study:
     )
 
 
-def table1_enwik8(scale: Scale) -> Study:
+def table1_enwik8(scale: Scale) -> Experiment:
     rows = pick(
         with_numbers(enwik8_rows(scale), slice(1, 2)), "Transformer-XL", "Feedback", "Staircase, N = 4", "Cached"
     )
-    return Study(
+    return Experiment(
         name="staircase.table1.enwik8",
         title="Bytes of Wikipedia (enwik8)",
         paper=f"{STAIRCASE}, table 1",
@@ -164,7 +164,7 @@ def table1_enwik8(scale: Scale) -> Study:
     )
 
 
-def table1_reddit(scale: Scale) -> Study:
+def table1_reddit(scale: Scale) -> Experiment:
     rows = with_numbers(reddit_rows(scale), slice(1, 2))
     return on_reddit(
         scale,
@@ -178,14 +178,14 @@ def table1_reddit(scale: Scale) -> Study:
     )
 
 
-def table1_base(scale: Scale) -> Study:
+def table1_base(scale: Scale) -> Experiment:
     setting = BASE[scale]
     ours = (
         deeper(setting, scale, ("",)),
         TWO.row(setting, scale, ("",)),
         FOUR.row(setting, scale, ("",)),
     )
-    return Study(
+    return Experiment(
         name="staircase.table1.base",
         title="A large mix of texts (BASE data)",
         paper=f"{STAIRCASE}, table 1",
@@ -211,7 +211,7 @@ def table1_base(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {
+STUDIES: dict[str, ExperimentFactory] = {
     "staircase.table1.random-walk": table1_random_walk,
     "staircase.table1.algorithm": table1_algorithm,
     "staircase.table1.enwik8": table1_enwik8,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.papers.staircase.settings import (
     CACHED,
     CACHED_SIZE,
@@ -20,7 +21,6 @@ from stairwell.experiments.papers.staircase.settings import (
     on_reddit,
     transformer_xl,
 )
-from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
 
 
 def reddit_rows(scale: Scale) -> Rows:
@@ -50,7 +50,7 @@ def reddit_rows(scale: Scale) -> Rows:
     )
 
 
-def table2(scale: Scale) -> Study:
+def table2(scale: Scale) -> Experiment:
     return on_reddit(
         scale,
         "staircase.table2",
@@ -69,4 +69,4 @@ def table2(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"staircase.table2": table2}
+STUDIES: dict[str, ExperimentFactory] = {"staircase.table2": table2}

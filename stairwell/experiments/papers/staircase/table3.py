@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.papers.staircase.settings import (
     CACHED,
     CHUNK,
@@ -15,7 +16,6 @@ from stairwell.experiments.papers.staircase.settings import (
     Stairs,
     on_reddit,
 )
-from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
 
 
 def with_its_passes(row: Row) -> Row:
@@ -26,7 +26,7 @@ def with_its_passes(row: Row) -> Row:
     return dataclasses.replace(row, places=tuple(dataclasses.replace(place, series=series) for place in row.places))
 
 
-def table3(scale: Scale) -> Study:
+def table3(scale: Scale) -> Experiment:
     setting = REDDIT[scale]
     stairs = {
         Stairs("cached-staircase", (9, 8), (9, 32)): ("26.4", "489"),
@@ -51,4 +51,4 @@ def table3(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"staircase.table3": table3}
+STUDIES: dict[str, ExperimentFactory] = {"staircase.table3": table3}

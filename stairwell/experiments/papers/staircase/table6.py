@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import REACH, STATEMENTS, of_100
 from stairwell.experiments.papers.staircase.settings import (
@@ -21,7 +22,6 @@ from stairwell.experiments.papers.staircase.settings import (
     segments,
 )
 from stairwell.experiments.papers.staircase.table1 import table1_algorithm
-from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
 
 
 def algorithm_rows(scale: Scale) -> Rows:
@@ -53,7 +53,7 @@ def algorithm_rows(scale: Scale) -> Rows:
     )
 
 
-def table6(scale: Scale) -> Study:
+def table6(scale: Scale) -> Experiment:
     rows, small = algorithm_rows(scale), scale == "laptop"
     at = {"statements": STATEMENTS}
     laptop = (
@@ -61,7 +61,7 @@ def table6(scale: Scale) -> Study:
         Metric(f"test error at {STATEMENTS} statements (%)", "error", "test", at),
         REACH,
     )
-    return Study(
+    return Experiment(
         name="staircase.table6",
         title="Programs in detail: how large a chunk may be",
         paper=f"{STAIRCASE}, table 6",
@@ -77,4 +77,4 @@ def table6(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"staircase.table6": table6}
+STUDIES: dict[str, ExperimentFactory] = {"staircase.table6": table6}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.papers.staircase.settings import (
     CHUNK,
     CHUNKS,
@@ -19,7 +20,6 @@ from stairwell.experiments.papers.staircase.settings import (
     segments,
 )
 from stairwell.experiments.papers.staircase.table1 import table1_random_walk
-from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
 
 
 def random_walk_rows(scale: Scale) -> Rows:
@@ -51,9 +51,9 @@ def random_walk_rows(scale: Scale) -> Rows:
     )
 
 
-def table7(scale: Scale) -> Study:
+def table7(scale: Scale) -> Experiment:
     rows = random_walk_rows(scale)
-    return Study(
+    return Experiment(
         name="staircase.table7",
         title="Random walk in detail: how large a chunk may be",
         paper=f"{STAIRCASE}, table 7",
@@ -73,4 +73,4 @@ def table7(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"staircase.table7": table7}
+STUDIES: dict[str, ExperimentFactory] = {"staircase.table7": table7}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.papers.staircase.settings import (
     CHUNK,
     EIGHT,
@@ -15,11 +16,10 @@ from stairwell.experiments.papers.staircase.settings import (
     on_reddit,
     transformer_xl,
 )
-from stairwell.experiments.study import STAIRCASE, Maker, Scale, Study
 from stairwell.tasks import language
 
 
-def table8(scale: Scale) -> Study:
+def table8(scale: Scale) -> Experiment:
     length = 64 if scale == "laptop" else 256
     documents: language.Documents = "files" if scale == "laptop" else "lines"
     task = dataclasses.replace(REDDIT[scale].task, episode=length, documents=documents)
@@ -54,4 +54,4 @@ def table8(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"staircase.table8": table8}
+STUDIES: dict[str, ExperimentFactory] = {"staircase.table8": table8}

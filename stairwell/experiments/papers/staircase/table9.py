@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Row, Scale
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import bits_per_byte
 from stairwell.experiments.papers.staircase.settings import (
@@ -13,14 +14,13 @@ from stairwell.experiments.papers.staircase.settings import (
     Stairs,
     text_seeds,
 )
-from stairwell.experiments.study import STAIRCASE, Maker, Row, Scale, Study
 
 
 def enwik8_rows(scale: Scale) -> Rows:
     """Table 9, in its order; what it calls ppl are bits per byte."""
     setting, small = ENWIK8[scale], scale == "laptop"
     memory = 64 if small else 256
-    xl = setting.experiment("transformer-xl", memory=memory, sees_itself=True)
+    xl = setting.experiment("transformer-xl", memory=memory, attend_to_current=True)
     feedback = setting.experiment("feedback", memory=memory, share_kv=False)
     stairs = {
         Stairs("cached-staircase", (17, 4), (65, 4)): ("1.14", "1.13"),
@@ -37,8 +37,8 @@ def enwik8_rows(scale: Scale) -> Rows:
     )
 
 
-def table9(scale: Scale) -> Study:
-    return Study(
+def table9(scale: Scale) -> Experiment:
+    return Experiment(
         name="staircase.table9",
         title="Bytes of Wikipedia (enwik8) in detail",
         paper=f"{STAIRCASE}, table 9",
@@ -54,4 +54,4 @@ def table9(scale: Scale) -> Study:
     )
 
 
-STUDIES: dict[str, Maker] = {"staircase.table9": table9}
+STUDIES: dict[str, ExperimentFactory] = {"staircase.table9": table9}

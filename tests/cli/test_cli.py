@@ -1,0 +1,413 @@
+"""The command line: results on stdout, progress on stderr, and every mistake told in one line with exit status 2."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pty
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stairwell.cores import CORES
+from stairwell.tasks import TASKS
+from stairwell.train.run import load_tensors, save_tensors
+from tests.commands import TINY, Ended, assert_same_weights, measured, stairwell
+
+SMALL = [*TINY, "--steps", "4"]
+LM = [
+    "--core.width", "8", "--core.layers", "1", "--train.batch", "2", "--train.segment", "8", "--train.valid_batch", "1",
+    "--steps", "3", "--quiet",
+]  # fmt: skip
+PANGRAM = "the quick brown fox jumps over the lazy dog\n"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with trainings: `walk` of a generated task, `text` of characters, `mine` of labeled streams."""
+    folder = tmp_path_factory.mktemp("place")
+    (folder / "text.txt").write_text(PANGRAM * 40)
+    (folder / "mine.tokens").write_text("a b a b\n" * 40)
+    (folder / "mine.labels").write_text("0 1 - 1\n" * 40)
+    for arguments in (
+        ["random-walk/lstm", *SMALL, "--quiet", "--out", "walk"],
+        ["lm/lstm", *LM, "--task.path", "text.txt", "--task.unit", "characters", "--out", "text"],
+        ["labeled/lstm", *LM, "--task.path", "mine.tokens", "--out", "mine"],
+    ):
+        ended = stairwell(folder, "train", *arguments)
+        assert ended.status == 0, ended
+    return folder
+
+
+def test_a_training_prints_its_result_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
+    plain = stairwell(tmp_path, "train", "random-walk/lstm", *SMALL, "--out", "a")
+    assert plain.status == 0 and plain.out.startswith("run ") and "update 4/4" in plain.err
+    quiet = stairwell(tmp_path, "train", "random-walk/lstm", *SMALL, "--out", "b", "--quiet", "--json")
+    assert quiet.status == 0 and quiet.err == ""
+    result = one_object(quiet)
+    assert result["run"] == "b" and result["updates"] == 4 and result["tokens"] == 4 * 4 * 8
+    assert {"weights", "seconds", "best_update", "valid_loss", "valid_accuracy"} <= set(result)
+    loud = stairwell(tmp_path, "train", "random-walk/lstm", *SMALL, "--out", "c", "--json")
+    assert one_object(loud)["valid_loss"] == result["valid_loss"] and "update 4/4" in loud.err
+
+
+def one_object(ended: Ended) -> dict[str, Any]:
+    """What was printed, if it is exactly one JSON object."""
+    assert ended.status == 0, ended
+    assert ended.out.count("\n") == 1
+    found = json.loads(ended.out)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_an_evaluation_prints_one_json_object_that_does_not_depend_on_the_segment(place: Path) -> None:
+    for run in ("walk", "text", "mine"):
+        results = [
+            one_object(stairwell(place, "eval", run, "--json", "--segment", segment)) for segment in (1, 7, 1000)
+        ]
+        assert results[0]["run"] == run and results[0]["split"] == "test" and results[0]["rows"] == 1
+        for result in results[1:]:
+            assert result.keys() == results[0].keys()
+            for name, expected in results[0].items():
+                close = expected if isinstance(expected, str) else pytest.approx(expected, rel=1e-5)
+                assert result[name] == close, name
+    plain = stairwell(place, "eval", "walk", "--split", "valid")
+    assert "accuracy" in plain.out and plain.err == ""
+
+
+def test_other_text_can_be_evaluated(place: Path) -> None:
+    (place / "other.txt").write_text("lazy foxes jump over quick dogs\n")
+    scores = one_object(stairwell(place, "eval", "text", "--data", "other.txt", "--json"))
+    assert scores["scored"] == 31 and scores["bits_per_character"] > 0
+
+
+def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(place: Path, tmp_path: Path) -> None:
+    """As on another machine: the folder is copied, text and cache are gone."""
+    empty = {"STAIRWELL_CACHE": str(tmp_path / "cache")}
+    for run in ("text", "mine"):
+        shutil.copytree(place / run, tmp_path / run)
+    (tmp_path / "other.txt").write_text("lazy foxes jump over quick dogs\n")
+    (tmp_path / "more.tokens").write_text("b a b\n")
+    (tmp_path / "more.labels").write_text("1 - 0\n")
+
+    asked = ("generate", "text", "--prompt", "the ", "--tokens", "20", "--seed", "1")
+    written = stairwell(tmp_path, *asked, **empty)
+    assert written.status == 0 and len(written.out) == 21, written
+    assert written.out == stairwell(place, *asked).out
+    reported = stairwell(tmp_path, "report", "text", "mine", **empty)
+    page = (tmp_path / "report.html").read_text()
+    assert reported.status == 0 and "lm/lstm" in page and "labeled/lstm" in page, reported
+    assert not (tmp_path / "cache").exists(), "nothing was read yet that needs one"
+
+    scores = one_object(stairwell(tmp_path, "eval", "text", "--data", "other.txt", "--json", **empty))
+    assert scores["scored"] == 31 and "other.txt" in scores["data"]
+    (place / "other.txt").write_text("lazy foxes jump over quick dogs\n")
+    assert scores == one_object(stairwell(place, "eval", "text", "--data", "other.txt", "--json"))
+    assert one_object(stairwell(tmp_path, "eval", "mine", "--data", "more.tokens", "--json", **empty))["scored"] == 2
+
+    for command in (("eval", "text"), ("train", "--resume", "--out", "text")):
+        assert "there is no file or folder text.txt; the run was trained on it" in stairwell(tmp_path, *command).line
+
+
+def test_a_run_refuses_a_corpus_or_symbols_that_have_changed(place: Path, tmp_path: Path) -> None:
+    commands = [("train", "--resume", "--out", "text"), ("eval", "text"), ("eval", "text", "--split", "valid")]
+    shutil.copytree(place / "text", tmp_path / "text")
+    (tmp_path / "text.txt").write_text(PANGRAM * 80)
+    told = "text.txt has changed since the training began (in train and valid and test)"
+    for command in commands:
+        assert told in stairwell(tmp_path, *command).line
+    (tmp_path / "text.txt").write_text(PANGRAM * 40)
+    assert stairwell(tmp_path, "eval", "text").status == 0
+    assert stairwell(tmp_path, "train", "--resume", "--out", "text", "--quiet").status == 0
+
+    kept = (tmp_path / "text" / "task.json").read_text()
+    (tmp_path / "text" / "task.json").write_text(kept.replace("abc", "acb"))
+    others = [("generate", "text"), ("report", "text"), ("eval", "text", "--data", "text.txt")]
+    for command in commands + others:
+        assert "task.json was changed or damaged since the training wrote it" in stairwell(tmp_path, *command).line
+    (tmp_path / "text" / "task.json").unlink()
+    for command in commands + others:
+        assert "task.json is missing" in stairwell(tmp_path, *command).line
+    assert not (tmp_path / "text" / "task.json").exists(), "never made anew from today's text"
+
+
+def test_a_config_fed_back_in_gives_the_same_weights(place: Path) -> None:
+    for run in ("walk", "text"):
+        config = place / run / "config.json"
+        ended = stairwell(place, "train", "--config", config, "--out", f"{run}-again", "--quiet")
+        assert ended.status == 0, ended
+        assert_same_weights(place / run, place / f"{run}-again")
+        assert measured(place / run) == measured(place / f"{run}-again")
+        assert config.read_text() == (place / f"{run}-again" / "config.json").read_text()
+
+
+def test_what_would_be_trained_can_be_shown_and_changed(place: Path) -> None:
+    shown = json.loads(stairwell(place, "train", "lm/staircase", "--show", "--core.chunk", "5", "--seed", "7").out)
+    assert shown["experiment"] == "lm/staircase"
+    assert shown["core"]["chunk"] == 5 and shown["train"]["seed"] == 7
+    assert not (place / "runs").exists()
+
+
+MISTAKES = {
+    "train": "name an experiment, such as random-walk/feedback",
+    "train random-walk": "such as 'random-walk/feedback'",
+    "train randomwalk/lstm": "unknown task 'randomwalk'; did you mean 'random-walk'?",
+    "train random-walk/feedbak": "unknown core 'feedbak'; did you mean 'feedback'?",
+    "train random-walk/lstm --core.widht 8": "No such option: --core.widht; did you mean --core.width?$",
+    "train random-walk/lstm --core.memory 8": "unknown option --core.memory",
+    "train random-walk/lstm --bogus 8": "No such option: --bogus",
+    "train random-walk/feedback --core.cross true": "No such option: --core.cross$",
+    "train random-walk/staircase --core.attend_to_current false": "unknown option --core.attend_to_current",
+    "train random-walk/multi-vector-rnn --core.chunk 4": "unknown option --core.chunk",
+    "train random-walk/memory-network --core.compute 1": "unknown option --core.compute",
+    "train random-walk/lstm --train.batch 0": "train.batch must be at least 1",
+    "train random-walk/lstm --train.batch many": "'many' is not a whole number",
+    "train random-walk/lstm --train.batch 6 --train.accumulate 4": "accumulate 4 does not divide the batch of 6",
+    "train random-walk/lstm --train.learning_rate nan": "'nan' is not a number",
+    "train random-walk/lstm --train.decay linear": "'linear' is not a none|cosine",
+    "train random-walk/lstm --train.curriculum length=9..2": "cannot read the curriculum",
+    "train random-walk/lstm --train.curriculum length=2;lenght=4": "cannot change 'lenght'",
+    "train random-walk/lstm --train.finetune_steps 1 --train.finetune_task length": "finetune_task must be name=value",
+    "train random-walk/lstm --task.length 0": "length",
+    "train random-walk/lstm --task.length -3": "length is -3; it must be at least 1",
+    "train unicorn/lstm": "unknown task 'unicorn'; there are: random-walk, algorithmic",
+    "train random-walk/unicorn": "unknown core 'unicorn'; there are: feedback, transformer-xl",
+    "train random-walk/lstm --device cuda:7": "--device cuda:7 cannot be used",
+    "train random-walk/lstm --device abacus": "'abacus' is not a device",
+    "train random-walk/lstm --engine warp": "engine must be auto, fast or reference",
+    "train random-walk/lstm --seeds 0": "--seeds",
+    "train random-walk/lstm --out walk": "walk holds a training already; go on with it (--resume)",
+    "train random-walk/lstm --out text.txt": "the folder text.txt cannot be made (text.txt is a file); choose another",
+    "train random-walk/lstm --out text.txt/a": "text.txt is not a folder; choose another path",
+    "train random-walk/lstm --seed 12345678901234567890": "train.seed must be below 2^63, not 12345678901234567890",
+    "train random-walk/lstm --seed 9223372036854775807 --seeds 2": "train.seed must be below 2^63",
+    "train random-walk/lstm --train.batch 1000000000": "lower --train.batch (now 1,000,000,000)",
+    "train random-walk/lstm --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
+    "train random-walk/lstm --core.layers 1000000 --seeds 2": "lower --core.layers (now 1,000,000)",
+    "reproduce staircase.table1.random-walk --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
+    "reproduce staircase.table1.random-walk --only nobody": "--only 'nobody': staircase.table1.random-walk has no such",
+    "reproduce staircase.table1.random-wlk": "random-wlk",
+    "reproduce feedback.figure5": "--task.path",
+    "train --resume": "--resume needs --out",
+    "train --resume --out nowhere": "nowhere is not a run folder",
+    "train --resume --out walk --train.batch 8": "only --steps may change",
+    "train lm/lstm --resume --out walk": "walk is a training of random-walk/lstm",
+    "train --config nowhere.json": "nowhere.json",
+    "train --config text.txt": "is not readable JSON",
+    "train lm/lstm --task.path nowhere.txt": "nowhere.txt",
+    "train lm/lstm --task.path empty.txt": "empty.txt",
+    "train lm/lstm --task.path tiny.txt": "tiny.txt",
+    "train lm/lstm --task.path binary.txt --task.unit characters": "unit=bytes takes any file",
+    "train lm/lstm --task.path binary.txt --task.unit words": "unit=bytes takes any file",
+    "train labeled/lstm": "path",
+    "train labeled/lstm --task.path lonely.tokens": "lonely.labels",
+    "train labeled/lstm --task.path crooked.tokens": "crooked",
+    "train walk/config.json": "walk",
+    "train random-walk/lstm --core.width": "Option '--core.width' requires an argument",
+    "train random-walk/lstm --steps 5 --train.steps 7": "--steps 5 and --train.steps 7 differ",
+    "train random-walk/lstm --seed 5 --train.seed 7": "--seed 5 and --train.seed 7 differ",
+    "generate text --temperature": "Option '--temperature' requires an argument",
+    "generate text --temperature inf": "temperature must be a finite number, 0 or more, not inf",
+    "generate text --repetition-penalty nan": "the repetition penalty must be from 0.01 to 100 (1 is none), not nan",
+    "generate text --repetition-penalty inf": "the repetition penalty must be from 0.01 to 100 (1 is none), not inf",
+    "generate text --top-p nan": "top_p must be above 0 and at most 1, not nan",
+    "generate text --seed 12345678901234567890": "--seed",
+    "translate text --seed 12345678901234567890": "--seed",
+    "generate broken": "broken/model.safetensors holds numbers that are not finite (NaN or infinity) in '",
+    "eval broken": "it can answer nothing; bring back a good copy, or train anew",
+    "eval nowhere": "nowhere is not a run folder",
+    "eval begun": "begun holds no model yet",
+    "eval walk --split train": "--split must be valid or test",
+    "eval walk --data text.txt": "--data is for tasks that read files",
+    "eval walk --rows 0": "--rows",
+    "eval walk --rows 1000000000000": "1,000,000,000,000 streams at a time would need at least",
+    "eval walk --horizon 50 --seeds 1000000000": "lower --rows (now 4) or --seeds (now 1,000,000,000)",
+    "eval walk --horizon 50 --baselines": "--baselines goes with a split; leave it out with --horizon",
+    "eval text --data foreign.txt": "is not in the training text",
+    "eval mine --data foreign.tokens": "the symbol 'c' does not occur in the training split",
+    "eval walk --device cuda:7": "--device cuda:7 cannot be used",
+    "list nonsense": "cannot list 'nonsense'",
+    "data get nonsense": "nonsense",
+    "data check nowhere": "nowhere",
+    "trian": "trian",
+}
+
+
+@pytest.mark.parametrize("arguments", MISTAKES)
+def test_a_mistake_is_told_in_one_line(arguments: str, place: Path) -> None:
+    for name, content in {
+        "empty.txt": b"",
+        "tiny.txt": b"a",
+        "binary.txt": bytes(range(256)) * 40,
+        "foreign.txt": "naïve façade\n".encode(),
+        "lonely.tokens": b"a b\n" * 40,
+        "crooked.tokens": b"a b\n" * 40,
+        "crooked.labels": b"0 1 1\n" * 40,
+        "foreign.tokens": b"a c a b\n" * 40,
+        "foreign.labels": b"0 1 - 1\n" * 40,
+    }.items():
+        (place / name).write_bytes(content)
+    (place / "begun").mkdir(exist_ok=True)
+    (place / "begun" / "config.json").write_text((place / "walk" / "config.json").read_text())
+    if not (place / "broken").exists():
+        shutil.copytree(place / "text", place / "broken")
+        tensors, note = load_tensors(place / "text" / "model.safetensors")
+        save_tensors(place / "broken" / "model.safetensors", {n: t * math.nan for n, t in tensors.items()}, note)
+    folders = {path for path in place.rglob("*") if path.is_dir()}
+    assert MISTAKES[arguments] in f"{stairwell(place, *arguments.split()).line}$"
+    assert {path for path in place.rglob("*") if path.is_dir()} == folders, "a refused command leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"format": 99}, "was written by a newer stairwell (format 99, this one reads 1); upgrade"),
+        ({"format": "1"}, "is not a stairwell config"),
+        ({"trian": {}}, "unknown section 'trian'"),
+        ({"experiment": 3}, "'experiment' must be a task and a core"),
+        ({"experiment": "random-walk/gru"}, "unknown core 'gru'"),
+        ({"train": []}, "it must hold fields and their values"),
+        ({"train": {"batsch": 3}}, "unknown field 'batsch'"),
+        ({"train": {"batch": "3"}}, "'batch': '3' is not a whole number"),
+        ({"train": {"batch": 3.5}}, "'batch': 3.5 is not a whole number"),
+        ({"train": {"stop_when_mastered": 1}}, "'stop_when_mastered': 1 is not a true or false"),
+        ({"core": {"width": -8}}, "width"),
+    ],
+)
+def test_a_config_that_is_not_right_is_told_in_one_line(change: dict[str, Any], told: str, place: Path) -> None:
+    run = place / "changed"
+    run.mkdir(exist_ok=True)
+    config = json.loads((place / "walk" / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**config, **change}))
+    assert told in stairwell(place, "train", "--config", "changed/config.json", "--out", "other").line
+    assert told in stairwell(place, "train", "--resume", "--out", "changed").line
+    assert told in stairwell(place, "eval", "changed").line
+
+
+def test_a_model_that_does_not_fit_its_config_is_told_in_one_line(place: Path) -> None:
+    run = place / "unfit"
+    run.mkdir()
+    config = json.loads((place / "walk" / "config.json").read_text())
+    config["core"]["width"] = 16
+    (run / "config.json").write_text(json.dumps(config))
+    (run / "model.safetensors").write_bytes((place / "walk" / "model.safetensors").read_bytes())
+    assert "does not fit" in stairwell(place, "eval", "unfit").line
+    (run / "model.safetensors").write_bytes(b"not at all")
+    assert "model.safetensors is damaged" in stairwell(place, "eval", "unfit").line
+
+
+def test_an_internal_error_can_be_traced(place: Path) -> None:
+    ended = stairwell(place, "eval", "nowhere", STAIRWELL_DEBUG="1")
+    assert "Traceback" in ended.err
+
+
+@pytest.mark.parametrize("moment", ["text/config.json", "text/task.json", "long.txt"])
+def test_interrupting_any_command_leaves_no_traceback(moment: str, place: Path) -> None:
+    (place / "long.txt").write_text(PANGRAM * 20)
+    ended = stairwell(place, "eval", "text", "--segment", "1", "--data", "long.txt", TEST_INTERRUPT_AT=moment)
+    assert ended.status == 130 and ended.out == "" and ended.err == "interrupted\n", ended
+
+
+def test_interrupting_a_command_that_is_still_loading_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from stairwell import cli
+
+    class Interrupting:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "stairwell.train":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "stairwell.train", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "interrupted before anything began\n"
+
+
+def test_lists_and_information(place: Path) -> None:
+    listed = stairwell(place, "list")
+    assert listed.status == 0
+    for word in ("random-walk", "global-cached-staircase", "enwik8", "TASK/CORE"):
+        assert word in listed.out
+    cores = stairwell(place, "list", "cores").out.splitlines()
+    words = [line.split(maxsplit=1)[1] for line in cores]
+    assert len(set(words)) == len(words) == 10
+    told = stairwell(place, "info").out
+    for word in ("stairwell", "python", "torch", "device", "threads", "engine"):
+        assert f"\n{word}" in f"\n{told}"
+
+
+def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -> None:
+    from stairwell.cli.options import dotted_options
+
+    text = stairwell(place, "train", "--help", COLUMNS="80", TERMINAL_WIDTH="80").out
+    words = set(text.replace("│", " ").split())
+    missing = [name for name, _, _ in dotted_options() if f"--{name}" not in words]
+    assert not missing
+    assert all(help for _, _, help in dotted_options())
+
+
+def test_the_help_of_one_experiment_has_its_own_options_words_and_defaults(place: Path) -> None:
+    """An option of the same name is another thing elsewhere: a path, say, or which tables are tied."""
+    asked = ("train", "translation/feedback", "--task.path", "lm/lstm/pairs", "--help")
+    text = " ".join(stairwell(place, *asked, COLUMNS="300", TERMINAL_WIDTH="300").out.split())
+    assert "number of byte pairs; default: 8000" in text and "not needed if source and target are files" in text
+    assert "target and output, or none (all|output|none); default: all" in text
+    assert "--out" in text and "--train.label_smoothing" in text and "--core.memory" in text
+    for foreign in ("--core.chunk", "--task.unit", "--task.statements", "--train.epochs", "--model.adaptive"):
+        assert foreign not in text, foreign
+
+
+def test_every_task_and_every_core_has_a_help_of_its_own() -> None:
+    from stairwell.cli.options import options_of
+
+    for name in (*(f"{task}/feedback" for task in TASKS), *(f"parity/{core}" for core in CORES)):
+        assert all(help for _, help in options_of(name).values()), name
+
+
+def test_the_shell_completes_experiments_and_options(place: Path) -> None:
+    for typed, number, wanted in (
+        ("stairwell train random-walk/f", "2", "random-walk/feedback"),
+        ("stairwell train --core.mem", "2", "--core.memory"),
+        ("stairwell tr", "1", "train"),
+    ):
+        completed = stairwell(place, _STAIRWELL_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=number)
+        assert wanted in completed.out.split(), completed
+
+
+def test_the_module_is_the_same_command_and_a_terminal_shows_a_live_panel(tmp_path: Path) -> None:
+    """The real interpreter, with a pseudo-terminal as stderr."""
+    master, terminal = pty.openpty()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
+    arguments = ["train", "random-walk/lstm", *TINY, "--steps", "30", "--out", "run", "--json"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "stairwell", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        cwd=tmp_path,
+        env=environment,
+    )
+    os.close(terminal)
+    seen = b""
+    while True:
+        try:
+            part = os.read(master, 65536)
+        except OSError:  # the terminal's other end is closed
+            break
+        if not part:
+            break
+        seen += part
+    out, _ = process.communicate()
+    assert process.returncode == 0
+    assert json.loads(out)["updates"] == 30
+    shown = seen.decode(errors="replace")
+    for word in ("updates", "30/30", "tokens/s", "eta", "loss", "valid", "random-walk/lstm"):
+        assert word in shown, word
+    assert any(block in shown for block in "▁▂▃▄▅▆▇█")

@@ -1,0 +1,332 @@
+"""Small wrong programs that no other test noticed: one number, one sign, one comparison off."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stairwell import (
+    CachedStaircaseConfig,
+    FeedbackConfig,
+    LanguageModel,
+    LanguageModelConfig,
+    LSTMConfig,
+    build,
+    text,
+)
+from stairwell.cores import GlobalCachedStaircaseConfig, StaircaseConfig
+from stairwell.decode import Session
+from stairwell.errors import UserError
+from stairwell.experiments import measures
+from stairwell.layers import Masks
+from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
+from stairwell.models.embedding import StartEmbedding
+from stairwell.models.encoder import EncoderConfig, relative_scores
+from stairwell.provenance import provenance
+from stairwell.tasks import group_words
+from stairwell.tasks.base import Batch
+from stairwell.tasks.language import LanguageScore
+from stairwell.tasks.pair_task import PairBatch, buckets
+from stairwell.tasks.random_walk import FORWARD, LEFT, RIGHT, trajectory
+from stairwell.tasks.translation import Config as TranslationConfig
+from stairwell.train.distributed import Distributed
+from stairwell.train.pair_objective import GREEDY, PairCrossEntropy, PairScores
+from stairwell.train.run import Run
+from stairwell.train.streams import CrossEntropy
+from stairwell.train.translator import SEARCH, Search, Translator, search_of
+from tests.train.test_loop import trainer
+
+BITS = {"bits_per_character": 0.5 / math.log(2)}
+PERPLEXITY = {"perplexity": math.exp(0.5)}
+UNITS: dict[Any, dict[str, float]] = {"bytes": BITS, "characters": BITS, "words": PERPLEXITY, "bpe": PERPLEXITY}
+CORE = FeedbackConfig(width=8, heads=2, layers=2, memory=3)
+
+
+def test_the_learning_rate_of_an_update_is_the_plans(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__warmup=4, train__learning_rate=0.5)
+    rates = []
+    for _ in range(5):
+        run.update()
+        rates.append(run.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5])
+
+
+def test_an_update_of_one_term_is_not_scaled(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "counting/lstm", task__length=3, train__max_grad_norm=0, train__batch=1, train__segment=1)
+    batch = run.batch_source.read(1)
+    while int((batch.targets != IGNORE).sum()) != 1:
+        batch = run.batch_source.read(1)
+    nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(1), batch.start)
+    wanted = torch.autograd.grad(nll.sum(), list(run.model.parameters()))
+    run.batch_source.read = lambda length: batch  # type: ignore[method-assign]
+    run.update()
+    for gradient, parameter in zip(wanted, run.model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_the_accuracy_of_a_stream_is_in_percent() -> None:
+    objective = CrossEntropy(LanguageModel(LanguageModelConfig(core=CORE, inputs=3)))
+    assert objective.summary({"right": 3.0}, 4) == {"accuracy": 75.0}
+
+
+def test_signals_are_handled_as_before_after_a_training(tmp_path: Path) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    trainer(tmp_path).run()
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_only_models_that_leave_parameters_out_are_said_to() -> None:
+    def skips(**model: Any) -> bool:
+        return CrossEntropy(
+            LanguageModel(LanguageModelConfig(**{"core": CORE, "inputs": 30, **model}))
+        ).skips_parameters
+
+    assert skips(adaptive=(10, 20))
+    assert skips(core=FeedbackConfig(width=8, heads=2, layers=2, memory=3, layer_drop=0.2))
+    assert not skips() and not skips(core=LSTMConfig(width=8))
+
+
+def pair_objective() -> PairCrossEntropy:
+    torch.manual_seed(0)
+    config = Seq2SeqConfig(core=CORE, sources=7, targets=7, encoder_layers=1, encoder_heads=2)
+    return PairCrossEntropy(Seq2Seq(config))
+
+
+def test_a_rehearsal_of_pairs_runs() -> None:
+    pair_objective().rehearse()
+
+
+def test_the_right_targets_of_pairs_are_counted() -> None:
+    objective = pair_objective()
+    source, tokens = torch.randint(7, (2, 4)), torch.randint(7, (2, 3))
+    state = objective.model.init_state(2, source)
+    likeliest = objective.model(tokens, state)[0].argmax(-1)
+    targets = likeliest.clone()
+    targets[0, 0] = (targets[0, 0] + 1) % 7
+    targets[1, 2] = IGNORE
+    outcome = objective(PairBatch(source, torch.ones(2, 4, dtype=torch.bool), tokens, targets))
+    assert int(outcome.metrics["right"]) == 4
+
+
+def test_a_batch_of_pairs_is_as_full_as_it_may_be() -> None:
+    lengths = np.array([[4, 3]] * 10)
+    assert [len(batch) for batch in buckets(lengths, np.arange(10), tokens=12, most=99)] == [3, 3, 3, 1]
+    assert [len(batch) for batch in buckets(lengths, np.arange(10), tokens=11, most=99)] == [2, 2, 2, 2, 2]
+
+
+def test_a_search_without_options_is_the_documents() -> None:
+    assert Search().lengths(5, 100) == (0, 25) and Search().beam == 5 and GREEDY.beam == 1
+
+
+def test_a_damaged_search_is_told(tmp_path: Path) -> None:
+    (tmp_path / SEARCH).write_text(json.dumps({"beam": "many"}))
+    with pytest.raises(UserError, match="tune the run again"):
+        search_of(tmp_path, type("Task", (), {"search": {}})())  # type: ignore[arg-type]
+
+
+def test_a_walk_begins_in_the_first_cell_facing_east() -> None:
+    assert trajectory([FORWARD, LEFT, RIGHT, RIGHT, FORWARD], grid=8) == ([1, 1, 1, 1, 9], [0, 1, 0, 3, 3])
+
+
+def test_bits_per_character_and_perplexity_are_not_mixed_up() -> None:
+    batch = Batch(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), None)
+    for unit, wanted in UNITS.items():
+        score = LanguageScore(unit, text.Bytes())
+        score.add(batch, torch.full((1, 2), 0.5), torch.zeros(1, 2, dtype=torch.int64))
+        assert score.result() == {"loss": 0.5, "scored": 2, **wanted}
+
+
+@pytest.mark.parametrize(("which", "steps"), [("last", [4, 5]), ("best", [2, 3])])
+def test_the_last_or_the_best_models_are_averaged(which: str, steps: list[int], tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__average=2, train__average_of=which, train__validate_every=1, train__steps=5)
+    scores = iter([9.0, 1.0, 2.0, 3.0, 8.0])
+    run.validation = Fixed(lambda: {"loss": next(scores, 5.0)})  # type: ignore[assignment]
+    run.run()
+    assert [int(path.stem.removeprefix("step-")) for path in run.folder.snapshots()] == steps
+
+
+class Fixed:
+    primary_metric, higher_is_better = "loss", False
+
+    def __init__(self, score: Any) -> None:
+        self.score = score
+
+    def __call__(self, model: Any, split: str) -> dict[str, float]:
+        return dict(self.score())
+
+
+def test_room_to_crop_grows_token_by_token() -> None:
+    core = build(CORE)
+    _, state = core(torch.randn(1, 2, 8), core.init_state(1, max_crop=8))
+    _, state = core(torch.randn(1, 3, 8), state)
+    assert int(state.room) == 5
+    state.crop(5)
+    with pytest.raises(ValueError, match="crop"):
+        state.crop(6)
+
+
+def test_every_residual_sum_drops_its_own_elements() -> None:
+    core = build(FeedbackConfig(width=64, heads=2, layers=2, memory=3, residual_dropout=0.5)).train()
+    masks = core.draw(torch.randn(2, 4, 64), core.init_state(2), None)
+    assert isinstance(masks, Masks)
+    first = masks.at(0, 0, 4).residual
+    assert first is not None and len(first) == 2 and not torch.equal(first[0], first[1])
+    layer, kept = core.layers[0], masks.at(0, 0, 4)
+    used: list[torch.Tensor] = []
+    layer.residual = lambda x, norm, sublayer, mask: used.append(mask) or x  # type: ignore[method-assign, func-returns-value]
+    layer(torch.randn(2, 4, 64), torch.zeros_like, None, torch.zeros_like, kept)
+    assert [torch.equal(mask, wanted) for mask, wanted in zip(used, first, strict=True)] == [True, True]
+
+
+def test_distances_between_source_tokens_are_told_apart() -> None:
+    q = torch.ones(1, 1, 4, 1, dtype=torch.float64)
+    distances = torch.arange(5, dtype=torch.float64)[:, None]  # the vector of distance d is d + 2
+    found = relative_scores(q, distances)[0, 0]
+    assert found.tolist() == [[2, 3, 4, 4], [1, 2, 3, 4], [0, 1, 2, 3], [0, 0, 1, 2]]
+
+
+def test_defaults_are_the_papers() -> None:
+    assert (StaircaseConfig().chunk, CachedStaircaseConfig().compute) == (32, 1)
+    assert (GlobalCachedStaircaseConfig().compute, GlobalCachedStaircaseConfig().distances) == (1, 512)
+    assert measures.ROWS == {False: 50, True: 16} and measures.Reach("", "length", ()).bar == 90
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LSTMConfig(width=0),
+        lambda: LSTMConfig(layers=0),
+        lambda: LSTMConfig(dropout=1.0),
+        lambda: GlobalCachedStaircaseConfig(chunk=0),
+        lambda: GlobalCachedStaircaseConfig(distances=0),
+        lambda: EncoderConfig(encoder_dropout=1.0),
+        lambda: EncoderConfig(encoder_relu_drop=-0.1),
+        lambda: LanguageModelConfig(core=CORE, inputs=0),
+        lambda: LanguageModelConfig(core=CORE, inputs=0, outputs=3),
+        lambda: LanguageModelConfig(core=CORE, inputs=3, outputs=0),
+        lambda: TranslationConfig(max_source_length=0),
+        lambda: TranslationConfig(max_target_length=0),
+    ],
+)
+def test_sizes_and_rates_that_make_no_sense_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError):
+        make()
+    LanguageModelConfig(core=CORE, inputs=1, outputs=1)
+
+
+def test_a_process_of_its_own_is_on_the_cpu_unless_told() -> None:
+    assert Distributed().device == torch.device("cpu")
+    assert Distributed(device=torch.device("meta")).device == torch.device("meta")
+
+
+def test_decoding_speed_counts_what_was_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(tmp_path, "parity/feedback")
+    monkeypatch.setattr(measures, "load", lambda *_: (run.model.eval(), None))
+    steps: list[int] = []
+    step = Session.step
+    monkeypatch.setattr(Session, "step", lambda self, tokens: (steps.append(1), step(self, tokens))[1])
+    measures.DecodingSpeed("", state_bytes=1, steps=7).measure(run.folder, "cpu", "auto")
+    assert len(steps) == 3 + 7
+
+
+def test_the_first_token_alone_is_told_apart() -> None:
+    first = StartEmbedding(2)
+    torch.nn.init.ones_(first.vector)
+    age = torch.tensor([[0, 1, 2], [3, 0, 1]])
+    assert first(torch.zeros(2, 3, 2), age)[..., 0].tolist() == [[1, 0, 0], [0, 1, 0]]
+
+
+def test_the_generators_of_the_groups_are_permutations() -> None:
+    for generator in (group_words.SWAP, group_words.SMALL_CYCLE, group_words.CYCLE):
+        assert sorted(generator) == list(range(group_words.ELEMENTS))
+
+
+def test_nan_in_sight_of_a_learned_span_is_not_hidden() -> None:
+    core = build(FeedbackConfig(width=8, heads=2, layers=1, memory=4, adaptive_span=True))
+    core.engine = None
+    x = torch.randn(1, 3, 8)
+    x[0, 0] = torch.nan
+    assert core(x, core.init_state(1))[0][0, 1].isnan().all()
+
+
+@pytest.mark.parametrize("longest", [1, 3])
+def test_a_target_has_no_more_tokens_than_it_may(longest: int) -> None:
+    """The end is not counted."""
+    symbols: Any = type("Symbols", (), {"target": text.Bytes(), "source": text.Bytes()})()
+    asked: list[list[int]] = []
+    task: Any = type("Task", (), {
+        "end": 3, "vocabulary": symbols, "config": TranslationConfig(max_target_length=50), "normal": staticmethod(str),
+        "read_sources": staticmethod(lambda texts: ([np.array([1, 2, 3])] * len(texts), 0)),
+        "write_target": staticmethod(lambda tokens: asked.append(list(tokens)) or ""),
+    })()  # fmt: skip
+    config = Seq2SeqConfig(core=CORE, sources=4, targets=4, encoder_layers=1, encoder_heads=2, tied="none")
+    model = Seq2Seq(config)
+    with torch.no_grad():
+        model.head.bias[3] = -100.0  # type: ignore[index]
+    list(Translator(model, task, Search(beam=1, longest=longest)).translate(["x"]))
+    assert [len(tokens) for tokens in asked] == [longest]
+
+
+def test_another_models_checkpoint_is_told(tmp_path: Path) -> None:
+    small, large = trainer(tmp_path / "a"), trainer(tmp_path / "b", core__width=16)
+    small.run()
+    large.folder.path.mkdir(parents=True)
+    (large.folder.path / "checkpoints").symlink_to(small.folder.path / "checkpoints")
+    with pytest.raises(UserError, match="of another model"):
+        large.resume()
+
+
+def test_states_of_parts_are_carried_into_a_resumed_training(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "random-walk/lstm", train__accumulate=2)
+    run.run()
+    again = trainer(tmp_path, "random-walk/lstm", train__accumulate=2)
+    again.resume()
+    for ours, theirs in zip(again.objective.states, run.objective.states, strict=True):
+        assert all(a.equal(b) for (_, a), (_, b) in zip(ours.tensors(), theirs.tensors(), strict=True))
+
+
+@pytest.mark.parametrize("primary_metric", ["loss", "bleu"])
+def test_a_tool_that_decides_must_be_there_from_the_beginning(
+    primary_metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    monkeypatch.setattr("stairwell.tasks.text_scores.installed", lambda name: False)
+    config = TranslationConfig(primary_metric=primary_metric)  # type: ignore[arg-type]
+    task: Any = type(
+        "Task", (), {"primary_metric": primary_metric, "higher_is_better": True, "metric": "bleu", "config": config}
+    )()
+    if primary_metric == "loss":
+        assert PairScores(task).sample == 0
+        return
+    with pytest.raises(UserError, match="sacrebleu is not installed"):
+        PairScores(task)
+
+
+def test_the_last_phase_begins_with_its_first_update(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__steps=2, train__finetune_steps=2)
+    phases: list[int] = []
+    update = run.update
+    run.update = lambda: (phases.append(run.progress.phase), update())  # type: ignore[method-assign, assignment, return-value]
+    run.run()
+    assert phases == [0, 0, 1, 1]
+
+
+def test_a_config_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(UserError, match="cannot read"):
+        Run(tmp_path).read_config()
+
+
+@pytest.mark.parametrize("program", ["/anywhere/bin/stairwell", "/anywhere/stairwell/__main__.py"])
+def test_a_results_command_can_be_typed_by_anyone(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = [program, "reproduce", "extra.s5", "--out", "/home/me/runs", "--only", "Cached Staircase"]
+    monkeypatch.setattr(sys, "argv", given)
+    assert provenance()["command"] == "stairwell reproduce extra.s5 --only 'Cached Staircase'"

@@ -1,0 +1,198 @@
+"""Labeled streams: two files side by side, and every way in which they may not fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from stairwell import text
+from stairwell.errors import UserError
+from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.labeled import Config, Labeled
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAIRWELL_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def write(folder: Path, **files: str) -> Path:
+    """write(folder, train_tokens="a b") makes train.tokens."""
+    for name, content in files.items():
+        (folder / name.replace("_", ".")).write_text(content, encoding="utf-8")
+    return folder
+
+
+def simple(folder: Path, **files: str) -> Path:
+    """A folder with splits, all of them fine unless given otherwise."""
+    fine = {f"{split}_{kind}": "a b\nb a a\n" if kind == "tokens" else "- 1\n0 - 1\n" for split in ("train", "valid")
+            for kind in ("tokens", "labels")}  # fmt: skip
+    return write(folder, **(fine | files))
+
+
+def opened(task: Labeled) -> Labeled:
+    assert task.splits
+    return task
+
+
+def whole(task: Labeled, split: str, rows: int, segment: int) -> Batch:
+    batches = list(task.batches(split, rows, segment))  # type: ignore[arg-type]
+    return Batch(
+        torch.cat([batch.tokens for batch in batches], 1),
+        torch.cat([batch.targets for batch in batches], 1),
+        torch.cat([batch.start for batch in batches if batch.start is not None], 1),
+    )
+
+
+def test_labels_stand_beside_their_tokens_and_every_line_starts_anew(tmp_path: Path) -> None:
+    task = Labeled(Config(path=str(simple(tmp_path))))
+    assert (task.vocabulary.symbols, task.vocabulary.labels) == (("a", "b"), ("0", "1"))
+    assert (task.inputs, task.outputs) == (2, 2)
+    batch = whole(task, "valid", 1, 2)
+    assert batch.tokens.tolist() == [[0, 1, 1, 0, 0]]
+    assert batch.targets.tolist() == [[IGNORE, 1, 0, IGNORE, 1]]
+    assert batch.start is not None and batch.start.tolist() == [[True, False, True, False, False]]
+
+
+def test_the_training_stream_goes_round_the_training_split(tmp_path: Path) -> None:
+    task = Labeled(Config(path=str(simple(tmp_path))))
+    batch = task.batch_source(range(2), 2, seed=0).read(6)
+    assert batch.tokens.tolist() == [[0, 1, 1, 0, 0, 0], [1, 0, 0, 0, 1, 1]]
+    assert batch.targets[0].tolist() == [IGNORE, 1, 0, IGNORE, 1, IGNORE]
+    assert batch.start is not None and batch.start[0].tolist() == [True, False, True, False, False, True]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 7])
+@pytest.mark.parametrize("segment", [1, 3, 100])
+def test_every_episode_is_read_once_and_never_cut(tmp_path: Path, rows: int, segment: int) -> None:
+    lines = [" ".join("ab"[(i + j) % 2] for j in range(1 + i % 4)) for i in range(5)]
+    content = {"valid_tokens": "\n".join(lines), "valid_labels": "\n".join(lines).replace("a", "1").replace("b", "0")}
+    task = Labeled(Config(path=str(simple(tmp_path, **content))))
+    batch = whole(task, "valid", rows, segment)
+    assert batch.start is not None
+    assert int(batch.start.sum()) == len(lines)
+    assert int((batch.targets != IGNORE).sum()) == sum(len(line.split()) for line in lines)
+    read = []
+    for row in range(rows):
+        scored = batch.targets[row] != IGNORE
+        assert not bool(scored[0]) or bool(batch.start[row, 0])
+        read += batch.tokens[row][scored].tolist()
+    assert read == ["ab".index(symbol) for line in lines for symbol in line.split()]
+
+
+def test_the_score_counts_tokens_and_whole_episodes(tmp_path: Path) -> None:
+    task = Labeled(Config(path=str(simple(tmp_path))))
+    score = task.score()
+    for batch in task.batches("valid", 2, 2):
+        right = torch.where(batch.targets == IGNORE, 0, batch.targets)
+        right[batch.start] = 1 - right[batch.start]  # the first label of an episode is missed
+        score.add(batch, torch.ones(batch.tokens.shape) * (batch.targets != IGNORE), right)
+    result = score.result()
+    assert (result["scored"], result["loss"]) == (3, 1.0)
+    assert result["accuracy"] == pytest.approx(200 / 3)
+    assert result["error"] == pytest.approx(100 / 3)
+    assert result["sequence_accuracy"] == pytest.approx(50)
+
+
+def test_one_pair_of_files_is_split_by_lines(tmp_path: Path) -> None:
+    lines = "\n".join("a b" if i < 38 else "b b" for i in range(40))
+    write(tmp_path, walk_tokens=lines, walk_labels=lines.replace("a", "x").replace("b", "y"))
+    task = Labeled(Config(path=str(tmp_path / "walk.tokens")))
+    assert {split: data.episodes for split, data in task.splits.items()} == {"train": 36, "valid": 2, "test": 2}
+    assert whole(task, "valid", 1, 9).tokens.tolist() == [[0, 1, 0, 1]]
+    assert whole(task, "test", 1, 9).tokens.tolist() == [[1, 1, 1, 1]]
+
+
+def test_labels_may_lie_elsewhere_and_another_symbol_may_mean_unscored(tmp_path: Path) -> None:
+    write(tmp_path, in_txt="a b\n" * 3, out_txt="? -\n" * 3)
+    task = Labeled(Config(path=str(tmp_path / "in.txt"), labels=str(tmp_path / "out.txt"), unscored="?"))
+    assert task.vocabulary.labels == ("-",)
+    assert whole(task, "test", 1, 9).targets.tolist() == [[IGNORE, 0]]
+
+
+def test_empty_lines_are_passed_over_and_the_last_line_needs_no_end(tmp_path: Path) -> None:
+    content = {"valid_tokens": "\na b\n\n\nb\n\n", "valid_labels": "\n1 0\n\n\n1"}
+    task = Labeled(Config(path=str(simple(tmp_path, **content))))
+    assert task.splits["valid"].episodes == 2
+
+
+def test_other_data_is_read_with_the_symbols_of_training(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    task = Labeled(Config(path=str(simple(tmp_path / "folder"))))
+    write(tmp_path, more_tokens="b\n", more_labels="0\n", odd_tokens="c\n", odd_labels="0\n")
+    other = task.with_data(str(tmp_path / "more.tokens"))
+    assert whole(other, "valid", 1, 5).tokens.tolist() == whole(other, "test", 1, 5).tokens.tolist() == [[1]]
+    with pytest.raises(ValueError, match="has no train split"):
+        other.batch_source(range(1), 1, 0)
+    with pytest.raises(ValueError, match=r"line 1 of .*odd\.tokens: the symbol 'c' does not occur in the training"):
+        opened(task.with_data(str(tmp_path / "odd.tokens")))
+
+
+def test_the_vocabulary_can_be_saved_and_given_back(tmp_path: Path) -> None:
+    task = Labeled(Config(path=str(simple(tmp_path))))
+    task.vocabulary.save(tmp_path / "vocabulary.json")
+    again = Labeled(task.config, text.load(tmp_path / "vocabulary.json"))
+    assert again.vocabulary == task.vocabulary
+    with pytest.raises(ValueError, match="not one of bytes"):
+        Labeled(task.config, text.Bytes())
+
+
+def test_the_description_says_what_there_is(tmp_path: Path) -> None:
+    line = Labeled(Config(path=str(simple(tmp_path)))).describe()
+    assert "train 2, valid 2 episodes" in line and "2 symbols, 2 labels" in line and "finite" in line
+
+
+MISTAKES = {
+    "no labels": ({"valid_labels": None}, UserError, r"no file of labels .*valid\.labels"),
+    "no valid": ({"valid_tokens": None}, UserError, r"no valid\.tokens in"),
+    "too few labels": (
+        {"valid_labels": "- 1\n0 -\n"},
+        ValueError,
+        r"line 2 of .*valid\.tokens has 3 tokens.* 2 labels",
+    ),
+    "a line too few": ({"train_labels": "- 1\n"}, ValueError, r"line 2 of .*train\.tokens has 3 tokens.* 0 labels"),
+    "a line too many": ({"train_labels": "- 1\n0 - 1\n1\n"}, ValueError, r"line 3 of .*has 0 tokens.* 1 labels"),
+    "unknown token": ({"valid_tokens": "a b\nb a c\n"}, ValueError, r"line 2 of .*valid\.tokens: the symbol 'c'"),
+    "unknown label": ({"valid_labels": "- 1\n0 - 7\n"}, ValueError, r"line 2 of .*valid\.labels: the label '7'"),
+    "empty train": ({"train_tokens": "", "train_labels": ""}, ValueError, r"train\.tokens is empty"),
+    "empty valid": ({"valid_tokens": "\n", "valid_labels": ""}, ValueError, r"valid\.tokens is empty"),
+    "nothing scored": ({"train_labels": "- -\n- - -\n"}, ValueError, r"no label but '-'"),
+}
+
+
+@pytest.mark.parametrize(("files", "kind", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_a_mistake_is_one_plain_line(tmp_path: Path, files: dict[str, str | None], kind: type, message: str) -> None:
+    simple(tmp_path, **{name: content for name, content in files.items() if content is not None})
+    for name, content in files.items():
+        if content is None:
+            (tmp_path / name.replace("_", ".")).unlink()
+    with pytest.raises(kind, match=message) as raised:
+        opened(Labeled(Config(path=str(tmp_path))))
+    assert "\n" not in str(raised.value)
+
+
+def test_text_that_is_not_utf8_is_named_with_its_place(tmp_path: Path) -> None:
+    simple(tmp_path)
+    (tmp_path / "valid.labels").write_bytes(b"- 1\n0 \xff 1\n")
+    with pytest.raises(ValueError, match=r"valid\.labels is not UTF-8 text: byte 0xff at position 6"):
+        opened(Labeled(Config(path=str(tmp_path))))
+
+
+def test_paths_and_options_that_cannot_be_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no path is given"):
+        opened(Labeled(Config()))
+    with pytest.raises(UserError, match="no file of tokens"):
+        opened(Labeled(Config(path=str(tmp_path / "nowhere"))))
+    write(tmp_path, two_tokens="a\nb\n", two_labels="1\n2\n")
+    with pytest.raises(ValueError, match="has 2 episodes; it takes at least 3"):
+        opened(Labeled(Config(path=str(tmp_path / "two.tokens"))))
+    with pytest.raises(ValueError, match="they are two files"):
+        opened(Labeled(Config(path=str(tmp_path / "two.tokens"), labels=str(tmp_path / "two.tokens"))))
+    with pytest.raises(ValueError, match="goes with a single file"):
+        opened(Labeled(Config(path=str(tmp_path), labels="x")))
+    with pytest.raises(ValueError, match="one symbol"):
+        Config(unscored="a b")
+    with pytest.raises(ValueError, match="has no test split; it has train and valid"):
+        Labeled(Config(path=str(simple(tmp_path)))).batches("test", 1, 1)

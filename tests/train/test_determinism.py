@@ -1,0 +1,231 @@
+"""What a reader of results relies on: scores are of the split they name and without dropout, the best seed is the best,
+gradients are clipped as asked. Only what users call is called here."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from stairwell.experiments import reproduce
+from stairwell.experiments.experiment import SCALES
+from stairwell.experiments.measures import Metric, Reach, Sample
+from stairwell.experiments.papers import CATALOG, studies
+from stairwell.runs import RunConfig, preset
+from stairwell.runs.launch import evaluate_run, fit, load
+from stairwell.train import Run, evaluate
+from tests.commands import TINY, stairwell
+
+# Splits of different sizes, so that the number of scored tokens says which one was read.
+VALID, TEST = 4 * 5, 6 * 9
+OPTIONS = {
+    "task.length": "5", "task.valid_episodes": "4", "task.test_length": "9", "task.test_episodes": "6",
+    "core.width": "8", "core.layers": "2", "core.heads": "2", "core.memory": "4",
+    "train.batch": "4", "train.segment": "8", "train.steps": "3", "train.warmup": "0", "train.valid_batch": "2",
+    "train.curriculum": "", "train.checkpoint_every": "0", "train.validate_every": "0", "train.log_every": "1",
+}  # fmt: skip
+
+
+def experiment(**options: str) -> RunConfig:
+    return preset("parity/feedback").with_options(OPTIONS | {k.replace("__", "."): v for k, v in options.items()})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained model whose every kind of dropout is on."""
+    out = tmp_path_factory.mktemp("promises") / "run"
+    rates = {
+        "core__attention_dropout": "0.4",
+        "core__relu_dropout": "0.4",
+        "core__layer_drop": "0.4",
+        "model__embedding_dropout": "0.4",
+        "model__output_dropout": "0.4",
+    }
+    fit(experiment(**rates), out, "cpu")
+    return out
+
+
+def test_a_splits_scores_are_of_that_split(run: Path) -> None:
+    model, task = load(run, "cpu")
+    assert evaluate(model, task, "valid", 2, 7)["scored"] == VALID
+    assert evaluate(model, task, "test", 2, 7)["scored"] == TEST
+    for split, size in (("valid", VALID), ("test", TEST)):
+        result = evaluate_run(run, split, None, 2, 7, "cpu", "auto", None)  # type: ignore[arg-type]
+        assert (result["split"], result["scored"]) == (split, size)
+
+
+def test_the_command_scores_the_test_split_unless_told_otherwise(run: Path) -> None:
+    for options, split, size in (
+        ([], "test", TEST),
+        (["--split", "test"], "test", TEST),
+        (["--split", "valid"], "valid", VALID),
+    ):
+        result = json.loads(stairwell(run.parent, "eval", "run", "--json", *options).out)
+        assert (result["split"], result["scored"]) == (split, size)
+
+
+def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> None:
+    folder = Run(run)
+    assert Metric("", "scored").measure(folder, "cpu", "auto") == TEST
+    assert Metric("", "scored", "test").measure(folder, "cpu", "auto") == TEST
+    assert Metric("", "scored", "valid").measure(folder, "cpu", "auto") == VALID
+    assert Metric("", "scored", "test", {"test_length": 11}).measure(folder, "cpu", "auto") == 6 * 11
+    assert Sample("", "scored", "test", 10**6).measure(folder, "cpu", "auto") == TEST
+    assert Sample("", "scored", "valid", 10**6).measure(folder, "cpu", "auto") == VALID
+    # How far a model reaches is found on the test split too: 3 episodes of 2 tokens make 6, of 8 tokens 24.
+    for bar, reached in ((6, 8), (7, 0)):
+        reach = Reach("", "test_length", (2, 8), metric="scored", bar=bar, episodes=3)
+        assert reach.measure(folder, "cpu", "auto") == reached
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None:
+    """Nothing but what says valid or dev is read from the validation split."""
+    seen = set()
+    # Not every study is made at every scale.
+    for study in filter(None, (make(scale) for make in CATALOG.values())):
+        for column in study.columns:
+            if isinstance(column, Metric | Sample):
+                wanted = "valid" if column.title.startswith(("valid", "dev")) else "test"
+                assert column.split == wanted, column
+                seen.add(wanted)
+    assert seen == {"valid", "test"}
+
+
+@pytest.mark.parametrize("name", ["parity", "random-walk", "copy", "reverse", "counting", "s5", "algorithmic"])
+def test_validation_and_test_episodes_are_others(name: str) -> None:
+    """The same episodes under two names would make a test score a validation score."""
+    task = preset(f"{name}/feedback").make_tasks()[0]
+    # Test episodes may be longer than those of validation; what comes first is drawn first.
+    tokens = 12 if getattr(task.config, "test_length", 0) else 200  # type: ignore[attr-defined]
+    valid, test = (next(iter(task.batches(split, 1, tokens))).tokens for split in ("valid", "test"))  # type: ignore[arg-type]
+    assert not torch.equal(valid, test)
+
+
+@pytest.mark.parametrize("split", ["valid", "test"])
+def test_evaluation_is_without_dropout_and_leaves_a_model_in_training(run: Path, split: Any) -> None:
+    model, task = load(run, "cpu")
+    plain = evaluate(model.eval(), task, split, 2, 7)
+    assert not model.training
+    assert evaluate(model.train(), task, split, 2, 7) == plain
+    assert evaluate(model, task, split, 2, 7) == plain
+    assert model.training, "and a training goes on with dropout"
+
+
+def test_validation_during_training_is_without_dropout(run: Path) -> None:
+    """What a training wrote down about its model is what the model scores afterwards."""
+    model, task = load(run, "cpu")
+    noted = Run(run).load_model()[1]["valid"]
+    again = evaluate(model, task, "valid", noted["rows"], 8)
+    assert again["loss"] == pytest.approx(noted["loss"], rel=1e-6)
+
+
+def write_results(out: Path, study: Any, scores: list[dict[str, float]]) -> dict[int, dict[str, Any]]:
+    """As if every row had been trained with these validation scores, one a seed; a seed's measurements are its own."""
+    found = {}
+    for training in study.trainings():
+        measured = {column.title: 100.0 + training.seed for column in study.columns}
+        result = {"weights": 1, "tokens": 1, "seconds": 1.0, "data": "", "threads": 1, "measured": measured}
+        result |= {"provenance": {"commit": "none", "threads": 1}, **scores[training.seed]}
+        path = out / training.folder / "result.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(result))
+        found[training.seed] = measured
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "scores"),
+    [
+        (
+            "staircase.table1.random-walk",
+            {},
+            [
+                {"valid_accuracy": 40.0, "valid_loss": 0.1},
+                {"valid_accuracy": 90.0, "valid_loss": 3.0},
+                {"valid_accuracy": 60.0, "valid_loss": 9.0},
+            ],
+        ),
+        (
+            "feedback.figure4.translation",
+            {},
+            [
+                {"valid_accuracy": 70.0, "valid_loss": 2.0},
+                {"valid_accuracy": 60.0, "valid_loss": 1.0},
+                {"valid_accuracy": 80.0, "valid_loss": 3.0},
+            ],
+        ),
+        (
+            "feedback.figure4.translation",
+            {"task.primary_metric": "bleu"},
+            [
+                {"valid_accuracy": 70.0, "valid_loss": 1.0, "valid_bleu": 30.0},
+                {"valid_accuracy": 60.0, "valid_loss": 3.0, "valid_bleu": 33.0},
+                {"valid_accuracy": 80.0, "valid_loss": 2.0, "valid_bleu": 31.0},
+            ],
+        ),
+    ],
+    ids=["accuracy", "loss", "bleu"],
+)
+def test_the_best_seed_of_a_table_is_the_best_by_the_tasks_primary_metric(
+    name: str, options: dict[str, str], scores: list[dict[str, float]], tmp_path: Path
+) -> None:
+    """Whatever else was measured: accuracy and loss need not agree."""
+    study = studies(name, "laptop")[0].changed(options, seeds=3)
+    measured = write_results(tmp_path, study, scores)
+    summed = reproduce.sum_up(study, tmp_path)
+    for row in summed["rows"]:
+        assert row["best"] == measured[1]
+        assert row["valid"] == scores
+    title = study.columns[0].title
+    place = list(reproduce.table(summed).columns).index(title)
+    assert {row[place + 1] for row in reproduce.table(summed).rows} == {"101"}
+
+
+def test_the_best_of_several_seeds_is_the_one_with_the_best_validation(tmp_path: Path) -> None:
+    """Accuracy where more is better, loss where less is."""
+    (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 60)
+    text = [TINY[i + j] for i in range(0, len(TINY), 2) for j in (0, 1) if not TINY[i].startswith("--task")]
+    for name, options, better in (
+        ("parity/lstm", TINY, max),
+        ("lm/lstm", [*text, "--task.path", "text.txt", "--task.unit", "characters"], min),
+    ):
+        out = name.replace("/", "-")
+        ended = stairwell(
+            tmp_path, "train", name, *options, "--steps", "3", "--seeds", "3", "--quiet", "--json", "--out", out
+        )
+        assert ended.status == 0, ended
+        summary = json.loads(ended.out)
+        results = [json.loads((tmp_path / out / f"seed-{seed}" / "result.json").read_text()) for seed in range(3)]
+        values = {result["run"]: result[summary["metric"]] for result in results}
+        assert len(set(values.values())) > 1, "seeds that tell nothing apart prove nothing"
+        assert summary["best"] == better(values.values()) == values[summary["best_run"]]
+
+
+def gradient_norms(out: Path, clip: float) -> list[float]:
+    """The norm of all gradients together as each update's optimizer meets it."""
+    norms: list[float] = []
+
+    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        norms.append(math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients)))
+
+    hook = register_optimizer_step_pre_hook(look)
+    try:
+        fit(experiment(train__max_grad_norm=str(clip), train__accumulate="2"), out, "cpu")
+    finally:
+        hook.remove()
+    return norms
+
+
+def test_gradients_are_clipped_to_the_norm_asked_for(tmp_path: Path) -> None:
+    free = gradient_norms(tmp_path / "free", 0.0)
+    assert len(free) == 3 and min(free) > 0.02
+    bound = min(free) / 2
+    assert gradient_norms(tmp_path / "clipped", bound) == pytest.approx([bound] * 3, rel=1e-4)
+    assert gradient_norms(tmp_path / "loose", 10 * max(free)) == pytest.approx(free, rel=1e-6)

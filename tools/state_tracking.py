@@ -1,0 +1,190 @@
+"""Pictures of the league for the README, drawn from the files in results/ alone.
+
+    python -m tools.state_tracking table                  docs/pictures/league.png, from results/extra.league.*.json
+    python -m tools.state_tracking horizon NAME=RUN ...   takes the horizons of run folders over into results/horizon.json;
+                                                  with --add, beside those that it has
+    python -m tools.state_tracking horizon                docs/pictures/horizon.png, from results/horizon.json; --name: others
+    python -m tools.state_tracking inside NAME=RUN        docs/pictures/inside.png, of a run that was looked into
+
+What was not run is a cell without a number.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from stairwell.errors import UserError
+from stairwell.experiments.papers.state_tracking import GROUPS, MODELS, TASKS
+from stairwell.files import write_text
+from stairwell.report import gather
+from stairwell.report.compare import Model, models
+from stairwell.report.drift_picture import write_drift_png
+from stairwell.report.figures import DARK
+from stairwell.report.long_streams import write_horizon_png
+from stairwell.report.picture import INK, PALETTE, RULE, new_figure, save_png
+from stairwell.runs import long_streams
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS, PICTURES = ROOT / "results", ROOT / "docs" / "pictures"
+OURS = ("Feedback", "Staircase", "Cached Staircase", "Global Cached Staircase", "DeltaNet", "LSTM", "Transformer-XL")
+Cells = dict[tuple[str, str], float]  # by row and column
+
+
+def columns() -> dict[str, str]:
+    """The name of a study's last part, and what stands above its column."""
+    tasks = {name: name.replace("-", "\n").replace("parity\ncheck", "parity") for name in TASKS}
+    return {**tasks, **{f"{group.lower()}-{n}": f"{group}, {n}\ngenerators" for group, n in GROUPS}}
+
+
+def published() -> Cells:
+    cells = {(model, name): float(number) for name, row in TASKS.items() for model, number in row.items()}
+    for (group, n), row in GROUPS.items():
+        cells |= {(model, f"{group.lower()}-{n}"): float(number) for model, number in row.items()}
+    return cells
+
+
+def ours(scale: str = "laptop") -> Cells:
+    """The mean over the seeds of what was run; what was not is left out. Where a model was trained in several settings,
+    the one with the better validations."""
+    cells: Cells = {}
+    for name in columns():
+        path = RESULTS / f"extra.league.{name}-{scale}.json"
+        if not path.exists():
+            continue
+        result = json.loads(path.read_text(encoding="utf-8"))
+        (title,) = result["columns"]
+        for model in OURS:
+            settings = [row for row in result["rows"] if f"{row['model']}, ".startswith(f"{model}, ") and row["valid"]]
+            if settings:
+                best = max(settings, key=validated)
+                cells[model, name] = statistics.mean(best["measured"][title])
+    return cells
+
+
+def validated(row: dict[str, Any]) -> float:
+    return statistics.mean(seed["valid_accuracy"] for seed in row["valid"])
+
+
+def with_mean(cells: Cells) -> Cells:
+    """And the mean over the four tasks, of the models that have all of them."""
+    found = dict(cells)
+    for model in {model for model, _ in cells}:
+        numbers = [cells[model, name] for name in TASKS if (model, name) in cells]
+        if len(numbers) == len(TASKS):
+            found[model, "mean"] = statistics.mean(numbers)
+    return found
+
+
+def draw_table(path: Path) -> None:
+    """Rows of ours above published ones; the fuller a cell, the better."""
+    names = columns()
+    order = [*TASKS, "mean", *(name for name in names if name not in TASKS)]
+    figure = new_figure(10, 0.36 * (len(OURS) + len(MODELS)) + 1.5)
+    plot = figure.subplots()
+    lines = [(model, with_mean(ours())) for model in OURS] + [(model, with_mean(published())) for model in MODELS]
+    for i, (model, cells) in enumerate(lines):
+        y = i + (0.9 if i >= len(OURS) else 0)
+        mine = i < len(OURS)
+        plot.text(
+            -0.62, y, model, ha="right", va="center", color=DARK, fontsize=9.5, fontweight="bold" if mine else None
+        )
+        for x, name in enumerate(order):
+            value = cells.get((model, name))
+            box = (x - 0.46 + (0.35 if x > len(TASKS) else 0), y - 0.42)
+            draw_cell(plot, box, value, PALETTE[0] if mine else INK)
+    for x, name in enumerate(order):
+        place = x + (0.35 if x > len(TASKS) else 0)
+        plot.text(place, -0.75, names.get(name, name), ha="center", va="bottom", color=INK, fontsize=8)
+    plot.text(-0.62, -0.75, "ours, laptop scale", ha="right", va="bottom", color=INK, fontsize=9, style="italic")
+    plot.text(-0.62, len(OURS) + 0.2, "published", ha="right", va="bottom", color=INK, fontsize=9, style="italic")
+    plot.set_xlim(-3.4, len(order) + 0.1)
+    plot.set_ylim(len(lines) + 0.6, -1.9)
+    plot.axis("off")
+    title = "State tracking: trained on 3 to 40 tokens, tested on 40 to 256; right answers at the last token, %"
+    figure.suptitle(title, x=0.01, ha="left", color=DARK, fontsize=11.5)
+    save_png(path, figure)
+
+
+def draw_cell(plot: Any, corner: tuple[float, float], value: float | None, color: str) -> None:
+    from matplotlib.patches import Rectangle
+
+    width, height = 0.92, 0.84
+    plot.add_patch(Rectangle(corner, width, height, facecolor=RULE, alpha=0.35, linewidth=0))
+    middle = (corner[0] + width / 2, corner[1] + height / 2)
+    if value is None:
+        plot.text(*middle, "·", ha="center", va="center", color=INK, fontsize=9)
+        return
+    plot.add_patch(Rectangle(corner, width * value / 100, height, facecolor=color, alpha=0.38, linewidth=0))
+    text = "100" if value >= 99.95 else f"{value:.1f}"
+    plot.text(*middle, text, ha="center", va="center", color=DARK, fontsize=9)
+
+
+def take_over(named: list[tuple[str, Path]], add: bool = False, stem: str = "horizon") -> None:
+    """Horizons of run folders into results/, with where they come from; `add`: beside those taken over before."""
+    file = RESULTS / f"{stem}.json"
+    entries = json.loads(file.read_text(encoding="utf-8"))["runs"] if add and file.exists() else []
+    for name, run in named:
+        data = json.loads((run / long_streams.FILE).read_text(encoding="utf-8"))
+        made = data["provenance"]
+        made["command"] = made["command"].replace(str(run), run.name)  # not where it lay on somebody's machine
+        entries.append({"name": name, "core": gather(run).core, **data})
+    write_text(file, json.dumps({"runs": entries}, indent=1) + "\n")
+
+
+def draw_horizon(path: Path) -> None:
+    file = RESULTS / f"{path.stem}.json"
+    if not file.exists():
+        raise UserError(
+            f"results/{file.name} is not there yet: name the runs, python -m tools.state_tracking horizon NAME=RUN"
+        )
+    write_horizon_png(path, followed(json.loads(file.read_text(encoding="utf-8"))["runs"]))
+
+
+def followed(entries: list[dict[str, Any]]) -> list[Model]:
+    """Models as a report has them, from their horizons alone; entries of one name are seeds of one model."""
+    from stairwell.report.collect import Curves, RunReport
+
+    nothing = Curves([], [], [], [], [])
+    runs = [
+        RunReport(
+            name=entry["name"], folder=f"{entry['name']} {i}", task="", core=entry["core"], about=entry["task"],
+            metric="accuracy", higher_is_better=True, seed=i, weights=None, config={}, curves=nothing, validations=[],
+            scores={}, horizon=long_streams.from_json(entry),
+        )
+        for i, entry in enumerate(entries)
+    ]  # fmt: skip
+    return models(runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="pictures of the league, from results/")
+    parser.add_argument("what", choices=("table", "horizon", "inside"))
+    parser.add_argument("runs", nargs="*", help="NAME=RUN: what a run is called on the picture, and its folder")
+    parser.add_argument("--add", action="store_true", help="keep the horizons that were taken over before")
+    parser.add_argument("--name", default="horizon", help="of the horizon's file in results/ and of its picture")
+    arguments = parser.parse_intermixed_args()
+    named = [(name, Path(run)) for name, _, run in (text.partition("=") for text in arguments.runs)]
+    stems = {"table": "league", "horizon": arguments.name, "inside": "inside"}
+    path = PICTURES / f"{stems[arguments.what]}.png"
+    if arguments.what == "table":
+        draw_table(path)
+    elif arguments.what == "horizon":
+        if named:
+            take_over(named, arguments.add, arguments.name)
+        draw_horizon(path)
+    else:
+        ((name, run),) = named
+        (model,) = models([gather(run, name=name)])
+        drift = model.runs[0].drift
+        if drift is None:
+            parser.error(f"{run} was not looked into: stairwell report {run} --inside")
+        write_drift_png(path, drift, name, model.color)
+    print(path)
+
+
+if __name__ == "__main__":
+    main()
