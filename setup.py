@@ -1,7 +1,7 @@
-"""Build the native library with the package. Everything else about the package is in pyproject.toml.
+"""Build the native library with the package. All other settings are in pyproject.toml.
 
-The library needs a C++17 compiler and nothing else: neither torch nor Python headers.
-Without a compiler the installation succeeds, and PyTorch engines run instead; `stairwell info` shows which are active.
+The library needs a C++17 compiler, but neither torch nor Python headers. Without a compiler the installation succeeds
+and the PyTorch engines run instead; `stairwell info` shows which engines are active.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 CSRC = "stairwell/fast/csrc"
-KERNELS = [f"walk_{instructions}.cpp" for instructions in ("generic", "avx2", "avx512")]
+KERNELS = [f"kernels_{name}.cpp" for name in ("generic", "avx2", "avx512")]
 SOURCES = ["interface.cpp", "decode.cpp", "feedback.cpp", "staircase.cpp", "scores.cpp", "delta.cpp", *KERNELS]
-LOOPS = ["climb.h", "decode.h", "scores.h", "delta.h", "vector.h", "tile.h", "forward.h", "backward.h"]
-HEADERS = ["interface.h", "step.h", "instruction_sets.h", "plan.h", "call.h", "kernels.h", *LOOPS]
+KERNEL_HEADERS = ["staircase.h", "decode.h", "scores.h", "delta.h", "vector.h", "tile.h", "forward.h", "backward.h"]
+HEADERS = ["interface.h", "step.h", "instruction_sets.h", "plan.h", "call.h", "kernels.h", *KERNEL_HEADERS]
 FLAGS = ["-std=c++17", "-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 
 
 class OptionalBuild(build_ext):
-    """Build the library; if that fails, say so in one line and install without it."""
+    """Build the library; if the build fails, print one line and install without it."""
 
     def run(self) -> None:
         try:

@@ -1,1 +1,1 @@
-"""Measurements: each one says what it measured, where, and against what."""
+"""Benchmarks. Every record states what was measured, on which machine and with which code."""

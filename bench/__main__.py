@@ -1,4 +1,4 @@
-"""python -m bench NAME [CASE...]: measure, print, and add to bench/results/ with commit, versions and machine."""
+"""python -m bench NAME [CASE...]: measure, print, and append to bench/results/ with commit, versions and machine."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from stairwell.provenance import provenance
 
 @dataclass(frozen=True)
 class Measurement:
-    """`measure` takes some of the cases, if there are several."""
+    """A benchmark. `measure` accepts a list of cases, if there are several."""
 
-    words: str
+    description: str
     measure: Callable[..., list[dict[str, Any]]]
     cases: tuple[str, ...] = ()
 
@@ -42,21 +42,21 @@ class Measurement:
 MEASUREMENTS = {
     "speed": Measurement("training steps against peers", speed.measure, tuple(speed.CASES)),
     "cores": Measurement("training steps of every core", speed.measure_cores),
-    "limit": Measurement("training steps against the machine's matrix products", limit.measure, limit.CASES),
-    "profile": Measurement("where the time of a Feedback step goes", profile.measure, profile.CASES),
+    "limit": Measurement("training steps against the machine's speed of matrix products", limit.measure, limit.CASES),
+    "profile": Measurement("time of a Feedback step by part", profile.measure, profile.CASES),
     "memory": Measurement("peak memory of a step, size of a state", memory.measure, (*memory.CASES, "decoding")),
     "decode": Measurement("decoding against peers", decode.measure, (*decode.CASES, "flat")),
     "translate": Measurement("beam search of translators against peers", translate.measure, tuple(translate.CASES)),
     "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
     "serve": Measurement("the server under load", serve.measure, serve.CASES),
-    "data": Measurement("whether data keeps up with training", data.measure),
+    "data": Measurement("speed of data generation against training", data.measure),
     "speculation": Measurement("a Feedback draft for a large Transformer-XL", speculation.measure, speculation.CASES),
     "browser": Measurement(
-        "exported pages: their size, and tokens a second in Chromium", browser.measure, browser.CASES
+        "exported pages: their size, and tokens per second in Chromium", browser.measure, browser.CASES
     ),
-    "agents": Measurement("frames a second of an agent's training against peers", agents.measure, agents.CASES),
-    "environments": Measurement("steps a second of the batched environments", environments.measure),
+    "agents": Measurement("frames per second of an agent's training against peers", agents.measure, agents.CASES),
+    "environments": Measurement("steps per second of the batched environments", environments.measure),
 }
 PAGES = {
     "table": ("write the tables of README.md and docs/performance.md from bench/results", table.write),
@@ -66,17 +66,21 @@ PAGES = {
 
 def usage() -> str:
     lines = ["usage: python -m bench NAME [CASE...]      also: stairwell bench NAME [CASE...]", ""]
-    lines += ["measure, print and add to bench/results/; all cases if none is named"]
+    lines += ["Measure, print and append to bench/results/; all cases if none is named."]
     for name, measurement in MEASUREMENTS.items():
-        lines.append(f"  {name:12} {measurement.words}")
+        lines.append(f"  {name:12} {measurement.description}")
         if measurement.cases:
             lines.append(f"  {'':12}   cases: {', '.join(measurement.cases)}")
-    lines += ["", "write what the results say", *(f"  {name:12} {words}" for name, (words, _) in PAGES.items())]
+    lines += [
+        "",
+        "Generate documents from the results.",
+        *(f"  {name:12} {description}" for name, (description, _) in PAGES.items()),
+    ]
     return "\n".join(lines)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """What was typed after `bench`. A mistake is a UserError."""
+    """Run the command line after `bench`. Raise a UserError for invalid arguments."""
     if not arguments or {"-h", "--help"} & set(arguments):
         print(usage())
         return
@@ -85,16 +89,16 @@ def run(arguments: Sequence[str]) -> None:
         PAGES[name][1]()
         return
     if name not in MEASUREMENTS:
-        raise UserError(f"cannot measure '{' '.join(arguments)}'; there are: {', '.join((*MEASUREMENTS, *PAGES))}")
+        raise UserError(f"cannot measure '{' '.join(arguments)}'; choose from: {', '.join((*MEASUREMENTS, *PAGES))}")
     measurement = MEASUREMENTS[name]
     for case in cases:
         if case not in measurement.cases:
-            there = f"there are: {', '.join(measurement.cases)}" if measurement.cases else "it has no cases"
-            raise UserError(f"unknown case '{case}' of {name}; {there}")
+            known = f"choose from: {', '.join(measurement.cases)}" if measurement.cases else "it has no cases"
+            raise UserError(f"unknown case '{case}' of {name}; {known}")
     about = provenance(" ".join(["python -m bench", *arguments]))
-    found = measurement.measure(cases) if cases else measurement.measure()
-    records.add(name, found, about)
-    for record in found:
+    measured = measurement.measure(cases) if cases else measurement.measure()
+    records.add(name, measured, about)
+    for record in measured:
         print("  ".join(f"{value:,}" if isinstance(value, int) else str(value) for value in record.values()))
 
 

@@ -1,8 +1,7 @@
-"""Steps a second of the batched environments, resets included, on one thread.
+"""Steps per second of the batched environments, including resets, on one thread.
 
-Each is taken with uniformly random actions, which are drawn beforehand. Rows whose episode ends are reset at once.
-`together` begins all episodes at one time; `apart` spreads the clocks of the rows evenly, so that some row ends at
-almost every step.
+Actions are uniformly random and sampled in advance. Environments are reset as soon as their episode ends. `together`
+starts all episodes at the same time; `apart` offsets them evenly, so that some episode ends at almost every step.
 """
 
 from __future__ import annotations
@@ -15,39 +14,39 @@ import numpy as np
 
 from stairwell.rl import ENVIRONMENTS, make
 
-ROWS, STEPS, REPEATS = 256, 1000, 5
+BATCH, STEPS, REPEATS = 256, 1000, 5
 
 
 def seconds(name: str, apart: bool) -> float:
-    """Of STEPS steps, after a warm-up of half as many."""
-    environment = make(name, range(ROWS), seed=0)
-    actions = np.random.default_rng(0).integers(0, environment.action_space.n, (STEPS + STEPS // 2, ROWS))
-    environment.reset()
+    """Return the time of STEPS steps, after a warm-up of half as many."""
+    env = make(name, range(BATCH), seed=0)
+    actions = np.random.default_rng(0).integers(0, env.action_space.n, (STEPS + STEPS // 2, BATCH))
+    env.reset()
     if apart:
-        environment.time = np.arange(ROWS) * environment.limit // ROWS
-    began = 0.0
+        env.elapsed_steps = np.arange(BATCH) * env.max_steps // BATCH
+    started = 0.0
     for t, action in enumerate(actions):
         if t == STEPS // 2:
-            began = time.perf_counter()
-        _, _, terminated, truncated = environment.step(action)
-        over = terminated | truncated
-        if over.any():
-            environment.reset(over)
-    return time.perf_counter() - began
+            started = time.perf_counter()
+        _, _, terminated, truncated = env.step(action)
+        done = terminated | truncated
+        if done.any():
+            env.reset(done)
+    return time.perf_counter() - started
 
 
 def measure() -> list[dict[str, Any]]:
     records = []
-    for name, entry in ENVIRONMENTS.items():
+    for name, spec in ENVIRONMENTS.items():
         for apart in (False, True):
             times = [seconds(name, apart) for _ in range(REPEATS)]
             records.append(
                 {
                     "case": "environments",
-                    "what": entry.title,
+                    "what": spec.title,
                     "ends": "apart" if apart else "together",
-                    "rows": ROWS,
-                    "steps_per_second": round(ROWS * STEPS / statistics.median(times)),
+                    "rows": BATCH,
+                    "steps_per_second": round(BATCH * STEPS / statistics.median(times)),
                 }
             )
     return records

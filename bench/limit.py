@@ -1,13 +1,13 @@
-"""How near a training step is to what the machine can do at most: matrix products and nothing else.
+"""Training steps compared with the speed of matrix products alone, the upper limit of the machine.
 
-In one process, taking turns, with the same number of threads, all in float32:
+Interleaved in one process, with the same number of threads, in float32:
 
-    square             torch.mm of two matrices of 2048 x 2048: the machine's own rate
-    MODEL products     the products of a step of that model, alone, by torch.mm, in the shapes that the model allows
+    square             torch.mm of two matrices of 2048 x 2048: the machine's peak rate
+    MODEL products     only the products of a step of the model, by torch.mm, in the shapes that the model allows
     MODEL              the whole step: forward, backward, Adam
 
-A rate is the number of floating-point operations of `bench.flops` over the time taken. What a step does besides, such
-as softmax, norms and Adam, takes time and counts as no operation, so that no step reaches 1.
+A rate is the number of operations of `bench.flops` divided by the time. Softmax, norms and Adam take time but are not
+counted, so no step reaches the rate of its products.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 
 from bench import speed
 from bench.flops import Product, products, training_flops
-from bench.speed import ROUNDS, SYMBOLS, Case, Step, spread, stairwell_step, take_turns
+from bench.speed import ROUNDS, VOCABULARY, Case, Step, spread, stairwell_step, time_interleaved
 from stairwell import FeedbackConfig, TransformerXLConfig
 
 CASES = ("b16", "b64", "b256")
@@ -34,14 +34,14 @@ def flops_of(product: Product) -> int:
 
 
 def products_step(shapes: Sequence[Product]) -> Step:
-    """All of them, one after the other, into memory that is there already."""
-    made = [
+    """Return a step that computes all products one after the other, into preallocated outputs."""
+    operands = [
         (torch.randn(rows, depth), torch.randn(columns, depth).T, torch.empty(rows, columns), times)
         for rows, columns, depth, times in shapes
     ]
 
     def step() -> None:
-        for left, right, out, times in made:
+        for left, right, out, times in operands:
             for _ in range(times):
                 torch.mm(left, right, out=out)
 
@@ -53,14 +53,14 @@ def measure_case(case: Case, square: int = SQUARE, rounds: int = ROUNDS) -> list
     one = (square, square, square, 1)
     steps: dict[str, Step] = {"square": products_step([one])}
     flops: dict[str, int] = {"square": flops_of(one)}
-    for name, kind in MODELS.items():
-        core = kind(**speed.sizes(case))
-        shapes = products(core, case.B, case.segment, SYMBOLS)
+    for name, config_class in MODELS.items():
+        core = config_class(**speed.sizes(case))
+        shapes = products(core, case.B, case.segment, VOCABULARY)
         steps[f"{name} products"] = products_step(shapes)
         flops[f"{name} products"] = sum(map(flops_of, shapes))
         steps[name] = stairwell_step(case, core, "auto")
-        flops[name] = training_flops(core, case.B, case.segment, SYMBOLS)
-    times = take_turns(steps, rounds)
+        flops[name] = training_flops(core, case.B, case.segment, VOCABULARY)
+    times = time_interleaved(steps, rounds)
     rates = {name: flops[name] / statistics.median(taken) / 1e9 for name, taken in times.items()}
 
     def record(name: str) -> dict[str, Any]:

@@ -1,12 +1,12 @@
-"""How much memory a training step needs, and how much a stream that is being decoded.
+"""Peak memory of a training step, and memory of a stream during decoding.
 
-A step is measured in a process of its own: forward, backward and Adam, from the second step on, so that gradients and
-Adam's moments are there. The number is the largest resident size that the kernel saw (VmHWM, reset when the model is
-about to be made; nothing is sampled) less the resident size just before: weights, gradients, moments, state and all
-that a step keeps. A tiny model has taken a step before, so that no library is loaded inside the measurement.
+A step (forward, backward and Adam) is measured in its own process, from the second step on, when gradients and Adam's
+moments exist. The number is the peak resident size recorded by the kernel (VmHWM, reset before the model is created)
+minus the resident size before: parameters, gradients, moments, state and saved activations. A tiny model takes a step
+first, so that no library is loaded during the measurement.
 
-glibc's allocator keeps freed memory for later, more or less of it from run to run. The process is told to hand large
-pieces back at once (ENVIRONMENT), so that the resident size is what is really held.
+glibc's allocator keeps a varying amount of freed memory. ENVIRONMENT makes it return large blocks at once, so that the
+resident size is the memory in use.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from typing import Any
 import torch
 
 from bench import decode, speed
-from bench.speed import CONTESTANTS, WARM_UP, Case
+from bench.speed import IMPLEMENTATIONS, WARM_UP, Case
 from stairwell.decode import Session
 
 CASES = ("b16", "b64", "char-ptb")
-KINDS = ("feedback", "transformer-xl", "reference", "transformer-xl-reference", "x-transformers")
-BEGIN_FULL = ("feedback", "transformer-xl", "reference", "transformer-xl-reference")
+NAMES = ("feedback", "transformer-xl", "reference", "transformer-xl-reference", "x-transformers")
+START_FULL = ("feedback", "transformer-xl", "reference", "transformer-xl-reference")
 REPEATS = 2
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MALLOC_ARENA_MAX": "1"}
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -36,37 +36,37 @@ DECODED = decode.Case("decoding", (), span=512)  # 8 layers of width 512, one st
 
 
 def resident(what: str) -> int:
-    """Bytes: VmRSS now, VmHWM at most since the last reset."""
+    """Return bytes: VmRSS is the current value, VmHWM the peak since the last reset."""
     line = next(line for line in STATUS.read_text(encoding="ascii").splitlines() if line.startswith(what))
     return int(line.split()[1]) * 1024
 
 
-def peak_of(kind: str, case: Case) -> int:
-    """Bytes that training steps of a contestant need at most. Only in a process that does nothing else."""
-    CONTESTANTS[kind](replace(case, B=2, layers=1, width=16, heads=2, memory=4, segment=4, inner=None))()
-    CLEAR.write_text("5", encoding="ascii")  # the largest size so far is forgotten
+def peak_memory(name: str, case: Case) -> int:
+    """Return the peak memory of training steps in bytes. Call this in a process that does nothing else."""
+    IMPLEMENTATIONS[name](replace(case, B=2, layers=1, width=16, heads=2, memory=4, segment=4, inner=None))()
+    CLEAR.write_text("5", encoding="ascii")  # resets the peak
     before = resident("VmRSS")
-    step = CONTESTANTS[kind](case)
-    for _ in range(2 if kind in BEGIN_FULL else WARM_UP + 1):
+    step = IMPLEMENTATIONS[name](case)
+    for _ in range(2 if name in START_FULL else WARM_UP + 1):
         step()
     return resident("VmHWM") - before
 
 
-def in_a_process(kind: str, case: str) -> int | None:
-    """The same in a fresh process; nothing if a package is missing there."""
-    asked = [sys.executable, "-m", "bench.memory", kind, case]
-    ended = subprocess.run(
-        asked,
+def measure_in_process(name: str, case: str) -> int | None:
+    """Return the peak memory, measured in a new process, or None if a package is missing."""
+    command = [sys.executable, "-m", "bench.memory", name, case]
+    completed = subprocess.run(
+        command,
         env={**os.environ, **ENVIRONMENT, "OMP_NUM_THREADS": str(torch.get_num_threads())},
         cwd=Path(__file__).parent.parent,
         capture_output=True,
         text=True,
         check=False,
     )
-    if ended.returncode:
-        print(f"{kind} left out: {(ended.stderr.strip().splitlines() or ['it failed'])[-1]}", file=sys.stderr)
+    if completed.returncode:
+        print(f"{name} skipped: {(completed.stderr.strip().splitlines() or ['it failed'])[-1]}", file=sys.stderr)
         return None
-    return int(json.loads(ended.stdout.splitlines()[-1]))
+    return int(json.loads(completed.stdout.splitlines()[-1]))
 
 
 def megabytes(count: float) -> float:
@@ -75,30 +75,30 @@ def megabytes(count: float) -> float:
 
 def measure_case(case: str) -> list[dict[str, Any]]:
     if not CLEAR.exists():
-        sys.exit("memory is measured where the kernel tells it: on Linux")
+        sys.exit("peak memory can only be measured on Linux")
     records: list[dict[str, Any]] = []
-    for kind in KINDS:
-        found = [peak for _ in range(REPEATS) if (peak := in_a_process(kind, case)) is not None]
-        if found:
-            spread = round((max(found) - min(found)) / max(found), 3)
-            records.append({"case": case, "what": kind, "peak_megabytes": megabytes(max(found)), "spread": spread})
+    for name in NAMES:
+        peaks = [peak for _ in range(REPEATS) if (peak := measure_in_process(name, case)) is not None]
+        if peaks:
+            spread = round((max(peaks) - min(peaks)) / max(peaks), 3)
+            records.append({"case": case, "what": name, "peak_megabytes": megabytes(max(peaks)), "spread": spread})
             records[-1]["over_feedback"] = round(records[-1]["peak_megabytes"] / records[0]["peak_megabytes"], 2)
     return records
 
 
 def measure_decoding() -> list[dict[str, Any]]:
-    """The state of one stream, as a value and as the buffers of a session, which hold keys and values too."""
+    """Measure the state of one stream, as a value and as the buffers of a session, which include keys and values."""
     records: list[dict[str, Any]] = []
-    for kind in ("feedback", "transformer-xl"):
-        model = decode.make_model(DECODED, kind)
+    for name in ("feedback", "transformer-xl"):
+        model = decode.make_model(DECODED, name)
         state = speed.full_state(model, 1)
         steps: Any = Session(model, state).steps
-        buffers = sum(rows.all.untyped_storage().nbytes() for rows in steps.parts())
-        record = {"case": "decoding", "what": kind, "layers": DECODED.layers, "state_bytes": state.nbytes}
+        buffers = sum(buffer.all.untyped_storage().nbytes() for buffer in steps.buffers())
+        record = {"case": "decoding", "what": name, "layers": DECODED.layers, "state_bytes": state.nbytes}
         records.append({**record, "session_bytes": buffers})
-        for name in ("state", "session"):
-            ratio = records[-1][f"{name}_bytes"] / records[0][f"{name}_bytes"]
-            records[-1][f"{name}_over_feedback"] = round(ratio, 2)
+        for part in ("state", "session"):
+            ratio = records[-1][f"{part}_bytes"] / records[0][f"{part}_bytes"]
+            records[-1][f"{part}_over_feedback"] = round(ratio, 2)
     return records
 
 
@@ -107,4 +107,4 @@ def measure(cases: Sequence[str] = (*CASES, "decoding")) -> list[dict[str, Any]]
 
 
 if __name__ == "__main__":
-    print(json.dumps(peak_of(sys.argv[1], speed.CASES[sys.argv[2]])))
+    print(json.dumps(peak_memory(sys.argv[1], speed.CASES[sys.argv[2]])))

@@ -1,8 +1,8 @@
-"""Where the time of a Feedback training step goes.
+"""Time of a Feedback training step by part.
 
-torch's profiler tells how long the two loops in C++ and what surrounds them take; it cannot look inside a loop. How
-much of a loop is attention is told by a second model whose memory has one slot: what is saved there is what the other
-slots cost (scores, softmax, weighted sums, positions and their gradients). Profiling itself costs some time.
+torch's profiler measures the two native loops and the operations around them, but not the parts of a loop. The share of
+attention is estimated with a second model whose memory has one slot: the difference is the cost of the other slots
+(scores, softmax, weighted sums, positions and their gradients). Profiling itself takes some time.
 """
 
 from __future__ import annotations
@@ -28,52 +28,53 @@ ADAM = "Optimizer.step#Adam.step"
 
 
 def seconds_by_name(case: Case, rounds: int) -> dict[str, float]:
-    """How long each range took in a step, what is inside it included."""
+    """Return the total time of each profiled range per step."""
     step = speed.stairwell_step(case, FeedbackConfig(**speed.sizes(case)), "fast")
     for _ in range(WARM_UP):
         step()
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
         for _ in range(rounds):
             with record_function(STEP):
                 step()
-    return {event.key: event.cpu_time_total / 1e6 / rounds for event in seen.key_averages()}
+    return {event.key: event.cpu_time_total / 1e6 / rounds for event in profiler.key_averages()}
 
 
 def parts(case: Case, rounds: int) -> dict[str, float]:
-    """Seconds of a step, part by part; they add up to the whole."""
-    found, short = seconds_by_name(case, rounds), seconds_by_name(replace(case, memory=1), rounds)
-    # A machine that is busy for a moment must not make a part negative.
-    attention = {loop: min(max(found[loop] - short[loop], 0.0), found[loop]) for loop in (FORWARD, BACKWARD)}
-    around_forward, around_backward = found["Segment"] - found[FORWARD], found["SegmentBackward"] - found[BACKWARD]
+    """Return the seconds of a step by part. They add up to the whole step."""
+    full, one_slot = seconds_by_name(case, rounds), seconds_by_name(replace(case, memory=1), rounds)
+    # Noise must not make a part negative.
+    attention = {loop: min(max(full[loop] - one_slot[loop], 0.0), full[loop]) for loop in (FORWARD, BACKWARD)}
+    around_forward = full["FeedbackSegment"] - full[FORWARD]
+    around_backward = full["FeedbackSegmentBackward"] - full[BACKWARD]
     split = {
         "forward loop: attention to all slots but one": attention[FORWARD],
-        "forward loop: projections, feed-forward, norms": found[FORWARD] - attention[FORWARD],
-        "forward: room for what backward needs": around_forward,
+        "forward loop: projections, feed-forward, norms": full[FORWARD] - attention[FORWARD],
+        "forward: allocation of saved activations": around_forward,
         "backward loop: attention to all slots but one": attention[BACKWARD],
-        "backward loop: projections, feed-forward, norms": found[BACKWARD] - attention[BACKWARD],
-        "backward: weight gradients over all tokens": around_backward,
-        "Adam": found[ADAM],
+        "backward loop: projections, feed-forward, norms": full[BACKWARD] - attention[BACKWARD],
+        "backward: parameter gradients over all tokens": around_backward,
+        "Adam": full[ADAM],
     }
-    rest = found[STEP] - sum(split.values())
+    rest = full[STEP] - sum(split.values())
     split["embedding, last norm, head, loss"] = min(around_the_core(case, rounds), rest)
-    return {**split, "the rest: old keys and values, folding, the state": found[STEP] - sum(split.values())}
+    return {**split, "rest: keys and values of the state, folding, new state": full[STEP] - sum(split.values())}
 
 
 def around_the_core(case: Case, rounds: int) -> float:
-    """Seconds of a model without its core, forward and backward, timed on its own."""
+    """Return the seconds of forward and backward of a model without its core, timed separately."""
     model = speed.make_model(case, FeedbackConfig(**speed.sizes(case)), "fast")
-    tokens, targets = torch.randint(speed.SYMBOLS, (2, case.B, case.segment))
+    tokens, targets = torch.randint(speed.VOCABULARY, (2, case.B, case.segment))
 
     def step() -> None:
         x = model.norm(model.embed(tokens, torch.ones_like(tokens)))
         model.head.losses(x, targets)[0].mean().backward()
 
-    return statistics.median(speed.take_turns({"": step}, rounds)[""])
+    return statistics.median(speed.time_interleaved({"": step}, rounds)[""])
 
 
 def measure_case(case: Case, rounds: int = ROUNDS) -> list[dict[str, Any]]:
-    if native.MISSING:
-        sys.exit(f"the profile is of the native engine, which is not here: {native.MISSING}")
+    if native.UNAVAILABLE_REASON:
+        sys.exit(f"profiling needs the native engine: {native.UNAVAILABLE_REASON}")
     speed.check_equal(case)
     split = parts(case, rounds)
     whole = sum(split.values())

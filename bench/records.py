@@ -1,4 +1,4 @@
-"""The records in bench/results: one file a measurement, one line a number, each with where it comes from."""
+"""The records in bench/results: one file per benchmark, one line per number, each with its provenance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add(name: str, records: list[Record], about: Record) -> None:
 
 
 def newest_by_case(name: str) -> list[Record]:
-    """Of each case the records of its last measurement; none if there is no file. One case can be measured again."""
+    """Return the records of the newest measurement of each case."""
     path = RESULTS / f"{name}.jsonl"
     if not path.exists():
         return []

@@ -1,11 +1,11 @@
-"""Speculation: a small Feedback model drafts for a large Transformer-XL, against the Transformer alone, in one run.
+"""Speculative decoding: a small Feedback model drafts for a large Transformer-XL, compared with the target alone.
 
-Both are trained here, on the sources of Python's own library, byte by byte: nothing is set up so that they agree. The
-target has 25 million parameters, 100 MB in float32, three times a usual last-level cache: writing one token is bound by
-reading them. How well it has learned matters to acceptance, not to its speed; the losses of both are recorded along.
-The trainings are kept in runs/bench-speculation and taken up again if they were stopped.
+Both are trained here, byte-level, on the sources of Python's standard library. The target has 25 million parameters,
+100 MB in float32, three times a typical last-level cache, so generating one token is limited by memory bandwidth. How
+well the models are trained affects acceptance, not speed; the losses of wrapped are recorded. The runs are stored in
+runs/bench-speculation and resumed if they were interrupted.
 
-Greedily, what is written must be the same with and without a draft; nothing is printed otherwise.
+With greedy decoding the output must be the same with and without a draft; otherwise the benchmark stops.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from torch import Tensor
 from bench.speed import spread
 from stairwell import LanguageModel
 from stairwell.decode import Session, sample, speculate
-from stairwell.runs.launch import fit, load
+from stairwell.runs.launch import fit
+from stairwell.runs.load import load
 from stairwell.runs.presets import preset
 from stairwell.train import Run
 
@@ -46,55 +47,55 @@ ALONE = "target alone"
 
 
 @dataclass
-class Written:
-    """What one way of writing did."""
+class Generation:
+    """Output and counts of one generation."""
 
     tokens: Tensor
     drafted: int = 0
-    calls: int = 0  # of the target
+    calls: int = 0  # calls of the target
 
 
-Way = Callable[[int], Written]  # from a seed
+Method = Callable[[int], Generation]  # from a seed
 
 
 def trained(name: str, options: dict[str, str], core: str) -> tuple[LanguageModel, Any, float]:
-    """The model of a training, its task, and its loss on the validation split in bits a byte."""
+    """Train or load a model. Return it, its task and its validation loss in bits per byte."""
     folder = FOLDER / name
     fit(preset(f"lm/{core}").with_options({**COMMON, **options}), folder)
     model, task = load(folder, "cpu")
     return model, task, Run(folder).load_model()[1]["valid"]["bits_per_character"]
 
 
-def alone(target: LanguageModel, prompt: Tensor, temperature: float) -> Way:
-    def write(seed: int) -> Written:
+def alone(target: LanguageModel, prompt: Tensor, temperature: float) -> Method:
+    def generate(seed: int) -> Generation:
         session = Session(target, target.init_state(1))
         generator = torch.Generator().manual_seed(seed)
-        return Written(sample(session, prompt, TOKENS, temperature, generator=generator))
+        return Generation(sample(session, prompt, TOKENS, temperature, generator=generator))
 
-    return write
+    return generate
 
 
-def drafted(target: LanguageModel, draft: LanguageModel, prompt: Tensor, temperature: float, length: int) -> Way:
-    def write(seed: int) -> Written:
+def drafted(target: LanguageModel, draft: LanguageModel, prompt: Tensor, temperature: float, length: int) -> Method:
+    def generate(seed: int) -> Generation:
         generator = torch.Generator().manual_seed(seed)
-        said = speculate(target, draft, prompt, TOKENS, length, temperature, generator=generator)
-        return Written(said.tokens, said.drafted, said.rounds)
+        result = speculate(target, draft, prompt, TOKENS, length, temperature, generator=generator)
+        return Generation(result.tokens, result.drafted, result.rounds)
 
-    return write
+    return generate
 
 
-def by_transformers(target: Any, draft: Any, prompt: Tensor, length: int | None) -> Way:
-    """Greedily, by `generate`, with the draft as its assistant or without."""
+def by_transformers(target: Any, draft: Any, prompt: Tensor, length: int | None) -> Method:
+    """Return greedy decoding by transformers' `generate`, with the draft as its assistant or without."""
     options: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False}
     if length is not None:
         options["assistant_model"] = draft
 
-    def write(seed: int) -> Written:
-        done = Written(prompt)
+    def generate(seed: int) -> Generation:
+        result = Generation(prompt)
 
-        def count(module: Any, given: Any, named: dict[str, Any], output: Any) -> None:
-            done.calls += 1
-            done.drafted += output.logits.shape[1] - 1
+        def count(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> None:
+            result.calls += 1
+            result.drafted += output.logits.shape[1] - 1
 
         draft.generation_config.update(
             num_assistant_tokens=length or 1,
@@ -102,53 +103,56 @@ def by_transformers(target: Any, draft: Any, prompt: Tensor, length: int | None)
             assistant_confidence_threshold=0.0,
         )
         hook = target.register_forward_hook(count, with_kwargs=True)
-        done.tokens = target.generate(prompt, **options)[:, prompt.shape[1] :]
+        result.tokens = target.generate(prompt, **options)[:, prompt.shape[1] :]
         hook.remove()
-        return done
+        return result
 
-    return write
+    return generate
 
 
-def ways(case: str, target: LanguageModel, draft: LanguageModel, prompt: Tensor) -> dict[str, Way]:
+def methods(case: str, target: LanguageModel, draft: LanguageModel, prompt: Tensor) -> dict[str, Method]:
     if case == "transformers":
         from stairwell.hf import StairwellConfig, StairwellForCausalLM
 
-        both = []
+        wrapped = []
         for model in (target, draft):
-            made = StairwellForCausalLM(StairwellConfig.of(model.config))
-            made.model.load_state_dict(model.state_dict())
-            both.append(made.eval())
-        found = {ALONE: by_transformers(*both, prompt, None)}
-        return found | {f"draft of {length}": by_transformers(*both, prompt, length) for length in LENGTHS}
+            causal_lm = StairwellForCausalLM(StairwellConfig.of(model.config))
+            causal_lm.model.load_state_dict(model.state_dict())
+            wrapped.append(causal_lm.eval())
+        methods_by_name = {ALONE: by_transformers(*wrapped, prompt, None)}
+        return methods_by_name | {f"draft of {length}": by_transformers(*wrapped, prompt, length) for length in LENGTHS}
     temperature = 0.0 if case == "greedy" else 1.0
-    found = {ALONE: alone(target, prompt, temperature)}
-    return found | {f"draft of {k}": drafted(target, draft, prompt, temperature, k) for k in LENGTHS}
+    methods_by_name = {ALONE: alone(target, prompt, temperature)}
+    return methods_by_name | {f"draft of {k}": drafted(target, draft, prompt, temperature, k) for k in LENGTHS}
 
 
 def measure_case(
     case: str, target: LanguageModel, draft: LanguageModel, prompts: Sequence[Tensor], about: dict[str, Any]
 ) -> list[dict[str, Any]]:
-    """Everybody writes after every prompt, in turns, so that a slow moment of the machine hits all."""
+    """Run all methods on every prompt, interleaved, so that a slow phase of the machine affects all."""
     seconds: dict[str, list[float]] = {}
-    done: dict[str, list[Written]] = {}
+    generations: dict[str, list[Generation]] = {}
     for seed, prompt in enumerate(prompts):
-        for name, write in ways(case, target, draft, prompt).items():
+        for name, generate in methods(case, target, draft, prompt).items():
             if not seed:
-                write(seed)  # until everything is warm
-            began = time.perf_counter()
-            written = write(seed)
-            seconds.setdefault(name, []).append(time.perf_counter() - began)
-            done.setdefault(name, []).append(written)
-            if case != "sampling" and not torch.equal(written.tokens, done[ALONE][-1].tokens):
-                sys.exit(f"{case}: with a {name} something else is written")
+                generate(seed)  # warm-up
+            started = time.perf_counter()
+            generation = generate(seed)
+            seconds.setdefault(name, []).append(time.perf_counter() - started)
+            generations.setdefault(name, []).append(generation)
+            if case != "sampling" and not torch.equal(generation.tokens, generations[ALONE][-1].tokens):
+                sys.exit(f"{case}: the output with a {name} differs from that of the target alone")
     rates = {name: TOKENS / statistics.median(taken) for name, taken in seconds.items()}
     records = []
     for name, taken in seconds.items():
-        counts = {"drafted": sum(one.drafted for one in done[name]), "calls": sum(one.calls for one in done[name])}
+        counts = {
+            "drafted": sum(generation.drafted for generation in generations[name]),
+            "calls": sum(generation.calls for generation in generations[name]),
+        }
         total = TOKENS * len(prompts)
         record = {"case": case, "what": name, "tokens_per_second": round(rates[name], 1), "spread": spread(taken)}
         if name != ALONE:
-            # Each call adds a token of the target's own; all others were drafted.
+            # Each call adds one token of the target; all others were drafted.
             record["acceptance"] = round((total - counts["calls"]) / counts["drafted"], 3)
             record["tokens_per_call"] = round(total / counts["calls"], 2)
         records.append({**record, "over_alone": round(rates[name] / rates[ALONE], 2), "prompts": len(prompts), **about})
@@ -158,7 +162,7 @@ def measure_case(
 def measure(cases: Sequence[str] = CASES) -> list[dict[str, Any]]:
     target, task, target_bits = trained("target", TARGET, "transformer-xl")
     draft, _, draft_bits = trained("draft", DRAFT, "feedback")
-    prompts = [row[None] for row in next(iter(task.batches("test", ROUNDS, PROMPT))).tokens]
+    prompts = [prompt[None] for prompt in next(iter(task.batches("test", ROUNDS, PROMPT))).tokens]
     about = {"tokens": TOKENS}
     for name, model, bits in (("target", target, target_bits), ("draft", draft, draft_bits)):
         size = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())

@@ -1,8 +1,8 @@
-"""Training speed: forward, backward and Adam on one segment, every contestant in one process, taking turns.
+"""Training speed: forward, backward and Adam on one segment, all implementations interleaved in one process.
 
-Before anything is timed the fast engine must agree with the reference, values and gradients; nothing is printed
-otherwise. Peers are other people's packages (pip install "stairwell[bench]"); those that are missing are left out and
-said so. Feedback and our Transformer-XL begin with a full memory; peers begin empty and fill theirs while they warm up.
+Before timing, the fast engine must agree with the reference in values and gradients; otherwise the benchmark stops.
+Peers are other packages (pip install "stairwell[bench]"); missing ones are skipped with a message. Feedback and our
+Transformer-XL start with a full memory; peers start with an empty one and fill it during the warm-up.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -25,16 +25,17 @@ from stairwell.fast.feedback import FeedbackEngine
 from stairwell.fast.feedback_torch import TorchBackend
 from stairwell.runs import preset
 
-SYMBOLS = 256
+VOCABULARY = 256
 ROUNDS = 7
-WARM_UP = 4  # steps before anything is timed; they also fill the longest memory of a peer
+WARM_UP = 4  # steps before timing; they also fill the longest memory of a peer
 
 Step = Callable[[], None]
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
 class Case:
-    """A shape. `contestants` are names in CONTESTANTS; ratios are against the first."""
+    """A shape. `implementations` are keys of IMPLEMENTATIONS; ratios are relative to the first."""
 
     name: str
     B: int
@@ -44,10 +45,10 @@ class Case:
     memory: int = 100
     segment: int = 64
     dropout: float = 0.0
-    inner: int | None = None  # 4 times the width if not given
-    head_width: int | None = None  # width / heads if not given
-    span: int | None = None  # adaptive span, every head's set to so many tokens
-    contestants: tuple[str, ...] = ("feedback", "reference", "transformer-xl", "x-transformers", "feedback-pytorch")
+    inner: int | None = None  # default: 4 * width
+    head_width: int | None = None  # default: width / heads
+    span: int | None = None  # tokens of the adaptive span of every head; None: no adaptive span
+    implementations: tuple[str, ...] = ("feedback", "reference", "transformer-xl", "x-transformers", "feedback-pytorch")
 
 
 CASES = {
@@ -55,34 +56,34 @@ CASES = {
     for case in (
         Case("b16", B=16),
         Case("b64", B=64),
-        # Where no compiler was at hand, or on a GPU, the same loops run in PyTorch.
-        Case("b16-loops", B=16, contestants=("feedback", "feedback-torch", "reference")),
-        Case("b64-loops", B=64, contestants=("feedback", "feedback-torch", "reference")),
-        Case("b256", B=256, contestants=("feedback", "transformer-xl", "x-transformers")),
-        Case("b16-dropout", B=16, dropout=0.2, contestants=("feedback", "transformer-xl", "x-transformers")),
-        Case("b64-dropout", B=64, dropout=0.2, contestants=("feedback", "transformer-xl", "x-transformers")),
+        # Without a compiler, or on a GPU, the same loops run in PyTorch.
+        Case("b16-loops", B=16, implementations=("feedback", "feedback-torch", "reference")),
+        Case("b64-loops", B=64, implementations=("feedback", "feedback-torch", "reference")),
+        Case("b256", B=256, implementations=("feedback", "transformer-xl", "x-transformers")),
+        Case("b16-dropout", B=16, dropout=0.2, implementations=("feedback", "transformer-xl", "x-transformers")),
+        Case("b64-dropout", B=64, dropout=0.2, implementations=("feedback", "transformer-xl", "x-transformers")),
         Case(
             "small", B=128, layers=2, width=64, heads=1, memory=16, segment=32,
-            contestants=("feedback", "reference", "transformer-xl", "lstm"),
+            implementations=("feedback", "reference", "transformer-xl", "lstm"),
         ),
-        # The Feedback paper's model for characters of Penn Treebank; fewer rows.
+        # The Feedback paper's model for character-level Penn Treebank, with a smaller batch.
         Case(
             "char-ptb", B=16, layers=6, width=384, memory=512, segment=128,
-            contestants=("feedback", "transformer-xl", "x-transformers"),
+            implementations=("feedback", "transformer-xl", "x-transformers"),
         ),
-        # The paper's model for enwik8 with 4 of its 12 layers, 1,024 of its 8,192 slots and few rows. Its spans are
-        # learned; here every head looks 128 tokens back and fades out over 32 more.
+        # The paper's model for enwik8 with 4 of its 12 layers, 1,024 of its 8,192 slots and a small batch. Its spans
+        # are learned; here every head has a span of 128 tokens and a ramp of 32.
         Case(
             "enwik8", B=8, width=512, heads=8, inner=4096, head_width=128, memory=1024, segment=128, span=128,
-            contestants=("feedback", "transformer-xl"),
+            implementations=("feedback", "transformer-xl"),
         ),
     )
 }  # fmt: skip
 
 
-def make_model(case: Case, core: Any, engine: str, kind: type[LanguageModel] = LanguageModel) -> LanguageModel:
+def make_model(case: Case, core: Any, engine: str, model_class: type[LanguageModel] = LanguageModel) -> LanguageModel:
     torch.manual_seed(0)
-    model = kind(LanguageModelConfig(core=core, inputs=SYMBOLS), engine)
+    model = model_class(LanguageModelConfig(core=core, inputs=VOCABULARY), engine)
     for name, parameter in model.named_parameters():
         if name.endswith("span.z"):
             nn.init.constant_(parameter, case.span or 0)
@@ -90,7 +91,7 @@ def make_model(case: Case, core: Any, engine: str, kind: type[LanguageModel] = L
 
 
 def full_state(model: LanguageModel, B: int) -> State:
-    """A state whose memory is full, without reading that many tokens: the cost does not depend on what is in it."""
+    """Return a state with a full memory of random values. The cost of a step does not depend on the values."""
     state = model.init_state(B)
     if not isinstance(state, FeedbackState | TransformerXLState):
         return state
@@ -101,11 +102,11 @@ def full_state(model: LanguageModel, B: int) -> State:
 
 
 def stairwell_step(
-    case: Case, core: Any, engine: str, full: bool = True, kind: type[LanguageModel] = LanguageModel
+    case: Case, core: Any, engine: str, full: bool = True, model_class: type[LanguageModel] = LanguageModel
 ) -> Step:
-    model = make_model(case, core, engine, kind).train()
+    model = make_model(case, core, engine, model_class).train()
     optimizer = torch.optim.Adam(model.parameters())
-    tokens, targets = torch.randint(SYMBOLS, (2, case.B, case.segment))
+    tokens, targets = torch.randint(VOCABULARY, (2, case.B, case.segment))
     state = full_state(model, case.B) if full else model.init_state(case.B)
 
     def step() -> None:
@@ -120,14 +121,14 @@ def stairwell_step(
 
 
 def torch_loops_step(case: Case) -> Step:
-    """Feedback as it trains without the extension."""
+    """Return a training step of Feedback without native code."""
 
     class InPyTorch(LanguageModel):
         def __init__(self, config: LanguageModelConfig, engine: str) -> None:
             super().__init__(config, engine)
             self.core.engine = FeedbackEngine(TorchBackend())
 
-    return stairwell_step(case, FeedbackConfig(**sizes(case)), "auto", kind=InPyTorch)
+    return stairwell_step(case, FeedbackConfig(**sizes(case)), "auto", model_class=InPyTorch)
 
 
 def sizes(case: Case) -> dict[str, Any]:
@@ -138,8 +139,8 @@ def sizes(case: Case) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def lstm_of_equal_weights(case: Case) -> LSTMConfig:
-    """Twelve D^2 weights a transformer layer (ten with shared keys and values), eight an LSTM layer."""
+def lstm_of_equal_size(case: Case) -> LSTMConfig:
+    """Return an LSTM of about the same size: it has 8 D^2 parameters per layer, Feedback 10 D^2 and 2 D^2 shared."""
     D, L = case.width, case.layers
     return LSTMConfig(width=round(((10 * L + 2) * D * D / (8 * L)) ** 0.5 / 8) * 8, layers=L)
 
@@ -153,10 +154,14 @@ def x_transformers_step(case: Case) -> Step:
         rel_pos_bias=True, attn_dropout=case.dropout, ff_dropout=case.dropout,
     )  # fmt: skip
     model = TransformerWrapper(
-        num_tokens=SYMBOLS, max_seq_len=case.segment, max_mem_len=case.memory, use_abs_pos_emb=False, attn_layers=layers
+        num_tokens=VOCABULARY,
+        max_seq_len=case.segment,
+        max_mem_len=case.memory,
+        use_abs_pos_emb=False,
+        attn_layers=layers,
     )
     optimizer = torch.optim.Adam(model.parameters())
-    tokens, targets = torch.randint(SYMBOLS, (2, case.B, case.segment))
+    tokens, targets = torch.randint(VOCABULARY, (2, case.B, case.segment))
     memory = None
 
     def step() -> None:
@@ -175,11 +180,11 @@ def feedback_pytorch_step(case: Case) -> Step:
 
     torch.manual_seed(0)
     model = FeedbackTransformer(
-        num_tokens=SYMBOLS, dim=case.width, depth=case.layers, mem_len=case.memory, seq_len=1, heads=case.heads,
+        num_tokens=VOCABULARY, dim=case.width, depth=case.layers, mem_len=case.memory, seq_len=1, heads=case.heads,
         dim_head=case.width // case.heads, attn_dropout=case.dropout, ff_dropout=case.dropout,
     )  # fmt: skip
     optimizer = torch.optim.Adam(model.parameters())
-    tokens, targets = torch.randint(SYMBOLS, (2, case.B, case.segment))
+    tokens, targets = torch.randint(VOCABULARY, (2, case.B, case.segment))
     memory = None
 
     def step() -> None:
@@ -193,22 +198,22 @@ def feedback_pytorch_step(case: Case) -> Step:
     return step
 
 
-CONTESTANTS: dict[str, Callable[[Case], Step]] = {
+IMPLEMENTATIONS: dict[str, Callable[[Case], Step]] = {
     "feedback": lambda case: stairwell_step(case, FeedbackConfig(**sizes(case)), "auto"),
     "feedback-torch": torch_loops_step,
     "reference": lambda case: stairwell_step(case, FeedbackConfig(**sizes(case)), "reference"),
     "transformer-xl": lambda case: stairwell_step(case, TransformerXLConfig(**sizes(case)), "auto"),
     "transformer-xl-reference": lambda case: stairwell_step(case, TransformerXLConfig(**sizes(case)), "reference"),
-    "lstm": lambda case: stairwell_step(case, lstm_of_equal_weights(case), "auto"),
+    "lstm": lambda case: stairwell_step(case, lstm_of_equal_size(case), "auto"),
     "x-transformers": x_transformers_step,
     "feedback-pytorch": feedback_pytorch_step,
 }
 
 
 def results(case: Case, engine: str, dtype: torch.dtype) -> list[Tensor]:
-    """Losses, final state and every gradient of two rows."""
+    """Return losses, final state and all gradients for a batch of two."""
     model = make_model(case, FeedbackConfig(**sizes(case)), engine).eval()
-    tokens, targets = torch.randint(SYMBOLS, (2, 2, case.segment))
+    tokens, targets = torch.randint(VOCABULARY, (2, 2, case.segment))
     state = full_state(model, 2).to(dtype=dtype)
     losses, state = model.to(dtype).nll(tokens, targets, state)
     losses.sum().backward()
@@ -217,8 +222,8 @@ def results(case: Case, engine: str, dtype: torch.dtype) -> list[Tensor]:
 
 
 def check_equal(case: Case) -> None:
-    """The fast engine against the reference in float64 at this shape: in float64 to the last digits, in float32 as a
-    whole. One ReLU on its edge falls the other way in float32 and turns a single unit's gradient, whoever computes."""
+    """Compare the fast engine with the reference in float64 at this shape. In float32 only norms are compared: rounding
+    can flip a ReLU near zero and change the gradient of a single unit."""
     exact = results(case, "reference", torch.float64)
     for dtype, allowed in ((torch.float64, 1e-9), (torch.float32, 1e-2)):
         for ours, theirs in zip(results(case, "auto", dtype), exact, strict=True):
@@ -226,19 +231,19 @@ def check_equal(case: Case) -> None:
             if not error < allowed:
                 sys.exit(
                     f"the fast engine differs from the reference at '{case.name}' in {dtype} "
-                    f"(relative error {error:.2g}); no figures"
+                    f"(relative error {error:.2g}); nothing was measured"
                 )
 
 
 def measure_case(case: Case) -> list[dict[str, Any]]:
     check_equal(case)
     steps: dict[str, Step] = {}
-    for name in case.contestants:
+    for name in case.implementations:
         try:
-            steps[name] = CONTESTANTS[name](case)
+            steps[name] = IMPLEMENTATIONS[name](case)
         except ImportError as missing:
-            print(f"{name} left out: {missing}", file=sys.stderr)
-    times = take_turns(steps)
+            print(f"{name} skipped: {missing}", file=sys.stderr)
+    times = time_interleaved(steps)
     tokens = case.B * case.segment
     medians = {name: tokens / statistics.median(taken) for name, taken in times.items()}
     return [
@@ -255,11 +260,11 @@ def measure_case(case: Case) -> list[dict[str, Any]]:
 
 
 def measure_cores() -> list[dict[str, Any]]:
-    """Every core of the registry as its language-modeling preset has it, taking turns."""
+    """Measure every core of the registry with its language-modeling preset."""
     case = Case("cores", B=32)
-    contestants = {name: preset(f"lm/{name}").core for name in CORES}
-    steps = {name: stairwell_step(case, core, "auto") for name, core in contestants.items()}
-    times = take_turns(steps)
+    implementations = {name: preset(f"lm/{name}").core for name in CORES}
+    steps = {name: stairwell_step(case, core, "auto") for name, core in implementations.items()}
+    times = time_interleaved(steps)
     tokens = case.B * case.segment
     rates = {name: tokens / statistics.median(taken) for name, taken in times.items()}
     return [
@@ -275,21 +280,25 @@ def measure_cores() -> list[dict[str, Any]]:
     ]
 
 
-def take_turns(steps: dict[str, Step], rounds: int = ROUNDS, warm_up: int | None = None) -> dict[str, list[float]]:
-    """Seconds of each step, so many times, in turns, so that a slow moment of the machine hits everyone."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
+def time_interleaved(
+    steps: Mapping[Name, Callable[[], Any]], rounds: int = ROUNDS, warm_up: int | None = None
+) -> dict[Name, list[float]]:
+    """Return the seconds of each step in each round. Steps are interleaved, so that a slow phase of the machine affects
+    all of them."""
+    times: dict[Name, list[float]] = {name: [] for name in steps}
     for step in steps.values():
         for _ in range(WARM_UP if warm_up is None else warm_up):
             step()
     for _ in range(rounds):
         for name, step in steps.items():
-            began = time.perf_counter()
+            started = time.perf_counter()
             step()
-            times[name].append(time.perf_counter() - began)
+            times[name].append(time.perf_counter() - started)
     return times
 
 
 def spread(times: list[float]) -> float:
+    """Return (slowest - fastest) / median."""
     return round((max(times) - min(times)) / statistics.median(times), 2)
 
 

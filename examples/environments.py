@@ -1,4 +1,4 @@
-"""Draw the environments of the first paper after some random steps: docs/pictures/corridor.png and others.
+"""Render the environments of Fan et al. after some random steps: docs/pictures/corridor.png and others.
 
 python examples/environments.py [FOLDER]
 """
@@ -13,8 +13,8 @@ import numpy as np
 
 from stairwell.rl import make
 
-# Name of the picture: environment, its options, how many steps, actions to choose from.
-PICTURES = {
+# File name: environment, its options, number of steps, number of actions to choose from.
+IMAGES = {
     "corridor": ("stairwell/Corridor-v0", {"length": 20}, 8, 1),
     "maze-navigation": ("stairwell/MazeNavigation-v0", {}, 40, 3),
     "maze-navigation-easy": ("stairwell/MazeNavigationEasy-v0", {}, 40, 4),
@@ -22,18 +22,18 @@ PICTURES = {
 }
 
 
-def draw(name: str) -> np.ndarray:
-    environment_name, options, steps, choices = PICTURES[name]
-    environment = make(environment_name, range(1), seed=1, **options)
-    environment.reset()
-    for action in np.random.default_rng(0).integers(0, choices, (steps, 1)):
-        environment.step(action)
-    return environment.render()
+def render(image: str) -> np.ndarray:
+    name, options, steps, actions = IMAGES[image]
+    env = make(name, range(1), seed=1, **options)
+    env.reset()
+    for action in np.random.default_rng(0).integers(0, actions, (steps, 1)):
+        env.step(action)
+    return env.render()
 
 
 def main(folder: Path) -> None:
-    for name in PICTURES:
-        matplotlib.image.imsave(folder / f"{name}.png", draw(name), pil_kwargs={"optimize": True})
+    for image in IMAGES:
+        matplotlib.image.imsave(folder / f"{image}.png", render(image), pil_kwargs={"optimize": True})
 
 
 if __name__ == "__main__":

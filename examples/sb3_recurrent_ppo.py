@@ -3,8 +3,8 @@
     pip install 'stairwell[rl]' sb3-contrib
     python examples/sb3_recurrent_ppo.py
 
-The agent sees a color, walks down a corridor and must go through the door of that color: without a memory it is right
-half of the time.
+The agent observes a color, walks down a corridor and must take the door of that color. Without a memory it succeeds in
+half of the episodes.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from stairwell.rl import MemoryLSTM
 
 
 class MemoryPolicy(RecurrentActorCriticPolicy):
-    """The policy of RecurrentPPO with a core of stairwell in place of its LSTM, shared by actor and critic."""
+    """The policy of RecurrentPPO with a stairwell core instead of its LSTM, shared by actor and critic."""
 
     def __init__(self, *arguments: Any, core: Any, **options: Any) -> None:
         super().__init__(*arguments, **options, lstm_hidden_size=core.width, shared_lstm=True, enable_critic_lstm=False)
         self.lstm_actor = MemoryLSTM(core, self.features_dim)
         self.lstm_hidden_state_shape = (1, 1, self.lstm_actor.hidden_size)
-        # The schedule's first learning rate, as the base class does it: the old LSTM's parameters are gone.
-        rate = self.optimizer.param_groups[0]["lr"]
-        self.optimizer = self.optimizer_class(self.parameters(), lr=rate, **self.optimizer_kwargs)
+        # The base class made the optimizer for the parameters of its LSTM.
+        learning_rate = self.optimizer.param_groups[0]["lr"]
+        self.optimizer = self.optimizer_class(self.parameters(), lr=learning_rate, **self.optimizer_kwargs)
 
     @staticmethod
     def _process_sequence(features: Tensor, lstm_states: Any, episode_starts: Tensor, lstm: Any) -> Any:
-        """All frames in one call: where episodes begin is told as `start`, not by a loop over time."""
+        """Process all frames in one call: `start` resets the state, instead of a loop over time."""
         B = lstm_states[0].shape[1]
         x = features.reshape(B, -1, lstm.input_size)
         start = episode_starts.reshape(B, -1) > 0.5
@@ -46,7 +46,7 @@ class MemoryPolicy(RecurrentActorCriticPolicy):
 
 
 def train(frames: int = 60_000, length: int = 8) -> float:
-    """The mean return of 100 episodes after so many frames."""
+    """Train for a number of frames and return the mean return of 100 episodes."""
     torch.manual_seed(0)
     make = {"env_id": "stairwell/Corridor-v0", "env_kwargs": {"length": length}, "wrapper_class": FlattenObservation}
     envs = make_vec_env(**make, n_envs=16, seed=0)

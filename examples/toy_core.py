@@ -14,10 +14,9 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from stairwell.cores.core import Core, CoreState, Source
-from stairwell.cores.time import ages, counts, slide
-from stairwell.field_types import SLOTS
-from stairwell.layers import Masks
+from stairwell.cores.core import Core, CoreState
+from stairwell.cores.time import next_counts, slide, tokens_since_start
+from stairwell.state import SLOTS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,28 +67,25 @@ class GatedAverage(Core):
     final_norm = True  # nothing has normalized the last layer's sum
 
     def __init__(self, config: GatedAverageConfig) -> None:
-        super().__init__(config.width)
-        self.config = config
+        super().__init__(config)
         self.layers = nn.ModuleList(GatedLayer(config.width, config.heads) for _ in range(config.layers))
 
     def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
         return {"hidden": (1 + max_crop, self.config.layers, self.width)}
 
-    def walk(
+    def reference(
         self,
         x: Tensor,
         state: GatedAverageState,
         start: Tensor | None = None,
-        source: Source | None = None,
-        masks: Masks | None = None,
     ) -> tuple[Tensor, GatedAverageState]:
         B, T, _ = x.shape
-        age = ages(state.count, start, T)
+        age = tokens_since_start(state.count, start, T)
         begins = (age == 0)[:, :, None]
         made: list[Tensor] = []
         for l, layer in enumerate(self.layers):
             x, hidden = layer(x, state.hidden[:, -1, l], begins)
             made.append(hidden)
-        count, room = counts(state.count, state.room, start, age, state.max_crop)
+        count, croppable = next_counts(state.count, state.croppable, start, age, state.max_crop)
         memory = slide(state.hidden, torch.stack(made, 2), count, start)
-        return x, replace(state, count=count, room=room, hidden=memory)
+        return x, replace(state, count=count, croppable=croppable, hidden=memory)

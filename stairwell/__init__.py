@@ -1,12 +1,12 @@
-"""Transformers that read their own past thoughts: the Feedback Transformer, Staircase attention, their baselines."""
+"""Transformers that attend to their own past high-level states: Feedback Transformer, Staircase attention, baselines."""
 
 # isort: off
 from stairwell import startup
 
 if startup.is_command():
-    startup.prepare()
+    startup.prepare_command()
 if not startup.is_supported():
-    startup.refuse()
+    startup.refuse_platform()
 # isort: on
 
 from stairwell.cores import CORES, build

@@ -1,4 +1,4 @@
-"""What a tensor's device allows: one definition of each question for all packages."""
+"""Device and autocast checks that several packages share."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor
 
 
 def on_accelerator(x: Tensor) -> bool:
-    """Return whether `x` is on an accelerator, where reading a value waits for everything that was launched before."""
+    """Return whether `x` is on an accelerator, where reading a value waits for all pending kernels."""
     return x.device.type != "cpu"
 
 
 def autocast_type(x: Tensor) -> torch.dtype | None:
-    """Return the type that autocast now casts products on the device of `x` to; none if it is off."""
+    """Return the dtype of products under autocast on the device of `x`, or None if autocast is off."""
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -23,5 +23,5 @@ def autocast_type(x: Tensor) -> torch.dtype | None:
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager[Any]:
-    """Return a context in which operations on the device of `x` keep the types of their inputs."""
+    """Return a context that disables autocast on the device of `x`."""
     return nullcontext() if autocast_type(x) is None else torch.autocast(x.device.type, enabled=False)

@@ -1,22 +1,21 @@
-"""Mistakes and bugs are told apart: a mistake of the person who uses stairwell is told in one line, a bug keeps its
-traceback."""
+"""The exception for errors of the user, which are reported in one line. Other exceptions are bugs, with a traceback."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-NEAR = 0.7  # how alike two names must be, of 1, before one is offered for the other
+MIN_SIMILARITY = 0.7  # of two names, from 0 to 1, to suggest one for the other
 
 
 class UserError(ValueError):
-    """Something that the user asked for cannot be done as asked. The message says what was wrong, where, and what would
-    be right; the command line prints it alone and exits with status 2."""
+    """An invalid request of the user. The message says what is wrong, where, and what to do. The command line prints it
+    without a traceback and exits with status 2."""
 
 
-def nearest(name: str, names: Iterable[str], form: str = "'{}'") -> str:
-    """The end of a message about an unknown name: the name that was meant, if one is near, or else all there are.
-    `form` is how a name is written: '--core.{}'."""
+def suggestion(name: str, names: Iterable[str], form: str = "'{}'") -> str:
+    """Return the end of an error message about an unknown name: a similar name, or all names if none is similar.
+    `form` is how a name is written, such as '--core.{}'."""
     known = list(names)
-    near = difflib.get_close_matches(name, known, 1, NEAR)
-    return f"; did you mean {form.format(near[0])}?" if near else f"; there are: {', '.join(known)}"
+    similar = difflib.get_close_matches(name, known, 1, MIN_SIMILARITY)
+    return f"; did you mean {form.format(similar[0])}?" if similar else f"; there are: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Files and folders are written whole or not at all; JSON and small files are read without surprises."""
+"""Writing files and folders atomically; reading JSON and small files safely."""
 
 from __future__ import annotations
 
@@ -18,94 +18,106 @@ from safetensors import SafetensorError
 
 from stairwell.errors import UserError
 
-NAMED = 40  # characters of a name that its temporary file repeats: the longer name must be allowed too
-HALF_PAIRS = re.compile(r"\\u[dD][89a-fA-F]")  # where a JSON text may hold half of a surrogate pair
+AnyPath = str | os.PathLike[str]
+MAX_PREFIX = 40  # characters of a file's name in the name of its temporary file, so that it does not become too long
+SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # possibly half of a surrogate pair in a JSON text
 OS_ERROR = re.compile(r"os error (\d+)")
-SMALL = 1 << 24  # bytes of a file that is read as a whole
+MAX_SMALL_FILE = 1 << 24  # bytes
 
 
-def write_atomically(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """Let `write(temporary path)` make a file and move it to `path` only once it is safely on the disk.
+def write_atomically(path: AnyPath, write: Callable[[Path], object]) -> None:
+    """Let `write(temporary path)` write a file, and move it to `path` once it is on the disk.
 
-    Whoever reads `path`, also after a crash or on a full disk, finds the old file or the new one, never a part. A
-    symbolic link stays a link, as with `open`; a device or a pipe is refused: moving a file there would remove it.
+    A reader of `path` finds the old file or the new one, never a part, even after a crash or on a full disk. A symbolic
+    link stays a link, as with `open`. A device or a pipe is refused, because moving a file there would remove it.
     """
-    place = Path(os.path.realpath(path))
+    target = Path(os.path.realpath(path))
     check_regular(path)
-    with _temporary(path, place, tempfile.mkstemp) as name:
+    with _temporary(path, target, tempfile.mkstemp) as name:
         temporary = Path(name)
         write(temporary)
         with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(stat.S_IMODE(place.stat().st_mode) if place.exists() else 0o666 & ~_umask())
-        os.replace(temporary, place)
-    _sync(place.parent)
+        temporary.chmod(stat.S_IMODE(target.stat().st_mode) if target.exists() else 0o666 & ~_umask())
+        os.replace(temporary, target)
+    _sync_folder(target.parent)
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
+def write_text(path: AnyPath, text: str) -> None:
+    """Write a text file atomically."""
     write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
-def write_folder(path: str | os.PathLike[str], write: Callable[[Path], object]) -> None:
-    """Let `write(temporary folder)` fill a folder that takes its place at `path`, which is new or empty, only once it
-    is whole."""
-    place = Path(os.path.realpath(path))
-    with _temporary(path, place, tempfile.mkdtemp) as name:
+def write_folder(path: AnyPath, write: Callable[[Path], object]) -> None:
+    """Let `write(temporary folder)` fill a folder, and move it to `path`, which is new or empty, once it is complete."""
+    target = Path(os.path.realpath(path))
+    with _temporary(path, target, tempfile.mkdtemp) as name:
         temporary = Path(name)
         write(temporary)
         for file in temporary.rglob("*"):
             if file.is_file():
                 with open(file, "rb+") as content:
                     os.fsync(content.fileno())
-        if place.exists():  # an empty folder may be someone's current one: it stays, and is filled
-            if any(place.iterdir()):  # someone else was faster
+        if target.exists():  # an empty folder may be a process's current one, so it is filled and not replaced
+            if any(target.iterdir()):  # another process was faster
                 raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
             for child in temporary.iterdir():
-                os.rename(child, place / child.name)
+                os.rename(child, target / child.name)
         else:
             temporary.chmod(0o777 & ~_umask())
-            os.rename(temporary, place)
-    _sync(place.parent)
+            os.rename(temporary, target)
+    _sync_folder(target.parent)
 
 
-def check_regular(path: str | os.PathLike[str], name: str = "") -> None:
-    """Refuse what is neither a regular file nor missing; `name` is how errors call it."""
+def check_regular(path: AnyPath, name: str = "") -> None:
+    """Refuse a path that exists and is not a regular file; `name` is its name in errors."""
     name = name or os.fspath(path)
-    mode = mode_of(path, name)
+    mode = file_mode(path, name)
     if mode is not None and stat.S_ISDIR(mode):
         raise UserError(f"{name} is a folder, not a file; choose another path")
     if mode is not None and not stat.S_ISREG(mode):
         raise UserError(f"{name} is not a regular file but a device or a pipe; choose another path")
 
 
-def mode_of(path: str | os.PathLike[str], name: str) -> int | None:
-    """What a path leads to, or None if it is missing. As it is given: that of a standard stream has no other."""
+def check_access(path: AnyPath, name: str, advice: str) -> None:
+    """Refuse a path without write permission. A read-only file system is an error of the system, not of the user."""
+    if os.access(path, os.W_OK):
+        return
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), os.fspath(path))
+    raise UserError(f"{name} cannot be written: no permission; {advice}")
+
+
+def file_mode(path: AnyPath, name: str) -> int | None:
+    """Return the mode of a file, or None if it does not exist. The path is not resolved: /dev/stdout has no other."""
     try:
         return os.stat(path).st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except OSError as error:  # too long a name, a link to itself
+    except OSError as error:  # the name is too long, or a link leads to itself
         raise UserError(f"{name} cannot be written: {error.strerror}; choose another path") from None
 
 
-def read_small(path: str | os.PathLike[str]) -> bytes:
-    """The content of a file, or of a pipe, that must be small: a device may have no end."""
+def read_small_file(path: AnyPath) -> bytes:
+    """Return the content of a file or pipe. A large one is refused: a device may never end."""
     with open(path, "rb") as file:
-        content = file.read(SMALL + 1)
-    if len(content) > SMALL:
-        raise UserError(f"{path} is larger than {SMALL >> 20} MiB, so it is another file than was meant; name another")
+        content = file.read(MAX_SMALL_FILE + 1)
+    if len(content) > MAX_SMALL_FILE:
+        raise UserError(
+            f"{path} is larger than {MAX_SMALL_FILE >> 20} MiB, so it is not the expected file; name another"
+        )
     return content
 
 
 def parse_json(content: str | bytes) -> Any:
-    """The value of a JSON text. What is nested too deeply, or holds half of a surrogate pair, which cannot be written
-    as UTF-8, is a ValueError like everything else that is not JSON."""
+    """Return the value of a JSON text. Raise ValueError for invalid JSON, and also for deep nesting, duplicate keys and
+    half surrogate pairs, which cannot be written as UTF-8."""
     text = content if isinstance(content, str) else content.decode("utf-8")
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=_unique_keys)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if HALF_PAIRS.search(text):
+    if SURROGATE.search(text):
         try:
             json.dumps(value, ensure_ascii=False).encode("utf-8")
         except UnicodeEncodeError as error:
@@ -114,53 +126,62 @@ def parse_json(content: str | bytes) -> Any:
     return value
 
 
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    for key, item in pairs:
+        if key in value:
+            raise ValueError(f"the key '{key}' occurs twice")
+        value[key] = item
+    return value
+
+
 @contextmanager
-def _temporary(path: str | os.PathLike[str], place: Path, make: Callable[..., object]) -> Iterator[str]:
-    """The name of a new file or folder beside `place`, which is removed at the end unless it was moved. Errors name
-    `path`: a full disk does not say what could not be written, and the temporary's name helps nobody."""
+def _temporary(path: AnyPath, target: Path, make: Callable[..., object]) -> Iterator[str]:
+    """Make a temporary file or folder beside `target` and return its name; remove it at the end unless it was moved.
+    Errors name `path`: a full disk does not say what could not be written, and the temporary name does not help."""
     name = ""
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        made = make(dir=place.parent, prefix=f".{place.name[:NAMED]}.", suffix=".tmp")
-        if isinstance(made, tuple):  # mkstemp opens the file, mkdtemp only makes the folder
+        target.parent.mkdir(parents=True, exist_ok=True)
+        made = make(dir=target.parent, prefix=f".{target.name[:MAX_PREFIX]}.", suffix=".tmp")
+        if isinstance(made, tuple):  # mkstemp also opens the file
             os.close(made[0])
             made = made[1]
         name = str(made)
         yield name
     except Exception as error:
-        # Libraries in Rust raise errors of the system in types of their own.
+        # Libraries in Rust raise errors of the system as their own types.
         if isinstance(error, OSError | SafetensorError) or OS_ERROR.search(str(error)):
-            raise _named(error, path, name) from None
+            raise _with_path(error, path, name) from None
         raise
     finally:
         if name:
             shutil.rmtree(name, ignore_errors=True) if os.path.isdir(name) else Path(name).unlink(missing_ok=True)
 
 
-def _named(error: Exception, path: str | os.PathLike[str], temporary: str) -> Exception:
-    """The error with the path that was to be written. One about another file, such as one that was read, stays."""
-    about = getattr(error, "filename", None)
-    if about is not None and not os.fspath(about).startswith(temporary or os.fspath(about)):
+def _with_path(error: Exception, path: AnyPath, temporary: str) -> Exception:
+    """Return the error with the path that was to be written. An error about another file, such as an input, stays."""
+    filename = getattr(error, "filename", None)
+    if filename is not None and not os.fspath(filename).startswith(temporary or os.fspath(filename)):
         return error
     number = getattr(error, "errno", None)
-    if number is None and (written := OS_ERROR.search(str(error))):
-        number = int(written[1])
+    if number is None and (match := OS_ERROR.search(str(error))):
+        number = int(match[1])
     return OSError(number, os.strerror(number), os.fspath(path)) if number else OSError(f"{path}: {error}")
 
 
 def _umask() -> int:
-    """mkstemp and mkdtemp make what only its owner can read; a plain open() would have given more."""
+    """Return the umask, to give files the permissions of open(). mkstemp and mkdtemp give them to the owner only."""
     umask = os.umask(0)
     os.umask(umask)
     return umask
 
 
-def _sync(folder: Path) -> None:
-    """The new name itself must survive a power cut."""
-    if os.name == "nt":  # Windows opens no folders
+def _sync_folder(folder: Path) -> None:
+    """Sync a folder, so that a new name in it survives a power failure."""
+    if os.name == "nt":  # Windows cannot open folders
         return
-    opened = os.open(folder, os.O_RDONLY)
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        os.fsync(opened)
+        os.fsync(descriptor)
     finally:
-        os.close(opened)
+        os.close(descriptor)

@@ -1,178 +1,148 @@
-"""Text from a trained run, as it is being written: `stairwell generate RUN`.
+"""Generate text with a trained language model, token by token: `stairwell generate RUN`.
 
-for piece in generate_text("runs/lm-feedback", "FirstOrderFunction upon a time", 500):
-    print(piece, end="", flush=True)
+for part in generate_text("runs/lm-feedback", "Once upon a time", 500):
+    print(part, end="", flush=True)
 
-A `Writer` is a stream of text with all that going on needs: how it chooses, its random numbers, half a character that
-waits for its other half. It can be saved at any token and goes on as if it had never stopped, bit for bit.
+A `TextGenerator` is a stream of text with everything needed to continue it: the sampling options, the random generator
+and an incomplete character. It can be saved after any token and resumes bit for bit.
 """
 
 from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
 import torch
-from torch import Tensor
 
 from stairwell import text
-from stairwell.decode import sampler
+from stairwell.decode import Sampling
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel
-from stairwell.runs.launch import load
-from stairwell.stream import RECENT, Stream, encode
+from stairwell.runs.load import load
+from stairwell.stream import Stream, encode
 
-PENALTY = (0.01, 100.0)  # the least and the greatest repetition penalty
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """How the next token is chosen."""
-
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float | None = None
-    repetition_penalty: float = 1.0  # above 1: the last 64 tokens become less likely to come again
-
-    def __post_init__(self) -> None:
-        sampler(self.temperature, self.top_k, self.top_p)  # refuses what makes no sense
-        least, most = PENALTY
-        if not least <= self.repetition_penalty <= most:
-            raise UserError(
-                f"the repetition penalty must be from {least:g} to {most:g} (1 is none), not {self.repetition_penalty}"
-            )
-
-    def __call__(self, logits: Tensor, recent: Sequence[int], generator: torch.Generator) -> int:
-        """logits (V,), the last tokens -> a token"""
-        if self.repetition_penalty != 1 and recent:
-            logits = penalized(logits, recent[-RECENT:], self.repetition_penalty)
-        return int(sampler(self.temperature, self.top_k, self.top_p, generator)(logits[None]))
+MAX_CHARACTER_BYTES = 4  # of UTF-8
 
 
-def penalized(logits: Tensor, recent: Sequence[int], penalty: float) -> Tensor:
-    """Scores of recent tokens divided by the penalty, or times it where they are negative (Keskar et al., 2019)."""
-    index = torch.tensor(sorted(set(recent)), device=logits.device)
-    scores = logits[index]
-    return logits.index_copy(0, index, torch.where(scores > 0, scores / penalty, scores * penalty))
+class Detokenizer:
+    """Converts tokens to text one by one. A token may end inside a character, which is held back until it is complete.
+    `previous` is the token before the first one."""
 
-
-class Speller:
-    """Ids as text, each as soon as it can be read: a token may end inside a character, which then waits until it is
-    whole. `before` is the id that the first one follows."""
-
-    def __init__(self, vocabulary: text.Vocabulary, before: int | None = None) -> None:
-        self.vocabulary, self.before = vocabulary, before
+    def __init__(self, vocabulary: text.Vocabulary, previous: int | None = None) -> None:
+        self.vocabulary, self.previous = vocabulary, previous
         self.decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def __call__(self, token: int) -> str:
-        before, self.before = self.before, token
-        if isinstance(self.vocabulary, text.Bytes | text.BPE):
-            return self.decoder.decode(bytes_of(self.vocabulary, token))
-        if before is None:
+        previous, self.previous = self.previous, token
+        data = self.vocabulary.token_bytes(token)
+        if data is not None:
+            return self.decoder.decode(data)
+        if previous is None:
             return self.vocabulary.decode([token])
-        # What stands between two words depends on both.
-        return self.vocabulary.decode([before, token])[len(self.vocabulary.decode([before])) :]
+        # The separator between two words depends on both.
+        return self.vocabulary.decode([previous, token])[len(self.vocabulary.decode([previous])) :]
 
-    def read(self, tokens: Sequence[int]) -> None:
-        """Note what comes before the next id: half a character at its end, of four bytes at most, is completed then."""
-        for token in tokens[-4:]:
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Note the tokens that precede the next one, without text; the next token may complete their last character."""
+        for token in tokens[-MAX_CHARACTER_BYTES:]:
             self(token)
 
-    def end(self) -> str:
-        """Half a character that stays half."""
+    def flush(self) -> str:
+        """Return the text of a character that stays incomplete."""
         return self.decoder.decode(b"", final=True)
 
-    def position(self) -> dict[str, Any]:
-        return {"before": self.before, "half": self.decoder.getstate()[0].hex()}
+    def state(self) -> dict[str, Any]:
+        return {"before": self.previous, "half": self.decoder.getstate()[0].hex()}
 
-    def seek(self, position: dict[str, Any]) -> None:
-        self.before = position["before"]
-        self.decoder.setstate((bytes.fromhex(position["half"]), 0))
+    def load_state(self, state: dict[str, Any]) -> None:
+        self.previous = state["before"]
+        self.decoder.setstate((bytes.fromhex(state["half"]), 0))
 
 
-class Stops:
-    """Lets text through up to a stop string; what may be the beginning of one is held back until it is known."""
+class StopStrings:
+    """Passes text through up to the first stop string. Text that may be the start of one is held back."""
 
     def __init__(self, strings: Sequence[str] = (), held: str = "") -> None:
         if any(not string for string in strings):
             raise UserError("a stop string must not be empty")
         self.strings, self.held, self.stopped = tuple(strings), held, False
 
-    def __call__(self, piece: str) -> str:
-        known = self.held + piece
-        places = [place for string in self.strings if (place := known.find(string)) >= 0]
-        if places:
+    def __call__(self, new: str) -> str:
+        content = self.held + new
+        positions = [position for string in self.strings if (position := content.find(string)) >= 0]
+        if positions:
             self.held, self.stopped = "", True
-            return known[: min(places)]
-        waits = max((overlap(known, string) for string in self.strings), default=0)
-        self.held = known[len(known) - waits :]
-        return known[: len(known) - waits]
+            return content[: min(positions)]
+        held = max((overlap(content, string) for string in self.strings), default=0)
+        self.held = content[len(content) - held :]
+        return content[: len(content) - held]
 
 
-def overlap(known: str, string: str) -> int:
-    """How many characters at the end of `known` begin `string`."""
-    return next((n for n in range(min(len(known), len(string) - 1), 0, -1) if string.startswith(known[-n:])), 0)
+def overlap(content: str, string: str) -> int:
+    """Return the length of the longest suffix of `content` that is a proper prefix of `string`."""
+    longest = min(len(content), len(string) - 1)
+    return next((n for n in range(longest, 0, -1) if string.startswith(content[-n:])), 0)
 
 
-class Writer:
-    """A stream that chooses its own next tokens and spells them out."""
+class TextGenerator:
+    """A stream that samples its own next tokens and converts them to text."""
 
     def __init__(
-        self, stream: Stream, choice: Choice | None = None, stop: Sequence[str] = (), seed: int | None = None
+        self, stream: Stream, sampling: Sampling | None = None, stop: Sequence[str] = (), seed: int | None = None
     ) -> None:
         assert stream.vocabulary is not None
-        self.stream, self.choice = stream, choice or Choice()
+        self.stream, self.sampling = stream, sampling or Sampling()
         self.generator = torch.Generator(next(stream.model.parameters()).device)
-        self.seed(seed)
-        self.speller = Speller(stream.vocabulary)
-        self.speller.read(stream.recent)
-        self.stops = Stops(stop)
-
-    def seed(self, seed: int | None) -> None:
-        """The same seed writes the same; none writes something else each time."""
         if seed is None:
             self.generator.seed()
         else:
             self.generator.manual_seed(seed)
+        self.detokenizer = Detokenizer(stream.vocabulary)
+        self.detokenizer.skip(stream.recent)
+        self.stops = StopStrings(stop)
 
-    def write(self, tokens: int) -> Iterator[str]:
-        """So many tokens, or fewer if a stop string comes, as pieces of text; `end` gives what was held back."""
+    def generate(self, tokens: int) -> Iterator[str]:
+        """Generate tokens, fewer if a stop string occurs, and yield their text; `flush` returns what is held back."""
         for _ in range(tokens):
-            token = self.choice(self.stream._known(), self.stream.recent, self.generator)
+            token = self.sampling(self.stream.next_logits(), self.stream.recent, self.generator)
             self.stream.feed(token)
-            yield self.stops(self.speller(token))
+            yield self.stops(self.detokenizer(token))
             if self.stops.stopped:
                 return
 
-    def end(self) -> str:
-        """What is left when nothing more will come: half a character, or the beginning of no stop string."""
+    def generate_all(self, tokens: int) -> Iterator[str]:
+        """Generate tokens and yield all of their text."""
+        yield from self.generate(tokens)
+        yield self.flush()
+
+    def flush(self) -> str:
+        """Return the text held back: an incomplete character, or a part of a stop string."""
         if self.stops.stopped:
             return ""
-        left, self.stops.held = self.stops.held + self.speller.end(), ""
-        return left
+        held, self.stops.held = self.stops.held + self.detokenizer.flush(), ""
+        return held
 
-    def read(self, prompt: str | bytes) -> str:
-        """Let the stream read what someone else says; what had been held back until then."""
+    def feed(self, prompt: str | bytes) -> str:
+        """Read more of a prompt; return the text held back before it."""
         assert self.stream.vocabulary is not None
-        left, ids = self.end(), encode(self.stream.vocabulary, prompt)
+        held, ids = self.flush(), encode(self.stream.vocabulary, prompt)
         self.stream.feed(ids)
-        self.speller.read(ids.tolist())
-        return left
+        self.detokenizer.skip(ids.tolist())
+        return held
 
     def fork(self) -> Self:
-        """Another writer from the same place, who draws from the same random numbers."""
-        twin = type(self)(self.stream.fork(), self.choice, self.stops.strings)
-        twin.generator = self.generator
-        twin.speller.seek(self.speller.position())
-        twin.stops.held = self.stops.held
-        return twin
+        """Return an independent generator in the same state, which shares the random generator."""
+        fork = type(self)(self.stream.fork(), self.sampling, self.stops.strings)
+        fork.generator = self.generator
+        fork.detokenizer.load_state(self.detokenizer.state())
+        fork.stops.held = self.stops.held
+        return fork
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """The stream, the random numbers, and what is held back, in one file."""
-        note = {**self.speller.position(), "held": self.stops.held}
+        """Save the stream, the random generator and the text held back to one file."""
+        note = {**self.detokenizer.state(), "held": self.stops.held}
         self.stream.save(path, note, generator=self.generator.get_state())
 
     @classmethod
@@ -181,31 +151,34 @@ class Writer:
         path: str | os.PathLike[str],
         model: LanguageModel,
         vocabulary: text.Vocabulary,
-        choice: Choice | None = None,
+        sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         seed: int | None = None,
     ) -> Self:
-        """Go on where `save` stopped, with the same random numbers unless there is a seed."""
+        """Load what `save` wrote. The random generator continues unless a seed is given."""
         stream, note, tensors = Stream.load_with(path, model, vocabulary)
         if "generator" not in tensors or not {"before", "half", "held"} <= note.keys():
-            raise UserError(f"{os.fspath(path)} is a stream that writes no text; --save-state makes one that does")
-        writer = cls(stream, choice, stop, seed)
+            raise UserError(
+                f"{os.fspath(path)} is a stream without a text generator; save one with `stairwell generate "
+                "--save-state`"
+            )
+        loaded = cls(stream, sampling, stop, seed)
         if seed is None:
-            writer.generator.set_state(tensors["generator"])
-        writer.speller.seek(note)
-        writer.stops.held = note["held"]
-        return writer
+            loaded.generator.set_state(tensors["generator"])
+        loaded.detokenizer.load_state(note)
+        loaded.stops.held = note["held"]
+        return loaded
 
 
 def read_prompt(stream: Stream, prompt: str | bytes) -> None:
-    """Let a stream read a prompt. Nothing is known before the first token, so an empty one stands for a line end, or
-    for the vocabulary's first symbol where it has none."""
+    """Feed a prompt to a stream. A prediction requires a token, so an empty prompt stands for a newline, or for the
+    first token of a vocabulary that has none."""
     assert stream.vocabulary is not None
     ids = encode(stream.vocabulary, prompt)
     if not len(ids) and not stream.count:
         try:
             ids = encode(stream.vocabulary, "\n")
-        except text.UnknownSymbolError:
+        except text.UnknownTokenError:
             ids = ids[:0]
         stream.feed(ids if len(ids) else 0)
     else:
@@ -213,10 +186,10 @@ def read_prompt(stream: Stream, prompt: str | bytes) -> None:
 
 
 def load_language_model(run: str | os.PathLike[str], device: str = "auto") -> tuple[LanguageModel, text.Vocabulary]:
-    """The language model of a run folder and its vocabulary."""
+    """Return the language model of a run folder and its vocabulary."""
     model, task = load(run, device)
     if "text" not in task.vocabularies:
-        raise UserError(f"{os.fspath(run)} is no language model: only runs of the task 'lm' write text")
+        raise UserError(f"{os.fspath(run)} is not a language model: only runs of the task 'lm' generate text")
     return model, task.vocabularies["text"]
 
 
@@ -224,58 +197,29 @@ def generate_text(
     run: str | os.PathLike[str],
     prompt: str | bytes,
     tokens: int,
-    choice: Choice | None = None,
+    sampling: Sampling | None = None,
     stop: Sequence[str] = (),
     seed: int | None = None,
     device: str = "auto",
 ) -> Iterator[str]:
-    """What the language model of a run folder writes after the prompt, piece by piece; everything that can be wrong is
-    found out before the first piece. Without a seed every call writes something else."""
+    """Return an iterator over the text that a run's language model generates after the prompt. Errors are raised before
+    the first text. Without a seed, every call generates a different text."""
     model, vocabulary = load_language_model(run, device)
-    return write(model, vocabulary, prompt, tokens, choice, stop, seed)
+    return generate(model, vocabulary, prompt, tokens, sampling, stop, seed)
 
 
-def write(
+def generate(
     model: LanguageModel,
     vocabulary: text.Vocabulary,
     prompt: str | bytes,
     tokens: int,
-    choice: Choice | None = None,
+    sampling: Sampling | None = None,
     stop: Sequence[str] = (),
     seed: int | None = None,
 ) -> Iterator[str]:
-    """The same for a model and its vocabulary."""
+    """Return an iterator over the text that a model generates after the prompt."""
     if tokens < 1:
-        raise UserError(f"the number of tokens to write must be at least 1, not {tokens}")
+        raise UserError(f"the number of tokens to generate must be at least 1, not {tokens}")
     stream = Stream(model, vocabulary)
     read_prompt(stream, prompt)
-    return to_the_end(Writer(stream, choice, stop, seed), tokens)
-
-
-def to_the_end(writer: Writer, tokens: int) -> Iterator[str]:
-    yield from writer.write(tokens)
-    yield writer.end()
-
-
-def spell(ids: Iterable[int], vocabulary: text.Vocabulary, before: int | None = None) -> Iterator[str]:
-    """Ids as text, each as soon as it can be read; `before` is the id that they follow."""
-    speller = Speller(vocabulary, before)
-    yield from map(speller, ids)
-    yield speller.end()
-
-
-def bytes_of(vocabulary: text.Bytes | text.BPE, i: int) -> bytes:
-    if isinstance(vocabulary, text.Bytes):
-        return bytes([i])
-    return bytes(BYTE_OF[letter] for letter in vocabulary.tokenizer.id_to_token(i) or "")
-
-
-def byte_level_alphabet() -> dict[str, int]:
-    """The letters in which byte-level BPE writes the 256 bytes: printable ones as themselves, the others in order from
-    U+0100 on (Radford et al., 2019)."""
-    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
-
-
-BYTE_OF = byte_level_alphabet()
+    return TextGenerator(stream, sampling, stop, seed).generate_all(tokens)

@@ -1,11 +1,11 @@
-"""The maths of one call, without time: attention over a memory, feed-forward, norms, positions, adaptive span.
+"""The layers of the transformer cores, without time: attention over a memory, feed-forward, norms, positions, span.
 
-    score(q, slot) = q . (k_slot + p_distance) / sqrt(K)        p learned, one a distance, for all heads and layers
-    weights        = softmax over the visible slots, times the span's ramp, renormalized
+    score(q, slot) = q . (k_slot + p_distance) / sqrt(K)        p learned, one per distance, shared by heads and layers
+    weights        = softmax over the visible slots, times the ramp of the span, renormalized
     Attn           = W_o sum of weights * v_slot
 
-Nothing here knows which slot holds what: cores hand in keys and values, how far away each slot is, and who sees whom.
-Letters: B rows, T queries, J slots, D width, H heads, K head width, F inner width.
+A core passes keys and values, the distance of each slot from each query, and which slots are visible to which query.
+Letters: B batch size, T queries, J slots, D width, H heads, K head width, F inner width.
 """
 
 from __future__ import annotations
@@ -19,69 +19,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from stairwell.configs import Config, check_at_least, check_rates
+from stairwell.configs import Config, check_at_least, check_probabilities
 from stairwell.devices import on_accelerator
 
 POSITIONS = ("learned", "clamped", "none", "random")
-CLAMPED = 64  # distances with a vector of their own where far ones share one, if nobody says how many
+CLAMPED = 64  # default number of embeddings of `clamped` positions
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerConfig(Config):
-    """What all transformer cores share."""
+class CoreConfig(Config):
+    """Options that every core has."""
 
     width: int = 256
-    "width of the model (D)"
-    layers: int = 4
-    "number of layers (L)"
-    heads: int = 4
-    "number of attention heads (H)"
-    head_width: int | None = None
-    "width of one head (K); width / heads if not given"
-    inner: int | None = None
-    "inner width of the feed-forward sublayer (F); 4 times the width if not given"
-    norm: Literal["pre", "post"] = "pre"
-    "normalize before or after each sublayer"
-    attention_dropout: float = 0.0
-    "dropout rate on attention weights"
-    relu_dropout: float = 0.0
-    "dropout rate on the feed-forward's ReLU"
-    residual_dropout: float = 0.0
-    "dropout rate on the output of each sublayer, before the residual sum"
-    locked_dropout: bool = False
-    "draw one residual dropout mask per sequence and call instead of one per token (variational dropout)"
-    layer_drop: float = 0.0
-    "LayerDrop: rate at which a whole layer is skipped, drawn once a layer and call"
-    adaptive_span: bool = False
-    "learn for each head how far back it looks"
-    span_ramp: int = 32
-    "tokens over which a learned span fades out (R)"
-    span_loss: float = 0.0
-    "loss per token of learned span (summed over layers, averaged over heads)"
-    cross: bool = False
-    "attend to a source (for sequence to sequence) in every layer"
-    positions: Literal["learned", "clamped", "none", "random"] = "learned"
-    "a vector for each distance; far ones share one; none; or, in training, a random choice of vectors, in order"
-    position_vectors: int | None = None
-    "how many vectors: clamped, 64 if not given; random, to choose from, as many as distances if not given"
-    scaled_init: bool = False
-    "divide the initial output projections of attention and feed-forward by sqrt(2 L)"
+    "Width of the model (D)."
+    layers: int = 2
+    "Number of layers (L)."
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "width", "layers", "heads", "head_width", "inner", "span_ramp", "position_vectors")
+        check_at_least(self, 1, "width", "layers")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadsConfig(CoreConfig):
+    """Options of cores whose layers have heads and a feed-forward sublayer."""
+
+    heads: int = 4
+    "Number of heads (H)."
+    head_width: int | None = None
+    "Width of one head (K); width / heads if not given."
+    inner: int | None = None
+    "Inner width of the feed-forward sublayer (F); 4 times the width if not given."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "heads", "head_width", "inner")
         if self.head_width is None and self.width % self.heads:
             raise ValueError(
                 f"width {self.width} is not divisible by {self.heads} heads; "
                 f"choose a multiple, or give head_width (for instance {self.width // self.heads or 1})"
             )
-        check_rates(self, "attention_dropout", "relu_dropout", "residual_dropout", "layer_drop")
-        if self.locked_dropout and not self.residual_dropout:
-            raise ValueError("locked_dropout is only read with residual_dropout above 0")
-        if self.span_loss and not self.adaptive_span:
-            raise ValueError("span_loss is only read with adaptive_span=True")
-        if self.position_vectors is not None and self.positions not in ("clamped", "random"):
-            raise ValueError(f"position_vectors is only read with positions clamped or random, not {self.positions}")
 
     @property
     def K(self) -> int:
@@ -91,20 +68,66 @@ class LayerConfig(Config):
     def F(self) -> int:
         return self.inner or 4 * self.width
 
+
+@dataclass(frozen=True, kw_only=True)
+class LayerConfig(HeadsConfig):
+    """Options of all transformer cores."""
+
+    layers: int = 4
+    "Number of layers (L)."
+    norm: Literal["pre", "post"] = "pre"
+    "Normalization before (pre) or after (post) each sublayer."
+    attention_dropout: float = 0.0
+    "Dropout rate of attention weights."
+    relu_dropout: float = 0.0
+    "Dropout rate of the feed-forward ReLU."
+    residual_dropout: float = 0.0
+    "Dropout rate of each sublayer's output, before the residual sum."
+    locked_dropout: bool = False
+    "One residual dropout mask per sequence and call instead of one per token (variational dropout)."
+    layer_drop: float = 0.0
+    "LayerDrop: rate at which a whole layer is skipped, sampled once per layer and call."
+    adaptive_span: bool = False
+    "Learned attention span per head."
+    span_ramp: int = 32
+    "Tokens over which a learned span fades out (R)."
+    span_loss: float = 0.0
+    "Loss per token of learned span (summed over layers, averaged over heads)."
+    cross: bool = False
+    "Cross-attention to a source in every layer (sequence to sequence)."
+    positions: Literal["learned", "clamped", "none", "random"] = "learned"
+    "Relative position embeddings: one per distance, far distances clamped, none, or randomized in training."
+    position_embeddings: int | None = None
+    "Number of position embeddings: clamped, 64 if not given; random, number of distances if not given."
+    scaled_init: bool = False
+    "Initial output projections of attention and feed-forward divided by sqrt(2 L)."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least(self, 1, "span_ramp", "position_embeddings")
+        check_probabilities(self, "attention_dropout", "relu_dropout", "residual_dropout", "layer_drop")
+        if self.locked_dropout and not self.residual_dropout:
+            raise ValueError("locked_dropout is only read with residual_dropout above 0")
+        if self.span_loss and not self.adaptive_span:
+            raise ValueError("span_loss is only read with adaptive_span=True")
+        if self.position_embeddings is not None and self.positions not in ("clamped", "random"):
+            raise ValueError(f"position_embeddings is only read with positions clamped or random, not {self.positions}")
+
     @property
     def first(self) -> int:
-        """The nearest distance that a token attends to: 0, itself."""
+        """The nearest distance that a token attends to; 0 is the token itself."""
         return 0
 
 
 class RelativePosition(nn.Module):
-    """p_distance: one learned vector a distance; distances beyond the last vector share it.
+    """Relative position embeddings p_distance; distances beyond the last embedding share it.
 
-    `learned` has a vector for each of the distances in sight, and those that training never reaches stay as they were
-    drawn. The others can extrapolate: `clamped` has fewer vectors; `none` has one for all distances, zero for ever;
-    `random` gives the distances of a call in training vectors from a larger range (`draw_vectors`)."""
+    `learned` has one embedding per distance of the attention span; embeddings of distances that training never reaches
+    keep their initial values. The other options can extrapolate: `clamped` has fewer embeddings; `none` has a single
+    constant zero; `random` assigns embeddings of a larger range to the distances of each training call
+    (`sample_position_index`)."""
 
-    vectors: Tensor  # (vectors, K)
+    vectors: Tensor  # (embeddings, K)
 
     def __init__(self, config: LayerConfig, distances: int) -> None:
         super().__init__()
@@ -112,48 +135,51 @@ class RelativePosition(nn.Module):
         if config.positions == "none":
             self.register_buffer("vectors", torch.zeros(1, config.K))
             return
-        count = config.position_vectors or distances
+        count = config.position_embeddings or distances
         if config.positions == "clamped":
-            count = min(config.position_vectors or CLAMPED, distances)
+            count = min(config.position_embeddings or CLAMPED, distances)
         self.vectors = nn.Parameter(torch.empty(count, config.K))
         nn.init.normal_(self.vectors, std=config.K**-0.5)
 
-    def slot(self, distance: Tensor, drawn: Tensor | None = None) -> Tensor:
-        """Which vector belongs to a distance; `drawn` are those of a call in training, the nearest first."""
-        place = (distance - self.first).clamp(min=0)
-        if drawn is not None:
-            place = drawn[place.clamp(max=drawn.shape[0] - 1)]
-        return place.clamp(max=self.vectors.shape[0] - 1)
+    def index(self, distance: Tensor, position_index: Tensor | None = None) -> Tensor:
+        """Return the embedding index of each distance."""
+        index = (distance - self.first).clamp(min=0)
+        if position_index is not None:
+            index = position_index[index.clamp(max=position_index.shape[0] - 1)]
+        return index.clamp(max=self.vectors.shape[0] - 1)
 
-    def table(self, distances: int, drawn: Tensor | None = None) -> Tensor:
-        """The vectors of so many distances, the nearest first. (distances, K)"""
-        chosen = self.vectors[:distances] if drawn is None else self.vectors.index_select(0, drawn[:distances])
-        missing = distances - chosen.shape[0]
-        return torch.cat([chosen, chosen[-1:].expand(missing, -1)]) if missing else chosen
+    def table(self, distances: int, position_index: Tensor | None = None) -> Tensor:
+        """Return the embeddings of the first `distances` distances, nearest first. (distances, K)"""
+        if position_index is None:
+            embeddings = self.vectors[:distances]
+        else:
+            embeddings = self.vectors.index_select(0, position_index[:distances])
+        missing = distances - embeddings.shape[0]
+        return torch.cat([embeddings, embeddings[-1:].expand(missing, -1)]) if missing else embeddings
 
-    def forward(self, q: Tensor, distance: Tensor, drawn: Tensor | None = None) -> Tensor:
-        """q . p_distance. q (B, H, T, K), distance (T, J) -> (B, H, T, J)"""
-        scores = q @ self.vectors.T  # (B, H, T, vectors)
-        index = self.slot(distance, drawn).expand(*q.shape[:2], -1, -1)
+    def forward(self, q: Tensor, distance: Tensor, position_index: Tensor | None = None) -> Tensor:
+        """Return q . p_distance. q (B, H, T, K), distance (T, J) -> (B, H, T, J)"""
+        scores = q @ self.vectors.T  # (B, H, T, embeddings)
+        index = self.index(distance, position_index).expand(*q.shape[:2], -1, -1)
         return scores.gather(-1, index)
 
 
-def draw_vectors(distances: int, vectors: int, device: torch.device) -> Tensor:
-    """Randomised positions (Ruoss et al., 2023): which vectors so many distances have, in order. (distances,)
+def sample_position_index(distances: int, embeddings: int, device: torch.device) -> Tensor:
+    """Sample the embedding index of each distance, in increasing order (Ruoss et al., 2023). (distances,)
 
-    In a third of the calls they are chosen among all vectors, as there; in a third they are the first ones, as in an
-    evaluation; otherwise how many to choose from is drawn by order of magnitude."""
-    distances = min(distances, vectors)
-    sparse = min(max(3 * float(torch.rand(())) - 1, 0.0), 1.0)
-    among = round(distances * (vectors / distances) ** sparse)
-    return torch.randperm(among)[:distances].sort().values.to(device)
+    In a third of the calls the indices are sampled from all embeddings, as in the paper; in a third they are the first
+    ones, as in evaluation; otherwise the range to sample from is log-uniform between the two."""
+    distances = min(distances, embeddings)
+    exponent = min(max(3 * float(torch.rand(())) - 1, 0.0), 1.0)
+    sample_range = round(distances * (embeddings / distances) ** exponent)
+    return torch.randperm(sample_range)[:distances].sort().values.to(device)
 
 
 class AdaptiveSpan(nn.Module):
     """A learned span z per head: weights fade from 1 at distance z to 0 at z + R (Sukhbaatar et al., 2019).
 
-    The parameter is the ratio z / S of the longest span. Adam moves a parameter by about the learning rate per step, so
-    z itself, in tokens, would need tens of thousands of steps to cross a memory of some hundred positions."""
+    The parameter is the ratio z / S of the longest span. Adam changes a parameter by about the learning rate per step,
+    so z itself, in tokens, would need tens of thousands of steps to move by some hundred tokens."""
 
     def __init__(self, heads: int, longest: int, first: int, ramp: int) -> None:
         super().__init__()
@@ -166,12 +192,12 @@ class AdaptiveSpan(nn.Module):
         return self.ratio * self.longest
 
     def forward(self, distance: Tensor) -> Tensor:
-        """The ramp at each distance. (T, J) -> (H, T, J). The nearest distance always counts fully."""
+        """Return the ramp at each distance; it is 1 at the nearest. (T, J) -> (H, T, J)"""
         beyond = distance - self.first - self.z[:, None, None]
         return (1 - beyond / self.ramp).clamp(0, 1)
 
-    def reach(self) -> int:
-        """How many slots, counted from the nearest, have any weight: farther ones need not be computed."""
+    def max_span(self) -> int:
+        """Return how many slots, counted from the nearest, can have nonzero weight in any head."""
         return max(1, math.ceil(float(self.z.detach().max()) + self.ramp))
 
     @torch.no_grad()
@@ -180,7 +206,7 @@ class AdaptiveSpan(nn.Module):
 
 
 def masked_softmax(scores: Tensor, visible: Tensor, ramp: Tensor | None = None) -> Tensor:
-    """Softmax over the visible slots, each counted `ramp` times; all zero where nothing is visible."""
+    """Return the softmax over the visible slots, times `ramp`, renormalized; zeros where nothing is visible."""
     if ramp is not None:
         visible = visible & (ramp > 0)
     scores = scores.masked_fill(~visible, torch.finfo(scores.dtype).min)
@@ -191,45 +217,46 @@ def masked_softmax(scores: Tensor, visible: Tensor, ramp: Tensor | None = None) 
 
 
 def weighted_sum(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
-    """weights (B, H, T, J), values in parts (B, H, j, K) -> (B, H, T, K)"""
-    sizes = [part.shape[2] for part in values]
-    return torch.stack([w @ part for w, part in zip(weights.split(sizes, -1), values, strict=True)]).sum(0)
+    """Sum values by weights. weights (B, H, T, J), values in parts (B, H, j, K) -> (B, H, T, K)"""
+    parts = torch.split(weights, [part.shape[2] for part in values], -1)
+    return torch.stack([w @ part for w, part in zip(parts, values, strict=True)]).sum(0)
 
 
 def sum_of_visible(weights: Tensor, values: Sequence[Tensor], visible: Tensor) -> Tensor:
-    """The same where some values may not be finite: 0 times NaN is NaN, so what a query does not see is left out of its
-    sum, and what it does see makes all of its sum NaN. visible (B, 1 or H, 1 or T, J)
+    """Like `weighted_sum` for values that may not be finite. visible (B, 1 or H, 1 or T, J)
 
-    One product, and no question to the device: which slots are broken is compared with which are visible."""
+    Since 0 times NaN is NaN, invisible slots are left out of a query's sum explicitly, and a visible slot that is not
+    finite makes the whole sum NaN. Runs without synchronizing with the device."""
     finite = [part.isfinite() for part in values]
-    whole = [part.masked_fill(~where, 0) for part, where in zip(values, finite, strict=True)]
+    cleaned = [part.masked_fill(~where, 0) for part, where in zip(values, finite, strict=True)]
     broken = ~torch.cat([where.all(-1) for where in finite], -1)  # (B, H, J)
-    touched = (visible & broken[:, :, None]).any(-1, keepdim=True)
-    return weighted_sum(weights, whole).masked_fill(touched, torch.nan)
+    affected = (visible & broken[:, :, None]).any(-1, keepdim=True)
+    return weighted_sum(weights, cleaned).masked_fill(affected, torch.nan)
 
 
 def can_read_values(x: Tensor) -> bool:
-    """Whether a decision may depend on the values: not on an accelerator, which would have to be waited for, and not
-    where a tensor stands for many values, in a trace or a transform."""
-    return not on_accelerator(x) and not torch.compiler.is_compiling() and not transformed()
+    """Return whether control flow may depend on values: not on an accelerator, where reading them synchronizes, and not
+    while compiling or in a torch.func transform."""
+    return not on_accelerator(x) and not torch.compiler.is_compiling() and not in_transform()
 
 
 def is_finite(x: Tensor) -> bool:
-    """Return whether every value is a finite number. Their sum answers in one operation, unless it overflows."""
+    """Return whether all values are finite. The sum decides in one operation unless it overflows."""
     x = x.detach()
     total = x.sum(dtype=torch.float32) if x.dtype.itemsize < 4 else x.sum()
     return math.isfinite(float(total)) or bool(x.isfinite().all())
 
 
-def transformed() -> bool:
-    """Whether torch.func (vmap, grad, jvp, ...) looks on. PyTorch's own autograd functions ask the same."""
+def in_transform() -> bool:
+    """Return whether a torch.func transform (vmap, grad, jvp, ...) is active, as PyTorch's autograd functions test
+    it."""
     return torch._C._are_functorch_transforms_active()
 
 
-def keep_mask(rate: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
-    """A dropout mask: true (kept) with probability 1 - rate, to within 1/65536.
+def dropout_mask(rate: float, shape: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return a dropout mask: true (keep) with probability 1 - rate, to within 1/65536.
 
-    Drawing random numbers is what costs time, so each one of 64 bits decides four times."""
+    Sampling dominates the cost of dropout, so each 64-bit random number is used for four elements."""
     count = math.prod(shape)
     numbers = torch.empty(-(-count // 4), dtype=torch.int64, device=device).random_(-(2**63), None)
     return numbers.view(torch.int16)[:count].view(shape) >= round(rate * 65536) - 32768
@@ -237,42 +264,43 @@ def keep_mask(rate: float, shape: tuple[int, ...], device: torch.device) -> Tens
 
 @dataclass(frozen=True)
 class Masks:
-    """The random part of one call, drawn in one place so that every engine sees the same. Depth counts layers from
-    the first, through all passes. True is kept; a kind whose rate is 0 is empty."""
+    """Everything random in one training call, sampled in one place so that all engines use the same masks.
 
-    attention: tuple[Tensor, ...]  # a depth each: (B, H, T, distances) bool
-    relu: tuple[Tensor, ...]  # a depth each: (B, T, F) bool
-    cross: tuple[Tensor, ...]  # a depth each: (B, H, T, source) bool
-    dropped: tuple[bool, ...]  # a layer each
-    residual: tuple[Tensor, ...] = ()  # a depth each: (sublayers, B, T, D) bool
-    vectors: Tensor | None = None  # (distances,) int64: the position vector of each, the nearest first
+    Depth counts layers through all passes. True means keep. A tuple is empty if its dropout rate is 0."""
+
+    attention: tuple[Tensor, ...]  # per depth: (B, H, T, distances) bool
+    relu: tuple[Tensor, ...]  # per depth: (B, T, F) bool
+    cross: tuple[Tensor, ...]  # per depth: (B, H, T, source) bool
+    dropped: tuple[bool, ...]  # per layer: skipped by LayerDrop
+    residual: tuple[Tensor, ...] = ()  # per depth: (sublayers, B, T, D) bool
+    position_index: Tensor | None = None  # (distances,) int64: embedding index of each distance, nearest first
 
     @staticmethod
-    def draw(config: LayerConfig, x: Tensor, depth: int, distances: int, source: Tensor | None) -> Masks:
+    def sample(config: LayerConfig, x: Tensor, depth: int, distances: int, source: Tensor | None) -> Masks:
         B, T, D = x.shape
 
-        def kept(rate: float, *shape: int) -> tuple[Tensor, ...]:
+        def masks(rate: float, *shape: int) -> tuple[Tensor, ...]:
             if not rate:
                 return ()
-            return tuple(keep_mask(rate, shape, x.device) for _ in range(depth))
+            return tuple(dropout_mask(rate, shape, x.device) for _ in range(depth))
 
         rate = config.attention_dropout
-        cross = kept(rate, B, config.heads, T, source.shape[1]) if source is not None else ()
-        sublayers, per_sequence = 2 if source is None else 3, 1 if config.locked_dropout else T
-        drawn = torch.rand(config.layers).tolist() if config.layer_drop else [1.0] * config.layers
+        cross = masks(rate, B, config.heads, T, source.shape[1]) if source is not None else ()
+        sublayers, residual_T = 2 if source is None else 3, 1 if config.locked_dropout else T
+        random = torch.rand(config.layers).tolist() if config.layer_drop else [1.0] * config.layers
         return Masks(
-            attention=kept(rate, B, config.heads, T, distances),
-            relu=kept(config.relu_dropout, B, T, config.F),
+            attention=masks(rate, B, config.heads, T, distances),
+            relu=masks(config.relu_dropout, B, T, config.F),
             cross=cross,
-            dropped=tuple(number < config.layer_drop for number in drawn),
+            dropped=tuple(number < config.layer_drop for number in random),
             residual=tuple(
                 mask.expand(-1, -1, T, -1).contiguous()
-                for mask in kept(config.residual_dropout, sublayers, B, per_sequence, D)
+                for mask in masks(config.residual_dropout, sublayers, B, residual_T, D)
             ),
         )
 
-    def at(self, depth: int, first: int, last: int) -> LayerMasks:
-        """What is kept in one layer for the queries first..last-1."""
+    def for_layer(self, depth: int, first: int, last: int) -> LayerMasks:
+        """Return the masks of one layer for the queries first..last-1."""
 
         def queries(masks: tuple[Tensor, ...]) -> Tensor | None:
             return masks[depth][..., first:last, :] if masks else None
@@ -284,34 +312,35 @@ class Masks:
 
 @dataclass(frozen=True)
 class LayerMasks:
+    """The dropout masks of one layer; None where there is no dropout."""
+
     attention: Tensor | None = None
     relu: Tensor | None = None
     cross: Tensor | None = None
-    residual: Tensor | None = None  # (sublayers, B, T, D), the sublayers in their order
+    residual: Tensor | None = None  # (sublayers, B, T, D), in the order of the sublayers
     dropped: bool = False
 
 
-KEEP_ALL = LayerMasks()
+NO_MASKS = LayerMasks()
 
 
 @dataclass(frozen=True)
 class Slots:
-    """What a query may attend to: keys and values in parts (so that nobody has to copy them together), the distance of
-    each slot from each query, and who sees whom."""
+    """What queries attend to. Keys and values come in parts, which avoids a copy."""
 
-    keys: Sequence[Tensor]  # parts (B, H, j, K) whose j add up to J
+    keys: Sequence[Tensor]  # parts (B, H, j, K), with the sum of all j equal to J
     values: Sequence[Tensor]  # the same shapes
     distance: Tensor  # (T, J) int64
     visible: Tensor  # (B, T or 1, J) bool
 
 
 class Attention(nn.Module):
-    """Queries and output of multi-head attention; keys and values too, unless another layer's are shared."""
+    """Multi-head attention; without `owns_keys`, keys and values are projected by another layer's attention."""
 
     def __init__(self, config: LayerConfig, owns_keys: bool = True) -> None:
         super().__init__()
+        self.config = config
         D, self.H, self.K = config.width, config.heads, config.K
-        self.rate = config.attention_dropout
         self.query = nn.Linear(D, self.H * self.K, bias=False)
         if owns_keys:
             self.key = nn.Linear(D, self.H * self.K, bias=False)
@@ -319,7 +348,7 @@ class Attention(nn.Module):
         self.out = nn.Linear(self.H * self.K, D, bias=False)
 
     def heads(self, x: Tensor) -> Tensor:
-        """(B, T, H*K) -> (B, H, T, K), laid out so that a range of T is a view that needs no copy to be multiplied."""
+        """(B, T, H*K) -> (B, H, T, K), contiguous, so that products with a range of T need no copy."""
         B, T, _ = x.shape
         return x.view(B, T, self.H, self.K).transpose(1, 2).contiguous()
 
@@ -333,28 +362,27 @@ class Attention(nn.Module):
         slots: Slots,
         position: RelativePosition | None,
         span: AdaptiveSpan | None = None,
-        kept: Tensor | None = None,
-        drawn: Tensor | None = None,
+        mask: Tensor | None = None,
+        position_index: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) -> (B, T, D), weights (B, H, T, J); `drawn` are the position vectors of a call in training"""
+        """x (B, T, D) -> (B, T, D), weights (B, H, T, J)"""
         B, T, _ = x.shape
         q = self.heads(self.query(x))
         scores = torch.cat([q @ part.transpose(-1, -2) for part in slots.keys], -1)  # (B, H, T, J)
         if position is not None:
-            scores = scores + position(q, slots.distance, drawn)
+            scores = scores + position(q, slots.distance, position_index)
         ramp = span(slots.distance) if span is not None else None
         weights = masked_softmax(scores / math.sqrt(self.K), slots.visible[:, None], ramp)
-        used = weights
-        if kept is not None:
-            if position is not None:  # self-attention's masks are laid out by distance
-                kept = kept.gather(
-                    -1, (slots.distance - position.first).clamp(0, kept.shape[-1] - 1).expand_as(weights)
-                )
-            used = weights * kept / (1 - self.rate)
-        z = weighted_sum(used, slots.values) if can_read_values(used) else None
+        dropped_out = weights
+        if mask is not None:
+            if position is not None:  # masks of self-attention are indexed by distance
+                index = (slots.distance - position.first).clamp(0, mask.shape[-1] - 1)
+                mask = mask.gather(-1, index.expand_as(weights))
+            dropped_out = weights * mask / (1 - self.config.attention_dropout)
+        z = weighted_sum(dropped_out, slots.values) if can_read_values(dropped_out) else None
         if z is None or not is_finite(z):
             visible = slots.visible[:, None] if ramp is None else slots.visible[:, None] & (ramp > 0)
-            z = sum_of_visible(used, slots.values, visible)
+            z = sum_of_visible(dropped_out, slots.values, visible)
         return self.out(z.transpose(1, 2).reshape(B, T, self.H * self.K)), weights
 
 
@@ -363,25 +391,26 @@ class FeedForward(nn.Module):
 
     def __init__(self, config: LayerConfig) -> None:
         super().__init__()
-        self.rate = config.relu_dropout
+        self.config = config
         self.inner = nn.Linear(config.width, config.F)
         self.out = nn.Linear(config.F, config.width)
 
-    def forward(self, x: Tensor, kept: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         active = F.relu(self.inner(x))
-        return self.out(active if kept is None else active * kept / (1 - self.rate))
+        y: Tensor = self.out(active if mask is None else active * mask / (1 - self.config.relu_dropout))
+        return y
 
 
-Sublayer = Callable[[Tensor], Tensor]  # from what it reads (normed with pre-norm) to what is added, both (..., D)
+Sublayer = Callable[[Tensor], Tensor]  # from its input (normalized with pre-norm) to what is added, both (..., D)
 
 
 class ResidualLayer:
-    """How sublayers are put together to a layer: norms, residual sums and their dropout, here and nowhere else.
+    """The structure of a layer: norms, residual sums and residual dropout.
 
-    Whoever walks through a layer, a core, an engine, a decoding session or an encoder, hands in how it attends."""
+    Cores, engines, decoding sessions and the encoder pass in their own sublayers."""
 
-    pre: bool
-    residual_rate: float  # of the masks that are handed in
+    pre: bool  # pre-norm or post-norm
+    residual_dropout: float = 0.0
     attention_norm: Callable[[Tensor], Tensor]
     cross_norm: Callable[[Tensor], Tensor]
     feed_forward_norm: Callable[[Tensor], Tensor]
@@ -392,32 +421,32 @@ class ResidualLayer:
         attend: Sublayer,
         attend_source: Sublayer | None,
         feed_forward: Sublayer,
-        masks: LayerMasks = KEEP_ALL,
+        masks: LayerMasks = NO_MASKS,
     ) -> Tensor:
-        """x (..., D) -> the layer's output (..., D); without a source nobody attends to it."""
+        """x (..., D) -> the layer's output (..., D)"""
         if masks.dropped:
             return x
-        # The first sublayer's mask is attention's, the last one the feed-forward's.
-        kept = masks.residual if masks.residual is not None else (None, None, None)
-        x = self.residual(x, self.attention_norm, attend, kept[0])
+        # The first mask is that of attention, the last one that of the feed-forward.
+        residual = masks.residual if masks.residual is not None else (None, None, None)
+        x = self.residual(x, self.attention_norm, attend, residual[0])
         if attend_source is not None:
-            x = self.residual(x, self.cross_norm, attend_source, kept[1])
-        return self.residual(x, self.feed_forward_norm, feed_forward, kept[-1])
+            x = self.residual(x, self.cross_norm, attend_source, residual[1])
+        return self.residual(x, self.feed_forward_norm, feed_forward, residual[-1])
 
-    def residual(self, x: Tensor, norm: Sublayer, sublayer: Sublayer, kept: Tensor | None) -> Tensor:
+    def residual(self, x: Tensor, norm: Sublayer, sublayer: Sublayer, mask: Tensor | None) -> Tensor:
         """x + sublayer(norm(x)) with pre-norm, norm(x + sublayer(x)) with post-norm; dropout before the sum."""
         z = sublayer(norm(x) if self.pre else x)
-        if kept is not None:
-            z = z * kept / (1 - self.residual_rate)
+        if mask is not None:
+            z = z * mask / (1 - self.residual_dropout)
         return x + z if self.pre else norm(x + z)
 
     def normed(self, memory: Tensor) -> Tensor:
-        """Raw memory as keys and values are projected from it: with pre-norm through the norm of the queries."""
+        """Return the input of the key and value projections: with pre-norm, the memory through the attention norm."""
         return self.attention_norm(memory) if self.pre else memory
 
 
 class Layer(ResidualLayer, nn.Module):
-    """One transformer layer: attention to the memory, attention to a source if there is one, feed-forward."""
+    """One transformer layer: attention to the memory, optional attention to a source, feed-forward."""
 
     attention_norm: nn.LayerNorm
     cross_norm: nn.LayerNorm
@@ -426,9 +455,9 @@ class Layer(ResidualLayer, nn.Module):
 
     def __init__(self, config: LayerConfig, distances: int, owns_keys: bool = True) -> None:
         super().__init__()
+        self.config = config
         D = config.width
         self.pre = config.norm == "pre"
-        self.residual_rate = config.residual_dropout
         self.attention_norm = nn.LayerNorm(D)
         self.attention = Attention(config, owns_keys)
         self.span = (
@@ -442,41 +471,49 @@ class Layer(ResidualLayer, nn.Module):
         if config.scaled_init:
             self.scale_outputs((2 * config.layers) ** -0.5)
 
+    @property
+    def residual_dropout(self) -> float:  # type: ignore[override]
+        return self.config.residual_dropout
+
     @torch.no_grad()
     def scale_outputs(self, factor: float) -> None:
-        """Scale what the sublayers add to the residual stream, so that it does not grow with depth at first."""
+        """Scale the output projections, so that initially the residual stream does not grow with depth."""
         attentions = [self.attention, *([self.cross] if hasattr(self, "cross") else [])]
         for projection in (*(attention.out for attention in attentions), self.feed_forward.out):
             projection.weight.mul_(factor)
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, J, K) of raw memory (B, J, D)."""
+        """Return keys and values (B, H, J, K) of raw memory (B, J, D)."""
         return self.attention.keys_values(self.normed(memory))
 
     def ramp(self, distances: int) -> Tensor | None:
-        """The span's factor at so many distances, the nearest first; none without a span. (H, distances)"""
+        """Return the ramp of the span at the first distances, nearest first; None without adaptive span. (H,
+        distances)"""
         if self.span is None:
             return None
         distance = torch.arange(distances, device=self.span.ratio.device) + self.span.first
-        return self.span(distance[None])[:, 0]
+        ramp: Tensor = self.span(distance[None])[:, 0]
+        return ramp
 
     def attend_source(
-        self, source: Slots | None, kept: Tensor | None, tell: Callable[[Tensor], None] | None = None
+        self, source: Slots | None, mask: Tensor | None, record: Callable[[Tensor], None] | None = None
     ) -> Sublayer | None:
-        """Attention to a source, if there is one; `tell` hears its weights (B, H, T, R)."""
+        """Return the cross-attention sublayer, None without a source; `record` is called with its weights (B, H, T,
+        R)."""
         if source is None:
             return None
 
         def attend(normed: Tensor) -> Tensor:
-            z, weights = self.cross(normed, source, None, None, kept)
-            if tell is not None:
-                tell(weights)
+            z: Tensor
+            z, weights = self.cross(normed, source, None, None, mask)
+            if record is not None:
+                record(weights)
             return z
 
         return attend
 
     def source_slots(self, source: Tensor, mask: Tensor) -> Slots:
-        """The source (B, R, D) as slots that any number of queries see where the mask (B, R) is true."""
+        """Return the source (B, R, D) as slots, visible to all queries where mask (B, R) is true."""
         keys, values = self.cross.keys_values(source)
         no_distance = torch.zeros(1, source.shape[1], dtype=torch.int64, device=source.device)
         return Slots([keys], [values], no_distance, mask[:, None])

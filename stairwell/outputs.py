@@ -1,10 +1,10 @@
-"""The one rule for output paths that a user names, checked by every command and function that writes to one.
+"""Rules for output paths, checked by every command and function that writes to a path of the user.
 
-- A file must be new, empty, or of the kind that is about to be written, so that the same command can be run again. The
-  kind is recognized by the file's content, not by its name.
+- A file must be new, empty, or of the type that is about to be written, so that a command can be repeated. The type is
+  recognized by the file's content, not by its name.
 - A folder must be new or empty.
-- Files of a run are never replaced, nor is anything that is not a regular file (a device, a pipe).
-- One command never writes to the same path twice.
+- Files of a run, devices and pipes are never replaced.
+- A command never writes to the same path twice.
 """
 
 from __future__ import annotations
@@ -18,87 +18,93 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from stairwell.errors import UserError
-from stairwell.files import check_regular, mode_of, parse_json, write_atomically, write_folder
+from stairwell.files import (
+    AnyPath,
+    check_access,
+    check_regular,
+    file_mode,
+    parse_json,
+    write_atomically,
+    write_folder,
+)
 
-HEAD = 4096  # bytes of a file that hold its mark
-# What stairwell itself writes into a run folder, by any of its commands.
+HEADER_BYTES = 4096  # of a file, which contain the mark of its type
+# What stairwell itself writes to a run folder.
 RUN_FILES = (
     "config.json", "metrics.jsonl", "model.safetensors", "task.json", "checkpoints", "snapshots", "tensorboard",
     "search.json", "horizon.json", "inside.json", "result.json", ".lock",
 )  # fmt: skip
 
-AnyPath = str | os.PathLike[str]
-
 
 @dataclass(frozen=True)
-class Kind:
-    """A kind of file that stairwell writes."""
+class OutputType:
+    """A type of file that stairwell writes."""
 
     name: str  # with its article: "an ONNX model of stairwell"
-    matches: Callable[[Path], bool]  # whether an existing file is one, by its content
+    matches: Callable[[Path], bool]  # whether an existing file is of this type, by its content
 
 
-FOLDER = None  # in place of a kind: the output is a folder
+FOLDER = None  # in place of an OutputType: the output is a folder
 
 
-def check(path: AnyPath, kind: Kind | None, option: str = "") -> Path:
-    """Return the path that is to be written, links resolved, or raise a UserError. `option` names it in errors."""
-    name, place = f"{option} {path}".strip(), check_place(path, option)
-    if kind is None:
-        _check_folder(place, name)
+def check(path: AnyPath, output_type: OutputType | None, option: str = "") -> Path:
+    """Return the resolved output path, or raise a UserError. `option` names the path in errors."""
+    name, target = f"{option} {path}".strip(), check_location(path, option)
+    if output_type is None:
+        _check_folder(target, name)
     else:
         check_regular(path, name)
-        if place.exists() and place.stat().st_size and not _is(kind, place):
-            raise UserError(f"{name} exists and is not {kind.name}; choose another path, or move it away")
-    return place
+        if target.exists() and target.stat().st_size and not _is_of_type(output_type, target):
+            raise UserError(f"{name} exists and is not {output_type.name}; choose another path, or move it away")
+    return target
 
 
-def check_place(path: AnyPath, option: str = "") -> Path:
-    """The part of the rule that does not depend on what is to be written."""
+def check_location(path: AnyPath, option: str = "") -> Path:
+    """Check the rules that do not depend on the type of the output, and return the resolved path."""
     if not os.fspath(path):
         raise UserError(f"{option or 'the output path'} is empty; name a file or a folder")
-    name, place = f"{option} {path}".strip(), Path(os.path.realpath(path))
-    mode_of(path, name)
+    name, target = f"{option} {path}".strip(), Path(os.path.realpath(path))
+    file_mode(path, name)
     _check_streams(path, name)
-    _check_run(place, name)
-    _check_parents(place, name)
-    return place
+    _check_run(target, name)
+    _check_parents(target, name)
+    return target
 
 
-def check_all(*outputs: tuple[str, AnyPath | None, Kind | None]) -> None:
-    """Check every output of a command, each with its option, before any work is done; None was not asked for."""
-    places = [(option, path, check(path, kind, option)) for option, path, kind in outputs if path is not None]
-    for (option, path, place), (other, _, elsewhere) in combinations(places, 2):
-        if place == elsewhere:
-            raise UserError(f"{option} and {other} both name {path}; give each a path of its own")
-        if place in elsewhere.parents or elsewhere in place.parents:
-            raise UserError(f"of {option} and {other} one lies inside the other; give each a path of its own")
+def check_all(*outputs: tuple[str, AnyPath | None, OutputType | None]) -> None:
+    """Check all outputs of a command, each with its option, before any work is done. Paths that are None are skipped."""
+    targets = [(option, path, check(path, kind, option)) for option, path, kind in outputs if path is not None]
+    for (option, path, target), (other_option, _, other) in combinations(targets, 2):
+        if target == other:
+            raise UserError(f"{option} and {other_option} both name {path}; use two different paths")
+        if target in other.parents or other in target.parents:
+            raise UserError(f"one of {option} and {other_option} is inside the other; use two separate paths")
 
 
-def write_output(path: AnyPath, kind: Kind, write: Callable[[Path], object]) -> None:
-    """Check the path and write the file, whole or not at all; see `write_atomically`."""
-    check(path, kind)
+def write_output(path: AnyPath, output_type: OutputType, write: Callable[[Path], object]) -> None:
+    """Check the path and write the file atomically; see `write_atomically`."""
+    check(path, output_type)
     write_atomically(path, write)
 
 
 def write_output_folder(path: AnyPath, write: Callable[[Path], object]) -> None:
-    """Check the path and write the folder, whole or not at all; see `write_folder`."""
+    """Check the path and write the folder atomically; see `write_folder`."""
     check(path, FOLDER)
     write_folder(path, write)
 
 
-def marked(mark: bytes) -> Callable[[Path], bool]:
-    """Whether a file has these bytes near its beginning."""
+def contains_bytes(mark: bytes) -> Callable[[Path], bool]:
+    """Return a function that tests whether a file has these bytes near its start."""
 
     def matches(path: Path) -> bool:
         with open(path, "rb") as file:
-            return mark in file.read(HEAD)
+            return mark in file.read(HEADER_BYTES)
 
     return matches
 
 
 def has_format(name: str) -> Callable[[Path], bool]:
-    """Whether a safetensors file says that it is of this format, of any version: `stairwell.state.2`."""
+    """Return a function that tests whether a safetensors file has this format in any version: `stairwell.state.2`."""
 
     def matches(path: Path) -> bool:
         try:
@@ -111,7 +117,7 @@ def has_format(name: str) -> Callable[[Path], bool]:
 
 
 def has_keys(*keys: str) -> Callable[[Path], bool]:
-    """Whether a file is a JSON object with these keys."""
+    """Return a function that tests whether a file is a JSON object with these keys."""
 
     def matches(path: Path) -> bool:
         try:
@@ -124,7 +130,7 @@ def has_keys(*keys: str) -> Callable[[Path], bool]:
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder has a run's config. Other programs have a config.json too, but none with a format and a core."""
+    """Return whether a folder has the config of a run. A config.json of another program has other keys."""
     config = folder / "config.json"
     try:
         return config.is_file() and has_keys("format", "core", "task", "train")(config)
@@ -132,43 +138,43 @@ def is_run(folder: Path) -> bool:
         return False
 
 
-def _is(kind: Kind, place: Path) -> bool:
+def _is_of_type(output_type: OutputType, path: Path) -> bool:
     try:
-        return kind.matches(place)
+        return output_type.matches(path)
     except OSError:
         return False
 
 
-def _check_run(place: Path, name: str) -> None:
-    for folder in (place, *place.parents):
-        inside = place.relative_to(folder).parts
-        if (not inside or inside[0] in RUN_FILES) and is_run(folder):
-            what = f"belongs to the run {folder}" if inside else "is the folder of a run"
-            raise UserError(f"{name} {what}; choose another path")
+def _check_run(target: Path, name: str) -> None:
+    for folder in (target, *target.parents):
+        parts = target.relative_to(folder).parts
+        if (not parts or parts[0] in RUN_FILES) and is_run(folder):
+            relation = f"belongs to the run {folder}" if parts else "is the folder of a run"
+            raise UserError(f"{name} {relation}; choose another path")
 
 
 def _check_streams(path: AnyPath, name: str) -> None:
-    """Refuse the standard streams, also where they are regular files: a file that takes the place of one loses what
-    is printed to it."""
+    """Refuse the standard streams, even if they are regular files: replacing one loses what is printed to it."""
     for stream in (0, 1, 2):
         try:
             same = os.path.samestat(os.stat(path), os.fstat(stream))
-        except OSError:  # the path is new, or the stream closed
+        except OSError:  # the path is new, or the stream is closed
             continue
         if same:
             raise UserError(f"{name} is the command's own input or output; choose another path")
 
 
-def _check_parents(place: Path, name: str) -> None:
-    there = next((folder for folder in place.parents if folder.exists()), place)  # the root has no parent
-    if not there.is_dir():
-        raise UserError(f"{name} cannot be written: {there} is not a folder; choose another path")
-    if not all(os.access(path, os.W_OK) for path in (there, place) if path.exists()):
-        raise UserError(f"{name} cannot be written: no permission; choose another path")
+def _check_parents(target: Path, name: str) -> None:
+    existing = next((folder for folder in target.parents if folder.exists()), target)  # the root has no parent
+    if not existing.is_dir():
+        raise UserError(f"{name} cannot be written: {existing} is not a folder; choose another path")
+    for path in (existing, target):
+        if path.exists():
+            check_access(path, name, "choose another path")
 
 
-def _check_folder(place: Path, name: str) -> None:
-    if place.exists() and not place.is_dir():
+def _check_folder(target: Path, name: str) -> None:
+    if target.exists() and not target.is_dir():
         raise UserError(f"{name} is a file, not a folder; choose a new folder")
-    if place.exists() and any(place.iterdir()):
+    if target.exists() and any(target.iterdir()):
         raise UserError(f"{name} is not empty; choose a new folder or an empty one")

@@ -1,4 +1,4 @@
-"""What a number needs to be believed: the command, the code, the machine, the time."""
+"""Provenance of a measured number: command, commit, machine and time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from stairwell.version import __version__
 
 
 def provenance(command: str | None = None) -> dict[str, Any]:
-    """As plain JSON; `command` is what was typed, taken from this process if not given."""
+    """Return the provenance as JSON; `command` defaults to that of this process."""
     return {
-        "command": command or typed(),
+        "command": command or current_command(),
         "commit": commit(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "stairwell": __version__,
@@ -29,29 +29,29 @@ def provenance(command: str | None = None) -> dict[str, Any]:
     }
 
 
-def typed() -> str:
-    """This process as a command to type, without the folder that it writes to, which is nobody else's."""
-    program, words = Path(sys.argv[0]).name, sys.argv[1:]
-    if "--out" in words:
-        place = words.index("--out")
-        words = words[:place] + words[place + 2 :]
-    return shlex.join(["stairwell" if program == "__main__.py" else program, *words])
+def current_command() -> str:
+    """Return the command line of this process without its output folder."""
+    program, arguments = Path(sys.argv[0]).name, sys.argv[1:]
+    if "--out" in arguments:
+        index = arguments.index("--out")
+        del arguments[index : index + 2]
+    return shlex.join(["stairwell" if program == "__main__.py" else program, *arguments])
 
 
 def commit() -> str:
-    """The commit that the package runs from, if it runs from a checkout."""
+    """Return the commit of the checkout that the package runs from, or its version."""
     source = Path(__file__).resolve().parent.parent
     if not (source / ".git").exists():
         return f"stairwell {__version__} as installed"
-    asked = ["git", "-C", str(source), "describe", "--always", "--dirty"]
+    command = ["git", "-C", str(source), "describe", "--always", "--dirty"]
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
 
 def processor() -> str:
-    """The processor's name, where the system tells it."""
+    """Return the name of the processor as far as the system knows it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]

@@ -1,5 +1,5 @@
-"""What is seen to before torch is loaded, which takes seconds: the platform and, for the command `stairwell`, closed
-streams and Ctrl-C. A program that imports the package keeps its streams and signals."""
+"""What happens before torch is imported, which takes seconds: a check of the platform and, for the command `stairwell`,
+closed streams and Ctrl-C. A program that imports the package keeps its own streams and signal handlers."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import os
 import signal
 import sys
 from itertools import pairwise
-from typing import Any, NoReturn
+from types import FrameType
+from typing import NoReturn
 
 PLATFORMS = ("linux", "darwin")
 ANY_PLATFORM = "STAIRWELL_ANY_PLATFORM"
-TOO_EARLY = "interrupted before anything began"
+INTERRUPTED_AT_STARTUP = "interrupted before the command started"
 
 
 def is_command() -> bool:
-    """Whether this process is `stairwell ...` or `python -m stairwell ...`."""
+    """Return whether this process is `stairwell ...` or `python -m stairwell ...`."""
     name = sys.argv[0] if sys.argv else ""
     module = name == "-m" and ("-m", "stairwell") in pairwise(sys.orig_argv)
     return module or os.path.basename(name) in ("stairwell", "stairwell.exe")
@@ -25,11 +26,11 @@ def is_supported() -> bool:
     return sys.platform in PLATFORMS or bool(os.environ.get(ANY_PLATFORM))
 
 
-def refuse() -> NoReturn:
-    """Say that the platform is not supported, before something fails for it."""
+def refuse_platform() -> NoReturn:
+    """Report an unsupported platform."""
     text = (
-        f"stairwell supports Linux and macOS, not '{sys.platform}', where nothing was tried (on Windows, use WSL); "
-        f"{ANY_PLATFORM}=1 tries all the same"
+        f"stairwell supports Linux and macOS, not '{sys.platform}', which is untested (on Windows, use WSL); "
+        f"set {ANY_PLATFORM}=1 to try it anyway"
     )
     if not is_command():
         raise RuntimeError(text)
@@ -37,30 +38,31 @@ def refuse() -> NoReturn:
     sys.exit(2)
 
 
-def prepare() -> None:
+def prepare_command() -> None:
+    """Open closed streams, and let Ctrl-C end the process while it imports."""
     open_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, stop)
+        signal.signal(signal.SIGINT, exit_on_interrupt)
 
 
-def loaded() -> None:
-    """From here on Ctrl-C is an exception like any other."""
-    if signal.getsignal(signal.SIGINT) is stop:
+def restore_interrupt() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt again, once everything is imported."""
+    if signal.getsignal(signal.SIGINT) is exit_on_interrupt:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_streams() -> None:
-    """Standard streams that were closed (`2>&-`) lead nowhere: else the next file that is opened would take their place
-    and get what is printed."""
-    while (place := os.open(os.devnull, os.O_RDWR)) <= 2:
+    """Open closed standard streams (`2>&-`) on the null device. Otherwise the next file that is opened would get their
+    descriptor, and what is printed."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
-    os.close(place)
+    os.close(descriptor)
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-def stop(number: int, frame: Any) -> NoReturn:
-    """Ctrl-C before the command line takes over. An exception would not do: some of what is loaded swallows it, and the
-    command goes on. Status 130 would say that a training is saved."""
-    print(TOO_EARLY, file=sys.stderr, flush=True)
+def exit_on_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    """End the process on Ctrl-C during the imports. An exception is not enough: some libraries suppress it while they
+    are imported. The status is not 130, which means that a run was saved."""
+    print(INTERRUPTED_AT_STARTUP, file=sys.stderr, flush=True)
     os._exit(1)

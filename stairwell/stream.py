@@ -1,19 +1,20 @@
-"""A stream for other programs: feed it what happens, ask it what comes next.
+"""A stream for other programs: feed it tokens, read what comes next.
 
     stream = Stream.open("runs/lm-feedback")                  or Stream(model, vocabulary)
-    stream.feed("FirstOrderFunction upon a ")                               text, bytes, one token or many
-    stream.probabilities()                                    (V,) of the next token, or of the label now
-    token = stream.sample(temperature=0.8)                    choose it; feeding it is another matter
-    twin = stream.fork()                                      goes its own way from here
-    stream.crop(5)                                            the last five tokens were never read
-    stream.save("a.stream"); Stream.load("a.stream", model)   goes on as if it had never stopped, bit for bit
+    stream.feed("Once upon a ")                               text, bytes, one token or many
+    stream.probabilities()                                    (V,) of the next token, or of the current label
+    token = stream.sample(temperature=0.8)                    sample a token, without feeding it
+    fork = stream.fork()                                      an independent stream with the same past
+    stream.crop(5)                                            remove the last five tokens
+    stream.save("a.stream"); Stream.load("a.stream", model)   resumes bit for bit
 
-A token costs the same however many came before. `StreamBatch` reads many streams that come and go in one batch.
+A token costs the same however many came before. `StreamBatch` reads many streams in one batch.
 
-Exactness: a decoding session sums in an order that depends on how it came to where it is, so a session made anew from a
-state agrees to rounding only. A stream therefore makes its session anew every `ANCHOR` tokens anyway; a file holds the
-state at the last such anchor and the tokens since, which are read again by the same steps.
-Letters: T tokens, V output symbols.
+Exactness: rounding in a decoding session depends on how its tokens were read, so a session created from a state agrees
+with the original only up to rounding. A stream therefore creates a new session every `ANCHOR_INTERVAL` tokens in any
+case. A file holds the state at the last of these points (the anchor) and the tokens since, which are read again by the
+same steps.
+Letters: T tokens, V output vocabulary size.
 """
 
 from __future__ import annotations
@@ -29,51 +30,52 @@ import torch
 from torch import Tensor
 
 from stairwell import text
-from stairwell.cores import Core
-from stairwell.decode import Session, sampler
+from stairwell.decode import Sampling, Session
+from stairwell.decode.sampling import REPETITION_WINDOW
 from stairwell.errors import UserError
-from stairwell.field_types import FieldType
 from stairwell.models import LanguageModel
-from stairwell.outputs import Kind, has_format, write_output
-from stairwell.runs.launch import load as load_run
-from stairwell.state import State, assemble
+from stairwell.outputs import OutputType, has_format, write_output
+from stairwell.runs.load import load as load_run
+from stairwell.state import State
 from stairwell.tensor_files import hash_tensors, read_hashed, write_hashed
 
 FORMAT = "stairwell.stream.2"
-STREAM = Kind("a saved stream", has_format("stairwell.stream"))
-ANCHOR = 256  # tokens until a session is made anew, and so the most that are read again after loading
-AT_ONCE = 1024  # tokens in one call of the model; a longer text is fed in several
-RECENT = 64  # of the last tokens, kept for penalties on repetition and to crop
+STREAM = OutputType("a saved stream", has_format("stairwell.stream"))
+ANCHOR_INTERVAL = 256  # tokens between new sessions: the most that are read again after loading
+MAX_TOKENS_PER_CALL = 1024  # of the model; a longer text is fed in several calls
 
 Tokens = str | bytes | int | Iterable[int] | np.ndarray | Tensor
 
 
 class Stream:
-    """One stream. `max_crop` is how many of the last tokens `crop` can take back."""
+    """One stream. `max_crop` is the largest number of tokens that `crop` can remove."""
 
     def __init__(self, model: LanguageModel, vocabulary: text.Vocabulary | None = None, *, max_crop: int = 0) -> None:
         check_usable(model)
-        max_crop = integer(max_crop, "max_crop is an integer number of tokens")
+        max_crop = as_integer(max_crop, "max_crop must be an integer number of tokens")
         if max_crop < 0:
             raise UserError(f"max_crop must be 0 or more tokens, not {max_crop}")
+        self._init(model, vocabulary, max_crop)
+        # `crop` reads the last remaining token again, so it removes one more from the state.
+        self._set_anchor(model.init_state(1, max_crop=max_crop + 1 if max_crop else 0))
+
+    def _init(self, model: LanguageModel, vocabulary: text.Vocabulary | None, max_crop: int) -> None:
         self.model, self.vocabulary, self.max_crop = model, vocabulary, max_crop
-        self.logits: Tensor | None = None  # (V,), of what follows; none before the first token
+        self.logits: Tensor | None = None  # (V,), after the last token; None before the first token
         self.recent: list[int] = []  # the last tokens
-        # What follows a cropped stream is found by reading its last token again, so one more must be kept.
-        self._settle(model.init_state(1, max_crop=max_crop + 1 if max_crop else 0))
 
     @classmethod
     def open(cls, run: str | os.PathLike[str], device: str = "auto", max_crop: int = 0) -> Self:
-        """A fresh stream of a run folder's trained model, with its vocabulary if it reads text or named symbols."""
+        """Return a new stream of a run's trained model, with its vocabulary if it reads text or named symbols."""
         model, task = load_run(run, device)
-        known = task.vocabularies
+        vocabularies = task.vocabularies
         try:
-            return cls(model, known.get("text") or known.get("symbols"), max_crop=max_crop)
+            return cls(model, vocabularies.get("text") or vocabularies.get("tokens"), max_crop=max_crop)
         except UserError as error:
             raise UserError(f"{os.fspath(run)}: {error}") from None
 
     @classmethod
-    def at(
+    def from_state(
         cls,
         model: LanguageModel,
         vocabulary: text.Vocabulary | None,
@@ -81,49 +83,57 @@ class Stream:
         logits: Tensor | None,
         recent: Iterable[int],
     ) -> Self:
-        """The stream that stands at a state, with what the model says after it and the last tokens read."""
-        stream = cls._bare(model, vocabulary, max(int(state.max_crop) - 1, 0))
+        """Return the stream with a given state, the logits after its last token and its last tokens."""
+        stream = cls.__new__(cls)
+        stream._init(model, vocabulary, max(int(state.max_crop) - 1, 0))
         stream.logits, stream.recent = logits, list(recent)
-        stream._settle(state)
+        stream._set_anchor(state)
         return stream
 
     def feed(self, tokens: Tokens) -> None:
-        """Read tokens, or text in the model's vocabulary. Nothing to read is fine."""
+        """Read tokens, or text in the model's vocabulary. Empty input is allowed."""
         for _ in self._read(tokens):
             pass
 
-    def follow(self, tokens: Tokens) -> Tensor:
-        """Read tokens; the log-probabilities after each, (T, V)."""
+    def log_probs_each(self, tokens: Tokens) -> Tensor:
+        """Read tokens; return the log-probabilities after each, (T, V)."""
         parts = [logits.log_softmax(-1) for logits in self._read(tokens)]
         return torch.cat(parts) if parts else self._parameter.new_zeros(0, self.model.config.V)
 
-    def surprise(self, tokens: Tokens) -> Tensor:
-        """Read tokens; how unlikely each was when it came, (T,) in nats: minus the log of its probability. The first of
-        all, before which nothing was known, is 0."""
+    def token_losses(self, tokens: Tokens) -> Tensor:
+        """Read tokens; return the loss (negative log-likelihood) of each in nats, (T,). The first token of a stream is
+        not predicted; its loss is 0."""
         config = self.model.config
         if config.inputs != config.V:
             raise UserError(
-                f"this model predicts {config.V} labels, not its {config.inputs} input symbols, so no token surprises "
-                "it; read what it thinks of them with follow"
+                f"this model predicts {config.V} labels, not its {config.inputs} input tokens, so tokens have no loss; "
+                "use log_probs_each for the labels"
             )
         before, ids = self.logits, self.encode(tokens)
         parts = [] if before is None else [before.log_softmax(-1)[None]]
-        after = self.follow(ids)
-        expected = torch.cat([*parts, after[:-1]] if len(ids) else [after])  # (T, V), one fewer for a fresh stream
-        known = expected.gather(1, ids[len(ids) - len(expected) :, None])[:, 0].neg()
-        return torch.cat([known.new_zeros(len(ids) - len(known)), known])
+        after = self.log_probs_each(ids)
+        # (T, V), or (T - 1, V) if the stream is new.
+        predictions = torch.cat([*parts, after[:-1]] if len(ids) else [after])
+        losses = predictions.gather(1, ids[len(ids) - len(predictions) :, None])[:, 0].neg()
+        return torch.cat([losses.new_zeros(len(ids) - len(losses)), losses])
 
     @property
     def count(self) -> int:
-        """Tokens read since the stream began."""
+        """Number of tokens read since the stream's start."""
         return int(self.session.count)
 
     def probabilities(self) -> Tensor:
-        """Of the next token, or of the label now where the model has labels of its own, (V,)."""
+        """Return the probabilities (V,) of the next token, or of the current label if the model predicts labels."""
         return self.log_probabilities().exp()
 
     def log_probabilities(self) -> Tensor:
-        return self._known().log_softmax(-1)
+        return self.next_logits().log_softmax(-1)
+
+    def next_logits(self) -> Tensor:
+        """Return the logits (V,) after the last token."""
+        if self.logits is None:
+            raise UserError("the stream has read nothing yet, so there is no prediction; feed it a token")
+        return self.logits
 
     def sample(
         self,
@@ -132,372 +142,347 @@ class Stream:
         top_p: float | None = None,
         generator: torch.Generator | None = None,
     ) -> int:
-        """A token to come next, drawn from the distribution or from its likely part; 0 degrees take the likeliest. The
-        stream does not read it: feed it to go on."""
-        return int(sampler(temperature, top_k, top_p, generator)(self._known()[None]))
+        """Sample the next token; temperature 0 is greedy. The stream does not read it: feed it to continue."""
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+        return int(sampling.sample(self.next_logits()[None], generator))
 
     def fork(self) -> Self:
-        """Another stream with the same past; each goes its own way from here."""
-        twin = self._bare(self.model, self.vocabulary, self.max_crop)
-        twin.logits, twin.recent = self.logits, list(self.recent)
-        twin._settle(self.state())
-        return twin
+        """Return an independent stream with the same past."""
+        return self.from_state(self.model, self.vocabulary, self.state(), self.logits, self.recent)
 
     def crop(self, tokens: int) -> None:
-        """Take the last tokens back, as if they had never been read; as many as `max_crop` of them, at any time."""
-        tokens = integer(tokens, "crop takes an integer number of tokens")
+        """Remove the last tokens, at most `max_crop`, exactly as if they had never been read."""
+        tokens = as_integer(tokens, "crop takes an integer number of tokens")
         if tokens < 0:
             raise UserError(f"crop takes 0 or more tokens, not {tokens}")
         if tokens > min(self.max_crop, self.count):
             raise UserError(
-                f"cannot take back {tokens} tokens: this stream has read {self.count} and was made with max_crop "
-                f"{self.max_crop}; make it with max_crop={tokens}"
+                f"cannot crop {tokens} tokens: this stream has read {self.count} and was created with max_crop "
+                f"{self.max_crop}; create it with max_crop={tokens}"
             )
         if tokens == 0:
             return
-        kept = self.recent[:-tokens]
-        left = self.count - tokens
-        self.recent = kept[:-1]
-        self._settle(self.state().crop(tokens + 1 if left else tokens))
+        remaining, remaining_recent = self.count - tokens, self.recent[:-tokens]
+        self.recent = remaining_recent[:-1]
+        self._set_anchor(self.state().crop(tokens + 1 if remaining else tokens))
         self.logits = None
-        if left:
-            self._step(kept[-1])
+        if remaining:
+            self._step(remaining_recent[-1])
 
     def state(self) -> State:
-        """What the model remembers, as a value of one row."""
+        """Return the model's state, of batch size 1."""
         return self.session.state()
 
     def save(self, path: str | os.PathLike[str], note: Mapping[str, Any] | None = None, **tensors: Tensor) -> None:
-        """Write the stream as a safetensors file with a hash of its contents, whole or not at all; `note` (JSON) and
-        further tensors go along."""
+        """Write the stream atomically to a safetensors file with a hash of its contents, together with `note` (JSON)
+        and additional tensors."""
         content = {f"state.{name}": tensor for name, tensor in self._anchor.tensors()}
-        content |= {"since": torch.tensor(self._since, dtype=torch.int64)}
+        content |= {"since": torch.tensor(self._since_anchor, dtype=torch.int64)}
         content |= {"recent": torch.tensor(self.recent, dtype=torch.int64)}
         if self.logits is not None:
             content["logits"] = self.logits.to(self._parameter.dtype)
         content |= {f"with.{name}": tensor for name, tensor in tensors.items()}
-        facts = {"form": self._anchor.form(), "max_crop": self.max_crop, "model": fingerprint(self.model)}
-        text = {"format": FORMAT, "stream": json.dumps(facts), "note": json.dumps(dict(note or {}))}
-        write_output(path, STREAM, lambda temporary: write_hashed(temporary, content, text))
+        header = {"spec": self._anchor.spec(), "max_crop": self.max_crop, "model": parameter_hash(self.model)}
+        metadata = {"format": FORMAT, "stream": json.dumps(header), "note": json.dumps(dict(note or {}))}
+        write_output(path, STREAM, lambda temporary: write_hashed(temporary, content, metadata))
 
     @classmethod
     def load(
         cls, path: str | os.PathLike[str], model: LanguageModel, vocabulary: text.Vocabulary | None = None
     ) -> Self:
-        """The stream that `save` wrote, of the same model."""
+        """Return the stream that `save` wrote, with the same model."""
         return cls.load_with(path, model, vocabulary)[0]
 
     @classmethod
     def load_with(
         cls, path: str | os.PathLike[str], model: LanguageModel, vocabulary: text.Vocabulary | None = None
     ) -> tuple[Self, dict[str, Any], dict[str, Tensor]]:
-        """The stream, and the note and the tensors that were saved along."""
-        tensors, facts, note = read_file(path)
+        """Return the stream, and the note and the additional tensors that were saved with it."""
+        tensors, header, note = read_file(path)
         where = os.fspath(path)
-        if facts["model"] != fingerprint(model):
-            raise UserError(f"{where} is a stream of a model with other parameters; load it with the one that wrote it")
+        if header["model"] != parameter_hash(model):
+            raise UserError(f"{where} is a stream of a model with other parameters; load it with the model it is from")
         check_usable(model)
-        check_parts(tensors, facts, model, where)
+        check_contents(tensors, header, model, where)
         device = next(model.parameters()).device
-        parts = {name: tensors.pop(name) for name in list(tensors) if name.startswith("state.")}
-        state = State.from_tensors({name[6:]: part for name, part in parts.items()}, facts["form"], where).to(device)
-        check_restored(state, tensors, facts["max_crop"], model, where)
-        stream = cls._bare(model, vocabulary, facts["max_crop"])
-        stream._settle(state)
+        leaves = {name[6:]: tensor for name, tensor in tensors.items() if name.startswith("state.")}
+        state = State.from_tensors(leaves, header["spec"], where).to(device)
+        check_loaded_state(state, tensors, header["max_crop"], model, where)
+        stream = cls.from_state(model, vocabulary, state, None, ())
         for token in tensors["since"].tolist():
             stream._step(token)
         stream.recent = tensors["recent"].tolist()
         stream.logits = tensors["logits"].to(device) if "logits" in tensors else None
-        return stream, note, {name[5:]: part for name, part in tensors.items() if name.startswith("with.")}
+        return stream, note, {name[5:]: tensor for name, tensor in tensors.items() if name.startswith("with.")}
 
     def encode(self, tokens: Tokens) -> Tensor:
-        """Tokens (T,) int64 of what may be fed."""
+        """Return tokens or text as token ids (T,) int64."""
         device = self._parameter.device
         if isinstance(tokens, str | bytes):
             return torch.from_numpy(encode(self.vocabulary, tokens)).to(device)
         if isinstance(tokens, Mapping | Set):
-            raise UserError(f"tokens are a sequence of integers, or text; not a {type(tokens).__name__}")
+            raise UserError(f"tokens must be a sequence of integers, or text, not a {type(tokens).__name__}")
         try:
-            one = isinstance(tokens, int | np.integer)
-            ids = torch.as_tensor([tokens] if one else tokens if _array(tokens) else list(tokens))  # type: ignore[arg-type]
+            sequence = [tokens] if isinstance(tokens, int | np.integer) else tokens
+            ids = torch.as_tensor(sequence if isinstance(sequence, np.ndarray | Tensor) else list(sequence))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise UserError(f"tokens are whole numbers, or text; not {tokens!r}") from error
+            raise UserError(f"tokens must be integers, or text, not {tokens!r}") from error
         if not ids.numel():
             return ids.new_zeros(0, dtype=torch.int64, device=device)
         if ids.dim() > 1 or ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-            raise UserError(f"tokens are whole numbers in a row, not {ids.dtype} of {tuple(ids.shape)}")
+            raise UserError(f"tokens must be a sequence of integers, not {ids.dtype} of shape {tuple(ids.shape)}")
         ids = ids.flatten().to(device, torch.int64)
-        wrong = ((ids < 0) | (ids >= self.model.config.inputs)).nonzero()
-        if len(wrong):
-            known = f"the model knows 0..{self.model.config.inputs - 1}"
-            raise UserError(f"token {int(ids[int(wrong[0])])} at place {int(wrong[0])} is out of range: {known}")
+        invalid = ((ids < 0) | (ids >= self.model.config.inputs)).nonzero()
+        if len(invalid):
+            i = int(invalid[0])
+            vocabulary = f"the model's vocabulary is 0..{self.model.config.inputs - 1}"
+            raise UserError(f"token {int(ids[i])} at position {i} is out of range: {vocabulary}")
         return ids
-
-    @classmethod
-    def _bare(cls, model: LanguageModel, vocabulary: text.Vocabulary | None, max_crop: int) -> Self:
-        stream = cls.__new__(cls)
-        stream.model, stream.vocabulary, stream.max_crop = model, vocabulary, max_crop
-        stream.logits, stream.recent = None, []
-        return stream
 
     @property
     def _parameter(self) -> Tensor:
         return next(self.model.parameters())
 
-    def _known(self) -> Tensor:
-        if self.logits is None:
-            raise UserError("the stream has read nothing yet, so nothing is known of what follows: feed it a token")
-        return self.logits
-
-    def _settle(self, state: State) -> None:
-        """A session made anew: from here on everything follows from `state` and the tokens since."""
+    def _set_anchor(self, state: State) -> None:
+        """Create a new session: from here on, everything follows from `state` and the tokens since."""
         self.session = Session(self.model, state)
         self._anchor = state
-        self._since: list[int] = []
+        self._since_anchor: list[int] = []
 
     @torch.no_grad()
     def _read(self, tokens: Tokens) -> Iterator[Tensor]:
-        """Read tokens; the logits after each, (t, V), a part at a time."""
+        """Read tokens; yield the logits after each, (t, V), for one call of the model at a time."""
         ids = self.encode(tokens)
         if len(ids) == 1:
             self._step(int(ids))
-            yield self._known()[None]
+            yield self.next_logits()[None]
             return
-        for part in ids.split(AT_ONCE) if len(ids) else ():
+        for part in torch.split(ids, MAX_TOKENS_PER_CALL) if len(ids) else ():
             logits, state = self.model(part[None], self.state())
             self.logits = logits[0, -1].clone()
-            self._remember(part.tolist())
-            self._settle(state)
+            self._add_recent(part.tolist())
+            self._set_anchor(state)
             yield logits[0]
 
     def _step(self, token: int) -> None:
-        if len(self._since) == ANCHOR:
-            self._settle(self.state())
+        if len(self._since_anchor) == ANCHOR_INTERVAL:
+            self._set_anchor(self.state())
         self.logits = self.session.step(torch.tensor([token], device=self._parameter.device))[0]
-        self._since.append(token)
-        self._remember([token])
+        self._since_anchor.append(token)
+        self._add_recent([token])
 
-    def _remember(self, tokens: list[int]) -> None:
-        self.recent = [*self.recent, *tokens][-max(RECENT, self.max_crop + 1) :]
+    def _add_recent(self, tokens: list[int]) -> None:
+        self.recent = last_tokens([*self.recent, *tokens], self.max_crop)
 
 
 class StreamBatch:
-    """Many streams of one model, read together; they are known by numbers and come and go at any time.
+    """Streams of one model that are read together. They are identified by integers and may be opened and closed at any
+    time.
 
         batch = StreamBatch(model)
         a, b = batch.open(), batch.open()
         batch.feed({a: [1, 2], b: 3})
         batch.probabilities(a)
-        kept = batch.close(b)                                     a Stream again, to save or to open elsewhere
+        stream = batch.close(b)                                   a Stream, to save or to open elsewhere
 
-    Cheapest is one token for every stream: a single step of all rows. Streams that are left out of a call stay where
-    they are. Rows never touch each other."""
+    One token for every stream is cheapest: a single step of the whole batch. Streams that a call leaves out do not
+    change. Streams are independent of each other."""
 
     def __init__(self, model: LanguageModel, vocabulary: text.Vocabulary | None = None, *, max_crop: int = 0) -> None:
-        # What a stream knows of text and tokens, this batch knows from one that reads nothing.
-        self._fresh = Stream(model, vocabulary, max_crop=max_crop)
-        self.model = self._fresh.model
-        self.session = Session(model, self._fresh.state())
+        self._empty = Stream(model, vocabulary, max_crop=max_crop)
+        self.model = model
+        self.session = Session(model, self._empty.state())
         self.session.select([])
-        self.names: list[int] = []  # in the order of the session's rows
+        self.ids: list[int] = []  # of the streams, in the order of the session
         self._logits: dict[int, Tensor | None] = {}
         self._recent: dict[int, list[int]] = {}
-        self._next = 0
+        self._next_id = 0
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.ids)
 
     def open(self, stream: Stream | None = None) -> int:
-        """A new stream, or one that was alone until now, comes in; its number."""
-        stream = stream or self._fresh
-        if stream.model is not self.model or stream.max_crop != self._fresh.max_crop:
-            raise UserError("a stream joins a batch of its own model and max_crop only")
-        return self._come(stream.state(), stream.logits, stream.recent)
+        """Add a new stream, or an existing one, and return its id."""
+        stream = stream or self._empty
+        if stream.model is not self.model or stream.max_crop != self._empty.max_crop:
+            raise UserError("a stream can join only a batch with the same model and the same max_crop")
+        return self._add(stream.state(), stream.logits, stream.recent)
 
-    def close(self, name: int) -> Stream:
-        """A stream leaves, and goes on alone."""
-        stream = self._alone(name)
-        self.session.select([row for row, other in enumerate(self.names) if other != name])
-        self.names.remove(name)
-        del self._logits[name], self._recent[name]
+    def close(self, stream_id: int) -> Stream:
+        """Remove a stream from the batch and return it."""
+        stream = self._stream(stream_id)
+        self.session.select([i for i, other in enumerate(self.ids) if other != stream_id])
+        self.ids.remove(stream_id)
+        del self._logits[stream_id], self._recent[stream_id]
         return stream
 
-    def fork(self, name: int) -> int:
-        """Another stream with the same past; its number."""
-        return self._come(self._state([self._row(name)]), self._logits[name], self._recent[name])
+    def fork(self, stream_id: int) -> int:
+        """Add an independent stream with the same past and return its id."""
+        return self._add(self.state(stream_id), self._logits[stream_id], self._recent[stream_id])
 
-    def crop(self, name: int, tokens: int) -> None:
-        """Take the last tokens of a stream back, as `Stream.crop` does."""
-        stream = self._alone(name)
+    def crop(self, stream_id: int, tokens: int) -> None:
+        """Remove the last tokens of a stream, as `Stream.crop` does."""
+        stream = self._stream(stream_id)
         stream.crop(tokens)
-        self._replace([name], stream.state())
-        self._logits[name], self._recent[name] = stream.logits, stream.recent
+        self._replace([stream_id], stream.state())
+        self._logits[stream_id], self._recent[stream_id] = stream.logits, stream.recent
 
     @torch.no_grad()
     def feed(self, tokens: Mapping[int, Tokens]) -> None:
-        """Let streams read tokens, each its own, as many as there are; the others stay where they are."""
-        ids = {name: self._fresh.encode(each) for name, each in tokens.items()}
-        for name in ids:
-            self._row(name)
-        lengths = {name: len(each) for name, each in ids.items() if len(each)}
-        if len(lengths) == len(self.names) and set(lengths.values()) == {1}:
-            logits = self.session.step(torch.cat([ids[name] for name in self.names]))
-            self._logits.update(zip(self.names, logits))
+        """Read tokens, any number per stream; streams that are left out do not change."""
+        ids = {stream_id: self._empty.encode(each) for stream_id, each in tokens.items()}
+        for stream_id in ids:
+            self._index(stream_id)
+        lengths = {stream_id: len(each) for stream_id, each in ids.items() if len(each)}
+        if len(lengths) == len(self.ids) and set(lengths.values()) == {1}:
+            logits = self.session.step(torch.cat([ids[stream_id] for stream_id in self.ids]))
+            self._logits.update(zip(self.ids, logits))
         else:
             for length in sorted(set(lengths.values())):
-                self._call([name for name in lengths if lengths[name] == length], ids)
-        for name in lengths:
-            kept = max(RECENT, self._fresh.max_crop + 1)
-            self._recent[name] = [*self._recent[name], *ids[name].tolist()][-kept:]
+                self._read_together([stream_id for stream_id in lengths if lengths[stream_id] == length], ids)
+        for stream_id in lengths:
+            recent = [*self._recent[stream_id], *ids[stream_id].tolist()]
+            self._recent[stream_id] = last_tokens(recent, self._empty.max_crop)
 
-    def probabilities(self, name: int) -> Tensor:
-        """Of the next token of a stream, (V,)."""
-        return self.log_probabilities(name).exp()
+    def probabilities(self, stream_id: int) -> Tensor:
+        """Return the probabilities (V,) of a stream's next token."""
+        return self.log_probabilities(stream_id).exp()
 
-    def log_probabilities(self, name: int) -> Tensor:
-        self._row(name)
-        logits = self._logits[name]
+    def log_probabilities(self, stream_id: int) -> Tensor:
+        self._index(stream_id)
+        logits = self._logits[stream_id]
         if logits is None:
-            raise UserError(f"stream {name} has read nothing yet, so nothing is known of what follows: feed it a token")
+            raise UserError(
+                f"stream {stream_id} has read nothing yet, so there is no prediction; feed it a token first"
+            )
         return logits.log_softmax(-1)
 
-    def state(self, name: int) -> State:
-        return self._state([self._row(name)])
+    def state(self, stream_id: int) -> State:
+        return self._state([self._index(stream_id)])
 
-    def _call(self, names: list[int], ids: Mapping[int, Tensor]) -> None:
-        """Streams that read equally many tokens, in calls of the model."""
-        state, logits = self._state([self._row(name) for name in names]), None
-        for part in torch.stack([ids[name] for name in names]).split(AT_ONCE, 1):
+    def _read_together(self, stream_ids: list[int], ids: Mapping[int, Tensor]) -> None:
+        """Read the tokens of streams that have equally many."""
+        state, logits = self._state([self._index(stream_id) for stream_id in stream_ids]), None
+        for part in torch.split(torch.stack([ids[stream_id] for stream_id in stream_ids]), MAX_TOKENS_PER_CALL, 1):
             x, state = self.model.hidden(part, state)
             logits = self.model.head(x[:, -1])
-        self._replace(names, state)
-        self._logits.update(zip(names, logits if logits is not None else ()))
+        self._replace(stream_ids, state)
+        self._logits.update(zip(stream_ids, logits if logits is not None else ()))
 
-    def _state(self, rows: list[int]) -> State:
-        return self.session.state().select(rows)
+    def _state(self, index: list[int]) -> State:
+        return self.session.state().select(index)
 
-    def _replace(self, names: list[int], state: State) -> None:
-        self.session.select([row for row, name in enumerate(self.names) if name not in names])
+    def _replace(self, stream_ids: list[int], state: State) -> None:
+        """Replace the states of streams, which move to the end of the batch."""
+        self.session.select([i for i, stream_id in enumerate(self.ids) if stream_id not in stream_ids])
         self.session.join(state)
-        self.names = [*(name for name in self.names if name not in names), *names]
+        self.ids = [*(stream_id for stream_id in self.ids if stream_id not in stream_ids), *stream_ids]
 
-    def _come(self, state: State, logits: Tensor | None, recent: list[int]) -> int:
-        name, self._next = self._next, self._next + 1
+    def _add(self, state: State, logits: Tensor | None, recent: list[int]) -> int:
+        stream_id, self._next_id = self._next_id, self._next_id + 1
         self.session.join(state)
-        self.names.append(name)
-        self._logits[name], self._recent[name] = logits, list(recent)
-        return name
+        self.ids.append(stream_id)
+        self._logits[stream_id], self._recent[stream_id] = logits, list(recent)
+        return stream_id
 
-    def _alone(self, name: int) -> Stream:
-        state = self._state([self._row(name)])
-        return Stream.at(self.model, self._fresh.vocabulary, state, self._logits[name], self._recent[name])
+    def _stream(self, stream_id: int) -> Stream:
+        logits, recent = self._logits.get(stream_id), self._recent.get(stream_id, [])
+        return Stream.from_state(self.model, self._empty.vocabulary, self.state(stream_id), logits, recent)
 
-    def _row(self, name: int) -> int:
-        if name not in self.names:
-            raise UserError(f"there is no stream {name} in this batch; there are: {self.names}")
-        return self.names.index(name)
+    def _index(self, stream_id: int) -> int:
+        if stream_id not in self.ids:
+            raise UserError(f"there is no stream {stream_id} in this batch; its streams are {self.ids}")
+        return self.ids.index(stream_id)
 
 
-def with_max_crop(core: Core, state: State, max_crop: int) -> State:
-    """The same state with room to take more tokens back from now on, or fewer."""
-    shapes = core.memory_shapes(max_crop)  # a core that cannot take tokens back says so here
-    tensors = dict(state.tensors())
-    for leaf in state.leaves():
-        if leaf.role is FieldType.SLOTS:
-            more = shapes[leaf.path][0] - leaf.tensor.shape[1]
-            empty = leaf.tensor.new_zeros(leaf.tensor.shape[0], max(more, 0), *leaf.tensor.shape[2:])
-            tensors[leaf.path] = torch.cat([empty, leaf.tensor[:, max(-more, 0) :]], 1)
-    tensors["croppable"] = state.croppable.clamp(max=max_crop)
-    changed: State = assemble({**state.form(), "max_crop": max_crop}, tensors)
-    return changed
+def last_tokens(tokens: list[int], max_crop: int) -> list[int]:
+    """Return the tokens that a repetition penalty or `crop` may need."""
+    return tokens[-max(REPETITION_WINDOW, max_crop + 1) :]
 
 
 def encode(vocabulary: text.Vocabulary | None, given: str | bytes) -> np.ndarray:
-    """Text as ids. Bytes that are no UTF-8 (on a command line they arrive as lone surrogates) are read by a vocabulary
-    of bytes as they are; any other refuses them."""
+    """Return text as token ids. Only a vocabulary of bytes reads bytes that are not UTF-8, which arrive from a command
+    line as lone surrogates."""
     if vocabulary is None:
         raise UserError("this model reads tokens, not text: it has no vocabulary")
     try:
-        data = given.encode("utf-8", "surrogateescape") if isinstance(given, str) else given
-        if isinstance(vocabulary, text.Bytes):
-            return vocabulary.encode(data)
-        return vocabulary.encode(data.decode("utf-8"))
+        return vocabulary.encode(given.encode("utf-8", "surrogateescape") if isinstance(given, str) else given)
     except UnicodeError as error:
-        place = getattr(error, "start", 0)
+        position = getattr(error, "start", 0)
         raise UserError(
-            f"the text is not valid UTF-8 at byte {place}, for instance cut inside a character; only a model of bytes "
-            "reads that"
+            f"the text is not valid UTF-8 at byte {position}, for instance cut inside a character; only a model of "
+            "bytes reads that"
         ) from None
 
 
 def check_usable(model: LanguageModel) -> None:
-    """A model that is being trained drops parts of itself; one whose parameters are not numbers has nothing to say."""
+    """Raise an error if a model is in training mode or its parameters are not finite."""
     if not isinstance(model, LanguageModel):
-        raise UserError(f"a stream is of a model that reads one stream of symbols, not of a {type(model).__name__}")
+        raise UserError(f"a stream requires a LanguageModel, not a {type(model).__name__}")
     if model.training:
-        raise UserError("decoding with dropout is not meant: call model.eval() first")
+        raise UserError("the model is in training mode; call model.eval() first")
     for name, parameter in model.named_parameters():
         if not parameter.detach().isfinite().all():
-            raise UserError(f"the model's parameter '{name}' holds NaN or infinity: its training went astray")
+            raise UserError(f"the parameter '{name}' contains NaN or infinity. Restore model.safetensors or retrain.")
 
 
-def fingerprint(model: LanguageModel) -> str:
-    """Of all parameters, bit for bit."""
+def parameter_hash(model: LanguageModel) -> str:
+    """Return a hash of all parameters."""
     return hash_tensors(dict(model.named_parameters()), "")
 
 
 def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any], dict[str, Any]]:
-    """The tensors, the facts and the note of a stream's file."""
+    """Return the tensors, the header and the note of a stream's file."""
     where = os.fspath(path)
-    tensors, text = read_hashed(path, FORMAT)
+    tensors, metadata = read_hashed(path, FORMAT)
     try:
-        facts, note = json.loads(text["stream"]), json.loads(text["note"])
-        if not {"form", "max_crop", "model"} <= facts.keys() or not {"since", "recent"} <= tensors.keys():
+        header, note = json.loads(metadata["stream"]), json.loads(metadata["note"])
+        if not {"spec", "max_crop", "model"} <= header.keys() or not {"since", "recent"} <= tensors.keys():
             raise KeyError("parts are missing")
     except (KeyError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{where} is not a readable stream: {error}") from error
-    return tensors, facts, note
+    return tensors, header, note
 
 
-def check_parts(tensors: dict[str, Tensor], facts: dict[str, Any], model: LanguageModel, where: str) -> None:
-    """A stream's file may come from anywhere: what its parts may be, apart from the state, which the model checks."""
-    for name, most in (("since", ANCHOR), ("recent", 1 << 20)):
+def check_contents(tensors: dict[str, Tensor], header: dict[str, Any], model: LanguageModel, where: str) -> None:
+    """Check a stream's file, which may come from anywhere, except for the state."""
+    for name, max_tokens in (("since", ANCHOR_INTERVAL), ("recent", 1 << 20)):
         tokens = tensors[name]
-        right = tokens.dtype == torch.int64 and tokens.dim() == 1 and len(tokens) <= most
-        if not right or not ((tokens >= 0) & (tokens < model.config.inputs)).all():
-            raise UserError(f"{where} is damaged: '{name}' holds what the model cannot have read")
+        is_list = tokens.dtype == torch.int64 and tokens.dim() == 1 and len(tokens) <= max_tokens
+        if not is_list or not ((tokens >= 0) & (tokens < model.config.inputs)).all():
+            raise UserError(f"{where} is damaged: '{name}' is not a list of the model's tokens")
     logits, dtype = tensors.get("logits"), next(model.parameters()).dtype
     if logits is not None and (logits.dtype != dtype or logits.shape != (model.config.V,)):
-        found = f"{logits.dtype} of {tuple(logits.shape)}"
-        raise UserError(f"{where} is damaged: 'logits' is {found}, this model has {dtype} of ({model.config.V},)")
+        raise UserError(
+            f"{where} is damaged: 'logits' is {logits.dtype} of shape {tuple(logits.shape)}; this model's is {dtype} "
+            f"of shape ({model.config.V},)"
+        )
     if logits is not None and not logits.isfinite().all():
-        raise UserError(f"{where} is damaged: 'logits' holds NaN or infinity")
-    if type(facts["max_crop"]) is not int or facts["max_crop"] < 0:
-        raise UserError(f"{where} is damaged: its max_crop is {facts['max_crop']!r}")
+        raise UserError(f"{where} is damaged: 'logits' contains NaN or infinity")
+    if type(header["max_crop"]) is not int or header["max_crop"] < 0:
+        raise UserError(f"{where} is damaged: its max_crop is {header['max_crop']!r}")
 
 
-def check_restored(state: State, tensors: dict[str, Tensor], max_crop: int, model: LanguageModel, where: str) -> None:
-    """Refuse a state that is not exactly one that a stream of this model with this max_crop can have."""
+def check_loaded_state(
+    state: State, tensors: dict[str, Tensor], max_crop: int, model: LanguageModel, where: str
+) -> None:
+    """Raise an error if a state cannot be that of a stream of this model with this max_crop."""
     try:
         model.core.check_state(state, 1)
     except (TypeError, ValueError) as error:
         raise UserError(f"{where} is damaged: {error}") from None
     if state.max_crop != (max_crop + 1 if max_crop else 0):
-        raise UserError(f"{where} is damaged: its state is not of one stream with max_crop {max_crop}")
+        raise UserError(f"{where} is damaged: its state does not have max_crop {max_crop}")
     count, croppable = (int(number) + len(tensors["since"]) for number in (state.count, state.croppable))
     if (count > 0) != ("logits" in tensors) or len(tensors["recent"]) < min(croppable, state.max_crop):
-        raise UserError(f"{where} is damaged: the tokens that it read last, or what follows them, are missing")
+        raise UserError(f"{where} is damaged: its last tokens or its logits are missing")
 
 
-def integer(number: Any, expected: str) -> int:
-    """Return the number as a Python integer; anything that is none is refused, bools too."""
+def as_integer(number: Any, expected: str) -> int:
+    """Return a number as a Python integer; raise an error if it is not an integer, or a bool."""
     try:
         if not isinstance(number, bool):
             return operator.index(number)
     except TypeError:
         pass
     raise TypeError(f"{expected}, not {number!r}")
-
-
-def _array(tokens: Any) -> bool:
-    return isinstance(tokens, np.ndarray | Tensor)

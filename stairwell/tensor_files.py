@@ -1,6 +1,6 @@
-"""Tensors with text beside them in one safetensors file, and a hash of everything: a changed bit is found.
+"""Safetensors files with named texts and a hash of the whole content.
 
-The hash finds damage, not forgery: whoever writes a file can hash it. So what is loaded is still checked.
+The hash detects damage, not forgery, so what is loaded still has to be checked.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stairwell.errors import UserError
-
-AnyPath = str | os.PathLike[str]
+from stairwell.files import AnyPath
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], text: str) -> str:
-    """Return a hash of all names, types, shapes and elements, and of a text."""
+    """Return a hash of all names, types, shapes and elements of tensors, and of a text."""
     digest = hashlib.blake2b(text.encode())
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -32,31 +31,31 @@ def hash_tensors(tensors: Mapping[str, Tensor], text: str) -> str:
 
 
 def write_hashed(path: Path, tensors: Mapping[str, Tensor], text: Mapping[str, str]) -> None:
-    """Write tensors and named texts, of which `format` names the format and its version: `stairwell.state.3`."""
+    """Write tensors and named texts. The text `format` is the format and its version: `stairwell.state.3`."""
     content = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     save_file(content, path, metadata={**text, "hash": hash_tensors(content, _joined(text))})
 
 
 def read_hashed(path: AnyPath, format: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors and texts that `write_hashed` wrote in this format, on the CPU."""
-    where, kind = os.fspath(path), format.split(".")[1]
+    """Return the tensors, on the CPU, and texts that `write_hashed` wrote in this format."""
+    where, content = os.fspath(path), format.split(".")[1]
     if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(f"{where} is not a regular file but a folder, a device or a pipe; name a saved {kind}")
+        raise UserError(f"{where} is not a regular file but a folder, a device or a pipe; name a saved {content}")
     try:
         with safe_open(path, framework="pt") as file:
             text = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise UserError(f"{where} is not a readable {kind}: {error}") from error
-    found = text.get("format", "")
-    if found != format:
-        if found.rpartition(".")[0] == format.rpartition(".")[0]:
+        raise UserError(f"{where} is not a readable {content}: {error}") from error
+    saved_format = text.get("format", "")
+    if saved_format != format:
+        if saved_format.rpartition(".")[0] == format.rpartition(".")[0]:
             raise UserError(
-                f"{where} was written by another version of stairwell ({found}, this one reads {format}); make it "
-                "again with this version"
+                f"{where} was written by another version of stairwell ({saved_format}, this one reads {format}); make "
+                "it again with this version"
             )
-        other = f"its format is {found}" if found else "it has no format of stairwell's"
-        raise UserError(f"{where} is not a saved {kind} of stairwell; {other}")
+        reason = f"its format is {saved_format}" if saved_format else "it has no stairwell format"
+        raise UserError(f"{where} is not a saved {content} of stairwell: {reason}; name another file")
     if text.pop("hash", "") != hash_tensors(tensors, _joined(text)):
         raise UserError(f"{where} is damaged: its contents do not match their hash; use a good copy or make it again")
     return tensors, text

@@ -1,11 +1,11 @@
-"""Text and ids: bytes, characters, words, symbols that spaces separate, byte pairs (BPE).
+"""Vocabularies: bytes, characters, words, space-separated tokens, byte pairs (BPE).
 
-Every vocabulary is built from training text only, turns text into ids and back, and is kept as JSON:
+A vocabulary is built from training text, encodes text to token ids, decodes token ids to text, and is saved as JSON:
 
     vocabulary = Characters.build(["to be or not to be"])
     vocabulary.decode(vocabulary.encode("not bet")) == "not bet"
 
-A text may be encoded piece by piece: pieces that end after a line end give the ids of the whole.
+A text may be encoded in slices: slices that end after a line feed give the token ids of the whole text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import re
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from operator import index
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -26,42 +27,66 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 
 from stairwell.errors import UserError
 from stairwell.files import parse_json
-from stairwell.outputs import Kind, marked, write_output
+from stairwell.outputs import OutputType, contains_bytes, write_output
 
-FORMAT = "stairwell.vocabulary.1"
-VOCABULARY = Kind("a vocabulary of stairwell", marked(b'"format": "stairwell.vocabulary.'))
+FORMAT = "stairwell.vocabulary.2"
+VOCABULARY = OutputType("a vocabulary of stairwell", contains_bytes(b'"format": "stairwell.vocabulary.'))
 END_OF_LINE = "\n"
 UNKNOWN = "<unk>"
 BPE_SIZE = 8000
-LARGEST = 10_000_000  # symbols of a BPE
-LONGEST_WORD = 10_000  # characters of a run of letters, digits, spaces or signs that merges are learned from at once
+MAX_BPE_SIZE = 10_000_000
+MAX_WORD_LENGTH = 10_000  # characters of one run of letters, digits, spaces or punctuation in BPE training
 
 Ids = Sequence[int] | np.ndarray
 
 
-class UnknownSymbolError(UserError):
-    """A symbol that the vocabulary does not have."""
+class UnknownTokenError(UserError):
+    """The text contains a token that the vocabulary does not have."""
 
 
 class Vocabulary(ABC):
-    kinds: ClassVar[dict[str, type[Vocabulary]]] = {}  # every kind by name, for `load`
-    kind: ClassVar[str]
+    types: ClassVar[dict[str, type[Vocabulary]]] = {}  # all subclasses by name, for `load`
+    type_name: ClassVar[str]
+    reads_bytes: ClassVar[bool] = False  # any bytes can be encoded, not only UTF-8 text
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        Vocabulary.kinds[cls.kind] = cls
+        Vocabulary.types[cls.type_name] = cls
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """How many ids there are."""
+        """Return the vocabulary size."""
+
+    @property
+    def byte_lengths(self) -> np.ndarray | None:
+        """Return the bytes per token (size,) of a subword vocabulary; None for other vocabularies."""
+        return None
 
     @abstractmethod
     def encode(self, text: str | bytes) -> np.ndarray:
-        """Ids (n,) int64. Bytes are read as UTF-8."""
+        """Return token ids (n,) int64. Bytes are read as UTF-8."""
 
     @abstractmethod
-    def decode(self, ids: Ids) -> str: ...
+    def decode(self, ids: Ids) -> str:
+        """Return the text of token ids."""
+
+    def token_bytes(self, token: int) -> bytes | None:
+        """Return the bytes of a token that may end inside a character; None if tokens are whole characters."""
+        return None
+
+    def fast_tokenizer(self) -> Tokenizer | None:
+        """Return an equivalent tokenizer of the tokenizers library, or None if there is none."""
+        return None
+
+    def token_table(self) -> dict[str, Any] | None:
+        """Return what an encoder in another language needs: `tokens` in the order of their ids, and the type's own
+        options. None if this type of vocabulary cannot be exported."""
+        return None
+
+    def with_end_of_line(self, end_of_line: bool) -> Vocabulary:
+        """Return the vocabulary with or without an end-of-line token, where that is an option."""
+        return self
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]: ...
@@ -76,23 +101,32 @@ class Vocabulary(ABC):
     def save(self, path: str | os.PathLike[str]) -> None:
         write_output(path, VOCABULARY, lambda temporary: temporary.write_text(self.dumps(), encoding="utf-8"))
 
+    def check_ids(self, ids: Ids) -> list[int]:
+        """Return the ids as integers; raise if one is not in the vocabulary."""
+        integers, size = [index(i) for i in ids], self.size
+        for i in integers:
+            if not 0 <= i < size:
+                raise UserError(f"token id {i} is not in 0..{size - 1}")
+        return integers
+
 
 def to_json(vocabulary: Vocabulary) -> dict[str, Any]:
-    """A vocabulary of any kind; `from_json` gives it back."""
-    return {"format": FORMAT, "kind": vocabulary.kind, **vocabulary.to_json()}
+    """Return a vocabulary of any type as JSON; `from_json` reads it."""
+    return {"format": FORMAT, "type": vocabulary.type_name, **vocabulary.to_json()}
 
 
 def from_json(data: dict[str, Any], where: str) -> Vocabulary:
+    """Return the vocabulary that `to_json` described; `where` names the file in errors."""
     try:
         if data["format"] != FORMAT:
             raise UserError(f"{where} has the format {data['format']!r}; this version reads {FORMAT!r}")
-        return Vocabulary.kinds[data["kind"]].from_json(data)
+        return Vocabulary.types[data["type"]].from_json(data)
     except (KeyError, TypeError) as error:
         raise UserError(f"{where} is not a vocabulary, or is damaged: {error!r}") from error
 
 
 def load(path: str | os.PathLike[str]) -> Vocabulary:
-    """The vocabulary that `save` wrote."""
+    """Return the vocabulary that `save` wrote."""
     if not Path(path).is_file():
         raise UserError(f"there is no vocabulary {path}")
     try:
@@ -104,21 +138,34 @@ def load(path: str | os.PathLike[str]) -> Vocabulary:
 
 @dataclass(frozen=True)
 class Bytes(Vocabulary):
-    """The 256 bytes: needs no training and takes anything."""
+    """The 256 bytes. Needs no training and encodes any file."""
 
-    kind: ClassVar[str] = "bytes"
+    type_name: ClassVar[str] = "bytes"
+    reads_bytes: ClassVar[bool] = True
 
     @property
     def size(self) -> int:
         return 256
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        data = text.encode("utf-8") if isinstance(text, str) else text
+        data = _utf8(text) if isinstance(text, str) else text
         return np.frombuffer(data, np.uint8).astype(np.int64)
 
     def decode(self, ids: Ids) -> str:
-        """Bytes that are not UTF-8, such as half a character, become the replacement character."""
-        return np.asarray(ids, dtype=np.uint8).tobytes().decode("utf-8", errors="replace")
+        """Return the text. Bytes that are not UTF-8, such as half a character, become the replacement character."""
+        return bytes(self.check_ids(ids)).decode("utf-8", errors="replace")
+
+    def token_bytes(self, token: int) -> bytes:
+        return bytes(self.check_ids([token]))
+
+    def fast_tokenizer(self) -> Tokenizer:
+        tokenizer = Tokenizer(models.BPE(vocab=dict(BYTE_OF_CHARACTER), merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        return tokenizer
+
+    def token_table(self) -> dict[str, Any]:
+        return {"tokens": []}
 
     def to_json(self) -> dict[str, Any]:
         return {}
@@ -130,13 +177,17 @@ class Bytes(Vocabulary):
 
 @dataclass(frozen=True)
 class Characters(Vocabulary):
-    """The characters of the training text; another one is an error."""
+    """The characters of the training text. Other characters raise an error."""
 
-    kind: ClassVar[str] = "characters"
-    symbols: str  # in the order of their code points
+    type_name: ClassVar[str] = "characters"
+    tokens: str
+
+    def __post_init__(self) -> None:
+        check_distinct(self.tokens)
 
     @classmethod
     def build(cls, texts: Iterable[str]) -> Self:
+        """Return a vocabulary of all characters of the texts, in the order of their code points."""
         characters: set[str] = set()
         for text in texts:
             characters.update(text)
@@ -144,140 +195,170 @@ class Characters(Vocabulary):
 
     @property
     def size(self) -> int:
-        return len(self.symbols)
+        return len(self.tokens)
 
     @cached_property
-    def _codes(self) -> np.ndarray:
-        return _code_points(self.symbols)
+    def _sorted_codes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Code points in ascending order, and their token ids."""
+        codes = _code_points(self.tokens)
+        ids = np.argsort(codes)
+        return codes[ids], ids
 
     def encode(self, text: str | bytes) -> np.ndarray:
         codes = _code_points(_as_str(text))
-        ids = np.searchsorted(self._codes, codes)
-        known = ids < self.size
-        known[known] = self._codes[ids[known]] == codes[known]
+        sorted_codes, sorted_ids = self._sorted_codes
+        positions = np.searchsorted(sorted_codes, codes)
+        known = positions < self.size
+        known[known] = sorted_codes[positions[known]] == codes[known]
         if not known.all():
-            symbol = chr(int(codes[int(np.argmin(known))]))
-            raise UnknownSymbolError(f"the character {symbol!r} (U+{ord(symbol):04X}) is not in the training text")
-        return ids.astype(np.int64)
+            character = chr(int(codes[int(np.argmin(known))]))
+            code = f"U+{ord(character):04X}"
+            raise UnknownTokenError(f"the character {character!r} ({code}) is not in the training text")
+        return sorted_ids[positions].astype(np.int64)
 
     def decode(self, ids: Ids) -> str:
-        return "".join(self.symbols[i] for i in ids)
+        return "".join(self.tokens[i] for i in self.check_ids(ids))
+
+    def fast_tokenizer(self) -> Tokenizer:
+        tokenizer = Tokenizer(models.WordLevel({character: i for i, character in enumerate(self.tokens)}))
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokenizer.decoder = decoders.Fuse()
+        return tokenizer
+
+    def token_table(self) -> dict[str, Any]:
+        return {"tokens": list(self.tokens)}
 
     def to_json(self) -> dict[str, Any]:
-        return {"symbols": self.symbols}
+        return {"tokens": self.tokens}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(data["symbols"])
+        return cls(data["tokens"])
 
 
 @dataclass(frozen=True)
 class Words(Vocabulary):
-    """The words between white space, the most frequent first; other words are <unk>.
+    """The words between white space, the most frequent first. Other words are encoded as <unk>.
 
-    White space itself is not kept: decoding puts one space between words. The end of a line is in every vocabulary,
-    so `end_of_line` can be turned on for a model that was trained without it.
+    White space is not encoded: decoding puts one space between words. Every vocabulary has the end-of-line token, so
+    `end_of_line` can be turned on for a model that was trained without it.
     """
 
-    kind: ClassVar[str] = "words"
-    words: tuple[str, ...]
+    type_name: ClassVar[str] = "words"
+    tokens: tuple[str, ...]
     end_of_line: bool = True
+
+    def __post_init__(self) -> None:
+        check_distinct(self.tokens)
 
     @classmethod
     def build(cls, texts: Iterable[str], end_of_line: bool = True, limit: int = 0) -> Self:
-        """`limit` keeps that many symbols, <unk> and the end of line included; 0 keeps all."""
+        """Return a vocabulary of at most `limit` tokens, including <unk> and the end of line; 0: no limit."""
         if 0 < limit < 3:
-            raise UserError(f"a vocabulary of words needs at least 3 symbols, not {limit}")
-        counts = _count_symbols(texts)
-        words = [word for word in _most_frequent(counts) if word not in (UNKNOWN, END_OF_LINE)]
+            raise UserError(f"a vocabulary of words needs at least 3 tokens, not {limit}")
+        counts = _count_tokens(texts)
+        by_frequency = sorted(counts, key=lambda word: (-counts[word], word))
+        words = [word for word in by_frequency if word not in (UNKNOWN, END_OF_LINE)]
         return cls((UNKNOWN, END_OF_LINE, *words[: limit - 2 if limit else None]), end_of_line)
 
     @property
     def size(self) -> int:
-        return len(self.words)
+        return len(self.tokens)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {word: i for i, word in enumerate(self.words)}
+        return {word: i for i, word in enumerate(self.tokens)}
 
     def encode(self, text: str | bytes) -> np.ndarray:
         text = _as_str(text)
         ids, unknown = self._ids, self._ids[UNKNOWN]
-        words = _symbols_of(text) if self.end_of_line else text.split()
+        words = _split_tokens(text) if self.end_of_line else text.split()
         return np.fromiter((ids.get(word, unknown) for word in words), np.int64, len(words))
 
     def decode(self, ids: Ids) -> str:
-        return _join([self.words[i] for i in ids])
+        return _join([self.tokens[i] for i in self.check_ids(ids)])
+
+    def token_table(self) -> dict[str, Any]:
+        return {"tokens": list(self.tokens), "end_of_line": self.end_of_line}
+
+    def with_end_of_line(self, end_of_line: bool) -> Words:
+        return replace(self, end_of_line=end_of_line)
 
     def to_json(self) -> dict[str, Any]:
-        return {"words": list(self.words), "end_of_line": self.end_of_line}
+        return {"tokens": list(self.tokens), "end_of_line": self.end_of_line}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(tuple(data["words"]), data["end_of_line"])
+        return cls(tuple(data["tokens"]), data["end_of_line"])
 
 
 @dataclass(frozen=True)
 class Separated(Vocabulary):
-    """Symbols that white space separates, with an end of line: `t o _ b e`, the format of character-level Penn
-    Treebank. Unlike a word, an unknown symbol is an error."""
+    """Tokens separated by white space, with an end-of-line token: `t o _ b e`, the format of character-level Penn
+    Treebank. Unlike an unknown word, an unknown token raises an error."""
 
-    kind: ClassVar[str] = "separated"
-    symbols: tuple[str, ...]
+    type_name: ClassVar[str] = "separated"
+    tokens: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        check_distinct(self.tokens)
 
     @classmethod
     def build(cls, texts: Iterable[str]) -> Self:
-        return cls(tuple(sorted({END_OF_LINE, *_count_symbols(texts)})))
+        return cls(tuple(sorted({END_OF_LINE, *_count_tokens(texts)})))
 
     @property
     def size(self) -> int:
-        return len(self.symbols)
+        return len(self.tokens)
 
     @cached_property
     def _ids(self) -> dict[str, int]:
-        return {symbol: i for i, symbol in enumerate(self.symbols)}
+        return {token: i for i, token in enumerate(self.tokens)}
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        symbols = _symbols_of(_as_str(text))
+        tokens = _split_tokens(_as_str(text))
         try:
-            return np.fromiter((self._ids[symbol] for symbol in symbols), np.int64, len(symbols))
+            return np.fromiter((self._ids[token] for token in tokens), np.int64, len(tokens))
         except KeyError as error:
-            raise UnknownSymbolError(f"the symbol {error.args[0]!r} is not in the training text") from error
+            raise UnknownTokenError(f"the token {error.args[0]!r} is not in the training text") from error
 
     def decode(self, ids: Ids) -> str:
-        return _join([self.symbols[i] for i in ids])
+        return _join([self.tokens[i] for i in self.check_ids(ids)])
+
+    def token_table(self) -> dict[str, Any]:
+        return {"tokens": list(self.tokens)}
 
     def to_json(self) -> dict[str, Any]:
-        return {"symbols": list(self.symbols)}
+        return {"tokens": list(self.tokens)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(tuple(data["symbols"]))
+        return cls(tuple(data["tokens"]))
 
 
 @dataclass(frozen=True, eq=False)
 class BPE(Vocabulary):
-    """Byte pairs merged by frequency; every text can be encoded and comes back exactly."""
+    """Byte-level byte pair encoding. Every text can be encoded, and decoding returns exactly that text."""
 
-    kind: ClassVar[str] = "bpe"
+    type_name: ClassVar[str] = "bpe"
     tokenizer: Tokenizer
 
     @classmethod
     def build(cls, texts: Iterable[str], size: int = BPE_SIZE) -> Self:
-        """Learn about `size` symbols, the 256 bytes among them; a small text yields fewer."""
+        """Learn about `size` tokens, including the 256 bytes; a small text yields fewer."""
         if size < 256:
-            raise UserError(f"BPE starts from the 256 bytes, so it needs at least 256 symbols, not {size}")
-        if size > LARGEST:  # whose trainer would end the whole process
-            raise UserError(f"BPE of {size:,} symbols is beyond reason; ask for at most {LARGEST:,}")
+            raise UserError(f"BPE starts from the 256 bytes, so it needs at least 256 tokens, not {size}")
+        if size > MAX_BPE_SIZE:  # beyond this the trainer aborts the process
+            raise UserError(f"BPE of {size:,} tokens is too large; the limit is {MAX_BPE_SIZE:,}")
         tokenizer = Tokenizer(models.BPE())
-        # No symbol goes on past the end of a line, so that a text can be encoded line by line.
+        # No token continues past the end of a line, so a text can be encoded line by line.
         lines = pre_tokenizers.Split(Regex("\n"), "merged_with_previous")
         words = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence([lines, words])
         tokenizer.decoder = decoders.ByteLevel()
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-        tokenizer.train_from_iterator(_break_long_words(texts), trainer)
+        tokenizer.train_from_iterator(_split_long_words(texts), trainer)
         return cls(tokenizer)
 
     @property
@@ -285,23 +366,37 @@ class BPE(Vocabulary):
         return int(self.tokenizer.get_vocab_size())
 
     @cached_property
-    def lengths(self) -> np.ndarray:
-        """How many bytes each symbol stands for, (size,) int64."""
+    def byte_lengths(self) -> np.ndarray:
         # The byte-level alphabet writes every byte as one character.
         return np.array([len(self.tokenizer.id_to_token(i) or "") for i in range(self.size)], np.int64)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         lines = _as_str(text).split("\n")
-        lines = [line + "\n" for line in lines[:-1]] + lines[-1:]
-        parts = [np.array(part.ids, np.int64) for part in self.tokenizer.encode_batch_fast(lines)]
-        return np.concatenate(parts)
+        return np.concatenate(self.encode_each([line + "\n" for line in lines[:-1]] + lines[-1:]))
 
     def encode_each(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """The ids of many short texts, each apart; all cores take part."""
-        return [np.array(part.ids, np.int64) for part in self.tokenizer.encode_batch_fast(list(texts))]
+        """Return the token ids of each of many short texts, encoded in parallel."""
+        _utf8("".join(texts))
+        return [np.array(encoding.ids, np.int64) for encoding in self.tokenizer.encode_batch_fast(list(texts))]
 
     def decode(self, ids: Ids) -> str:
-        return str(self.tokenizer.decode([int(i) for i in ids]))
+        return str(self.tokenizer.decode(self.check_ids(ids)))
+
+    def token_bytes(self, token: int) -> bytes:
+        self.check_ids([token])
+        return bytes(BYTE_OF_CHARACTER[character] for character in self.tokenizer.id_to_token(token) or "")
+
+    def fast_tokenizer(self) -> Tokenizer:
+        return self.tokenizer
+
+    def token_table(self) -> dict[str, Any]:
+        """`merges` has the pairs of token ids that are merged, in the order in which they were learned."""
+        model = self.to_json()["tokenizer"]["model"]
+        pairs = [pair if isinstance(pair, list) else pair.split(" ") for pair in model["merges"]]
+        return {
+            "tokens": sorted(model["vocab"], key=model["vocab"].__getitem__),
+            "merges": [[model["vocab"][token] for token in pair] for pair in pairs],
+        }
 
     def to_json(self) -> dict[str, Any]:
         return {"tokenizer": json.loads(self.tokenizer.to_str())}
@@ -315,44 +410,66 @@ class BPE(Vocabulary):
             raise TypeError(f"the tokenizer cannot be read: {error}") from error
 
 
-def _break_long_words(texts: Iterable[str]) -> Iterator[str]:
-    """The same text in more pieces, where words are absurdly long: learning takes time that grows with the square of a
-    word's length."""
-    size = f"{{{LONGEST_WORD}}}"
+def check_distinct(tokens: Sequence[str]) -> None:
+    if len(set(tokens)) < len(tokens):
+        token, count = Counter(tokens).most_common(1)[0]
+        raise UserError(f"the vocabulary has the token {token!r} {count} times; tokens must be distinct")
+
+
+def _split_long_words(texts: Iterable[str]) -> Iterator[str]:
+    """Split very long words, because training time grows with the square of a word's length."""
+    size = f"{{{MAX_WORD_LENGTH}}}"
     long_word = re.compile(rf"[^\W\d_]{size}|\d{size}|[^\S\n]{size}|(?:[^\w\s]|_){size}")
     for text in texts:
-        begin = 0
-        if max(map(len, text.split("\n"))) > LONGEST_WORD:
-            for found in long_word.finditer(text):
-                yield text[begin : found.end()]
-                begin = found.end()
-        yield text[begin:]
+        start = 0
+        if max(map(len, text.split("\n"))) > MAX_WORD_LENGTH:
+            for match in long_word.finditer(text):
+                yield text[start : match.end()]
+                start = match.end()
+        yield text[start:]
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return the byte that each character of byte-level BPE stands for: printable ones stand for themselves, the others
+    follow from U+0100 on (Radford et al., 2019)."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+BYTE_OF_CHARACTER = _byte_level_alphabet()
 
 
 def _as_str(text: str | bytes) -> str:
     return text if isinstance(text, str) else text.decode("utf-8")
 
 
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = f"U+{ord(text[error.start]):04X}"
+        raise UserError(
+            f"the text has the lone surrogate {code} at position {error.start:,}, which is not a character; remove it"
+        ) from None
+
+
 def _code_points(text: str) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", errors="surrogatepass"), np.uint32)
 
 
-def _symbols_of(text: str) -> list[str]:
-    """Words, and an END_OF_LINE for every line end."""
+def _split_tokens(text: str) -> list[str]:
+    """Return the words, and an END_OF_LINE for every line feed."""
     return re.findall(r"\n|\S+", text)
 
 
-def _count_symbols(texts: Iterable[str]) -> Counter[str]:
+def _count_tokens(texts: Iterable[str]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for text in texts:
-        counts.update(_symbols_of(text))
+        counts.update(_split_tokens(text))
     return counts
 
 
-def _most_frequent(counts: Counter[str]) -> list[str]:
-    return sorted(counts, key=lambda word: (-counts[word], word))
-
-
-def _join(symbols: list[str]) -> str:
-    """One space between words, none beside a line end."""
-    return re.sub(r" ?\n ?", "\n", " ".join(symbols))
+def _join(tokens: list[str]) -> str:
+    """Join words by one space, without spaces around line feeds."""
+    return re.sub(r" ?\n ?", "\n", " ".join(tokens))

@@ -1,7 +1,7 @@
-"""The command line as real processes, without waiting for torch to load in each.
+"""Run commands as real processes without importing torch in each.
 
-One process loads everything and forks a copy of itself for each command. A copy is a process like any other: it has its
-own number, output, exit status and locks, and can be killed.
+A server process imports everything and forks once per command. Each command has its own process id, output, exit status
+and locks, and can be killed.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# A small model of any kind, a small task, everything on: options that all cores know.
+# Options of a small model and task that all cores have.
 TINY = [
     "--core.width", "8", "--core.layers", "1", "--train.batch", "4", "--train.segment", "8", "--train.log_every", "3",
     "--train.validate_every", "10", "--train.checkpoint_every", "5", "--train.valid_batch", "2", "--train.warmup", "5",
     "--train.curriculum", "", "--task.valid_episodes", "4", "--task.test_episodes", "4", "--task.length", "8",
 ]  # fmt: skip
-PATIENCE = 120.0  # seconds until a command counts as stuck
-CHANGES = ("seconds", "tokens_per_second", "peak_memory")  # what no two trainings have in common
+TIMEOUT = 120.0  # seconds until a command counts as stuck
+VARYING = ("seconds", "tokens_per_second", "peak_memory")  # metrics that differ between equal runs
 
 
 @dataclass(frozen=True)
-class Ended:
-    status: int  # the exit status; minus a signal's number
+class Completed:
+    status: int  # the exit status, or minus the number of a signal
     out: str
     err: str
 
     @property
-    def line(self) -> str:
-        """What a person is told of a mistake: one line, no traceback, nothing on stdout."""
+    def error_line(self) -> str:
+        """The message of a user error: status 2, one line, no traceback, nothing on stdout."""
         assert self.status == 2, self
         assert self.out == "" and self.err.count("\n") == 1, self
         assert self.err.startswith("stairwell: ") and "Traceback" not in self.err, self
@@ -45,47 +45,47 @@ class Ended:
 
 
 class Command:
-    """A command under way."""
+    """A running command."""
 
     def __init__(self, pid: int, folder: Path) -> None:
         self.pid, self.folder = pid, folder
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         os.kill(self.pid, number)
-        self.go()
+        self.release()
 
-    def go(self) -> None:
-        """A training that waits (TEST_WAIT_AT) goes on."""
+    def release(self) -> None:
+        """Let a run continue that waits (TEST_WAIT_AT)."""
         (self.folder / f"{self.pid}.go").touch()
 
-    def until(self, happened: Callable[[], bool]) -> bool:
-        """Wait for something to happen; false if the command ended before."""
-        give_up = time.monotonic() + PATIENCE
-        while not happened():
-            if server().ask(do="peek", pid=self.pid) is not None:
+    def wait_until(self, condition: Callable[[], bool]) -> bool:
+        """Wait for a condition. Return false if the command ended before."""
+        deadline = time.monotonic() + TIMEOUT
+        while not condition():
+            if server().send(action="poll", pid=self.pid) is not None:
                 return False
-            assert time.monotonic() < give_up, "nothing happened"
+            assert time.monotonic() < deadline, "timeout"
             time.sleep(0.002)
         return True
 
-    def end(self) -> Ended:
-        give_up = time.monotonic() + PATIENCE
-        while (status := server().ask(do="peek", pid=self.pid)) is None:
-            if time.monotonic() > give_up:
+    def wait(self) -> Completed:
+        deadline = time.monotonic() + TIMEOUT
+        while (status := server().send(action="poll", pid=self.pid)) is None:
+            if time.monotonic() > deadline:
                 self.kill()
             time.sleep(0.005)
-        return Ended(status, *((self.folder / f"{self.pid}.{name}").read_text() for name in ("out", "err")))
+        return Completed(status, *((self.folder / f"{self.pid}.{name}").read_text() for name in ("out", "err")))
 
 
-def begin(folder: Path, *arguments: object, **environment: str) -> Command:
+def start_command(folder: Path, *arguments: object, **environment: str) -> Command:
     """Start `stairwell ARGUMENTS` in a folder."""
-    given = [str(argument) for argument in arguments]
-    pid = server().ask(do="begin", folder=str(folder), arguments=given, environment=environment)
+    texts = [str(argument) for argument in arguments]
+    pid = server().send(action="start", folder=str(folder), arguments=texts, environment=environment)
     return Command(int(pid), folder)
 
 
-def stairwell(folder: Path, *arguments: object, **environment: str) -> Ended:
-    return begin(folder, *arguments, **environment).end()
+def stairwell(folder: Path, *arguments: object, **environment: str) -> Completed:
+    return start_command(folder, *arguments, **environment).wait()
 
 
 class Server:
@@ -100,14 +100,14 @@ class Server:
         )
         atexit.register(self.stop)
 
-    def ask(self, **request: Any) -> Any:
+    def send(self, **request: Any) -> Any:
         assert self.process.stdin is not None and self.process.stdout is not None
         self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         return json.loads(self.process.stdout.readline())
 
     def stop(self) -> None:
-        self.process.communicate()  # its input ends, and so does it
+        self.process.communicate()  # closes its input, which ends it
 
 
 @cache
@@ -122,32 +122,32 @@ def serve() -> None:
     import stairwell.cli.display
     import stairwell.runs.launch  # noqa: F401
 
-    # Torch loads much of itself with the first optimizer.
+    # The first optimizer imports much of torch.
     torch.optim.Adam([torch.zeros(1, requires_grad=True)])
     running: set[int] = set()
     ended: dict[int, int] = {}
     for line in sys.stdin:
         request = json.loads(line)
-        if request["do"] == "begin":
-            answer: int | None = os.fork()
-            if answer == 0:
-                become(request)
-            running.add(answer or 0)
+        if request["action"] == "start":
+            response: int | None = os.fork()
+            if response == 0:
+                run_command(request)
+            running.add(response or 0)
         else:
             pid = request["pid"]
             if pid not in ended:
-                found, status = os.waitpid(pid, os.WNOHANG)
-                if found:
+                exited, status = os.waitpid(pid, os.WNOHANG)
+                if exited:
                     running.discard(pid)
                     ended[pid] = os.waitstatus_to_exitcode(status)
-            answer = ended.get(pid)
-        print(json.dumps(answer), flush=True)
+            response = ended.get(pid)
+        print(json.dumps(response), flush=True)
     for pid in running:
         os.kill(pid, signal.SIGKILL)
 
 
-def become(request: dict[str, Any]) -> None:
-    """In the copy: be the command, to the end."""
+def run_command(request: dict[str, Any]) -> None:
+    """Run the command in the forked process and exit."""
     from stairwell import cli
 
     os.chdir(request["folder"])
@@ -157,16 +157,16 @@ def become(request: dict[str, Any]) -> None:
         os.dup2(file, number)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.argv = ["stairwell", *request["arguments"]]
-    if place := os.environ.get("TEST_INTERRUPT_AT"):
-        interrupt_at(place)
+    if suffix := os.environ.get("TEST_INTERRUPT_AT"):
+        interrupt_at(suffix)
     if step := os.environ.get("TEST_WAIT_AT"):
         wait_at(int(step))
     if limit := os.environ.get("TEST_FILE_LIMIT"):
         import resource
 
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing more becomes an error instead of the end
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing more raises an error instead of a signal
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), int(limit)))
-    # Whoever runs the tests in the background, or with nohup, hands down signals that are ignored.
+    # Tests that run in the background or with nohup inherit ignored signals.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if ignored := os.environ.get("TEST_IGNORED_SIGNAL"):
@@ -185,35 +185,35 @@ def become(request: dict[str, Any]) -> None:
     os._exit(status)
 
 
-def interrupt_at(place: str) -> None:
-    """Ctrl-C at the very moment when this process first opens or renames to a file whose path ends like that: the same
-    moment on an idle machine and on a busy one."""
-    waiting = [place]
+def interrupt_at(suffix: str) -> None:
+    """Send Ctrl-C when this process first opens or renames a file whose path has this suffix. The moment does not depend
+    on the speed of the machine."""
+    waiting = [suffix]
 
-    def look(event: str, arguments: tuple[Any, ...]) -> None:
-        if waiting and event in ("open", "os.rename") and any(str(path).endswith(place) for path in arguments[:2]):
+    def audit(event: str, arguments: tuple[Any, ...]) -> None:
+        if waiting and event in ("open", "os.rename") and any(str(path).endswith(suffix) for path in arguments[:2]):
             waiting.clear()
             os.kill(os.getpid(), signal.SIGINT)
 
-    sys.addaudithook(look)
+    sys.addaudithook(audit)
 
 
 def wait_at(step: int) -> None:
-    """A training waits after that update until it is told to go on, so that none is over before its signal comes."""
+    """Let a run wait after a step until it is released, so that it does not end before a signal arrives."""
     from stairwell.train import Run
 
-    add, go = Run.add_metrics, Path(f"{os.getpid()}.go").absolute()
+    add, release = Run.add_metrics, Path(f"{os.getpid()}.go").absolute()
 
     def add_and_wait(run: Run, record: dict[str, Any]) -> None:
         add(run, record)
-        while record["step"] >= step and not go.exists():
+        while record["step"] >= step and not release.exists():
             time.sleep(0.001)
 
     Run.add_metrics = add_and_wait  # type: ignore[method-assign]
 
 
-def weights(run: Path) -> dict[str, Any]:
-    """Every number that a training ends with: the model to use and the newest checkpoint, without the note."""
+def saved_tensors(run: Path) -> dict[str, Any]:
+    """Return the tensors of the model and of the newest checkpoint."""
     from stairwell.train.run import load_tensors
 
     newest = max((run / "checkpoints").glob("step-*.safetensors"))
@@ -222,21 +222,21 @@ def weights(run: Path) -> dict[str, Any]:
     return {newest.name: None, **{f"best.{name}": tensor for name, tensor in model.items()}, **tensors}
 
 
-def assert_same_weights(ours: Path, theirs: Path) -> None:
-    a, b = weights(ours), weights(theirs)
+def assert_same_tensors(ours: Path, theirs: Path) -> None:
+    a, b = saved_tensors(ours), saved_tensors(theirs)
     assert a.keys() == b.keys()
     different = [name for name in a if a[name] is not None and not a[name].equal(b[name])]
     assert not different, different
 
 
-def measured(run: Path) -> list[dict[str, Any]]:
-    """metrics.jsonl, apart from times and memory."""
+def read_metrics(run: Path) -> list[dict[str, Any]]:
+    """Return metrics.jsonl without times and memory."""
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    return [{name: value for name, value in json.loads(line).items() if name not in CHANGES} for line in lines]
+    return [{name: value for name, value in json.loads(line).items() if name not in VARYING} for line in lines]
 
 
 def newest_step(run: Path) -> int:
-    """How far a training has come, by its newest line of metrics."""
+    """Return the step of the newest line of metrics."""
     try:
         return int(json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])["step"])
     except (OSError, IndexError, json.JSONDecodeError):

@@ -9,7 +9,7 @@ import torch
 QUICK = (
     "tests/test_architecture.py", "tests/test_startup.py", "tests/test_errors.py", "tests/test_configs.py",
     "tests/test_state.py", "tests/cores/test_invariants.py", "tests/cores/test_equalities.py",
-    "tests/cores/test_by_hand.py", "tests/cores/test_delta.py", "tests/fast/test_nan.py",
+    "tests/cores/test_listings.py", "tests/cores/test_delta.py", "tests/fast/test_nan.py",
     "tests/fast/test_transformer_xl.py", "tests/fast/test_delta.py", "tests/fast/test_derivatives.py",
     "tests/fast/test_feedback.py", "tests/models/test_embedding.py", "tests/cores/test_dropout.py", "tests/models",
     "tests/decode/test_source.py", "tests/decode/test_beam.py", "tests/test_text.py", "tests/data/test_text_files.py",

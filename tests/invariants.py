@@ -1,7 +1,7 @@
-"""The laws that every core and every engine must keep, in float64.
+"""The invariants of every core and every engine, in float64.
 
-Each law takes a `Case`: a core with weights that make everything matter, and a stream for it. A law raises
-AssertionError when it is broken. `tests/cores/test_invariants.py` draws cases and runs all laws on them.
+Each invariant takes a `Case`: a core whose parameters are far from their initial values, and a stream. It raises
+AssertionError if the invariant is violated. `tests/cores/test_invariants.py` samples cases and checks all invariants.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from stairwell.cores import Core, build
-from stairwell.cores.core import SourceState, TransformerCore
-from stairwell.field_types import FieldType, Leaf
-from stairwell.state import State
+from stairwell.cores.core import Source, SourceState, TransformerCore
+from stairwell.layers import LayerConfig
+from stairwell.state import FieldType, Leaf, State
 
 CLOSE = {"rtol": 1e-9, "atol": 1e-10}
 
 
 @dataclass(repr=False)
 class Case:
-    """A core and a stream: x (B, T, D), start (B, T), and a state that has already seen something."""
+    """A core and a stream: x (B, T, D), start (B, T), and a state after some tokens."""
 
     core: Core
     x: Tensor
@@ -38,32 +38,41 @@ class Case:
         return f"Case({getattr(self.core, 'config', None)}, x {tuple(self.x.shape)}, start {self.start.int().tolist()})"
 
     def run(
-        self, x: Tensor, state: State, start: Tensor | None, rows: Sequence[int] | None = None
+        self, x: Tensor, state: State, start: Tensor | None, indices: Sequence[int] | None = None
     ) -> tuple[Tensor, State]:
-        source = {name: tensor[list(rows)] if rows is not None else tensor for name, tensor in self.source.items()}
+        """Call the core; `indices` are the batch elements of this case that x consists of."""
+        source = {
+            name: tensor[list(indices)] if indices is not None else tensor for name, tensor in self.source.items()
+        }
         return self.core(x, state, start, **source)
 
-    def fresh(self, row: int) -> State:
-        """A fresh state of one row, to stand for a row of this case."""
+    def initial(self, b: int) -> State:
+        """Return the initial state of batch element b."""
         return self.core.init_state(1, self.state.max_crop)
+
+    def source_input(self) -> tuple[Source | None, ...]:
+        """Return the source as an argument of `reference` and engines, if the core takes one."""
+        if not isinstance(self.core, TransformerCore):
+            return ()
+        return (Source(self.source["source"], self.source["source_mask"]) if self.source else None,)
 
 
 @dataclass(repr=False)
 class SourceCase(Case):
-    """A case whose state holds the source that its core attends to."""
+    """A case whose state contains the source."""
 
     state: SourceState
 
-    def run(self, x: Tensor, state: Any, start: Tensor | None, rows: Any = None) -> tuple[Tensor, State]:
+    def run(self, x: Tensor, state: Any, start: Tensor | None, indices: Any = None) -> tuple[Tensor, State]:
         y, decoder = self.core(x, state.decoder, start, state.source, state.source_mask)
         return y, dataclasses.replace(state, decoder=decoder)
 
-    def fresh(self, row: int) -> State:
-        return dataclasses.replace(self.state.select([row]), decoder=self.core.init_state(1, self.state.max_crop))
+    def initial(self, b: int) -> State:
+        return dataclasses.replace(self.state.select([b]), decoder=self.core.init_state(1, self.state.max_crop))
 
 
 def scramble(module: nn.Module) -> nn.Module:
-    """Weights far from their initial values: uneven mixes, spans and norms, so that no term can hide."""
+    """Set parameters far from initial values (uneven mixes, spans and norms), so that every term has an effect."""
     for name, parameter in module.named_parameters():
         with torch.no_grad():
             if name.endswith("span.ratio"):
@@ -85,7 +94,7 @@ def make_case(
     max_crop: int = 0,
     core: Core | None = None,
 ) -> Case:
-    """A case for a config. `warm` tokens (with starts of their own) are read before the stream begins."""
+    """Return a case for a config. `warm` tokens, some with start flags, are read before the stream."""
     torch.manual_seed(seed)
     if core is None:
         core = scramble(build(config)).double().eval()  # type: ignore[assignment]
@@ -93,9 +102,9 @@ def make_case(
     D = config.width
     source: dict[str, Tensor] = {}
     if getattr(config, "cross", False):
-        there = torch.rand(B, 4) < 0.6
-        there[0] = False  # a row with nothing to look at
-        source = {"source": torch.randn(B, 4, D, dtype=torch.float64), "source_mask": there}
+        mask = torch.rand(B, 4) < 0.6
+        mask[0] = False  # a source that is all padding
+        source = {"source": torch.randn(B, 4, D, dtype=torch.float64), "source_mask": mask}
     case = Case(
         core, torch.randn(B, T, D, dtype=torch.float64), torch.rand(B, T) < starts, core.init_state(B, max_crop), source
     )
@@ -107,13 +116,13 @@ def make_case(
 
 
 def with_source_in_state(case: Case) -> SourceCase:
-    """The same case with a nested state, of a core that was built with cross=True."""
+    """Return the same case with a nested state, for a core built with cross=True."""
     state = SourceState(decoder=case.state, **case.source)  # type: ignore[arg-type]
     return SourceCase(case.core, case.x, case.start, state, {})
 
 
-def weighed(y: Tensor, state: State, seed: int = 1) -> Tensor:
-    """A scalar in which every number of the output and of the final state has a weight of its own."""
+def random_projection(y: Tensor, state: State, seed: int = 1) -> Tensor:
+    """Return a scalar: the output and the final state, each number times its own random weight."""
     generator = torch.Generator().manual_seed(seed)
 
     def weight(tensor: Tensor) -> Tensor:
@@ -127,72 +136,71 @@ def weighed(y: Tensor, state: State, seed: int = 1) -> Tensor:
 
 
 def gradients(case: Case, total: Tensor, *inputs: Tensor) -> list[Tensor]:
-    """The gradient of every parameter and of the given inputs; zeros where there is none."""
-    wanted = [*case.core.parameters(), *inputs]
-    found = torch.autograd.grad(total, wanted, allow_unused=True)
-    return [torch.zeros_like(w) if g is None else g for w, g in zip(wanted, found, strict=True)]
+    """Return the gradient of every parameter and of the given inputs; zeros where there is none."""
+    variables = [*case.core.parameters(), *inputs]
+    grads = torch.autograd.grad(total, variables, allow_unused=True)
+    return [torch.zeros_like(v) if g is None else g for v, g in zip(variables, grads, strict=True)]
 
 
-def leaf(state: State) -> tuple[State, list[Tensor]]:
-    """The state with its memory as leaves of the graph, and those leaves."""
+def with_leaves(state: State) -> tuple[State, list[Tensor]]:
+    """Return the state with its memory as leaves of the autograd graph, and those leaves."""
     state = state.map(lambda tensor: tensor.detach().clone().requires_grad_(tensor.is_floating_point()))
     return state, [tensor for _, tensor in state.tensors() if tensor.is_floating_point()]
 
 
-def assert_close(ours: Sequence[Tensor], theirs: Sequence[Tensor], what: str) -> None:
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+def assert_close(actual: Sequence[Tensor], expected: Sequence[Tensor], what: str) -> None:
+    for i, (a, b) in enumerate(zip(actual, expected, strict=True)):
         torch.testing.assert_close(a, b, **CLOSE, msg=lambda text, i=i: f"{what} [{i}]: {text}")
 
 
-def assert_same_state(ours: State, theirs: State, exact: bool = False) -> None:
-    assert ours.form() == theirs.form()
-    assert [name for name, _ in ours.tensors()] == [name for name, _ in theirs.tensors()]
-    for (name, a), (_, b) in zip(ours.tensors(), theirs.tensors(), strict=True):
+def assert_same_state(actual: State, expected: State, exact: bool = False) -> None:
+    assert actual.spec() == expected.spec()
+    assert [name for name, _ in actual.tensors()] == [name for name, _ in expected.tensors()]
+    for (name, a), (_, b) in zip(actual.tensors(), expected.tensors(), strict=True):
         tolerance = {"rtol": 0.0, "atol": 0.0} if exact or not a.is_floating_point() else CLOSE
         torch.testing.assert_close(a, b, **tolerance, msg=lambda text, name=name: f"state '{name}': {text}")
 
 
 def split(case: Case, cuts: Sequence[int]) -> None:
-    """1. Any partition of T gives the same outputs, final state and gradients."""
+    """1. Any split of T gives the same outputs, final state and gradients."""
     x = case.x.clone().requires_grad_()
-    state, memory = leaf(case.state)
+    state, memory = with_leaves(case.state)
     y, after = case.run(x, state, case.start)
-    whole = gradients(case, weighed(y, after), x, *memory)
+    expected = gradients(case, random_projection(y, after), x, *memory)
     edges = [0, *sorted(set(cuts)), x.shape[1]]
-    pieces, current = [], state
+    segments, current = [], state
     for first, last in pairwise(edges):
         if first < last:
-            piece, current = case.run(x[:, first:last], current, case.start[:, first:last])
-            pieces.append(piece)
-    cut = torch.cat(pieces, 1)
-    torch.testing.assert_close(cut, y, **CLOSE)
+            segment, current = case.run(x[:, first:last], current, case.start[:, first:last])
+            segments.append(segment)
+    joined = torch.cat(segments, 1)
+    torch.testing.assert_close(joined, y, **CLOSE)
     assert_same_state(current, after)
-    assert_close(gradients(case, weighed(cut, current), x, *memory), whole, "gradient")
+    assert_close(gradients(case, random_projection(joined, current), x, *memory), expected, "gradient")
 
 
-def causal(case: Case, place: int) -> None:
+def causal(case: Case, t: int) -> None:
     """2. A later token changes nothing earlier."""
     y, _ = case.run(case.x, case.state, case.start)
     changed = case.x.clone()
-    changed[:, place:] += torch.randn_like(changed[:, place:])
+    changed[:, t:] += torch.randn_like(changed[:, t:])
     after, _ = case.run(changed, case.state, case.start)
-    assert torch.equal(y[:, :place], after[:, :place])
-    assert not torch.equal(y[:, place], after[:, place])
-    # Not even one that is not a number, which 0 times anything would let through; and it is never hidden.
-    changed[:, place] = torch.nan
+    assert torch.equal(y[:, :t], after[:, :t])
+    assert not torch.equal(y[:, t], after[:, t])
+    # The same with NaN, which multiplication by 0 would let through; and NaN is never hidden.
+    changed[:, t] = torch.nan
     after, _ = case.run(changed, case.state, case.start)
-    torch.testing.assert_close(after[:, :place], y[:, :place], **CLOSE)
-    assert after[:, place].isnan().all()
+    torch.testing.assert_close(after[:, :t], y[:, :t], **CLOSE)
+    assert after[:, t].isnan().all()
 
 
-def rows(case: Case, order: Sequence[int]) -> None:
-    """3. Choosing rows commutes with forward; other rows' contents change nothing, bit for bit."""
+def independent(case: Case, order: Sequence[int]) -> None:
+    """3. Selecting batch elements commutes with forward; other elements change nothing, bit for bit."""
     y, after = case.run(case.x, case.state, case.start)
     index = list(order)
-    chosen, state = case.run(case.x[index], case.state.select(index), case.start[index], rows=index)
-    torch.testing.assert_close(chosen, y[index], **CLOSE)
+    selected, state = case.run(case.x[index], case.state.select(index), case.start[index], indices=index)
+    torch.testing.assert_close(selected, y[index], **CLOSE)
     assert_same_state(state, after.select(index))
-    # Rows that come from elsewhere and join.
     joined = type(case.state).join([case.state.select([i]) for i in range(case.state.batch)])
     again, state = case.run(case.x, joined, case.start)
     assert torch.equal(again, y)
@@ -206,49 +214,49 @@ def rows(case: Case, order: Sequence[int]) -> None:
 
 
 def start(case: Case) -> None:
-    """4. A start inside a segment equals separate runs from fresh states, whole states compared."""
+    """4. A start within a call equals separate calls from initial states, final states included."""
     B, T, _ = case.x.shape
     y, after = case.run(case.x, case.state, case.start)
     for b in range(B):
         state = case.state.select([b])
         edges = [0, *case.start[b].nonzero().flatten().tolist(), T]
-        pieces = []
+        segments = []
         for i, (first, last) in enumerate(pairwise(edges)):
             if i > 0:
-                state = case.fresh(b)
+                state = case.initial(b)
             if first < last:
-                piece, state = case.run(case.x[b : b + 1, first:last], state, None, rows=[b])
-                pieces.append(piece)
-        torch.testing.assert_close(torch.cat(pieces, 1)[0], y[b], **CLOSE)
+                segment, state = case.run(case.x[b : b + 1, first:last], state, None, indices=[b])
+                segments.append(segment)
+        torch.testing.assert_close(torch.cat(segments, 1)[0], y[b], **CLOSE)
         assert_same_state(after.select([b]), state)
-    forget_nan(case, y, after)
+    start_removes_nan(case, y, after)
 
 
-def forget_nan(case: Case, y: Tensor, after: State) -> None:
-    """4. What was not a number before a row's last start, in the call or in the state, is gone after it."""
+def start_removes_nan(case: Case, y: Tensor, after: State) -> None:
+    """4. NaN before a stream's last start, in the call or in the state, has no effect after it."""
     x, state = case.x.clone(), case.state.map(Tensor.clone)
-    last = [max(row.nonzero().flatten().tolist(), default=-1) for row in case.start]
-    for b, begins in enumerate(last):
-        if begins >= 0:
-            x[b, :begins] = torch.nan
+    last_starts = [max(starts.nonzero().flatten().tolist(), default=-1) for starts in case.start]
+    for b, last_start in enumerate(last_starts):
+        if last_start >= 0:
+            x[b, :last_start] = torch.nan
             for leaf in state.leaves():
-                if leaf.tensor.is_floating_point() and leaf.role is not FieldType.STATIC:
+                if leaf.tensor.is_floating_point() and leaf.field_type is not FieldType.STATIC:
                     leaf.tensor[b][leaf.tensor[b] != 0] = torch.nan
     again, end = case.run(x, state, case.start)
-    for b, begins in enumerate(last):
-        torch.testing.assert_close(again[b, max(begins, 0) :], y[b, max(begins, 0) :], **CLOSE)
+    for b, last_start in enumerate(last_starts):
+        torch.testing.assert_close(again[b, max(last_start, 0) :], y[b, max(last_start, 0) :], **CLOSE)
         assert_same_state(end.select([b]), after.select([b]))
 
 
 def pure(case: Case) -> None:
-    """5. What is handed in is bit-identical afterwards."""
+    """5. Inputs are not modified, bit for bit."""
     before = [tensor.clone() for _, tensor in case.state.tensors()]
-    given = [case.x.clone(), case.start.clone(), *(tensor.clone() for tensor in case.source.values())]
+    inputs = [case.x.clone(), case.start.clone(), *(tensor.clone() for tensor in case.source.values())]
     y, after = case.run(case.x, case.state, case.start)
-    weighed(y, after).backward()
+    random_projection(y, after).backward()
     case.core.zero_grad()
     assert all(torch.equal(a, b) for a, (_, b) in zip(before, case.state.tensors(), strict=True))
-    assert all(torch.equal(a, b) for a, b in zip(given, [case.x, case.start, *case.source.values()], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(inputs, [case.x, case.start, *case.source.values()], strict=True))
 
 
 def detach(case: Case) -> None:
@@ -256,38 +264,37 @@ def detach(case: Case) -> None:
     x = case.x.clone().requires_grad_()
     _, between = case.run(x, case.state, None)
     y, after = case.run(case.x, between, None)
-    if matters(case, between):
-        assert gradients(case, weighed(y, after), x)[-1].abs().sum() > 0
+    if has_effect(case, between):
+        assert gradients(case, random_projection(y, after), x)[-1].abs().sum() > 0
     y, after = case.run(case.x, between.detach(), None)
-    cut = gradients(case, weighed(y, after), x)
-    assert cut[-1].abs().sum() == 0
+    detached = gradients(case, random_projection(y, after), x)
+    assert detached[-1].abs().sum() == 0
     constant = between.map(lambda tensor: tensor.detach().clone())
     y, after = case.run(case.x, constant, None)
-    assert_close(gradients(case, weighed(y, after), x), cut, "gradient after detach")
+    assert_close(gradients(case, random_projection(y, after), x), detached, "gradient after detach")
 
 
-def matters(case: Case, state: State) -> bool:
-    """Whether what the state remembers changes anything: one chunk of one token, for instance, remembers nothing."""
-    remembered = (FieldType.SLOTS, FieldType.GROWING, FieldType.CARRY)
-    tensors = {part.path: part.tensor + 0.1 if part.role in remembered else part.tensor for part in state.leaves()}
-    other = State.from_tensors(tensors, state.form())
+def has_effect(case: Case, state: State) -> bool:
+    """Return whether the memory has an effect; with a single chunk of one token, for instance, there is none."""
+    memory = (FieldType.SLOTS, FieldType.GROWING, FieldType.CARRY)
+    tensors = {leaf.path: leaf.tensor + 0.1 if leaf.field_type in memory else leaf.tensor for leaf in state.leaves()}
+    other = State.from_tensors(tensors, state.spec())
     with torch.no_grad():
-        return bool(weighed(*case.run(case.x, other, None)) != weighed(*case.run(case.x, state, None)))
+        return bool(
+            random_projection(*case.run(case.x, other, None)) != random_projection(*case.run(case.x, state, None))
+        )
 
 
 def same_as_reference(case: Case, engine: Any, masks: Any = None) -> None:
-    """7. An engine gives the reference's values and every gradient, the incoming state's included."""
+    """7. An engine gives the values and all gradients of the reference, the gradient of the initial state included."""
     results = []
-    for walk in (type(case.core).walk, engine):
+    source = case.source_input()
+    inputs = (*source, masks) if source else ()
+    for forward in (type(case.core).reference, engine):
         x = case.x.clone().requires_grad_()
-        state, memory = leaf(case.state)
-        given = None
-        if case.source:
-            from stairwell.cores.core import Source
-
-            given = Source(case.source["source"], case.source["source_mask"])
-        y, after = walk(case.core, x, state, case.start, given, masks)
-        results.append((y, after, gradients(case, weighed(y, after), x, *memory)))
+        state, memory = with_leaves(case.state)
+        y, after = forward(case.core, x, state, case.start, *inputs)
+        results.append((y, after, gradients(case, random_projection(y, after), x, *memory)))
     (y, after, grads), (fast_y, fast_after, fast_grads) = results
     torch.testing.assert_close(fast_y, y, **CLOSE)
     assert_same_state(fast_after, after)
@@ -295,7 +302,7 @@ def same_as_reference(case: Case, engine: Any, masks: Any = None) -> None:
 
 
 def decode(case: Case) -> None:
-    """8. Step by step equals teacher-forced."""
+    """8. Decoding token by token equals teacher forcing."""
     with torch.no_grad():
         y, after = case.run(case.x, case.state, case.start)
         state, steps = case.state, []
@@ -307,25 +314,25 @@ def decode(case: Case) -> None:
 
 
 def window(case: Case) -> None:
-    """9. Slots kept only as max_crop have no effect on output or gradient."""
+    """9. Slots beyond the window, stored for `max_crop`, have no effect on outputs and gradients."""
     max_crop = case.state.max_crop
     assert max_crop > 0
-    state, memory = leaf(case.state)
+    state, memory = with_leaves(case.state)
     y, _ = case.run(case.x, state, case.start)
     grads = torch.autograd.grad((y * torch.randn_like(y)).sum(), memory, allow_unused=True)
-    for part, grad in zip(floating(state), grads, strict=True):
-        if grad is not None and part.role is FieldType.SLOTS:
-            assert grad[:, :max_crop].abs().sum() == 0, part.path
-    poisoned = case.state.map(Tensor.clone)
-    for part in poisoned.leaves():
-        if part.role is FieldType.SLOTS:
-            part.tensor[:, :max_crop] = torch.randn_like(part.tensor[:, :max_crop])
-    again, _ = case.run(case.x, poisoned, case.start)
+    for leaf, grad in zip(floating_point_leaves(state), grads, strict=True):
+        if grad is not None and leaf.field_type is FieldType.SLOTS:
+            assert grad[:, :max_crop].abs().sum() == 0, leaf.path
+    changed = case.state.map(Tensor.clone)
+    for leaf in changed.leaves():
+        if leaf.field_type is FieldType.SLOTS:
+            leaf.tensor[:, :max_crop] = torch.randn_like(leaf.tensor[:, :max_crop])
+    again, _ = case.run(case.x, changed, case.start)
     assert torch.equal(again, y)
 
 
-def forgets(case: Case, depth: int, S: int) -> None:
-    """9. For Transformer-XL a token older than L*S has no effect."""
+def receptive_field(case: Case, depth: int, S: int) -> None:
+    """9. In Transformer-XL, a token more than L*S tokens back has no effect."""
     assert case.x.shape[1] > depth * S
     x = case.x.clone().requires_grad_()
     y, _ = case.run(x, case.core.init_state(case.x.shape[0]), None)
@@ -335,57 +342,55 @@ def forgets(case: Case, depth: int, S: int) -> None:
     assert grad[:, oldest].abs().sum() > 0
 
 
-def crop(case: Case, back: Sequence[int]) -> None:
-    """10. Cropping equals never having seen; `back` is one number a row, within the max_crop."""
+def crop(case: Case, tokens: Sequence[int]) -> None:
+    """10. Cropping equals never having read the tokens; `tokens` is one number per stream, at most max_crop."""
     B, _, D = case.x.shape
     with torch.no_grad():
-        _, kept = case.run(case.x, case.state, case.start)
-        most = max(back)
-        extra = torch.randn(B, max(most, 1), D, dtype=torch.float64)
-        cropped = []
+        _, before = case.run(case.x, case.state, case.start)
+        extra = torch.randn(B, max(*tokens, 1), D, dtype=torch.float64)
+        longer = []
         for b in range(B):
-            state = kept.select([b])
-            if back[b]:
-                _, state = case.run(extra[b : b + 1, : back[b]], state, None, rows=[b])
-            cropped.append(state)
-        # Each row has read its own number of extra tokens; they are taken back together.
-        after = type(kept).join(cropped).crop(torch.tensor(back))
-        assert torch.equal(after.count, kept.count)
-        y, end = case.run(case.x, kept, None)
-        again, again_end = case.run(case.x, after, None)
+            state = before.select([b])
+            if tokens[b]:
+                _, state = case.run(extra[b : b + 1, : tokens[b]], state, None, indices=[b])
+            longer.append(state)
+        cropped = type(before).join(longer).crop(torch.tensor(tokens))
+        assert torch.equal(cropped.count, before.count)
+        y, end = case.run(case.x, before, None)
+        again, again_end = case.run(case.x, cropped, None)
         torch.testing.assert_close(again, y, **CLOSE)
-        max_crop = kept.max_crop
-        for a, b in zip(floating(again_end), floating(end), strict=True):
-            first = max_crop if a.role is FieldType.SLOTS else 0
+        max_crop = before.max_crop
+        for a, b in zip(floating_point_leaves(again_end), floating_point_leaves(end), strict=True):
+            first = max_crop if a.field_type is FieldType.SLOTS else 0
             torch.testing.assert_close(a.tensor[:, first:], b.tensor[:, first:], **CLOSE)
 
 
-def floating(state: State) -> list[Leaf]:
-    return [part for part in state.leaves() if part.tensor.is_floating_point()]
+def floating_point_leaves(state: State) -> list[Leaf]:
+    return [leaf for leaf in state.leaves() if leaf.tensor.is_floating_point()]
 
 
 def packed(case: Case) -> None:
-    """13. A state as one vector a row comes back bit for bit, zeros are a fresh state, and gradients flow through."""
+    """13. A packed state unpacks bit for bit, zeros unpack to an initial state, and gradients flow through."""
     core, (B, *_), max_crop = case.core, case.x.shape, case.state.max_crop
-    state, memory = leaf(case.state)
+    state, memory = with_leaves(case.state)
     vector = state.pack()
     again = core.unpack(vector, max_crop)
     assert_same_state(again, case.state, exact=True)
     narrow = case.state.to(dtype=torch.float32)
     assert narrow.pack().dtype == torch.float32
     assert_same_state(core.unpack(narrow.pack(), max_crop).to(dtype=torch.float32), narrow, exact=True)
-    # Rows of a vector are rows of the state, and zeros are rows that begin anew.
-    kept = (torch.arange(B) % 2 == 0)[:, None].double()
-    assert_same_state(core.unpack(vector * kept, max_crop), case.state.reset(kept[:, 0] == 0), exact=True)
+    # Zeroing a stream's vector resets the stream.
+    keep = (torch.arange(B) % 2 == 0)[:, None].double()
+    assert_same_state(core.unpack(vector * keep, max_crop), case.state.reset(keep[:, 0] == 0), exact=True)
     assert_same_state(core.unpack(torch.zeros_like(vector), max_crop), core.init_state(B, max_crop), exact=True)
     assert not core.init_state(B, max_crop).pack().any()
-    # A call on it is the same call.
     y, after = case.run(case.x, state, case.start)
     packed_y, packed_after = case.run(case.x, again, case.start)
     assert torch.equal(packed_y, y)
     assert_same_state(packed_after, after, exact=True)
-    grads = gradients(case, weighed(y, after), *memory)
-    assert_close(gradients(case, weighed(packed_y, packed_after), *memory), grads, "gradient through the vector")
+    grads = gradients(case, random_projection(y, after), *memory)
+    packed_grads = gradients(case, random_projection(packed_y, packed_after), *memory)
+    assert_close(packed_grads, grads, "gradient through the vector")
 
 
 def tree(case: Case) -> None:
@@ -401,12 +406,12 @@ def tree(case: Case) -> None:
 
 
 def sources(case: SourceCase, lengths: Sequence[int]) -> None:
-    """15. Rows whose sources differ in length join, and what a shorter one is padded with changes nothing."""
+    """15. States with sources of different lengths can be joined, and the padding has no effect."""
     alone = []
     for b, length in enumerate(lengths):
-        row = case.state.select([b])
-        short = {"source": row.source[:, :length], "source_mask": row.source_mask[:, :length]}
-        alone.append(dataclasses.replace(row, **short))
+        state = case.state.select([b])
+        short = {"source": state.source[:, :length], "source_mask": state.source_mask[:, :length]}
+        alone.append(dataclasses.replace(state, **short))
     joined = SourceState.join(alone)
     assert joined.source.shape[1] == max(lengths)
     y, after = case.run(case.x, joined, case.start)
@@ -416,26 +421,22 @@ def sources(case: SourceCase, lengths: Sequence[int]) -> None:
         expected, expected_after = case.run(case.x[b : b + 1], alone[b], case.start[b : b + 1])
         torch.testing.assert_close(y[b : b + 1], expected, **CLOSE)
         assert_same_state(after.select([b]).decoder, expected_after.decoder)  # type: ignore[attr-defined]
-    # A row that begins anew keeps its source.
-    fresh = joined.reset(range(len(lengths)))
-    assert torch.equal(fresh.source, joined.source)
-    assert torch.equal(fresh.source_mask, joined.source_mask)
-    assert_same_state(fresh.decoder, case.core.init_state(len(lengths), case.state.max_crop), exact=True)
+    # A reset does not change the source.
+    reset = joined.reset(range(len(lengths)))
+    assert torch.equal(reset.source, joined.source)
+    assert torch.equal(reset.source_mask, joined.source_mask)
+    assert_same_state(reset.decoder, case.core.init_state(len(lengths), case.state.max_crop), exact=True)
 
 
-def draw_masks(case: Case, attention: float, relu: float, layer_drop: float, residual: float = 0.0) -> Any:
-    """One set of masks for a case, as a call in training would draw them."""
-    from stairwell.cores.core import Source
-
+def sample_masks(case: Case, attention: float, relu: float, layer_drop: float, residual: float = 0.0) -> Any:
+    """Set the dropout rates of a case's core and sample masks as a training call does."""
     core = case.core
     assert isinstance(core, TransformerCore)
-    config = core.config
-    core.config = dataclasses.replace(
-        config, attention_dropout=attention, relu_dropout=relu, residual_dropout=residual, layer_drop=layer_drop
+    config = dataclasses.replace(
+        core.config, attention_dropout=attention, relu_dropout=relu, residual_dropout=residual, layer_drop=layer_drop
     )
-    for layer in core.layers:
-        layer.attention.rate, layer.feed_forward.rate, layer.residual_rate = attention, relu, residual
-        if config.cross:
-            layer.cross.rate = attention
-    given = Source(case.source["source"], case.source["source_mask"]) if case.source else None
-    return core.draw(case.x, case.state, given, case.start)
+    for module in core.modules():
+        if isinstance(getattr(module, "config", None), LayerConfig):
+            module.config = config
+    (source,) = case.source_input()
+    return core.sample_masks(case.x, case.state, source, case.start)

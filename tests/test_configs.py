@@ -13,17 +13,17 @@ import torch
 from stairwell import configs
 from stairwell.cores import CORES
 from stairwell.errors import UserError
-from stairwell.experiments.papers import studies
+from stairwell.experiments.papers import find_experiments
 from stairwell.models import LanguageModelConfig
 from stairwell.runs import RunConfig, preset
 from stairwell.tasks import TASKS, task_type
-from stairwell.train import Run, TrainConfig, stream_trainer
+from stairwell.train import Run, StreamTrainConfig, stream_trainer
 
 KINDS = {
     **{f"core {name}": entry.config for name, entry in CORES.items()},
     **{f"task {name}": task_type(name)[0] for name in TASKS},
     "model": LanguageModelConfig,
-    "train": TrainConfig,
+    "train": StreamTrainConfig,
 }
 READS_FILES = ("lm", "labeled", "translation", "summarization")
 AGENTS = ("rl",)  # tests/rl trains them
@@ -69,7 +69,7 @@ def test_text_of_another_type_is_refused(text: str, kind: Any) -> None:
 def test_a_number_of_a_config_is_finite(value: str) -> None:
     data = json.loads(f'{{"learning_rate": {value}}}')
     with pytest.raises(UserError, match="here: 'learning_rate': it must be a finite number, not"):
-        configs.from_json(TrainConfig, data, "here")
+        configs.from_json(StreamTrainConfig, data, "here")
 
 
 REQUIRED: dict[str, dict[str, Any]] = {"model": {"core": CORES["feedback"].config(), "inputs": 5}}
@@ -99,7 +99,7 @@ def test_an_unknown_option_names_the_nearest() -> None:
     with pytest.raises(
         ValueError, match=r"unknown option --train\.learning_rat; did you mean --train\.learning_rate\?"
     ):
-        configs.set_fields(TrainConfig(), {"learning_rat": "1"}, "train")
+        configs.set_fields(StreamTrainConfig(), {"learning_rat": "1"}, "train")
     with pytest.raises(ValueError, match="follows from the task and the core"):
         preset("parity/lstm").with_options({"model.inputs": "3"})
 
@@ -141,7 +141,7 @@ STATE_TRACKING = (
 @pytest.mark.parametrize("task", STATE_TRACKING)
 def test_presets_of_state_tracking_are_the_benchmarks(task: str) -> None:
     """A short memory, so that a state has to be carried on, and gradients clipped as there."""
-    published = studies("extra.league.parity-check", "laptop")[0].rows
+    published = find_experiments("extra.state-tracking.parity-check", "laptop")[0].rows
     of_core = {row.experiment.core_name: row.experiment for row in published}
     assert preset(f"{task}/feedback").core.memory == of_core["feedback"].core.memory == 2
     cached, ours = of_core["cached-staircase"].core, preset(f"{task}/cached-staircase").core
@@ -155,7 +155,7 @@ def test_missing_fields_keep_their_defaults_and_lists_become_tuples() -> None:
     data["train"] = {"steps": 3}
     data["model"] = {"adaptive": [2, 4]}
     experiment = RunConfig.from_json(data, "here")
-    assert experiment.train == TrainConfig(steps=3) and experiment.model.adaptive == (2, 4)
+    assert experiment.train == StreamTrainConfig(steps=3) and experiment.model.adaptive == (2, 4)
     assert not experiment.model.start_embedding  # as it was before there was this option
 
 
@@ -185,7 +185,7 @@ def train_one(experiment: RunConfig, folder: Path) -> None:
     model = experiment.make_model(tasks[0])
     before = [parameter.detach().clone() for parameter in model.parameters()]
     trainer = stream_trainer(model, tasks, experiment.train, Run(folder))
-    trainer.update()
+    trainer.train_step()
     tally = trainer.progress.tally
     assert torch.tensor(float(tally.sums["loss"])).isfinite() and tally.updates == 1
     changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]

@@ -18,7 +18,7 @@ from stairwell import (
 )
 from stairwell.cores import config_type
 from stairwell.decode import Session, greedy
-from stairwell.errors import UserError, nearest
+from stairwell.errors import UserError, suggestion
 from stairwell.tasks import task_type
 
 SMALL: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2}
@@ -30,7 +30,7 @@ def feedback(**options: Any) -> Any:
 
 def test_a_state_of_another_batch_size() -> None:
     core = feedback()
-    with pytest.raises(ValueError, match="the state has 2 rows, the input 3"):
+    with pytest.raises(ValueError, match="the state has batch size 2, the input 3"):
         core(torch.zeros(3, 1, 4), core.init_state(2))
 
 
@@ -43,7 +43,7 @@ def test_a_state_of_another_core() -> None:
 def test_a_state_of_another_size_of_the_same_core() -> None:
     other = build(FeedbackConfig(width=6, heads=2, layers=2, memory=3))
     with pytest.raises(
-        ValueError, match=r"another model: its 'memory' is \(3, 1, 6\) a row, this Feedback has \(3, 1, 4\)"
+        ValueError, match=r"another model: its 'memory' is \(3, 1, 6\) per stream, this Feedback has \(3, 1, 4\)"
     ):
         feedback()(torch.zeros(1, 1, 4), other.init_state(1))
     shorter = build(FeedbackConfig(**SMALL, memory=2)).init_state(1)
@@ -62,7 +62,7 @@ def test_a_staircase_state_of_other_passes() -> None:
 def test_a_state_of_another_type_or_device() -> None:
     core = feedback()
     with pytest.raises(
-        ValueError, match=r"torch.float64 on cpu, the model's weights are torch.float32 on cpu; use state.to"
+        ValueError, match=r"torch.float64 on cpu, the model's parameters are torch.float32 on cpu; use state.to"
     ):
         core(torch.zeros(1, 1, 4), core.init_state(1).to(dtype=torch.float64))
     with pytest.raises(ValueError, match="on meta"):
@@ -82,7 +82,7 @@ def test_a_source_where_none_belongs_and_none_where_one_does() -> None:
     with pytest.raises(ValueError, match="without cross=True"):
         feedback()(torch.zeros(1, 1, 4), feedback().init_state(1), source=torch.zeros(1, 2, 4))
     core = feedback(cross=True)
-    with pytest.raises(ValueError, match="give it a source"):
+    with pytest.raises(ValueError, match="needs a source"):
         core(torch.zeros(1, 1, 4), core.init_state(1))
     with pytest.raises(ValueError, match="source must be"):
         core(torch.zeros(1, 1, 4), core.init_state(1), source=torch.zeros(2, 2, 4))
@@ -95,7 +95,7 @@ def test_a_source_where_none_belongs_and_none_where_one_does() -> None:
     [
         (FeedbackConfig, {"width": 10, "heads": 4}, "width 10 is not divisible by 4 heads"),
         (FeedbackConfig, {"memory": 0}, "memory must be at least 1"),
-        (FeedbackConfig, {"layers": 2, "memory_composition": 3}, r"layers 0 \(the embedding\) to 2 \(the top\)"),
+        (FeedbackConfig, {"layers": 2, "memory_composition": 3}, r"a layer from 0 \(the embedding\) to 2 \(the top\)"),
         (FeedbackConfig, {"memory_composition": "top"}, "memory_composition must be 'all'"),
         (FeedbackConfig, {"norm": "none"}, "norm must be 'pre' or 'post'"),
         (FeedbackConfig, {"attention_dropout": 1.0}, r"attention_dropout must be in \[0, 1\)"),
@@ -103,8 +103,8 @@ def test_a_source_where_none_belongs_and_none_where_one_does() -> None:
         (TransformerXLConfig, {"layers": 0}, "layers must be at least 1"),
         (CachedStaircaseConfig, {"passes": 2, "compute": 3}, r"compute \(M\) must be in 0..passes \(N = 2\), not 3"),
         (StaircaseConfig, {"chunk": 0}, "chunk must be at least 1"),
-        (LanguageModelConfig, {"core": FeedbackConfig(cross=True)}, "a language model reads no source"),
-        (LanguageModelConfig, {"inputs": 5, "outputs": 3, "tied": True}, "tied needs as many outputs"),
+        (LanguageModelConfig, {"core": FeedbackConfig(cross=True)}, "a language model has no source"),
+        (LanguageModelConfig, {"inputs": 5, "outputs": 3, "tied": True}, "tied requires outputs equal to inputs"),
         (LanguageModelConfig, {"embedding_dropout": -0.1}, "embedding_dropout"),
     ],
 )
@@ -122,16 +122,16 @@ def test_tokens_out_of_range() -> None:
     model = LanguageModel(LanguageModelConfig(core=FeedbackConfig(**SMALL, memory=3), inputs=5, outputs=3))
     state = model.init_state(2)
     tokens = torch.tensor([[0, 1], [4, 5]])
-    with pytest.raises(ValueError, match=r"token 5 at row 1, place 1 is out of range: the model knows 0\.\.4"):
+    with pytest.raises(ValueError, match=r"token 5 at stream 1, position 1 is out of range: the model's vocabulary is 0\.\.4"):
         model(tokens, state)
     good = tokens.clamp(max=4)
-    with pytest.raises(ValueError, match=r"target 3 at row 0, place 0 is out of range: the model knows 0\.\.2"):
+    with pytest.raises(ValueError, match=r"target 3 at stream 0, position 0 is out of range: the model's vocabulary is 0\.\.2"):
         model.nll(good, torch.full((2, 2), 3), state)
     with pytest.raises(ValueError, match="must be the same"):
         model.nll(good, torch.zeros(2, 1, dtype=torch.int64), state)
     with pytest.raises(TypeError, match="int64"):
         model(good.int(), state)
-    with pytest.raises(ValueError, match="reads no source"):
+    with pytest.raises(ValueError, match="has no source"):
         model.init_state(2, source=torch.zeros(2, 1, 4))
 
 
@@ -175,17 +175,17 @@ def test_a_model_is_given_a_state_that_is_none() -> None:
     tokens = torch.zeros(2, 1, dtype=torch.int64)
     with pytest.raises(TypeError, match="Feedback needs a FeedbackState, not a NoneType"):
         model(tokens, None)
-    with pytest.raises(ValueError, match="the state has 3 rows, the input 2"):
+    with pytest.raises(ValueError, match="the state has batch size 3, the input 2"):
         model(tokens, model.init_state(3))
 
 
 def test_a_name_is_offered_only_if_it_is_near() -> None:
     names = ["random-walk", "multi-vector-rnn", "universal", "transformer-xl"]
     for typed, meant in (("randomwalk", "random-walk"), ("transformer", "transformer-xl"), ("univeral", "universal")):
-        assert nearest(typed, names) == f"; did you mean '{meant}'?"
-    assert nearest("univeral", names, "--core.{}") == "; did you mean --core.universal?"
+        assert suggestion(typed, names) == f"; did you mean '{meant}'?"
+    assert suggestion("univeral", names, "--core.{}") == "; did you mean --core.universal?"
     for typed in ("unicorn", "walk", "", "x" * 40):
-        assert nearest(typed, names) == "; there are: random-walk, multi-vector-rnn, universal, transformer-xl"
+        assert suggestion(typed, names) == "; there are: random-walk, multi-vector-rnn, universal, transformer-xl"
 
 
 def test_unknown_names_of_all_kinds_are_mistakes_of_the_user() -> None:

@@ -1,4 +1,4 @@
-"""The math of one call: what a value that is no number may touch."""
+"""Attention with values that are not finite."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from stairwell.layers import is_finite, sum_of_visible, weighted_sum
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_finite_values_are_finite_whatever_their_sum(dtype: torch.dtype) -> None:
+def test_is_finite_is_exact_when_the_sum_overflows(dtype: torch.dtype) -> None:
     largest = torch.finfo(dtype).max
     values = torch.full((3, 50), largest, dtype=dtype)
     assert is_finite(values) and is_finite(-values) and is_finite(torch.zeros(0, dtype=dtype))
     for wrong in (torch.nan, torch.inf, -torch.inf):
         values[1, 7] = wrong
         assert not is_finite(values)
-    values[2, 3] = torch.inf  # the opposite one: their sum is NaN
+    values[2, 3] = torch.inf  # inf - inf: the sum is NaN
     assert not is_finite(values)
 
 
-def test_what_is_seen_and_is_no_number_makes_a_sum_nan_and_nothing_else_does() -> None:
+def test_only_visible_values_that_are_not_finite_make_the_sum_nan() -> None:
     B, H, T, J, K = 2, 3, 4, 5, 6
     weights = torch.rand(B, H, T, J).double()
     visible = torch.rand(B, 1, T, J) < 0.6
     weights = weights * visible
     values = [torch.randn(B, H, j, K).double() for j in (2, 3)]
-    plain = weighted_sum(weights, values)
+    expected = weighted_sum(weights, values)
     values[0][0, 1, 1, 2] = torch.nan
     values[1][1, 2, 0, 5] = -torch.inf
-    found = sum_of_visible(weights, values, visible)
-    touched = torch.zeros(B, H, T, dtype=torch.bool)
-    touched[0, 1], touched[1, 2] = visible[0, 0, :, 1], visible[1, 0, :, 2]
-    assert touched.any() and not touched.all()
-    assert found[touched].isnan().all()
-    torch.testing.assert_close(found[~touched], plain[~touched])
+    actual = sum_of_visible(weights, values, visible)
+    affected = torch.zeros(B, H, T, dtype=torch.bool)
+    affected[0, 1], affected[1, 2] = visible[0, 0, :, 1], visible[1, 0, :, 2]
+    assert affected.any() and not affected.all()
+    assert actual[affected].isnan().all()
+    torch.testing.assert_close(actual[~affected], expected[~affected])

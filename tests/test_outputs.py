@@ -12,18 +12,18 @@ import pytest
 
 from stairwell import LanguageModel, LanguageModelConfig, LSTMConfig, outputs, text
 from stairwell.errors import UserError
-from stairwell.export import GRAPH, ONNX, PAGE, Shown, export_html, export_onnx, export_torch
+from stairwell.export import GRAPH, ONNX, PAGE, PageModel, export_html, export_onnx, export_torch
 from stairwell.files import write_atomically, write_folder, write_text
-from stairwell.outputs import Kind
+from stairwell.outputs import OutputType
 from stairwell.report import write_html, write_png
 from stairwell.report.page import REPORT
-from stairwell.report.picture import FIGURE
+from stairwell.report.plots import FIGURE
 from stairwell.rl.render import GIF, write_gif
 from stairwell.state import STATE
 from stairwell.stream import STREAM, Stream
 from stairwell.text import VOCABULARY
 from stairwell.train.run import Run
-from tests.commands import TINY, Ended, stairwell
+from tests.commands import TINY, Completed, stairwell
 
 BOOK = "the quick brown fox\n" * 60
 OPTIONS = [*TINY[: TINY.index("--train.curriculum")], "--task.path", "book.txt", "--steps", "20", "--quiet"]
@@ -66,7 +66,7 @@ REFUSED = [RUN, f"{RUN}/config.json", f"{RUN}/checkpoints/new", f"{RUN}/horizon.
 def test_nothing_is_lost_whatever_path_a_command_is_given(command: str, place: Path) -> None:
     before = contents(place)
     for path in REFUSED:
-        told = stairwell(place, *WRITERS[command], path).line
+        told = stairwell(place, *WRITERS[command], path).error_line
         assert told.endswith(("choose another path", "or an empty one", "choose a new folder", "or move it away")) or (
             path == "" and "is empty; name a file or a folder" in told
         ), told
@@ -84,7 +84,7 @@ TWICE = [
 @pytest.mark.parametrize("arguments, told", TWICE)
 def test_one_command_writes_to_no_path_twice(arguments: list[str], told: str, place: Path) -> None:
     before = contents(place)
-    assert told in stairwell(place, *arguments).line
+    assert told in stairwell(place, *arguments).error_line
     assert contents(place) == before
 
 
@@ -92,14 +92,14 @@ Write = Callable[[Path], object]
 
 
 @pytest.fixture(scope="module")
-def writers() -> dict[Kind, Write]:
+def writers() -> dict[OutputType, Write]:
     """Of every kind of file a function that writes one."""
     core = LSTMConfig(width=4, layers=1)
     model = LanguageModel(LanguageModelConfig(core=core, inputs=256, outputs=256)).eval()
     stream = Stream(model, text.Bytes())
     stream.feed("a")
     return {
-        PAGE: lambda path: export_html([Shown("LSTM", model, text.Bytes())], path),
+        PAGE: lambda path: export_html([PageModel("LSTM", model, text.Bytes())], path),
         ONNX: lambda path: export_onnx(model, path),
         GRAPH: lambda path: export_torch(model, path),
         REPORT: lambda path: write_html(path, "title", []),
@@ -111,7 +111,7 @@ def writers() -> dict[Kind, Write]:
     }
 
 
-def test_a_function_replaces_its_own_kind_of_file_and_no_other(writers: dict[Kind, Write], tmp_path: Path) -> None:
+def test_a_function_replaces_its_own_kind_of_file_and_no_other(writers: dict[OutputType, Write], tmp_path: Path) -> None:
     paths = {kind: tmp_path / f"{number}" for number, kind in enumerate(writers)}
     for kind, write in writers.items():
         paths[kind].touch()  # an empty file, as mktemp makes them, holds nothing to lose
@@ -124,7 +124,7 @@ def test_a_function_replaces_its_own_kind_of_file_and_no_other(writers: dict[Kin
                     outputs.check(path, kind)
 
 
-def test_no_function_replaces_another_file(writers: dict[Kind, Write], tmp_path: Path) -> None:
+def test_no_function_replaces_another_file(writers: dict[OutputType, Write], tmp_path: Path) -> None:
     (mine := tmp_path / "mine").write_text("mine")
     for kind, write in writers.items():
         with pytest.raises(UserError, match=f"mine exists and is not {kind.name}"):
@@ -215,14 +215,14 @@ def test_what_cannot_be_kept_is_not_measured(place: Path, monkeypatch: pytest.Mo
             check()
 
 
-def resumed(place: Path, *options: str) -> Ended:
+def resumed(place: Path, *options: str) -> Completed:
     return stairwell(place, "train", "--resume", "--out", RUN, *options, "--quiet")
 
 
 def test_a_run_folder_is_no_folder_of_other_runs(place: Path) -> None:
     before = contents(place)
     for command in (["reproduce", "demo", "--updates", "1"], ["train", "parity/lstm", "--seeds", "2"]):
-        stairwell(place, *command, "--out", RUN).line  # noqa: B018  it is told in one line
+        stairwell(place, *command, "--out", RUN).error_line  # noqa: B018  it is told in one line
     assert contents(place) == before
 
 
@@ -230,7 +230,7 @@ def test_a_run_without_its_checkpoints_is_not_trained_over(place: Path) -> None:
     (place / RUN / "checkpoints").rename(place / "checkpoints")
     before = contents(place)
     for options in ([], ["--steps", "5"], ["--steps", "40"]):
-        assert "has no checkpoint to resume from, but a model or metrics" in resumed(place, *options).line
+        assert "has no checkpoint to resume from, but a model or metrics" in resumed(place, *options).error_line
     assert contents(place) == before
     (place / "checkpoints").rename(place / RUN / "checkpoints")
     assert resumed(place).status == 0
@@ -242,7 +242,7 @@ def test_a_training_replaces_no_files_of_a_run_that_has_lost_its_config(place: P
         (tmp_path / "lost").mkdir(exist_ok=True)
         (tmp_path / "lost" / name).write_bytes((place / RUN / name).read_bytes())
     before = contents(tmp_path)
-    told = stairwell(tmp_path, "train", "lm/lstm", *OPTIONS, "--out", "lost").line
+    told = stairwell(tmp_path, "train", "lm/lstm", *OPTIONS, "--out", "lost").error_line
     assert "metrics.jsonl and model.safetensors and task.json, which a training would replace" in told
     assert contents(tmp_path) == before
     (tmp_path / "lost" / "model.safetensors").unlink()
@@ -252,6 +252,6 @@ def test_a_training_replaces_no_files_of_a_run_that_has_lost_its_config(place: P
 
 
 def test_an_empty_run_folder_name_is_not_the_current_folder(tmp_path: Path) -> None:
-    told = stairwell(tmp_path, "train", "parity/lstm", *TINY, "--out", "").line
+    told = stairwell(tmp_path, "train", "parity/lstm", *TINY, "--out", "").error_line
     assert "'--out': the path is empty" in told
     assert contents(tmp_path) == {}

@@ -24,7 +24,7 @@ from pathlib import Path
 import pytest
 
 from stairwell.train.run import Run
-from tests.commands import TINY, Ended, assert_same_weights, begin, measured, newest_step, stairwell
+from tests.commands import TINY, Completed, assert_same_tensors, newest_step, read_metrics, stairwell, start_command
 
 pytestmark = pytest.mark.slow
 
@@ -154,7 +154,7 @@ class Soak:
         shutil.copytree(run, self.folder / "kept")
         if dice.random() < 0.5:
             story += f"; {self.write_elsewhere(run, dice)}"
-        if Run(run).began and dice.random() < 0.2:
+        if Run(run).has_results and dice.random() < 0.2:
             story += f"; {self.lose_the_checkpoints(run, dice)}"
         story += f"; {self.harm(run, dice)}"
         self.look(run, dice)
@@ -167,26 +167,26 @@ class Soak:
             changed = CHANGED in ended.err
             self.done["went on, and said what had changed" if changed else "went on bit for bit"] += 1
             if not changed:
-                assert_same_weights(run, whole)
+                assert_same_tensors(run, whole)
             return f"{story}; went on {ended.err.strip()}"
         self.done["refused in a line"] += 1
         # Nothing more was lost than what the damage took.
         self.bring_back(run)
         assert (again := self.resume(run)).status == 0, (ended, again)
-        assert_same_weights(run, whole)
-        assert measured(run) == measured(whole)
+        assert_same_tensors(run, whole)
+        assert read_metrics(run) == read_metrics(whole)
         return f"{story}; {ended.err.strip()}"
 
     def cut_short(self, config: Config, run: Path, dice: random.Random) -> str:
         """Begin or go on, and be stopped at some moment in some way."""
         asked = ["--resume", "--quiet"] if (run / "config.json").exists() else [config.name, *config.options]
-        command = begin(self.folder, "train", *asked, "--out", run.name)
+        command = start_command(self.folder, "train", *asked, "--out", run.name)
         moment, number = dice.randrange(0, STEPS), dice.choice(SIGNALS)
         # Before its output is opened a command is not yet one.
-        command.until(lambda: (self.folder / f"{command.pid}.err").exists() and newest_step(run) >= moment)
+        command.wait_until(lambda: (self.folder / f"{command.pid}.err").exists() and newest_step(run) >= moment)
         time.sleep(dice.uniform(0, 0.05))
         command.kill(number)
-        ended = command.end()
+        ended = command.wait()
         self.done[f"stopped by {number.name}"] += 1
         assert "Traceback" not in ended.err, ended
         return f"{number.name} at {newest_step(run)}"
@@ -283,12 +283,12 @@ class Soak:
         self.in_a_line(ended)
         self.done[f"{command[0]} {'answered' if ended.status == 0 else 'refused in a line'}"] += 1
 
-    def resume(self, run: Path, **environment: str) -> Ended:
+    def resume(self, run: Path, **environment: str) -> Completed:
         ended = stairwell(self.folder, "train", "--resume", "--out", run.name, "--quiet", **environment)
         self.in_a_line(ended)
         return ended
 
-    def in_a_line(self, ended: Ended) -> None:
+    def in_a_line(self, ended: Completed) -> None:
         assert "Traceback" not in ended.err, ended
         if ended.status:
             assert ended.status in (1, 2) and ended.out == "", ended

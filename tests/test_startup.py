@@ -28,7 +28,7 @@ def test_the_command_says_it_without_a_traceback(
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(sys, "argv", ["stairwell", "info"])
     with pytest.raises(SystemExit) as ended:
-        startup.refuse()
+        startup.refuse_platform()
     told = capsys.readouterr().err
     assert ended.value.code == 2 and told.startswith("stairwell: stairwell supports Linux and macOS")
     assert told.count("\n") == 1
@@ -45,5 +45,5 @@ def test_a_training_interrupted_while_it_reads_its_config_does_not_claim_to_be_s
     assert stairwell(tmp_path, "train", "parity/lstm", *TINY, "--steps", "2", "--quiet", "--out", "run").status == 0
     command = ["train", "--config", "run/config.json", "--out", "other"]
     ended = stairwell(tmp_path, *command, TEST_INTERRUPT_AT="run/config.json")
-    assert (ended.status, ended.out, ended.err) == (1, "", "stairwell: interrupted before anything began\n")
+    assert (ended.status, ended.out, ended.err) == (1, "", "stairwell: interrupted before the command started\n")
     assert not (tmp_path / "other").exists()

@@ -1,4 +1,4 @@
-"""The state as a value: reordered, cut, moved, packed, saved and loaded without losing a bit."""
+"""States: select, reset, join, crop, move, pack, save and load."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ from stairwell.cores.staircase import GlobalCachedStaircaseConfig
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.decode import Session
 from stairwell.errors import UserError
-from stairwell.field_types import FLOAT_TYPES
 from stairwell.models import LanguageModel, LanguageModelConfig
-from stairwell.state import FORMAT, State
+from stairwell.state import FLOAT_DTYPES, FORMAT, State
 from stairwell.tensor_files import write_hashed
 from stairwell.train.distributed import Distributed
 
@@ -37,11 +36,10 @@ DTYPES = (
 )  # fmt: skip
 
 
-def used(name: str, max_crop: int = 0) -> State:
-    """A state that has read seven tokens, three rows at different ages."""
+def make_state(name: str, max_crop: int = 0) -> State:
+    """Return a state of three streams after seven tokens; one stream has started at the fifth."""
     torch.manual_seed(0)
-    kind = CORES[name].config
-    core = build(kind(**SMALL))
+    core = build(CORES[name].config(**SMALL))
     start = torch.zeros(3, 7, dtype=torch.bool)
     start[1, 4] = True
     with torch.no_grad():
@@ -49,27 +47,31 @@ def used(name: str, max_crop: int = 0) -> State:
 
 
 def with_source(lengths: list[int], name: str = "feedback", max_crop: int = 0) -> SourceState:
-    """A state that holds its decoder's, rows with sources of their own lengths."""
-    rows = []
-    for i, (length, row) in enumerate(zip(lengths, range(3), strict=False)):
+    """Return a nested state whose streams have sources of different lengths."""
+    states = []
+    for i, length in enumerate(lengths):
         torch.manual_seed(10 + i)
         mask = torch.ones(1, length, dtype=torch.bool)
-        decoder: Any = used(name, max_crop).select([row])
-        rows.append(SourceState(decoder=decoder, source=torch.randn(1, length, 4), source_mask=mask))
-    return SourceState.join(rows)
+        decoder: Any = make_state(name, max_crop).select([i])
+        states.append(SourceState(decoder=decoder, source=torch.randn(1, length, 4), source_mask=mask))
+    return SourceState.join(states)
 
 
-def assert_same(ours: State, theirs: State) -> None:
-    assert ours.form() == theirs.form()
-    for (path, a), (same, b) in zip(ours.tensors(), theirs.tensors(), strict=True):
-        assert path == same
+def assert_same(actual: State, expected: State) -> None:
+    assert actual.spec() == expected.spec()
+    for (path, a), (expected_path, b) in zip(actual.tensors(), expected.tensors(), strict=True):
+        assert path == expected_path
         assert (a.dtype, a.shape) == (b.dtype, b.shape)
         assert torch.equal(a, b), path
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_a_saved_state_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
-    for state in (used(name), used(name, 0 if name in ("lstm", "deltanet") else 2), with_source([2, 3], name)):
+def test_save_and_load_are_bit_identical(name: str, tmp_path: Path) -> None:
+    for state in (
+        make_state(name),
+        make_state(name, 0 if name in ("lstm", "deltanet") else 2),
+        with_source([2, 3], name),
+    ):
         state.save(tmp_path / "state.safetensors")
         again = State.load(tmp_path / "state.safetensors")
         assert type(again) is type(state)
@@ -77,15 +79,15 @@ def test_a_saved_state_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None
         assert_same(again, state)
 
 
-def test_a_loaded_state_with_nan_is_refused(tmp_path: Path) -> None:
-    state: Any = used("feedback")
+def test_loading_nan_raises(tmp_path: Path) -> None:
+    state: Any = make_state("feedback")
     state.memory[0, -1] = torch.nan
     state.save(tmp_path / "bad.safetensors")
-    with pytest.raises(ValueError, match=r"bad.safetensors: 'memory' holds NaN"):
+    with pytest.raises(ValueError, match=r"bad.safetensors: 'memory' contains NaN"):
         State.load(tmp_path / "bad.safetensors")
 
 
-def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
+def test_loading_other_files_raises(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     with pytest.raises(ValueError, match="not a readable state"):
         State.load(tmp_path / "text")
@@ -94,55 +96,55 @@ def test_other_files_are_refused_in_one_line(tmp_path: Path) -> None:
         State.load(tmp_path / "model")
 
 
-def test_a_state_with_any_bit_changed_is_refused(tmp_path: Path) -> None:
+def test_loading_a_file_with_any_bit_flipped_raises(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    used("lstm").select([0]).save(path)
+    make_state("lstm").select([0]).save(path)
     content = path.read_bytes()
-    for place in range(len(content)):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+    for i in range(len(content)):
+        path.write_bytes(content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :])
         with pytest.raises(UserError, match=r"state (is damaged: its contents do not match|is not a|was written by)"):
             State.load(path)
 
 
-def test_a_file_without_a_hash_was_written_by_another_version(tmp_path: Path) -> None:
-    state = used("feedback")
-    note = {"format": "stairwell.state.2", "form": json.dumps(state.form())}
-    save_file(dict(state.tensors()), tmp_path / "state", metadata=note)
+def test_loading_an_older_format_names_both_versions(tmp_path: Path) -> None:
+    state = make_state("feedback")
+    metadata = {"format": "stairwell.state.2", "spec": json.dumps(state.spec())}
+    save_file(dict(state.tensors()), tmp_path / "state", metadata=metadata)
     with pytest.raises(UserError, match=r"another version of stairwell \(stairwell.state.2, this one reads .*make it"):
         State.load(tmp_path / "state")
 
 
 @pytest.mark.parametrize(
-    ("form", "message"),
+    ("spec", "message"),
     [
-        ({"kind": "Nothing"}, "no known kind of state"),
-        ([], "no known kind of state"),
-        ({"kind": "SourceState"}, "no known kind of state"),
-        ({"kind": "LSTMState"}, "'hidden' is missing; a LSTMState needs it"),
-        ({"kind": "FeedbackState", "max_crop": -1}, "'max_crop' must be a whole number, 0 or more, not -1"),
-        ({"kind": "FeedbackState", "max_crop": "2"}, "'max_crop' must be a whole number"),
+        ({"type": "Nothing"}, "is not a known type of state"),
+        ([], "is not a known type of state"),
+        ({"type": "SourceState"}, "is not a known type of state"),
+        ({"type": "LSTMState"}, "'hidden' is missing; a LSTMState requires it"),
+        ({"type": "FeedbackState", "max_crop": -1}, "'max_crop' must be an integer, 0 or more, not -1"),
+        ({"type": "FeedbackState", "max_crop": "2"}, "'max_crop' must be an integer"),
     ],
 )
-def test_a_file_whose_form_does_not_fit_is_refused_in_one_line(form: Any, message: str, tmp_path: Path) -> None:
+def test_loading_a_wrong_spec_raises(spec: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "state"
-    tensors = dict(used("feedback").tensors())
-    write_hashed(path, tensors, {"format": FORMAT, "form": json.dumps(form)})
+    tensors = dict(make_state("feedback").tensors())
+    write_hashed(path, tensors, {"format": FORMAT, "spec": json.dumps(spec)})
     with pytest.raises(UserError, match=f"state: .*{message}") as error:
         State.load(path)
     assert "\n" not in str(error.value)
     write_hashed(path, tensors, {"format": FORMAT})
-    with pytest.raises(UserError, match="does not say what kind of state it is"):
+    with pytest.raises(UserError, match="the metadata contain no state type"):
         State.load(path)
 
 
-def test_tensors_too_many_or_of_other_rows_are_refused() -> None:
-    tensors = dict(used("feedback").tensors())
-    with pytest.raises(ValueError, match="'more' belongs to no FeedbackState"):
+def test_unknown_tensors_and_different_batch_sizes_raise() -> None:
+    tensors = dict(make_state("feedback").tensors())
+    with pytest.raises(ValueError, match="'more' is not part of a FeedbackState"):
         FeedbackState.from_tensors({**tensors, "more": torch.zeros(3)})
-    with pytest.raises(ValueError, match="differ in their number of rows"):
+    with pytest.raises(ValueError, match="the batch sizes of its tensors differ"):
         FeedbackState.from_tensors({**tensors, "count": tensors["count"][:2]})
     with pytest.raises(ValueError, match="is a FeedbackState, not a SourceState"):
-        SourceState.from_tensors(tensors, used("feedback").form())
+        SourceState.from_tensors(tensors, make_state("feedback").spec())
 
 
 WRONG_COUNTS = [
@@ -157,54 +159,56 @@ WRONG_COUNTS = [
 
 @pytest.mark.parametrize(("field", "number"), WRONG_COUNTS)
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_counts_that_no_stream_has_are_refused_wherever_a_state_enters(name: str, field: str, number: int) -> None:
-    """The engines use counts as indices: a negative one in a saved state took the process down."""
+def test_impossible_counts_raise_wherever_a_state_is_read(name: str, field: str, number: int) -> None:
+    """Engines use counts as memory indices."""
     max_crop = 0 if name in ("lstm", "deltanet") else 2
     model = LanguageModel(LanguageModelConfig(core=CORES[name].config(**SMALL), inputs=5)).eval()
     tokens = torch.zeros(3, 9, dtype=torch.int64)
     _, state = model(tokens, model.init_state(3, max_crop=max_crop))
     state = replace(state, **{field: getattr(state, field).clone().index_fill(0, torch.tensor([1]), number)})
-    for enter in (
+    for read in (
         lambda: model(tokens, state),
         lambda: model(tokens[:, :1], state),
         lambda: model.core(torch.zeros(3, 9, 4), state),
         lambda: Session(model, state),
-        lambda: State.from_tensors(dict(state.tensors()), state.form()),
+        lambda: State.from_tensors(dict(state.tensors()), state.spec()),
     ):
-        with pytest.raises(ValueError, match=r"the state is damaged: stream 1 has count -?\d+ and room -?\d+") as error:
-            enter()
+        with pytest.raises(
+            ValueError, match=r"the state is damaged: stream 1 has count -?\d+ and croppable -?\d+"
+        ) as error:
+            read()
         assert str(number) in str(error.value)
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_a_state_has_exactly_the_types_and_shapes_of_its_model(name: str) -> None:
+def test_wrong_dtypes_and_shapes_raise(name: str) -> None:
     core = build(CORES[name].config(**SMALL))
-    x, state = torch.zeros(3, 1, 4), used(name)
+    x, state = torch.zeros(3, 1, 4), make_state(name)
     for path, tensor in state.tensors():
         if not tensor.numel():
             continue
         changes = [lambda old: old[:2], lambda old: old[..., None], lambda old: old[0]]
         changes += [lambda old, dtype=dtype: old.to(dtype) for dtype in DTYPES if dtype != tensor.dtype]
         for change in changes:
-            wrong = state._with(change(old) if p == path else old for p, old in state.tensors())
-            with pytest.raises(ValueError, match=f"'{path}'|rows"):
+            wrong = state._with_tensors(change(old) if p == path else old for p, old in state.tensors())
+            with pytest.raises(ValueError, match=f"'{path}'|batch size"):
                 core(x, wrong)
 
 
-def test_a_file_with_types_that_no_state_has_is_refused(tmp_path: Path) -> None:
-    state = used("staircase")
+def test_loading_wrong_dtypes_raises(tmp_path: Path) -> None:
+    state = make_state("staircase")
     for path, tensor in state.tensors():
         for dtype in DTYPES:
-            if dtype == tensor.dtype or (tensor.is_floating_point() and dtype in FLOAT_TYPES):
-                continue  # without a model any floating type is one that a model may have
+            if dtype == tensor.dtype or (tensor.is_floating_point() and dtype in FLOAT_DTYPES):
+                continue  # without a model any floating-point dtype is possible
             tensors = {**dict(state.tensors()), path: tensor.to(dtype)}
             with pytest.raises(UserError, match=f"is damaged: '{path}' is {dtype} of shape .*; expected"):
-                State.from_tensors(tensors, state.form())
+                State.from_tensors(tensors, state.spec())
 
 
-def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_save_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "state"
-    used("feedback").save(path)
+    make_state("feedback").save(path)
     before = path.read_bytes()
 
     def full_disk(*_: Any, **__: Any) -> None:
@@ -212,36 +216,36 @@ def test_a_failed_save_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("stairwell.tensor_files.save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
-        used("lstm").save(path)
+        make_state("lstm").save(path)
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir()] == ["state"]
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_reset_rows_are_fresh_and_others_untouched(name: str) -> None:
-    state = used(name)
-    fresh = build(CORES[name].config(**SMALL)).init_state(1)
-    for rows in ([1], torch.tensor([False, True, False])):
-        reset = state.reset(rows)
-        for (_, a), (_, b) in zip(reset.select([1]).tensors(), fresh.tensors(), strict=True):
+def test_reset_changes_only_the_given_streams(name: str) -> None:
+    state = make_state(name)
+    initial = build(CORES[name].config(**SMALL)).init_state(1)
+    for indices in ([1], torch.tensor([False, True, False])):
+        reset = state.reset(indices)
+        for (_, a), (_, b) in zip(reset.select([1]).tensors(), initial.tensors(), strict=True):
             assert torch.equal(a, b)
         for (_, a), (_, b) in zip(reset.select([0, 2]).tensors(), state.select([0, 2]).tensors(), strict=True):
             assert torch.equal(a, b)
 
 
-def test_select_takes_rows_in_any_order_and_more_than_once() -> None:
-    state: Any = used("feedback")
-    chosen = state.select([2, 0, 0])
-    assert torch.equal(chosen.memory, state.memory[[2, 0, 0]])
+def test_select_reorders_and_repeats_streams() -> None:
+    state: Any = make_state("feedback")
+    selected = state.select([2, 0, 0])
+    assert torch.equal(selected.memory, state.memory[[2, 0, 0]])
     assert torch.equal(state.select(torch.tensor([True, False, True])).count, state.count[[0, 2]])
-    with pytest.raises(IndexError, match=r"rows must be in 0\.\.2"):
+    with pytest.raises(IndexError, match=r"batch indices must be in 0\.\.2"):
         state.select([3])
-    with pytest.raises(ValueError, match="mask of rows"):
+    with pytest.raises(ValueError, match="mask of batch elements"):
         state.select(torch.tensor([True]))
 
 
-def test_a_growing_cache_does_not_remember_rows_that_left() -> None:
-    state: Any = used("global-cached-staircase")
+def test_a_growing_cache_is_trimmed_to_the_selected_streams() -> None:
+    state: Any = make_state("global-cached-staircase")
     assert state.cache.shape[1] == 7
     assert state.select([1]).cache.shape[1] == 3
     assert state.select([1]).nbytes < state.nbytes / 3
@@ -249,50 +253,49 @@ def test_a_growing_cache_does_not_remember_rows_that_left() -> None:
     assert torch.equal(joined.cache, state.select([1, 0]).cache)
 
 
-def test_the_bytes_of_a_state_are_those_that_it_keeps_from_being_freed() -> None:
-    state = used("feedback")
+def test_nbytes_counts_each_storage_once() -> None:
+    state = make_state("feedback")
     whole = sum(tensor.nbytes for _, tensor in state.tensors())
     parts = state.map(lambda tensor: torch.cat([tensor, tensor])[: len(tensor)])
     assert state.map(torch.clone).nbytes == whole and parts.nbytes == 2 * whole
-    # Tensors that share a storage count once.
     count = torch.zeros(1, dtype=torch.int64)
     shared = state.map(lambda tensor: tensor.clone() if tensor.is_floating_point() else count.expand(tensor.shape))
     assert shared.nbytes == whole - 2 * state.count.nbytes + count.nbytes
 
 
-def test_counts_stay_integers_when_a_state_changes_its_type() -> None:
-    state: Any = used("feedback").to(dtype=torch.float64)
+def test_to_keeps_counts_int64() -> None:
+    state: Any = make_state("feedback").to(dtype=torch.float64)
     assert (state.memory.dtype, state.count.dtype) == (torch.float64, torch.int64)
 
 
-def test_a_state_moves_as_a_tensor_does() -> None:
-    state: Any = used("feedback")
+def test_to_accepts_device_and_dtype_like_a_tensor() -> None:
+    state: Any = make_state("feedback")
     for moved in (state.to(torch.float64), state.to("cpu", torch.float64), state.to(dtype=torch.float64)):
         assert (moved.memory.dtype, moved.count.dtype) == (torch.float64, torch.int64)
     assert_same(state.to("cpu"), state)
-    with pytest.raises(TypeError, match=r"a state is of a floating type, not torch.int64"):
+    with pytest.raises(TypeError, match=r"a state has a floating-point dtype, not torch.int64"):
         state.to(torch.int64)
 
 
-def test_a_state_cannot_be_changed_in_place() -> None:
+def test_a_state_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
-        used("lstm").count = torch.zeros(3)  # type: ignore[misc]
+        make_state("lstm").count = torch.zeros(3)  # type: ignore[misc]
 
 
-def test_a_field_without_a_role_is_refused() -> None:
+def test_a_field_without_a_field_type_raises() -> None:
     @dataclass(frozen=True, eq=False)
-    class Careless(CoreState):
+    class Untyped(CoreState):
         memory: Tensor
 
-    state = Careless(torch.zeros(1), torch.zeros(1), torch.zeros(1, 2))
-    with pytest.raises(TypeError, match=r"Careless.memory has no role; write .*field\(metadata=SLOTS\)"):
+    state = Untyped(torch.zeros(1), torch.zeros(1), torch.zeros(1, 2))
+    with pytest.raises(TypeError, match=r"Untyped.memory has no field type; write .*field\(metadata=SLOTS\)"):
         state.detach()
 
 
-def test_a_nested_state_names_its_tensors_by_path_and_has_one_count(tmp_path: Path) -> None:
+def test_a_nested_state_has_paths_and_one_count(tmp_path: Path) -> None:
     state = with_source([2, 4, 1], "staircase", max_crop=2)
     names = [name for name, _ in state.tensors()]
-    assert names[:3] == ["decoder.count", "decoder.room", "decoder.passes.0"]
+    assert names[:3] == ["decoder.count", "decoder.croppable", "decoder.passes.0"]
     assert names[-2:] == ["source_mask", "source"]
     assert state.count is state.decoder.count
     assert state.croppable is state.decoder.croppable
@@ -300,11 +303,11 @@ def test_a_nested_state_names_its_tensors_by_path_and_has_one_count(tmp_path: Pa
     assert state.nbytes == state.decoder.nbytes + state.source.nbytes + state.source_mask.nbytes
     state.save(tmp_path / "state")
     with safe_open(tmp_path / "state", framework="pt") as file:
-        form = json.loads(file.metadata()["form"])
-    assert form == {"kind": "SourceState", "decoder": {"kind": "StaircaseState", "max_crop": 2}}
+        spec = json.loads(file.metadata()["spec"])
+    assert spec == {"type": "SourceState", "decoder": {"type": "StaircaseState", "max_crop": 2}}
 
 
-def test_a_nested_state_does_all_that_a_state_does() -> None:
+def test_nested_states_support_every_operation() -> None:
     state = with_source([2, 4, 1], max_crop=2)
     decoder: Any = state.decoder
     assert state.source_mask.sum(1).tolist() == [2, 4, 1]
@@ -322,11 +325,11 @@ def test_a_nested_state_does_all_that_a_state_does() -> None:
     graph = replace(state, source=state.source.requires_grad_())
     assert graph.select([0]).source.requires_grad
     assert not graph.detach().source.requires_grad
-    assert_same(State.from_tensors(dict(state.tensors()), state.form()), state)
+    assert_same(State.from_tensors(dict(state.tensors()), state.spec()), state)
 
 
-def test_joined_rows_are_padded_where_nobody_looks() -> None:
-    """Slots where the oldest are, sources at their far end, the mask false."""
+def test_join_pads_masked_positions() -> None:
+    """Slots are padded at the oldest end, sources at the end, with a false mask."""
     name = "global-cached-staircase"
     long, short = with_source([4], name), with_source([1, 2], name).select([1])
     joined: Any = SourceState.join([short, long])
@@ -339,32 +342,31 @@ def test_joined_rows_are_padded_where_nobody_looks() -> None:
     assert torch.equal(joined.decoder.cache[0, 4:], short.decoder.cache[0])  # type: ignore[attr-defined]
 
 
-def test_join_refuses_states_that_are_not_alike() -> None:
-    kind = FeedbackState
+def test_joining_incompatible_states_raises() -> None:
     with pytest.raises(ValueError, match="at least one state"):
-        kind.join([])
-    with pytest.raises(TypeError, match=r"State.join takes a list of states, not one state; use join\(\[a, b\]\)"):
-        State.join(used("feedback"))  # type: ignore[arg-type]
-    assert State.join(used("feedback") for _ in range(2)).batch == 6
-    with pytest.raises(TypeError, match=r"FeedbackState.join takes states of that kind, not a LSTMState"):
-        kind.join([used("feedback"), used("lstm")])
-    with pytest.raises(ValueError, match=r"not alike: .*FeedbackState.* and .*LSTMState"):
-        State.join([used("feedback"), used("lstm")])
-    with pytest.raises(ValueError, match=r"not alike: .*'max_crop': 0.* and .*'max_crop': 1"):
-        kind.join([used("feedback"), used("feedback", max_crop=1)])
+        FeedbackState.join([])
+    with pytest.raises(TypeError, match=r"State.join expects a list of states, not one state; use join\(\[a, b\]\)"):
+        State.join(make_state("feedback"))  # type: ignore[arg-type]
+    assert State.join(make_state("feedback") for _ in range(2)).batch == 6
+    with pytest.raises(TypeError, match=r"FeedbackState.join expects states of this class, not a LSTMState"):
+        FeedbackState.join([make_state("feedback"), make_state("lstm")])
+    with pytest.raises(ValueError, match=r"incompatible states: .*FeedbackState.* and .*LSTMState"):
+        State.join([make_state("feedback"), make_state("lstm")])
+    with pytest.raises(ValueError, match=r"incompatible states: .*'max_crop': 0.* and .*'max_crop': 1"):
+        FeedbackState.join([make_state("feedback"), make_state("feedback", max_crop=1)])
     other = build(FeedbackConfig(**SMALL, memory=5)).init_state(1)
-    with pytest.raises(ValueError, match=r"'memory' is \(100, 1, 4\) a row.*\(5, 1, 4\)"):
-        State.join([used("feedback"), other])
+    with pytest.raises(ValueError, match=r"'memory' is \(100, 1, 4\) per stream.*\(5, 1, 4\)"):
+        State.join([make_state("feedback"), other])
     with pytest.raises(ValueError, match=r"torch.float32 on cpu in one.*torch.float64 on cpu"):
-        kind.join([used("feedback"), used("feedback").to(dtype=torch.float64)])
+        FeedbackState.join([make_state("feedback"), make_state("feedback").to(dtype=torch.float64)])
     two, three = (build(CORES["staircase"].config(**SMALL, chunk=2, passes=n)).init_state(1) for n in (2, 3))
-    with pytest.raises(ValueError, match=r"not alike: only one of them has 'passes.2'"):
+    with pytest.raises(ValueError, match=r"incompatible states: only one of them has 'passes.2'"):
         State.join([two, three])
     wider = replace(with_source([2]), source=torch.zeros(1, 2, 6))
-    with pytest.raises(ValueError, match=r"'source' is \(2, 4\) a row.*\(2, 6\)"):
+    with pytest.raises(ValueError, match=r"'source' is \(2, 4\) per stream.*\(2, 6\)"):
         SourceState.join([with_source([2]), wider])
     for wrong in (with_source([2]), with_source([2], "lstm")):
-        with pytest.raises(ValueError, match="not alike"):
+        with pytest.raises(ValueError, match="incompatible states"):
             SourceState.join([with_source([2], "staircase"), wrong])
 
 
@@ -373,61 +375,63 @@ def gather(rank: int, folder: str) -> None:
     state = with_source([4, 3, 2], "global-cached-staircase").select([[1], [0]][rank])
     state = replace(state, source=state.source[:, : 3 + rank], source_mask=state.source_mask[:, : 3 + rank])
     gathered = Distributed(rank, 2).gather_state(state)
-    save_file(gathered, f"{folder}/{rank}", metadata={"form": json.dumps(state.form())})
+    save_file(gathered, f"{folder}/{rank}", metadata={"spec": json.dumps(state.spec())})
     dist.destroy_process_group()
 
 
-def test_a_gather_over_processes_pads_as_join_does(tmp_path: Path) -> None:
+def test_gathering_over_processes_pads_like_join(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(gather, (str(tmp_path),), nprocs=2)  # type: ignore[no-untyped-call]
     whole = with_source([4, 3, 2], "global-cached-staircase").select([1, 0])
     for rank in ("0", "1"):
         with safe_open(tmp_path / rank, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        assert_same(State.from_tensors(tensors, whole.form()), whole)
+        assert_same(State.from_tensors(tensors, whole.spec()), whole)
 
 
-@pytest.mark.parametrize("rows", [[0.7], torch.tensor([0.0, 1.0]), ["a"], None, [[0], [1, 2]]])
-def test_rows_that_are_no_whole_numbers_are_refused(rows: Any) -> None:
-    for act in (used("feedback").select, used("feedback").reset):
-        with pytest.raises(TypeError, match="rows are whole numbers, or one bool a row, not"):
-            act(rows)
+@pytest.mark.parametrize("indices", [[0.7], torch.tensor([0.0, 1.0]), ["a"], None, [[0], [1, 2]]])
+def test_indices_that_are_not_integers_raise(indices: Any) -> None:
+    for method in (make_state("feedback").select, make_state("feedback").reset):
+        with pytest.raises(TypeError, match="batch indices are integers, or one bool per batch element, not"):
+            method(indices)
 
 
-@pytest.mark.parametrize("rows", [[[0, 1]], torch.zeros(2, 2, dtype=torch.int64), 1])
-def test_rows_of_another_shape_are_refused(rows: Any) -> None:
-    for act in (used("feedback").select, used("feedback").reset):
-        with pytest.raises(ValueError, match="rows must be a list of numbers, not of shape"):
-            act(rows)
+@pytest.mark.parametrize("indices", [[[0, 1]], torch.zeros(2, 2, dtype=torch.int64), 1])
+def test_indices_of_another_shape_raise(indices: Any) -> None:
+    for method in (make_state("feedback").select, make_state("feedback").reset):
+        with pytest.raises(ValueError, match="batch indices must be a list of integers, not of shape"):
+            method(indices)
 
 
-def test_no_rows_are_a_state_too() -> None:
-    assert used("global-cached-staircase").select([]).batch == 0
-    assert_same(used("feedback").reset([]), used("feedback"))
+def test_empty_indices_are_valid() -> None:
+    assert make_state("global-cached-staircase").select([]).batch == 0
+    assert_same(make_state("feedback").reset([]), make_state("feedback"))
 
 
-def test_numbers_of_tokens_that_cannot_be_cropped() -> None:
-    state = used("feedback", max_crop=2)
+def test_wrong_arguments_of_crop_raise() -> None:
+    state = make_state("feedback", max_crop=2)
     for wrong in (1.5, [1.0, 1.0, 1.0], True, "two", None):
-        with pytest.raises(TypeError, match="crop takes a whole number of tokens, or one for each of its 3 rows, not"):
+        with pytest.raises(
+            TypeError, match="crop expects an integer number of tokens, or one for each of the 3 streams, not"
+        ):
             state.crop(wrong)  # type: ignore[arg-type]
     for shape in ([1, 1], [[1, 1, 1]], torch.ones(4, dtype=torch.int64)):
-        with pytest.raises(ValueError, match=r"one for each of its 3 rows, not numbers of shape"):
+        with pytest.raises(ValueError, match=r"one for each of the 3 streams, not shape"):
             state.crop(shape)  # type: ignore[arg-type]
     assert_same(state.crop(torch.tensor([1, 1, 1], dtype=torch.int32)), state.crop(1))
 
 
 @pytest.mark.parametrize("arguments", [(1.5,), ("2",), (None,), (2, 0.5), (torch.ones(2),)])
-def test_a_state_of_no_whole_number_of_rows_is_refused(arguments: Any) -> None:
+def test_a_batch_size_that_is_not_an_integer_raises(arguments: Any) -> None:
     model = LanguageModel(LanguageModelConfig(core=FeedbackConfig(**SMALL, memory=3), inputs=5))
-    with pytest.raises(TypeError, match="batch and max_crop are whole numbers, not") as error:
+    with pytest.raises(TypeError, match="batch and max_crop must be integers, not") as error:
         model.core.init_state(*arguments)
     assert "\n" not in str(error.value)
-    with pytest.raises(TypeError, match="batch and max_crop are whole numbers"):
+    with pytest.raises(TypeError, match="batch and max_crop must be integers"):
         model.init_state(arguments[0] if len(arguments) == 1 else 2, max_crop=arguments[-1])
 
 
 @pytest.mark.parametrize("name", ["feedback", "transformer-xl", "cached-staircase"])
-def test_another_memory_size_does_not_pass_for_slack(name: str) -> None:
+def test_another_memory_size_is_not_mistaken_for_max_crop(name: str) -> None:
     key = "passes" if name == "cached-staircase" else "memory"
     small, large = (build(CORES[name].config(**SMALL, heads=2, **{key: size})) for size in (3, 5))
     x = torch.zeros(1, 1, 4)
@@ -436,7 +440,7 @@ def test_another_memory_size_does_not_pass_for_slack(name: str) -> None:
     max_crop = 2 * (32 if name == "cached-staircase" else 1)
     with pytest.raises(ValueError, match="another model"):
         large(x, small.init_state(1, max_crop))
-    # The max_crop stays what it was, whatever is done to a state.
+    # No operation changes max_crop.
     _, state = small(x, small.init_state(1, max_crop))
     again: State = type(state).join([state.select([0]), state.reset([0]), state.detach().crop(1)])
     again = pytree.tree_map(torch.clone, again.to(dtype=torch.float32))
@@ -444,7 +448,7 @@ def test_another_memory_size_does_not_pass_for_slack(name: str) -> None:
     assert small(x.expand(3, 1, 4), again)[1].max_crop == max_crop
 
 
-def test_counts_pack_exactly_however_long_the_stream() -> None:
+def test_large_counts_pack_exactly() -> None:
     core = build(FeedbackConfig(**SMALL, memory=3))
     counts = torch.tensor([0, 1, 2**21 - 1, 2**21, 2**24 + 1, 2**40 + 12345, 2**53 + 1, 2**63 - 1])
     for dtype in (torch.float32, torch.float64):
@@ -454,7 +458,7 @@ def test_counts_pack_exactly_however_long_the_stream() -> None:
         assert torch.equal(core.unpack(vector).count, counts)
 
 
-def test_an_unpacked_state_shares_nothing_with_its_vector() -> None:
+def test_an_unpacked_state_is_a_copy() -> None:
     core = build(FeedbackConfig(**SMALL, memory=3))
     vector = torch.ones(1, 2 * 3 + 3 * 4)
     state: Any = core.unpack(vector)
@@ -463,35 +467,37 @@ def test_an_unpacked_state_shares_nothing_with_its_vector() -> None:
     assert state.memory.is_contiguous()
 
 
-def test_a_vector_goes_through_a_model_in_the_models_own_type() -> None:
+def test_unpack_converts_to_the_dtype_of_the_model() -> None:
     model = LanguageModel(LanguageModelConfig(core=LSTMConfig(**SMALL), inputs=5)).to(torch.bfloat16).eval()
     tokens = torch.randint(5, (2, 3))
     _, state = model(tokens, model.init_state(2))
-    with pytest.raises(ValueError, match=r"packs in float32 or float64, not torch.bfloat16; use state.to\(dtype"):
+    with pytest.raises(
+        ValueError, match=r"only float32 and float64 states can be packed, not torch.bfloat16; use state.to\("
+    ):
         state.pack()
     again = model.unpack(state.to(dtype=torch.float32).pack())
     assert_same(again, state)
     model(tokens, again)
 
 
-def test_vectors_that_are_no_packed_state_are_refused() -> None:
+def test_unpacking_a_wrong_vector_raises() -> None:
     core = build(FeedbackConfig(**SMALL, memory=3))
     vector = core.init_state(2, max_crop=1).pack()
-    with pytest.raises(ValueError, match="FeedbackState with max_crop 0 packs into 18 numbers a row, not 22"):
+    with pytest.raises(ValueError, match="FeedbackState with max_crop 0 packs into 18 numbers per stream, not 22"):
         core.unpack(vector)
     assert core.unpack(vector, max_crop=1).max_crop == 1
     for wrong in (vector[0], vector.half(), vector.long(), vector.tolist()):
-        with pytest.raises(TypeError, match=r"a packed state is \(rows, 22\) of float32 or float64, not"):
+        with pytest.raises(TypeError, match=r"a packed state is \(batch, 22\) of float32 or float64, not"):
             core.unpack(wrong, max_crop=1)  # type: ignore[arg-type]
     for number in (0.5, -1.0, 2.0**21, torch.nan):
         vector[1, 0] = number
-        with pytest.raises(ValueError, match="the vector's 'count' is no whole number"):
+        with pytest.raises(ValueError, match="the vector's 'count' is not an integer"):
             core.unpack(vector, max_crop=1)
 
 
-def test_what_grows_packs_only_up_to_a_limit_and_a_source_not_at_all() -> None:
-    with pytest.raises(ValueError, match=r"'cache' grows with the stream; it packs only if .* max_tokens"):
-        used("global-cached-staircase").pack()
+def test_growing_states_need_a_limit_to_pack_and_sources_do_not_pack() -> None:
+    with pytest.raises(ValueError, match=r"'cache' grows with the stream; to pack it, .* max_tokens"):
+        make_state("global-cached-staircase").pack()
     with pytest.raises(ValueError, match="'source_mask' is static"):
         with_source([2, 1]).pack()
     core = build(GlobalCachedStaircaseConfig(**SMALL, chunk=2, max_tokens=9))
@@ -503,8 +509,8 @@ def test_what_grows_packs_only_up_to_a_limit_and_a_source_not_at_all() -> None:
 
 
 @pytest.mark.parametrize("name", ["feedback", "transformer-xl", "universal", "lstm"])
-def test_a_step_with_a_state_in_and_out_is_exported(name: str) -> None:
-    """One exported step goes on for ever, also after it was written to a file."""
+def test_a_step_with_a_state_can_be_exported(name: str) -> None:
+    """The exported step can be applied to its own output state repeatedly."""
     torch.manual_seed(0)
     core = build(CORES[name].config(**SMALL)).eval()
     with torch.no_grad():
@@ -512,13 +518,13 @@ def test_a_step_with_a_state_in_and_out_is_exported(name: str) -> None:
         state = exported = core.init_state(2)
         for x in torch.randn(4, 2, 1, 4):
             y, state = core(x, state)
-            same, exported = step(x, exported)
-            torch.testing.assert_close(same, y)
+            exported_y, exported = step(x, exported)
+            torch.testing.assert_close(exported_y, y)
             assert type(exported) is type(state)
             torch.testing.assert_close(dict(exported.tensors()), dict(state.tensors()))
 
 
-def test_a_packed_step_is_exported(tmp_path: Path) -> None:
+def test_a_packed_step_can_be_exported(tmp_path: Path) -> None:
     class Step(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -533,11 +539,11 @@ def test_a_packed_step_is_exported(tmp_path: Path) -> None:
     exported = torch.export.load(tmp_path / "step.pt2").module()
     for _ in range(5):
         y, after = step(x, vector)
-        same, vector = exported(x, vector)
-        torch.testing.assert_close((same, vector), (y, after))
+        exported_y, vector = exported(x, vector)
+        torch.testing.assert_close((exported_y, vector), (y, after))
 
 
-def test_a_nested_state_is_exported_and_compiled() -> None:
+def test_a_step_with_a_nested_state_can_be_exported_and_compiled() -> None:
     class Step(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -552,33 +558,33 @@ def test_a_nested_state_is_exported_and_compiled() -> None:
     exported = torch.export.export(step, (x, state)).module()
     compiled = torch.compile(step, fullgraph=True, backend="eager")
     for run in (exported, compiled):
-        y, found = run(x, state)
+        y, actual = run(x, state)
         torch.testing.assert_close(y, expected)
-        torch.testing.assert_close(dict(found.tensors()), dict(after.tensors()))
+        torch.testing.assert_close(dict(actual.tensors()), dict(after.tensors()))
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_functional_transforms_take_and_return_states(name: str) -> None:
+def test_torch_func_accepts_states(name: str) -> None:
     torch.manual_seed(0)
     core = build(CORES[name].config(**SMALL)).eval()
-    x, given = torch.randn(3, 2, 4), used(name)
+    x, before = torch.randn(3, 2, 4), make_state(name)
 
     def loss(parameters: Any, state: State) -> tuple[Tensor, State]:
         y, after = torch.func.functional_call(core, parameters, (x, state))
         return y.square().sum(), after
 
     parameters = dict(core.named_parameters())
-    gradients, after = torch.func.grad(loss, has_aux=True)(parameters, given)
-    total, expected = loss(parameters, given)
+    gradients, after = torch.func.grad(loss, has_aux=True)(parameters, before)
+    total, expected = loss(parameters, before)
     assert_same(after, expected.detach())
-    found = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
-    for (parameter, ours), theirs in zip(gradients.items(), found, strict=True):
-        torch.testing.assert_close(ours, torch.zeros_like(ours) if theirs is None else theirs, msg=parameter)
+    grads = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    for (name, a), b in zip(gradients.items(), grads, strict=True):
+        torch.testing.assert_close(a, torch.zeros_like(a) if b is None else b, msg=name)
 
 
 @pytest.mark.parametrize("memory_composition", ["all", "average", "recurrent", 0, 3])
-def test_feedback_remembers_layers_times_less_than_transformer_xl(memory_composition: Any) -> None:
-    """Measured on what a call returns, storage and all; `recurrent` holds as much as Transformer-XL."""
+def test_the_state_of_feedback_is_smaller_by_the_number_of_layers(memory_composition: Any) -> None:
+    """Compared with Transformer-XL, in bytes of storage; `recurrent` needs as much as Transformer-XL."""
     options: dict[str, Any] = {"width": 32, "layers": 3, "memory": 50}
     sizes = []
     for config in (TransformerXLConfig(**options), FeedbackConfig(**options, memory_composition=memory_composition)):
@@ -590,40 +596,40 @@ def test_feedback_remembers_layers_times_less_than_transformer_xl(memory_composi
     assert sizes[0] / sizes[1] == (1 if memory_composition == "recurrent" else 3)
 
 
-def test_crop_beyond_the_slack_is_an_error_and_loses_nothing() -> None:
-    state: Any = used("feedback", max_crop=2)
+def test_cropping_more_than_max_crop_raises() -> None:
+    state: Any = make_state("feedback", max_crop=2)
     memory = state.memory.clone()
-    with pytest.raises(ValueError, match=r"cannot crop 3 tokens of row 0: it can take back 2 .*max_crop"):
+    with pytest.raises(ValueError, match=r"cannot crop 3 tokens of stream 0: croppable is 2 .*max_crop"):
         state.crop(3)
     with pytest.raises(ValueError, match="0 or more"):
         state.crop(-1)
-    # What was taken back once cannot be taken back again.
-    with pytest.raises(ValueError, match="it can take back 1"):
+    # Cropped tokens no longer count as croppable.
+    with pytest.raises(ValueError, match="croppable is 1"):
         state.crop(1).crop(2)
     assert torch.equal(state.memory, memory)
 
 
-def test_crop_stops_at_a_rows_start() -> None:
+def test_crop_is_limited_by_the_start_of_a_stream() -> None:
     core = build(FeedbackConfig(**SMALL, memory=5))
     start = torch.tensor([[False, False, False, True]])
     with torch.no_grad():
         _, state = core(torch.randn(1, 4, 4), core.init_state(1, max_crop=3), start)
-    with pytest.raises(ValueError, match="it can take back 1"):
+    with pytest.raises(ValueError, match="croppable is 1"):
         state.crop(2)
-    fresh = state.crop(1)
-    assert isinstance(fresh, FeedbackState)
-    assert fresh.count.item() == 0
-    assert fresh.memory.abs().sum() == 0
+    cropped = state.crop(1)
+    assert isinstance(cropped, FeedbackState)
+    assert cropped.count.item() == 0
+    assert cropped.memory.abs().sum() == 0
 
 
-def test_an_lstm_says_that_it_cannot_crop() -> None:
-    with pytest.raises(ValueError, match="LSTMState cannot take tokens back"):
-        used("lstm").crop(1)
+def test_lstm_does_not_support_crop() -> None:
+    with pytest.raises(ValueError, match="LSTMState does not support crop"):
+        make_state("lstm").crop(1)
     with pytest.raises(ValueError, match="use max_crop=0"):
         build(LSTMConfig(**SMALL)).init_state(2, max_crop=1)
 
 
-def test_a_limit_on_the_growing_cache_is_kept() -> None:
+def test_a_stream_longer_than_max_tokens_raises() -> None:
     core = build(GlobalCachedStaircaseConfig(**SMALL, chunk=2, max_tokens=6))
     _, state = core(torch.randn(1, 6, 4), core.init_state(1))
     with pytest.raises(ValueError, match="7 tokens since its start, more than max_tokens=6"):

@@ -1,4 +1,4 @@
-"""A stream reads, forks, crops and stops for days, and is always where it would be had nobody touched it."""
+"""Streams: feeding, forking, cropping, saving and batching give what one call of the model gives."""
 
 from __future__ import annotations
 
@@ -10,137 +10,138 @@ import torch
 
 from stairwell import CORES, LanguageModel, LanguageModelConfig, configs
 from stairwell.cores import config_type
+from stairwell.decode.sampling import REPETITION_WINDOW
 from stairwell.errors import UserError
 from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.stream import ANCHOR, AT_ONCE, FORMAT, RECENT, Stream, StreamBatch, read_file, with_max_crop
+from stairwell.state import with_max_crop
+from stairwell.stream import ANCHOR_INTERVAL, FORMAT, MAX_TOKENS_PER_CALL, Stream, StreamBatch, read_file
 from stairwell.tensor_files import read_hashed, write_hashed
 from stairwell.text import BPE, Bytes, Characters
 
 SIZES: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "memory": 5, "chunk": 3}
-CARRIED = ("lstm", "deltanet")  # cores that cannot take a token back
+RECURRENT = ("lstm", "deltanet")  # these cores do not support crop
 cores = pytest.mark.parametrize("name", sorted(CORES))
 
 
 def make_model(name: str = "feedback", inputs: int = 7, outputs: int | None = None) -> LanguageModel:
-    kind = config_type(name)
-    sizes = {key: value for key, value in SIZES.items() if key in configs.field_types(kind)}
+    config = config_type(name)
+    sizes = {key: value for key, value in SIZES.items() if key in configs.field_types(config)}
     torch.manual_seed(0)
-    return LanguageModel(LanguageModelConfig(core=kind(**sizes), inputs=inputs, outputs=outputs)).eval()
+    return LanguageModel(LanguageModelConfig(core=config(**sizes), inputs=inputs, outputs=outputs)).eval()
 
 
-def drawn(count: int, seed: int = 0) -> list[int]:
+def random_tokens(count: int, seed: int = 0) -> list[int]:
     return torch.randint(7, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
 @torch.no_grad()
 def expected(model: LanguageModel, tokens: list[int]) -> torch.Tensor:
-    """Log-probabilities after each token, in one call."""
+    """Return the log-probabilities after each token, from one call of the model."""
     return model(torch.tensor([tokens]), model.init_state(1))[0][0].log_softmax(-1)
 
 
 @cores
-def test_any_way_of_feeding_gives_what_one_call_gives(name: str) -> None:
-    model, tokens = make_model(name), drawn(20)
+def test_any_split_gives_the_same_log_probabilities(name: str) -> None:
+    model, tokens = make_model(name), random_tokens(20)
     stream = Stream(model)
     stream.feed(tokens[0])
     stream.feed([])
     stream.feed(torch.tensor(tokens[1:6]))
-    found = stream.follow(iter(tokens[6:]))
-    torch.testing.assert_close(found, expected(model, tokens)[6:])
+    log_probs = stream.log_probs_each(iter(tokens[6:]))
+    torch.testing.assert_close(log_probs, expected(model, tokens)[6:])
     torch.testing.assert_close(stream.probabilities(), expected(model, tokens)[-1].exp())
     assert stream.count == 20
 
 
 @cores
-def test_a_stream_that_was_saved_goes_on_bit_for_bit(name: str, tmp_path: Path) -> None:
-    model, tokens = make_model(name), drawn(40)
+def test_a_saved_stream_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
+    model, tokens = make_model(name), random_tokens(40)
     whole = Stream(model)
     whole.feed(tokens[:7])
-    stopped = Stream(model)
-    stopped.feed(tokens[:7])
+    resumed = Stream(model)
+    resumed.feed(tokens[:7])
     for i, token in enumerate(tokens[7:]):
         whole.feed(token)
-        stopped.feed(token)
+        resumed.feed(token)
         if i % 9 == 4:
-            stopped.save(tmp_path / "a.stream")
-            stopped = Stream.load(tmp_path / "a.stream", make_model(name))
-        assert torch.equal(whole.probabilities(), stopped.probabilities()), i
-    assert stopped.count == whole.count
+            resumed.save(tmp_path / "a.stream")
+            resumed = Stream.load(tmp_path / "a.stream", make_model(name))
+        assert torch.equal(whole.probabilities(), resumed.probabilities()), i
+    assert resumed.count == whole.count
 
 
-def test_it_goes_on_bit_for_bit_wherever_its_session_was_made_anew(tmp_path: Path) -> None:
-    model, tokens = make_model(), drawn(2 * ANCHOR + 40)
-    whole, stopped = Stream(model), Stream(model)
+def test_a_stream_saved_near_an_anchor_resumes_bit_for_bit(tmp_path: Path) -> None:
+    model, tokens = make_model(), random_tokens(2 * ANCHOR_INTERVAL + 40)
+    whole, resumed = Stream(model), Stream(model)
     for i, token in enumerate(tokens):
         whole.feed(token)
-        stopped.feed(token)
-        if i in (ANCHOR - 1, ANCHOR, ANCHOR + 1, 2 * ANCHOR - 7):
-            stopped.save(tmp_path / "a.stream")
-            stopped = Stream.load(tmp_path / "a.stream", model)
-    assert torch.equal(whole.probabilities(), stopped.probabilities())
+        resumed.feed(token)
+        if i in (ANCHOR_INTERVAL - 1, ANCHOR_INTERVAL, ANCHOR_INTERVAL + 1, 2 * ANCHOR_INTERVAL - 7):
+            resumed.save(tmp_path / "a.stream")
+            resumed = Stream.load(tmp_path / "a.stream", model)
+    assert torch.equal(whole.probabilities(), resumed.probabilities())
     torch.testing.assert_close(whole.log_probabilities(), expected(model, tokens)[-1])
 
 
-def test_a_long_text_is_read_in_parts_and_a_fresh_stream_can_be_saved(tmp_path: Path) -> None:
-    model, tokens = make_model("lstm"), drawn(AT_ONCE + 5)
-    Stream(model).save(tmp_path / "fresh.stream")
-    stream = Stream.load(tmp_path / "fresh.stream", model)
+def test_a_new_stream_can_be_saved_and_a_long_text_is_fed_in_several_calls(tmp_path: Path) -> None:
+    model, tokens = make_model("lstm"), random_tokens(MAX_TOKENS_PER_CALL + 5)
+    Stream(model).save(tmp_path / "new.stream")
+    stream = Stream.load(tmp_path / "new.stream", model)
     stream.feed(tokens)
     torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens)[-1], rtol=1e-4, atol=1e-5)
 
 
 @cores
-def test_a_fork_goes_its_own_way(name: str) -> None:
-    model, tokens = make_model(name), drawn(20)
+def test_a_fork_is_independent(name: str) -> None:
+    model, tokens = make_model(name), random_tokens(20)
     stream, alone = Stream(model), Stream(model)
     for each in (stream, alone):
         each.feed(tokens[:10])
-    twin = stream.fork()
-    twin.feed(drawn(9, seed=5))
+    fork = stream.fork()
+    fork.feed(random_tokens(9, seed=5))
     for each in (stream, alone):
         each.feed(tokens[10])
     assert torch.equal(stream.probabilities(), alone.probabilities())
-    torch.testing.assert_close(twin.log_probabilities(), expected(model, tokens[:10] + drawn(9, seed=5))[-1])
+    torch.testing.assert_close(fork.log_probabilities(), expected(model, tokens[:10] + random_tokens(9, seed=5))[-1])
 
 
 @cores
-def test_a_fork_and_its_parent_step_apart(name: str) -> None:
-    """Token by token, in turns: decoding sessions are not shared."""
-    model, tokens = make_model(name), drawn(10)
+def test_a_fork_does_not_share_a_session(name: str) -> None:
+    """The stream and its fork step in turns."""
+    model, tokens = make_model(name), random_tokens(10)
     stream = Stream(model)
     stream.feed(tokens)
-    twin = stream.fork()
-    ours, theirs = drawn(6, seed=5), drawn(6, seed=6)
-    for mine, other in zip(ours, theirs):
-        stream.feed(mine)
-        twin.feed(other)
+    fork = stream.fork()
+    ours, theirs = random_tokens(6, seed=5), random_tokens(6, seed=6)
+    for our_token, their_token in zip(ours, theirs):
+        stream.feed(our_token)
+        fork.feed(their_token)
     torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens + ours)[-1])
-    torch.testing.assert_close(twin.log_probabilities(), expected(model, tokens + theirs)[-1])
-    assert stream.count == twin.count == 16 and stream.recent[-6:] == ours and twin.recent[-6:] == theirs
+    torch.testing.assert_close(fork.log_probabilities(), expected(model, tokens + theirs)[-1])
+    assert stream.count == fork.count == 16 and stream.recent[-6:] == ours and fork.recent[-6:] == theirs
 
 
-@pytest.mark.parametrize("name", sorted(set(CORES) - set(CARRIED)))
-def test_cropped_tokens_were_never_read(name: str) -> None:
-    model, tokens = make_model(name), drawn(30)
+@pytest.mark.parametrize("name", sorted(set(CORES) - set(RECURRENT)))
+def test_a_cropped_stream_equals_one_that_never_read_the_tokens(name: str) -> None:
+    model, tokens = make_model(name), random_tokens(30)
     stream = Stream(model, max_crop=4)
     stream.feed(tokens[:20])
-    stream.feed(drawn(4, seed=9))
+    stream.feed(random_tokens(4, seed=9))
     stream.crop(4)
     torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens[:20])[-1])
     stream.feed(tokens[20:])
     torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens)[-1])
-    with pytest.raises(UserError, match="made with max_crop 4; make it with max_crop=5"):
+    with pytest.raises(UserError, match="created with max_crop 4; create it with max_crop=5"):
         stream.crop(5)
 
 
-@pytest.mark.parametrize("name", sorted(set(CORES) - set(CARRIED)))
-def test_a_saved_stream_can_be_cropped_as_far_as_before(name: str, tmp_path: Path) -> None:
-    """Loaded, forked, and taken into a batch and out of it."""
-    model, tokens = make_model(name), drawn(20)
+@pytest.mark.parametrize("name", sorted(set(CORES) - set(RECURRENT)))
+def test_loading_forking_and_batching_keep_max_crop(name: str, tmp_path: Path) -> None:
+    model, tokens = make_model(name), random_tokens(20)
     stream = Stream(model, max_crop=4)
     stream.feed(tokens)
-    for token in drawn(4, seed=9):
+    for token in random_tokens(4, seed=9):
         stream.feed(token)
     stream.save(tmp_path / "a.stream")
     batch = StreamBatch(model, max_crop=4)
@@ -149,45 +150,45 @@ def test_a_saved_stream_can_be_cropped_as_far_as_before(name: str, tmp_path: Pat
         assert each.max_crop == 4
         each.crop(4)
         torch.testing.assert_close(each.log_probabilities(), expected(model, tokens)[-1])
-        each.feed(drawn(6, seed=3))  # it can do so again
+        each.feed(random_tokens(6, seed=3))  # a second crop has the same limit
         each.crop(4)
-        torch.testing.assert_close(each.log_probabilities(), expected(model, tokens + drawn(6, seed=3)[:2])[-1])
-        assert each.recent[-22:] == tokens + drawn(6, seed=3)[:2]
+        torch.testing.assert_close(each.log_probabilities(), expected(model, tokens + random_tokens(6, seed=3)[:2])[-1])
+        assert each.recent[-22:] == tokens + random_tokens(6, seed=3)[:2]
 
 
-def test_more_tokens_can_be_cropped_than_are_kept_for_penalties(tmp_path: Path) -> None:
-    model, tokens = make_model(), drawn(2 * RECENT)
-    back = RECENT + 10
+def test_max_crop_may_exceed_the_repetition_window(tmp_path: Path) -> None:
+    model, tokens = make_model(), random_tokens(2 * REPETITION_WINDOW)
+    back = REPETITION_WINDOW + 10
     stream, batch = Stream(model, max_crop=back), StreamBatch(model, max_crop=back)
-    number = batch.open()
+    stream_id = batch.open()
     stream.feed(tokens)
-    batch.feed({number: tokens})
+    batch.feed({stream_id: tokens})
     stream.save(tmp_path / "a.stream")
-    for each in (Stream.load(tmp_path / "a.stream", model), batch.close(number), stream):
+    for each in (Stream.load(tmp_path / "a.stream", model), batch.close(stream_id), stream):
         each.crop(back)
         torch.testing.assert_close(each.log_probabilities(), expected(model, tokens[:-back])[-1])
         assert each.recent == tokens[:-back][-len(each.recent) :] and each.count == len(tokens) - back
 
 
 @torch.no_grad()
-def test_a_state_with_other_slack_says_and_crops_the_same() -> None:
-    model, tokens = make_model(), drawn(20)
+def test_with_max_crop_keeps_predictions_and_limits_crop() -> None:
+    model, tokens = make_model(), random_tokens(20)
     _, state = model(torch.tensor([tokens[:15]]), model.init_state(1, max_crop=4))
     for max_crop in (0, 2, 4, 9):
         changed = with_max_crop(model.core, state, max_crop)
         assert changed.max_crop == max_crop and int(changed.croppable) == min(4, max_crop)
-        said = model(torch.tensor([tokens[15:]]), changed)[0]
-        torch.testing.assert_close(said[0].log_softmax(-1), expected(model, tokens)[15:])
-        can = int(changed.croppable)
-        said = model(torch.tensor([tokens[15:]]), changed.crop(can))[0]
-        wanted = expected(model, tokens[: 15 - can] + tokens[15:])[15 - can :]
-        torch.testing.assert_close(said[0].log_softmax(-1), wanted)
-        with pytest.raises(ValueError, match=f"can take back {can} "):
-            changed.crop(can + 1)
+        logits = model(torch.tensor([tokens[15:]]), changed)[0]
+        torch.testing.assert_close(logits[0].log_softmax(-1), expected(model, tokens)[15:])
+        croppable = int(changed.croppable)
+        logits = model(torch.tensor([tokens[15:]]), changed.crop(croppable))[0]
+        log_probs = expected(model, tokens[: 15 - croppable] + tokens[15:])[15 - croppable :]
+        torch.testing.assert_close(logits[0].log_softmax(-1), log_probs)
+        with pytest.raises(ValueError, match=f"cannot crop {croppable + 1} tokens"):
+            changed.crop(croppable + 1)
 
 
-def test_cropping_everything_leaves_a_fresh_stream() -> None:
-    model, tokens = make_model(), drawn(6)
+def test_cropping_all_tokens_gives_a_new_stream() -> None:
+    model, tokens = make_model(), random_tokens(6)
     stream = Stream(model, max_crop=3)
     stream.feed(tokens[:3])
     stream.crop(3)
@@ -197,37 +198,39 @@ def test_cropping_everything_leaves_a_fresh_stream() -> None:
     torch.testing.assert_close(stream.log_probabilities(), expected(model, tokens)[-1])
 
 
-def test_surprise_is_what_a_token_costs() -> None:
-    model, tokens = make_model(), drawn(9)
+def test_token_losses_are_negative_log_probabilities() -> None:
+    model, tokens = make_model(), random_tokens(9)
     stream = Stream(model)
-    found = torch.cat([stream.surprise(tokens[:4]), stream.surprise([]), stream.surprise(tokens[4:])])
-    wanted = -expected(model, tokens)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
-    torch.testing.assert_close(found, torch.cat([torch.zeros(1), wanted]))
-    with pytest.raises(UserError, match="predicts 3 labels, not its 7 input symbols"):
-        Stream(make_model(outputs=3)).surprise(tokens)
+    losses = torch.cat([stream.token_losses(part) for part in (tokens[:4], [], tokens[4:])])
+    after_first = -expected(model, tokens)[:-1].gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    torch.testing.assert_close(losses, torch.cat([torch.zeros(1), after_first]))
+    with pytest.raises(UserError, match="predicts 3 labels, not its 7 input tokens"):
+        Stream(make_model(outputs=3)).token_losses(tokens)
 
 
-def test_sampling_follows_the_seed_and_does_not_read() -> None:
+def test_sampling_depends_on_the_seed_and_does_not_feed() -> None:
     stream = Stream(make_model())
     stream.feed(1)
-    draws = [stream.sample(generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1, 2, 3, 4)]
-    assert draws[0] == draws[1] and len(set(draws)) > 1 and stream.count == 1
+    samples = [stream.sample(generator=torch.Generator().manual_seed(seed)) for seed in (0, 0, 1, 2, 3, 4)]
+    assert samples[0] == samples[1] and len(set(samples)) > 1 and stream.count == 1
     assert stream.sample(temperature=0) == int(stream.probabilities().argmax())
 
 
-def test_text_is_read_in_the_vocabulary_of_the_model() -> None:
+def test_text_is_encoded_by_the_vocabulary() -> None:
     model = make_model(inputs=256)
     stream, ids = Stream(model, Bytes()), Stream(model)
     stream.feed("aé")
     ids.feed(list("aé".encode()))
     assert torch.equal(stream.probabilities(), ids.probabilities())
-    stream.feed("é".encode()[:1])  # half a character is a byte like any other
-    stream.feed("\udcff")  # as a command line hands over what is no text
+    stream.feed("é".encode()[:1])  # an incomplete character
+    stream.feed("\udcff")  # a byte that is not UTF-8, as it arrives from a command line
     assert stream.recent[-2:] == [0xC3, 0xFF]
 
 
-@pytest.mark.parametrize("vocabulary", [Characters.build(["aé"]), BPE.build(["aé"], 256)], ids=lambda one: one.kind)
-def test_text_cut_inside_a_character_is_refused_where_tokens_are_characters(vocabulary: Any) -> None:
+@pytest.mark.parametrize(
+    "vocabulary", [Characters.build(["aé"]), BPE.build(["aé"], 256)], ids=lambda one: one.type_name
+)
+def test_incomplete_characters_raise_unless_tokens_are_bytes(vocabulary: Any) -> None:
     stream = Stream(make_model(inputs=vocabulary.size), vocabulary)
     with pytest.raises(UserError, match="not valid UTF-8 at byte 1"):
         stream.feed(b"a\xc3")
@@ -235,26 +238,26 @@ def test_text_cut_inside_a_character_is_refused_where_tokens_are_characters(voca
 
 
 @pytest.mark.parametrize(
-    ("tokens", "told"),
+    ("tokens", "message"),
     [
         ("text", "reads tokens, not text"),
-        ([3, 7], "token 7 at place 1 is out of range: the model knows 0..6"),
+        ([3, 7], "token 7 at position 1 is out of range: the model's vocabulary is 0..6"),
         (-1, "out of range"),
-        ([0.5], "whole numbers"),
-        ([[1, 2]], "in a row"),
-        (None, "whole numbers, or text"),
-        (True, "whole numbers"),
+        ([0.5], "integers"),
+        ([[1, 2]], "a sequence of integers"),
+        (None, "integers, or text"),
+        (True, "integers"),
     ],
     ids=str,
 )
-def test_what_is_no_token_is_refused(tokens: Any, told: str) -> None:
+def test_invalid_tokens_raise(tokens: Any, message: str) -> None:
     stream = Stream(make_model())
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         stream.feed(tokens)
     assert stream.count == 0
 
 
-def test_a_stream_belongs_to_the_parameters_that_wrote_it(tmp_path: Path) -> None:
+def test_loading_with_other_parameters_raises(tmp_path: Path) -> None:
     model = make_model()
     stream = Stream(model)
     stream.feed([1, 2, 3])
@@ -265,17 +268,17 @@ def test_a_stream_belongs_to_the_parameters_that_wrote_it(tmp_path: Path) -> Non
         Stream.load(tmp_path / "a.stream", model)
 
 
-def test_what_is_no_stream_is_told(tmp_path: Path) -> None:
+def test_loading_another_file_raises(tmp_path: Path) -> None:
     model = make_model()
     (tmp_path / "noise").write_bytes(b"\x00\x01noise")
     model.init_state(1).save(tmp_path / "state")
-    for name, told in (("noise", "not a readable stream"), ("state", "not a saved stream of stairwell")):
-        with pytest.raises(UserError, match=told):
+    for name, message in (("noise", "not a readable stream"), ("state", "not a saved stream of stairwell")):
+        with pytest.raises(UserError, match=message):
             Stream.load(tmp_path / name, model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64, torch.complex64, torch.float8_e4m3fn, torch.int32])
-def test_a_stream_with_a_tensor_of_another_type_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_a_file_with_another_dtype_raises(dtype: torch.dtype, tmp_path: Path) -> None:
     model = make_model()
     stream = Stream(model, max_crop=2)
     stream.feed([1, 2, 3])
@@ -288,66 +291,69 @@ def test_a_stream_with_a_tensor_of_another_type_is_refused(dtype: torch.dtype, t
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"state.count": lambda tensor: tensor - 100}, "stream 0 has count -97"),
-        ({"state.room": lambda tensor: tensor + 100}, "stream 0 has count 3 and room 103"),
-        ({"state.memory": lambda tensor: tensor[:, 1:]}, r"its 'memory' is \(7, 1, 8\) a row, this Feedback has"),
-        ({"recent": lambda tensor: tensor[:2]}, "the tokens that it read last, or what follows them, are missing"),
-        ({"logits": lambda tensor: tensor[1:]}, r"'logits' is torch.float32 of \(6,\), this model has .* of \(7,\)"),
-        ({"logits": None}, "the tokens that it read last, or what follows them, are missing"),
+        ({"state.croppable": lambda tensor: tensor + 100}, "stream 0 has count 3 and croppable 103"),
+        ({"state.memory": lambda tensor: tensor[:, 1:]}, r"its 'memory' is \(7, 1, 8\) per stream, this Feedback has"),
+        ({"recent": lambda tensor: tensor[:2]}, "its last tokens or its logits are missing"),
+        (
+            {"logits": lambda tensor: tensor[1:]},
+            r"'logits' is torch.float32 of shape \(6,\); this model's is .* of shape \(7,\)",
+        ),
+        ({"logits": None}, "its last tokens or its logits are missing"),
     ],
 )
-def test_a_stream_that_its_model_cannot_have_written_is_refused(
-    changes: dict[str, Any], told: str, tmp_path: Path
+def test_a_file_that_its_model_cannot_have_written_raises(
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     model = make_model()
     stream = Stream(model, max_crop=2)
     stream.feed([1, 2, 3])
     stream.save(tmp_path / "a.stream")
     rewrite(tmp_path / "a.stream", tmp_path / "b.stream", **changes)
-    with pytest.raises(UserError, match=f"b.stream is damaged: .*{told}"):
+    with pytest.raises(UserError, match=f"b.stream is damaged: .*{message}"):
         Stream.load(tmp_path / "b.stream", model)
 
 
 def rewrite(path: Path, to: Path, **changes: Any) -> None:
-    """A stream's file with tensors changed, and all else right, the hash included."""
-    tensors, text = read_hashed(path, FORMAT)
+    """Copy a stream's file with changed tensors and a valid hash."""
+    tensors, metadata = read_hashed(path, FORMAT)
     for name, change in changes.items():
         if change is None:
             del tensors[name]
         else:
             tensors[name] = change(tensors[name]).contiguous()
-    write_hashed(to, tensors, text)
+    write_hashed(to, tensors, metadata)
 
 
-def test_a_stream_with_any_bit_changed_is_refused(tmp_path: Path) -> None:
+def test_a_file_with_any_changed_bit_raises(tmp_path: Path) -> None:
     model, path = make_model(), tmp_path / "a.stream"
     stream = Stream(model, max_crop=2)
     stream.feed([1, 2, 3])
     stream.feed(4)
-    stream.save(path, {"seed": 1}, drawn=torch.arange(3))
+    stream.save(path, {"seed": 1}, extra=torch.arange(3))
     content = path.read_bytes()
-    for place in range(0, len(content), 3):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :])
+    for i in range(0, len(content), 3):
+        path.write_bytes(content[:i] + bytes([content[i] ^ 1 << i % 8]) + content[i + 1 :])
         with pytest.raises(UserError, match=r"stream (is damaged: its contents do not match|is not a|was written by)"):
             Stream.load(path, model)
 
 
-def test_a_stream_refuses_numbers_that_mean_nothing() -> None:
+def test_invalid_numbers_raise() -> None:
     stream = Stream(make_model(), max_crop=4)
     stream.feed([1, 2, 3, 4, 5])
     batch = StreamBatch(stream.model, max_crop=4)
-    name = batch.open(stream)
+    stream_id = batch.open(stream)
     for wrong in (1.5, True, "2", None, [1], torch.tensor(1.5), float("nan")):
         with pytest.raises(TypeError, match="crop takes an integer number of tokens, not"):
             stream.crop(wrong)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="crop takes an integer number of tokens, not"):
-            batch.crop(name, wrong)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="max_crop is an integer number of tokens, not"):
+            batch.crop(stream_id, wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="max_crop must be an integer number of tokens, not"):
             Stream(stream.model, max_crop=wrong)  # type: ignore[arg-type]
     stream.crop(torch.tensor(1))  # type: ignore[arg-type]
-    assert stream.count == batch.state(name).count - 1 == 4
+    assert stream.count == batch.state(stream_id).count - 1 == 4
     for wrong in (float("nan"), float("inf"), -1.0):
         with pytest.raises(UserError, match="temperature must be a finite number, 0 or more, not"):
             stream.sample(temperature=wrong)
@@ -356,63 +362,63 @@ def test_a_stream_refuses_numbers_that_mean_nothing() -> None:
 
 
 @cores
-def test_a_stream_finds_parameters_that_were_changed_behind_autograd(name: str) -> None:
-    """`p.data.mul_()` counts no version; the stream's projected past would be of the parameters before."""
+def test_parameters_changed_through_data_raise(name: str) -> None:
+    """`p.data.add_()` does not change the version of a parameter."""
     model = make_model(name)
     for parameter in model.parameters():
         stream = Stream(model)
         stream.feed([1, 2, 3])
         stream.feed(4)
         parameter.data.add_(0.5)
-        with pytest.raises(RuntimeError, match="the model's weights have changed"):
+        with pytest.raises(RuntimeError, match="the model's parameters have changed"):
             stream.feed(5)
         parameter.data.copy_(parameter.data - 0.5)
-    stream = stream.fork()  # goes on with the parameters as they are now
+    stream = stream.fork()  # uses the current parameters
     stream.feed(5)
 
 
-def test_parameters_that_are_no_numbers_are_told() -> None:
+def test_models_with_nan_or_in_training_mode_raise() -> None:
     model = make_model()
     with torch.no_grad():
         model.embedding.vectors[1, 2] = torch.nan  # type: ignore[union-attr, index]
-    with pytest.raises(UserError, match=r"'embedding.vectors' holds NaN"):
+    with pytest.raises(UserError, match=r"'embedding.vectors' contains NaN"):
         Stream(model)
-    with pytest.raises(UserError, match="decoding with dropout"):
+    with pytest.raises(UserError, match="training mode"):
         Stream(make_model().train())
 
 
 @cores
-def test_streams_come_and_go_in_a_batch_and_each_reads_as_if_alone(name: str) -> None:
+def test_streams_of_a_batch_are_independent(name: str) -> None:
     model = make_model(name)
     batch = StreamBatch(model)
     a, b = batch.open(), batch.open()
-    said: dict[int, list[int]] = {a: drawn(6, 1), b: drawn(3, 2)}
-    batch.feed(said)
+    past: dict[int, list[int]] = {a: random_tokens(6, 1), b: random_tokens(3, 2)}
+    batch.feed(past)
     for step in range(8):
         if step == 2:
             c = batch.open()
-            said[c] = []
+            past[c] = []
         if step == 4:
             d = batch.fork(a)
-            said[d] = list(said[a])
+            past[d] = list(past[a])
         if step == 6:
-            left = batch.close(b)
-            torch.testing.assert_close(left.log_probabilities(), expected(model, said.pop(b))[-1])
-        tokens = {stream: drawn(1, 100 * step + stream) for stream in said if step != 5 or stream != a}
+            closed = batch.close(b)
+            torch.testing.assert_close(closed.log_probabilities(), expected(model, past.pop(b))[-1])
+        tokens = {stream: random_tokens(1, 100 * step + stream) for stream in past if step != 5 or stream != a}
         batch.feed(tokens)
         for stream, new in tokens.items():
-            said[stream] += new
-        for stream, past in said.items():
-            torch.testing.assert_close(batch.log_probabilities(stream), expected(model, past)[-1])
+            past[stream] += new
+        for stream, read in past.items():
+            torch.testing.assert_close(batch.log_probabilities(stream), expected(model, read)[-1])
     assert len(batch) == 3
-    again = batch.open(left)
-    batch.feed({again: 3})
+    reopened = batch.open(closed)
+    batch.feed({reopened: 3})
     with pytest.raises(UserError, match="no stream 1 in this batch"):
         batch.feed({b: 3})
 
 
 def test_a_stream_of_a_batch_can_be_cropped() -> None:
-    model, tokens = make_model(), drawn(9)
+    model, tokens = make_model(), random_tokens(9)
     batch = StreamBatch(model, max_crop=3)
     a, b = batch.open(), batch.open()
     batch.feed({a: [*tokens, 1, 2, 3], b: tokens[:4]})
@@ -425,28 +431,28 @@ def test_a_stream_of_a_batch_can_be_cropped() -> None:
     torch.testing.assert_close(batch.log_probabilities(b), expected(model, tokens[:4])[-1])
 
 
-@pytest.mark.parametrize("kind", ["events", "readings"])
-def test_a_run_on_logs_or_readings_is_fed_by_name(kind: str, tmp_path: Path) -> None:
-    """As docs/streams.md tells it: what was trained on names takes names."""
+@pytest.mark.parametrize("task", ["lm", "labeled"])
+def test_runs_on_named_symbols_are_fed_by_name(task: str, tmp_path: Path) -> None:
+    """The examples of docs/streams.md."""
     lines, labels = "login read write logout\n" * 40, "idle working working idle\n" * 40
     (tmp_path / "machine.tokens").write_text(lines)
     (tmp_path / "machine.labels").write_text(labels)
     options = {"core.width": "8", "core.heads": "1", "core.layers": "1", "train.steps": "1", "train.batch": "2"}
     options |= {"train.segment": "4", "task.path": str(tmp_path / "machine.tokens")}
-    if kind == "events":
+    if task == "lm":
         options |= {"task.unit": "words", "task.documents": "lines"}
     fit(
-        preset("lm/feedback" if kind == "events" else "labeled/feedback").with_options(options),
+        preset(f"{task}/feedback").with_options(options),
         tmp_path / "run",
         "cpu",
     )
     stream = Stream.open(tmp_path / "run", "cpu")
     stream.feed("login read")
     assert stream.count == 2
-    if kind == "events":
-        assert float(stream.surprise("write")) > 0
-        stream.feed("never-heard-of")
+    if task == "lm":
+        assert float(stream.token_losses("write")) > 0
+        stream.feed("unknown-event")
     else:
         assert stream.vocabulary.labels == ("idle", "working") and len(stream.probabilities()) == 2  # type: ignore[union-attr]
-        with pytest.raises(UserError, match="never-heard-of"):
-            stream.feed("never-heard-of")
+        with pytest.raises(UserError, match="unknown-event"):
+            stream.feed("unknown-event")

@@ -32,7 +32,7 @@ def every_vocabulary() -> list[text.Vocabulary]:
 
 
 def name(vocabulary: text.Vocabulary) -> str:
-    return vocabulary.kind
+    return vocabulary.type_name
 
 
 ANY_BPE = text.BPE.build([SAMPLE, "zażółć 戦場"], 400)
@@ -72,7 +72,7 @@ def test_bytes_are_encoded_like_the_text_they_spell(vocabulary: text.Vocabulary)
 def test_a_saved_vocabulary_comes_back_the_same(vocabulary: text.Vocabulary, tmp_path: Path) -> None:
     vocabulary.save(tmp_path / "vocabulary.json")
     again = text.load(tmp_path / "vocabulary.json")
-    assert (again.kind, again.size) == (vocabulary.kind, vocabulary.size)
+    assert (again.type_name, again.size) == (vocabulary.type_name, vocabulary.size)
     np.testing.assert_array_equal(again.encode(SAMPLE), vocabulary.encode(SAMPLE))
     json.loads((tmp_path / "vocabulary.json").read_text(encoding="utf-8"))
 
@@ -86,9 +86,9 @@ def test_bytes_that_spell_no_text_decode_to_the_replacement_character() -> None:
 
 
 def test_an_unknown_character_is_named() -> None:
-    with pytest.raises(text.UnknownSymbolError, match=r"'é' \(U\+00E9\)"):
+    with pytest.raises(text.UnknownTokenError, match=r"'é' \(U\+00E9\)"):
         text.Characters.build(["cafe"]).encode("café")
-    with pytest.raises(text.UnknownSymbolError, match=r"'a' \(U\+0061\)"):
+    with pytest.raises(text.UnknownTokenError, match=r"'a' \(U\+0061\)"):
         text.Characters.build(["xyz"]).encode("xa")
 
 
@@ -123,7 +123,7 @@ def test_separated_symbols_count_one_end_for_each_line() -> None:
     vocabulary = text.Separated.build([treebank])
     assert vocabulary.symbols == ("\n", "_", "b", "e", "o", "r", "t")
     assert vocabulary.decode(vocabulary.encode(treebank)) == "t o _ b e\no r\n"
-    with pytest.raises(text.UnknownSymbolError, match="'x'"):
+    with pytest.raises(text.UnknownTokenError, match="'x'"):
         vocabulary.encode("t x")
 
 

@@ -1,6 +1,6 @@
 """The house: which room of the package knows which, read from the imports, lazy ones included.
 
-python -m tools.architecture            draws docs/pictures/house.png and says what is wrong
+python -m tools.architecture            draws docs/pictures/architecture.png and says what is wrong
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ PICTURE = ROOT / "docs" / "pictures" / "house.png"
 
 # From the cellar to the roof; a room may know those before it and none after.
 ROOMS = (
-    "startup", "errors", "version", "files", "outputs", "tensor_files", "configs", "provenance", "devices", "roles",
-    "state", "layers", "cores", "fast", "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report",
+    "startup", "errors", "version", "files", "outputs", "tensor_files", "configs", "provenance", "devices", "state",
+    "layers", "cores", "fast", "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report",
     "experiments", "stream", "generate", "hf", "export", "serve", "cli",
 )  # fmt: skip
 # Not drawn: everyone may know them.

@@ -1,7 +1,7 @@
 """Pictures of the league for the README, drawn from the files in results/ alone.
 
-    python -m tools.state_tracking table                  docs/pictures/league.png, from results/extra.league.*.json
-    python -m tools.state_tracking horizon NAME=RUN ...   takes the horizons of run folders over into results/horizon.json;
+    python -m tools.state_tracking table                  docs/pictures/state-tracking.png, from results/extra.state-tracking.*.json
+    python -m tools.state_tracking horizon NAME=RUN ...   total_time the horizons of run folders over into results/horizon.json;
                                                   with --add, beside those that it has
     python -m tools.state_tracking horizon                docs/pictures/horizon.png, from results/horizon.json; --name: others
     python -m tools.state_tracking inside NAME=RUN        docs/pictures/inside.png, of a run that was looked into
@@ -17,15 +17,16 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from stairwell.report.figures import DARK
+
 from stairwell.errors import UserError
 from stairwell.experiments.papers.state_tracking import GROUPS, MODELS, TASKS
 from stairwell.files import write_text
 from stairwell.report import gather
 from stairwell.report.compare import Model, models
-from stairwell.report.drift_picture import write_drift_png
-from stairwell.report.figures import DARK
-from stairwell.report.long_streams import write_horizon_png
-from stairwell.report.picture import INK, PALETTE, RULE, new_figure, save_png
+from stairwell.report.memory_plots import write_memory_png
+from stairwell.report.plots import INK, PALETTE, RULE, new_figure, save_png
+from stairwell.report.stream_plots import write_stream_png
 from stairwell.runs import long_streams
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -52,13 +53,13 @@ def ours(scale: str = "laptop") -> Cells:
     the one with the better validations."""
     cells: Cells = {}
     for name in columns():
-        path = RESULTS / f"extra.league.{name}-{scale}.json"
+        path = RESULTS / f"extra.state-tracking.{name}-{scale}.json"
         if not path.exists():
             continue
         result = json.loads(path.read_text(encoding="utf-8"))
         (title,) = result["columns"]
         for model in OURS:
-            settings = [row for row in result["rows"] if f"{row['model']}, ".startswith(f"{model}, ") and row["valid"]]
+            settings = [row for row in result["variants"] if f"{row['model']}, ".startswith(f"{model}, ") and row["valid"]]
             if settings:
                 best = max(settings, key=validated)
                 cells[model, name] = statistics.mean(best["measured"][title])
@@ -141,7 +142,7 @@ def draw_horizon(path: Path) -> None:
         raise UserError(
             f"results/{file.name} is not there yet: name the runs, python -m tools.state_tracking horizon NAME=RUN"
         )
-    write_horizon_png(path, followed(json.loads(file.read_text(encoding="utf-8"))["runs"]))
+    write_stream_png(path, followed(json.loads(file.read_text(encoding="utf-8"))["runs"]))
 
 
 def followed(entries: list[dict[str, Any]]) -> list[Model]:
@@ -182,7 +183,7 @@ def main() -> None:
         drift = model.runs[0].drift
         if drift is None:
             parser.error(f"{run} was not looked into: stairwell report {run} --inside")
-        write_drift_png(path, drift, name, model.color)
+        write_memory_png(path, drift, name, model.color)
     print(path)
 
 

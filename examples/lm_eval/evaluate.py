@@ -1,10 +1,10 @@
-"""A trained model in the hands of EleutherAI's lm_eval, through the server: three tasks over a local file, nothing is
-downloaded. `pip install 'stairwell[serve]' lm_eval[api]`, then, from the root of the sources:
+"""Evaluate a trained model with EleutherAI's lm_eval through the server: three tasks on a local file, no downloads.
+`pip install 'stairwell[serve]' 'lm_eval[api]'`, then, from the root of the repository:
 
     python examples/lm_eval/evaluate.py            trains a small model on the proverbs first, in about a minute
-    python examples/lm_eval/evaluate.py RUN        a language model of yours
+    python examples/lm_eval/evaluate.py RUN        uses your own language model
 
-The tasks are the .yaml files beside this one; docs/serving.md has the command for a server that runs.
+The tasks are the .yaml files beside this one. docs/serving.md has the command for a running server.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ TASKS = "proverbs_choice,proverbs_end,proverbs_bits"
 
 
 def train(folder: Path) -> Path:
-    """A small model that has read the proverbs over and over."""
+    """Train a small model on the proverbs and return its run folder."""
     lines = [json.loads(line)["line"] for line in (HERE / "proverbs.jsonl").read_text().splitlines()]
-    drawn = random.Random(0).choices(lines, k=2000)
-    (folder / "proverbs.txt").write_text("\n".join(drawn) + "\n")
+    sampled = random.Random(0).choices(lines, k=2000)
+    (folder / "proverbs.txt").write_text("\n".join(sampled) + "\n")
     options = {
         "task.path": str(folder / "proverbs.txt"), "task.unit": "bytes", "core.width": "64", "core.layers": "2",
         "core.memory": "64", "train.batch": "16", "train.segment": "64", "train.steps": "300",
@@ -43,23 +43,23 @@ def train(folder: Path) -> Path:
 
 @contextmanager
 def served(run: Path) -> Iterator[str]:
-    """The address of a server of this run."""
+    """Start a server of a run and yield its address."""
     command = [sys.executable, "-m", "stairwell", "serve", str(run), "--port", "0", "--device", "cpu"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None
         line = server.stderr.readline()
-        found = re.search(r"http://\S+", line)
-        if found is None:
+        address = re.search(r"http://\S+", line)
+        if address is None:
             sys.exit(line + server.stderr.read())
-        yield found[0]
+        yield address[0]
     finally:
         server.terminate()
         server.communicate()
 
 
 def evaluate(address: str, name: str, out: Path) -> dict[str, dict[str, float]]:
-    """What lm_eval finds, by task."""
+    """Run lm_eval and return its metrics per task."""
     arguments = f"base_url={address}/v1/completions,model={name},num_concurrent=4,max_length=4096"
     command = [
         sys.executable, "-m", "lm_eval", "--model", "local-completions", "--model_args", arguments,
@@ -67,8 +67,8 @@ def evaluate(address: str, name: str, out: Path) -> dict[str, dict[str, float]]:
     ]  # fmt: skip
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(out / "cache")}
     subprocess.run(command, cwd=ROOT, env={**os.environ, **offline}, check=True, stdout=sys.stderr)
-    found = next(out.glob("**/results_*.json"))
-    results: dict[str, dict[str, float]] = json.loads(found.read_text())["results"]
+    path = next(out.glob("**/results_*.json"))
+    results: dict[str, dict[str, float]] = json.loads(path.read_text())["results"]
     return results
 
 

@@ -1,4 +1,4 @@
-"""The application that commands are added to, and how results are shown."""
+"""The typer application, options shared by several commands, and the output of results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stairwell.errors import UserError
 
 app = typer.Typer(
     name="stairwell",
-    help="Transformers that read their own past thoughts: train, evaluate and compare them.",
+    help="Transformers with recurrent memory: train, evaluate, use and reproduce them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -24,8 +24,8 @@ app = typer.Typer(
 
 
 def output_option(help: str) -> Any:
-    """An option that names a path to write to. `Path` takes an empty one, as from a variable that is not set, for the
-    current folder; here it is refused."""
+    """Return an option for an output path. An empty path, as from an unset variable, is refused: `Path("")` would be the
+    current folder."""
     return typer.Option(help=help, parser=output_path, metavar="PATH")
 
 
@@ -46,27 +46,29 @@ def one_of(option: str, *choices: str) -> Callable[[str], str]:
     return check
 
 
-MOST_SEED = 2**63 - 1  # what PyTorch's random generators take
-MOST_SEEDS = 1000  # trainings of one command; more is a typing error
+MOST_SEED = 2**63 - 1  # the largest seed of PyTorch's random generators
+MOST_SEEDS = 1000  # runs of one command; more is a typing error
+# Groups of commands in the help.
+TRAIN, USE, REPRODUCE, MAINTAIN = "Train", "Use", "Reproduce", "Maintain"
 
 # Options that several commands share.
-Device = Annotated[str, typer.Option(help="cpu, cuda, mps; auto takes a GPU if there is one")]
+Device = Annotated[str, typer.Option(help="cpu, cuda or mps; auto uses a GPU if there is one.")]
 Engine = Annotated[
-    str, typer.Option(help="auto, fast or reference", callback=one_of("--engine", "auto", "fast", "reference"))
+    str, typer.Option(help="auto, fast or reference.", callback=one_of("--engine", "auto", "fast", "reference"))
 ]
-SplitName = Annotated[str, typer.Option(help="valid or test", callback=one_of("--split", "valid", "test"))]
-AsJson = Annotated[bool, typer.Option("--json", help="the result as one JSON object")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="no progress")]
+SplitName = Annotated[str, typer.Option(help="valid or test.", callback=one_of("--split", "valid", "test"))]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 
 def say(text: str) -> None:
-    """To stderr; of processes that train together only the first speaks."""
+    """Print to stderr, from the first of several training processes only."""
     if os.environ.get("RANK", "0") == "0":
         print(text, file=sys.stderr, flush=True)
 
 
 def strict_json(result: dict[str, Any]) -> str:
-    """JSON has no infinity and no NaN: they become null."""
+    """Return a result as JSON. Infinity and NaN, which JSON lacks, become null."""
     finite = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in result.items()
     }

@@ -6,6 +6,7 @@ Part of the command line: everything goes to stderr, so that stdout holds result
 from __future__ import annotations
 
 import sys
+import time
 from contextlib import suppress
 from itertools import pairwise
 from typing import Any, TextIO, cast
@@ -89,7 +90,7 @@ def metrics_line(event: dict[str, Any]) -> str:
 
 def scores_line(scores: dict[str, float]) -> str:
     """Scores of a split in one line; what they were counted over comes last."""
-    counted = ("scored", "sequences", "rows")
+    counted = ("scored", "sequences", "streams")
     first = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items() if name not in counted]
     return ", ".join([*first, *(f"{scores[name]:,.0f} {name}" for name in counted if name in scores)])
 
@@ -186,7 +187,7 @@ class Live(OnScreen):
 
     def __call__(self, event: dict[str, Any]) -> None:
         kind = event["event"]
-        if kind == "update":
+        if kind == "step":
             rate = event["tokens"] / max(event["seconds"], 1e-9)
             self.progress.update(self.task, completed=event["step"], rate=f"{rate:,.0f} tokens/s")
             self.note = ""
@@ -227,7 +228,7 @@ class Together(OnScreen):
         if event["event"] == "stopping":
             self.note = STOPPING
         elif (part := self.parts.get(event.get("model", ""))) is not None:
-            part({**event, "event": "update"})
+            part({**event, "event": "step"})
             part(event)
         self.live.update(self.panel())
 
@@ -247,11 +248,30 @@ class NamedLines(Lines):
         self.say(f"{event['model']:16} update {event['step']:,}/{total:,}  {metrics_line(event)}")
 
 
-def together(models: dict[str, int], quiet: bool) -> NullDisplay:
-    """The display of trainings beside each other, by their names and updates."""
+class RunLines(Quiet):
+    """One line per run of several: when it starts, or when it is finished."""
+
+    def __init__(self, title: str, quiet: bool) -> None:
+        self.title, self.quiet, self.start, self.finished = title, quiet, time.monotonic(), 0
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "stopping":
+            self.say(STOPPING)
+        elif self.quiet:
+            super().__call__(event)
+        elif event["event"] == "begin":
+            self.say(f"{self.title}, run {event['number']} of {event['of']}: {event['model']}")
+        elif event["event"] == "finished":
+            self.finished += 1
+            eta = (time.monotonic() - self.start) / self.finished * event["left"]
+            self.say(f"{self.title}, finished: {event['model']}; {event['left']} left, eta {duration(eta)}")
+
+
+def side_by_side(steps: dict[str, int], quiet: bool) -> NullDisplay:
+    """Return the display of runs that train at the same time, by name and number of steps."""
     if quiet:
         return Quiet()
-    return Together(models) if sys.stderr.isatty() else NamedLines(models)
+    return Together(steps) if sys.stderr.isatty() else NamedLines(steps)
 
 
 def display(title: str, total: int, done: int, quiet: bool) -> NullDisplay:

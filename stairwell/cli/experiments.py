@@ -1,26 +1,28 @@
-"""`stairwell list` and `stairwell reproduce`: what there is, and the papers' tables and figures."""
+"""`stairwell list` and `stairwell reproduce`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stairwell.cli.app import MOST_SEEDS, Device, Engine, Quiet, app, output_option, say
+from stairwell.cli.app import MOST_SEEDS, REPRODUCE, Device, Engine, Quiet, app, output_option
 from stairwell.cli.data import data_list
-from stairwell.cli.options import complete_study, same_option, with_dotted_options
-from stairwell.errors import UserError, nearest
+from stairwell.cli.options import complete_experiment, same_option, with_dotted_options
+from stairwell.errors import UserError, suggestion
+
+if TYPE_CHECKING:
+    from stairwell.experiments.experiment import Experiment, Variant
 
 
-@app.command("list")
+@app.command("list", rich_help_panel=REPRODUCE)
 def list_command(
     what: Annotated[
-        str | None, typer.Argument(help="experiments, tasks, cores or data; all of them if not given")
+        str | None, typer.Argument(help="experiments, tasks, cores or data; all of them if not given.")
     ] = None,
 ) -> None:
-    """Show what there is: experiments, tasks, cores, data."""
+    """List experiments, tasks, cores and data."""
     from stairwell.cores import CORES
     from stairwell.tasks import TASKS
 
@@ -35,17 +37,14 @@ def list_command(
     def experiments() -> None:
         from stairwell.experiments.reproduce import describe
 
-        print("To train: TASK/CORE, such as random-walk/feedback; every task goes with every core.")
+        print("To train: TASK/CORE, such as random-walk/feedback; every combination exists.")
         print(f"tasks  {', '.join(TASKS)}\ncores  {', '.join(CORES)}\n")
         print("To reproduce (stairwell reproduce NAME --scale laptop|paper):\n")
-        print(
-            "demo\n  Feedback, a Cached Staircase and a Transformer on the random walk, live; 6 minutes on two cores\n"
-        )
         describe(print)
 
     kinds = {"experiments": experiments, "tasks": tasks, "cores": cores, "data": data_list}
     if what is not None and what not in kinds:
-        raise UserError(f"cannot list '{what}'{nearest(what, kinds)}")
+        raise UserError(f"cannot list '{what}'{suggestion(what, kinds)}")
     for name, show in kinds.items():
         if what is None:
             print(f"\n{name}\n{'-' * len(name)}")
@@ -53,7 +52,8 @@ def list_command(
             show()
 
 
-REPRODUCE_EXAMPLES = """Examples:
+REPRODUCE_EXAMPLES = """
+Examples:
 
     stairwell reproduce demo
 
@@ -61,111 +61,105 @@ REPRODUCE_EXAMPLES = """Examples:
 
     stairwell reproduce feedback.figure5 --task.path ptb --jobs 2
 
-`stairwell list experiments` tells the names. A name without its last part stands for all parts.
+`stairwell list experiments` lists the names. A name without its last part stands for all parts.
 """
 
 
 def reproduce_command(
-    name: Annotated[str, typer.Argument(help="demo, or a table or figure", autocompletion=complete_study)],
+    name: Annotated[str, typer.Argument(help="Name of an experiment, or demo.", autocompletion=complete_experiment)],
     scale: Annotated[
-        str, typer.Option(help="laptop: two cores, minutes to hours; paper: the papers' sizes")
+        str, typer.Option(help="laptop: two cores, minutes to hours; paper: the papers' sizes.")
     ] = "laptop",
     out: Annotated[
-        Path | None,
-        output_option("where runs and report go; runs/NAME-SCALE if not given"),
+        Path | None, output_option("Folder of runs and report; runs/NAME-SCALE if not given.")
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="train every model so many times", min=1, max=MOST_SEEDS)] = None,
+    seeds: Annotated[int | None, typer.Option(help="Number of seeds per variant.", min=1, max=MOST_SEEDS)] = None,
     jobs: Annotated[
-        int | None, typer.Option(help="trainings at a time, each with its share of the threads; 1 if not given", min=1)
+        int | None,
+        typer.Option(help="Runs at a time, each with its share of the threads; 1 if not given (demo: 3).", min=1),
     ] = None,
     only: Annotated[
-        list[str] | None, typer.Option(help="train this model only; may be given several times", metavar="MODEL")
+        list[str] | None, typer.Option(help="Train this variant only; may be repeated.", metavar="VARIANT")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="tell what would run and for how long")] = False,
-    updates: Annotated[int | None, typer.Option(help="the same as --train.steps", min=1)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and how long it takes.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Same as --train.steps.", min=1)] = None,
     device: Device = "auto",
     engine: Engine = "auto",
     quiet: Quiet = False,
     options: Any = None,
 ) -> None:
-    """Run an experiment of the papers and show our numbers beside theirs. Stopped ones go on where they were."""
+    """Run an experiment of the papers and print our numbers beside theirs. The same command resumes it."""
     from stairwell.cli.display import display
     from stairwell.cli.tables import print_table
-    from stairwell.experiments import demo, experiment, papers, reproduce
-    from stairwell.runs.launch import choose_device
+    from stairwell.experiments import experiment, papers, reproduce
+    from stairwell.runs.device import choose_device
     from stairwell.train import Interrupted
 
-    progress = lambda title, total, done: display(title, total, done, quiet)  # noqa: E731
     if scale not in experiment.SCALES:
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")
-    choose_device(device)  # a finished folder trains nothing, but a wrong name is an error there too
-    models = tuple(only or ())
-    if name == "demo":
-        refuse_for_demo(scale, seeds, jobs, options or {})
-        place, most = out or Path("runs/demo"), updates or demo.UPDATES
-        if dry_run:
-            print_table(demo.plan_table(place, most, device, models))
-        else:
-            run_demo(place, most, device, engine, quiet, models)
-        return
-    changes = same_option("--updates", updates, "train.steps", options or {})
-    planned = [made.changed(changes, seeds) for made in papers.studies(name, "paper" if scale == "paper" else "laptop")]
-    experiment.check_models(name, [row.model for made in planned for row in made.rows], models)
-    for wanted in planned:
-        if models and not any(row.model in models for row in wanted.rows):
+    choose_device(device)  # a finished experiment trains nothing, but a wrong name is an error there too
+    changes = same_option("--steps", steps, "train.steps", options or {})
+    planned = [e.changed(changes, seeds) for e in papers.find_experiments(name, "paper" if scale == "paper" else "laptop")]
+    only = only or []
+    experiment.check_variants(name, [variant.name for e in planned for variant in e.variants], only)
+    for chosen in planned:
+        if only and not any(variant.name in only for variant in chosen.variants):
             continue
-        place = out / wanted.name if out and name != wanted.name else out or Path("runs") / f"{wanted.name}-{scale}"
+        folder = out / chosen.name if out and name != chosen.name else out or default_folder(chosen.name, scale)
         if dry_run:
-            print_table(reproduce.plan_table(wanted, place, device, models))
+            print_table(reproduce.plan_table(chosen, folder, device, only))
             continue
-        tell: Callable[[str], None] = (lambda _: None) if quiet else say
+        check_page(chosen.page, folder)
+        left = reproduce.missing(chosen, folder, only)
         try:
-            result = reproduce.reproduce(wanted, place, device, engine, jobs or 1, progress, tell, models)
-            page = reproduce.write_report(wanted, place, result)
+            with many_display(chosen, left, jobs or chosen.jobs, quiet) as callback:
+                result = reproduce.reproduce(
+                    chosen, folder, device=device, engine=engine, jobs=jobs, only=only, callback=callback,
+                    show=lambda title, total, done: display(title, total, done, quiet),
+                )  # fmt: skip
+            page = reproduce.write_report(chosen, folder, result)
         except KeyboardInterrupt:  # while nothing was training
-            raise Interrupted("interrupted; the same command again goes on from there") from None
+            raise Interrupted("interrupted; the same command resumes") from None
         print_table(reproduce.table(result))
         print(f"report: {page}")
+        if chosen.page:
+            print(f"interactive page: {write_page(chosen, folder)}")
 
 
 reproduce_command.__doc__ = f"{reproduce_command.__doc__}\n\n{REPRODUCE_EXAMPLES}"
 
 
-app.command("reproduce")(with_dotted_options(reproduce_command))
+app.command("reproduce", rich_help_panel=REPRODUCE)(with_dotted_options(reproduce_command))
 
 
-def refuse_for_demo(scale: str, seeds: int | None, jobs: int | None, options: dict[str, str]) -> None:
-    """Refuse the options that the demo has no use for: its page compares three given models, trained once each."""
-    from stairwell.experiments import demo
-
-    other = f"try stairwell reproduce {demo.STUDY}"
-    if scale != "laptop":
-        raise UserError(f"--scale {scale}: the demo has laptop scale only; {other} --scale {scale}")
-    if seeds not in (None, 1):
-        raise UserError(f"--seeds {seeds}: the demo trains every model once; {other} --seeds {seeds}")
-    if jobs is not None:
-        raise UserError(f"--jobs {jobs}: the demo trains all its models at once; leave out --jobs")
-    if "train.steps" in options:
-        raise UserError("--train.steps: for the demo give --updates")
-    if options:
-        raise UserError(
-            f"--{min(options)}: the demo's models and task are fixed; {other} --{min(options)} {options[min(options)]}"
-        )
+def default_folder(name: str, scale: str) -> Path:
+    return Path("runs") / (name if name == "demo" else f"{name}-{scale}")
 
 
-def run_demo(place: Path, updates: int, device: str, engine: str, quiet: bool, only: tuple[str, ...] = ()) -> None:
+def many_display(experiment: Experiment, left: list[tuple[Variant, int]], jobs: int, quiet: bool) -> Any:
+    """Return the display of an experiment's runs: panels side by side if they all train at once, or lines."""
+    from stairwell.cli.display import RunLines, side_by_side
+
+    steps = {f"{variant.name}, seed {seed}": variant.config.train.total_steps for variant, seed in left}
+    if 1 < len(left) <= jobs:
+        return side_by_side(steps, quiet)
+    return RunLines(experiment.name, quiet)
+
+
+def check_page(has_page: bool, folder: Path) -> None:
+    """Refuse to overwrite a file that is not ours before anything is trained."""
     from stairwell import outputs
-    from stairwell.cli.display import together
-    from stairwell.cli.tables import print_table
-    from stairwell.experiments import demo
-    from stairwell.export import PAGE, export_html, from_runs
+    from stairwell.export import PAGE
 
-    drive = place / "drive.html"
-    outputs.check(drive, PAGE)
-    results = demo.face_off(place, updates, device, engine, lambda models: together(models, quiet), only)
-    page = demo.write_report(place, results)
-    export_html(from_runs(place / core for core in results), drive)
-    print_table(demo.table(results))
-    print(demo.fairness())
-    print(f"report: {page}")
-    print(f"drive the agent yourself: {drive}")
+    if has_page:
+        outputs.check(folder / "drive.html", PAGE)
+
+
+def write_page(experiment: Experiment, folder: Path) -> Path:
+    """Write the interactive page of the first seed of every variant."""
+    from stairwell.experiments.reproduce import read_result, run_of
+    from stairwell.export import export_html, from_runs
+
+    finished = [variant for variant in experiment.variants if read_result(folder, variant, 0)]
+    export_html(from_runs(run_of(folder, variant, 0).path for variant in finished), folder / "drive.html")
+    return folder / "drive.html"

@@ -1,4 +1,4 @@
-"""What a person sees of a horizon: how far it has come, and what was found."""
+"""Progress and result of a long-stream evaluation (`stairwell eval --horizon`)."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from contextlib import contextmanager
 from typing import Any
 
 from stairwell.cli.display import duration
-from stairwell.train import Watch
+from stairwell.train import Callback
 
-EVERY = {True: 0.2, False: 30.0}  # seconds between two words on progress: on a terminal, in a log
-SHOWN = 12  # streams with a mistake that are named
+INTERVAL = {True: 0.2, False: 30.0}  # seconds between two progress lines: on a terminal, in a log
+MAX_SHOWN = 12  # streams with a mistake that are listed
 
 
 @contextmanager
-def following(hidden: bool) -> Iterator[Watch | None]:
-    """One line that changes on a terminal, a line now and then in a log."""
-    live, told = sys.stderr.isatty(), time.monotonic()
+def progress(hidden: bool) -> Iterator[Callback | None]:
+    """Yield a callback that updates one line on a terminal, or logs a line now and then."""
+    live, last = sys.stderr.isatty(), time.monotonic()
 
     def show(event: dict[str, Any]) -> None:
-        nonlocal told
-        if time.monotonic() - told < EVERY[live] and event["tokens"] < event["of"]:
+        nonlocal last
+        if time.monotonic() - last < INTERVAL[live] and event["tokens"] < event["of"]:
             return
-        told = time.monotonic()
+        last = time.monotonic()
         begin, end = ("\r", "\x1b[K") if live else ("", "\n")
         print(f"{begin}{progress_line(event)}", end=end, file=sys.stderr, flush=True)
 
@@ -32,38 +32,38 @@ def following(hidden: bool) -> Iterator[Watch | None]:
         yield None if hidden else show
     finally:
         if live and not hidden:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the line has done its work
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # clear the line
 
 
 def progress_line(event: dict[str, Any]) -> str:
-    faultless = f"{event['faultless']} of {event['streams']} streams without a mistake"
+    error_free = f"{event['faultless']} of {event['streams']} streams without a mistake"
     whose = "each stream" if event.get("each", True) else "all sequences"
     return (
         f"{event['tokens']:,} of {event['of']:,} tokens of {whose}, {event['rate']:,.0f} tokens/s, "
-        f"{duration(event['left'])} left; {faultless}"
+        f"{duration(event['left'])} left; {error_free}"
     )
 
 
 def horizon_text(result: dict[str, Any]) -> str:
-    """First mistakes, then how accuracy goes with the place in the stream, a line for each power of ten."""
+    """Return the first mistakes and the accuracy by position in the stream, one line per power of ten."""
     streams = result["streams"]
     wrong = sorted((s for s in streams if s["first_mistake"]), key=lambda s: s["first_mistake"])
     several = len({s["seed"] for s in streams}) > 1
     lengths = sorted(s["tokens"] for s in streams if "tokens" in s) or [result["tokens"]]
     shortest = f"{lengths[0]:,} to " if lengths[0] < lengths[-1] else ""
     lines = [
-        f"followed         {counted(len(streams), 'stream')} of {shortest}{result['tokens']:,} tokens, "
+        f"streams          {counted(len(streams), 'stream')} of {shortest}{result['tokens']:,} tokens, "
         f"{result['tokens_per_second']:,} tokens/s",
         f"without mistake  {len(streams) - len(wrong)} of {len(streams)}",
         f"mistakes         {sum(s['mistakes'] for s in streams):,}",
     ]
-    for stream in wrong[:SHOWN]:
-        name = f"seed {stream['seed']}, row {stream['row']}" if several else f"row {stream['row']}"
+    for stream in wrong[:MAX_SHOWN]:
+        name = f"seed {stream['seed']}, stream {stream['row']}" if several else f"stream {stream['row']}"
         count = counted(stream["mistakes"], "mistake")
         lines.append(f"  first at {stream['first_mistake']:>14,}  ({name}, {count} in all)")
-    if len(wrong) > SHOWN:
-        lines.append(f"  and {len(wrong) - SHOWN} more streams, see horizon.json")
-    lines.append("accuracy, by place in the stream")
+    if len(wrong) > MAX_SHOWN:
+        lines.append(f"  and {len(wrong) - MAX_SHOWN} more streams, see horizon.json")
+    lines.append("accuracy by position in the stream")
     lines += [f"  {first:>14,} to {last:<14,} {accuracy}" for first, last, accuracy in decades(result)]
     if result["tokens"] < result.get("wanted", 0) and not result["interrupted"]:
         lines.append(f"none of these sequences has more than {result['tokens']:,} tokens; give longer ones with --data")
@@ -75,13 +75,13 @@ def counted(number: int, thing: str) -> str:
 
 
 def decades(result: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
-    """First place, last place, accuracy: 1 to 9, 10 to 99, and so on."""
+    """Yield first position, last position and accuracy: 1 to 9, 10 to 99, and so on."""
     curve, first = result["curve"], 1
     bins = list(zip(curve["places"], curve["asked"], curve["wrong"]))
     while first <= result["tokens"]:
-        inside = [found for found in bins if first <= found[0] < 10 * first]
+        inside = [entry for entry in bins if first <= entry[0] < 10 * first]
         asked, wrong = sum(asked for _, asked, _ in inside), sum(wrong for _, _, wrong in inside)
-        # As many digits as it takes to tell one mistake from none.
-        words = f"{100 * (1 - wrong / asked):.7g}%" if asked else "not asked"
-        yield first, min(10 * first - 1, result["tokens"]), words
+        # Enough digits to tell one mistake from none.
+        accuracy = f"{100 * (1 - wrong / asked):.7g}%" if asked else "not scored"
+        yield first, min(10 * first - 1, result["tokens"]), accuracy
         first *= 10

@@ -18,7 +18,7 @@ import typer
 from stairwell import startup
 from stairwell.cli import data, experiments, play, seq2seq, train, use  # noqa: F401  each adds its commands
 from stairwell.cli.app import app, say
-from stairwell.errors import NEAR, UserError
+from stairwell.errors import MIN_SIMILARITY, UserError
 
 INTERRUPTED = 130
 
@@ -33,7 +33,7 @@ def main() -> None:
     try:
         status = command()
     except KeyboardInterrupt:  # while everything is still being loaded
-        say(startup.TOO_EARLY)
+        say(startup.INTERRUPTED_AT_STARTUP)
         sys.exit(1)
     if status == INTERRUPTED:
         say("interrupted")
@@ -45,7 +45,7 @@ def command() -> int:
     from stairwell.cli.display import go_on_unread
     from stairwell.train import Diverged, Interrupted, NotSaved
 
-    startup.loaded()
+    startup.restore_interrupt()
     go_on_unread()
     try:
         status = app(prog_name="stairwell", standalone_mode=False)
@@ -80,7 +80,7 @@ LARGE = {
     "summarize": "--batch, --beam or --nbest",
     "tune": "--beam",
     "distill": "--batch or --beam",
-    "serve": "--rows or --max-prompt",
+    "serve": "--batch or --max-prompt",
 }
 
 
@@ -105,7 +105,7 @@ def usage_error(error: Exception) -> None:
 def near(option: str, possible: Iterable[str] | None) -> str:
     """The parser offers whatever has the same section: --core.passes for --core.cross. Only what is near is a help."""
     names = {name.rpartition(".")[2]: name for name in possible or ()}
-    found = difflib.get_close_matches(option.rpartition(".")[2], names, 1, NEAR)
+    found = difflib.get_close_matches(option.rpartition(".")[2], names, 1, MIN_SIMILARITY)
     return f"; did you mean {names[found[0]]}?" if found else ""
 
 

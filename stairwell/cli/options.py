@@ -1,4 +1,4 @@
-"""Options `--section.field` for every field of an experiment, and the completion of names."""
+"""Options `--section.field` for every field of a RunConfig, their help, and completion of names."""
 
 from __future__ import annotations
 
@@ -12,106 +12,120 @@ from typer.core import TyperCommand
 
 from stairwell.errors import UserError
 
-NARROW = 11  # characters for an option's type in the help
-GIVEN = "stairwell.given"  # the words of a command, as they were given
+MAX_TYPE_WIDTH = 11  # characters of an option's type in the help
+ARGUMENTS = "stairwell.arguments"  # key of the command's arguments in click's context
+HELP_ALL = "--help-all"
+# The fields that `train TASK/CORE --help` shows; `--help-all` shows the others too.
+COMMON = {
+    "core": ("width", "layers", "heads", "memory", "chunk", "passes"),
+    "train": ("steps", "batch", "segment", "learning_rate", "warmup", "curriculum", "max_grad_norm", "seed"),
+}
 
 
 def all_configs() -> dict[str, dict[str, type]]:
-    """The configs of every section of an experiment, by whose they are."""
+    """Return the configs of every section by the name of their core, family or task."""
     from stairwell.cores import CORES
-    from stairwell.runs.families import KINDS
+    from stairwell.runs.families import FAMILIES
     from stairwell.tasks import TASKS, task_type
 
     return {
         "core": {name: entry.config for name, entry in CORES.items()},
-        "model": {name: kind.config for name, kind in KINDS.items()},
+        "model": {name: family.model_config for name, family in FAMILIES.items()},
         "task": {name: task_type(name)[0] for name in TASKS},
-        "train": {name: kind.train for name, kind in KINDS.items()},
+        "train": {name: family.train_config for name, family in FAMILIES.items()},
     }
 
 
-def dotted_options(of: dict[str, dict[str, type]] | None = None) -> list[tuple[str, str, str]]:
-    """Every option `section.field` of any experiment, or of these configs: its name, its type, its help."""
+def dotted_options(sections: dict[str, dict[str, type]] | None = None) -> list[tuple[str, str, str]]:
+    """Return name, type and help of every option `section.field` of any run, or of the given configs."""
     from stairwell import configs
     from stairwell.runs.config import DERIVED
-    from stairwell.runs.families import KINDS
+    from stairwell.runs.families import FAMILIES
 
-    derived: dict[str, tuple[str, ...]] = {name: kind.derived for name, kind in KINDS.items()}
+    derived = {str(name): family.derived for name, family in FAMILIES.items()}
     options = []
-    for section, members in (of or all_configs()).items():
+    for section, members in (sections or all_configs()).items():
         fields: dict[str, tuple[str, str, list[str]]] = {}
-        for member, kind in members.items():
-            help = configs.field_help(kind)
-            for name, annotation in configs.field_types(kind).items():
+        for member, config in members.items():
+            help = configs.field_help(config)
+            for name, annotation in configs.field_types(config).items():
                 if name in (derived[member] if section == "model" else DERIVED.get(section, ())):
                     continue
-                words = (configs.short_type_name(annotation), help.get(name, ""))
-                fields.setdefault(name, (*words, []))[2].append(member)
-        for name, (kind_name, words_of, owners) in fields.items():
-            # A long list of choices would leave no room for the options' names.
-            if len(kind_name) > NARROW:
-                kind_name, words_of = "choice", f"{words_of} ({kind_name})"
-            # Options that only some cores or tasks have say which.
+                fields.setdefault(name, (configs.short_type_name(annotation), help.get(name, ""), []))[2].append(member)
+        for name, (type_name, text, owners) in fields.items():
+            # A long list of choices would leave no space for the names of the options.
+            if len(type_name) > MAX_TYPE_WIDTH:
+                type_name, text = "choice", f"{text} ({type_name})"
             only = f" ({', '.join(owners)})" if len(owners) <= len(members) // 2 else ""
-            options.append((f"{section}.{name}", kind_name, words_of + only))
+            options.append((f"{section}.{name}", type_name, text + only))
     return options
 
 
 def options_of(name: str) -> dict[str, tuple[str, str]]:
-    """The options of one experiment: the type of each, and its help with what it is if nobody sets it."""
-    from stairwell.runs.families import KINDS
+    """Return type and help, with the default, of the options of one preset."""
     from stairwell.runs.presets import preset
 
-    experiment = preset(name)
-    kind = next(name for name, kind in KINDS.items() if kind is experiment.kind)
-    whose = {"core": experiment.core_name, "model": kind, "task": experiment.task_name, "train": kind}
-    configs, values, found = all_configs(), experiment.to_json(), {}
-    for option, type_name, help in dotted_options({part: {of: configs[part][of]} for part, of in whose.items()}):
+    run = preset(name)
+    owners = {"core": run.core_name, "model": run.family.name, "task": run.task_name, "train": run.family.name}
+    configs, values, options = all_configs(), run.to_json(), {}
+    for option, type_name, help in dotted_options({part: {of: configs[part][of]} for part, of in owners.items()}):
         section, _, field = option.partition(".")
-        found[option] = type_name, help + default_text(values[section][field])
-    return found
+        options[option] = type_name, help + default_text(values[section][field])
+    return options
 
 
 def default_text(value: Any) -> str:
-    """The end of an option's help: what it is if nobody sets it, as it is written on the command line."""
+    """Return the end of an option's help: its default, as it is written on the command line."""
     if value is None or value == "":
         return ""
     if isinstance(value, bool):
-        return f"; default: {str(value).lower()}"
-    if isinstance(value, list):
-        return f"; default: {','.join(map(str, value))}"
-    return f"; default: {value:g}" if isinstance(value, float) else f"; default: {value}"
+        text = str(value).lower()
+    elif isinstance(value, list):
+        text = ",".join(map(str, value))
+    else:
+        text = f"{value:g}" if isinstance(value, float) else str(value)
+    return f" [default: {text}]"
 
 
-class ExperimentCommand(TyperCommand):
-    """A command whose help, where an experiment is named, shows the options of that one only."""
+class PresetCommand(TyperCommand):
+    """A command whose help shows the options of the preset that is named, the common ones or all (--help-all)."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[GIVEN] = list(args)
+        ctx.meta[ARGUMENTS] = list(args)
+        if HELP_ALL in args:
+            args = ["--help"]
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        known = set(complete_experiment(""))
-        name = next((word for word in ctx.meta.get(GIVEN, ()) if word in known), None)
-        if name is None:
-            super().format_help(ctx, formatter)
-            return
-        options, params = options_of(name), []
+        arguments = ctx.meta.get(ARGUMENTS, ())
+        presets = set(complete_preset(""))
+        name = next((word for word in arguments if word in presets), None)
+        options = options_of(name) if name else {option: (kind, help) for option, kind, help in dotted_options()}
+        params = []
         for param in self.params:
             dotted = param.opts[0].removeprefix("--")
-            if dotted in options:
+            section, dot, field = dotted.partition(".")
+            if dot and (dotted not in options or (HELP_ALL not in arguments and not is_common(name, section, field))):
+                continue
+            if dot:
                 param = copy(param)
                 param.metavar, param.help = options[dotted]  # type: ignore[attr-defined]
-            elif "." in dotted:
-                continue
             params.append(param)
         shorter = copy(self)
         shorter.params = params
-        super(ExperimentCommand, shorter).format_help(ctx, formatter)
+        if HELP_ALL not in arguments:
+            more = f"stairwell train {name or 'TASK/CORE'} {HELP_ALL}"
+            shorter.epilog = f"All options: {more}" if name else f"Options of a task and a core: {more}"
+        super(PresetCommand, shorter).format_help(ctx, formatter)
+
+
+def is_common(name: str | None, section: str, field: str) -> bool:
+    """Return whether --help shows a field: of a named preset the common ones and those of the task."""
+    return name is not None and (section == "task" or field in COMMON.get(section, ()))
 
 
 def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all options `--section.field`; those that were used arrive in `options`."""
+    """Give a command all options `--section.field`; those that were used are passed as `options`."""
     named = {name.replace(".", "__"): (name, kind, help) for name, kind, help in dotted_options()}
 
     def wrapped(**arguments: Any) -> None:
@@ -136,15 +150,15 @@ def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def same_option(short: str, value: int | None, dotted: str, options: dict[str, str]) -> dict[str, str]:
-    """Return the options with what `short` sets, which is another name of `dotted`; both must not differ."""
+    """Return the options with the value of `short`, which is another name of `dotted`. Both must not differ."""
     if value is None:
         return options
     if options.get(dotted, str(value)) != str(value):
-        raise UserError(f"{short} {value} and --{dotted} {options[dotted]} differ and mean the same; give one of them")
+        raise UserError(f"{short} {value} and --{dotted} {options[dotted]} mean the same but differ; give one of them")
     return {**options, dotted: str(value)}
 
 
-def complete_experiment(incomplete: str) -> list[str]:
+def complete_preset(incomplete: str) -> list[str]:
     from stairwell.cores import CORES
     from stairwell.tasks import TASKS
 
@@ -152,7 +166,7 @@ def complete_experiment(incomplete: str) -> list[str]:
     return [name for name in names if name.startswith(incomplete)]
 
 
-def complete_study(incomplete: str) -> list[str]:
+def complete_experiment(incomplete: str) -> list[str]:
     from stairwell.experiments.papers import CATALOG
 
-    return [name for name in ("demo", *CATALOG) if name.startswith(incomplete)]
+    return [name for name in CATALOG if name.startswith(incomplete)]

@@ -1,4 +1,4 @@
-"""`stairwell play`: watch an agent, in the terminal or as a GIF."""
+"""`stairwell play`: watch an agent in the terminal, or as a GIF."""
 
 from __future__ import annotations
 
@@ -10,59 +10,59 @@ from typing import Annotated
 
 import typer
 
-from stairwell.cli.app import AsJson, Device, Quiet, app, output_option, result_text, say, strict_json
+from stairwell.cli.app import USE, AsJson, Device, Quiet, app, output_option, result_text, say, strict_json
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def play(
-    run: Annotated[Path, typer.Argument(help="the run folder of an agent")],
-    episodes: Annotated[int, typer.Option(help="how many episodes to play", min=1)] = 5,
-    seed: Annotated[int, typer.Option(help="the same seed plays the same episodes", min=0)] = 0,
-    likeliest: Annotated[
-        bool, typer.Option("--likeliest", help="always the likeliest action, in place of a drawn one")
+    run: Annotated[Path, typer.Argument(help="Run folder of an agent.")],
+    episodes: Annotated[int, typer.Option(help="Number of episodes.", min=1)] = 5,
+    seed: Annotated[int, typer.Option(help="Seed of the environment and of the actions.", min=0)] = 0,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Take the most probable action instead of sampling.")
     ] = False,
-    gif: Annotated[Path | None, output_option("write the episodes as a GIF")] = None,
-    rate: Annotated[float, typer.Option(help="frames a second", min=0.1)] = 8.0,
+    gif: Annotated[Path | None, output_option("GIF file to write.")] = None,
+    fps: Annotated[float, typer.Option(help="Frames per second.", min=0.1, max=1000)] = 8.0,
     quiet: Quiet = False,
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Let a trained agent play: what it does and what it attends to, then its mean return with its spread."""
+    """Run a trained agent: show its actions and its attention, then print its mean return."""
     from stairwell import outputs
-    from stairwell.rl.episodes import Played
-    from stairwell.rl.render import GIF, Shown, as_text, beside, frames, write_gif
-    from stairwell.rl.task import Reinforcement
-    from stairwell.runs.families import check_kind
-    from stairwell.runs.launch import load
+    from stairwell.rl.evaluation import EpisodeStats
+    from stairwell.rl.render import GIF, RenderedStep, compose_image, render_episodes, to_ansi, write_gif
+    from stairwell.rl.task import RLTask
+    from stairwell.runs.families import check_family
+    from stairwell.runs.load import load
 
     outputs.check_all(("--gif", gif, GIF))
     agent, task = load(run, device)
-    check_kind(task.kind, "agent", "play")
-    assert isinstance(task, Reinforcement)
-    played, pictures, drawn = Played(), [], 0
+    check_family(task.family, "rl", "play")
+    assert isinstance(task, RLTask)
+    stats, images, lines = EpisodeStats(), [], 0
     live = sys.stderr.isatty() and not quiet and not as_json
 
-    def show(frame: Shown, lines: int) -> int:
-        """Draw over what was drawn before; how many lines there are now."""
-        words = f"episode {frame.episode + 1}, step {frame.step}: {frame.action}, reward {frame.reward:.3g}, "
-        words += f"return {frame.earned:.3g}, expects {frame.value:.3g}"
-        if frame.picture is None:
-            words += f"; it saw {frame.observed}"
-        to_see = frame.picture is not None or frame.attention
-        text = f"{as_text(beside(frame), shutil.get_terminal_size().columns - 1)}\n{words}" if to_see else words
+    def show(frame: RenderedStep, lines: int) -> int:
+        """Overwrite the last frame in the terminal. Return the number of lines."""
+        text = f"episode {frame.episode + 1}, step {frame.step}: {frame.action}, reward {frame.reward:.3g}, "
+        text += f"return {frame.episode_return:.3g}, value {frame.value:.3g}"
+        if frame.image is None:
+            text += f"; observation {frame.observation}"
+        if frame.image is not None or frame.attention:
+            text = f"{to_ansi(compose_image(frame), shutil.get_terminal_size().columns - 1)}\n{text}"
         up = f"\x1b[{lines}F\x1b[J" if lines else ""
         print(up + text, file=sys.stderr, flush=True)
-        time.sleep(1 / rate)
+        time.sleep(1 / fps)
         return text.count("\n") + 1
 
-    for frame in frames(agent, task, episodes, seed, likeliest, played):
+    for frame in render_episodes(agent, task, episodes, seed, deterministic, stats):
         if gif is not None:
-            pictures.append(beside(frame))
+            images.append(compose_image(frame))
         if live:
-            drawn = show(frame, drawn)
-        elif frame.over and not quiet:
-            say(f"episode {frame.episode + 1}: return {frame.earned:.4g} in {frame.step} steps")
+            lines = show(frame, lines)
+        elif frame.done and not quiet:
+            say(f"episode {frame.episode + 1}: return {frame.episode_return:.4g} in {frame.step} steps")
     if gif is not None:
-        write_gif(gif, pictures, rate)
-    result = {"run": str(run), "seed": seed, **played.scores()}
+        write_gif(gif, images, fps)
+    result = {"run": str(run), "seed": seed, **stats.scores()}
     print(strict_json(result) if as_json else result_text(result))

@@ -14,6 +14,7 @@ import typer
 from stairwell import startup
 from stairwell.cli.app import (
     MOST_SEEDS,
+    TRAIN,
     AsJson,
     Device,
     Engine,
@@ -24,7 +25,7 @@ from stairwell.cli.app import (
     result_text,
     strict_json,
 )
-from stairwell.cli.options import ExperimentCommand, complete_experiment, same_option, with_dotted_options
+from stairwell.cli.options import PresetCommand, complete_preset, same_option, with_dotted_options
 from stairwell.errors import UserError
 
 EXAMPLES = """\b
@@ -38,49 +39,53 @@ Examples:
 
 
 def train_command(
-    experiment: Annotated[
+    name: Annotated[
         str | None,
-        typer.Argument(
-            help="TASK/CORE, such as random-walk/feedback", autocompletion=complete_experiment, metavar="EXPERIMENT"
-        ),
+        typer.Argument(help="Task and core, such as random-walk/feedback.", autocompletion=complete_preset, metavar="TASK/CORE"),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="a run's config.json instead of an experiment's name")] = None,
-    out: Annotated[Path | None, output_option("the run folder; runs/TASK-CORE if not given")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="go on with the training in --out")] = False,
-    steps: Annotated[int | None, typer.Option(help="the same as --train.steps; may change when resuming")] = None,
-    seed: Annotated[int | None, typer.Option(help="the same as --train.seed")] = None,
+    config: Annotated[Path | None, typer.Option(help="A run's config.json, instead of TASK/CORE.")] = None,
+    out: Annotated[Path | None, output_option("Run folder; runs/TASK-CORE if not given.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
+    steps: Annotated[int | None, typer.Option(help="Same as --train.steps; may change when resuming.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Same as --train.seed.")] = None,
     seeds: Annotated[
-        int, typer.Option(help="train this many times, with seeds one apart, and sum up", min=1, max=MOST_SEEDS)
+        int, typer.Option(help="Train with this many consecutive seeds and summarize them.", min=1, max=MOST_SEEDS)
     ] = 1,
+    jobs: Annotated[int, typer.Option(help="Seeds trained at a time, each in its own process.", min=1)] = 1,
     device: Device = "auto",
     engine: Engine = "auto",
     quiet: Quiet = False,
     as_json: AsJson = False,
-    show: Annotated[bool, typer.Option("--show", help="print the whole config and stop")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Print the config and exit.")] = False,
     options: Any = None,
 ) -> None:
-    """Train a model. Every field of an experiment can be set: see the panels below."""
-    from stairwell.cli.display import NullDisplay, display
-    from stairwell.runs.launch import job_to_resume, new_job, train, train_seeds
+    """Train a model. Every field of a run's config is an option: see below."""
+    from stairwell.cli.display import NullDisplay, RunLines, display
+    from stairwell.runs.launch import new_run, run_to_resume, train, train_seeds
     from stairwell.train import NotSaved
 
     options = same_option("--steps", steps, "train.steps", options or {})
     options = same_option("--seed", seed, "train.seed", options)
     try:
-        job = (job_to_resume if resume else new_job)(experiment, config, out, options)
+        chosen, run = (run_to_resume if resume else new_run)(name, config, out, options)
     except KeyboardInterrupt:
-        raise NotSaved(startup.TOO_EARLY) from None
+        raise NotSaved(startup.INTERRUPTED_AT_STARTUP) from None
     if show:
-        print(json.dumps(job.experiment.to_json(), indent=2))
+        print(json.dumps(chosen.to_json(), indent=2))
         return
 
     def progress(title: str, total: int, done: int) -> Any:
         return display(title, total, done, quiet) if os.environ.get("RANK", "0") == "0" else NullDisplay()
 
     if seeds == 1:
-        result = train(job, device, engine, progress)
+        result = train(chosen, run, resume=resume, device=device, engine=engine, show=progress)
+    elif resume:
+        raise UserError(f"{run.path} is one run; to resume several --seeds, repeat the command that started them")
     else:
-        result = train_seeds(job, seeds, device, engine, progress)
+        result = train_seeds(
+            chosen, run.path, seeds, jobs=jobs, device=device, engine=engine, show=progress,
+            callback=RunLines(str(run.path), quiet),
+        )  # fmt: skip
     if result is not None:
         print(strict_json(result) if as_json else result_text(result))
 
@@ -88,59 +93,60 @@ def train_command(
 train_command.__doc__ = f"{train_command.__doc__}\n\n{EXAMPLES}"
 
 
-app.command("train", cls=ExperimentCommand)(with_dotted_options(train_command))
+app.command("train", cls=PresetCommand, rich_help_panel=TRAIN)(with_dotted_options(train_command))
 
 
-@app.command("eval")
+@app.command("eval", rich_help_panel=TRAIN)
 def eval_command(
-    run: Annotated[Path, typer.Argument(help="a run folder")],
+    run: Annotated[Path, typer.Argument(help="Run folder.")],
     split: SplitName = "test",
-    data: Annotated[str | None, typer.Option(help="other data of the same kind, for tasks that read files")] = None,
-    rows: Annotated[
+    data: Annotated[str | None, typer.Option(help="Other data of the same type, for tasks that read files.")] = None,
+    streams: Annotated[
         int | None,
         typer.Option(
-            help="parallel rows; 1 is exact for a single stream of text; --horizon: streams (4, or all labeled)",
-            min=1,
+            help="Parallel streams; 1, the default, is exact for a single text. --horizon: 4, or all labeled ones.", min=1
         ),
     ] = None,
-    segment: Annotated[int, typer.Option(help="tokens at a time; changes speed, not results", min=1)] = 256,
+    segment: Annotated[
+        int | None, typer.Option(help="Tokens per call (256); changes speed, not results.", min=1)
+    ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="summaries: also score the lead and the most similar article's summary")
+        bool, typer.Option("--baselines", help="Summaries: also score the lead and the nearest article's summary.")
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option(
-            help="follow endless streams or labeled sequences for so many tokens, to the first mistake", min=1
-        ),
+        typer.Option(help="Long-stream evaluation: read endless streams or labeled sequences of this many tokens.", min=1),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="--horizon: follow the rows of so many seeds", min=1)] = None,
+    seeds: Annotated[int | None, typer.Option(help="--horizon: number of seeds of the streams.", min=1)] = None,
     device: Device = "auto",
     engine: Engine = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Stream a whole split through a trained model and score it; or follow a stream that never ends (--horizon)."""
-    from stairwell.runs.launch import evaluate_run
+    """Score a trained model on a split, or on streams far longer than those of training (--horizon)."""
+    from stairwell.runs.families import EvalOptions
+    from stairwell.runs.load import evaluate_run
     from stairwell.runs.seq2seq import score_baselines
 
     chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
     if horizon is not None:
         if baselines:
-            raise UserError("--baselines goes with a split; leave it out with --horizon")
-        follow_run(run, horizon, rows, seeds, segment, device, engine, as_json, chosen, data)
+            raise UserError("--baselines needs a split; leave it out with --horizon")
+        evaluate_long_streams(run, horizon, streams, seeds, segment or 256, device, engine, as_json, chosen, data)
         return
     if seeds is not None:
-        raise UserError("--seeds goes with --horizon; a split is the same for every seed")
-    watch = evaluating(as_json)
-    # The baselines first: where there are none, nobody should wait for the model's scores to be told so.
-    found = score_baselines(run, chosen, device, data) if baselines else {}
-    result = {**evaluate_run(run, chosen, data, rows or 1, segment, device, engine, watch), **found}
-    if watch is not None:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # the counter has done its work
+        raise UserError("--seeds needs --horizon; a split is the same for every seed")
+    callback = token_counter(as_json)
+    # The baselines first: if there are none, fail before the model is scored.
+    scores = score_baselines(run, chosen, device, data) if baselines else {}
+    options = EvalOptions(streams, segment)
+    result = {**evaluate_run(run, chosen, data, options, device, engine, callback), **scores}
+    if callback is not None:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # clear the counter
     print(strict_json(result) if as_json else result_text(result))
 
 
-def evaluating(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
-    """A counter on one line while a split is read."""
+def token_counter(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
+    """Return a callback that counts tokens on one line of a terminal."""
     if hidden or not sys.stderr.isatty():
         return None
 
@@ -150,10 +156,10 @@ def evaluating(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
     return show
 
 
-def follow_run(
+def evaluate_long_streams(
     run: Path,
     tokens: int,
-    rows: int | None,
+    streams: int | None,
     seeds: int | None,
     segment: int,
     device: str,
@@ -162,14 +168,14 @@ def follow_run(
     split: Literal["valid", "test"] = "test",
     data: str | None = None,
 ) -> None:
-    """The horizon of a run; what was seen is told, however early someone stopped it."""
-    from stairwell.cli.long_streams import following, horizon_text
+    """Evaluate a run on long streams. If interrupted, print the result so far."""
+    from stairwell.cli.long_streams import horizon_text, progress
     from stairwell.runs.long_streams import measure
     from stairwell.train import Interrupted
 
-    with following(hidden=as_json) as watch:
-        result = measure(run, tokens, rows, seeds, segment, device, engine, watch, split, data)
+    with progress(hidden=as_json) as callback:
+        result = measure(run, tokens, streams, seeds, segment, device, engine, callback, split, data)
     print(strict_json(result) if as_json else horizon_text(result))
     if result["interrupted"]:
-        kept = "what was seen is written" if result["kept"] else "a longer measurement is there and stays"
+        kept = "the result so far is saved" if result["kept"] else "an earlier, longer result is kept"
         raise Interrupted(f"interrupted at {result['tokens']:,} of {tokens:,} tokens; {kept}")

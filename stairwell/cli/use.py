@@ -1,35 +1,33 @@
-"""Commands on what is trained: `report`, `generate`, `export`, `serve`; about this installation: `info`, `bench`."""
+"""Commands that use trained models, `report`, `generate`, `export` and `serve`, and `info` about the installation."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stairwell.cli.app import MOST_SEED, Device, app, output_option, say
+from stairwell.cli.app import MAINTAIN, MOST_SEED, USE, Device, app, output_option, say
 from stairwell.errors import UserError
 
-MOST_ROWS = 4096  # of a server; more is a typing error
+MAX_BATCH = 4096  # of a server; more is a typing error
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="run folders, compared on one page")],
-    out: Annotated[Path, output_option("the page to write; the pictures go beside it")] = Path("report.html"),
+    runs: Annotated[list[Path], typer.Argument(help="Run folders, compared on one page.")],
+    out: Annotated[Path, output_option("HTML page to write; figures are written beside it.")] = Path("report.html"),
     inside: Annotated[
-        bool, typer.Option("--inside", help="follow the memory along a stream without end, to see whether it drifts")
+        bool, typer.Option("--inside", help="Also analyze the memory along an endless stream.")
     ] = False,
 ) -> None:
-    """Make one HTML page (and PNGs) of trainings: curves, scores, beliefs, attention, and how far they hold."""
+    """Write one HTML page (and PNGs) of runs: learning curves, scores, predictions, attention, long-stream results."""
     from stairwell.report import check_report, gather, summary, write_html, write_png, write_stream_pngs
-    from stairwell.report.drift import measure_drift
+    from stairwell.report.memory_analysis import analyze_run
 
     check_report(out, out.parent / f"{out.stem}.png", "--out")
     for run in runs if inside else ():
-        measure_drift(run)
+        analyze_run(run)
     gathered = [gather(run) for run in runs]
     write_html(out, ", ".join(dict.fromkeys(run.title for run in gathered)), gathered, [summary(gathered)], [])
     write_png(out.with_suffix(".png"), gathered)
@@ -37,95 +35,95 @@ def report(
     print(out)
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def generate(
-    run: Annotated[Path, typer.Argument(help="the run folder of a language model")],
-    prompt: Annotated[str, typer.Option(help="the text to go on from; without one, a line end")] = "",
-    tokens: Annotated[int, typer.Option(help="how many tokens to write", min=1)] = 500,
+    run: Annotated[Path, typer.Argument(help="Run folder of a language model.")],
+    prompt: Annotated[str, typer.Option(help="Text to continue; a line end if not given.")] = "",
+    tokens: Annotated[int, typer.Option(help="Number of tokens to generate.", min=1)] = 500,
     temperature: Annotated[
         float,
         typer.Option(
-            help="lower is more predictable: 1 samples from the model's own distribution, 0 takes the likeliest", min=0
+            help="Sampling temperature; 0 is greedy.", min=0
         ),
     ] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="choose among so many likeliest tokens only")] = None,
+    top_k: Annotated[int | None, typer.Option(help="Sample among the k most probable tokens.")] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="choose among the likeliest tokens that together have this chance")
+        float | None, typer.Option(help="Sample among the most probable tokens whose probabilities sum to p.")
     ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="above 1: tokens that are among the last 64 become less likely")
+        float, typer.Option(help="Above 1: tokens among the last 64 become less probable.")
     ] = 1.0,
     stop: Annotated[
-        list[str] | None, typer.Option(help="end before this text; may be given several times", show_default=False)
+        list[str] | None, typer.Option(help="Stop before this text; may be repeated.", show_default=False)
     ] = None,
-    samples: Annotated[int, typer.Option(help="so many texts, one after the other, after the same prompt", min=1)] = 1,
-    seed: Annotated[int | None, typer.Option(help="the same seed writes the same text", min=0, max=MOST_SEED)] = None,
+    samples: Annotated[int, typer.Option(help="Number of texts to generate from the prompt.", min=1)] = 1,
+    seed: Annotated[int | None, typer.Option(help="Seed of the random generator.", min=0, max=MOST_SEED)] = None,
     save_state: Annotated[
         Path | None,
-        output_option("keep the stream in this file, to go on with it another day"),
+        output_option("File to save the stream to, to continue it later."),
     ] = None,
-    state: Annotated[Path | None, typer.Option(help="go on with a stream that --save-state has kept")] = None,
+    state: Annotated[Path | None, typer.Option(help="Continue a stream saved with --save-state.")] = None,
     device: Device = "auto",
 ) -> None:
-    """Let a trained language model write, token by token as it comes."""
+    """Generate text with a trained language model."""
     from stairwell import outputs
-    from stairwell.generate import Choice, Writer, load_language_model, read_prompt
+    from stairwell.decode import Sampling
+    from stairwell.generate import TextGenerator, load_language_model, read_prompt
     from stairwell.stream import STREAM, Stream
 
     if samples > 1 and save_state is not None:
-        raise UserError("--save-state keeps one stream: use it without --samples")
+        raise UserError("--save-state saves one stream; leave out --samples")
     outputs.check_all(("--save-state", save_state, STREAM))
-    choice = Choice(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     model, vocabulary = load_language_model(run, device)
     if state is not None:
-        first = Writer.load(state, model, vocabulary, choice, stop or (), seed)
+        first = TextGenerator.load(state, model, vocabulary, sampling, stop or (), seed)
         if prompt:
-            print(first.read(prompt), end="")
+            print(first.feed(prompt), end="")
     else:
         stream = Stream(model, vocabulary)
         read_prompt(stream, prompt)
-        first = Writer(stream, choice, stop or (), seed)
+        first = TextGenerator(stream, sampling, stop or (), seed)
     for number in range(samples):
-        writer = first.fork() if samples > 1 else first
+        generator = first.fork() if samples > 1 else first
         if samples > 1:
             print(f"--- {number + 1} ---")
-        for piece in writer.write(tokens):
+        for piece in generator.generate(tokens):
             print(piece, end="", flush=True)
         if save_state is None:
-            print(writer.end())
+            print(generator.flush())
     if save_state is not None:
         first.save(save_state)
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def export(
-    runs: Annotated[list[Path], typer.Argument(help="run folders; a page shows several of one task side by side")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders; an HTML page can show several of one task.")],
     html: Annotated[
         Path | None,
-        output_option("write one HTML file that holds the models and runs them, from the disk"),
+        output_option("HTML file that contains the models and runs them offline."),
     ] = None,
     onnx: Annotated[
         Path | None,
-        output_option("write the step of one model, named states in and out, for onnxruntime"),
+        output_option("ONNX file of one step, with named states in and out."),
     ] = None,
-    torch_export: Annotated[Path | None, output_option("write the same step as a graph of torch.export")] = None,
+    torch_export: Annotated[Path | None, output_option("The same step as a torch.export graph (.pt2).")] = None,
     hf: Annotated[
         Path | None,
-        output_option("write a folder, new or empty, for Hugging Face's from_pretrained, its tokenizer included"),
+        output_option("New folder for Hugging Face's from_pretrained, with tokenizer and model card."),
     ] = None,
 ) -> None:
-    """Put trained models into other people's hands: one HTML file that runs them, a graph of one step, or a model for
-    Hugging Face transformers."""
+    """Export trained models: an HTML page that runs them, ONNX, torch.export, or Hugging Face transformers."""
     from stairwell import outputs
     from stairwell.export import GRAPH, ONNX, PAGE, export_html, export_onnx, export_torch, from_runs
-    from stairwell.runs.launch import load
+    from stairwell.runs.load import load
 
     if not (html or onnx or torch_export or hf):
         raise UserError(
-            "say what to write: --html page.html, --onnx model.onnx, --torch-export model.pt2 or --hf folder"
+            "choose an output: --html page.html, --onnx model.onnx, --torch-export model.pt2 or --hf folder"
         )
     if len(runs) > 1 and (onnx or torch_export or hf):
-        raise UserError("only a page holds several models: give one run")
+        raise UserError("only an HTML page can contain several models; give one run")
     outputs.check_all(
         ("--html", html, PAGE),
         ("--onnx", onnx, ONNX),
@@ -150,64 +148,48 @@ def export(
         print(f"{hf}: import stairwell.hf, then {loader}.from_pretrained('{hf}')")
 
 
-@app.command()
+@app.command(rich_help_panel=USE)
 def serve(
-    run: Annotated[Path, typer.Argument(help="the run folder of a language model")],
-    host: Annotated[str, typer.Option(help="the address to listen on; 127.0.0.1 is this machine alone")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="the port to listen on; 0 takes one that is free", min=0, max=65535)] = 8000,
+    run: Annotated[Path, typer.Argument(help="Run folder of a language model.")],
+    host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 accepts connections from this machine only.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[
-        Path | None, typer.Option(help="a file with a bearer token, which every request must then carry")
+        Path | None, typer.Option(help="File with a bearer token that every request must have.")
     ] = None,
-    rows: Annotated[
-        int, typer.Option(help="texts that are written at a time, in one batch", min=1, max=MOST_ROWS)
+    batch: Annotated[
+        int, typer.Option(help="Sequences decoded at once, in one batch.", min=1, max=MAX_BATCH)
     ] = 16,
     waiting: Annotated[
-        int, typer.Option(help="texts that may wait for a place; more are told to come back", min=0)
+        int, typer.Option(help="Sequences that may wait; further requests get 429.", min=0)
     ] = 64,
-    max_clients: Annotated[int, typer.Option(help="requests that are answered at a time", min=1)] = 256,
-    max_prompt: Annotated[int, typer.Option(help="tokens of a prompt", min=1)] = 16_384,
-    max_tokens: Annotated[int, typer.Option(help="tokens to write in one text", min=1)] = 4_096,
-    max_seconds: Annotated[float, typer.Option(help="of one request, which then ends with what there is", min=1)] = 300,
-    max_states: Annotated[int, typer.Option(help="states that are kept at a time", min=0)] = 256,
-    max_state_bytes: Annotated[int, typer.Option(help="of all states together", min=0)] = 1_000_000_000,
-    state_seconds: Annotated[float, typer.Option(help="a state that nobody asked for is forgotten", min=1)] = 3_600,
+    max_clients: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 256,
+    max_prompt: Annotated[int, typer.Option(help="Maximum tokens of a prompt.", min=1)] = 16_384,
+    max_tokens: Annotated[int, typer.Option(help="Maximum tokens of a completion.", min=1)] = 4_096,
+    max_seconds: Annotated[float, typer.Option(help="Time limit of a request, in seconds.", min=1)] = 300,
+    max_states: Annotated[int, typer.Option(help="Maximum number of saved states.", min=0)] = 256,
+    max_state_bytes: Annotated[int, typer.Option(help="Maximum size of all saved states, in bytes.", min=0)] = 1_000_000_000,
+    state_seconds: Annotated[float, typer.Option(help="Idle seconds after which a state is evicted.", min=1)] = 3_600,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="another name that the server answers to in a Host header; '*' is any"),
+        typer.Option(help="Further host name to accept in the Host header; '*' accepts any."),
     ] = None,
     device: Device = "auto",
 ) -> None:
-    """Serve a trained language model: OpenAI's completions, and states that stay on the server."""
-    from stairwell.serve.requests import Limits
-    from stairwell.serve.running import serve as serve_run
+    """Serve a trained language model with OpenAI's completions API and saved states."""
+    from stairwell.serve.limits import Limits
+    from stairwell.serve.run_server import serve as serve_run
 
     limits = Limits(
-        prompt=max_prompt, tokens=max_tokens, seconds=max_seconds, clients=max_clients,
-        states=max_states, states_bytes=max_state_bytes, state_seconds=state_seconds,
+        prompt_tokens=max_prompt, completion_tokens=max_tokens, seconds=max_seconds, clients=max_clients,
+        states=max_states, total_state_bytes=max_state_bytes, state_seconds=state_seconds,
     )  # fmt: skip
-    serve_run(run, host, port, token_file, device, rows, waiting, limits, allow_host or (), say)
+    serve_run(run, host, port, token_file, device, batch, waiting, limits, allow_host or (), say)
 
 
-@app.command()
+@app.command(rich_help_panel=MAINTAIN)
 def info() -> None:
-    """Tell versions, device, engine and threads."""
-    from stairwell.runs.launch import information
+    """Print versions, device, engine and number of threads."""
+    from stairwell.runs.device import information
 
     for name, value in information().items():
         print(f"{name:12} {value}")
-
-
-# The measurements have a help of their own, which lists them with their cases.
-@app.command("bench", add_help_option=False, context_settings={"ignore_unknown_options": True})
-def bench_command(
-    arguments: Annotated[list[str] | None, typer.Argument(help="what to measure, then cases", metavar="NAME")] = None,
-) -> None:
-    """Measure speed and memory, from a checkout of the sources; `--help` lists what there is."""
-
-    for place in (Path.cwd(), Path(__file__).resolve().parents[2]):
-        # A folder of this name beside the package: nobody else's is run.
-        if (place / "bench/__main__.py").is_file() and (place / "stairwell/__init__.py").is_file():
-            sys.path.insert(0, str(place))
-            importlib.import_module("bench.__main__").run(arguments or [])
-            return
-    raise UserError("the measurements come with the sources: clone them and run `stairwell bench` in that folder")

@@ -1,6 +1,8 @@
-"""The contract that every core keeps: a stream in, the same stream out, and a state that is a value.
+"""The contract of every core: a stream of vectors in, a stream of vectors out, and a state that is a value.
 
-y, state = core(x, state)        x, y (B, T, D), any T >= 1; any way of cutting a stream gives the same y
+    y, state = core(x, state)        x, y (B, T, D), any T >= 1; any split of a stream gives the same y
+
+Letters: B batch size, T tokens, D width, R source tokens.
 """
 
 from __future__ import annotations
@@ -8,84 +10,101 @@ from __future__ import annotations
 import logging
 import operator
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from stairwell.configs import check_at_least
-from stairwell.cores.time import Window, ages
+from stairwell.cores.time import Window, next_counts, slide, tokens_since_start
 from stairwell.devices import autocast_type, without_autocast
-from stairwell.field_types import COUNT, NESTED, SIZE, STATIC, FieldType
 from stairwell.layers import (
-    KEEP_ALL,
+    NO_MASKS,
     AdaptiveSpan,
+    CoreConfig,
     Layer,
     LayerConfig,
     Masks,
     RelativePosition,
     Slots,
     can_read_values,
-    draw_vectors,
+    in_transform,
     is_finite,
-    transformed,
+    sample_position_index,
 )
-from stairwell.state import State, assemble
+from stairwell.state import COUNT, NESTED, SIZE, SLOTS, STATIC, FieldType, State, assemble
 
 
 @dataclass(frozen=True, eq=False)
 class CoreState(State):
-    """The base of every core's state. `max_crop` is how many slots it has beyond those that the core looks at."""
+    """Base class of every core's state. `max_crop` slots are stored beyond those that the core attends to."""
 
-    count: Tensor = field(metadata=COUNT)  # (B,) int64: tokens since the row's own start
-    croppable: Tensor = field(metadata=COUNT)  # (B,) int64: how many of the last tokens `crop` can still take back
+    count: Tensor = field(metadata=COUNT)  # (B,) int64: tokens since each stream's start
+    croppable: Tensor = field(metadata=COUNT)  # (B,) int64: how many of the last tokens `crop` can remove now
     max_crop: int = field(default=0, kw_only=True, metadata=SIZE)
 
 
+@dataclass(frozen=True, eq=False)
+class MemoryState(CoreState):
+    """A state with one memory."""
+
+    memory: Tensor = field(metadata=SLOTS)  # (B, S + max_crop, ...)
+
+    def advance(self, new: Tensor, since_start: Tensor, start: Tensor | None) -> Self:
+        """Return the state after a call that adds `new` (B, T, ...) to the memory. since_start (B, T)"""
+        count, croppable = next_counts(self.count, self.croppable, start, since_start, self.max_crop)
+        return replace(self, count=count, croppable=croppable, memory=slide(self.memory, new, count, start))
+
+
+ConfigT = TypeVar("ConfigT", bound=CoreConfig)
+LayerConfigT = TypeVar("LayerConfigT", bound=LayerConfig)
+StateT = TypeVar("StateT", bound=CoreState)
+
+
 class Engine(Protocol):
-    """A walk over time with the results of a core's own walk; `stairwell.fast` holds those that are built for speed."""
+    """An optimized implementation of a core's reference forward, with the same results; see `stairwell.fast`."""
 
     def name(self, core: Any, like: Tensor) -> str:
-        """What runs for inputs on the device and of the type of `like`, such as `fast (C++, AVX2)`."""
+        """Return what runs for inputs with the device and dtype of `like`, such as `fast (C++, AVX2)`."""
 
     def why_not(self, core: Any, like: Tensor) -> str:
-        """Why it cannot run there and now; nothing if it can."""
+        """Return why the engine cannot run there; empty if it can."""
 
     def follows_autocast(self, core: Any, like: Tensor) -> bool:
-        """Whether it may be called under autocast; otherwise it is called without, in the parameters' type."""
+        """Return whether the engine may run under autocast; otherwise it runs in the dtype of the parameters."""
 
-    def __call__(
-        self, core: Any, x: Tensor, state: Any, start: Tensor | None, source: Source | None, masks: Masks | None
-    ) -> tuple[Tensor, State]: ...
+    def __call__(self, *inputs: Any, **options: Any) -> tuple[Tensor, Any]:
+        """Take a core and the arguments of its `reference`; return what `reference` returns."""
 
 
-REFERENCE = "reference"  # the name of a core's own walk, as an engine
+REFERENCE = "reference"  # the name of a core's reference forward as an engine
 
 
 @cache
-def tell_once(text: str) -> None:
-    """A word to the user, once a process."""
+def warn_once(text: str) -> None:
+    """Log a warning once per process."""
     logging.getLogger("stairwell").warning(text)
 
 
 class Source:
-    """What cross-attention looks at: vectors (B, R, D) and which of them are there (B, R), true for yes."""
+    """The input of cross-attention: vectors (B, R, D) and a mask (B, R), true where there is a source token."""
 
     def __init__(self, vectors: Tensor, mask: Tensor | None = None) -> None:
         self.mask = torch.ones(vectors.shape[:2], dtype=torch.bool, device=vectors.device) if mask is None else mask
-        # What is not there must not matter, even if it is not a number: 0 times NaN is NaN.
+        # Padding must have no effect even if it is NaN: 0 times NaN is NaN.
         self.vectors = vectors if mask is None else vectors.masked_fill(~mask[..., None], 0)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SourceState(State):
-    """A core's state and the source that it attends to, which every row has for as long as it lives."""
+    """A core's state together with the source that it attends to."""
 
     decoder: CoreState = field(metadata=NESTED)
-    # The mask comes first: torch.export writes checks of the inputs, and takes `source` for the name of both otherwise.
-    source_mask: Tensor = field(metadata=STATIC)  # (B, R) bool, true where the source is there
+    # The mask comes first: torch.export generates checks of the inputs and would use the name `source` for both.
+    source_mask: Tensor = field(metadata=STATIC)  # (B, R) bool, true where there is a source token
     source: Tensor = field(metadata=STATIC)  # (B, R, D)
 
     @property
@@ -102,48 +121,48 @@ class SourceState(State):
 
 
 class AttentionRecorder:
-    """What `inspect` gathers. Calls within one `with` follow each other along T."""
+    """What `inspect` records. Consecutive calls are concatenated along T."""
 
     def __init__(self) -> None:
-        self.pieces: dict[int, list[Tensor]] = {}
-        self.source_pieces: dict[int, list[Tensor]] = {}
-        self.layer_weights: Tensor | None = None  # (memories, L + 1): how much of each layer is in the memory
+        self.weights: dict[int, list[Tensor]] = {}  # by depth: (B, H, T, distances) per call
+        self.source_weights: dict[int, list[Tensor]] = {}  # by depth: (B, H, T, R) per call
+        self.layer_weights: Tensor | None = None  # (memories, L + 1): share of each layer in the memory
 
     def add(self, depth: int, weights: Tensor, distance: Tensor, first: int) -> None:
-        """weights (B, H, T, J) at distance (T, J), kept by distance."""
+        """Record attention weights (B, H, T, J) of slots at distance (T, J), by distance."""
         index = (distance - first).clamp(min=0)
         by_distance = weights.new_zeros(*weights.shape[:3], int(index.max()) + 1)
         by_distance.scatter_add_(-1, index.expand_as(weights), weights.detach())
-        self.pieces.setdefault(depth, []).append(by_distance)
+        self.weights.setdefault(depth, []).append(by_distance)
 
     def add_source(self, depth: int, weights: Tensor) -> None:
-        """weights (B, H, T, R) given to a source of R tokens."""
-        self.source_pieces.setdefault(depth, []).append(weights.detach())
+        """Record cross-attention weights (B, H, T, R)."""
+        self.source_weights.setdefault(depth, []).append(weights.detach())
 
     @property
     def source_attention(self) -> list[Tensor]:
-        """One tensor a layer (a layer and pass) that attends to a source: (B, H, T, source tokens)."""
-        return [torch.cat(self.source_pieces[depth], 2) for depth in sorted(self.source_pieces)]
+        """One tensor per layer (and pass) with cross-attention: (B, H, T, source tokens)."""
+        return [torch.cat(self.source_weights[depth], 2) for depth in sorted(self.source_weights)]
 
     @property
     def attention(self) -> list[Tensor]:
-        """One tensor a layer (a layer and pass, where there are passes): (B, H, T, slots), the nearest slot first."""
-        gathered = []
-        for depth in sorted(self.pieces):
-            slots = max(piece.shape[-1] for piece in self.pieces[depth])
-            padded = [nn.functional.pad(piece, (0, slots - piece.shape[-1])) for piece in self.pieces[depth]]
-            gathered.append(torch.cat(padded, 2))
-        return gathered
+        """One tensor per layer (and pass): (B, H, T, distances), nearest first."""
+        attention = []
+        for depth in sorted(self.weights):
+            distances = max(weights.shape[-1] for weights in self.weights[depth])
+            padded = [nn.functional.pad(weights, (0, distances - weights.shape[-1])) for weights in self.weights[depth]]
+            attention.append(torch.cat(padded, 2))
+        return attention
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowConfig(LayerConfig):
-    """What Feedback, Transformer-XL and Universal share: a window of so many tokens."""
+    """Options of Feedback, Transformer-XL and Universal: an attention window."""
 
     memory: int = 100
-    "how many past tokens each layer sees (S)"
+    "Number of past tokens that each layer attends to (S)."
     attend_to_current: bool = False
-    "whether a token attends to itself, at distance 0"
+    "Whether a token attends to itself, at distance 0."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -158,183 +177,169 @@ class WindowConfig(LayerConfig):
         return Window(self.first, self.memory)
 
 
-class Core(nn.Module):
-    """Base of every core: checks what comes in, draws what is random, and hands over to an engine."""
+class Core(nn.Module, Generic[ConfigT, StateT]):
+    """Base class of every core: checks inputs and calls the engine or the reference forward."""
 
-    state_type: type[CoreState]
+    config: ConfigT
+    state_type: type[StateT]
     final_norm: bool = False  # whether a model should normalize the core's output
-    engine: Engine | None = None  # none: the reference, `self.walk`
-    seen: AttentionRecorder | None = None  # set by `inspect`
+    engine: Engine | None = None  # None: the reference forward
+    recorder: AttentionRecorder | None = None  # set by `inspect`
     _own_modules: Sequence[tuple[dict[str, Any], str, nn.Module, str]] = ()  # set by `remember_modules`
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, config: ConfigT) -> None:
         super().__init__()
-        self.width = width
+        self.config = config
+        self.width = config.width
 
     def remember_modules(self) -> None:
-        """Note which modules this core is made of, as those that its engine may stand for."""
+        """Store the current submodules, for which the engine is valid."""
         self._own_modules = [
-            (holder._modules, name, module, f"{path}.{name}" if path else name)
-            for path, holder in self.named_modules()
-            for name, module in holder._modules.items()
+            (parent._modules, name, module, f"{path}.{name}" if path else name)
+            for path, parent in self.named_modules()
+            for name, module in parent._modules.items()
             if module is not None
         ]
 
     def changed_module(self) -> str:
-        """Return the name of a module that has been replaced since then (by an adapter, or a quantized one) or that has
-        hooks; nothing if there is none."""
-        for holder, name, module, path in self._own_modules:
-            if holder[name] is not module or module._forward_hooks or module._forward_pre_hooks:
+        """Return the name of a submodule that has been replaced since then (by an adapter or quantization) or has
+        hooks; empty if there is none."""
+        for siblings, name, module, path in self._own_modules:
+            if siblings[name] is not module or module._forward_hooks or module._forward_pre_hooks:
                 return path
         return ""
 
     @property
     def engine_name(self) -> str:
-        """What runs where the core is now, autocast considered: `fast (C++, AVX2)`, `fast (PyTorch)`, `reference`."""
+        """What runs on the current device under the current autocast: `fast (C++, AVX2)`, `fast (PyTorch)`,
+        `reference`."""
         like = next(self.parameters())
         if self.engine is None or self.engine.why_not(self, like):
             return REFERENCE
         return self.engine.name(self, like)
 
-    def init_state(self, batch: int, max_crop: int = 0) -> CoreState:
-        """A fresh state for `batch` rows, from which `crop` can take back up to `max_crop` tokens."""
+    def init_state(self, batch: int, max_crop: int = 0) -> StateT:
+        """Return the initial state of `batch` streams; `crop` can remove up to `max_crop` tokens."""
         try:
             batch, max_crop = operator.index(batch), operator.index(max_crop)
         except TypeError:
-            raise TypeError(f"batch and max_crop are whole numbers, not {batch!r} and {max_crop!r}") from None
+            raise TypeError(f"batch and max_crop must be integers, not {batch!r} and {max_crop!r}") from None
         if batch < 1 or max_crop < 0:
-            raise ValueError(f"a state needs batch >= 1 and max_crop >= 0, got {batch} and {max_crop}")
+            raise ValueError(f"batch must be at least 1 and max_crop at least 0, not {batch} and {max_crop}")
         like = next(self.parameters())
         tensors: dict[str, Tensor] = {
             name: torch.zeros(batch, *shape, dtype=like.dtype, device=like.device)
             for name, shape in self.memory_shapes(max_crop).items()
         }
         zero = torch.zeros(batch, dtype=torch.int64, device=like.device)
-        form = {"kind": self.state_type.__name__, "max_crop": max_crop}
-        return assemble(form, {"count": zero, "croppable": zero.clone(), **tensors})
+        spec = {"type": self.state_type.__name__, "max_crop": max_crop}
+        return cast(StateT, assemble(spec, {"count": zero, "croppable": zero.clone(), **tensors}))
 
-    def unpack(self, vector: Tensor, max_crop: int = 0) -> CoreState:
-        """The state that `pack` made `vector` (B, N) of; `max_crop` is what that state was made with."""
+    def unpack(self, vector: Tensor, max_crop: int = 0) -> StateT:
+        """Return the state that `pack` made `vector` (B, N) from; `max_crop` is that of the packed state."""
         return self.init_state(1, max_crop).unpack(vector)
 
     def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor of the state's memory, without the rows."""
+        """Return the shape of each floating-point tensor of the state, without the batch dimension."""
         raise NotImplementedError
 
-    def walk(
-        self, x: Tensor, state: Any, start: Tensor | None, source: Source | None, masks: Masks | None
-    ) -> tuple[Tensor, State]:
-        """The reference: the obvious walk over time."""
+    def reference(self, x: Tensor, state: StateT, start: Tensor | None = None) -> tuple[Tensor, StateT]:
+        """The reference forward: the equations of the paper as a plain loop over time."""
         raise NotImplementedError
-
-    def draw(self, x: Tensor, state: Any, source: Source | None, start: Tensor | None = None) -> Masks | None:
-        """Everything random in this call; nothing where no rate is set."""
-        return None
 
     @property
     def skips_layers(self) -> bool:
-        """Some calls in training leave out a layer, and so leave its parameters without a gradient."""
+        """Whether training calls may skip a layer, so that its parameters get no gradient."""
         return False
 
     def layer_weights(self) -> Tensor | None:
-        """Of which layers the memory is a learned mix: (memories, layers + 1); nothing where none is learned."""
+        """Return the learned share of each layer in the memory, (memories, layers + 1); None if nothing is learned."""
         return None
 
     def spans(self) -> list[AdaptiveSpan]:
-        """The spans that heads have learned, a layer each; none without adaptive span."""
+        """Return the learned spans, one per layer; empty without adaptive span."""
         return []
 
     def span_loss(self) -> Tensor:
-        """The price of the learned spans, to be added to the loss; 0 without adaptive span."""
+        """Return the loss of the learned spans, to be added to the training loss; 0 without adaptive span."""
         return next(self.parameters()).new_zeros(())
 
     def clamp_spans(self) -> None:
-        """Bring the learned spans back into [0, S]; to be called after each update."""
+        """Clamp the learned spans to [0, S]; call this after each optimizer step."""
         for span in self.spans():
             span.clamp()
 
-    def forward(
-        self,
-        x: Tensor,
-        state: State,
-        start: Tensor | None = None,
-        source: Tensor | None = None,
-        source_mask: Tensor | None = None,
-    ) -> tuple[Tensor, State]:
-        """x (B, T, D), the state before, start (B, T) bool -> y (B, T, D), the state after. Never changes `state`."""
-        self.check(x, state, start, source, source_mask)
-        given = Source(source, source_mask) if source is not None else None
-        narrow, own = autocast_type(x), next(self.parameters()).dtype
-        if narrow is not None:
-            x = x.to(own)  # states keep the type of the parameters
-        masks = self.draw(x, state, given, start) if self.training else None
-        # Transforms need operations that they can see into; an engine's autograd function is none.
-        if self.engine is None or self.seen is not None or transformed():
-            return self.walk(x, state, start, given, masks)
-        if why := self.engine.why_not(self, x):
-            tell_once(f"the reference engine runs instead of the fast one: {why}")
-            return self.walk(x, state, start, given, masks)
-        if narrow is None or self.engine.follows_autocast(self, x):
-            return self.run_engine(self.engine, x, state, start, given, masks)
-        tell_once(
-            f"autocast to {narrow} does not apply to the fast engine of {type(self).__name__}: it computes in {own}; "
-            "engine='reference' follows autocast"
-        )
-        with without_autocast(x):
-            wide = Source(given.vectors.to(own), given.mask) if given is not None else None
-            return self.run_engine(self.engine, x, state, start, wide, masks)
+    def forward(self, x: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, StateT]:
+        """x (B, T, D), state before, start (B, T) bool -> y (B, T, D), state after. Does not modify `state`."""
+        checked = self.check(x, state, start)
+        return self._run(self.to_own_dtype(x), checked, start)
 
-    def run_engine(
-        self, engine: Engine, x: Tensor, state: State, start: Tensor | None, source: Source | None, masks: Masks | None
-    ) -> tuple[Tensor, State]:
-        y, after = engine(self, x, state, start, source, masks)
-        # Engines multiply what nobody sees by 0, and 0 times NaN is NaN: who is NaN is for the reference to say.
-        if can_read_values(y) and not is_finite(y):
-            return self.walk(x, state, start, source, masks)
+    def _run(self, x: Tensor, state: StateT, start: Tensor | None, *inputs: Any) -> tuple[Tensor, StateT]:
+        """Call the engine if it can run, else the reference forward; `inputs` are further arguments of both."""
+        # torch.func cannot transform an engine's autograd function.
+        if self.engine is None or self.recorder is not None or in_transform():
+            return self.reference(x, state, start, *inputs)
+        if why := self.engine.why_not(self, x):
+            warn_once(f"the reference engine runs instead of the fast one: {why}")
+            return self.reference(x, state, start, *inputs)
+        autocast = autocast_type(x)
+        follows_autocast = autocast is None or self.engine.follows_autocast(self, x)
+        if not follows_autocast:
+            warn_once(
+                f"autocast to {autocast} does not apply to the fast engine of {type(self).__name__}: it computes in "
+                f"{x.dtype}; engine='reference' follows autocast"
+            )
+        with nullcontext() if follows_autocast else without_autocast(x):
+            y, after = self.engine(self, x, state, start, *inputs)
+            # Engines multiply invisible slots by 0, which spreads NaN; the reference shows where it really occurs.
+            if can_read_values(y) and not is_finite(y):
+                return self.reference(x, state, start, *inputs)
         return y, after
 
-    def check(
-        self, x: Tensor, state: State, start: Tensor | None, source: Tensor | None, source_mask: Tensor | None
-    ) -> None:
-        """Raise a plain error for anything that does not fit this core."""
+    def to_own_dtype(self, x: Tensor) -> Tensor:
+        """Return `x` in the dtype of the parameters under autocast, since states have that dtype."""
+        return x if autocast_type(x) is None else x.to(next(self.parameters()).dtype)
+
+    def check(self, x: Tensor, state: State, start: Tensor | None) -> StateT:
+        """Raise an error for inputs that do not fit this core; return the state."""
         check_tensor(x, "the input")
         if x.dim() != 3 or x.shape[1] < 1 or x.shape[2] != self.width:
-            raise ValueError(f"the input must be (rows, tokens >= 1, width {self.width}), not {tuple(x.shape)}")
+            raise ValueError(f"the input must be (batch, tokens >= 1, width {self.width}), not {tuple(x.shape)}")
         self.check_state(state, x.shape[0])
         check_start(start, x.shape[:2])
-        self.check_source(x.shape[0], source, source_mask)
+        return cast(StateT, state)
 
     def check_state(self, state: State, batch: int) -> None:
-        """Refuse a state that has not exactly this core's tensors for `batch` rows, or counts that no stream has."""
+        """Raise an error for a state of another model, another batch size or with impossible counts."""
         name = type(self).__name__
         if type(state) is not self.state_type:
-            kind = type(state).__name__
-            raise TypeError(f"{name} needs a {self.state_type.__name__}, not a {kind}; make one with init_state(batch)")
+            expected_type, actual_type = self.state_type.__name__, type(state).__name__
+            raise TypeError(f"{name} needs a {expected_type}, not a {actual_type}; make one with init_state(batch)")
         for path, counts in (("count", state.count), ("croppable", state.croppable)):
-            check_rows(path, counts, batch)
+            check_batch(path, counts, batch)
             if counts.dim() != 1 or counts.dtype != torch.int64:
-                found = f"{counts.dtype} of {tuple(counts.shape)}"
-                raise ValueError(f"the state's '{path}' is {found}, not torch.int64 of ({batch},)")
+                actual = f"{counts.dtype} of {tuple(counts.shape)}"
+                raise ValueError(f"the state's '{path}' is {actual}, not torch.int64 of ({batch},)")
         if can_read_values(state.count):
             state.check_counts()
         like = next(self.parameters())
         expected = self.memory_shapes(state.max_crop)
-        leaves = {leaf.path: leaf for leaf in state.leaves() if leaf.role is not FieldType.COUNT}
+        leaves = {leaf.path: leaf for leaf in state.leaves() if leaf.field_type is not FieldType.COUNT}
         for path in dict.fromkeys([*expected, *leaves]):
-            wanted, leaf = expected.get(path), leaves.get(path)
+            expected_shape, leaf = expected.get(path), leaves.get(path)
             if leaf is not None:
-                check_rows(path, leaf.tensor, batch)
-            if wanted is not None and leaf is not None and leaf.role is FieldType.GROWING:
-                wanted = (int(state.count.max()), *wanted[1:])
+                check_batch(path, leaf.tensor, batch)
+            if expected_shape is not None and leaf is not None and leaf.field_type is FieldType.GROWING:
+                expected_shape = (int(state.count.max()), *expected_shape[1:])
             shape = tuple(leaf.tensor.shape[1:]) if leaf is not None else None
-            if leaf is None or shape != wanted:
+            if leaf is None or shape != expected_shape:
                 raise ValueError(
-                    f"the state belongs to another model: its '{path}' is {shape} a row, this {name} has {wanted} "
-                    f"with max_crop {state.max_crop}; make one with init_state(batch)"
+                    f"the state belongs to another model: its '{path}' is {shape} per stream, this {name} has "
+                    f"{expected_shape} with max_crop {state.max_crop}; make one with init_state(batch)"
                 )
             if leaf.tensor.dtype != like.dtype or leaf.tensor.device != like.device:
                 raise ValueError(
-                    f"the state's '{path}' is {leaf.tensor.dtype} on {leaf.tensor.device}, the model's weights are "
+                    f"the state's '{path}' is {leaf.tensor.dtype} on {leaf.tensor.device}, the model's parameters are "
                     f"{like.dtype} on {like.device}; use state.to(device, dtype)"
                 )
 
@@ -343,42 +348,71 @@ class Core(nn.Module):
             raise ValueError(f"{type(self).__name__} was built without cross=True and takes no source")
 
 
-class TransformerCore(Core):
-    """What the transformer cores share besides: layers, positions, masks, cross-attention."""
+class TransformerCore(Core[LayerConfigT, StateT]):
+    """What the transformer cores share: layers, positions, dropout masks, cross-attention."""
 
-    config: Any  # the core's own kind of LayerConfig
     layers: Sequence[Layer]
     position: RelativePosition
 
     @property
     def final_norm(self) -> bool:  # type: ignore[override]
-        """With pre-norm nothing has normalized the last layer's output."""
+        """With pre-norm, the last layer's output is not normalized."""
         return self.config.norm == "pre"
 
+    def forward(
+        self,
+        x: Tensor,
+        state: State,
+        start: Tensor | None = None,
+        source: Tensor | None = None,
+        source_mask: Tensor | None = None,
+    ) -> tuple[Tensor, StateT]:
+        """x (B, T, D), state before, start (B, T) bool, source (B, R, D), source_mask (B, R) bool, true where there is
+        a source token -> y (B, T, D), state after. Does not modify `state`."""
+        checked = self.check(x, state, start)
+        self.check_source(x.shape[0], source, source_mask)
+        attended = Source(self.to_own_dtype(source), source_mask) if source is not None else None
+        x = self.to_own_dtype(x)
+        masks = self.sample_masks(x, checked, attended, start) if self.training else None
+        return self._run(x, checked, start, attended, masks)
+
+    def reference(
+        self,
+        x: Tensor,
+        state: StateT,
+        start: Tensor | None = None,
+        source: Source | None = None,
+        masks: Masks | None = None,
+    ) -> tuple[Tensor, StateT]:
+        raise NotImplementedError
+
     def depth(self) -> int:
-        """How many layers a token goes through, all passes counted."""
+        """Return how many layers a token passes through, counting all passes."""
         return len(self.layers)
 
-    def distances(self, state: Any, T: int) -> int:
-        """How many distances there are, for the attention masks of a call."""
+    def distances(self, state: StateT, T: int) -> int:
+        """Return the number of distances in the attention masks of a call."""
         return self.position.distances
 
-    def draw(self, x: Tensor, state: Any, source: Source | None, start: Tensor | None = None) -> Masks | None:
+    def sample_masks(
+        self, x: Tensor, state: StateT, source: Source | None, start: Tensor | None = None
+    ) -> Masks | None:
+        """Sample everything random in a training call; None if nothing is random."""
         config, T = self.config, x.shape[1]
         rates = (config.attention_dropout, config.relu_dropout, config.residual_dropout, config.layer_drop)
         if not any(rates) and config.positions != "random":
             return None
         distances = self.distances(state, T)
-        masks = Masks.draw(config, x, self.depth(), distances, source.vectors if source is not None else None)
+        masks = Masks.sample(config, x, self.depth(), distances, source.vectors if source is not None else None)
         if config.positions != "random":
             return masks
-        # Only distances that some token of the call has need a vector: fewer can lie farther apart.
-        oldest = int(ages(state.count, start, T).max())
-        in_use = min(max(1, oldest + 1 - config.first), distances)
-        return replace(masks, vectors=draw_vectors(in_use, self.position.vectors.shape[0], x.device))
+        # Only distances that occur in the call need an embedding: fewer distances can be spread farther apart.
+        farthest = int(tokens_since_start(state.count, start, T).max())
+        in_use = min(max(1, farthest + 1 - config.first), distances)
+        return replace(masks, position_index=sample_position_index(in_use, self.position.vectors.shape[0], x.device))
 
     def source_slots(self, source: Source | None) -> list[Slots | None]:
-        """The source as each layer sees it, projected once a call."""
+        """Return the source as projected by each layer, once per call."""
         if source is None:
             return [None] * len(self.layers)
         return [layer.source_slots(source.vectors, source.mask) for layer in self.layers]
@@ -394,31 +428,38 @@ class TransformerCore(Core):
         first: int,
         last: int,
     ) -> Tensor:
-        """A layer as the walks apply it to the tokens first..last-1 of a call. x (B, t, D) -> (B, t, D)
+        """Apply a layer to the tokens first..last-1 of a call. x (B, t, D) -> (B, t, D)
 
         The depth counts layers through all passes."""
-        kept = masks.at(depth, first, last) if masks is not None else KEEP_ALL
+        layer_masks = masks.for_layer(depth, first, last) if masks is not None else NO_MASKS
+        recorder = self.recorder
 
         def attend(normed: Tensor) -> Tensor:
-            drawn = masks.vectors if masks is not None else None
-            z, weights = layer.attention(normed, slots, self.position, layer.span, kept.attention, drawn)
-            if self.seen is not None:
-                self.seen.add(depth, weights, slots.distance, self.config.first)
+            position_index = masks.position_index if masks is not None else None
+            z: Tensor
+            z, weights = layer.attention(
+                normed, slots, self.position, layer.span, layer_masks.attention, position_index
+            )
+            if recorder is not None:
+                recorder.add(depth, weights, slots.distance, self.config.first)
             return z
 
         def feed_forward(normed: Tensor) -> Tensor:
-            return layer.feed_forward(normed, kept.relu)
+            z: Tensor = layer.feed_forward(normed, layer_masks.relu)
+            return z
 
-        tell = partial(self.seen.add_source, depth) if self.seen is not None else None
-        return layer(x, attend, layer.attend_source(source, kept.cross, tell), feed_forward, kept)
+        record = partial(recorder.add_source, depth) if recorder is not None else None
+        attend_source = layer.attend_source(source, layer_masks.cross, record)
+        y: Tensor = layer(x, attend, attend_source, feed_forward, layer_masks)
+        return y
 
     @property
     def skips_layers(self) -> bool:
         return self.config.layer_drop > 0
 
-    def reach(self, layer: Layer, most: int) -> int:
-        """How many slots a layer attends to at most: all, or fewer if it learned so."""
-        return most if layer.span is None else min(most, layer.span.reach())
+    def attention_span(self, layer: Layer, limit: int) -> int:
+        """Return how many past slots a layer attends to: `limit`, or fewer with a learned span."""
+        return limit if layer.span is None else min(limit, layer.span.max_span())
 
     def span_loss(self) -> Tensor:
         if not self.config.adaptive_span:
@@ -432,17 +473,17 @@ class TransformerCore(Core):
         if not self.config.cross:
             return super().check_source(batch, source, source_mask)
         if source is None:
-            raise ValueError("this core was built with cross=True: give it a source (rows, length, width)")
+            raise ValueError("this core was built with cross=True and needs a source (batch, length, width)")
         check_tensor(source, "the source")
         if source_mask is not None:
             check_tensor(source_mask, "source_mask")
         if source.dim() != 3 or source.shape[0] != batch or source.shape[2] != self.width:
             raise ValueError(
-                f"the source must be ({batch} rows, length, width {self.width}), not {tuple(source.shape)}"
+                f"the source must be (batch {batch}, length, width {self.width}), not {tuple(source.shape)}"
             )
         if source_mask is not None and (source_mask.shape != source.shape[:2] or source_mask.dtype != torch.bool):
             raise ValueError(
-                f"source_mask must be bool of shape {tuple(source.shape[:2])}, true where the source is there, "
+                f"source_mask must be bool of shape {tuple(source.shape[:2])}, true where there is a source token, "
                 f"not {source_mask.dtype} of {tuple(source_mask.shape)}"
             )
         return None
@@ -453,16 +494,16 @@ def check_tensor(value: Any, name: str) -> None:
         raise TypeError(f"{name} must be a tensor, not a {type(value).__name__}")
 
 
-def check_rows(path: str, tensor: Tensor, batch: int) -> None:
-    rows = tensor.shape[0] if tensor.dim() else 0
-    if rows != batch:
+def check_batch(path: str, tensor: Tensor, batch: int) -> None:
+    size = tensor.shape[0] if tensor.dim() else 0
+    if size != batch:
         raise ValueError(
-            f"the state has {rows} rows, the input {batch} (in '{path}'); use state.select or init_state({batch})"
+            f"the state has batch size {size}, the input {batch} (in '{path}'); use state.select or init_state({batch})"
         )
 
 
 def check_start(start: Tensor | None, shape: Sequence[int]) -> None:
-    """start (B, T) marks the tokens before which a row begins anew."""
+    """Check that start is (B, T) bool; it marks the tokens before which a stream is reset."""
     if start is None:
         return
     check_tensor(start, "start")
@@ -471,5 +512,5 @@ def check_start(start: Tensor | None, shape: Sequence[int]) -> None:
 
 
 def module_list(layers: Iterable[Layer]) -> Sequence[Layer]:
-    """A ModuleList whose items are known to be layers."""
+    """Return a ModuleList typed as a sequence of layers."""
     return cast(Sequence[Layer], nn.ModuleList(layers))

@@ -1,50 +1,49 @@
-"""What every walk over time needs: the age of each token, its window, and the memory it leaves behind.
+"""What every reference forward needs: tokens since start, attention windows, and the memory after a call.
 
-Letters: B rows, T tokens of this call.
+Letters: B batch size, T tokens of this call.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-TAIL = 32  # tokens that are gathered one by one before they become a piece of their own
+MIN_SEGMENT = 32  # tokens that are merged one by one before they become a segment
 
 
-def ages(count: Tensor, start: Tensor | None, T: int) -> Tensor:
-    """How many tokens of its own a row has read before each token of this call. (B,), (B, T) bool -> (B, T)
+def tokens_since_start(count: Tensor, start: Tensor | None, T: int) -> Tensor:
+    """Return how many tokens of its own stream precede each token of this call. (B,), (B, T) bool -> (B, T)
 
-    Everything that depends on where a row began (who is visible, where chunks end) follows from this.
+    Everything that depends on where a stream started (visible slots, chunk boundaries) follows from this.
     """
-    steps = torch.arange(T, device=count.device)
-    age = count[:, None] + steps
+    t = torch.arange(T, device=count.device)
+    since_start = count[:, None] + t
     if start is None:
-        return age
-    begun = torch.where(start, steps, -1).cummax(1).values  # the last start at or before each token
-    return torch.where(begun >= 0, steps - begun, age)
+        return since_start
+    last_start = torch.where(start, t, -1).cummax(1).values  # the last start at or before each token
+    return torch.where(last_start >= 0, t - last_start, since_start)
 
 
-def counts(count: Tensor, croppable: Tensor, start: Tensor | None, age: Tensor, max_crop: int) -> tuple[Tensor, Tensor]:
-    """A row's count and how far it can be cropped, after this call."""
-    T = age.shape[1]
-    after = age[:, -1] + 1
+def next_counts(
+    count: Tensor, croppable: Tensor, start: Tensor | None, since_start: Tensor, max_crop: int
+) -> tuple[Tensor, Tensor]:
+    """Return `count` and `croppable` after this call. since_start (B, T)"""
+    T = since_start.shape[1]
+    next_count = since_start[:, -1] + 1
     croppable = croppable + T
     if start is not None:
-        croppable = torch.where(start.any(1), after, croppable)
-    return after, croppable.clamp(max=max_crop)
+        croppable = torch.where(start.any(1), next_count, croppable)
+    return next_count, croppable.clamp(max=max_crop)
 
 
 @dataclass(frozen=True)
 class Window:
-    """What a token sees in Feedback and Transformer-XL: the distances first..last, as far back as its row goes.
+    """The attention window of Feedback and Transformer-XL: the distances first..last within the token's own stream."""
 
-    A token of age a has a tokens of its row before it, so the distances up to a are filled."""
-
-    first: int  # 0 if it sees itself, else 1
+    first: int  # 0 if a token attends to itself, else 1
     last: int
 
     @property
@@ -52,82 +51,76 @@ class Window:
         return self.last + 1 - self.first
 
     def trimmed(self, last: int) -> Window:
-        """The same for a layer that looks no farther than `last`."""
+        """Return the window limited to distances up to `last`."""
         return Window(self.first, min(self.last, last))
 
-    def sees(self, distance: Tensor, age: Tensor) -> Tensor:
-        return (self.first <= distance) & (distance <= self.last) & filled(distance, age)
+    def visible(self, distance: Tensor, since_start: Tensor) -> Tensor:
+        return (self.first <= distance) & (distance <= self.last) & filled(distance, since_start)
 
-    def sees_nothing(self, age: Tensor) -> Tensor:
-        return age < self.first
+    def is_empty(self, since_start: Tensor) -> Tensor:
+        return since_start < self.first
 
-    def always_filled(self, newest: int) -> bool:
-        """Whether all distances are filled for tokens of this age and older ones."""
-        return newest >= self.last
+    def always_filled(self, min_since_start: int) -> bool:
+        """Return whether all distances are filled for tokens with at least this many tokens since start."""
+        return min_since_start >= self.last
 
 
-def filled(distance: Tensor, age: Tensor) -> Tensor:
-    """Whether there is a token so far before one of this age."""
-    return distance <= age
+def filled(distance: Tensor, since_start: Tensor) -> Tensor:
+    """Return whether a token's own stream has a token at this distance before it."""
+    return distance <= since_start
 
 
 def slide(memory: Tensor, new: Tensor, count: Tensor, start: Tensor | None) -> Tensor:
-    """The memory after the tokens `new`: as many slots as before, newest last, what lies before a start zeroed.
+    """Return the memory after the tokens `new`: the same number of slots, newest last, zero before a stream's start.
 
     memory (B, slots, ...), new (B, T, ...), count (B,) after the call. Copies the memory once.
     """
     slots, T = memory.shape[1], new.shape[1]
     moved = torch.cat([memory[:, min(T, slots) :], new[:, max(T - slots, 0) :]], 1)
-    return moved if start is None else forget(moved, count)
+    return moved if start is None else zero_before_start(moved, count)
 
 
-def after(state: Any, new: Tensor, age: Tensor, start: Tensor | None) -> Any:
-    """A state of one memory after the tokens `new`, whose ages are those of this call."""
-    count, croppable = counts(state.count, state.croppable, start, age, state.max_crop)
-    return replace(state, count=count, croppable=croppable, memory=slide(state.memory, new, count, start))
-
-
-def forget(memory: Tensor, count: Tensor) -> Tensor:
-    """Zero the slots that are older than the row's start. memory (B, slots, ...), count (B,)"""
+def zero_before_start(memory: Tensor, count: Tensor) -> Tensor:
+    """Zero the slots from before each stream's start, in place. memory (B, slots, ...), count (B,)"""
     slots = memory.shape[1]
-    old = ~filled(torch.arange(slots, 0, -1, device=memory.device), count[:, None])
-    return memory.masked_fill_(old.view(*old.shape, *[1] * (memory.dim() - 2)), 0)
+    empty = ~filled(torch.arange(slots, 0, -1, device=memory.device), count[:, None])
+    return memory.masked_fill_(empty.view(*empty.shape, *[1] * (memory.dim() - 2)), 0)
 
 
 class GrowingSequence:
-    """Keys (or values) along time, (B, H, time, K), that grows at its end and is read as a few views.
+    """Keys (or values) along time, (B, H, time, K), that grow at the end and are read as a few views.
 
-    The memory that a call begins with is never copied. New tokens are merged into pieces of growing size, like the
-    digits of a binary counter, so T tokens lie in about log T pieces and each was copied about log T times.
+    The initial memory is never copied. New tokens are merged into segments of growing size, like the digits of a binary
+    counter: T tokens make about log T segments, and each token is copied about log T times.
     """
 
     def __init__(self, memory: Tensor) -> None:
-        self.pieces = [memory]
+        self.segments = [memory]
 
     def append(self, new: Tensor) -> None:
-        self.pieces.append(new)
-        while len(self.pieces) > 2 and self._size(-2) <= max(self._size(-1), TAIL - 1):
-            new = self.pieces.pop()
-            self.pieces[-1] = torch.cat([self.pieces[-1], new], 2)
+        self.segments.append(new)
+        while len(self.segments) > 2 and self._size(-2) <= max(self._size(-1), MIN_SEGMENT - 1):
+            new = self.segments.pop()
+            self.segments[-1] = torch.cat([self.segments[-1], new], 2)
 
-    def back(self, near: int, far: int) -> list[Tensor]:
-        """The slots from `far` (not included) to `near` before the end, oldest first: back(0, S) are the last S."""
+    def slice_back(self, near: int, far: int) -> list[Tensor]:
+        """Return the slots from `far` (exclusive) to `near` before the end, oldest first; (0, S) are the last S."""
         views: list[Tensor] = []
-        end = 0  # slots behind the piece
-        for piece in reversed(self.pieces):
-            size = piece.shape[2]
+        end = 0  # slots after the segment
+        for segment in reversed(self.segments):
+            size = segment.shape[2]
             first, last = max(size + end - far, 0), min(size + end - near, size)
             if first < last:
-                views.append(piece[:, :, first:last])
+                views.append(segment[:, :, first:last])
             end += size
         return views[::-1]
 
-    def _size(self, piece: int) -> int:
-        return self.pieces[piece].shape[2]
+    def _size(self, index: int) -> int:
+        return self.segments[index].shape[2]
 
 
 class KeysValues:
-    """The keys and values of one memory as one layer (or all layers) reads it, along time."""
+    """The keys and values of one memory along time, as projected for one layer (or shared by all)."""
 
     def __init__(self, project: Callable[[Tensor], tuple[Tensor, Tensor]], memory: Tensor) -> None:
         self.project = project
@@ -135,17 +128,17 @@ class KeysValues:
         self.keys, self.values = GrowingSequence(keys), GrowingSequence(values)
 
     def append(self, memory: Tensor) -> None:
-        """Project new memory vectors (B, t, D) and put them at the end."""
+        """Project new memory vectors (B, t, D) and append them."""
         self.append_projected(*self.project(memory))
 
     def append_projected(self, keys: Tensor, values: Tensor) -> None:
         self.keys.append(keys)
         self.values.append(values)
 
-    def back(self, near: int, far: int) -> tuple[list[Tensor], list[Tensor]]:
-        return self.keys.back(near, far), self.values.back(near, far)
+    def slice_back(self, near: int, far: int) -> tuple[list[Tensor], list[Tensor]]:
+        return self.keys.slice_back(near, far), self.values.slice_back(near, far)
 
 
-def along_time(vectors: Sequence[Tensor]) -> Tensor:
-    """Tokens of a call in pieces (B, t, ...), as one tensor."""
-    return vectors[0] if len(vectors) == 1 else torch.cat(list(vectors), 1)
+def concat_time(segments: Sequence[Tensor]) -> Tensor:
+    """Concatenate segments of a call (B, t, ...) along time."""
+    return segments[0] if len(segments) == 1 else torch.cat(list(segments), 1)

@@ -1,79 +1,75 @@
-"""Transformer-XL (Dai et al., 2019), the papers' "Transformer": each layer attends to the layer below, S tokens back.
+"""Transformer-XL (Dai et al., 2019), the papers' "Transformer": each layer attends to the outputs of the layer below.
 
     z_t^l = Attn(x_t^{l-1}, {x_{t-S}^{l-1}, ..., x_{t-1}^{l-1}}),      x_t^l = FF(z_t^l)
 
-Hidden states of the past are kept, so every token has the same S tokens of context wherever a segment begins.
-Letters: B rows, T tokens, S memory slots, D width, L layers.
+Past hidden states are stored, so every token has the same S tokens of context wherever a segment starts.
+Letters: B batch size, T tokens, S memory slots, D width, L layers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from stairwell.cores.core import CoreState, Source, TransformerCore, WindowConfig, module_list
-from stairwell.cores.time import after, ages
-from stairwell.field_types import SLOTS
+from stairwell.cores.core import MemoryState, Source, TransformerCore, WindowConfig, module_list
+from stairwell.cores.time import tokens_since_start
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
-from stairwell.state import State
 
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerXLConfig(WindowConfig):
-    """Only what every core with a window has."""
+    """Only the options of every core with a window."""
 
 
 @dataclass(frozen=True, eq=False)
-class TransformerXLState(CoreState):
-    memory: Tensor = field(metadata=SLOTS)  # (B, S + max_crop, L, D): the input x^{l-1} of every layer
+class TransformerXLState(MemoryState):
+    """memory (B, S + max_crop, L, D): the input x^{l-1} of every layer."""
 
 
-class TransformerXL(TransformerCore):
-    state_type: type[CoreState] = TransformerXLState
+class TransformerXL(TransformerCore[TransformerXLConfig, TransformerXLState]):
+    state_type: type[TransformerXLState] = TransformerXLState
 
     def __init__(self, config: TransformerXLConfig) -> None:
-        super().__init__(config.width)
-        self.config: TransformerXLConfig = config
+        super().__init__(config)
         self.window = config.window
         distances = self.window.distances
         self.layers = module_list(Layer(config, distances) for _ in range(config.layers))
         self.position = RelativePosition(config, distances)
 
     def layer_sequence(self) -> list[Layer]:
-        """The layers in the order in which a token goes through them."""
+        """Return the layers in the order in which they are applied."""
         return list(self.layers)
 
     def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
         return {"memory": (self.config.memory + max_crop, self.depth(), self.width)}
 
-    def walk(
+    def reference(
         self,
         x: Tensor,
-        state: Any,
+        state: TransformerXLState,
         start: Tensor | None = None,
         source: Source | None = None,
         masks: Masks | None = None,
-    ) -> tuple[Tensor, State]:
+    ) -> tuple[Tensor, TransformerXLState]:
         B, T, _ = x.shape
-        age = ages(state.count, start, T)
+        since_start = tokens_since_start(state.count, start, T)
         sources = self.source_slots(source)
         inputs: list[Tensor] = []
         for l, layer in enumerate(self.layer_sequence()):
             inputs.append(x)
-            slots = self.slots(layer, state.memory[:, :, l], x, age)
+            slots = self.slots(layer, state.memory[:, :, l], x, since_start)
             x = self.apply_layer(layer, l, x, slots, sources[l % len(sources)], masks, 0, T)
-        return x, after(state, torch.stack(inputs, 2), age, start)
+        return x, state.advance(torch.stack(inputs, 2), since_start, start)
 
-    def slots(self, layer: Layer, memory: Tensor, x: Tensor, age: Tensor) -> Slots:
-        """The last S inputs of this layer before each token (itself too, if it may), those of the memory first."""
+    def slots(self, layer: Layer, memory: Tensor, x: Tensor, since_start: Tensor) -> Slots:
+        """Return the inputs of this layer, those in the memory first, visible within the window of each token."""
         B, T, _ = x.shape
-        reach = self.reach(layer, self.window.last)
-        old_keys, old_values = layer.keys_values(memory[:, memory.shape[1] - reach :])
+        span = self.attention_span(layer, self.window.last)
+        old_keys, old_values = layer.keys_values(memory[:, memory.shape[1] - span :])
         new_keys, new_values = layer.keys_values(x)
-        time = torch.arange(T, device=x.device)
-        distance = time[:, None] - torch.arange(-reach, T, device=x.device)  # (T, reach + T)
-        visible = self.window.sees(distance, age[:, :, None])
+        t = torch.arange(T, device=x.device)
+        distance = t[:, None] - torch.arange(-span, T, device=x.device)  # (T, span + T)
+        visible = self.window.visible(distance, since_start[:, :, None])
         return Slots([old_keys, new_keys], [old_values, new_values], distance, visible)

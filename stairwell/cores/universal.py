@@ -1,9 +1,9 @@
-"""The Universal Transformer (Dehghani et al., 2018) as the Staircase paper runs it: one stack of layers, N passes deep.
+"""The Universal Transformer (Dehghani et al., 2018) as in the Staircase paper: one stack of layers, applied N times.
 
-    h^n = Layers(h^{n-1}),  n = 1..N,  the same weights at every pass
+    h^n = Layers(h^{n-1}),  n = 1..N,  the same parameters at every pass
 
-No halting and no embedding of the pass. Each pass attends to the inputs of the same pass in the past, as in
-Transformer-XL; a pass is only one more layer that happens to share its weights.
+Without halting and without an embedding of the pass. Each pass attends to the past inputs of the same pass, as a layer
+of Transformer-XL does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stairwell.configs import check_at_least
-from stairwell.cores.core import CoreState
 from stairwell.cores.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 from stairwell.layers import Layer
 
@@ -19,11 +18,11 @@ from stairwell.layers import Layer
 @dataclass(frozen=True, kw_only=True)
 class UniversalConfig(TransformerXLConfig):
     layers: int = 1
-    "number of layers in the stack that is repeated (L)"
+    "Number of layers in the stack that is repeated (L)."
     attend_to_current: bool = True
-    "whether a token attends to itself, at distance 0"
+    "Whether a token attends to itself, at distance 0."
     passes: int = 4
-    "how often a token goes through the stack (N)"
+    "Number of passes through the stack (N)."
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,7 +35,7 @@ class UniversalState(TransformerXLState):
 
 
 class Universal(TransformerXL):
-    state_type: type[CoreState] = UniversalState
+    state_type = UniversalState
     config: UniversalConfig
 
     def depth(self) -> int:

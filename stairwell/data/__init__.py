@@ -1,7 +1,6 @@
-"""Bytes on disk and arrays: published corpora, files and how they fall into splits, packed tokens and their cache."""
+"""Data on disk: published corpora, text files and their splits, encoded tokens and their cache."""
 
-from stairwell.data.checking import check
 from stairwell.data.download import get
-from stairwell.data.published import CORPORA, find
+from stairwell.data.published import CORPORA, find_corpus
 
-__all__ = ["CORPORA", "check", "find", "get"]
+__all__ = ["CORPORA", "find_corpus", "get"]

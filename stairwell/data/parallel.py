@@ -1,13 +1,13 @@
 """Pairs of texts on disk: two parallel files, a table with two named columns (csv, tsv, jsonl), or a folder of either
-with a file a split. They are read line by line, so that a corpus may be larger than the memory.
+with one file per split. Files are read line by line, so a corpus may be larger than memory.
 
     train.de train.en val.de val.en test.de test.en       a folder, source=de, target=en
     train.jsonl dev.jsonl                                 a folder, source and target name columns
-    talks.de talks.en                                     path=talks: no splits, so a share of the pairs is kept apart
+    talks.de talks.en                                     path=talks: no splits, so some pairs are held out
     german.txt english.txt                                source=german.txt, target=english.txt: likewise; path may
                                                           name their folder
 
-Shares are drawn by a hash of the source, so that the same source never stands in two of them.
+Pairs are held out by a hash of the source, so no source is in two splits.
 """
 
 from __future__ import annotations
@@ -25,62 +25,63 @@ import numpy as np
 
 from stairwell.data import text_files
 from stairwell.data.cache import Array
-from stairwell.errors import NEAR, UserError
+from stairwell.errors import MIN_SIMILARITY, UserError
 from stairwell.files import parse_json
 
 TABLES = (".jsonl", ".csv", ".tsv")
-NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
-SHARE, MOST = 0.05, 2000  # of the pairs that are kept apart for valid and for test where no file says: at most
+SPLIT_NAMES = {"train": ("train",), "valid": ("valid", "val", "dev"), "test": ("test",)}
+# Pairs held out for valid, and for test, if no file is named so.
+HELD_OUT_SHARE, MAX_HELD_OUT = 0.05, 2000
 
 
 @dataclass(frozen=True)
 class PairFiles:
-    """Where the pairs of a split lie. A table has both columns in one file."""
+    """The files of one split. A table has both columns in one file."""
 
     source: Path
     target: Path
     columns: tuple[str, str] | None = None
-    share: tuple[float, float] = (0.0, 1.0)  # of the pairs, by the hash of their source
+    hash_range: tuple[float, float] = (0.0, 1.0)  # pairs whose source has a hash in this range
 
     @property
     def files(self) -> list[Path]:
         return [self.source] if self.source == self.target else [self.source, self.target]
 
     def digest(self) -> str:
-        content = text_files.digest([text_files.whole(file) for file in self.files])
-        return hashlib.blake2b(f"{content} {self.columns} {self.share}".encode(), digest_size=20).hexdigest()
+        content = text_files.digest([text_files.whole_file(file) for file in self.files])
+        return hashlib.blake2b(f"{content} {self.columns} {self.hash_range}".encode(), digest_size=20).hexdigest()
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """Every pair; a line without a partner has an empty one."""
-        first, last = self.share
-        for source, target in self._all():
-            if self.share == (0.0, 1.0) or first <= place_of(source) < last:
+        """Yield every pair; a line without a counterpart gets an empty one."""
+        first, last = self.hash_range
+        for source, target in self._all_pairs():
+            if self.hash_range == (0.0, 1.0) or first <= hash_fraction(source) < last:
                 yield source, target
 
-    def _all(self) -> Iterator[tuple[str, str]]:
+    def _all_pairs(self) -> Iterator[tuple[str, str]]:
         if self.columns is not None:
             return table_pairs(self.source, *self.columns)
         return zip_longest(lines(self.source), lines(self.target), fillvalue="")
 
     def unpaired(self) -> str:
-        """How many lines either file has, in words, if one has more than the other: the last ones have no partner."""
+        """Return a warning if the files have different numbers of lines, otherwise an empty string."""
         if self.columns is not None:
             return ""
         source, target = (count_lines(file) for file in (self.source, self.target))
         if source == target:
             return ""
         sizes = f"{self.source.name} has {source:,} lines and {self.target.name} {target:,}"
-        return f"{sizes}, so {abs(source - target):,} have no partner (are the files parallel?)"
+        return f"{sizes}, so {abs(source - target):,} have no counterpart (are the files parallel?)"
 
 
-def place_of(source: str) -> float:
-    """Where in [0, 1) a source falls."""
+def hash_fraction(source: str) -> float:
+    """Return a hash of a source, as a number in [0, 1)."""
     return int.from_bytes(hashlib.blake2b(source.encode(), digest_size=6).digest(), "big") / 2**48
 
 
 def lines(file: Path) -> Iterator[str]:
-    """Lines without their ends. Only a line feed ends a line: other characters that some take for one are text."""
-    with text_files.opened(file, file.suffix == ".gz") as content:
+    """Yield the lines without their ends. Only a line feed ends a line; other Unicode line separators are text."""
+    with text_files.open_file(file, file.suffix == ".gz") as content:
         for number, line in enumerate(content, 1):
             try:
                 yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
@@ -91,27 +92,27 @@ def lines(file: Path) -> Iterator[str]:
 
 
 def count_lines(file: Path) -> int:
-    ends, last = 0, b"\n"
-    for block in text_files.blocks(text_files.whole(file)):
-        ends, last = ends + block.count(b"\n"), block[-1:]
-    return ends + (last != b"\n")
+    line_feeds, last = 0, b"\n"
+    for block in text_files.read_blocks(text_files.whole_file(file)):
+        line_feeds, last = line_feeds + block.count(b"\n"), block[-1:]
+    return line_feeds + (last != b"\n")
 
 
 def table_pairs(file: Path, source: str, target: str) -> Iterator[tuple[str, str]]:
-    """The two columns of every row. Of a list of sentences in the source all are taken, of one in the target the first:
-    there it means several answers to the same question."""
-    for asked, answers in table_columns(file, source, target):
-        answer = answers[0] if isinstance(answers, list) and answers else answers
-        yield whole_text(asked), str(answer or "")
+    """Yield two columns of every row. A list of sentences in the source is joined; of a list in the target, which holds
+    alternative references, the first is used."""
+    for source_cell, target_cell in table_columns(file, source, target):
+        reference = target_cell[0] if isinstance(target_cell, list) and target_cell else target_cell
+        yield cell_text(source_cell), str(reference or "")
 
 
 def table_texts(file: Path, column: str) -> Iterator[str]:
-    """One column of every row, as the source of a pair is read."""
-    for (text,) in table_columns(file, column):
-        yield whole_text(text)
+    """Yield one column of every row, read as the source of a pair."""
+    for (cell,) in table_columns(file, column):
+        yield cell_text(cell)
 
 
-def whole_text(cell: Any) -> str:
+def cell_text(cell: Any) -> str:
     return " ".join(map(str, cell)) if isinstance(cell, list) else str(cell or "")
 
 
@@ -134,7 +135,7 @@ def table_rows(file: Path) -> Iterator[dict[str, Any]]:
             try:
                 row = parse_json(line)
             except ValueError as error:
-                raise UserError(f"{file}, line {number:,} is not JSON that can be read: {error}") from None
+                raise UserError(f"{file}, line {number:,} is not valid JSON: {error}") from None
             if not isinstance(row, dict):
                 raise UserError(f"{file}, line {number:,} must be an object with named columns")
             yield row
@@ -147,147 +148,160 @@ def table_rows(file: Path) -> Iterator[dict[str, Any]]:
             raise UserError(f"{file} cannot be read as a table: {error}") from None
 
 
-def find(path: str, source: str, target: str, test: str = "") -> dict[str, PairFiles]:
-    """Where train, valid and test lie. `test`: how the names of the test files begin, if not with `test`. Without a
-    path, source and target are files."""
+def find_splits(path: str, source: str, target: str, test: str = "") -> dict[str, PairFiles]:
+    """Return the files of train, valid and test. `test` is the prefix of the test files' names, if not `test`. Without
+    a path, source and target are files."""
     if source == target:
-        raise UserError(f"source and target are both '{source}'; name two files, two endings or two columns")
-    place = Path(path).expanduser()
-    if place.is_file():
-        return shares(table(place, source, target))
-    if place.exists():
-        text_files.existing(place)  # not a device
-    if not place.is_dir():
-        stems = [place.with_name(f"{place.name}.{suffix}") for suffix in (source, target)]
-        if all(stem.is_file() for stem in stems):
-            return shares(PairFiles(stems[0], stems[1]))
-        raise UserError(f"there is no file or folder {place}, nor {stems[0].name} and {stems[1].name} beside it")
-    if (place / source).is_file() and (place / target).is_file():
-        return shares(PairFiles(place / source, place / target))
-    names = {**NAMES, "test": (test,) if test else NAMES["test"]}
-    found = {split: at for split, begins in names.items() if (at := in_folder(place, begins, source, target))}
-    if "train" not in found:
-        raise no_pairs(place, source, target)
-    if "valid" not in found:
-        return {**found, **shares(found["train"], with_test="test" not in found)}
-    return found
+        raise UserError(f"source and target are both '{source}'; name two files, two suffixes or two columns")
+    location = Path(path).expanduser()
+    if location.is_file():
+        return held_out_splits(table_files(location, source, target))
+    if location.exists():
+        text_files.existing_path(location)  # raises if it is a device
+    if not location.is_dir():
+        pair = [location.with_name(f"{location.name}.{suffix}") for suffix in (source, target)]
+        if all(file.is_file() for file in pair):
+            return held_out_splits(PairFiles(pair[0], pair[1]))
+        raise UserError(f"there is no file or folder {location}, nor {pair[0].name} and {pair[1].name} in its folder")
+    if (location / source).is_file() and (location / target).is_file():
+        return held_out_splits(PairFiles(location / source, location / target))
+    names = {**SPLIT_NAMES, "test": (test,) if test else SPLIT_NAMES["test"]}
+    splits = {
+        split: files
+        for split, prefixes in names.items()
+        if (files := files_in_folder(location, prefixes, source, target))
+    }
+    if "train" not in splits:
+        raise no_pairs_error(location, source, target)
+    if "valid" not in splits:
+        return {**splits, **held_out_splits(splits["train"], with_test="test" not in splits)}
+    return splits
+
+
+def find_evaluation_splits(path: str, source: str, target: str) -> dict[str, PairFiles]:
+    """Return the valid and test files of a folder that has them; otherwise all pairs are both valid and test."""
+    location = Path(path).expanduser()
+    if location.is_dir() and not (location / source).is_file():
+        splits = {
+            split: files
+            for split in ("valid", "test")
+            if (files := files_in_folder(location, SPLIT_NAMES[split], source, target))
+        }
+        if splits:
+            return splits
+    everything = replace(find_splits(path, source, target)["train"], hash_range=(0.0, 1.0))
+    return {"valid": everything, "test": everything}
 
 
 def is_file_name(name: str) -> bool:
-    """Whether a source or a target is meant as a file, not as the ending of several or as a column."""
+    """Return whether a source or target names a file, not a suffix or a column."""
     return "." in name or "/" in name
 
 
-def no_pairs(folder: Path, source: str, target: str) -> UserError:
-    """What is missing in a folder. It is named in full: a path may have been meant from elsewhere."""
+def no_pairs_error(folder: Path, source: str, target: str) -> UserError:
+    """Return the error for a folder without training pairs. Paths are absolute, because a relative path may have been
+    meant from another folder."""
     for name in (source, target):
         file = folder / name
         if file.exists() and not file.is_file() and (is_file_name(name) or (folder / source).is_file()):
-            what = "a folder" if file.is_dir() else "a device or a pipe"
-            return UserError(f"{file.resolve()} is {what}, not a file; --task.source and --task.target name two files")
+            file_type = "a folder" if file.is_dir() else "a device or a pipe"
+            return UserError(
+                f"{file.resolve()} is {file_type}, not a file; --task.source and --task.target name two files"
+            )
         if is_file_name(name) and not file.is_file():
-            near = difflib.get_close_matches(file.name, [other.name for other in file.parent.glob("*")], 1, NEAR)
+            near = difflib.get_close_matches(
+                file.name, [other.name for other in file.parent.glob("*")], 1, MIN_SIMILARITY
+            )
             return UserError(f"there is no file {file.resolve()}" + (f"; did you mean {near[0]}?" if near else ""))
+    tables = sorted(file for file in folder.iterdir() if file.suffix in TABLES)
+    hint = f"; or name a single table, which is then split: --task.path {tables[0]}" if tables else ""
     return UserError(
         f"{folder.resolve()} has no training pairs: it needs train.{source} and train.{target}, or train.jsonl, "
         f"train.csv or train.tsv with columns '{source}' and '{target}', or two files that --task.source and "
-        f"--task.target name{lonely(folder)}"
+        f"--task.target name{hint}"
     )
 
 
-def lonely(folder: Path) -> str:
-    """A hint at tables whose names say nothing of splits."""
-    tables = sorted(file for file in folder.iterdir() if file.suffix in TABLES)
-    return f"; or name one table alone, which is then split: --task.path {tables[0]}" if tables else ""
-
-
-def find_all(path: str, source: str, target: str) -> dict[str, PairFiles]:
-    """Other data than that of the training: valid and test where they are named so, otherwise everything as both."""
-    place = Path(path).expanduser()
-    if place.is_dir() and not (place / source).is_file():
-        found = {split: at for split in ("valid", "test") if (at := in_folder(place, NAMES[split], source, target))}
-        if found:
-            return found
-    whole = replace(find(path, source, target)["train"], share=(0.0, 1.0))
-    return {"valid": whole, "test": whole}
-
-
-def in_folder(folder: Path, begins: tuple[str, ...], source: str, target: str) -> PairFiles | None:
-    """The one pair of files, or the one table, whose name begins so."""
-    for begin in begins:
-        for suffix in ("", ".gz"):
-            stems = candidates(folder, begin, f".{source}{suffix}")
-            if stems:
-                one = only(stems, folder, begin)
-                partner = one.with_name(one.name.removesuffix(f".{source}{suffix}") + f".{target}{suffix}")
-                if not partner.is_file():
-                    raise UserError(f"{one} has no partner {partner.name}")
-                return PairFiles(one, partner)
+def files_in_folder(folder: Path, prefixes: tuple[str, ...], source: str, target: str) -> PairFiles | None:
+    """Return the one pair of files, or the one table, whose name has one of the prefixes."""
+    for prefix in prefixes:
+        for compression in ("", ".gz"):
+            sources = candidates(folder, prefix, f".{source}{compression}")
+            if sources:
+                file = single(sources, folder, prefix)
+                name = file.name.removesuffix(f".{source}{compression}")
+                counterpart = file.with_name(f"{name}.{target}{compression}")
+                if not counterpart.is_file():
+                    raise UserError(f"{file} has no counterpart {counterpart.name}")
+                return PairFiles(file, counterpart)
         for suffix in TABLES:
-            tables = candidates(folder, begin, suffix)
+            tables = candidates(folder, prefix, suffix)
             if tables:
-                return table(only(tables, folder, begin), source, target)
+                return table_files(single(tables, folder, prefix), source, target)
     return None
 
 
-def candidates(folder: Path, begin: str, suffix: str) -> list[Path]:
-    exact = folder / (begin + suffix)
+def candidates(folder: Path, prefix: str, suffix: str) -> list[Path]:
+    exact = folder / (prefix + suffix)
     if exact.is_file():
         return [exact]
-    return sorted(file for file in folder.glob(f"*{suffix}") if file.name.startswith(begin) and file.is_file())
+    return sorted(file for file in folder.glob(f"*{suffix}") if file.name.startswith(prefix) and file.is_file())
 
 
-def only(found: list[Path], folder: Path, begin: str) -> Path:
-    if len(found) > 1:
-        names = " and ".join(file.name for file in found)
-        raise UserError(f"{folder} has several files that begin with '{begin}': {names}; task.test may name one")
-    return found[0]
+def single(files: list[Path], folder: Path, prefix: str) -> Path:
+    if len(files) > 1:
+        names = " and ".join(file.name for file in files)
+        raise UserError(f"{folder} has several files that start with '{prefix}': {names}; --task.test may select one")
+    return files[0]
 
 
-def table(file: Path, source: str, target: str) -> PairFiles:
+def table_files(file: Path, source: str, target: str) -> PairFiles:
     if file.suffix not in TABLES:
         raise UserError(
-            f"{file} is no table ({', '.join(TABLES)}) and no folder; two files are named by "
+            f"{file} is neither a table ({', '.join(TABLES)}) nor a folder; name two files with "
             "--task.source FILE --task.target FILE, without --task.path"
         )
     return PairFiles(file, file, (source, target))
 
 
-def shares(whole: PairFiles, with_test: bool = True) -> dict[str, PairFiles]:
-    """A small share of the pairs for valid, one for test if there is no other, and the rest for training."""
-    part = min(SHARE, MOST / max(1, count_lines(whole.source)))
-    first = 2 * part if with_test else part
-    found = {"train": replace(whole, share=(first, 1.0)), "valid": replace(whole, share=(0.0, part))}
-    return {**found, "test": replace(whole, share=(part, first))} if with_test else found
+def held_out_splits(everything: PairFiles, with_test: bool = True) -> dict[str, PairFiles]:
+    """Return a small share of the pairs as valid, another one as test if `with_test`, and the rest as train."""
+    share = min(HELD_OUT_SHARE, MAX_HELD_OUT / max(1, count_lines(everything.source)))
+    first = 2 * share if with_test else share
+    splits = {
+        "train": replace(everything, hash_range=(first, 1.0)),
+        "valid": replace(everything, hash_range=(0.0, share)),
+    }
+    return {**splits, "test": replace(everything, hash_range=(share, first))} if with_test else splits
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """Encoded pairs, memory-mapped: source 0, target 0, source 1, ... one after the other, each with its end."""
+class EncodedPairs:
+    """Memory-mapped pairs: source 0, target 0, source 1, ..., each text with its end token."""
 
     ids: Array  # (n,)
-    edges: Array  # (2 pairs + 1,): where each text begins, and the end of all
-    kept: Array  # numbers of the pairs that are whole
-    broken: dict[str, int]  # how many are not, and why
+    edges: Array  # (2 pairs + 1,): the start of each text, and the end of the last
+    complete: Array  # indices of the pairs that are neither empty nor too long
+    skipped: dict[str, int]  # number of the other pairs, by reason
 
     @staticmethod
-    def of(ids: Array, begins: Array, max_source_length: int, max_target_length: int) -> Pairs:
-        edges = np.append(begins, len(ids))
-        lengths = np.diff(edges).reshape(-1, 2) - 1  # without the end
+    def build(ids: Array, starts: Array, max_source_length: int, max_target_length: int) -> EncodedPairs:
+        edges = np.append(starts, len(ids))
+        lengths = np.diff(edges).reshape(-1, 2) - 1  # without the end token
         empty = (lengths == 0).any(1)
         long = ~empty & ((lengths[:, 0] > max_source_length) | (lengths[:, 1] > max_target_length))
-        broken = {"empty": int(empty.sum()), "too long": int(long.sum())}
-        return Pairs(ids, edges, np.flatnonzero(~(empty | long)), broken)
+        skipped = {"empty": int(empty.sum()), "too long": int(long.sum())}
+        return EncodedPairs(ids, edges, np.flatnonzero(~(empty | long)), skipped)
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.complete)
 
     def lengths(self) -> Array:
-        """Of source and target of every pair, their ends included: (pairs, 2)"""
-        return np.diff(self.edges).reshape(-1, 2)[self.kept]
+        """Return the lengths of all sources and targets, including the end token: (pairs, 2)."""
+        return np.diff(self.edges).reshape(-1, 2)[self.complete]
 
-    def pair(self, number: int) -> tuple[Array, Array]:
-        """Source and target, each with its end."""
-        at = 2 * int(self.kept[number])
-        first, middle, last = self.edges[at : at + 3]
+    def pair(self, index: int) -> tuple[Array, Array]:
+        """Return a source and its target, each with its end token."""
+        text = 2 * int(self.complete[index])
+        first, middle, last = self.edges[text : text + 3]
         return self.ids[first:middle].astype(np.int64), self.ids[middle:last].astype(np.int64)

@@ -1,25 +1,25 @@
-"""Published corpora: where they are, what they must weigh, under which license they may be used.
+"""Published corpora: URLs, sizes, checksums and licenses.
 
-A checksum that is not published is None. Where the figures come from:
+A checksum that is not published is None. Sources of the numbers:
 - enwik8: size, md5 and sha1 of the text by Matt Mahoney (mattmahoney.net/dc/textdata.html); the sha256 of the text was
-  computed from a copy that has this md5. Size and sha256 of the archive: Hugging Face's dataset card for enwik8, and
+  computed from a copy with this md5. Size and sha256 of the archive: Hugging Face's dataset card for enwik8, and
   the DataDeps of Transformers.jl.
 - WikiText: md5 of the archives and the line counts from torchtext (datasets/wikitext2.py, wikitext103.py); sizes and
   sha256 from Hugging Face datasets (datasets/wikitext/dataset_infos.json). No checksums are published for single files.
-  The original address, the bucket research.metamind.io, has refused downloads since 2024; Stephen Merity, the corpus's
-  first author, serves the same archives, so his address comes first.
+  The original bucket, research.metamind.io, has refused downloads since 2024; Stephen Merity, the first author, serves
+  the same archives, so his URL comes first.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stairwell.errors import UserError, nearest
+from stairwell.errors import UserError, suggestion
 
 
 @dataclass(frozen=True)
-class File:
-    """What is known of a file; None is not known."""
+class FileInfo:
+    """Published facts of a file; None: not published."""
 
     name: str
     size: int | None = None
@@ -31,25 +31,25 @@ class File:
 @dataclass(frozen=True)
 class Corpus:
     name: str
-    about: str
+    description: str
     license: str
-    addresses: tuple[str, ...]  # of the archive, tried in this order
-    archive: File
-    files: tuple[File, ...]  # named as in the archive
+    urls: tuple[str, ...]  # of the archive, tried in this order
+    archive: FileInfo
+    files: tuple[FileInfo, ...]  # named as in the archive
 
 
-def _wikitext(name: str, about: str, extension: str, archive: File, train_lines: int) -> Corpus:
+def _wikitext(name: str, description: str, extension: str, archive: FileInfo, train_lines: int) -> Corpus:
     lines = {"train": train_lines, "valid": 3_760, "test": 4_358}
     return Corpus(
         name,
-        about,
+        description,
         "CC BY-SA",
         (
             f"https://wikitext.smerity.com/{archive.name}",
             f"https://s3.amazonaws.com/research.metamind.io/wikitext/{archive.name}",
         ),
         archive,
-        tuple(File(f"{name}/wiki.{split}.{extension}", lines=count) for split, count in lines.items()),
+        tuple(FileInfo(f"{name}/wiki.{split}.{extension}", lines=count) for split, count in lines.items()),
     )
 
 
@@ -58,12 +58,14 @@ CORPORA: dict[str, Corpus] = {
     for corpus in (
         Corpus(
             "enwik8",
-            "the first 100 million bytes of the English Wikipedia of 2006, for bytes",
+            "the first 100 million bytes of the English Wikipedia of 2006, for byte-level models",
             "CC BY-SA",
             ("https://mattmahoney.net/dc/enwik8.zip", "http://mattmahoney.net/dc/enwik8.zip"),
-            File("enwik8.zip", 36_445_475, sha256="547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"),
+            FileInfo(
+                "enwik8.zip", 36_445_475, sha256="547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc"
+            ),
             (
-                File(
+                FileInfo(
                     "enwik8",
                     100_000_000,
                     "a1fa5ffddb56f4953e226637dabbb36a",
@@ -73,9 +75,9 @@ CORPORA: dict[str, Corpus] = {
         ),
         _wikitext(
             "wikitext-103",
-            "good Wikipedia articles, 103 million words, rare ones replaced by <unk>",
+            "good Wikipedia articles, 103 million words, rare words replaced by <unk>",
             "tokens",
-            File(
+            FileInfo(
                 "wikitext-103-v1.zip",
                 190_229_076,
                 "9ddaacaf6af0710eda8c456decff7832",
@@ -85,9 +87,9 @@ CORPORA: dict[str, Corpus] = {
         ),
         _wikitext(
             "wikitext-2",
-            "good Wikipedia articles, 2 million words, rare ones replaced by <unk>",
+            "good Wikipedia articles, 2 million words, rare words replaced by <unk>",
             "tokens",
-            File(
+            FileInfo(
                 "wikitext-2-v1.zip",
                 4_475_746,
                 "542ccefacc6c27f945fb54453812b3cd",
@@ -97,9 +99,9 @@ CORPORA: dict[str, Corpus] = {
         ),
         _wikitext(
             "wikitext-103-raw",
-            "WikiText-103 with every word kept, for bytes, characters and byte pairs",
+            "WikiText-103 without <unk>, for models of bytes, characters and byte pairs",
             "raw",
-            File(
+            FileInfo(
                 "wikitext-103-raw-v1.zip",
                 191_984_949,
                 sha256="91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
@@ -108,9 +110,9 @@ CORPORA: dict[str, Corpus] = {
         ),
         _wikitext(
             "wikitext-2-raw",
-            "WikiText-2 with every word kept, for bytes, characters and byte pairs",
+            "WikiText-2 without <unk>, for models of bytes, characters and byte pairs",
             "raw",
-            File(
+            FileInfo(
                 "wikitext-2-raw-v1.zip",
                 4_721_645,
                 sha256="ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
@@ -121,7 +123,8 @@ CORPORA: dict[str, Corpus] = {
 }
 
 
-def find(name: str) -> Corpus:
+def find_corpus(name: str) -> Corpus:
+    """Return a published corpus by its name."""
     if name not in CORPORA:
-        raise UserError(f"unknown corpus '{name}'{nearest(name, CORPORA)}")
+        raise UserError(f"unknown corpus '{name}'{suggestion(name, CORPORA)}")
     return CORPORA[name]

@@ -1,26 +1,28 @@
-"""Decoding: a session that reads streams token by token at a flat cost, and greedy, sample and beam over it.
+"""Decoding: a session that reads streams at a constant cost per token, and greedy, sampling and beam search over it.
 
 session = Session(model, model.init_state(1))
 tokens = sample(session, prompt, 100, temperature=0.8, generator=torch.Generator().manual_seed(0))
 """
 
-from stairwell.decode.beam import Hypothesis, beam
-from stairwell.decode.search import greedy, sample, sampler, stream
+from stairwell.decode.beam import Hypothesis, beam_search
+from stairwell.decode.sampling import Sampling
+from stairwell.decode.search import greedy, sample, sample_hypotheses, stream_tokens
 from stairwell.decode.session import Session
-from stairwell.decode.speculate import Speculated, speculate
-from stairwell.decode.stepper import ModelStepper, Stepper, stepper
+from stairwell.decode.speculative import Speculated, speculate
+from stairwell.decode.stepper import ModelStepper, Stepper, make_stepper
 
 __all__ = [
     "Hypothesis",
     "ModelStepper",
+    "Sampling",
     "Session",
     "Speculated",
     "Stepper",
-    "beam",
+    "beam_search",
     "greedy",
+    "make_stepper",
     "sample",
-    "sampler",
+    "sample_hypotheses",
     "speculate",
-    "stepper",
-    "stream",
+    "stream_tokens",
 ]

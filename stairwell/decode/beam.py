@@ -1,11 +1,12 @@
-"""Beam search over many sentences at once.
+"""Beam search over a batch of sentences.
 
-    found = beam(stepper, prompt, 100, width=5, end=newline)       prompt (B, T) -> for each row the best Hypotheses
-    score = log_probability / length ** length_penalty             length counts the end token
+    hypotheses = beam_search(stepper, prompt, 100, width=5, end=newline)     prompt (B, T) -> Hypotheses per prompt
+    score = log_probability / length ** length_penalty                       length includes the end token
 
-At every step the W best ways to go on are looked at; those that end are kept aside, and the W best that do not end go
-on. A sentence ends only when nothing that is still open can win any more, and then leaves the batch.
-Letters: B rows, n sentences that are still open, W beam width, V symbols, t tokens so far.
+Each step ranks the 2 W best continuations of a sentence. Those among the first W that end are stored, and the best W
+that do not end are continued. A sentence is finished, and leaves the batch, when no open hypothesis can beat the stored
+ones.
+Letters: B prompts, n open sentences, W beam width, V vocabulary size, t tokens decoded so far.
 """
 
 from __future__ import annotations
@@ -22,208 +23,220 @@ from stairwell.decode.stepper import Stepper
 from stairwell.errors import UserError
 from stairwell.fast import native
 
-Lengths = int | Sequence[int]  # one for all sentences, or one each
-DEPTH = 16  # of the columns that symbols are looked through by
-FEW = 64  # symbols that native code looks for
-LOOP = 6  # tokens of the shortest loop: shorter repetitions may be meant
-MOST_PENALTY = 10  # a length to a higher power has more digits than a float
+Lengths = int | Sequence[int]  # one for all sentences, or one per sentence
+FOLDS = 16  # of the vocabulary, when the highest scores are looked for in PyTorch
+MAX_NATIVE_K = 64  # native code sorts by insertion, which is slow for many scores
+MIN_LOOP = 6  # tokens; shorter repetitions may be intended
+MAX_LENGTH_PENALTY = 10  # a length to a higher power may overflow a float
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    tokens: tuple[int, ...]  # the end token included, if it came
+    tokens: tuple[int, ...]  # including the end token, if there is one
     log_probability: float
     score: float  # log_probability / length ** length_penalty
 
 
-def beam(
+def beam_search(
     stepper: Stepper,
     prompt: Tensor,
-    tokens: Lengths,
+    max_length: Lengths,
     width: int,
     length_penalty: float = 1.0,
     end: int | None = None,
     *,
-    best: int | None = None,
-    shortest: Lengths = 0,
-    block: int = 0,
+    nbest: int | None = None,
+    min_length: Lengths = 0,
+    no_repeat_ngram_size: int = 0,
     prefixes: Sequence[Sequence[int]] | None = None,
 ) -> list[list[Hypothesis]]:
-    """The `best` (`width` if not given) hypotheses found for each prompt (B, T), the best first.
+    """Return the `nbest` (default: `width`) best hypotheses per prompt (B, T), best first.
 
-    A hypothesis ends with the token `end`, or after `tokens` tokens; `end` does not come before `shortest` others.
-    With `block`, no sequence of that many tokens comes twice in a hypothesis; one that this leaves no way to go on ends
-    there. Hypotheses begin with their sentence's prefix, whatever these rules say."""
+    A hypothesis ends with the token `end` or after `max_length` tokens, the end token included. `end` comes after at
+    least `min_length` other tokens. With `no_repeat_ngram_size`, no n-gram of that size occurs twice; a hypothesis that
+    cannot be continued under this constraint ends. Prefixes are forced: they take precedence over the constraints."""
     check_prompt(stepper, prompt)
     B = prompt.shape[0]
-    if width < 1 or (best is not None and not 1 <= best <= width):
-        raise UserError(f"a beam needs a width of at least 1 and 1 <= best <= width, not {width} and {best}")
+    if width < 1 or (nbest is not None and not 1 <= nbest <= width):
+        raise UserError(f"beam search requires width >= 1 and 1 <= nbest <= width, not width {width}, nbest {nbest}")
     check_length_penalty(length_penalty)
-    if block < 0:
-        raise UserError(f"block is 0 or the number of tokens that must not be repeated, not {block}")
-    rules = Rules(end, per_sentence(tokens, B), per_sentence(shortest, B), block, prefixes or [()] * B)
-    if min(rules.longest) < 1:
-        raise UserError(f"the number of tokens to decode must be at least 1, not {min(rules.longest)}")
+    constraints = Constraints.for_batch(B, end, max_length, min_length, no_repeat_ngram_size, prefixes)
     logits = stepper.read(prompt)
     stepper.select(torch.arange(B, device=prompt.device).repeat_interleave(width))
-    open_beams = OpenBeams.begin(logits, width)
-    found = [Finished(best or width, longest, length_penalty) for longest in rules.longest]
-    for t in range(max(rules.longest)):
-        open_beams, parents = advance(open_beams, rules, found, t)
-        if not open_beams.sentences:
+    beams = OpenBeams.start(logits, width)
+    finished = [FinishedHypotheses(nbest or width, longest, length_penalty) for longest in constraints.max_length]
+    for t in range(max(constraints.max_length)):
+        beams, parents = advance(beams, constraints, finished, t)
+        if not beams.sentences:
             break
         stepper.select(parents)
-        open_beams.logits = stepper.step(open_beams.said[..., -1].flatten())
-    return [finished.best() for finished in found]
+        beams.logits = stepper.step(beams.tokens[..., -1].flatten())
+    return [hypotheses.best() for hypotheses in finished]
 
 
 @dataclass(frozen=True)
-class Rules:
-    """What may be said, sentence by sentence."""
+class Constraints:
+    """Which tokens may come next in each sentence."""
 
     end: int | None
-    longest: list[int]
-    shortest: list[int]
-    block: int
+    max_length: list[int]
+    min_length: list[int]
+    no_repeat_ngram_size: int
     prefixes: Sequence[Sequence[int]]
 
-    def silence(self, scores: Tensor, said: Tensor, sentences: Sequence[int]) -> None:
-        """Take every chance from what must not come next. scores (n, W, V), changed in place; said (n, W, t)"""
-        n, W, t = said.shape
+    @staticmethod
+    def for_batch(
+        B: int,
+        end: int | None,
+        max_length: Lengths,
+        min_length: Lengths,
+        no_repeat_ngram_size: int,
+        prefixes: Sequence[Sequence[int]] | None,
+    ) -> Constraints:
+        """Return the constraints of B sentences; lengths may be given once for all."""
+        if no_repeat_ngram_size < 0:
+            raise UserError(f"no_repeat_ngram_size must be 0 or more, not {no_repeat_ngram_size}")
+        longest = per_sentence(max_length, B)
+        if min(longest) < 1:
+            raise UserError(f"the number of tokens to decode must be at least 1, not {min(longest)}")
+        return Constraints(end, longest, per_sentence(min_length, B), no_repeat_ngram_size, prefixes or [()] * B)
+
+    def mask_forbidden(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> None:
+        """Set the scores (n, W, V) of tokens that must not follow tokens (n, W, t) to -inf, in place."""
+        n, W, t = tokens.shape
         forced = [(i, self.prefixes[b][t]) for i, b in enumerate(sentences) if t < len(self.prefixes[b])]
-        chances = [scores[i, :, token].clone() for i, token in forced]
-        early = [i for i, b in enumerate(sentences) if t < self.shortest[b]] if self.end is not None else []
-        if self.block and t >= self.block:
-            wrong = torch.zeros_like(scores, dtype=torch.bool)
-            if early:
-                wrong[early, :, self.end] = True
-            repeated(said.flatten(0, 1), self.block, wrong.view(n * W, -1))
-            stuck = wrong.all(-1)
+        forced_scores = [scores[i, :, token].clone() for i, token in forced]
+        too_short = [i for i, b in enumerate(sentences) if t < self.min_length[b]] if self.end is not None else []
+        if self.no_repeat_ngram_size and t >= self.no_repeat_ngram_size:
+            forbidden = torch.zeros_like(scores, dtype=torch.bool)
+            if too_short:
+                forbidden[too_short, :, self.end] = True
+            mark_repeated(tokens.flatten(0, 1), self.no_repeat_ngram_size, forbidden.view(n * W, -1))
+            stuck = forbidden.all(-1)
             if self.end is None:
-                wrong &= ~stuck[..., None]
+                forbidden &= ~stuck[..., None]
             else:
-                wrong[..., self.end] &= ~stuck
-            scores.masked_fill_(wrong, -math.inf)
-        elif early:
-            scores[slice(None) if len(early) == n else early, :, self.end] = -math.inf
-        for (i, token), chance in zip(forced, chances):
+                forbidden[..., self.end] &= ~stuck
+            scores.masked_fill_(forbidden, -math.inf)
+        elif too_short:
+            # A slice is faster than a list of indices.
+            scores[slice(None) if len(too_short) == n else too_short, :, self.end] = -math.inf
+        for (i, token), score in zip(forced, forced_scores):
             scores[i] = -math.inf
-            scores[i, :, token] = chance
+            scores[i, :, token] = score
 
 
-def repeated(said: Tensor, block: int, wrong: Tensor) -> None:
-    """Mark what would repeat a sequence of `block` tokens. said (rows, t), wrong (rows, V) bool"""
-    windows = said.unfold(1, block, 1)  # (rows, t - block + 1, block)
-    last = said[:, said.shape[1] - block + 1 :]  # (rows, block - 1)
-    again = (windows[..., :-1] == last[:, None]).all(-1)
-    row, place = again.nonzero(as_tuple=True)
-    wrong[row, windows[row, place, -1]] = True
+def mark_repeated(tokens: Tensor, n: int, repeated: Tensor) -> None:
+    """Mark the tokens that would repeat an n-gram. tokens (B, t), repeated (B, V) bool, changed in place"""
+    ngrams = tokens.unfold(1, n, 1)  # (B, t - n + 1, n)
+    last = tokens[:, tokens.shape[1] - n + 1 :]  # (B, n - 1)
+    b, i = (ngrams[..., :-1] == last[:, None]).all(-1).nonzero(as_tuple=True)
+    repeated[b, ngrams[b, i, -1]] = True
 
 
 @dataclass
 class OpenBeams:
-    """The hypotheses that go on."""
+    """The hypotheses that have not ended."""
 
-    sentences: list[int]  # which ones are still open (n)
+    sentences: list[int]  # indices of the sentences that are still open (n)
     totals: Tensor  # (n, W): log-probability so far; -inf where there is no hypothesis
-    said: Tensor  # (n, W, t)
+    tokens: Tensor  # (n, W, t)
     logits: Tensor  # (n * W, V)
 
     @staticmethod
-    def begin(logits: Tensor, width: int) -> OpenBeams:
+    def start(logits: Tensor, width: int) -> OpenBeams:
         B = logits.shape[0]
-        # At first all beams of a prompt are the same one, so only one counts.
+        # All beams of a prompt are equal at first, so only one of them counts.
         totals = torch.full((B, width), -math.inf, dtype=logits.dtype, device=logits.device)
         totals[:, 0] = 0
-        said = torch.empty(B, width, 0, dtype=torch.int64, device=logits.device)
-        return OpenBeams(list(range(B)), totals, said, logits.repeat_interleave(width, 0))
+        tokens = torch.empty(B, width, 0, dtype=torch.int64, device=logits.device)
+        return OpenBeams(list(range(B)), totals, tokens, logits.repeat_interleave(width, 0))
 
 
-def advance(beams: OpenBeams, rules: Rules, found: list[Finished], t: int) -> tuple[OpenBeams, Tensor]:
-    """One token more for every hypothesis: those that go on, and the rows that they come from."""
+def advance(
+    beams: OpenBeams, constraints: Constraints, finished: list[FinishedHypotheses], t: int
+) -> tuple[OpenBeams, Tensor]:
+    """Extend every hypothesis by one token. Return the open hypotheses and the batch index of each one's parent."""
     n, W = beams.totals.shape
     V = beams.logits.shape[-1]
     logits = beams.logits.view(n, W, V)
-    # Log-probabilities are logits less these, also of what has to be silent; only those of the likeliest are needed.
-    sums = log_sums(logits)
-    rules.silence(logits, beams.said, beams.sentences)
-    # The best ways of all are among the best of each hypothesis; at most W of 2 W can end.
-    likely, symbols = likeliest(logits, min(2 * W, V))
-    ways = (beams.totals[..., None] + (likely - sums[..., None])).flatten(1)
-    best, way = ways.topk(min(2 * W, ways.shape[1]), -1)
-    parent, token = way // likely.shape[-1], symbols.flatten(1).gather(1, way)
-    ends = (token == rules.end) if rules.end is not None else torch.zeros_like(token, dtype=torch.bool)
-    for i, place in (ends & (best > -math.inf))[:, :W].nonzero().tolist():
-        before = beams.said[i, parent[i, place]].tolist()
-        found[beams.sentences[i]].add([*before, int(token[i, place])], float(best[i, place]))
-    going = ends.int().argsort(dim=-1, stable=True)[:, :W]  # the best that go on, in their order
-    going = going.gather(1, near_parents(parent.gather(1, going)))
-    totals, parent, token = (part.gather(1, going) for part in (best.masked_fill(ends, -math.inf), parent, token))
-    said = torch.cat([beams.said.gather(1, parent[..., None].expand(-1, -1, t)), token[..., None]], -1)
-    stay = []
-    for i, (b, leading) in enumerate(zip(beams.sentences, totals.amax(1).tolist())):
-        if t + 1 == rules.longest[b]:
-            for tokens, total in zip(said[i].tolist(), totals[i].tolist()):
-                found[b].add(tokens, total)
-        elif not found[b].closed(leading, t + 1):
-            stay.append(i)
-    rows = parent + W * torch.arange(n, device=parent.device)[:, None]
-    if len(stay) < n:
-        index = torch.tensor(stay, dtype=torch.int64, device=parent.device)
-        totals, said, rows = totals[index], said[index], rows[index]
-    return OpenBeams([beams.sentences[i] for i in stay], totals, said, beams.logits), rows.flatten()
+    # Taken before the mask: forbidden tokens keep their share of the probability. Log-probabilities are computed only
+    # for the highest logits.
+    normalizers = log_sum_exp(logits)
+    constraints.mask_forbidden(logits, beams.tokens, beams.sentences)
+    # The best continuations are among the best of each hypothesis; at most W of 2 W can end.
+    top_logits, top_tokens = top_scores(logits, min(2 * W, V))
+    continuations = (beams.totals[..., None] + (top_logits - normalizers[..., None])).flatten(1)
+    totals, index = continuations.topk(min(2 * W, continuations.shape[1]), -1)
+    parent, token = index // top_logits.shape[-1], top_tokens.flatten(1).gather(1, index)
+    ends = (token == constraints.end) if constraints.end is not None else torch.zeros_like(token, dtype=torch.bool)
+    for i, w in (ends & (totals > -math.inf))[:, :W].nonzero().tolist():
+        earlier = beams.tokens[i, parent[i, w]].tolist()
+        finished[beams.sentences[i]].add([*earlier, int(token[i, w])], float(totals[i, w]))
+    order = ends.int().argsort(dim=-1, stable=True)[:, :W]  # the best that do not end
+    order = order.gather(1, align_with_parents(parent.gather(1, order)))
+    totals, parent, token = (part.gather(1, order) for part in (totals.masked_fill(ends, -math.inf), parent, token))
+    tokens = torch.cat([beams.tokens.gather(1, parent[..., None].expand(-1, -1, t)), token[..., None]], -1)
+    still_open = []
+    for i, (b, best_total) in enumerate(zip(beams.sentences, totals.amax(1).tolist())):
+        if t + 1 == constraints.max_length[b]:
+            for cut, total in zip(tokens[i].tolist(), totals[i].tolist()):
+                finished[b].add(cut, total)
+        elif not finished[b].is_done(best_total, t + 1):
+            still_open.append(i)
+    parents = parent + W * torch.arange(n, device=parent.device)[:, None]
+    if len(still_open) < n:
+        kept = torch.tensor(still_open, dtype=torch.int64, device=parent.device)
+        totals, tokens, parents = totals[kept], tokens[kept], parents[kept]
+    return OpenBeams([beams.sentences[i] for i in still_open], totals, tokens, beams.logits), parents.flatten()
 
 
-def near_parents(parent: Tensor) -> Tensor:
-    """An order (n, W) of hypotheses with parents (n, W) in which the first child of a parent lies where the parent lay:
-    whatever stays where it is need not be copied."""
+def align_with_parents(parent: Tensor) -> Tensor:
+    """Return an order (n, W) of hypotheses with parents (n, W) that puts the first child of each parent at the parent's
+    own index. A hypothesis that stays at its index need not be copied."""
     W = parent.shape[1]
-    place = torch.arange(W, device=parent.device)
-    earlier = place[:, None] > place
-    first = ~((parent[:, :, None] == parent[:, None]) & earlier).any(-1)  # no other child of its parent comes before it
-    # Each parent is the place of its first child; the others fill the places that are left, in their order.
-    taken = torch.zeros_like(first).scatter_(1, parent, True)
+    index = torch.arange(W, device=parent.device)
+    earlier = index[:, None] > index
+    first_child = ~((parent[:, :, None] == parent[:, None]) & earlier).any(-1)
+    # The other children fill the indices that are left, in order.
+    taken = torch.zeros_like(first_child).scatter_(1, parent, True)
     left = taken.int().argsort(dim=-1, stable=True)
-    others = first.int().argsort(dim=-1, stable=True)
-    goes = torch.empty_like(parent).scatter_(1, others, left)  # pairs of what is left; the rest is written over
-    goes = torch.where(first, parent, goes)
-    return torch.empty_like(parent).scatter_(1, goes, place.expand_as(parent))
+    others = first_child.int().argsort(dim=-1, stable=True)
+    target = torch.empty_like(parent).scatter_(1, others, left)  # right for the other children only
+    target = torch.where(first_child, parent, target)
+    return torch.empty_like(parent).scatter_(1, target, index.expand_as(parent))
 
 
-def log_sums(scores: Tensor) -> Tensor:
-    """log(sum of e^score) over the symbols. (..., V) -> (...)"""
-    return native.log_sums(scores) if native.supports(scores) else scores.logsumexp(-1)
+def log_sum_exp(scores: Tensor) -> Tensor:
+    """(..., V) -> (...)"""
+    return native.logsumexp(scores) if native.supports(scores) else scores.logsumexp(-1)
 
 
-def likeliest(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k highest of scores (..., V), the highest first, and their symbols: (..., k) each."""
-    # In native code what is found is put in order one by one, which is slow for many.
-    return native.highest(scores, k) if k <= FEW and native.supports(scores) else likeliest_torch(scores, k)
-
-
-def likeliest_torch(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The same in PyTorch.
-
-    Symbols are folded into columns of DEPTH. The k highest lie in the k columns with the highest maxima, and maxima are
-    found many times faster than an order."""
+def top_scores(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k highest scores and their tokens, highest first. (..., V) -> (..., k), (..., k)"""
+    if k <= MAX_NATIVE_K and native.supports(scores):
+        return native.topk(scores, k)
+    # Fold the vocabulary into columns. The k highest scores are in the k columns with the highest maxima, and a maximum
+    # takes far less time than sorting.
     V = scores.shape[-1]
-    columns = V // DEPTH
+    columns = V // FOLDS
     if columns < 4 * k:
         return scores.topk(k, -1)
-    folded = columns * DEPTH
-    best = scores[..., :folded].unflatten(-1, (DEPTH, columns)).amax(-2).topk(k, -1, sorted=False).indices
-    symbol = torch.arange(V, device=scores.device)
-    inside = (best[..., None, :] + symbol[:folded:columns, None]).flatten(-2)  # (..., DEPTH * k)
-    inside = torch.cat([inside, symbol[folded:].expand(*inside.shape[:-1], -1)], -1)
-    likely, place = scores.gather(-1, inside).topk(k, -1)
-    return likely, inside.gather(-1, place)
+    folded = columns * FOLDS
+    maxima = scores[..., :folded].view(*scores.shape[:-1], FOLDS, columns).amax(-2)
+    best = maxima.topk(k, -1, sorted=False).indices
+    token = torch.arange(V, device=scores.device)
+    candidates = (best[..., None, :] + token[:folded:columns, None]).flatten(-2)  # (..., FOLDS * k)
+    candidates = torch.cat([candidates, token[folded:].expand(*candidates.shape[:-1], -1)], -1)
+    top, index = scores.gather(-1, candidates).topk(k, -1)
+    return top, candidates.gather(-1, index)
 
 
-class Finished:
-    """The finished hypotheses of one prompt, of which the best `wanted` count."""
+class FinishedHypotheses:
+    """The finished hypotheses of one prompt, of which the best `n` count."""
 
-    def __init__(self, wanted: int, longest: int, length_penalty: float) -> None:
-        self.wanted, self.longest, self.length_penalty = wanted, longest, length_penalty
+    def __init__(self, n: int, max_length: int, length_penalty: float) -> None:
+        self.n, self.max_length, self.length_penalty = n, max_length, length_penalty
         self.hypotheses: list[Hypothesis] = []
 
     def add(self, tokens: list[int], log_probability: float) -> None:
@@ -232,44 +245,49 @@ class Finished:
             self.hypotheses.append(Hypothesis(tuple(tokens), log_probability, score))
 
     def score(self, log_probability: float, length: int) -> float:
-        return log_probability / length**self.length_penalty
+        return log_probability / float(length**self.length_penalty)
 
     def best(self) -> list[Hypothesis]:
-        return sorted(self.hypotheses, key=lambda hypothesis: -hypothesis.score)[: self.wanted]
+        return sorted(self.hypotheses, key=lambda hypothesis: -hypothesis.score)[: self.n]
 
-    def closed(self, most_probable: float, length: int) -> bool:
-        """Whether nothing that goes on after `length` tokens can come in: a hypothesis only loses probability, so the
-        most that the best of them can reach is what it has now, at the length that suits it best."""
-        if most_probable == -math.inf:
+    def is_done(self, log_probability: float, length: int) -> bool:
+        """Return whether no open hypothesis of `length` tokens can enter the n best.
+
+        Probabilities only decrease, so no score can exceed that of the best open `log_probability` at the most
+        favorable length."""
+        if log_probability == -math.inf:
             return True
-        if len(self.hypotheses) < self.wanted:
+        if len(self.hypotheses) < self.n:
             return False
-        suits = self.longest if self.length_penalty > 0 else length + 1
-        return self.best()[-1].score >= self.score(most_probable, suits)
+        favorable = self.max_length if self.length_penalty > 0 else length + 1
+        return self.best()[-1].score >= self.score(log_probability, favorable)
 
 
 def has_loop(tokens: Sequence[int]) -> bool:
-    """Whether a sequence occurs at least twice in a row, over LOOP tokens or more: `there is there is there is`."""
+    """Return whether a sequence repeats immediately, over at least MIN_LOOP tokens: `there is there is there is`."""
     ids = np.asarray(tokens)
     for period in range(1, len(ids) // 2 + 1):
-        needed = max(2 * period, LOOP) - period
+        needed = max(2 * period, MIN_LOOP) - period
         changes = np.flatnonzero(ids[period:] != ids[:-period])
-        runs = np.diff(changes, prepend=-1, append=len(ids) - period) - 1  # of tokens that equal those a period before
-        if runs.max() >= needed:
+        # Lengths of the stretches in which every token equals the one a period earlier.
+        stretches = np.diff(changes, prepend=-1, append=len(ids) - period) - 1
+        if stretches.max() >= needed:
             return True
     return False
 
 
 def check_length_penalty(length_penalty: float) -> None:
-    if not abs(length_penalty) <= MOST_PENALTY:
-        raise UserError(f"the length penalty must be from -{MOST_PENALTY} to {MOST_PENALTY}, not {length_penalty}")
+    if not abs(length_penalty) <= MAX_LENGTH_PENALTY:
+        raise UserError(
+            f"the length penalty must be from -{MAX_LENGTH_PENALTY} to {MAX_LENGTH_PENALTY}, not {length_penalty}"
+        )
 
 
 def per_sentence(lengths: Lengths, B: int) -> list[int]:
     if isinstance(lengths, int):
         return [lengths] * B
     if len(lengths) != B:
-        raise UserError(f"{len(lengths)} lengths for {B} sentences; give one each, or one for all")
+        raise UserError(f"got {len(lengths)} lengths for {B} sentences; give one per sentence, or one for all")
     return list(lengths)
 
 
@@ -277,4 +295,4 @@ def check_prompt(stepper: Stepper, prompt: Tensor) -> None:
     if not isinstance(prompt, Tensor):
         raise TypeError(f"a prompt must be a tensor, not a {type(prompt).__name__}")
     if prompt.dim() != 2 or prompt.shape[0] != stepper.batch or prompt.shape[1] < 1:
-        raise UserError(f"a prompt must be ({stepper.batch} rows, at least 1 token), not {tuple(prompt.shape)}")
+        raise UserError(f"a prompt must be ({stepper.batch} streams, at least 1 token), not {tuple(prompt.shape)}")

@@ -1,18 +1,18 @@
 """One token through all layers of a core in one native call, from the core's step description.
 
-A description says, as data, what one token's step does: which layers run in which order, which ring each one writes,
-which rings it reads over which distances, and how memory entries are formed. `walks` and `staircase` describe their
-cores and own the rings; the loops are in fast/csrc/decode.h. Parameters are read where they are, without a copy.
+A description states, as data, what one token's step does: which layers run in which order, which ring each one writes,
+which rings it reads over which distances, and how memory entries are formed. `steps` and `staircase` describe their
+cores and own the rings; the loops are in fast/csrc/decode.h. Parameters are read in place, without a copy.
 
-Letters: B streams, D width, H heads, K head width, R positions of a ring, P distances, A layer applications, G memory
-entries.
+Letters: B streams, D width, H heads, K head width, R slots of a ring, P distances, A layer applications, G memory
+entries, n sources, J source tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +22,15 @@ from stairwell.decode.source import Sources
 from stairwell.fast import native
 from stairwell.layers import Layer
 
-WRITE = {"never": 0, "before": 1, "after": 2}
-SAME = 0  # parameters are stored in their own type
+WriteTime = Literal["never", "before", "after"]
+WRITE_CODES: dict[WriteTime, int] = {"never": 0, "before": 1, "after": 2}
+SAME_DTYPE = 0  # the parameter has the dtype of the computation
 
 
 @dataclass(frozen=True)
-class Read:
-    """Positions that a layer attends to: distances first..last of a ring, or, with `chunks`, the chunks i-first to
-    i-last, where i is the token's own chunk (last None: as far as the stream goes)."""
+class RingRead:
+    """Positions that a layer attends to: distances first..last of a ring or, with `chunks`, the chunks i-first to
+    i-last, where i is the token's own chunk (last None: back to the start of the stream)."""
 
     ring: int
     first: int
@@ -38,20 +39,20 @@ class Read:
 
 
 @dataclass(frozen=True)
-class Application:
-    """One application of a layer: its input, projected by a layer's keys and values, may go into a ring before or after
-    the layer attends."""
+class LayerApplication:
+    """One application of a layer. Its input, projected to a key and a value by the layer `projection`, may be written
+    to a ring before or after the layer attends."""
 
     layer: int
-    reads: Sequence[Read]
-    write: Literal["never", "before", "after"]
+    reads: Sequence[RingRead]
+    write: WriteTime
     ring: int
     projection: int
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A memory entry, projected by a layer's keys and values and written to a ring at the end of the step."""
+class MemoryWrite:
+    """A memory entry, projected to a key and a value by a layer and written to a ring at the end of the step."""
 
     ring: int
     layer: int
@@ -60,14 +61,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class StepDescription:
-    """What one token's step does. `mix` (G, A + 1): each memory entry as a weighted sum of the step's input and the
-    outputs of all applications."""
+    """What one token's step does. `mix` (G, A + 1) gives each memory entry as a weighted sum of the step's input and
+    the outputs of all applications."""
 
     layers: Sequence[Layer]
-    applications: Sequence[Application]
-    entries: Sequence[Entry]
+    applications: Sequence[LayerApplication]
+    memory_writes: Sequence[MemoryWrite]
     mix: Tensor
-    position: Tensor  # (P, K), the nearest distance first
+    position: Tensor  # (P, K), nearest distance first
     nearest: int  # the nearest distance
     rings: int
     chunk: int = 1
@@ -84,49 +85,49 @@ class NativeStep:
         farthest_first = torch.arange(d.nearest + P - 1, d.nearest - 1, -1, device=d.position.device)
         tensors: list[Tensor | None] = [d.position.flip(0).T.contiguous(), d.mix.detach().contiguous()]
         arguments = native.Arguments()
-        arguments.add(native.BEST, attention.out.out_features, attention.H, attention.K)
+        arguments.add(native.BEST_INSTRUCTION_SET, attention.out.out_features, attention.H, attention.K)
         arguments.add(first.feed_forward.inner.out_features, P, d.nearest, d.chunk, len(d.mix), int(first.pre))
-        arguments.add(len(d.layers), len(d.applications), len(d.entries), int(self.crossed), d.rings)
+        arguments.add(len(d.layers), len(d.applications), len(d.memory_writes), int(self.crossed), d.rings)
         arguments.add(float(first.attention_norm.eps))
         sizes: list[int] = []
         for layer in d.layers:
-            sizes += self._layer(layer, P, farthest_first, tensors)
+            sizes += self._add_layer(layer, P, farthest_first, tensors)
         arguments.add(tensors)
         arguments.integers.extend(sizes)
         for application in d.applications:
-            arguments.add(application.layer, WRITE[application.write], application.ring, application.projection)
+            arguments.add(application.layer, WRITE_CODES[application.write], application.ring, application.projection)
             arguments.add(len(application.reads))
             for read in application.reads:
                 arguments.add(read.ring, int(read.chunks), read.first, -1 if read.last is None else read.last)
-        for entry in d.entries:
-            arguments.add(entry.ring, entry.layer, entry.memory)
+        for write in d.memory_writes:
+            arguments.add(write.ring, write.layer, write.memory)
         self.decoder = native.Decoder(arguments, d.position.dtype, tensors)
 
-    def _layer(self, layer: Layer, P: int, distance: Tensor, to: list[Tensor | None]) -> list[int]:
-        """Append a layer's parameters; return the integers that belong to them."""
+    def _add_layer(self, layer: Layer, P: int, distance: Tensor, tensors: list[Tensor | None]) -> list[int]:
+        """Append a layer's parameters to `tensors`; return the integers that describe them."""
         attention, inner, outer = layer.attention, layer.feed_forward.inner, layer.feed_forward.out
-        projects = hasattr(attention, "key")
-        integers = [P if layer.span is None else min(layer.span.reach(), P)]
+        has_key = hasattr(attention, "key")
+        integers = [P if layer.span is None else min(layer.span.max_span(), P)]
 
         def norm(norm: nn.LayerNorm) -> None:
-            to.extend((norm.weight.detach(), norm.bias.detach()))
+            tensors.extend((norm.weight.detach(), norm.bias.detach()))
 
         def matrix(linear: nn.Linear | None) -> None:
-            integers.append(SAME)
+            integers.append(SAME_DTYPE)
             weight = None if linear is None else linear.weight.detach().contiguous()
             bias = None if linear is None or linear.bias is None else linear.bias.detach()
-            to.extend((weight, None, bias))
+            tensors.extend((weight, None, bias))
 
         norm(layer.attention_norm)
         norm(layer.feed_forward_norm)
         matrix(attention.query)
-        integers.append(int(projects))
-        matrix(attention.key if projects else None)
-        matrix(attention.value if projects else None)
+        integers.append(int(has_key))
+        matrix(attention.key if has_key else None)
+        matrix(attention.value if has_key else None)
         matrix(attention.out)
         matrix(inner)
         matrix(outer)
-        to.append(None if layer.span is None else log_ramp(layer.span, distance).contiguous())
+        tensors.append(None if layer.span is None else log_ramp(layer.span, distance).contiguous())
         if self.crossed:
             norm(layer.cross_norm)
             matrix(layer.cross.query)
@@ -134,15 +135,15 @@ class NativeStep:
         return integers
 
     def set_rings(self, rings: Sequence[KeyRing], batch: int, sources: Sources | None) -> None:
-        """Say where the rings (and keys and values of sources) are; to be called whenever one has moved."""
+        """Pass the buffers of the rings and of the sources to the library. Call it whenever one is replaced."""
         buffers: list[Tensor | None] = [buffer for ring in rings for buffer in (ring.keys.all, ring.values.all)]
         arguments = native.Arguments(rings[0].keys.all.shape[0])
         self.sources: list[Tensor | None] = [None]
-        self.sentence: Tensor | None = None
+        self.source_index: Tensor | None = None
         if sources is not None:
             n, J = sources.mask.shape
             arguments.add(J, n)
-            self.sentence = sources.sentence.contiguous()
+            self.source_index = sources.source_index.contiguous()
             self.sources = [sources.mask.contiguous()]
             for layer in self.description.layers:
                 slots = sources.slots[layer]
@@ -153,20 +154,15 @@ class NativeStep:
         arguments.integers.extend(ring.keys.all.shape[-1] for ring in rings)
         arguments.add([*buffers, *self.sources])
         self.decoder.set_rings(arguments)
-        self.buffers = buffers  # alive as long as the library may use them
+        self.buffers = buffers  # the library keeps their addresses, so they must stay alive
         A, D = len(self.description.applications), self.description.layers[0].attention.out.out_features
-        self.levels = self.like.new_empty(A + 1, batch, D)
+        self.outputs = self.like.new_empty(A + 1, batch, D)
         self.memory = self.like.new_empty(len(self.description.mix), batch, D)
 
     def __call__(self, x: Tensor, count: Tensor, cursors: list[int]) -> tuple[Tensor, Tensor]:
-        """x (B, D), count (B,), the position that each ring writes -> outputs of all applications, the input first
-        (A + 1, B, D), and memory entries (G, B, D)"""
-        self.levels[0].copy_(x)
-        buffers = [count.contiguous(), self.sentence, self.levels, self.memory]
+        """Run one step. x (B, D), count (B,), the slot that each ring writes -> the input and the outputs of all
+        applications (A + 1, B, D), the memory entries (G, B, D). Both are buffers that the next step overwrites."""
+        self.outputs[0].copy_(x)
+        buffers = [count.contiguous(), self.source_index, self.outputs, self.memory]
         self.decoder.step(native.Arguments(x.shape[0], cursors, buffers))
-        return self.levels, self.memory
-
-
-def supports(core: Any, like: Tensor) -> bool:
-    """Whether the native interpreter runs where the parameters are."""
-    return native.supports(like) and not torch.compiler.is_compiling()
+        return self.outputs, self.memory

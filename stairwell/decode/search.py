@@ -1,45 +1,34 @@
-"""What to say next, greedy or sampled, over a decoding session; `beam` has beam search.
+"""Greedy decoding and sampling over a decoding session; beam search is in `beam`.
 
     tokens = greedy(session, prompt, 100)                                     prompt (B, T) -> (B, 100)
     tokens = sample(session, prompt, 100, temperature=0.8, top_p=0.95)
+    hypotheses = sample_hypotheses(stepper, prompt, 100, Sampling(), end, samples=4)     4 hypotheses per prompt
 
-The prompt is read in one call of the model. Afterwards the session has read all but the last token, which nothing
-depended on: to go on, hand that in as the next prompt. Letters: B rows, T tokens, V symbols.
+The prompt is read in one call of the model. Afterwards the session has read all tokens but the last one; to continue,
+pass that one as the next prompt.
+Letters: B prompts, n open hypotheses, T tokens of a prompt, V vocabulary size, t tokens decoded so far.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
-from stairwell.decode.beam import check_prompt
-from stairwell.decode.session import Session
+from stairwell.decode.beam import Constraints, Hypothesis, Lengths, check_prompt
+from stairwell.decode.sampling import Sampling
+from stairwell.decode.stepper import Stepper
 from stairwell.errors import UserError
 
-Choose = Callable[[Tensor], Tensor]  # logits (B, V) -> tokens (B,)
-COLDEST = 1e-6  # a lower temperature is greedy: single precision cannot tell its distribution from that
 
-
-def stream(session: Session, prompt: Tensor, tokens: int, choose: Choose) -> Iterator[Tensor]:
-    """Tokens (B,) one by one, each as soon as it is chosen."""
-    check_tokens(session, prompt, tokens)
-    chosen = choose(session.read(prompt))
-    yield chosen
-    for _ in range(tokens - 1):
-        chosen = choose(session.step(chosen))
-        yield chosen
-
-
-def greedy(session: Session, prompt: Tensor, tokens: int) -> Tensor:
-    """The most probable token each time. prompt (B, T) -> (B, tokens)"""
-    return torch.stack(list(stream(session, prompt, tokens, most_probable)), 1)
+def greedy(stepper: Stepper, prompt: Tensor, tokens: int) -> Tensor:
+    """Decode with the most probable token at each step. prompt (B, T) -> (B, tokens)"""
+    return sample(stepper, prompt, tokens, temperature=0)
 
 
 def sample(
-    session: Session,
+    stepper: Stepper,
     prompt: Tensor,
     tokens: int,
     temperature: float = 1.0,
@@ -47,48 +36,71 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Tokens drawn from the model's distribution, or from the likely part of it. prompt (B, T) -> (B, tokens)"""
-    return torch.stack(list(stream(session, prompt, tokens, sampler(temperature, top_k, top_p, generator))), 1)
+    """Sample tokens from the model's distribution. prompt (B, T) -> (B, tokens)"""
+    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p)
+    return torch.stack(list(stream_tokens(stepper, prompt, tokens, sampling, generator)), 1)
 
 
-def most_probable(logits: Tensor) -> Tensor:
-    return logits.argmax(-1)
-
-
-def sampler(
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    generator: torch.Generator | None = None,
-) -> Choose:
-    """How to draw: from the `top_k` most probable tokens, and of these from the fewest that hold `top_p` of the
-    probability. A temperature below 1e-6 is greedy."""
-    if not 0 <= temperature < math.inf:
-        raise UserError(f"temperature must be a finite number, 0 or more, not {temperature}")
-    if top_k is not None and top_k < 1:
-        raise UserError(f"top_k must be at least 1, not {top_k}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise UserError(f"top_p must be above 0 and at most 1, not {top_p}")
-    if temperature < COLDEST:
-        return most_probable
-
-    def draw(logits: Tensor) -> Tensor:
-        # The most probable first, so that what is kept is a beginning.
-        values, symbols = (logits / temperature).sort(dim=-1, descending=True, stable=True)
-        if top_k is not None:
-            values, symbols = values[:, :top_k], symbols[:, :top_k]
-        chances = values.softmax(-1)
-        if top_p is not None:
-            before = chances.cumsum(-1) - chances
-            # The most probable stays, however small top_p is in single precision.
-            chances = chances.masked_fill((before >= top_p) & (before > 0), 0)
-        drawn = torch.multinomial(chances, 1, generator=generator)
-        return symbols.gather(1, drawn)[:, 0]
-
-    return draw
-
-
-def check_tokens(session: Session, prompt: Tensor, tokens: int) -> None:
-    check_prompt(session, prompt)
+def stream_tokens(
+    stepper: Stepper, prompt: Tensor, tokens: int, sampling: Sampling, generator: torch.Generator | None = None
+) -> Iterator[Tensor]:
+    """Yield tokens (B,) one by one, each as soon as it is sampled."""
+    check_prompt(stepper, prompt)
     if tokens < 1:
         raise UserError(f"the number of tokens to decode must be at least 1, not {tokens}")
+    sampled = sampling.sample(stepper.read(prompt), generator)
+    yield sampled
+    for _ in range(tokens - 1):
+        sampled = sampling.sample(stepper.step(sampled), generator)
+        yield sampled
+
+
+def sample_hypotheses(
+    stepper: Stepper,
+    prompt: Tensor,
+    max_length: Lengths,
+    sampling: Sampling,
+    end: int | None,
+    *,
+    samples: int = 1,
+    min_length: Lengths = 0,
+    no_repeat_ngram_size: int = 0,
+    prefixes: Sequence[Sequence[int]] | None = None,
+    generator: torch.Generator | None = None,
+) -> list[list[Hypothesis]]:
+    """Return `samples` sampled hypotheses per prompt (B, T), under the constraints of beam search.
+
+    A score is the log-probability per token. A hypothesis that has ended leaves the batch."""
+    check_prompt(stepper, prompt)
+    B = prompt.shape[0]
+    constraints = Constraints.for_batch(B, end, max_length, min_length, no_repeat_ngram_size, prefixes)
+    if samples < 1:
+        raise UserError(f"the number of samples must be at least 1, not {samples}")
+    each = torch.arange(B, device=prompt.device).repeat_interleave(samples)
+    logits = stepper.read(prompt)[each]
+    stepper.select(each)
+    open_samples, sentences = list(range(B * samples)), each.tolist()
+    tokens = torch.empty(len(open_samples), 0, dtype=torch.int64, device=prompt.device)
+    totals = torch.zeros(len(open_samples), dtype=logits.dtype, device=prompt.device)
+    hypotheses: list[Hypothesis] = [Hypothesis((), 0.0, 0.0)] * len(open_samples)
+    for t in range(max(constraints.max_length)):
+        log_probs, allowed = logits.log_softmax(-1), logits.clone()
+        constraints.mask_forbidden(allowed[:, None], tokens[:, None], sentences)
+        sampled = sampling.sample(allowed, generator)
+        totals = totals + log_probs.gather(1, sampled[:, None])[:, 0]
+        tokens = torch.cat([tokens, sampled[:, None]], 1)
+        still_open = []
+        for i, token in enumerate(sampled.tolist()):
+            if token != end and t + 1 < constraints.max_length[sentences[i]]:
+                still_open.append(i)
+            else:
+                total = float(totals[i])
+                hypotheses[open_samples[i]] = Hypothesis(tuple(tokens[i].tolist()), total, total / (t + 1))
+        if not still_open:
+            break
+        open_samples, sentences = [open_samples[i] for i in still_open], [sentences[i] for i in still_open]
+        index = torch.tensor(still_open, device=prompt.device)
+        tokens, totals = tokens[index], totals[index]
+        stepper.select(index)
+        logits = stepper.step(tokens[:, -1])
+    return [hypotheses[b * samples : (b + 1) * samples] for b in range(B)]

@@ -1,21 +1,21 @@
-"""A decoding session: streams that are read token by token, with everything about their past projected once.
+"""A decoding session: streams that are read token by token, with keys and values of the past projected once.
 
     session = Session(model, model.init_state(batch))        or any state that the model has returned
     logits = session.read(prompt)                            (B, T) -> (B, V), in one call of the model
     logits = session.step(tokens)                            (B,) -> (B, V)
-    logits = session.follow(tokens)                          (B, T) -> (B, T, V), after each of a few tokens
-    session.crop(3)                                          the last three tokens were never read
-    y = session.step_vectors(x)                              (B, D) -> (B, D), of a model that reads no symbols
-    state = session.state()                                  what model.forward would have returned by now
+    logits = session.logits_each(tokens)                     (B, T) -> (B, T, V), after each of a few tokens
+    session.crop(3)                                          remove the last three tokens
+    y = session.step_vectors(x)                              (B, D) -> (B, D), for a model that does not read tokens
+    state = session.state()                                  the state that model.forward would have returned
 
-A state is a value and never changes; a session is the opposite: it lives in buffers that are made once and written in
-place, and a token costs the same however many came before. Rows may be taken several times or leave (`select`), come
-(`join`) and begin anew (`reset`). It belongs to the weights that it was made from and refuses to go on with others.
+A state is a value that never changes. A session is mutable: its buffers are allocated once and written in place, and a
+token costs the same however many came before. Streams can be selected and repeated (`select`), added (`join`) and reset
+(`reset`). A session is bound to the parameters it was created with and raises an error once they change.
 
-All transformer cores keep keys and values in ring buffers, but for Global Cached Staircase, whose memory grows with the
-stream: its session, like that of an LSTM, which has nothing to project, calls the model with one token at a time.
-Rows of a state with a source (`SourceState`) attend to theirs, whose keys and values are projected once.
-Letters: B rows, T tokens, V output symbols.
+Transformer cores keep keys and values in ring buffers. Global Cached Staircase, whose memory grows with the stream, and
+recurrent cores, which have nothing to project, are called with one token at a time.
+Streams of a state with a source (`SourceState`) attend to it; its keys and values are projected once.
+Letters: B streams, T tokens, D width, V output vocabulary size.
 """
 
 from __future__ import annotations
@@ -31,27 +31,29 @@ from torch import Tensor, nn
 
 from stairwell.cores import CORES, decoding_of
 from stairwell.cores.core import Core, CoreState, SourceState, check_tensor
-from stairwell.decode.products import symbol_scores
 from stairwell.decode.source import Sources
 from stairwell.decode.staircase import StaircaseSteps
 from stairwell.decode.steps import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
 from stairwell.devices import on_accelerator, without_autocast
+from stairwell.fast.linear import PackedLinear, suits_onednn
 from stairwell.layers import Sublayer
-from stairwell.state import RowNumbers, State, row_numbers
+from stairwell.models.embedding import Head
+from stairwell.state import BatchIndices, State, batch_indices
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-SAMPLED = 4  # elements of each parameter that are compared before a step
+ELEMENTS_COMPARED = 4  # of each parameter, before a step
 
 
 def outside_autograd(method: Method) -> Method:
-    """No graph; no tensors of inference mode either: buffers outlive the call, and only that mode could change them. No
-    autocast: buffers have the parameters' type."""
+    """Run a method without autograd, inference mode and autocast. Tensors created in inference mode could not be
+    changed outside of it, but buffers outlive the call; and buffers have the dtype of the parameters."""
 
     @wraps(method)
-    def run(self: Any, *given: Any, **options: Any) -> Any:
-        model = vars(self).get("model") or (given[0] if given else options["model"])  # when it is being made
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # In __init__ the model is still an argument.
+        model = vars(self).get("model") or (args[0] if args else kwargs["model"])
         with torch.inference_mode(False), torch.no_grad(), without_autocast(next(model.parameters())):
-            return method(self, *given, **options)
+            return method(self, *args, **kwargs)
 
     return cast(Method, run)
 
@@ -66,69 +68,78 @@ def steps_for(core: Core, capacity: int, max_crop: int) -> Steps:
     decoding = decoding_of(core)
     if decoding is None or core.changed_module():
         return CarriedSteps(core)
-    return decoding(core, capacity, max_crop)
+    steps: Steps = decoding(core, capacity, max_crop)
+    return steps
 
 
-class WeightVersions:
-    """Remembers which weights a module has, so that a change is found at the price of a few comparisons.
+def head_function(head: Callable[[Tensor], Tensor]) -> Sublayer:
+    """Return a model's head as a function (B, D) -> (B, V) that is fast for few streams."""
+    if not isinstance(head, Head):
+        return head
+    packed = PackedLinear(head.vectors if head.embedding is None else head.embedding.vectors, head.bias)
+    return lambda x: packed(x) if suits_onednn(x, packed.weight) else head(x)
 
-    PyTorch counts a parameter's changes, but not those behind its back (`p.data.mul_(2)`). On the CPU these are found
-    by a few elements of each parameter, which nearly every change of a whole parameter changes."""
+
+class ParameterVersions:
+    """Detects changes of a module's parameters by a few comparisons.
+
+    PyTorch counts the changes of a parameter, except those through `.data` (`p.data.mul_(2)`). On the CPU these are
+    detected by comparing a few elements of each parameter, which nearly every change of a whole parameter affects."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.places = [
-            (holder._parameters, name, parameter)
-            for holder in module.modules()
-            for name, parameter in holder._parameters.items()
+        self.owners = [
+            (owner._parameters, name, parameter)
+            for owner in module.modules()
+            for name, parameter in owner._parameters.items()
             if parameter is not None
         ]
-        self.weights = [parameter for _, _, parameter in self.places]
-        on_cpu = (weight.detach() for weight in self.weights if not on_accelerator(weight) and weight.is_contiguous())
-        self.samples = [some_elements(weight) for weight in on_cpu]
-        self.first, self.first_elements = self.versions(), self.elements()
+        self.parameters = [parameter for _, _, parameter in self.owners]
+        on_cpu = (p.detach() for p in self.parameters if not on_accelerator(p) and p.is_contiguous())
+        self.samples = [some_elements(parameter) for parameter in on_cpu]
+        self.first_versions, self.first_elements = self.versions(), self.elements()
 
     def versions(self) -> list[tuple[int, int]]:
-        # A tensor made in inference mode counts no versions.
-        return [(weight.data_ptr(), 0 if weight.is_inference() else weight._version) for weight in self.weights]
+        # A tensor created in inference mode has no version.
+        return [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.parameters]
 
     def elements(self) -> list[bytes]:
         return [sample.tobytes() for sample in self.samples]
 
     def changed(self) -> bool:
-        if any(holder[name] is not weight for holder, name, weight in self.places):
+        if any(parameters[name] is not parameter for parameters, name, parameter in self.owners):
             return True
-        return self.versions() != self.first or self.elements() != self.first_elements
+        return self.versions() != self.first_versions or self.elements() != self.first_elements
 
 
-def some_elements(weight: Tensor) -> np.ndarray:
-    """A view of a few elements of a contiguous tensor, from its first to its last."""
-    flat = weight.view(-1)
-    if flat.dtype == torch.bfloat16:  # numpy has no such type
+def some_elements(parameter: Tensor) -> np.ndarray:
+    """Return a view of a few elements of a contiguous tensor, from the first to the last."""
+    flat = parameter.view(-1)
+    if flat.dtype == torch.bfloat16:  # not supported by numpy
         flat = flat.view(torch.int16)
-    return flat[:: max(1, (len(flat) - 1) // (SAMPLED - 1))].numpy()
+    return flat[:: max(1, (len(flat) - 1) // (ELEMENTS_COMPARED - 1))].numpy()
 
 
 class Session:
-    """`capacity` rows are made room for from the beginning; more may come, at the price of one larger copy."""
+    """`capacity` is the number of streams to allocate buffers for; more may join, at the cost of larger copies."""
 
-    newest: int  # the least count
+    min_count: int  # the smallest count of any stream
 
     @outside_autograd
     def __init__(self, model: Any, state: State, capacity: int | None = None) -> None:
-        """`model`: whatever has a `core` and a `norm` after it. A LanguageModel reads tokens, any other vectors."""
+        """`model`: any module with a `core` and a final `norm`. Only a LanguageModel or a Seq2Seq reads tokens."""
         if capacity is not None and capacity < state.batch:
-            raise ValueError(f"a capacity of {capacity} rows is too small for a state of {state.batch}")
+            raise ValueError(f"capacity {capacity} is too small for a state of {state.batch} streams")
         self.model = model
         decoder = self._decoder(state)
         self.max_crop = decoder.max_crop
-        self.weights = WeightVersions(model)
+        self.parameter_versions = ParameterVersions(model)
         self.steps: Steps = steps_for(model.core, capacity or state.batch, self.max_crop)
-        self.count = decoder.count  # (B,) int64: tokens that each row has read since its start
+        self.count = decoder.count  # (B,) int64: tokens that each stream has read since its start
         self.croppable = decoder.croppable  # (B,) int64: as in the state
         self._load(0, decoder)
         self.sources: Sources | None = None
         if isinstance(state, SourceState):
-            self.kind = state.select([])  # what `state` fills
+            self.empty_state = state.select([])  # `state` fills in its fields
             self.sources = Sources(model.core.layers, state)
             self.steps.set_sources(self.sources)
 
@@ -137,122 +148,126 @@ class Session:
         return self.count.shape[0]
 
     @cached_property
-    def scores(self) -> Sublayer:
-        """What a model of symbols says of the next one. (B, D) -> (B, V)"""
-        return symbol_scores(self.model.head)
+    def head(self) -> Sublayer:
+        """The model's head. (B, D) -> (B, V)"""
+        return head_function(self.model.head)
 
     @outside_autograd
     def step(self, tokens: Tensor) -> Tensor:
-        """Read one token a row; the logits for what follows. (B,) int64 -> (B, V)"""
-        return self.scores(self._step(tokens))
+        """Read one token per stream; return the logits after it. (B,) int64 -> (B, V)"""
+        return self.head(self._step(tokens))
 
     @outside_autograd
     def step_hidden(self, tokens: Tensor) -> Tensor:
-        """The same before the model's head: what `scores` takes. (B,) int64 -> (B, D)"""
+        """Read one token per stream; return the input of the model's head. (B,) int64 -> (B, D)"""
         return self._step(tokens)
 
     def _step(self, tokens: Tensor) -> Tensor:
         model = self.model
         check_tensor(tokens, "tokens")
         if tokens.shape != (self.batch,):
-            raise ValueError(f"a step takes one token for each of {self.batch} rows, not {tuple(tokens.shape)}")
+            raise ValueError(f"step takes one token for each of {self.batch} streams, not {tuple(tokens.shape)}")
         self._check()
-        model.check_symbols(tokens[:, None], "token", model.config.inputs)
+        model.check_token_ids(tokens[:, None], "token", model.config.inputs)
         return self._advance(model.embed(tokens, self.count))
 
     @outside_autograd
     def step_vectors(self, x: Tensor) -> Tensor:
-        """The same for a model that reads no symbols: the core's input, one vector a row, to what the model's heads
-        read. (B, D) -> (B, D)"""
+        """Read one input vector of the core per stream; return the input of the model's heads. (B, D) -> (B, D)"""
         check_tensor(x, "the vectors")
         D = self.model.core.width
         if x.shape != (self.batch, D):
-            raise ValueError(f"a step takes a vector of width {D} for each of {self.batch} rows, not {tuple(x.shape)}")
+            raise ValueError(
+                f"step_vectors takes a vector of width {D} for each of {self.batch} streams, not {tuple(x.shape)}"
+            )
         self._check()
         return self._advance(x)
 
     @outside_autograd
     def read(self, tokens: Tensor) -> Tensor:
-        """Read many tokens a row in one call of the model; the logits for what follows. (B, T) -> (B, V)"""
+        """Read many tokens per stream in one call of the model; return the logits after the last. (B, T) -> (B, V)"""
         self._check()
         if tokens.shape == (self.batch, 1):
-            return self.step(tokens[:, 0])  # a call would project the whole memory anew
+            return self.step(tokens[:, 0])  # a call of the model would project the whole memory again
         x, state = self.model.hidden(tokens, self.state())
         self._load(0, self._decoder(state))
-        return self.scores(x[:, -1])
+        return self.head(x[:, -1])
 
     @outside_autograd
-    def follow(self, tokens: Tensor) -> Tensor:
-        """Read a few tokens a row, from what is projected already; the logits after each. (B, T) -> (B, T, V)"""
-        logits: Tensor = self.model.head(self._follow(tokens))
+    def logits_each(self, tokens: Tensor) -> Tensor:
+        """Read a few tokens per stream; return the logits after each. (B, T) -> (B, T, V)"""
+        logits: Tensor = self.model.head(self._hidden_each(tokens))
         return logits
 
     @outside_autograd
-    def follow_hidden(self, tokens: Tensor) -> Tensor:
-        """The same before the model's head. (B, T) -> (B, T, D)"""
-        return self._follow(tokens)
+    def hidden_each(self, tokens: Tensor) -> Tensor:
+        """Read a few tokens per stream; return the input of the model's head after each. (B, T) -> (B, T, D)"""
+        return self._hidden_each(tokens)
 
-    def _follow(self, tokens: Tensor) -> Tensor:
+    def _hidden_each(self, tokens: Tensor) -> Tensor:
         model = self.model
         check_tensor(tokens, "tokens")
         if tokens.dim() != 2 or tokens.shape[0] != self.batch:
-            raise ValueError(f"tokens must be ({self.batch} rows, tokens), not {tuple(tokens.shape)}")
+            raise ValueError(f"tokens must be ({self.batch} streams, tokens), not {tuple(tokens.shape)}")
         self._check()
-        model.check_symbols(tokens, "token", model.config.inputs)
+        model.check_token_ids(tokens, "token", model.config.inputs)
         T = tokens.shape[1]
         x = model.embed(tokens, self.count[:, None] + torch.arange(T, device=tokens.device))
-        y = self.steps.run(x, self.count, self.newest)
-        self._count(T)
-        return model.norm(y)
+        y = self.steps.step_segment(x, self.count, self.min_count)
+        self._add_to_counts(T)
+        hidden: Tensor = model.norm(y)
+        return hidden
 
     @outside_autograd
     def crop(self, tokens: int) -> None:
-        """Take the last tokens of every row back, exactly as if they had never been read, as far as the state that the
-        session was made from had max_crop."""
+        """Remove the last tokens of every stream, exactly as if they had never been read. The limit is the `max_crop`
+        of the state that the session was created from."""
         if not 0 <= tokens <= (int(self.croppable.min()) if self.batch else 0):
-            self.state().crop(tokens)  # says what is wrong
+            self.state().crop(tokens)  # raises the error
         if not tokens:
             return
-        if self.steps.back(tokens):
+        if self.steps.crop(tokens):
             self.count -= tokens
             self.croppable -= tokens
-            self._find_youngest()
+            self._update_min_count()
         else:
             self._load(0, self._decoder(self.state().crop(tokens)))
 
     def _advance(self, x: Tensor) -> Tensor:
-        """One token a row through the core and the model's last norm. (B, D) -> (B, D)"""
-        y = self.steps.step(x, self.count, self.newest)
-        self._count(1)
-        return self.model.norm(y)
+        """Run one token per stream through the core and the final norm. (B, D) -> (B, D)"""
+        y = self.steps.step(x, self.count, self.min_count)
+        self._add_to_counts(1)
+        hidden: Tensor = self.model.norm(y)
+        return hidden
 
-    def _count(self, tokens: int) -> None:
+    def _add_to_counts(self, tokens: int) -> None:
         self.count += tokens
         self.croppable.add_(tokens).clamp_(max=self.max_crop)
-        self.newest += tokens
+        self.min_count += tokens
 
     @outside_autograd
     def state(self) -> State:
-        """The state after everything read so far: a value, which later steps do not touch."""
+        """Return the state after all tokens read so far: a value that later steps do not change."""
         decoder: Any = self.steps.state(self.count.clone(), self.croppable.clone())
         if self.sources is None:
-            return decoder
-        source, mask = self.sources.by_row()
-        return replace(self.kind, decoder=decoder, source=source, source_mask=mask)
+            return cast(State, decoder)
+        source, mask = self.sources.per_stream()
+        return replace(self.empty_state, decoder=decoder, source=source, source_mask=mask)
 
     @outside_autograd
-    def select(self, rows: RowNumbers) -> None:
-        """Go on with the given rows in the given order. A row may be taken several times (a beam's parents) or left."""
-        index = self._places(rows)
+    def select(self, streams: BatchIndices) -> None:
+        """Continue with the given streams, in the given order. A stream may be repeated (as in beam search) or left
+        out."""
+        index = self._index(streams)
         self.steps.select(index)
         if self.sources is not None and self.sources.select(index):
             self.steps.set_sources(self.sources)
         self.count, self.croppable = self.count[index], self.croppable[index]
-        self._find_youngest()
+        self._update_min_count()
 
     @outside_autograd
     def join(self, other: State | Session) -> None:
-        """The rows of another stream (or of several) come in after the rows that are here."""
+        """Append the streams of a state or of another session."""
         state = other.state() if isinstance(other, Session) else other
         self._check_model()
         decoder = self._decoder(state)
@@ -266,20 +281,19 @@ class Session:
             self.steps.set_sources(self.sources)
 
     @outside_autograd
-    def reset(self, rows: RowNumbers) -> None:
-        """The given rows begin anew, as if they had never read a token."""
-        index = self._places(rows)
-        self.steps.clear(index)
+    def reset(self, streams: BatchIndices) -> None:
+        """Reset the given streams to the initial state."""
+        index = self._index(streams)
+        self.steps.reset(index)
         self.count[index] = 0
         self.croppable[index] = 0
-        self._find_youngest()
+        self._update_min_count()
 
-    def _places(self, rows: RowNumbers) -> Tensor:
-        """Rows as numbers, read (and refused) as a state would."""
-        return row_numbers(rows, self.batch, self.count.device)
+    def _index(self, streams: BatchIndices) -> Tensor:
+        return batch_indices(streams, self.batch, self.count.device)
 
     def _decoder(self, state: State) -> CoreState:
-        """The core's own state, checked, and whether it comes with the source that the core attends to, if it does."""
+        """Return the core's own state after checking it and its source."""
         core = self.model.core
         source = (state.source, state.source_mask) if isinstance(state, SourceState) else (None, None)
         core.check_source(state.batch, *source)
@@ -288,26 +302,26 @@ class Session:
         return decoder  # type: ignore[return-value]
 
     def _load(self, first: int, state: CoreState) -> None:
-        """The rows of a state become the rows from `first` on."""
+        """Replace the streams from `first` on by those of a state."""
         self.steps.load(first, state)
         self.count = torch.cat([self.count[:first], state.count])
         self.croppable = torch.cat([self.croppable[:first], state.croppable])
-        self._find_youngest()
+        self._update_min_count()
 
-    def _find_youngest(self) -> None:
-        """Known here, so that no step has to ask the device whether every row has filled its memory."""
-        self.newest = int(self.count.min()) if self.batch else 0
+    def _update_min_count(self) -> None:
+        """Keep the smallest count on the host: no step has to wait for the device to know whether windows are full."""
+        self.min_count = int(self.count.min()) if self.batch else 0
 
     def _check(self) -> None:
         if not self.batch:
-            raise ValueError("every row has left the session; join some first")
+            raise ValueError("the session has no streams; join some first")
         self._check_model()
 
     def _check_model(self) -> None:
         if self.model.training:
-            raise RuntimeError("decoding with dropout is not meant: call model.eval() first")
-        if self.weights.changed():
+            raise RuntimeError("the model is in training mode; call model.eval() first")
+        if self.parameter_versions.changed():
             raise RuntimeError(
-                "the model's weights have changed since this session projected the past with them; "
-                "make a new one: Session(model, session.state())"
+                "the model's parameters have changed since the session was created; create a new one: "
+                "Session(model, session.state())"
             )

@@ -1,7 +1,7 @@
-"""What a search needs of a model under way: rows that read tokens one by one, and change places.
+"""What a search requires of a model: streams that read tokens and can be selected.
 
-A decoding session is one. `ModelStepper` calls the model itself with one token at a time: for models that no session
-takes. Letters: B rows, T tokens, V output symbols.
+A decoding session is a stepper. `ModelStepper` calls the model with one token at a time, for models that a session does
+not support. Letters: B streams, T tokens, J source tokens, V vocabulary size.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ from torch import Tensor
 
 from stairwell.decode.session import Session, outside_autograd
 from stairwell.models.seq2seq import Seq2Seq
-from stairwell.state import RowNumbers, State
+from stairwell.state import BatchIndices, State
 
 
 class Stepper(Protocol):
-    """Logits belong to whoever asked for them: a search writes into them."""
+    """The caller owns the returned logits and may change them in place."""
 
     @property
     def batch(self) -> int: ...
 
     def read(self, tokens: Tensor) -> Tensor:
-        """Read many tokens a row; the logits for what follows. (B, T) -> (B, V)"""
+        """Read many tokens per stream; return the logits after the last one. (B, T) -> (B, V)"""
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Read one token a row; the logits for what follows. (B,) -> (B, V)"""
+        """Read one token per stream; return the logits after it. (B,) -> (B, V)"""
 
-    def select(self, rows: RowNumbers) -> None:
-        """Go on with the given rows in the given order; a row may be taken several times, or left."""
+    def select(self, streams: BatchIndices) -> None:
+        """Continue with the given streams, in the given order. A stream may be repeated or left out."""
 
 
 class ModelStepper:
@@ -43,26 +43,29 @@ class ModelStepper:
     @outside_autograd
     def read(self, tokens: Tensor) -> Tensor:
         x, self.state = self.model.hidden(tokens, self.state)
-        return self.model.head(x[:, -1])
+        logits: Tensor = self.model.head(x[:, -1])
+        return logits
 
     def step(self, tokens: Tensor) -> Tensor:
         return self.read(tokens[:, None])
 
     @outside_autograd
-    def select(self, rows: RowNumbers) -> None:
-        self.state = self.state.select(rows)
+    def select(self, streams: BatchIndices) -> None:
+        self.state = self.state.select(streams)
 
 
-def stepper(model: Any, state: State) -> Stepper:
-    """The quickest way to go on from a state, one token at a time."""
-    # The attention to a source that follows a core without one is in no session.
-    if isinstance(model, Seq2Seq) and model.reader is not None:
-        return ModelStepper(model, state)
-    return Session(model, state)
+def make_stepper(model: Any, state: State) -> Stepper:
+    """Return the fastest stepper of a model."""
+    return Session(model, state) if session_supports(model) else ModelStepper(model, state)
+
+
+def session_supports(model: Any) -> bool:
+    """Return whether a session runs the whole model: not the cross-attention that follows a core without its own."""
+    return not isinstance(model, Seq2Seq) or model.reader is None
 
 
 @torch.no_grad()
-def encoded(model: Any, source: Tensor, mask: Tensor) -> State:
-    """A fresh state for sources (B, J), outside autograd."""
+def encode_source(model: Any, source: Tensor, mask: Tensor) -> State:
+    """Return the initial state for sources (B, J), outside autograd."""
     state: State = model.init_state(source.shape[0], source, mask)
     return state

@@ -1,11 +1,11 @@
-"""One token through a core, for each kind of core: the maths of its walk over time with the past already projected.
+"""One token through a core, for each type of core, with keys and values of the past already projected.
 
-    y = steps.step(x, count, newest)         x, y (B, D), one token a row; count (B,) tokens read before
-    y = steps.run(x, count, newest)          x, y (B, T, D), several tokens a row
+    y = steps.step(x, count, min_count)             x, y (B, D), one token per stream; count (B,) tokens read before
+    y = steps.step_segment(x, count, min_count)     x, y (B, T, D), several tokens per stream
 
-Feedback and Transformer-XL (Universal too, a pass is one more layer) read ring buffers, the Staircases as well (see
-`staircase`); any other core carries its state from call to call.
-Letters: B rows, T tokens, S memory slots, D width, H heads, K head width, G memories a slot.
+Feedback and Transformer-XL (and Universal, whose passes are further layers) read ring buffers, as do the Staircases
+(`staircase`); any other core carries its state from call to call.
+Letters: B streams, T tokens, S memory slots, D width, H heads, K head width, G memory vectors per slot.
 """
 
 from __future__ import annotations
@@ -15,75 +15,83 @@ from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stairwell.cores.core import Core
 from stairwell.cores.feedback import Feedback
 from stairwell.cores.time import filled
 from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.decode.native import Application, Entry, NativeStep, Read, StepDescription, supports
-from stairwell.decode.products import plain
+from stairwell.decode.native import (
+    LayerApplication,
+    MemoryWrite,
+    NativeStep,
+    RingRead,
+    StepDescription,
+    WriteTime,
+)
 from stairwell.decode.rings import (
+    BatchBuffer,
     KeyRing,
     RawRing,
-    Reader,
+    RingAttention,
     RingPosition,
     RingView,
-    RowBuffer,
-    RunView,
+    SegmentView,
+    grown_length,
     log_ramp,
-    longer,
 )
 from stairwell.decode.source import Sources
-from stairwell.fast.products import PackedLinear
+from stairwell.fast import native
+from stairwell.fast.linear import PackedLinear
 from stairwell.layers import Layer, ResidualLayer, Sublayer
 from stairwell.state import State
 
 
 class Steps(Protocol):
-    """What a session needs of a core."""
+    """What a session requires of a core."""
 
-    def step(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
-        """x (B, D) -> (B, D); count (B,) tokens that each row has read before, `newest` the least of them."""
+    def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+        """x (B, D) -> (B, D); count (B,) tokens that each stream has read before, `min_count` the smallest of them"""
 
-    def run(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
-        """The same for several tokens a row, one after the other or at once. x (B, T, D) -> (B, T, D)"""
+    def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+        """Process several tokens per stream. x (B, T, D) -> (B, T, D)"""
 
-    def back(self, tokens: int) -> bool:
-        """Take the last tokens of all rows back; false where the state has to be loaded instead."""
+    def crop(self, tokens: int) -> bool:
+        """Remove the last tokens of all streams; return False if a cropped state has to be loaded instead."""
 
     def load(self, first: int, state: Any) -> None:
-        """The rows of a state become the rows from `first` on."""
+        """Replace the streams from `first` on by those of a state."""
 
     def set_sources(self, sources: Sources) -> None:
-        """What rows attend to besides; called again whenever rows or sentences have changed."""
+        """Set what the streams cross-attend to; called again whenever streams or sources change."""
 
-    def select(self, rows: Tensor) -> None: ...
+    def select(self, index: Tensor) -> None: ...
 
-    def clear(self, rows: Tensor) -> None: ...
+    def reset(self, index: Tensor) -> None: ...
 
     def state(self, count: Tensor, croppable: Tensor) -> State: ...
 
 
 class LayerStep(ResidualLayer):
-    """A layer for one token a row. Weights that are always used together lie together, and norms are plain functions:
-    at one row a module's call costs as much as its work."""
+    """A layer for one token per stream. Parameters that are used together are concatenated and norms are plain
+    functions: with one stream, the call of a module takes as long as its work."""
 
     def __init__(self, layer: Layer, distance: Tensor, fused: bool) -> None:
-        """`distance` of the slots in the order of the tables; `fused`: keys and values are projected with queries."""
-        self.layer, self.pre, self.residual_rate = layer, layer.pre, layer.residual_rate
-        self.attention_norm, self.feed_forward_norm = plain(layer.attention_norm), plain(layer.feed_forward_norm)
+        """`distance`: of the slots, in the order of the tables; `fused`: project keys and values with the queries."""
+        self.layer, self.pre = layer, layer.pre
+        self.attention_norm = norm_function(layer.attention_norm)
+        self.feed_forward_norm = norm_function(layer.feed_forward_norm)
         if hasattr(layer, "cross"):
-            self.cross_norm = plain(layer.cross_norm)
+            self.cross_norm = norm_function(layer.cross_norm)
         self.fused = fused
-        self.place(distance)
+        self.set_distances(distance)
         self.attend_source: Sublayer | None = None
 
-    # Made when they are first used: the native interpreter reads the parameters themselves.
+    # Built on first use: the native interpreter reads the parameters themselves.
     @cached_property
     def query(self) -> PackedLinear:
         attention = self.layer.attention
-        query = attention.query.weight * attention.K**-0.5  # scores come out scaled
+        query = attention.query.weight * attention.K**-0.5  # includes the scale of the scores
         if self.fused:
             query = torch.cat([query, attention.key.weight, attention.value.weight])
         return PackedLinear(query)
@@ -102,49 +110,60 @@ class LayerStep(ResidualLayer):
         linear = self.layer.feed_forward.out
         return PackedLinear(linear.weight, linear.bias)
 
-    def place(self, distance: Tensor) -> None:
-        """The distance of each slot."""
+    def set_distances(self, distance: Tensor) -> None:
+        """Set the distance of each slot."""
         span = self.layer.span
         self.ramp = log_ramp(span, distance) if span is not None else None
-        # How many of the nearest slots count.
-        self.reach = span.reach() if span is not None else len(distance)
+        self.span: int = span.max_span() if span is not None else len(distance)  # nearest slots to attend to
 
-    def __call__(self, x: Tensor, read: Sublayer) -> Tensor:
-        """x (B, D) -> the layer's output (B, D); `read` is attention up to its last projection, (B, D) -> (B, H * K)"""
-        return self.apply_sublayers(x, lambda normed: self.out(read(normed)), self.attend_source, self.feed)
+    def __call__(self, x: Tensor, attend: Sublayer) -> Tensor:
+        """x (B, D) -> (B, D); `attend` is attention without its output projection, (B, D) -> (B, H * K)"""
+        return self.apply_sublayers(x, lambda normed: self.out(attend(normed)), self.attend_source, self.feed_forward)
 
-    def feed(self, normed: Tensor) -> Tensor:
-        """The feed-forward sublayer."""
+    def feed_forward(self, normed: Tensor) -> Tensor:
         return self.outer(self.inner(normed, relu=True))
 
 
-class RowSteps:
-    """Buffers of rows that come, go and change places together."""
+def norm_function(norm: nn.LayerNorm) -> Sublayer:
+    """Return a norm as a plain function."""
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+class BufferedSteps:
+    """Steps whose streams are kept in preallocated buffers."""
 
     layers: Sequence[LayerStep]
     batch: int
     native: NativeStep | None = None
     sources: Sources | None = None
 
-    def step(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
+    def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
         raise NotImplementedError
 
     def describe(self) -> StepDescription:
-        """What one token's step does."""
+        """Return what one token's step does."""
         raise NotImplementedError
 
     def key_rings(self) -> Sequence[KeyRing]:
         raise NotImplementedError
 
+    def buffers(self) -> list[BatchBuffer]:
+        raise NotImplementedError
+
+    def set_batch(self, batch: int) -> None:
+        """Create what a step of this batch size uses."""
+        raise NotImplementedError
+
     def use_native(self, like: Tensor) -> None:
-        """Let the native interpreter do the steps, where it runs."""
-        if supports(None, like):
+        """Use the native interpreter if it supports the parameters."""
+        if native.supports(like) and not torch.compiler.is_compiling():
             self.native = NativeStep(self.describe())
 
-    def run(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
-        return torch.stack([self.step(x[:, t], count + t, newest + t) for t in range(x.shape[1])], 1)
+    def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+        return torch.stack([self.step(x[:, t], count + t, min_count + t) for t in range(x.shape[1])], 1)
 
-    def back(self, tokens: int) -> bool:
+    def crop(self, tokens: int) -> bool:
         return False
 
     def set_sources(self, sources: Sources) -> None:
@@ -154,33 +173,27 @@ class RowSteps:
         for layer in self.layers:
             layer.attend_source = sources.attend(layer.layer)
 
-    def parts(self) -> list[RowBuffer]:
-        raise NotImplementedError
-
-    def fit(self, batch: int) -> None:
-        """Make what a step of so many rows needs."""
-        raise NotImplementedError
-
-    def make_room(self, batch: int) -> None:
-        capacity = self.parts()[0].all.shape[0]
+    def reserve(self, batch: int) -> None:
+        """Make room for this many streams."""
+        capacity = self.buffers()[0].all.shape[0]
         if batch > capacity:
-            for part in self.parts():
-                part.grow(max(batch, 2 * capacity))  # doubling: many joins cost as much as a few
+            for buffer in self.buffers():
+                buffer.grow(max(batch, 2 * capacity))  # doubling keeps the total cost of many joins linear
 
-    def select(self, rows: Tensor) -> None:
-        self.make_room(len(rows))
-        # In a beam most rows go on where they are; only the others are copied.
-        places = (rows != torch.arange(len(rows), device=rows.device)).nonzero().flatten()
-        for part in self.parts():
-            part.move(rows, places)
-        self.fit(len(rows))
+    def select(self, index: Tensor) -> None:
+        self.reserve(len(index))
+        # In beam search most streams keep their index; only the others are copied.
+        changed = (index != torch.arange(len(index), device=index.device)).nonzero().flatten()
+        for buffer in self.buffers():
+            buffer.select(index, changed)
+        self.set_batch(len(index))
 
-    def clear(self, rows: Tensor) -> None:
-        for part in self.parts():
-            part.clear(rows)
+    def reset(self, index: Tensor) -> None:
+        for buffer in self.buffers():
+            buffer.reset(index)
 
 
-class RingSteps(RowSteps):
+class RingSteps(BufferedSteps):
     """What Feedback and Transformer-XL share: rings of keys and values, and a ring of raw memory."""
 
     core: Any
@@ -189,49 +202,48 @@ class RingSteps(RowSteps):
         config = core.config
         self.core, self.H, self.K, self.max_crop = core, config.heads, config.K, max_crop
         self.like = next(core.parameters()).detach()
-        self.R = core.window.distances + max_crop  # slots that the rings have at most
-        self.position = RingPosition(core.position, core.window, longer(0, 0, self.R))
+        self.max_slots: int = core.window.distances + max_crop
+        self.position = RingPosition(core.position, core.window, grown_length(0, 0, self.max_slots))
         self.rings = [KeyRing(self.like, capacity, self.H, self.position.R, self.K) for _ in range(rings)]
-        self.raw = RawRing(
-            self.like, capacity, *core.memory_shapes(max_crop)["memory"]
-        )  # (.., S + max_crop, vectors, D)
+        # (capacity, S + max_crop, vectors, D)
+        self.raw = RawRing(self.like, capacity, *core.memory_shapes(max_crop)["memory"])
 
-    def parts(self) -> list[RowBuffer]:
-        return [self.raw, *(rows for ring in self.rings for rows in (ring.keys, ring.values))]
+    def buffers(self) -> list[BatchBuffer]:
+        return [self.raw, *(buffer for ring in self.rings for buffer in (ring.keys, ring.values))]
 
-    def fit(self, batch: int) -> None:
+    def set_batch(self, batch: int) -> None:
         for ring in self.rings:
-            ring.fit(batch)
+            ring.set_batch(batch)
         self.batch = batch
         if self.native is not None:
             self.native.set_rings(self.rings, batch, self.sources)
-        self.reader = Reader(self.like, batch, self.H, self.position.R, self.K)
+        self.attention = RingAttention(self.like, batch, self.H, self.position.R, self.K)
 
     def lengthen(self, needed: int) -> None:
-        """Have room for so many tokens, or for as many as are ever in sight."""
+        """Make room for `needed` tokens, or for as many as are ever visible."""
         R = self.position.R
-        if min(needed, self.R) <= R:
+        if min(needed, self.max_slots) <= R:
             return
-        cursor, more = self.position.cursor, longer(R, needed, self.R)
+        cursor, length = self.position.cursor, grown_length(R, needed, self.max_slots)
         for ring in self.rings:
-            ring.lengthen(more, cursor)
-        self.position = RingPosition(self.core.position, self.core.window, more, R)
+            ring.lengthen(length, cursor)
+        self.position = RingPosition(self.core.position, self.core.window, length, R)
         for layer in self.layers:
-            layer.place(self.position.distance)
-        self.fit(self.batch)
+            layer.set_distances(self.position.distance)
+        self.set_batch(self.batch)
 
     def key_rings(self) -> Sequence[KeyRing]:
         return self.rings
 
-    def window_read(self, ring: int) -> Read:
-        return Read(ring, self.core.window.first, self.core.window.last)
+    def window_read(self, ring: int) -> RingRead:
+        return RingRead(ring, self.core.window.first, self.core.window.last)
 
     def description(
-        self, applications: Sequence[Application], entries: Sequence[Entry], mix: Tensor
+        self, applications: Sequence[LayerApplication], memory_writes: Sequence[MemoryWrite], mix: Tensor
     ) -> StepDescription:
         table = self.position.nearest_first
         return StepDescription(
-            [*self.core.layers], applications, entries, mix, table, self.core.window.first, len(self.rings)
+            [*self.core.layers], applications, memory_writes, mix, table, self.core.window.first, len(self.rings)
         )
 
     def native_step(self, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
@@ -239,51 +251,52 @@ class RingSteps(RowSteps):
         self.lengthen(self.raw.filled + 1)
         return self.native(x, count, [self.position.cursor] * len(self.rings))
 
-    def view(self, count: Tensor, newest: int) -> RingView:
-        """What the layers have in common at the next step, once there is a slot for it."""
+    def view(self, count: Tensor, min_count: int) -> RingView:
+        """Return what the layers share in the next step, after making room for it."""
         self.lengthen(self.raw.filled + 1)
-        return RingView.at(self.position, count, newest)
+        return RingView.at(self.position, count, min_count)
 
     def advance(self, tokens: int = 1) -> None:
         self.position.advance(tokens)
         self.raw.advance(tokens)
 
-    def back(self, tokens: int) -> bool:
+    def crop(self, tokens: int) -> bool:
         self.position.advance(-tokens)
-        self.raw.back(tokens)
+        self.raw.crop(tokens)
         for ring in self.rings:
-            ring.empty(self.position.next_slots(tokens))
+            ring.clear(self.position.next_slots(tokens))
         return True
 
-    def projected(self) -> list[tuple[Layer, int]]:
-        """For each ring the layer that projects into it and which vector of the raw memory it projects."""
+    def projections_of_rings(self) -> list[tuple[Layer, int]]:
+        """Return, for each ring, the layer that projects into it and which vector of the raw memory it projects."""
         raise NotImplementedError
 
     def load(self, first: int, state: Any) -> None:
-        b, slots = state.memory.shape[:2]  # S and the max_crop
-        oldest = int(state.count.max()) if b else 0
+        b, slots = state.memory.shape[:2]  # S + max_crop
+        max_count = int(state.count.max()) if b else 0
         self.batch = first + b
-        self.make_room(self.batch)
-        self.raw.load(first, state.memory, oldest)
+        self.reserve(self.batch)
+        self.raw.load(first, state.memory, max_count)
         self.lengthen(self.raw.filled + 1)
-        n = min(slots, oldest)  # nothing is in the others
-        there = filled(torch.arange(n, 0, -1, device=state.count.device), state.count[:, None])  # (b, n)
-        for ring, (layer, vector) in zip(self.rings, self.projected(), strict=True):
+        n = min(slots, max_count)  # the other slots are empty
+        is_filled = filled(torch.arange(n, 0, -1, device=state.count.device), state.count[:, None])  # (b, n)
+        for ring, (layer, vector) in zip(self.rings, self.projections_of_rings(), strict=True):
             keys, values = layer.keys_values(state.memory[:, slots - n :, vector])
-            ring.load(first, keys, values * there[:, None, :, None], self.position.slot(n))
-        self.fit(self.batch)
+            ring.load(first, keys, values * is_filled[:, None, :, None], self.position.slot(n))
+        self.set_batch(self.batch)
 
     def state(self, count: Tensor, croppable: Tensor) -> State:
-        return self.core.state_type(count, croppable, self.raw.memory(self.batch), max_crop=self.max_crop)
+        state: State = self.core.state_type(count, croppable, self.raw.memory(self.batch), max_crop=self.max_crop)
+        return state
 
 
 class FeedbackSteps(RingSteps):
-    """Every layer reads the same ring, or one of its own where projections or memories are a layer's own."""
+    """All layers read one ring, or each its own if projections or memories are per layer."""
 
     def __init__(self, core: Feedback, capacity: int, max_crop: int) -> None:
         sources = [core.key_source(l) for l in range(len(core.layers))]
         self.key_sources = list(dict.fromkeys(sources))  # of each ring, as in the core
-        self.ring_of = [self.key_sources.index(source) for source in sources]  # of each layer
+        self.ring_of_layer = [self.key_sources.index(source) for source in sources]
         super().__init__(core, capacity, max_crop, len(self.key_sources))
         self.layers = [LayerStep(layer, self.position.distance, fused=False) for layer in core.layers]
         self.mix = core.mix(self.like)  # (G, L + 1)
@@ -295,51 +308,51 @@ class FeedbackSteps(RingSteps):
         return {l: PackedLinear(torch.cat([a.key.weight, a.value.weight])) for l, a in attention.items()}
 
     def describe(self) -> StepDescription:
-        write: Any = "before" if self.core.config.attend_to_current else "never"
+        write: WriteTime = "before" if self.core.config.attend_to_current else "never"
         applications = [
-            Application(l, [self.window_read(ring)], write, ring, self.key_sources[ring][0])
-            for l, ring in enumerate(self.ring_of)
+            LayerApplication(l, [self.window_read(ring)], write, ring, self.key_sources[ring][0])
+            for l, ring in enumerate(self.ring_of_layer)
         ]
-        entries = [Entry(r, l, g) for r, (l, g) in enumerate(self.key_sources)]
-        return self.description(applications, entries, self.mix)
+        memory_writes = [MemoryWrite(r, l, g) for r, (l, g) in enumerate(self.key_sources)]
+        return self.description(applications, memory_writes, self.mix)
 
-    def fit(self, batch: int) -> None:
-        super().fit(batch)
-        self.levels = self.like.new_empty(len(self.layers) + 1, batch, self.core.width)
+    def set_batch(self, batch: int) -> None:
+        super().set_batch(batch)
+        self.outputs = self.like.new_empty(len(self.layers) + 1, batch, self.core.width)
 
-    def projected(self) -> list[tuple[Layer, int]]:
+    def projections_of_rings(self) -> list[tuple[Layer, int]]:
         return [(self.core.layers[l], g) for l, g in self.key_sources]
 
-    def step(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
+    def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
         B, D = x.shape
         if self.native is not None:
-            outputs, memory = self.native_step(x, count)
-            self.raw.slot(B).copy_(memory.transpose(0, 1)[:, None])
+            native_outputs, native_memory = self.native_step(x, count)
+            self.raw.slot(B).copy_(native_memory.transpose(0, 1)[:, None])
             self.advance()
-            return outputs[-1].clone()
-        view = self.view(count, newest)
-        levels = [x]  # x^0, then x^1 ... x^L
+            return native_outputs[-1].clone()
+        view = self.view(count, min_count)
+        outputs = [x]  # x^0, then x^1 ... x^L
         for l, layer in enumerate(self.layers):
-            own = self.ring_of[l]
+            ring = self.ring_of_layer[l]
             if self.core.config.attend_to_current:
-                self.write(own, levels[l])  # m_t takes its place below
-            levels.append(layer(levels[l], partial(self.read, layer, self.rings[own], view)))
-        made = torch.mm(self.mix, torch.stack(levels, out=self.levels).view(-1, B * D)).view(-1, B, D)  # (G, B, D)
-        self.raw.slot(B).copy_(made.transpose(0, 1)[:, None])
+                self.write(ring, outputs[l])  # overwritten by m_t below
+            outputs.append(layer(outputs[l], partial(self.attend, layer, self.rings[ring], view)))
+        memory = torch.mm(self.mix, torch.stack(outputs, out=self.outputs).view(-1, B * D)).view(-1, B, D)  # (G, B, D)
+        self.raw.slot(B).copy_(memory.transpose(0, 1)[:, None])
         for r, (_, g) in enumerate(self.key_sources):
-            self.write(r, made[g])
+            self.write(r, memory[g])
         self.advance()
-        return levels[-1]
+        return outputs[-1]
 
-    def read(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
-        """What a layer reads from a ring. (B, D) -> (B, H * K)"""
-        return self.reader(layer.query(normed), ring, view, layer.ramp, layer.reach)
+    def attend(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
+        """Attend to a ring. (B, D) -> (B, H * K)"""
+        return self.attention(layer.query(normed), ring, view, layer.ramp, layer.span)
 
     def write(self, r: int, memory: Tensor) -> None:
-        """memory (B, D) as keys and values of ring r, at the cursor."""
+        """Write memory (B, D), as keys and values, to ring r at the cursor."""
         l, _ = self.key_sources[r]
-        both = self.projections[l](self.layers[l].normed(memory))
-        self.rings[r].write(self.position.cursor, *both.chunk(2, 1))
+        keys_values = self.projections[l](self.layers[l].normed(memory))
+        self.rings[r].write(self.position.cursor, *keys_values.chunk(2, 1))
 
 
 class TransformerXLSteps(RingSteps):
@@ -353,77 +366,77 @@ class TransformerXLSteps(RingSteps):
         self.use_native(self.like)
 
     def describe(self) -> StepDescription:
-        write: Any = "before" if self.core.config.attend_to_current else "after"
+        write: WriteTime = "before" if self.core.config.attend_to_current else "after"
         layers = [*self.core.layers]
         indices = [layers.index(step.layer) for step in self.layers]
         applications = [
-            Application(layer, [self.window_read(ring)], write, ring, layer) for ring, layer in enumerate(indices)
+            LayerApplication(layer, [self.window_read(ring)], write, ring, layer) for ring, layer in enumerate(indices)
         ]
         return self.description(applications, [], self.like.new_empty(0, len(indices) + 1))
 
-    def projected(self) -> list[tuple[Layer, int]]:
+    def projections_of_rings(self) -> list[tuple[Layer, int]]:
         return [(step.layer, l) for l, step in enumerate(self.layers)]
 
-    def step(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
+    def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
         if self.native is not None:
             outputs, _ = self.native_step(x, count)
             self.raw.slot(self.batch).copy_(outputs[:-1].transpose(0, 1)[:, None])
             self.advance()
             return outputs[-1].clone()
-        view = self.view(count, newest)
+        view = self.view(count, min_count)
         slot = self.raw.slot(self.batch)[:, 0]  # (B, layers, D)
         for l, (layer, ring) in enumerate(zip(self.layers, self.rings)):
             slot[:, l].copy_(x)
-            x = layer(x, partial(self.write_and_read, layer, ring, view))
+            x = layer(x, partial(self.write_and_attend, layer, ring, view))
         self.advance()
         return x
 
-    def run(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
-        """Tokens of a call do not wait for each other here, so parameters are read once for all of them. A ring has
-        room for as many as fit besides the first one's window."""
-        most = self.R - self.core.window.last
-        if most < 2 or self.layers[0].attend_source is not None:
-            return super().run(x, count, newest)
-        self.lengthen(self.R)
-        parts, done = [], 0
-        for part in x.split(most, 1):
-            parts.append(self.run_together(part, count + done, newest + done))
+    def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+        """Process the tokens of a call in parallel, so that parameters are read once for all of them, as far as the
+        rings have slots besides the first token's window."""
+        max_tokens = self.max_slots - self.core.window.last
+        if max_tokens < 2 or self.layers[0].attend_source is not None:
+            return super().step_segment(x, count, min_count)
+        self.lengthen(self.max_slots)
+        outputs, done = [], 0
+        for part in torch.split(x, max_tokens, 1):
+            outputs.append(self.step_parallel(part, count + done, min_count + done))
             done += part.shape[1]
-        return torch.cat(parts, 1)
+        return torch.cat(outputs, 1)
 
-    def run_together(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
+    def step_parallel(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
         B, T, D = x.shape
-        view = RunView.at(self.position, count, newest, T)
+        view = SegmentView.at(self.position, count, min_count, T)
         slots = self.position.next_slots(T)
-        raw, flat = self.raw.slots(T), x.reshape(B * T, D)
+        raw_slots, flat = self.raw.next_slots(T), x.reshape(B * T, D)
         for l, (layer, ring) in enumerate(zip(self.layers, self.rings)):
-            self.raw.all[:B, raw, l] = flat.view(B, T, D)
-            flat = layer(flat, partial(self.write_and_read_run, layer, ring, slots, view))
+            self.raw.all[:B, raw_slots, l] = flat.view(B, T, D)
+            flat = layer(flat, partial(self.write_and_attend_segment, layer, ring, slots, view))
         self.advance(T)
         return flat.view(B, T, D)
 
-    def write_and_read_run(
-        self, layer: LayerStep, ring: KeyRing, slots: Tensor, view: RunView, normed: Tensor
+    def write_and_attend_segment(
+        self, layer: LayerStep, ring: KeyRing, slots: Tensor, view: SegmentView, normed: Tensor
     ) -> Tensor:
-        """The same as below for T tokens a row. (B * T, D) -> (B * T, H * K)"""
+        """Write the keys and values of T tokens per stream and attend. (B * T, D) -> (B * T, H * K)"""
         q, keys, values = layer.query(normed).chunk(3, 1)
-        ring.write_run(slots, keys, values)
-        return view.read(q, ring, self.position, layer.ramp)
+        ring.write_segment(slots, keys, values)
+        return view.attend(q, ring, self.position, layer.ramp)
 
-    def write_and_read(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
-        """The token's key and value into the ring, and what the layer reads from it. (B, D) -> (B, H * K)"""
+    def write_and_attend(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
+        """Write the key and value of one token per stream and attend. (B, D) -> (B, H * K)"""
         q, keys, values = layer.query(normed).chunk(3, 1)
         if self.core.config.attend_to_current:
             ring.write(self.position.cursor, keys, values)
-            return self.reader(q, ring, view, layer.ramp, layer.reach)
-        read = self.reader(q, ring, view, layer.ramp, layer.reach)
-        # Until now the slot held the farthest token, which is in the window.
+            return self.attention(q, ring, view, layer.ramp, layer.span)
+        z = self.attention(q, ring, view, layer.ramp, layer.span)
+        # The slot held the farthest token of the window until now.
         ring.write(self.position.cursor, keys, values)
-        return read
+        return z
 
 
 class CarriedSteps:
-    """Any other core: its own walk, one token a call, from the state that the last call returned."""
+    """Any other core: its reference forward, one token per call, from the state that the last call returned."""
 
     carried: State
 
@@ -432,28 +445,28 @@ class CarriedSteps:
         self.source: tuple[Tensor, Tensor] | tuple[()] = ()
 
     def set_sources(self, sources: Sources) -> None:
-        self.source = sources.by_row()
+        self.source = sources.per_stream()
 
-    def step(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
-        y, self.carried = self.core(x[:, None], self.carried, None, *self.source)
-        return y[:, 0]
+    def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+        return self.step_segment(x[:, None], count, min_count)[:, 0]
 
-    def run(self, x: Tensor, count: Tensor, newest: int) -> Tensor:
+    def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+        y: Tensor
         y, self.carried = self.core(x, self.carried, None, *self.source)
         return y
 
-    def back(self, tokens: int) -> bool:
+    def crop(self, tokens: int) -> bool:
         self.carried = self.carried.crop(tokens)
         return True
 
     def load(self, first: int, state: State) -> None:
         self.carried = type(state).join([self.carried.select(range(first)), state]) if first else state
 
-    def select(self, rows: Tensor) -> None:
-        self.carried = self.carried.select(rows)
+    def select(self, index: Tensor) -> None:
+        self.carried = self.carried.select(index)
 
-    def clear(self, rows: Tensor) -> None:
-        self.carried = self.carried.reset(rows)
+    def reset(self, index: Tensor) -> None:
+        self.carried = self.carried.reset(index)
 
     def state(self, count: Tensor, croppable: Tensor) -> State:
         return self.carried

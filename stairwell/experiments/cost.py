@@ -13,7 +13,7 @@ from torch import nn
 from stairwell.models import LanguageModel, Seq2Seq, Seq2SeqConfig
 from stairwell.rl.config import AgentTrainConfig
 from stairwell.runs.config import RunConfig
-from stairwell.runs.launch import choose_device
+from stairwell.runs.device import choose_device
 from stairwell.train.config import PairTrainConfig
 
 SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
@@ -37,16 +37,16 @@ def estimate(experiment: RunConfig, rate: float) -> float:
     train = experiment.train
     calls = 3.0  # forward, and backward twice as much
     if isinstance(train, AgentTrainConfig):
-        calls = 1 / train.reads + 3.0  # a rollout is one more forward
+        calls = 1 / train.optimizer_steps_per_rollout + 3.0  # a rollout is one more forward
     each = 2 * calls * (passes * (inside + attention) + outside)
-    return train.total * tokens_an_update(experiment) * each / (SHARE * rate)
+    return train.total_steps * tokens_per_step(experiment) * each / (SHARE * rate)
 
 
 def weights(part: nn.Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters())
 
 
-def tokens_an_update(experiment: RunConfig) -> int:
+def tokens_per_step(experiment: RunConfig) -> int:
     """Tokens of a stream, of targets, or frames that an update learns from; of pairs at most, padding included."""
     train = experiment.train
     if isinstance(train, PairTrainConfig):
@@ -80,7 +80,7 @@ def machine_rate(device: str) -> float:
     return 2 * 1024**3 / min(times)  # another process only ever makes it slower
 
 
-def in_words(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """A duration as people say it."""
     for size, name in ((365 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:

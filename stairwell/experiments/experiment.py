@@ -1,10 +1,9 @@
-"""A study: one table or figure of a paper, its rows as trainings, its columns as measurements, its numbers beside ours.
+"""An Experiment: one table or figure of a paper. Its variants are runs, its columns measurements, beside the paper's numbers.
 
-    study = studies("staircase.table7", "laptop")[0]        from stairwell.experiments.papers
-    for row in study.rows: row.model, row.experiment, row.paper
+    experiment = experiments("staircase.table7", "laptop")[0]        from stairwell.experiments.papers
+    for variant in experiment.variants: variant.name, variant.config, variant.paper
 
-Studies are functions of a scale: `paper` has the papers' hyperparameters, `laptop` is made for two CPU cores, with one
-recipe for all the models of a table.
+Experiments are functions of a scale: `paper` has the papers' hyperparameters, `laptop` is made for two CPU cores.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from typing import Literal, Protocol
 
 from stairwell import configs
 from stairwell.cores import entry
-from stairwell.errors import UserError, nearest
+from stairwell.errors import UserError, suggestion
 from stairwell.runs.config import RunConfig
 from stairwell.train.run import Run
 
@@ -30,7 +29,7 @@ STAIRCASE = "Ju et al. 2021 (arXiv 2106.04279)"
 
 
 class Column(Protocol):
-    """Something that is measured on a finished training; `measures.py` has the kinds there are."""
+    """A measurement on a finished run. `measures.py` has all of them."""
 
     @property
     def title(self) -> str: ...
@@ -39,33 +38,33 @@ class Column(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a row stands among rows that differ in one number: a point of a line in the study's picture."""
+class SweepPoint:
+    """The position of a variant among variants that differ in one number: a point of a line in the experiment's plot."""
 
     axis: str
-    "the number with its unit, as it is written along x"
+    "The number with its unit, as the label of the x axis."
     series: str
     x: float
     printed: bool = True
-    "whether the paper's number is of this x too; at a laptop's scale it may be of another"
+    "Whether the paper's number belongs to this x. At laptop scale it may belong to another."
 
 
 @dataclass(frozen=True)
-class Row:
-    model: str
-    "as the paper calls it, with what sets it apart from its neighbors"
-    experiment: RunConfig
+class Variant:
+    name: str
+    "The paper's name of the model, with what distinguishes it from the other variants."
+    config: RunConfig
     paper: tuple[str, ...] = ()
-    "the paper's number for each column as it is printed; empty where it prints none"
-    places: tuple[Place, ...] = ()
-    "one an axis at most; a study draws those of the axes that it names"
+    "The paper's number for each column as printed; empty where the paper prints none."
+    points: tuple[SweepPoint, ...] = ()
+    "At most one per axis. An experiment plots those of the axes that it names."
 
-    def place(self, axis: str) -> Place | None:
-        return next((place for place in self.places if place.axis == axis), None)
+    def point(self, axis: str) -> SweepPoint | None:
+        return next((point for point in self.points if point.axis == axis), None)
 
     @property
     def folder(self) -> str:
-        return re.sub(r"[^a-z0-9.]+", "-", self.model.lower()).strip("-")
+        return re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,89 +74,80 @@ class Experiment:
     paper: str
     scale: Scale
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    variants: tuple[Variant, ...]
     seeds: int = 1
     seeds_of: dict[str, int] = dataclasses.field(default_factory=dict)
-    "rows with another number of seeds"
+    "Variants with another number of seeds."
     claim: str = ""
-    "what the paper concludes, in our words"
+    "The paper's conclusion, in our words."
     notes: tuple[str, ...] = ()
-    "what the papers leave open or contradict, and what was taken; what a laptop's scale makes smaller"
+    "What the papers leave open or contradict and what was assumed; what is smaller at laptop scale."
     data: str = ""
-    "the corpus that --task.path must name; empty where the task makes its own data or has one at hand"
+    "The corpus that --task.path must name; empty where the task generates its data or has a default corpus."
     axes: tuple[str, ...] = ()
-    "what its rows vary, each the x of a picture; a row without a place there is drawn as a level"
+    "The numbers that variants differ in, each the x axis of a plot. A variant without a point there is a level."
     drawn: tuple[str, ...] = ()
-    "the columns that are drawn against x; all of them if none is named"
+    "The columns that are plotted against x; all of them if empty."
+    jobs: int = 1
+    "Runs at a time, if --jobs is not given."
+    page: bool = False
+    "Whether the report comes with an interactive page of the trained models."
 
     def __post_init__(self) -> None:
-        folders = [row.folder for row in self.rows]
-        assert len(set(folders)) == len(folders), f"{self.name}: two rows of one name"
-        assert all(len(row.paper) in (0, len(self.columns)) for row in self.rows), f"{self.name}: numbers and columns"
+        folders = [variant.folder for variant in self.variants]
+        assert len(set(folders)) == len(folders), f"{self.name}: two variants of one name"
+        assert all(len(v.paper) in (0, len(self.columns)) for v in self.variants), f"{self.name}: numbers and columns"
         titles = {column.title for column in self.columns}
-        assert set(self.drawn) <= titles, f"{self.name}: draws what it does not measure"
+        assert set(self.drawn) <= titles, f"{self.name}: plots a column that is not measured"
         for axis in self.axes:
-            taken = [(place.series, place.x) for row in self.rows if (place := row.place(axis))]
-            assert taken, f"{self.name}: no row has a place along '{axis}'"
-            assert len(set(taken)) == len(taken), f"{self.name}: two rows in one place along '{axis}'"
+            taken = [(point.series, point.x) for variant in self.variants if (point := variant.point(axis))]
+            assert taken, f"{self.name}: no variant has a point along '{axis}'"
+            assert len(set(taken)) == len(taken), f"{self.name}: two variants at one point along '{axis}'"
 
-    def trainings(self) -> list[Training]:
-        """Every row and seed, seed by seed, so that a study that was cut short has seen all its rows."""
-        most = max((self.seeds_for(row) for row in self.rows), default=0)
-        return [Training(row, seed) for seed in range(most) for row in self.rows if seed < self.seeds_for(row)]
+    def runs(self, only: Sequence[str] = ()) -> list[tuple[Variant, int]]:
+        """Return every variant and seed, or those of `only` some variants. All variants of a seed come before the next
+        seed, so that an interrupted experiment has a result for each."""
+        most = max((self.seeds_for(variant) for variant in self.variants), default=0)
+        return [
+            (variant, seed)
+            for seed in range(most)
+            for variant in self.variants
+            if seed < self.seeds_for(variant) and (not only or variant.name in only)
+        ]
 
-    def seeds_for(self, row: Row) -> int:
-        return self.seeds_of.get(row.model, self.seeds)
+    def seeds_for(self, variant: Variant) -> int:
+        return self.seeds_of.get(variant.name, self.seeds)
 
     def changed(self, options: dict[str, str], seeds: int | None = None) -> Experiment:
-        """The study with fields of its experiments set from text, and another number of seeds. An option of a core is
-        for the rows whose core has it."""
-        known = {f"core.{name}" for row in self.rows for name in configs.field_types(type(row.experiment.core))}
-        rows = []
-        for row in self.rows:
-            own = {f"core.{name}" for name in configs.field_types(type(row.experiment.core))}
-            fits = {name: text for name, text in options.items() if name in own or name not in known}
-            rows.append(dataclasses.replace(row, experiment=row.experiment.with_options(fits)))
-        changed = dataclasses.replace(self, rows=tuple(rows))
+        """Return the experiment with fields of its configs set from text, and another number of seeds. An option of a
+        core applies to the variants whose core has it."""
+        core_options = {f"core.{name}" for v in self.variants for name in configs.field_types(type(v.config.core))}
+        variants = []
+        for variant in self.variants:
+            own = {f"core.{name}" for name in configs.field_types(type(variant.config.core))}
+            fits = {name: text for name, text in options.items() if name in own or name not in core_options}
+            variants.append(dataclasses.replace(variant, config=variant.config.with_options(fits)))
+        changed = dataclasses.replace(self, variants=tuple(variants))
         return dataclasses.replace(changed, seeds=seeds, seeds_of={}) if seeds is not None else changed
 
 
-@dataclass(frozen=True)
-class Training:
-    row: Row
-    seed: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.row.model}, seed {self.seed}"
-
-    @property
-    def folder(self) -> str:
-        return f"{self.row.folder}/seed-{self.seed}"
-
-    @property
-    def experiment(self) -> RunConfig:
-        train = dataclasses.replace(self.row.experiment.train, seed=self.seed)
-        return dataclasses.replace(self.row.experiment, train=train)
-
-
-def check_models(where: str, known: Sequence[str], only: Sequence[str]) -> None:
-    """Refuse names of models that `where` does not have."""
+def check_variants(where: str, names: Sequence[str], only: Sequence[str]) -> None:
+    """Refuse names of variants that `where` does not have."""
     for name in only:
-        if name not in known:
-            raise UserError(f"--only '{name}': {where} has no such model{nearest(name, dict.fromkeys(known))}")
+        if name not in names:
+            raise UserError(f"--only '{name}': {where} has no such variant{suggestion(name, dict.fromkeys(names))}")
 
 
-def memory_in_words(experiment: RunConfig) -> str:
-    """How far a model looks back, which is what models of one table differ in."""
-    return entry(experiment.core_name).in_sight(experiment.core)
+def context_of(config: RunConfig) -> str:
+    """Return how far back a model attends, in words: what the models of one table differ in."""
+    return entry(config.core_name).context(config.core)
 
 
-def spread_in_words(values: list[float]) -> str:
-    """Mean and deviation of several seeds, or the one value there is."""
+def mean_and_deviation(values: list[float]) -> str:
+    """Return mean and standard deviation of several seeds, or the only value."""
     if len(values) < 2:
         return f"{values[0]:.4g}" if values else ""
     return f"{statistics.mean(values):.4g} ± {statistics.stdev(values):.2g}"
 
 
-ExperimentFactory = Callable[[Scale], Experiment | None]  # none: not at this scale
+ExperimentFactory = Callable[[Scale], Experiment | None]  # None: not at this scale

@@ -1,4 +1,4 @@
-"""What a study measures on a finished training: scores, how far it reaches, what it had learned by some time, speed."""
+"""The measurements of experiments on finished runs: scores, lengths, scores by time, speed."""
 
 from __future__ import annotations
 
@@ -13,29 +13,30 @@ import torch
 from stairwell import configs
 from stairwell.decode import Session
 from stairwell.runs import long_streams
-from stairwell.runs.families import KINDS
-from stairwell.runs.launch import load
+from stairwell.runs.families import FAMILIES, EvalOptions
+from stairwell.runs.load import load
 from stairwell.runs.seq2seq import open_translator, tune
 from stairwell.tasks import Split
 from stairwell.tasks.pair_task import PairTask
 from stairwell.train import Run, evaluate
 from stairwell.train.pair_objective import evaluate_pairs
-from stairwell.train.translator import SEARCH, search_of
+from stairwell.train.translator import SEARCH, load_search
 
-ROWS = {False: 50, True: 16}  # parallel rows of an evaluation: of generated episodes, which no row cuts, and of files
-AGENTS = 64  # that play beside each other
+# Parallel streams of an evaluation: of generated episodes, which are never cut, and of files.
+STREAMS = {False: 50, True: 16}
+AGENTS = 64  # environments at a time
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric on a split, with the options the model was trained with or, in `task`, others."""
+    """A metric on a split, with the run's task options or, in `task`, others."""
 
     title: str
     metric: str
     split: Split = "test"
     task: dict[str, Any] = field(default_factory=dict)
     tuned: bool = False
-    "of a translator: with the length penalty that is best on the validation set"
+    "Translators: use the length penalty that is best on the validation set."
 
     def measure(self, run: Run, device: str, engine: str) -> float:
         if self.tuned and not (run.path / SEARCH).exists():
@@ -45,55 +46,57 @@ class Metric:
             changes = {name: str(value) for name, value in self.task.items()}
             task = task.with_config(configs.set_fields(task.config, changes, "task"))
         if isinstance(task, PairTask):
-            # The published scores are those of beam search alone, loops included.
-            search = search_of(run.path, task, break_loops=False)
+            # Published scores are of plain beam search, without removal of repetition loops.
+            search = load_search(run.path, task, break_loops=False)
             return float(evaluate_pairs(model, task, self.split, search)[self.metric])
-        rows = AGENTS if task.kind == "agent" else ROWS[task.reads_files]
-        scores = KINDS[task.kind].evaluate(model, task, self.split, rows, 128, None, run.path)
+        if task.family == "rl":
+            options = EvalOptions(streams=AGENTS)
+        else:
+            options = EvalOptions(streams=STREAMS[task.reads_files], segment=128)
+        scores = FAMILIES[task.family].evaluate(model, task, self.split, run.path, options)
         return float(scores[self.metric])
 
 
 @dataclass(frozen=True)
-class Reach:
-    """The largest value of a task's option up to which, from the smallest on, a metric stays at or above a bar; 0 where
-    not even the smallest does."""
+class LargestSolved:
+    """The largest value of a task's option up to which a metric stays at or above a threshold; 0 if none."""
 
     title: str
     option: str
     values: tuple[int, ...]
     metric: str = "accuracy"
-    bar: float = 90.0
+    threshold: float = 90.0
     episodes: int = 200
 
     def measure(self, run: Run, device: str, engine: str) -> float:
-        reached = 0
+        largest = 0
         for value in self.values:
             options = {self.option: value, "test_episodes": self.episodes}
-            if Metric("", self.metric, "test", options).measure(run, device, engine) < self.bar:
+            if Metric("", self.metric, "test", options).measure(run, device, engine) < self.threshold:
                 break
-            reached = value
-        return reached
+            largest = value
+        return largest
 
 
 @dataclass(frozen=True)
-class Faultless:
-    """How many of so many streams without end have no mistake in their first tokens, in percent. Where mistakes came is
-    kept in the run folder."""
+class ErrorFreeStreams:
+    """The percentage of endless streams without a mistake in their first tokens. The positions of mistakes are written to
+    the run folder."""
 
     title: str
     tokens: int
     streams: int
 
     def measure(self, run: Run, device: str, engine: str) -> float:
-        found = long_streams.measure(run.path, self.tokens, self.streams, device=device, engine=engine)
-        if found["interrupted"]:
+        result = long_streams.measure(run.path, self.tokens, self.streams, device=device, engine=engine)
+        if result["interrupted"]:
             raise KeyboardInterrupt
-        return 100 * sum(stream["first_mistake"] is None for stream in found["streams"]) / self.streams
+        return 100 * sum(stream["first_mistake"] is None for stream in result["streams"]) / self.streams
 
 
 @dataclass(frozen=True)
-class StillRight:
-    """Right answers in the last nine tenths of the streams that `Faultless` has followed, in percent."""
+class LateAccuracy:
+    """The accuracy in percent over the last nine tenths of the streams that `ErrorFreeStreams` has read."""
 
     title: str
 
@@ -109,7 +112,7 @@ class StillRight:
 
 @dataclass(frozen=True)
 class ByTime:
-    """The last validation within so many minutes of training."""
+    """The last validation score within some minutes of training."""
 
     title: str
     metric: str
@@ -126,7 +129,7 @@ class ByTime:
 
 @dataclass(frozen=True)
 class TrainingSpeed:
-    """Tokens a second, the median over the lines of metrics."""
+    """Tokens per second: the median over the logged metrics."""
 
     title: str
 
@@ -136,7 +139,7 @@ class TrainingSpeed:
 
 @dataclass(frozen=True)
 class DecodingSpeed:
-    """Tokens a second of a decoding session with as many rows as have a state of so many bytes."""
+    """Tokens per second of a decoding session with as many streams as fit into a state of `state_bytes`."""
 
     title: str
     state_bytes: int
@@ -144,21 +147,21 @@ class DecodingSpeed:
 
     def measure(self, run: Run, device: str, engine: str) -> float:
         model, task = load(run.path, device, engine)
-        rows = max(1, self.state_bytes // model.init_state(1).nbytes)
-        session = Session(model, model.init_state(rows))
-        tokens = torch.zeros(rows, dtype=torch.int64, device=next(model.parameters()).device)
+        streams = max(1, self.state_bytes // model.init_state(1).nbytes)
+        session = Session(model, model.init_state(streams))
+        tokens = torch.zeros(streams, dtype=torch.int64, device=next(model.parameters()).device)
         for _ in range(3):
             session.step(tokens)
         began = time.perf_counter()
         for _ in range(self.steps):
             session.step(tokens).sum().item()  # wait for the device
-        return rows * self.steps / (time.perf_counter() - began)
+        return streams * self.steps / (time.perf_counter() - began)
 
 
 @dataclass(frozen=True)
-class WritingSpeed:
-    """Words a second that a translator writes for sentences of the test set, encoder and all; the best of some rounds,
-    since whatever else the machine does only makes it slower."""
+class TranslationSpeed:
+    """Words per second of a translator on sentences of the test set, including the encoder. The fastest round counts:
+    other processes only make it slower."""
 
     title: str
     sentences: int = 300
@@ -178,7 +181,7 @@ class WritingSpeed:
 
 @dataclass(frozen=True)
 class LastEpisodes:
-    """The mean return of a training's last 500 episodes."""
+    """The mean return of the last 500 training episodes."""
 
     title: str
 
@@ -189,8 +192,8 @@ class LastEpisodes:
 
 @dataclass(frozen=True)
 class Sample:
-    """A metric on about so many tokens of a text's split, read on from 16 places: where all of it would take longer
-    than the training."""
+    """A metric on about `tokens` tokens of a text's split, read from 16 positions: for texts whose evaluation would take
+    longer than training."""
 
     title: str
     metric: str
@@ -199,4 +202,4 @@ class Sample:
 
     def measure(self, run: Run, device: str, engine: str) -> float:
         model, task = load(run.path, device, engine)
-        return evaluate(model, task, self.split, ROWS[True], segment=128, tokens=self.tokens)[self.metric]
+        return evaluate(model, task, self.split, STREAMS[True], segment=128, tokens=self.tokens)[self.metric]

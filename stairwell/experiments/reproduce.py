@@ -1,7 +1,7 @@
-"""Carrying a study out: train what is missing, go on with what was cut, measure, set our numbers beside the paper's.
+"""Run an experiment: train what is missing, resume what was interrupted, measure, write the table and the report.
 
-A study's folder holds one run folder a row and seed, each with its `result.json` once it is done, and then
-`result.json`, `report.html`, `curves.png` and, where its rows vary a number, `sweep.png` of the whole.
+The folder of an experiment has one run folder per variant and seed, each with `result.json` once it is finished, and
+`result.json`, `report.html`, `curves.png` and, if its variants differ in a number, `sweep.png` of the whole.
 """
 
 from __future__ import annotations
@@ -9,79 +9,77 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from threading import Event
 from typing import Any
-
-import torch
 
 from stairwell import report
 from stairwell.errors import UserError
-from stairwell.experiments import beside
-from stairwell.experiments.cost import estimate, in_words, machine_rate, tokens_an_update
-from stairwell.experiments.experiment import SCALES, Experiment, Training, memory_in_words, spread_in_words
+from stairwell.experiments.cost import estimate, format_duration, machine_rate, tokens_per_step
+from stairwell.experiments.experiment import SCALES, Experiment, Variant, context_of, mean_and_deviation
 from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.files import write_folder, write_text
-from stairwell.outputs import Kind, check, has_keys
+from stairwell.outputs import OutputType, check, has_keys
 from stairwell.provenance import provenance
 from stairwell.report import Panel, Point, Table
-from stairwell.report.picture import FIGURE
+from stairwell.report.plots import FIGURE
 from stairwell.runs import sizes
-from stairwell.runs.launch import Job, Show, choose_device, experiment_of, primary_metric, train
+from stairwell.runs.config import RunConfig
+from stairwell.runs.device import choose_device
+from stairwell.runs.launch import RESULT_FILE, Show, check_same_config, primary_metric, train_many
+from stairwell.runs.load import config_of
 from stairwell.tasks import Task
-from stairwell.train import Interrupted, NotSaved, Run
+from stairwell.train import Callback, Run
 
-USUAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}  # such rates, for each scale
-
-VALID = ("valid_accuracy", "valid_return", "valid_loss")  # kept of every validation, beside the primary metric
-
-RESULT = Kind("a result of stairwell reproduce", has_keys("study", "rows"))
+# Matrix-product rates of the machines that the scales are made for.
+TYPICAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}
+SAVED_METRICS = ("valid_accuracy", "valid_return", "valid_loss")  # besides the primary metric
+RESULT = OutputType("a result of stairwell reproduce", has_keys("experiment", "variants"))
 
 Say = Callable[[str], None]
 
 
-def trainings_of(study: Experiment, only: Sequence[str] = ()) -> list[Training]:
-    """Return the trainings of all models, or of `only` some."""
-    return [training for training in study.trainings() if not only or training.row.model in only]
+def run_of(out: Path, variant: Variant, seed: int) -> Run:
+    return Run(out / variant.folder / f"seed-{seed}")
 
 
-def missing(study: Experiment, out: Path, only: Sequence[str] = ()) -> list[Training]:
-    """The trainings that are still to be done; a folder with another config is refused."""
-    wanted = []
-    for training in trainings_of(study, only):
-        run = Run(out / training.folder)
-        if run.exists and experiment_of(run) != training.experiment:
-            raise UserError(f"{run.path} holds a training with another config; choose another --out")
-        if not (run.path / "result.json").exists():
-            wanted.append(training)
-    return wanted
+def missing(experiment: Experiment, out: Path, only: Sequence[str] = ()) -> list[tuple[Variant, int]]:
+    """Return the variants and seeds that have no result yet. A folder with another config is refused."""
+    for variant, seed in experiment.runs(only):
+        check_same_config(run_of(out, variant, seed), variant.config.with_seed(seed))
+    return [run for run in experiment.runs(only) if read_result(out, *run) is None]
 
 
 def reproduce(
-    study: Experiment, out: Path, device: str, engine: str, jobs: int, show: Show, say: Say, only: Sequence[str] = ()
+    experiment: Experiment,
+    out: Path,
+    *,
+    device: str,
+    engine: str,
+    jobs: int | None,
+    show: Show,
+    callback: Callback,
+    only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train and measure what is missing, of all rows or `only` some; the result, which is also written to `out`."""
-    check_data(study)
+    """Train and measure what is missing, of all variants or of `only` some. Return the result, which is also written."""
+    check_data(experiment)
     check(out / "result.json", RESULT, "--out")
     report.check_report(out / "report.html", out / "curves.png", "--out")
     check(out / "sweep.png", FIGURE, "--out")
-    wanted = missing(study, out, only)
-    if not wanted:
-        done = [found for training in trainings_of(study, only) if (found := read(study, out, training))]
-        check_trained_with(out, done, device, engine)
-    wanted = [training for training in wanted if not taken_over(study, training, out, device, engine)]
-    check_sizes(wanted, device)
-    if jobs > 1:
-        train_beside(study, wanted, out, device, engine, jobs, say)
-    else:
-        for number, training in enumerate(wanted, start=1):
-            say(f"{study.name}, training {number} of {len(wanted)}: {training.name}")
-            finish(study, training, out, train_here(training, out, device, engine, show), device, engine)
-    result = sum_up(study, out)
+    to_train = missing(experiment, out, only)
+    if not to_train:
+        results = [result for run in experiment.runs(only) if (result := read_result(out, *run))]
+        check_trained_with(out, results, device, engine)
+    to_train = [run for run in to_train if not copy_finished(experiment, out, *run, device, engine)]
+    check_sizes([variant.config for variant, _ in to_train], device)
+    named = {f"{variant.name}, seed {seed}": (variant, seed) for variant, seed in to_train}
+    train_many(
+        {name: (variant.config.with_seed(seed), run_of(out, variant, seed)) for name, (variant, seed) in named.items()},
+        lambda name, result: finish(experiment, out, *named[name], result, device, engine),
+        jobs=min(jobs or experiment.jobs, max(len(named), 1)),
+        device=device, engine=engine, show=show, callback=callback,
+    )  # fmt: skip
+    result = summarize(experiment, out)
     write_text(out / "result.json", json.dumps(result, indent=2) + "\n")
     return result
 
@@ -96,280 +94,239 @@ def check_trained_with(out: Path, results: Sequence[dict[str, Any]], device: str
             raise UserError(f"{was}; leave out --{name}, or choose another --out")
 
 
-def taken_over(study: Experiment, training: Training, out: Path, device: str, engine: str) -> bool:
-    """Whether another study beside this one has done the very same training; if so it is copied and measured anew."""
-    run = Run(out / training.folder)
-    if run.exists and (run.checkpoints() or not run.began):
+def copy_finished(experiment: Experiment, out: Path, variant: Variant, seed: int, device: str, engine: str) -> bool:
+    """Copy the run from another experiment beside this one that has trained the same config, and measure it. Return
+    whether there was one."""
+    run, config = run_of(out, variant, seed), variant.config.with_seed(seed)
+    if run.exists and (run.checkpoints() or not run.has_results):
         return False
-    for done in sorted(out.parent.glob("*/*/seed-*/result.json")):
-        other = Run(done.parent)
-        if not is_of(other, training):
+    for path in sorted(out.parent.glob(f"*/*/seed-*/{RESULT_FILE}")):
+        other = Run(path.parent)
+        if not has_config(other, config):
             continue
         if not run.exists:
-            write_folder(run.path, lambda place, whole=other.path: copy_run(whole, place))  # type: ignore[misc]
-        result = json.loads(done.read_text(encoding="utf-8"))
-        finish(study, training, out, {**result, "run": str(run.path)}, device, engine)
+            write_folder(run.path, lambda target, source=other.path: copy_run(source, target))  # type: ignore[misc]
+        result = {**json.loads(path.read_text(encoding="utf-8")), "run": str(run.path)}
+        finish(experiment, out, variant, seed, result, device, engine)
         return True
     return False
 
 
-def copy_run(run: Path, place: Path) -> None:
-    left = shutil.ignore_patterns("checkpoints", ".lock", "result.json")
-    shutil.copytree(run, place, ignore=left, dirs_exist_ok=True)
+def copy_run(source: Path, target: Path) -> None:
+    ignored = shutil.ignore_patterns("checkpoints", ".lock", RESULT_FILE)
+    shutil.copytree(source, target, ignore=ignored, dirs_exist_ok=True)
 
 
-def is_of(run: Run, training: Training) -> bool:
-    """Whether a folder holds this training; one that cannot be read, as of another version, does not."""
+def has_config(run: Run, config: RunConfig) -> bool:
+    """Return whether a folder is a run of this config. A run that cannot be read, as of another version, is not."""
     try:
-        return run.exists and experiment_of(run) == training.experiment
+        return run.exists and config_of(run) == config
     except UserError:
         return False
 
 
-def check_data(study: Experiment) -> None:
-    """Text that is not there is found out before anything is trained."""
-    for path in {getattr(row.experiment.task, "path", "stdlib") for row in study.rows}:
+def check_data(experiment: Experiment) -> None:
+    """Refuse missing text before anything is trained."""
+    for path in {getattr(variant.config.task, "path", "stdlib") for variant in experiment.variants}:
         if not path or (path != "stdlib" and not Path(path).exists()):
             wrong = f"there is no file or folder {path}; " if path else ""
-            raise UserError(f"{wrong}{study.name} reads {study.data or 'a corpus'}: --task.path must name it")
+            raise UserError(f"{wrong}{experiment.name} reads {experiment.data or 'a corpus'}: --task.path must name it")
 
 
-def check_sizes(wanted: list[Training], device: str) -> None:
-    """A model that does not fit into the memory is found out before any other is trained."""
-    made: dict[Any, Task] = {}
-    for experiment in (training.row.experiment for training in wanted):
-        kind = (experiment.task_name, experiment.task)
-        if kind not in made:
-            made[kind] = experiment.make_tasks()[0]
-        sizes.check_training(experiment, made[kind], choose_device(device))
+def check_sizes(run_configs: Sequence[RunConfig], device: str) -> None:
+    """Refuse a model that does not fit into memory before any other is trained."""
+    tasks: dict[Any, Task] = {}
+    for config in run_configs:
+        key = (config.task_name, config.task)
+        if key not in tasks:
+            tasks[key] = config.make_tasks()[0]
+        sizes.check_training(config, tasks[key], choose_device(device))
 
 
-def train_here(training: Training, out: Path, device: str, engine: str, show: Show) -> dict[str, Any]:
-    run = Run(out / training.folder)
-    try:
-        result = train(Job(training.experiment, run, resume=run.exists), device, engine, show)
-    except (Interrupted, NotSaved) as stopped:
-        what = str(stopped).partition(";")[0]
-        raise type(stopped)(f"{training.name}: {what}; the same command again goes on from there") from None
-    assert result is not None, "studies are run by a single process"
-    return result
-
-
-def train_beside(
-    study: Experiment, wanted: list[Training], out: Path, device: str, engine: str, jobs: int, say: Say
+def finish(
+    experiment: Experiment, out: Path, variant: Variant, seed: int, result: dict[str, Any], device: str, engine: str
 ) -> None:
-    """Several trainings at a time, each in a process of its own with its share of the threads."""
-    threads = max(1, torch.get_num_threads() // jobs)
-    stopping = Event()
-
-    def work(training: Training) -> None:
-        if stopping.is_set():
-            return
-        run = Run(out / training.folder)
-        asked = beside.command(training.experiment, run, device, engine)
-        done = subprocess.run(asked, env=beside.environment(threads), capture_output=True, text=True)
-        if done.returncode:
-            stopping.set()  # nobody begins anything new
-        if done.returncode == 130:
-            raise Interrupted("stopped and saved; the same command again goes on from there")
-        if done.returncode:
-            raise UserError(f"{training.name}: {(done.stderr.strip() or 'it failed').splitlines()[-1]}")
-        result = {**json.loads(done.stdout), "threads": threads}
-        torch.set_num_threads(threads)  # others are still training
-        finish(study, training, out, result, device, engine)
-
-    began = time.monotonic()
-    with ThreadPoolExecutor(jobs) as pool:
-        futures = {pool.submit(work, training): training for training in wanted}
-        try:
-            for count, future in enumerate(as_completed(futures), start=1):
-                future.result()
-                left = (time.monotonic() - began) / count * (len(wanted) - count)
-                say(f"{study.name}, {count} of {len(wanted)} done: {futures[future].name}; {in_words(left)} to go")
-        except BaseException:
-            stopping.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-
-
-def finish(study: Experiment, training: Training, out: Path, result: dict[str, Any], device: str, engine: str) -> None:
-    """Measure a finished training and write it down, which is what makes it done."""
-    run = Run(out / training.folder)
+    """Measure a trained run and write its result, which marks it as finished."""
+    run = run_of(out, variant, seed)
     stages = [record["stage"] for record in run.metrics() if "stage" in record]
     result["stage"] = stages[-1] if stages else None  # how far the curriculum came
     result.setdefault("device", str(choose_device(device)))
     result.setdefault("engine", engine)
-    result["measured"] = {column.title: column.measure(run, device, engine) for column in study.columns}
+    result["measured"] = {column.title: column.measure(run, device, engine) for column in experiment.columns}
     result.setdefault("provenance", provenance())
-    write_text(run.path / "result.json", json.dumps(result) + "\n")
+    write_text(run.path / RESULT_FILE, json.dumps(result) + "\n")
 
 
-def read(study: Experiment, out: Path, training: Training) -> dict[str, Any] | None:
-    path = out / training.folder / "result.json"
+def read_result(out: Path, variant: Variant, seed: int) -> dict[str, Any] | None:
+    path = run_of(out, variant, seed).path / RESULT_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-def sum_up(study: Experiment, out: Path) -> dict[str, Any]:
-    """Ours and the paper's, row by row, as plain JSON; rows that are not done have no seeds."""
-    rows = []
-    for row in study.rows:
-        done = [(t.seed, found) for t in study.trainings() if t.row is row and (found := read(study, out, t))]
-        results = [found for _, found in done]
-        primary = primary_metric(row.experiment)
-        best = best_by_validation(results, primary) if results else None
-        rows.append(
-            {
-                "model": row.model,
-                "looks_back": memory_in_words(row.experiment),
-                "weights": results[0]["weights"] if results else None,
-                "updates": row.experiment.train.total,
-                "tokens": results[0]["tokens"] if results else None,
-                "seconds": [result["seconds"] for result in results],
-                "threads": sorted({result.get("threads", result["provenance"]["threads"]) for result in results}),
-                "seeds": [seed for seed, _ in done],
-                "commits": [result["provenance"]["commit"] for result in results],
-                "valid": [
-                    {name: result[name] for name in sorted({primary[0], *VALID} & {*result})} for result in results
-                ],
-                "stages": [result.get("stage") for result in results],
-                "measured": {c.title: [result["measured"][c.title] for result in results] for c in study.columns},
-                "best": best["measured"] if best else {},
-                "paper": dict(zip((column.title for column in study.columns), row.paper)) if row.paper else {},
-                "config": row.experiment.to_json(),
-            }
-        )
-    finished = [result for training in study.trainings() if (result := read(study, out, training))]
+def summarize(experiment: Experiment, out: Path) -> dict[str, Any]:
+    """Return our numbers and the paper's, per variant, as plain JSON. Variants without a result have no seeds."""
+    finished = [result for run in experiment.runs() if (result := read_result(out, *run))]
     about = provenance()
     commits = sorted({result["provenance"]["commit"] for result in finished})
     return {
-        "study": study.name,
-        "title": study.title,
-        "paper": study.paper,
-        "scale": study.scale,
-        "claim": study.claim,
-        "notes": list(study.notes),
+        "experiment": experiment.name,
+        "title": experiment.title,
+        "paper": experiment.paper,
+        "scale": experiment.scale,
+        "claim": experiment.claim,
+        "notes": list(experiment.notes),
         "data": finished[0]["data"] if finished else "",
-        "columns": [column.title for column in study.columns],
-        "rows": rows,
+        "columns": [column.title for column in experiment.columns],
+        "variants": [summarize_variant(experiment, out, variant) for variant in experiment.variants],
         "provenance": {**about, "commit": ", ".join(commits) or about["commit"]},
     }
 
 
+def summarize_variant(experiment: Experiment, out: Path, variant: Variant) -> dict[str, Any]:
+    titles = [column.title for column in experiment.columns]
+    by_seed = {seed: result for v, seed in experiment.runs() if v is variant and (result := read_result(out, v, seed))}
+    results = list(by_seed.values())
+    primary = primary_metric(variant.config)
+    best = best_by_validation(results, primary) if results else None
+    return {
+        "name": variant.name,
+        "context": context_of(variant.config),
+        "parameters": results[0]["parameters"] if results else None,
+        "steps": variant.config.train.total_steps,
+        "tokens": results[0]["tokens"] if results else None,
+        "seconds": [result["seconds"] for result in results],
+        "threads": sorted({result.get("threads", result["provenance"]["threads"]) for result in results}),
+        "seeds": list(by_seed),
+        "commits": [result["provenance"]["commit"] for result in results],
+        "valid": [
+            {name: result[name] for name in sorted({primary[0], *SAVED_METRICS} & {*result})} for result in results
+        ],
+        "stages": [result.get("stage") for result in results],
+        "measured": {title: [result["measured"][title] for result in results] for title in titles},
+        "best": best["measured"] if best else {},
+        "paper": dict(zip(titles, variant.paper)) if variant.paper else {},
+        "config": variant.config.to_json(),
+    }
+
+
 def best_by_validation(results: list[dict[str, Any]], primary: tuple[str, bool]) -> dict[str, Any]:
-    """The best seed by the task's primary metric, as `primary_metric` names it. Results that were published without it have
-    the loss, which the metrics of language models follow."""
+    """Return the best seed by the task's primary metric. Results published without that metric have the loss instead,
+    which the metrics of language models follow."""
     name, higher_is_better = primary if all(primary[0] in result for result in results) else ("valid_loss", False)
     return (max if higher_is_better else min)(results, key=lambda result: result[name])
 
 
 def table(result: dict[str, Any]) -> Table:
-    """Our numbers beside the paper's, to print and for the report."""
-    several = any(len(row["seeds"]) > 1 for row in result["rows"])
-    columns = ["model", "looks back", "weights", "tokens"]
-    printed = {title for row in result["rows"] for title, number in row["paper"].items() if number}
+    """Return our numbers beside the paper's, for the terminal and the report."""
+    several = any(len(variant["seeds"]) > 1 for variant in result["variants"])
+    columns = ["model", "context", "parameters", "tokens"]
+    printed = {title for variant in result["variants"] for title, number in variant["paper"].items() if number}
     for title in result["columns"]:
         columns += [title, *(["best seed"] if several else []), *(["paper"] if title in printed else [])]
-    rows = []
-    for row in result["rows"]:
-        cells = [row["model"], row["looks_back"]]
-        cells += [f"{row[name]:,}" if row[name] is not None else "" for name in ("weights", "tokens")]
+    lines = []
+    for variant in result["variants"]:
+        cells = [variant["name"], variant["context"]]
+        cells += [f"{variant[name]:,}" if variant[name] is not None else "" for name in ("parameters", "tokens")]
         for title in result["columns"]:
-            values = [value for value in row["measured"][title] if value is not None]
-            cells.append(spread_in_words(values) or "not run")
+            values = [value for value in variant["measured"][title] if value is not None]
+            cells.append(mean_and_deviation(values) or "not run")
             if several:
-                best = row["best"].get(title)
+                best = variant["best"].get(title)
                 cells.append(f"{best:.4g}" if best is not None else "")
             if title in printed:
-                cells.append(row["paper"].get(title, ""))
-        rows.append(cells)
-    seeds = sorted({len(row["seeds"]) for row in result["rows"] if row["seeds"]})
-    caption = f"{result['scale']} scale; {' or '.join(map(str, seeds)) or 'no'} seed{'s' if seeds != [1] else ''} a row"
-    return Table(result["title"], columns, rows, f"{caption}; {result['paper']}")
+                cells.append(variant["paper"].get(title, ""))
+        lines.append(cells)
+    seeds = sorted({len(variant["seeds"]) for variant in result["variants"] if variant["seeds"]})
+    count = f"{' or '.join(map(str, seeds)) or 'no'} seed{'s' if seeds != [1] else ''} per model"
+    return Table(result["title"], columns, lines, f"{result['scale']} scale; {count}; {result['paper']}")
 
 
-def panels(study: Experiment, result: dict[str, Any]) -> list[Panel]:
-    """What was measured against what the rows vary, of the rows that are done: a plot for every axis and column."""
-    rows = {row.model: row for row in study.rows}
-    found = []
-    for axis in study.axes:
-        for title in study.drawn or result["columns"]:
+def panels(experiment: Experiment, result: dict[str, Any]) -> list[Panel]:
+    """Return one plot per axis and column: the measured values of the finished variants."""
+    variants = {variant.name: variant for variant in experiment.variants}
+    made = []
+    for axis in experiment.axes:
+        for title in experiment.drawn or result["columns"]:
             points = []
-            for done in result["rows"]:
-                scores = tuple(value for value in done["measured"].get(title, ()) if value is not None)
-                row = rows.get(done["model"])
-                if not scores or row is None:
+            for finished in result["variants"]:
+                scores = tuple(value for value in finished["measured"].get(title, ()) if value is not None)
+                variant = variants.get(finished["name"])
+                if not scores or variant is None:
                     continue
-                place = row.place(axis)
-                if place is None and any(row.place(other) for other in study.axes):
-                    continue  # it is of another plot
-                paper = number_in(done["paper"].get(title, "")) if place and place.printed else None
-                name, x = (place.series, place.x) if place else (row.model, None)
-                points.append(Point(name, row.experiment.core_name, x, scores, paper))
+                at = variant.point(axis)
+                if at is None and any(variant.point(other) for other in experiment.axes):
+                    continue  # it belongs to another plot
+                paper = leading_number(finished["paper"].get(title, "")) if at and at.printed else None
+                name, x = (at.series, at.x) if at else (variant.name, None)
+                points.append(Point(name, variant.config.core_name, x, scores, paper))
             if any(point.x is not None for point in points):
-                found.append(Panel(axis, title, tuple(points)))
-    return found
+                made.append(Panel(axis, title, tuple(points)))
+    return made
 
 
-def number_in(printed: str) -> float | None:
-    """The number that a cell of a paper's table begins with: 0.2 of `0.2 ± 0.1`."""
-    found = re.match(r"-?\d+(\.\d+)?(?=,?\s|$)", printed)
-    return float(found[0]) if found else None
+def leading_number(printed: str) -> float | None:
+    """Return the number that a cell of a paper's table starts with: 0.2 of `0.2 ± 0.1`."""
+    match = re.match(r"-?\d+(\.\d+)?(?=,?\s|$)", printed)
+    return float(match[0]) if match else None
 
 
-def write_report(study: Experiment, out: Path, result: dict[str, Any]) -> Path:
-    """The page, and the pictures beside it."""
+def write_report(experiment: Experiment, out: Path, result: dict[str, Any]) -> Path:
+    """Write the report and the plots beside it. Return the report's path."""
     runs = [
-        report.gather(out / training.folder, name=training.row.model, provenance=found["provenance"])
-        for training in study.trainings()
-        if (found := read(study, out, training)) is not None
+        report.gather(run_of(out, variant, seed).path, name=variant.name, provenance=finished["provenance"])
+        for variant, seed in experiment.runs()
+        if (finished := read_result(out, variant, seed)) is not None
     ]
     page = out / "report.html"
-    notes = [*([f"The paper's conclusion: {study.claim}"] if study.claim else []), *study.notes]
+    notes = [*([f"The paper's conclusion: {experiment.claim}"] if experiment.claim else []), *experiment.notes]
     report.write_png(out / "curves.png", runs)
     report.write_stream_pngs(page, runs)
-    drawn = panels(study, result)
-    report.write_sweep_png(out / "sweep.png", drawn)
-    report.write_html(page, f"{study.title} ({study.scale} scale)", runs, [table(result)], notes, sweep=drawn)
+    sweep = panels(experiment, result)
+    report.write_sweep_png(out / "sweep.png", sweep)
+    title = f"{experiment.title} ({experiment.scale} scale)"
+    report.write_html(page, title, runs, [table(result)], notes, sweep=sweep)
     return page
 
 
-def plan_table(study: Experiment, out: Path, device: str, only: Sequence[str] = ()) -> Table:
-    """What would be trained and about how long that takes on this machine."""
+def plan_table(experiment: Experiment, out: Path, device: str, only: Sequence[str] = ()) -> Table:
+    """Return what would be trained and about how long it takes on this machine."""
     rate = machine_rate(device)
-    still, rows, total = {training.folder for training in missing(study, out, only)}, [], 0.0
-    for row in (row for row in study.rows if not only or row.model in only):
-        trainings = [training for training in study.trainings() if training.row is row]
-        left = sum(training.folder in still for training in trainings)
-        seconds = estimate(row.experiment, rate)
-        train = row.experiment.train
+    to_train, lines, total = missing(experiment, out, only), [], 0.0
+    for variant in experiment.variants:
+        if only and variant.name not in only:
+            continue
+        left = sum(other is variant for other, _ in to_train)
+        seconds = estimate(variant.config, rate)
+        steps = variant.config.train.total_steps
         total += seconds * left
-        rows.append(
+        lines.append(
             [
-                row.model,
-                memory_in_words(row.experiment),
-                f"{train.total:,}",
-                f"{train.total * tokens_an_update(row.experiment):,}",
-                f"{left} of {len(trainings)}",
-                in_words(seconds),
+                variant.name,
+                context_of(variant.config),
+                f"{steps:,}",
+                f"{steps * tokens_per_step(variant.config):,}",
+                f"{left} of {experiment.seeds_for(variant)}",
+                format_duration(seconds),
             ]
         )
-    columns = ["model", "looks back", "updates", "tokens", "trainings left", "each takes about"]
-    caption = f"{in_words(total)} in all on this machine, one after the other, by a count of operations; to {out}"
-    return Table(f"{study.title} ({study.scale} scale)", columns, rows, caption)
+    columns = ["model", "context", "steps", "tokens", "runs left", "time per run"]
+    caption = f"about {format_duration(total)} in all on this machine, one run after another; to {out}"
+    return Table(f"{experiment.title} ({experiment.scale} scale)", columns, lines, caption)
 
 
 def describe(say: Say) -> None:
-    """Every study: the paper, the models, how long on both scales, the paper's numbers."""
+    """Print every experiment: the paper, the models, the time at both scales, the paper's numbers."""
     for name, make in CATALOG.items():
         at_scales = [made for scale in SCALES if (made := make(scale)) is not None]
         paper = at_scales[-1]
-        times = [f"{study.scale} scale {takes(study)}" for study in at_scales]
+        times = [f"{experiment.scale} scale {total_time(experiment)}" for experiment in at_scales]
         times += [f"not at {scale} scale: {NOT_AT_SCALE[name, scale]}" for scale in SCALES if make(scale) is None]
         say(f"{name}\n  {paper.title} ({paper.paper})\n  {', '.join(times)}")
-        for title, place in ((column.title, i) for i, column in enumerate(paper.columns)):
-            numbers = [f"{row.model} {row.paper[place]}" for row in paper.rows if row.paper and row.paper[place]]
+        for i, column in enumerate(paper.columns):
+            numbers = [
+                f"{variant.name} {variant.paper[i]}" for variant in paper.variants if any(variant.paper[i : i + 1])
+            ]
             if numbers:
-                say(f"  paper, {title}: {'; '.join(numbers)}")
+                say(f"  paper, {column.title}: {'; '.join(numbers)}")
         if paper.data:
             say(f"  reads {paper.data} (--task.path)")
         say("")
@@ -378,8 +335,8 @@ def describe(say: Say) -> None:
         say(f"{name}\n  {why}\n")
 
 
-def takes(study: Experiment) -> str:
-    """How long all trainings of a study take, on the kind of machine that its scale is made for."""
-    rate, machine = USUAL[study.scale]
-    seconds = sum(study.seeds_for(row) * estimate(row.experiment, rate) for row in study.rows)
-    return f"about {in_words(seconds)} on {machine}"
+def total_time(experiment: Experiment) -> str:
+    """Return how long all runs take on the type of machine that the scale is made for."""
+    rate, machine = TYPICAL[experiment.scale]
+    seconds = sum(experiment.seeds_for(variant) * estimate(variant.config, rate) for variant in experiment.variants)
+    return f"about {format_duration(seconds)} on {machine}"

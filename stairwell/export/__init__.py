@@ -1,13 +1,13 @@
-"""A trained model in other people's hands: one HTML file that holds its parameters and runs it; its step as a graph.
+"""Export trained models: an HTML file that runs them in a browser, ONNX, and `torch.export`.
 
-export_html([Shown("Feedback", model, task)], "page.html")
+export_html([PageModel("Feedback", model, task)], "page.html")
 export_onnx(model, "model.onnx")
 
-`engine.js` runs the model, `vocabulary.js` knows text and ids, `track.js` and `write.js` are the two kinds of page.
-`step.py` writes a step, with named states in and out, for onnxruntime and `torch.export`.
+`engine.js` runs the model and `vocabulary.js` encodes text; `tracking_page.js` and `text_page.js` are the two pages.
+`step.py` exports one decoding step, with named states as inputs and outputs.
 """
 
-from stairwell.export.html import PAGE, Shown, export_html, from_runs
+from stairwell.export.html import PAGE, PageModel, export_html, from_runs
 from stairwell.export.step import GRAPH, ONNX, Step, export_onnx, export_torch
 
-__all__ = ["GRAPH", "ONNX", "PAGE", "Shown", "Step", "export_html", "export_onnx", "export_torch", "from_runs"]
+__all__ = ["GRAPH", "ONNX", "PAGE", "PageModel", "Step", "export_html", "export_onnx", "export_torch", "from_runs"]

@@ -1,18 +1,18 @@
-// A trained model, one token at a time. Mirrors stairwell/decode: keys and values of the past stay in rings, and a core
-// says which slots a token sees. Parameters are float32 as they were trained; what is computed from them is float64.
+// Run a trained model one token at a time, like stairwell/decode: keys and values are kept in ring buffers, and each core
+// defines which slots a token attends to. Parameters are float32; everything is computed in float64.
 //
-//   const engine = new Engine(header, parameters);      what stairwell/export/pack.py packs
+//   const engine = new Engine(header, parameters);      as packed by stairwell/export/pack.py
 //   const { logits, attention } = engine.step(token, true);
 //
-// attention is one entry a layer (a layer and pass, where there are passes): { heads, first, weights }, weights one row
-// a head by distance, the nearest slot (at distance `first`) first.
-// Letters: S memory slots, D width, H heads, K head width, L layers, C chunk, N passes, M computed passes, G memories.
+// `attention` has one entry per layer and pass: { heads, first, weights }, with weights[head] by distance, nearest (at
+// distance `first`) first.
+// Letters: D width, H heads, K head width, C chunk, N passes, M computed passes, G memories.
 
-// y = W x + b for W (rows, columns) as it lies in torch.
+// y = W x + b, with W (rows, columns) in the order of PyTorch.
 function linear(weight, bias, x, y) {
   const columns = x.length, rows = y.length;
   for (let i = 0, w = 0; i < rows; i++) {
-    // Two sums at once: one alone waits for each of its additions.
+    // Two independent sums are faster than one.
     let even = bias ? bias[i] : 0, odd = 0, j = 0;
     for (; j + 1 < columns; j += 2, w += 2) {
       even += weight[w] * x[j];
@@ -25,12 +25,12 @@ function linear(weight, bias, x, y) {
 }
 
 function softmax(scores) {
-  const powers = new Float64Array(scores.length);
+  const probabilities = new Float64Array(scores.length);
   let highest = -Infinity, total = 0;
-  for (let i = 0; i < powers.length; i++) highest = Math.max(highest, scores[i]);
-  for (let i = 0; i < powers.length; i++) total += powers[i] = Math.exp(scores[i] - highest);
-  for (let i = 0; i < powers.length; i++) powers[i] /= total;
-  return powers;
+  for (let i = 0; i < probabilities.length; i++) highest = Math.max(highest, scores[i]);
+  for (let i = 0; i < probabilities.length; i++) total += probabilities[i] = Math.exp(scores[i] - highest);
+  for (let i = 0; i < probabilities.length; i++) probabilities[i] /= total;
+  return probabilities;
 }
 
 class Norm {
@@ -40,7 +40,7 @@ class Norm {
     this.y = new Float64Array(this.weight.length);
   }
 
-  // Into a buffer of its own, which the next call overwrites; y may be x itself.
+  // The default output is a buffer that the next call overwrites. y may be x.
   apply(x, y = this.y) {
     const D = x.length;
     let mean = 0, variance = 0;
@@ -52,7 +52,7 @@ class Norm {
   }
 }
 
-// Keys and values of the last `slots` tokens and, at the hand, of the present one. Without a limit it grows.
+// Keys and values of the last `slots` tokens and of the current one. With infinitely many slots, it grows.
 class Ring {
   constructor(slots, width) {
     this.grows = slots === Infinity;
@@ -60,14 +60,14 @@ class Ring {
     this.size = this.grows ? 64 : slots + 1;
     this.keys = new Float64Array(this.size * width);
     this.values = new Float64Array(this.size * width);
-    this.hand = 0;
+    this.current = 0;
   }
 
-  key() { return this.keys.subarray(this.hand * this.width, (this.hand + 1) * this.width); }
-  value() { return this.values.subarray(this.hand * this.width, (this.hand + 1) * this.width); }
+  key() { return this.keys.subarray(this.current * this.width, (this.current + 1) * this.width); }
+  value() { return this.values.subarray(this.current * this.width, (this.current + 1) * this.width); }
 
-  turn() {
-    if (this.grows && this.hand + 1 === this.size) {
+  advance() {
+    if (this.grows && this.current + 1 === this.size) {
       this.size *= 2;
       for (const name of ["keys", "values"]) {
         const grown = new Float64Array(this.size * this.width);
@@ -75,12 +75,12 @@ class Ring {
         this[name] = grown;
       }
     }
-    this.hand = (this.hand + 1) % this.size;
+    this.current = (this.current + 1) % this.size;
   }
 
-  // Where a slot begins: the present token for -1, the one before it for 0.
-  at(back) {
-    const slot = this.hand - 1 - back;
+  // The offset of a slot: -1 is the current token, 0 the one before it.
+  offset(back) {
+    const slot = this.current - 1 - back;
     return (slot < 0 ? slot + this.size : slot) * this.width;
   }
 }
@@ -88,71 +88,70 @@ class Ring {
 class Layer {
   constructor(parameters, name, config, position) {
     Object.assign(this, { H: config.heads, K: config.K, first: config.first, ramp: config.span_ramp, position });
-    this.pre = config.norm === "pre";
-    const weights = (part, optional) => parameters(`${name}.${part}`, optional);
+    this.preNorm = config.norm === "pre";
+    const parameter = (part, optional) => parameters(`${name}.${part}`, optional);
     this.attentionNorm = new Norm(parameters, `${name}.attention_norm`);
     this.feedForwardNorm = new Norm(parameters, `${name}.feed_forward_norm`);
-    this.query = weights("attention.query.weight");
-    this.keys = weights("attention.key.weight", true);
-    this.values = weights("attention.value.weight", true);
-    this.out = weights("attention.out.weight");
-    this.inner = weights("feed_forward.inner.weight");
-    this.innerBias = weights("feed_forward.inner.bias");
-    this.outer = weights("feed_forward.out.weight");
-    this.outerBias = weights("feed_forward.out.bias");
-    this.span = config.adaptive_span ? Float64Array.from(weights("span.ratio"), (r) => r * config.longest_span) : null;
+    this.query = parameter("attention.query.weight");
+    this.keys = parameter("attention.key.weight", true);
+    this.values = parameter("attention.value.weight", true);
+    this.out = parameter("attention.out.weight");
+    this.inner = parameter("feed_forward.inner.weight");
+    this.innerBias = parameter("feed_forward.inner.bias");
+    this.outer = parameter("feed_forward.out.weight");
+    this.outerBias = parameter("feed_forward.out.bias");
+    this.span = config.adaptive_span ? Float64Array.from(parameter("span.ratio"), (ratio) => ratio * config.longest_span) : null;
     const width = this.H * this.K;
     this.q = new Float64Array(width);
-    this.read = new Float64Array(width);
+    this.output = new Float64Array(width);
     this.z = new Float64Array(config.width);
-    this.active = new Float64Array(this.innerBias.length);
+    this.hidden = new Float64Array(this.innerBias.length);
     this.scores = new Float64Array(64);
   }
 
-  // Keys and values of raw memory, at the ring's hand.
+  // Write the key and the value of a memory vector to the current slot.
   write(ring, memory) {
-    const x = this.pre ? this.attentionNorm.apply(memory) : memory;
+    const x = this.preNorm ? this.attentionNorm.apply(memory) : memory;
     linear(this.keys, null, x, ring.key());
     linear(this.values, null, x, ring.value());
   }
 
-  // x through the layer, in place. `sight` is what it attends to, the nearest first: [ring, near, far] for the slots
-  // from near to far (not included) back, -1 for the token itself. Returns the attention if it is asked for.
-  apply(x, sight, look) {
-    linear(this.query, null, this.pre ? this.attentionNorm.apply(x) : x, this.q);
-    const attention = this.attend(sight, look);
-    linear(this.out, null, this.read, this.z);
+  // Apply the layer to x in place. `visible` is the slots it attends to, nearest first: [ring, near, far] for slots from
+  // near to far (exclusive), -1 for the current token. Returns the attention if `record` is true.
+  apply(x, visible, record) {
+    linear(this.query, null, this.preNorm ? this.attentionNorm.apply(x) : x, this.q);
+    const attention = this.attend(visible, record);
+    linear(this.out, null, this.output, this.z);
     for (let i = 0; i < x.length; i++) x[i] += this.z[i];
-    if (!this.pre) this.attentionNorm.apply(x, x);
-    linear(this.inner, this.innerBias, this.pre ? this.feedForwardNorm.apply(x) : x, this.active);
-    for (let i = 0; i < this.active.length; i++) if (this.active[i] < 0) this.active[i] = 0;
-    linear(this.outer, this.outerBias, this.active, this.z);
+    if (!this.preNorm) this.attentionNorm.apply(x, x);
+    linear(this.inner, this.innerBias, this.preNorm ? this.feedForwardNorm.apply(x) : x, this.hidden);
+    for (let i = 0; i < this.hidden.length; i++) if (this.hidden[i] < 0) this.hidden[i] = 0;
+    linear(this.outer, this.outerBias, this.hidden, this.z);
     for (let i = 0; i < x.length; i++) x[i] += this.z[i];
-    if (!this.pre) this.feedForwardNorm.apply(x, x);
+    if (!this.preNorm) this.feedForwardNorm.apply(x, x);
     return attention;
   }
 
-  attend(sight, look) {
+  attend(visible, record) {
     const { H, K } = this;
-    const slots = sight.reduce((sum, [, near, far]) => sum + Math.max(far - near, 0), 0);
+    const slots = visible.reduce((sum, [, near, far]) => sum + Math.max(far - near, 0), 0);
     if (slots > this.scores.length) this.scores = new Float64Array(2 * slots);
-    const attention = look ? { heads: H, first: this.first, weights: [] } : null;
-    this.read.fill(0);
+    const attention = record ? { heads: H, first: this.first, weights: [] } : null;
+    this.output.fill(0);
     for (let h = 0; h < H; h++) {
-      const total = this.score(h * K, sight, this.span ? this.span[h] : null);
-      // With nothing in sight nothing is read.
-      if (total > 0) this.gather(h * K, sight, slots, total);
-      if (look) attention.weights.push(Float32Array.from(this.scores.subarray(0, slots)));
+      const total = this.score(h * K, visible, this.span ? this.span[h] : null);
+      if (total > 0) this.readValues(h * K, visible, slots, total);
+      if (record) attention.weights.push(Float32Array.from(this.scores.subarray(0, slots)));
     }
     return attention;
   }
 
-  // The power of each slot, not yet divided by their sum, which is returned.
-  score(head, sight, span) {
+  // Compute the unnormalized attention weights of a head. Returns their sum.
+  score(head, visible, span) {
     const { K, q, scores, position } = this;
     const last = position.length - K, scale = 1 / Math.sqrt(K);
     let highest = -Infinity, j = 0;
-    for (const [ring, near, far] of sight) {
+    for (const [ring, near, far] of visible) {
       const keys = ring.keys;
       for (let back = near; back < far; back++, j++) {
         const p = Math.min(j * K, last);
@@ -161,31 +160,31 @@ class Layer {
           continue;
         }
         let score = 0;
-        for (let i = 0, k = ring.at(back) + head; i < K; i++) score += q[head + i] * (keys[k + i] + position[p + i]);
+        for (let i = 0, k = ring.offset(back) + head; i < K; i++) score += q[head + i] * (keys[k + i] + position[p + i]);
         scores[j] = score * scale;
         if (scores[j] > highest) highest = scores[j];
       }
     }
     let total = 0;
     for (let i = 0; i < j; i++) {
-      const fade = span === null ? 1 : Math.min(1, Math.max(0, 1 - (i - span) / this.ramp));
-      scores[i] = fade > 0 ? fade * Math.exp(scores[i] - highest) : 0;
+      const mask = span === null ? 1 : Math.min(1, Math.max(0, 1 - (i - span) / this.ramp));
+      scores[i] = mask > 0 ? mask * Math.exp(scores[i] - highest) : 0;
       total += scores[i];
     }
     return total;
   }
 
-  // Scores become weights, and the values are read by them.
-  gather(head, sight, slots, total) {
-    const { K, read, scores } = this;
+  // Normalize the weights and sum the values.
+  readValues(head, visible, slots, total) {
+    const { K, output, scores } = this;
     for (let i = 0; i < slots; i++) scores[i] /= total;
     let j = 0;
-    for (const [ring, near, far] of sight) {
+    for (const [ring, near, far] of visible) {
       const values = ring.values;
       for (let back = near; back < far; back++, j++) {
         const weight = scores[j];
         if (weight === 0) continue;
-        for (let i = 0, v = ring.at(back) + head; i < K; i++) read[head + i] += weight * values[v + i];
+        for (let i = 0, v = ring.offset(back) + head; i < K; i++) output[head + i] += weight * values[v + i];
       }
     }
   }
@@ -196,21 +195,21 @@ const layersOf = (parameters, config) => {
   return Array.from({ length: config.layers }, (_, l) => new Layer(parameters, `core.layers.${l}`, config, position));
 };
 
-// Every layer reads one memory of past thoughts; m_t is a mix of all layers.
+// Feedback Transformer: all layers attend to one memory of past states; m_t is a weighted sum of all layers.
 class Feedback {
   constructor(parameters, config) {
     this.config = config;
     this.layers = layersOf(parameters, config);
-    this.mix = Feedback.mixOf(parameters("core.mix.weights", true), config);
-    const one = config.share_kv && this.mix.length === 1;
+    this.mix = Feedback.layerShares(parameters("core.mix.weights", true), config);
+    const oneMemory = config.share_kv && this.mix.length === 1;
     this.width = config.heads * config.K;
-    this.count = one ? 1 : config.layers;
-    this.levels = Array.from({ length: config.layers + 1 }, () => new Float64Array(config.width));
-    this.made = new Float64Array(config.width);
+    this.count = oneMemory ? 1 : config.layers;
+    this.outputs = Array.from({ length: config.layers + 1 }, () => new Float64Array(config.width));
+    this.memory = new Float64Array(config.width);
   }
 
-  // How much of each layer, from the embedding to the top, goes into each memory.
-  static mixOf(weights, { memory_composition, layers }) {
+  // The share of each layer, embedding first, in each memory.
+  static layerShares(weights, { memory_composition, layers }) {
     const G = memory_composition === "recurrent" ? layers : 1;
     return Array.from({ length: G }, (_, g) => softmax(Array.from({ length: layers + 1 }, (_, l) => {
       const allowed = memory_composition === "recurrent" ? l <= g + 1 : typeof memory_composition !== "number" || l === memory_composition;
@@ -222,32 +221,32 @@ class Feedback {
     this.rings = Array.from({ length: this.count }, () => new Ring(this.config.memory, this.width));
   }
 
-  projecting(l) { return this.layers[this.config.share_kv ? 0 : l]; }
+  projection(l) { return this.layers[this.config.share_kv ? 0 : l]; }
 
-  step(x, age, look) {
-    const { levels, layers, rings, made } = this, attention = [];
-    const nearest = this.config.attend_to_current ? -1 : 0, far = Math.min(age, this.config.memory);
-    levels[0].set(x);
+  step(x, position, record) {
+    const { outputs, layers, rings, memory } = this, attention = [];
+    const near = this.config.attend_to_current ? -1 : 0, far = Math.min(position, this.config.memory);
+    outputs[0].set(x);
     layers.forEach((layer, l) => {
       const ring = rings[Math.min(l, this.count - 1)];
-      // Its own key and value stand where those of m_t will.
-      if (this.config.attend_to_current) this.projecting(l).write(ring, levels[l]);
-      levels[l + 1].set(levels[l]);
-      attention.push(layer.apply(levels[l + 1], [[ring, nearest, far]], look));
+      // The key and the value of the current token are in the slot of m_t.
+      if (this.config.attend_to_current) this.projection(l).write(ring, outputs[l]);
+      outputs[l + 1].set(outputs[l]);
+      attention.push(layer.apply(outputs[l + 1], [[ring, near, far]], record));
     });
     rings.forEach((ring, l) => {
       const mix = this.mix[Math.min(l, this.mix.length - 1)];
-      made.fill(0);
-      mix.forEach((weight, level) => { for (let i = 0; i < made.length; i++) made[i] += weight * levels[level][i]; });
-      this.projecting(l).write(ring, made);
-      ring.turn();
+      memory.fill(0);
+      mix.forEach((weight, l) => { for (let i = 0; i < memory.length; i++) memory[i] += weight * outputs[l][i]; });
+      this.projection(l).write(ring, memory);
+      ring.advance();
     });
-    x.set(levels[layers.length]);
+    x.set(outputs[layers.length]);
     return attention;
   }
 }
 
-// Each layer reads the inputs that it had itself; a pass of a Universal Transformer is one more layer.
+// Transformer-XL: each layer attends to its own past inputs. The passes of a Universal Transformer are further layers.
 class TransformerXL {
   constructor(parameters, config) {
     this.config = config;
@@ -259,19 +258,19 @@ class TransformerXL {
     this.rings = this.stack.map((layer) => new Ring(this.config.memory, layer.H * layer.K));
   }
 
-  step(x, age, look) {
-    const near = this.config.attend_to_current ? -1 : 0, far = Math.min(age, this.config.memory);
+  step(x, position, record) {
+    const near = this.config.attend_to_current ? -1 : 0, far = Math.min(position, this.config.memory);
     return this.stack.map((layer, l) => {
       layer.write(this.rings[l], x);
-      const attention = layer.apply(x, [[this.rings[l], near, far]], look);
-      this.rings[l].turn();
+      const attention = layer.apply(x, [[this.rings[l], near, far]], record);
+      this.rings[l].advance();
       return attention;
     });
   }
 }
 
-// Chunks climb through the same layers: at pass n a token sees chunk i-d as it was at pass n+d, from the cache where
-// that pass is not computed.
+// Staircase: all passes use the same layers. At pass n a token attends to chunk i-d at pass n+d, or to the cache where that
+// pass is not computed.
 class Staircase {
   constructor(parameters, config) {
     this.config = config;
@@ -283,33 +282,33 @@ class Staircase {
 
   reset() {
     const { N, M, layers, config } = this, C = config.chunk;
-    const rings = (slots) => layers.map((layer) => new Ring(slots, layer.H * layer.K));
+    const rings = (size) => layers.map((layer) => new Ring(size, layer.H * layer.K));
     this.past = Array.from({ length: this.computed }, (_, n) => rings((n + 1) * C - 1));
     this.cache = M < N ? rings(N * C - 1) : [];
   }
 
-  step(x, age, look) {
+  step(x, position, record) {
     const attention = [];
     let cached = this.M === 0 ? x.slice() : null;
     for (let n = 1; n <= this.computed; n++) {
       this.layers.forEach((layer, l) => {
         layer.write(this.past[n - 1][l], x);
-        attention.push(layer.apply(x, this.sight(l, n, age), look));
+        attention.push(layer.apply(x, this.visible(l, n, position), record));
       });
       if (n === this.M) cached = x;
     }
     this.cache.forEach((ring, l) => this.layers[l].write(ring, cached));
-    for (const rings of [...this.past, this.cache]) for (const ring of rings) ring.turn();
+    for (const rings of [...this.past, this.cache]) for (const ring of rings) ring.advance();
     return attention;
   }
 
-  sight(l, n, age) {
-    const { N, M } = this, C = this.config.chunk, phase = age % C;
-    const begin = (d) => (d === 0 ? -1 : phase + (d - 1) * C), end = (d) => Math.min(phase + d * C, age);
-    const firstCached = Math.max(M - n + 1, 1), sight = [];
-    for (let d = 0; d <= Math.min(firstCached - 1, N - n); d++) sight.push([this.past[n + d - 1][l], begin(d), end(d)]);
-    if (this.cache.length) sight.push([this.cache[l], begin(firstCached), end(N - n)]);
-    return sight.filter(([, near, far]) => near < far);
+  visible(l, n, position) {
+    const { N, M } = this, C = this.config.chunk, phase = position % C;
+    const near = (d) => (d === 0 ? -1 : phase + (d - 1) * C), far = (d) => Math.min(phase + d * C, position);
+    const firstCached = Math.max(M - n + 1, 1), slots = [];
+    for (let d = 0; d <= Math.min(firstCached - 1, N - n); d++) slots.push([this.past[n + d - 1][l], near(d), far(d)]);
+    if (this.cache.length) slots.push([this.cache[l], near(firstCached), far(N - n)]);
+    return slots.filter(([, first, end]) => first < end);
   }
 }
 
@@ -329,14 +328,14 @@ class LSTM {
 
   step(x) {
     const D = x.length, { gates, recurrent } = this;
-    const open = (i) => 1 / (1 + Math.exp(-gates[i] - recurrent[i]));
+    const gate = (i) => 1 / (1 + Math.exp(-gates[i] - recurrent[i]));
     this.layers.forEach(([input, hidden, inputBias, hiddenBias], l) => {
       const h = this.hidden[l], c = this.cell[l];
       linear(input, inputBias, x, gates);
       linear(hidden, hiddenBias, h, recurrent);
       for (let i = 0; i < D; i++) {
-        c[i] = open(D + i) * c[i] + open(i) * Math.tanh(gates[2 * D + i] + recurrent[2 * D + i]);
-        h[i] = open(3 * D + i) * Math.tanh(c[i]);
+        c[i] = gate(D + i) * c[i] + gate(i) * Math.tanh(gates[2 * D + i] + recurrent[2 * D + i]);
+        h[i] = gate(3 * D + i) * Math.tanh(c[i]);
       }
       x.set(h);
     });
@@ -344,7 +343,7 @@ class LSTM {
   }
 }
 
-// A matrix a head, which every token corrects: what it holds at a key moves to a value.
+// DeltaNet: a matrix per head. Each token moves the value stored at a key towards a new value.
 class DeltaNet {
   constructor(parameters, config) {
     const { width: D, layers, heads: H, K, products: n } = config;
@@ -361,9 +360,9 @@ class DeltaNet {
         outer: part("feed_forward.2.weight"), outerBias: part("feed_forward.2.bias"),
       };
     });
-    const room = (size) => new Float64Array(size);
-    this.q = room(H * K); this.k = room(n * H * K); this.v = room(n * H * K); this.b = room(n * H); this.a = room(H);
-    this.read = room(H * K); this.z = room(D); this.active = room(this.layers[0].innerBias.length); this.held = room(K);
+    const buffer = (size) => new Float64Array(size);
+    this.q = buffer(H * K); this.k = buffer(n * H * K); this.v = buffer(n * H * K); this.b = buffer(n * H); this.a = buffer(H);
+    this.output = buffer(H * K); this.z = buffer(D); this.hidden = buffer(this.layers[0].innerBias.length); this.stored = buffer(K);
   }
 
   reset() {
@@ -374,18 +373,18 @@ class DeltaNet {
   step(x) {
     this.layers.forEach((layer, l) => {
       this.project(layer, layer.mixNorm.apply(x));
-      for (let h = 0; h < this.config.heads; h++) this.correct(layer, this.matrices[l], h);
-      linear(layer.out, null, this.read, this.z);
+      for (let h = 0; h < this.config.heads; h++) this.update(layer, this.matrices[l], h);
+      linear(layer.out, null, this.output, this.z);
       for (let i = 0; i < x.length; i++) x[i] += this.z[i];
-      linear(layer.inner, layer.innerBias, layer.feedForwardNorm.apply(x), this.active);
-      for (let i = 0; i < this.active.length; i++) if (this.active[i] < 0) this.active[i] = 0;
-      linear(layer.outer, layer.outerBias, this.active, this.z);
+      linear(layer.inner, layer.innerBias, layer.feedForwardNorm.apply(x), this.hidden);
+      for (let i = 0; i < this.hidden.length; i++) if (this.hidden[i] < 0) this.hidden[i] = 0;
+      linear(layer.outer, layer.outerBias, this.hidden, this.z);
       for (let i = 0; i < x.length; i++) x[i] += this.z[i];
     });
     return [];
   }
 
-  // All that does not depend on the matrices; queries and keys have length 1.
+  // Compute queries, keys, values and gates. Queries and keys are normalized.
   project(layer, u) {
     const { K, negative_eigenvalues: negative } = this.config, sigmoid = (y) => 1 / (1 + Math.exp(-y));
     for (const [weight, y] of [[layer.query, this.q], [layer.key, this.k], [layer.value, this.v]]) {
@@ -393,11 +392,11 @@ class DeltaNet {
       for (let i = 0; i < y.length; i++) y[i] *= sigmoid(y[i]);
     }
     for (const y of [this.q, this.k]) {
-      for (let begin = 0; begin < y.length; begin += K) {
+      for (let head = 0; head < y.length; head += K) {
         let squares = 0;
-        for (let i = begin; i < begin + K; i++) squares += y[i] * y[i];
+        for (let i = head; i < head + K; i++) squares += y[i] * y[i];
         const length = Math.max(Math.sqrt(squares), 1e-12);
-        for (let i = begin; i < begin + K; i++) y[i] /= length;
+        for (let i = head; i < head + K; i++) y[i] /= length;
       }
     }
     linear(layer.strength, null, u, this.b);
@@ -406,27 +405,27 @@ class DeltaNet {
     if (layer.keep) linear(layer.keep, layer.keepBias, u, this.a).forEach((y, h) => { this.a[h] = sigmoid(y); });
   }
 
-  // One head: forget, correct, read. Its matrix lies key by key, a row of values each.
-  correct(layer, matrix, h) {
-    const { heads: H, K, products } = this.config, { held, read } = this, begin = h * K * K;
-    for (let i = begin; i < begin + K * K; i++) matrix[i] *= this.a[h];
+  // Update and read the matrix of a head, which has one row of values per key dimension.
+  update(layer, matrix, h) {
+    const { heads: H, K, products } = this.config, { stored, output } = this, first = h * K * K;
+    for (let i = first; i < first + K * K; i++) matrix[i] *= this.a[h];
     for (let n = 0; n < products; n++) {
-      const at = (n * H + h) * K, b = this.b[n * H + h];
-      held.fill(0);
-      for (let i = 0; i < K; i++) for (let j = 0; j < K; j++) held[j] += this.k[at + i] * matrix[begin + i * K + j];
+      const offset = (n * H + h) * K, b = this.b[n * H + h];
+      stored.fill(0);
+      for (let i = 0; i < K; i++) for (let j = 0; j < K; j++) stored[j] += this.k[offset + i] * matrix[first + i * K + j];
       for (let i = 0; i < K; i++) {
-        for (let j = 0; j < K; j++) matrix[begin + i * K + j] += this.k[at + i] * b * (this.v[at + j] - held[j]);
+        for (let j = 0; j < K; j++) matrix[first + i * K + j] += this.k[offset + i] * b * (this.v[offset + j] - stored[j]);
       }
     }
     let squares = 0;
     for (let j = 0; j < K; j++) {
       let sum = 0;
-      for (let i = 0; i < K; i++) sum += this.q[h * K + i] * matrix[begin + i * K + j];
-      read[h * K + j] = sum;
+      for (let i = 0; i < K; i++) sum += this.q[h * K + i] * matrix[first + i * K + j];
+      output[h * K + j] = sum;
       squares += sum * sum;
     }
     const scale = 1 / Math.sqrt(squares / K + 1e-5);
-    for (let j = 0; j < K; j++) read[h * K + j] *= scale * layer.headNorm[j];
+    for (let j = 0; j < K; j++) output[h * K + j] *= scale * layer.headNorm[j];
   }
 }
 
@@ -436,13 +435,13 @@ const CORES = {
   "memory-network": Staircase, "lstm": LSTM, "deltanet": DeltaNet,
 };
 
-// Embed, core, head.
+// The whole model: embedding, core and head.
 class Engine {
   constructor(header, values) {
     const parameters = (name, optional = false) => {
-      const place = header.tensors[name];
-      if (!place && !optional) throw new Error(`the file has no parameter ${name}`);
-      return place ? values.subarray(place.offset, place.offset + place.size) : null;
+      const tensor = header.tensors[name];
+      if (!tensor && !optional) throw new Error(`the file has no parameter ${name}`);
+      return tensor ? values.subarray(tensor.offset, tensor.offset + tensor.size) : null;
     };
     this.core = new CORES[header.core.name](parameters, header.core);
     this.embedding = parameters("embedding.vectors");
@@ -456,30 +455,29 @@ class Engine {
     this.reset();
   }
 
-  // Forget everything: the next token is a row's first.
   reset() {
-    this.age = 0;
+    this.position = 0;
     this.core.reset();
   }
 
-  step(token, look = false) {
+  step(token, record = false) {
     const x = this.x, D = x.length, scale = Math.sqrt(D);
     for (let i = 0; i < D; i++) x[i] = this.embedding[token * D + i] * scale;
-    if (this.age === 0 && this.startEmbedding) for (let i = 0; i < D; i++) x[i] += this.startEmbedding[i];
-    const attention = this.core.step(x, this.age, look);
-    this.age += 1;
+    if (this.position === 0 && this.startEmbedding) for (let i = 0; i < D; i++) x[i] += this.startEmbedding[i];
+    const attention = this.core.step(x, this.position, record);
+    this.position += 1;
     const logits = linear(this.head, this.bias, this.norm ? this.norm.apply(x) : x, new Float64Array(this.outputs));
-    return { logits, attention: look ? attention : null };
+    return { logits, attention: record ? attention : null };
   }
 }
 
-// The parameters as they lie in the page.
+// Decode the parameters from base64.
 function decodeParameters(base64) {
   const text = atob(base64.trim());
   const bytes = new Uint8Array(text.length);
   for (let i = 0; i < bytes.length; i++) bytes[i] = text.charCodeAt(i);
   if (new Uint8Array(Uint16Array.of(1).buffer)[0] === 1) return new Float32Array(bytes.buffer);
-  // They are written little end first, whatever this machine does.
+  // The data is little-endian; this machine is not.
   const view = new DataView(bytes.buffer);
   return Float32Array.from({ length: bytes.length / 4 }, (_, i) => view.getFloat32(4 * i, true));
 }

@@ -1,6 +1,6 @@
-"""A model as the page's engine reads it: a JSON header and one block of float32 numbers, in base64.
+"""Pack a model for `engine.js`: a JSON header, and all parameters as one base64 block of float32.
 
-The header holds the core's config and where each parameter lies in the block:
+The header has the core's config and the offset of each parameter in the block:
 
     {"core": {"name": "feedback", "width": 64, ...}, "outputs": 64,
      "tensors": {"core.position.vectors": {"offset": 0, "size": 1024}, ...}}
@@ -21,8 +21,8 @@ from stairwell.errors import UserError
 from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModel
 
-# What engine.js can run.
-RUNS = (
+# Cores that engine.js supports.
+SUPPORTED = (
     "feedback",
     "transformer-xl",
     "staircase",
@@ -43,7 +43,7 @@ class Packed:
 
 
 def pack(model: LanguageModel) -> Packed:
-    """The header and the parameters of a model; what the page's engine cannot run is refused."""
+    """Return the header and the parameters of a model. Raise an error if `engine.js` does not support it."""
     name = check(model)
     parameters = {key: value.detach().to("cpu", torch.float32) for key, value in model.state_dict().items()}
     tensors, offset = {}, 0
@@ -59,18 +59,20 @@ def pack(model: LanguageModel) -> Packed:
 
 
 def check(model: LanguageModel) -> str:
-    """The name of the model's core, if the page can run it."""
+    """Return the name of the model's core. Raise an error if `engine.js` does not support the model."""
     core = model.config.core
     name = name_of(core)
-    if name not in RUNS:
-        raise UserError(f"a page cannot run the core {name or type(core).__name__}; it can run {', '.join(RUNS)}")
+    if name not in SUPPORTED:
+        raise UserError(
+            f"a page does not support the core {name or type(core).__name__}; it supports {', '.join(SUPPORTED)}"
+        )
     if model.config.adaptive:
-        raise UserError("a page cannot run adaptive embeddings and softmax; train with an empty model.adaptive")
+        raise UserError("a page does not support adaptive embeddings and softmax; train with an empty model.adaptive")
     return name
 
 
 def core_header(name: str, config: Any) -> dict[str, Any]:
-    """The core's config with what is fixed for this core and what follows: head width and nearest distance."""
+    """Return the core's config with its fixed fields, the head width and the nearest distance."""
     fixed = {field.name: getattr(config, field.name) for field in fields(config) if not field.init}
     derived = {"first": config.first} if isinstance(config, LayerConfig) else {}
     if isinstance(config, LayerConfig | DeltaNetConfig):

@@ -1,7 +1,7 @@
-"""Engines built for speed: the same results as the cores' own walks, from the same parameters.
+"""Optimized engines: the same results as the cores' reference forwards, from the same parameters.
 
-`choose_engine(core, "auto")` gives a core the engine of its entry. Which code then runs, C++, PyTorch or the reference
-after all, is decided call by call, where device and type are known; `core.engine_name` says it.
+`choose_engine(core, "auto")` sets the engine of the core's registry entry. Each call then uses C++, PyTorch or the
+reference forward, depending on device and dtype; `core.engine_name` shows which.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ for _name in ("staircase", "cached-staircase", "global-cached-staircase", "multi
 
 
 def choose_engine(core: Core, engine: str) -> None:
-    """Give the core the engine asked for: `reference`, `fast`, or `auto`, which is fast where there is one."""
+    """Set the core's engine: `reference`, `fast`, or `auto` (fast if the core has a fast engine)."""
     if engine not in ("auto", "fast", "reference"):
         raise UserError(f"engine must be auto, fast or reference, not '{engine}'")
     core.engine = engine_of(core) if engine != "reference" else None
@@ -32,12 +32,12 @@ def choose_engine(core: Core, engine: str) -> None:
 
 
 def describe() -> str:
-    """Which back end the fast engines have here, and why."""
-    if native.MISSING:
-        return f"fast engines: PyTorch ({native.MISSING})"
+    """Return which backends the fast engines use on this machine, and why."""
+    if native.UNAVAILABLE_REASON:
+        return f"fast engines: PyTorch ({native.UNAVAILABLE_REASON})"
     return (
-        "fast engines: Feedback, Staircases of small chunks and DeltaNet in C++ with "
-        f"{native.INSTRUCTION_SETS[native.BEST]} on the CPU, PyTorch otherwise"
+        "fast engines: Feedback, Staircases with small chunks and DeltaNet in C++ with "
+        f"{native.INSTRUCTION_SETS[native.BEST_INSTRUCTION_SET]} on the CPU, PyTorch otherwise"
     )
 
 

@@ -1,16 +1,14 @@
-"""The fast engine of DeltaNet: the walk of `stairwell.cores.delta`, head by head in C++ (`csrc/delta.h`) where that is,
-elsewhere a chunk of tokens at a time by matrix products.
+"""The fast engine of DeltaNet: native code per head (`csrc/delta.h`), or matrix products per chunk of tokens.
 
 The m-th correction adds k_m u_m^T to the matrix, and u_m depends on the earlier ones of its chunk by a triangular
 system (after Yang et al., arXiv 2406.06484, who invert it for all chunks at once). With S the matrix before the chunk,
-d_im what forgetting leaves of correction m at correction i (1 without a gate, 0 across a start), and d_i what it leaves
-of S:
+d_im the decay of correction m until correction i (1 without a gate, 0 across a start), and d_i that of S:
 
-    u_i = b_i (v_i - d_i S^T k_i - sum over m < i of d_im (k_m . k_i) u_m)          one triangular solve a chunk
+    u_i = b_i (v_i - d_i S^T k_i - sum over m < i of d_im (k_m . k_i) u_m)          one triangular solve per chunk
     o_i = d_i S^T q_i + sum over m <= i of d_im (k_m . q_i) u_m
     S'  = d_M S + sum over m of d_Mm k_m u_m^T
 
-Letters: B rows, T tokens, H heads, K head width, n products, M corrections of a chunk, n for each of its tokens.
+Letters: B batch, T tokens, H heads, K head width, n corrections per token, M corrections of a chunk.
 """
 
 from __future__ import annotations
@@ -21,23 +19,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stairwell.cores.core import Source
 from stairwell.cores.delta import Corrections, DeltaNet, DeltaNetState
 from stairwell.fast import native
+from stairwell.fast.buffer_pool import pooled_empty
 from stairwell.fast.engine import FastEngine
-from stairwell.fast.first_order import FirstOrderFunction, once
-from stairwell.fast.memory import recycled
-from stairwell.layers import Masks
+from stairwell.fast.first_order import FirstOrderFunction, first_order_only
 
-CHUNK = 20  # corrections that are solved for at once: with more there are fewer calls, and more work in each
-SHORTEST = 3  # tokens of a call; for fewer the loop in PyTorch is as fast
+CHUNK_CORRECTIONS = 20  # corrections per chunk: more mean fewer calls, but more work in each
+MIN_TOKENS = 3  # for shorter calls the reference forward is as fast as the PyTorch engine
 
 
 @dataclass(frozen=True)
 class DeltaNetEngine(FastEngine):
-    """The reference's walk, head by head or chunk by chunk."""
+    """Run DeltaNet per head in native code, or per chunk in PyTorch."""
 
-    instruction_set: int | None = native.BEST  # of native code; none: PyTorch's operations
+    instruction_set: int | None = native.BEST_INSTRUCTION_SET  # of native code; None: PyTorch
 
     def in_native(self, core: DeltaNet, like: Tensor) -> bool:
         return self.instruction_set is not None and native.supports(like)
@@ -48,94 +44,94 @@ class DeltaNetEngine(FastEngine):
         x: Tensor,
         state: DeltaNetState,
         start: Tensor | None = None,
-        source: Source | None = None,
-        masks: Masks | None = None,
     ) -> tuple[Tensor, DeltaNetState]:
         T, in_native = x.shape[1], self.in_native(core, x)
-        if not in_native and T < SHORTEST:
-            return core.walk(x, state, start, source, masks)
+        if not in_native and T < MIN_TOKENS:
+            return core.reference(x, state, start)
         matrices = []
         for l, layer in enumerate(core.layers):
-            todo = layer.corrections(x)
+            corrections = layer.corrections(x)
             if in_native:
-                read, S = DeltaSegment.apply(self.instruction_set, start, *todo, state.matrix[:, l])
+                o, S = DeltaSegment.apply(self.instruction_set, start, *corrections, state.matrix[:, l])
             else:
-                read, S = correct_all(state.matrix[:, l], todo, start)
-            x = layer.leave(x, read)
+                o, S = apply_corrections(state.matrix[:, l], corrections, start)
+            x = layer.output(x, o)
             matrices.append(S)
-        return x, core.after(state, start, T, matrices)
+        return x, core.next_state(state, start, T, matrices)
 
 
 class DeltaSegment(FirstOrderFunction):
-    """A layer's matrices along a call, in C++: start (B, T), q, k, v, b, log a, S before -> what is read, S after"""
+    """A layer's corrections in native code: start (B, T), q, k, v, b, log a, S before -> o, S after."""
 
     @staticmethod
     def forward(ctx: Any, instruction_set: int, start: Tensor | None, *tensors: Any) -> tuple[Tensor, Tensor]:
         q, k, v, b, log_a, S = tensors
         a = log_a.exp() if log_a is not None else None
-        q, *given = native.dense([q, k, v, b, a, start, S])
-        read, after = torch.empty_like(q), torch.empty_like(given[-1])
-        torch.ops.stairwell.delta_forward(q, given, [*k.shape], [read, after], instruction_set, native.POISON)
+        q, *inputs = native.contiguous([q, k, v, b, a, start, S])
+        outputs = torch.empty_like(q), torch.empty_like(inputs[-1])
+        torch.ops.stairwell.delta_forward(
+            q, inputs, [*k.shape], list(outputs), instruction_set, native.FILL_SCRATCH_WITH_NAN
+        )
         ctx.instruction_set = instruction_set
-        ctx.save_for_backward(q, *given)
-        return read, after
+        ctx.save_for_backward(q, *inputs)
+        return outputs
 
     @staticmethod
-    @once
-    def backward(ctx: Any, *come: Tensor) -> tuple[Tensor | None, ...]:
-        q, *given = ctx.saved_tensors
-        k, v, b, a, _, S = given
-        made = [recycled(like, *like.shape) for like in (q, k, v, b, a, S)]
+    @first_order_only
+    def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        q, *inputs = ctx.saved_tensors
+        k, v, b, a, _, S = inputs
+        gradients = [pooled_empty(like, *like.shape) for like in (q, k, v, b, a, S)]
         torch.ops.stairwell.delta_backward(
-            q, given, [*k.shape], native.dense([*come]), made, ctx.instruction_set, native.POISON
+            *(q, inputs, [*k.shape], native.contiguous([*d_outputs]), gradients),
+            *(ctx.instruction_set, native.FILL_SCRATCH_WITH_NAN),
         )
-        return None, None, *(gradient if gradient.numel() else None for gradient in made)
+        return None, None, *(gradient if gradient.numel() else None for gradient in gradients)
 
 
-def correct_all(S: Tensor, todo: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The matrices before (B, H, K, K) -> what each token of a call reads (B, T, H, K), and the matrices after"""
-    T, size, reads = todo.q.shape[1], max(1, CHUNK // todo.k.shape[2]), []
+def apply_corrections(S: Tensor, corrections: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return o (B, T, H, K) of a call and the matrices after it, given the matrices S (B, H, K, K) before."""
+    T, size, outputs = corrections.q.shape[1], max(1, CHUNK_CORRECTIONS // corrections.k.shape[2]), []
     for first in range(0, T, size):
         tokens = slice(first, first + size)
-        S, read = correct_chunk(S, todo.part(tokens), start[:, tokens] if start is not None else None)
-        reads.append(read)
-    return torch.cat(reads, 1), S
+        S, o = apply_chunk(S, corrections.part(tokens), start[:, tokens] if start is not None else None)
+        outputs.append(o)
+    return torch.cat(outputs, 1), S
 
 
-def correct_chunk(S: Tensor, todo: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:
-    """The matrices before (B, H, K, K) -> the matrices after the chunk, and what each token reads (B, T, H, K)"""
-    n = todo.k.shape[2]
-    q = todo.q.transpose(1, 2)  # (B, H, T, K)
-    k, v = (tensor.flatten(1, 2).transpose(1, 2) for tensor in (todo.k, todo.v))  # (B, H, M, K)
-    b = todo.b.flatten(1, 2).transpose(1, 2)[..., None]  # (B, H, M, 1)
-    left, left_of_S = remains(todo, start)
-    system = b * left * (k @ k.mT)  # its diagonal is taken for ones, what lies above it is not read
-    wanted = b * (v - left_of_S * (k @ S))
-    u = solve(system, wanted)
-    asked = slice(n - 1, None, n)  # a token reads after its last correction
-    read = left_of_S[..., asked, :] * (q @ S) + (left[..., asked, :] * (q @ k.mT)) @ u
-    S = left_of_S[..., -1:, :] * S + (left[..., -1, :, None] * k).mT @ u
-    return S, read.transpose(1, 2)
+def apply_chunk(S: Tensor, corrections: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the matrices (B, H, K, K) after a chunk and its o (B, T, H, K), given the matrices S before."""
+    n = corrections.k.shape[2]
+    q = corrections.q.transpose(1, 2)  # (B, H, T, K)
+    k, v = (tensor.flatten(1, 2).transpose(1, 2) for tensor in (corrections.k, corrections.v))  # (B, H, M, K)
+    b = corrections.b.flatten(1, 2).transpose(1, 2)[..., None]  # (B, H, M, 1)
+    decay, S_decay = decays(corrections, start)
+    system = b * decay * (k @ k.mT)  # only the part below the diagonal is used
+    u = solve(system, b * (v - S_decay * (k @ S)))
+    last = slice(n - 1, None, n)  # the output is read after a token's last correction
+    o = S_decay[..., last, :] * (q @ S) + (decay[..., last, :] * (q @ k.mT)) @ u
+    S = S_decay[..., -1:, :] * S + (decay[..., -1, :, None] * k).mT @ u
+    return S, o.transpose(1, 2)
 
 
-def solve(system: Tensor, wanted: Tensor) -> Tensor:
-    """The triangular system with ones on its diagonal. PyTorch solves none in types narrower than float32."""
-    dtype = torch.promote_types(wanted.dtype, torch.float32)
-    solved = torch.linalg.solve_triangular(system.to(dtype), wanted.to(dtype), upper=False, unitriangular=True)
-    return solved.to(wanted.dtype)
+def solve(system: Tensor, right: Tensor) -> Tensor:
+    """Solve a unit lower triangular system, at least in float32: PyTorch does not support narrower dtypes."""
+    dtype = torch.promote_types(right.dtype, torch.float32)
+    solution = torch.linalg.solve_triangular(system.to(dtype), right.to(dtype), upper=False, unitriangular=True)
+    return solution.to(right.dtype)
 
 
-def remains(todo: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:
-    """What is left at correction i of correction m, (B or 1, H or 1, M, M), and of the matrices before, (.., M, 1)."""
-    n, M = todo.k.shape[2], todo.k.shape[1] * todo.k.shape[2]
-    left, left_of_S = todo.b.new_ones(M, M).tril_()[None, None], todo.b.new_ones(1, 1, M, 1)
+def decays(corrections: Corrections, start: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the decay of correction m until correction i, (B or 1, H or 1, M, M), and of S, (.., M, 1)."""
+    n, M = corrections.k.shape[2], corrections.k.shape[1] * corrections.k.shape[2]
+    decay, S_decay = corrections.b.new_ones(M, M).tril_()[None, None], corrections.b.new_ones(1, 1, M, 1)
     if start is not None:
-        begun = start.cumsum(1).repeat_interleave(n, 1)[:, None, :, None]  # (B, 1, M, 1): starts so far
-        left, left_of_S = left * (begun == begun.mT), left_of_S * (begun == 0)
-    if todo.log_a is not None:
-        # Forgetting comes before a token's first correction, so its corrections forget nothing of each other.
-        log_a = todo.log_a.cumsum(1).repeat_interleave(n, 1).transpose(1, 2)[..., None]  # (B, H, M, 1)
+        starts = start.cumsum(1).repeat_interleave(n, 1)[:, None, :, None]  # (B, 1, M, 1): starts so far
+        decay, S_decay = decay * (starts == starts.mT), S_decay * (starts == 0)
+    if corrections.log_a is not None:
+        # The gate is applied before a token's first correction, so there is no decay between its corrections.
+        log_a = corrections.log_a.cumsum(1).repeat_interleave(n, 1).transpose(1, 2)[..., None]  # (B, H, M, 1)
         ahead = torch.ones(M, M, dtype=torch.bool, device=log_a.device).triu_(1)
-        left = left * (log_a - log_a.mT).masked_fill(ahead, 0).exp()
-        left_of_S = left_of_S * log_a.exp()
-    return left, left_of_S
+        decay = decay * (log_a - log_a.mT).masked_fill(ahead, 0).exp()
+        S_decay = S_decay * log_a.exp()
+    return decay, S_decay

@@ -1,4 +1,4 @@
-"""What the fast engines have in common."""
+"""Base class of the fast engines."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from stairwell.fast import native
 
 
 class FastEngine:
-    """An engine in PyTorch; subclasses walk, and say so where native code does it."""
+    """An engine in PyTorch. Subclasses implement `__call__`, and override `in_native` if they also have native code."""
 
     def in_native(self, core: Any, like: Tensor) -> bool:
-        """Whether native loops run for inputs such as `like`."""
+        """Return whether native code runs for inputs with the device and dtype of `like`."""
         return False
 
     def name(self, core: Any, like: Tensor) -> str:
         if self.in_native(core, like):
-            return f"fast (C++, {native.INSTRUCTION_SETS[native.BEST]})"
+            return f"fast (C++, {native.INSTRUCTION_SETS[native.BEST_INSTRUCTION_SET]})"
         return "fast (PyTorch)"
 
     def follows_autocast(self, core: Any, like: Tensor) -> bool:
-        """Whether projections and feed-forwards are operations that autocast casts; not where all of a call is one
-        operation of the engine's own."""
+        """Return whether projections and feed-forwards are operations that autocast can cast. They are not if the
+        engine runs a whole call as one operation."""
         return False
 
     def why_not(self, core: Any, like: Tensor) -> str:
+        """Return why the engine cannot run, or an empty string."""
         if name := core.changed_module():
-            return f"{name} was replaced or has hooks, and a fast engine reads parameters instead of calling modules"
+            return f"{name} was replaced or has hooks, but a fast engine does not call modules"
         return ""

@@ -1,11 +1,11 @@
-"""The fast Feedback engine: the walk of `stairwell.cores.feedback` as one segment, forward and backward by hand.
+"""The fast engine of Feedback: a call as one segment with hand-written forward and backward.
 
-    q_t^l = W_q (g * std(x) + b) / sqrt(K)  =  W_q' std(x) + b_q'        the norm's affine half and the scale, folded
+    q_t^l = W_q (g * std(x) + b) / sqrt(K)  =  W_q' std(x) + b_q'        affine part of the norm and scale are folded
     k, v  = W_kv (g * std(m) + b)           =  W_kv' std(m) + b_kv'      likewise; std(x) = (x - mean) / sigma
 
-so that inside the segment a pre-norm has no parameters, and autograd takes gradients apart again outside of it.
-A layer that LayerDrop skips is not in the segment at all: its level of the mix goes to the layer below.
-Letters as in `segment`.
+A pre-norm then has no parameters inside the segment; autograd computes their gradients outside of it. Layers that
+LayerDrop skips are not part of the segment; their weights in the memory mix go to the layer below.
+Letters as in `segment_data`.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from torch import Tensor, nn
 
 from stairwell.cores.core import Source
 from stairwell.cores.feedback import Feedback, FeedbackState
-from stairwell.cores.time import after, ages
+from stairwell.cores.time import tokens_since_start
 from stairwell.devices import on_accelerator
 from stairwell.fast import native
 from stairwell.fast.engine import FastEngine
 from stairwell.fast.feedback_torch import TorchBackend
-from stairwell.fast.segment import Backend, Segment
-from stairwell.fast.trace import Inputs, LayerWeights, Plan, Projection, leaves
+from stairwell.fast.segment import Backend, FeedbackSegment
+from stairwell.fast.segment_data import Inputs, KVProjection, LayerWeights, Plan, leaves
 from stairwell.layers import Layer, Masks
 
-SHORTEST = 4  # tokens from which on folding and packing the weights pays
+MIN_TOKENS = 4  # for shorter calls, folding and packing the parameters costs more than it saves
 
 
 class FeedbackEngine(FastEngine):
-    """Feedback's walk with a back end for its two loops: the given one, or the best for what is handed in.
+    """Run Feedback with the given backend, or with the best one for the device and dtype of the input.
 
-    Calls of fewer than `shortest` tokens go to the reference.
+    Calls of fewer than `min_tokens` tokens use the reference forward.
     """
 
-    def __init__(self, backend: Backend | None = None, shortest: int = SHORTEST) -> None:
-        self.backend, self.shortest = backend, shortest
+    def __init__(self, backend: Backend | None = None, min_tokens: int = MIN_TOKENS) -> None:
+        self.backend, self.min_tokens = backend, min_tokens
 
     def in_native(self, core: Feedback, like: Tensor) -> bool:
         return not isinstance(self.backend, TorchBackend) and native.supports(like)
@@ -51,97 +51,97 @@ class FeedbackEngine(FastEngine):
         source: Source | None = None,
         masks: Masks | None = None,
     ) -> tuple[Tensor, FeedbackState]:
-        if x.shape[1] < self.shortest:
-            return core.walk(x, state, start, source, masks)
+        if x.shape[1] < self.min_tokens:
+            return core.reference(x, state, start, source, masks)
         L = len(core.layers)
-        age = ages(state.count, start, x.shape[1])
-        alive = [l for l in range(L) if masks is None or not masks.dropped[l]]
-        mix = core.mix(x) if len(alive) == L else core.mix(x) @ levels_kept(alive, L).to(x)
-        if alive:
-            inputs, plan = prepare(core, x, state, age, alive, mix, source, masks)
+        since_start = tokens_since_start(state.count, start, x.shape[1])
+        active_layers = [l for l in range(L) if masks is None or not masks.dropped[l]]
+        mix = core.mix(x) if len(active_layers) == L else core.mix(x) @ merge_skipped_layers(active_layers, L).to(x)
+        if active_layers:
+            inputs, plan = prepare(core, x, state, since_start, active_layers, mix, source, masks)
             backend = self.backend or (native.NativeBackend() if self.in_native(core, x) else TorchBackend())
-            y, memory = Segment.apply(backend, plan, inputs, *leaves(inputs))
+            y, memory = FeedbackSegment.apply(backend, plan, inputs, *leaves(inputs))
         else:
             y, memory = x.clone(), x[:, :, None] * mix.view(1, 1, -1, 1)
-        return y, after(state, memory, age, start)
+        return y, state.advance(memory, since_start, start)
 
 
-def levels_kept(alive: Sequence[int], layers: int) -> Tensor:
-    """Which level of the segment each level of the core is: (L + 1, A + 1), one 1 a row."""
-    below = torch.tensor([sum(l < level for l in alive) for level in range(layers + 1)])
-    return nn.functional.one_hot(below, len(alive) + 1)
+def merge_skipped_layers(active_layers: Sequence[int], layers: int) -> Tensor:
+    """Return a one-hot matrix (L + 1, A + 1) from layer outputs of the core to layer outputs of the segment."""
+    below = torch.tensor([sum(l < output for l in active_layers) for output in range(layers + 1)])
+    return nn.functional.one_hot(below, len(active_layers) + 1)
 
 
 def prepare(
     core: Feedback,
     x: Tensor,
     state: FeedbackState,
-    age: Tensor,
-    alive: Sequence[int],
+    since_start: Tensor,
+    active_layers: Sequence[int],
     mix: Tensor,
     source: Source | None,
     masks: Masks | None,
 ) -> tuple[Inputs, Plan]:
-    """A call as a segment of the layers that are left, folded."""
+    """Return the folded inputs and the plan of a segment of the active layers."""
     config = core.config
-    # Slots that no row has filled are left out where asking costs nothing.
-    filled = config.memory if on_accelerator(x) else min(config.memory, max(1, int(age.max())))
-    reach = tuple(core.reach(core.layers[l], filled) for l in alive)
-    R = max(reach)
-    groups = [core.key_source(l) for l in alive]
-    names = sorted(set(groups))
-    # Nearest slot first, and no more of them than anyone looks at.
-    memory = state.memory[:, -R:].flip(1)
-    sets = [project(core.layers[projecting], memory[:, :, g]) for projecting, g in names]
-    layers = [fold(core.layers[l], R_l + config.attend_to_current, source) for l, R_l in zip(alive, reach, strict=True)]
-    positions = core.position.table(R + config.attend_to_current, masks.vectors if masks is not None else None)
-    inputs = Inputs(x.transpose(0, 1).contiguous(), mix, positions, sets, layers)
+    # Leave out slots that no stream has filled. On an accelerator, reading the counts would wait for the device.
+    filled = config.memory if on_accelerator(x) else min(config.memory, max(1, int(since_start.max())))
+    spans = tuple(core.attention_span(core.layers[l], filled) for l in active_layers)
+    R = max(spans)
+    group_of_layer = [core.key_source(l) for l in active_layers]
+    groups = sorted(set(group_of_layer))
+    memory = state.memory[:, -R:].flip(1)  # nearest slot first
+    kv_groups = [project(core.layers[projecting], memory[:, :, g]) for projecting, g in groups]
+    widths = [span + config.attend_to_current for span in spans]
+    layers = [fold(core.layers[l], width, source) for l, width in zip(active_layers, widths, strict=True)]
+    positions = core.position.table(max(widths), masks.position_index if masks is not None else None)
+    inputs = Inputs(x.transpose(0, 1).contiguous(), mix, positions, kv_groups, layers)
 
-    def chosen(drawn: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return tuple(drawn[l] for l in alive) if drawn else ()
+    def select(layer_masks: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(layer_masks[l] for l in active_layers) if layer_masks else ()
 
     B, T, D = x.shape
     plan = Plan(
         *(B, T, D, config.heads, config.K, config.F, R, config.memories),
-        pre=config.norm == "pre",
-        itself=config.attend_to_current,
+        pre_norm=config.norm == "pre",
+        attend_to_current=config.attend_to_current,
         eps=core.layers[0].attention_norm.eps,
-        reach=reach,
-        set_of=tuple(names.index(group) for group in groups),
-        memory_of=tuple(g for _, g in names),
-        age=age,
-        full=not on_accelerator(x) and bool((age >= R).all()),
+        spans=spans,
+        kv_group=tuple(groups.index(group) for group in group_of_layer),
+        group_memory=tuple(g for _, g in groups),
+        since_start=since_start,
+        full=not on_accelerator(x) and bool((since_start >= R).all()),
         needs_gradient=inputs.need_gradient,
-        attention_kept=chosen(masks.attention) if masks else (),
-        relu_kept=chosen(masks.relu) if masks else (),
-        cross_kept=chosen(masks.cross) if masks else (),
-        residual_kept=chosen(masks.residual) if masks else (),
-        attention_rate=core.layers[0].attention.rate,
-        relu_rate=core.layers[0].feed_forward.rate,
-        residual_rate=core.layers[0].residual_rate,
+        attention_masks=select(masks.attention) if masks else (),
+        relu_masks=select(masks.relu) if masks else (),
+        cross_masks=select(masks.cross) if masks else (),
+        residual_masks=select(masks.residual) if masks else (),
+        attention_rate=config.attention_dropout,
+        relu_rate=config.relu_dropout,
+        residual_rate=config.residual_dropout,
         source_mask=source.mask if source is not None else None,
     )
     return inputs, plan
 
 
 def fold_norm(norm: nn.LayerNorm, weight: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """weight @ norm(x) + bias as one affine map of the standardized x."""
-    added = weight @ norm.bias
-    return weight * norm.weight, added if bias is None else added + bias
+    """Return weight and bias of the affine map weight @ norm(x) + bias of the standardized x."""
+    norm_bias = weight @ norm.bias
+    return weight * norm.weight, norm_bias if bias is None else norm_bias + bias
 
 
-def project(layer: Layer, memory: Tensor) -> Projection:
-    """memory (B, R, D), nearest slot first, through the norm and projections of a layer."""
+def project(layer: Layer, memory: Tensor) -> KVProjection:
+    """Project a memory (B, R, D), nearest slot first, by the norm and the key and value projections of a layer."""
     weight = torch.cat([layer.attention.key.weight, layer.attention.value.weight])
     if not layer.pre:
-        return Projection(nn.functional.linear(memory, weight), weight, None)
+        return KVProjection(nn.functional.linear(memory, weight), weight, None)
     weight, bias = fold_norm(layer.attention_norm, weight)
     normed = nn.functional.layer_norm(memory, memory.shape[-1:], eps=layer.attention_norm.eps)
-    return Projection(nn.functional.linear(normed, weight, bias), weight, bias)
+    return KVProjection(nn.functional.linear(normed, weight, bias), weight, bias)
 
 
 def fold(layer: Layer, distances: int, source: Source | None) -> LayerWeights:
-    """A layer's parameters as the segment wants them, for so many distances."""
+    """Return the folded parameters of a layer for the given number of distances."""
     attention, feed = layer.attention, layer.feed_forward
     scale = 1 / math.sqrt(attention.K)
     folded = LayerWeights(

@@ -1,4 +1,4 @@
-"""What the engines' autograd functions share: first derivatives, backwards, and a plain word about all others."""
+"""Base of the engines' autograd functions: first derivatives in backward mode, and clear errors for all others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Backward = Callable[..., Any]
 
 
 class FirstOrderFunction(torch.autograd.Function):
-    """A function with a backward written by hand, to be marked with `once`, and no forward-mode derivative."""
+    """A function with a hand-written backward, decorated with `first_order_only`, and no forward-mode derivative."""
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
@@ -22,22 +22,23 @@ class FirstOrderFunction(torch.autograd.Function):
 
 
 def first_order(what: str, instead: str) -> Callable[[Backward], Backward]:
-    """Mark a backward that refuses second derivatives where the first are taken with create_graph=True; the error says
-    `what` has none and what to do `instead`. PyTorch's `once_differentiable` puts its error where `autograd.grad` goes
-    past it, and then second derivatives lack terms without a word."""
+    """Return a decorator for a backward that raises an error if called with create_graph=True.
 
-    def mark(backward: Backward) -> Backward:
+    PyTorch's `once_differentiable` raises its error only where the second derivative passes through it; `autograd.grad`
+    may bypass that, and second derivatives then silently lack terms."""
+
+    def decorate(backward: Backward) -> Backward:
         @wraps(backward)
         def checked(ctx: Any, *grads: Any) -> Any:
             if torch.is_grad_enabled():
                 raise RuntimeError(f"{what} no second derivatives (create_graph); {instead}")
-            # A backward within autocast would run these operations in other types than the forward.
+            # Within autocast, backward would run in other dtypes than forward.
             with without_autocast(next(grad for grad in grads if grad is not None)):
                 return backward(ctx, *grads)
 
         return checked
 
-    return mark
+    return decorate
 
 
-once = first_order("the fast engines have", "use engine='reference'")
+first_order_only = first_order("the fast engines have", "use engine='reference'")

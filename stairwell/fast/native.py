@@ -1,6 +1,6 @@
-"""The loops of Feedback's and the Staircases' segments in C++ (`csrc/`), if the extension was built; otherwise why not.
+"""Interface to the native library (`csrc/`): loading, operators and their arguments.
 
-The operators take a plan as plain lists; an empty tensor stands for an option that is off. Letters as in `segment`.
+Operators take structures as flat lists; an empty tensor stands for None. Letters as in `segment_data`.
 """
 
 from __future__ import annotations
@@ -13,53 +13,56 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from stairwell.fast.trace import Gradients, Inputs, LayerTrace, Plan, Trace, leaves
+from stairwell.fast.segment_data import Activations, Gradients, Inputs, LayerActivations, Plan, leaves
+
+if TYPE_CHECKING:
+    from stairwell.fast.staircase_segment import StaircasePlan
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT = 8  # of the lists below; the same number stands in csrc/interface.cpp
-POISON = False  # fill the loops' own scratch memory with NaN; for tests
+LAYOUT_VERSION = 9  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
+FILL_SCRATCH_WITH_NAN = False  # tests set this to detect reads of uninitialized scratch memory
 
-
-RATES = "float attention_rate, float relu_rate, float residual_rate"
-PLAN = f"int[] sizes, float eps, {RATES}, Tensor[] inputs, Tensor[] masks"
-END = "int instruction_set, bool poison"
-# Operators that fill what they are given, by their arguments.
+PLAN = (
+    "int[] sizes, float eps, float attention_rate, float relu_rate, float residual_rate, Tensor[] inputs, "
+    "Tensor[] masks"
+)
+END = "int instruction_set, bool fill_nan"
+# Arguments of the operators. They return nothing and write to the mutable ones.
 SCHEMAS = {
-    "feedback_forward": f"{PLAN}, Tensor(a!)[] trace, {END}",
-    "feedback_backward": f"{PLAN}, Tensor[] trace, Tensor y, Tensor memory, Tensor(a!)[] gradients, int begin, "
+    "feedback_forward": f"{PLAN}, Tensor(a!)[] activations, {END}",
+    "feedback_backward": f"{PLAN}, Tensor[] activations, Tensor y, Tensor memory, Tensor(a!)[] gradients, int begin, "
     f"int end, {END}",
-    "staircase_forward": f"{PLAN}, Tensor(a!)[] trace, int[] stairs, Tensor(b!)[] levels, {END}",
-    "staircase_backward": f"{PLAN}, Tensor(a!)[] trace, int[] stairs, Tensor[] levels, Tensor y, Tensor(b!)[] "
-    f"gradients, Tensor(c!)[] stairs_gradients, int begin, int end, int first, int last, {END}",
-    "log_sums": "Tensor scores, Tensor(a!) sums, int rows, int vocabulary, int instruction_set",
-    "highest": "Tensor scores, Tensor(a!) values, Tensor(b!) tokens, int rows, int vocabulary, int k, "
-    "int instruction_set",
-    "delta_forward": f"Tensor q, Tensor[] given, int[] shape, Tensor(a!)[] made, {END}",
-    "delta_backward": f"Tensor q, Tensor[] given, int[] shape, Tensor[] gradients, Tensor(a!)[] made, {END}",
+    "staircase_forward": f"{PLAN}, Tensor(a!)[] activations, int[] staircase, Tensor(b!)[] tensors, {END}",
+    "staircase_backward": f"{PLAN}, Tensor(a!)[] activations, int[] staircase, Tensor[] tensors, Tensor y, "
+    f"Tensor(b!)[] gradients, Tensor(c!)[] staircase_gradients, int begin, int end, int first, int last, {END}",
+    "logsumexp": "Tensor scores, Tensor(a!) sums, int rows, int vocabulary, int instruction_set",
+    "topk": "Tensor scores, Tensor(a!) values, Tensor(b!) tokens, int rows, int vocabulary, int k, int instruction_set",
+    "delta_forward": f"Tensor q, Tensor[] inputs, int[] shape, Tensor(a!)[] outputs, {END}",
+    "delta_backward": f"Tensor q, Tensor[] inputs, int[] shape, Tensor[] gradients, Tensor(a!)[] outputs, {END}",
 }
-TYPES = {torch.float32: 0, torch.float64: 1, torch.bool: 2, torch.int64: 3, torch.bfloat16: 4, torch.int8: 5}
-OTHER = 6  # any other element type
+ELEMENT_TYPES = {torch.float32: 0, torch.float64: 1, torch.bool: 2, torch.int64: 3, torch.bfloat16: 4, torch.int8: 5}
+OTHER_TYPE = 6
 _registry = torch.library.Library("stairwell", "DEF")
 
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
-    """Load the library; return it, or why it cannot be used."""
+    """Load the library. Return it, or the reason why it cannot be used."""
     paths = sorted(Path(__file__).parent.glob("_native*.so"))
     if not paths:
         return None, "the native library was not built"
     try:
         library = ctypes.CDLL(str(paths[0]))
         library.stairwell_layout.restype = library.stairwell_best_instruction_set.restype = ctypes.c_int64
-        same = library.stairwell_layout() == LAYOUT
+        version = library.stairwell_layout()
     except (OSError, AttributeError) as error:
         return None, f"the native library does not load ({error})"
-    if not same:
-        return None, "the native library is of another version; install again to build it"
+    if version != LAYOUT_VERSION:
+        return None, "the native library is of another version; reinstall stairwell to rebuild it"
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for name, arguments in {
         "call": [ctypes.c_char_p, integer, pointer],
@@ -76,22 +79,22 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
 
 
 def _openmp() -> list[int | None]:
-    """Return the addresses of three functions of torch's OpenMP runtime, whose threads run the kernels too."""
+    """Return the addresses of three functions of torch's OpenMP runtime. Its threads also run the kernels."""
     names = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
     for path in (Path(torch.__file__).parent / "lib").glob("libtorch_cpu.*"):
         with suppress(OSError, AttributeError):
-            runtime = ctypes.CDLL(str(path))  # a look-up through a library searches its dependencies as well
+            runtime = ctypes.CDLL(str(path))  # symbol lookup includes the library's dependencies
             return [ctypes.cast(getattr(runtime, name), ctypes.c_void_p).value for name in names]
     return [None] * len(names)
 
 
-_library, MISSING = _load()
-BEST: int = _library.stairwell_best_instruction_set() if _library else 0
+_library, UNAVAILABLE_REASON = _load()
+BEST_INSTRUCTION_SET: int = _library.stairwell_best_instruction_set() if _library else 0
 
 
 class Arguments:
-    """Arguments of a native function as one array per type, as csrc/interface.h reads them. A list is preceded by its
-    length; None stands for an empty tensor."""
+    """Arguments of a native function as one array per type, in the format of csrc/interface.h. A list is preceded by
+    its length; None is passed as an empty tensor."""
 
     def __init__(self, *arguments: Any) -> None:
         self.integers, self.floats, self.tensors = array("q"), array("d"), array("q")
@@ -118,10 +121,10 @@ class Arguments:
             self.tensors.extend((0, 0, 0, 1))
             return
         dense = tensor.is_contiguous() and tensor.is_cpu
-        self.tensors.extend((tensor.data_ptr(), tensor.numel(), TYPES.get(tensor.dtype, OTHER), dense))
+        self.tensors.extend((tensor.data_ptr(), tensor.numel(), ELEMENT_TYPES.get(tensor.dtype, OTHER_TYPE), dense))
 
     def packed(self) -> array[int]:
-        """Addresses and lengths of the three arrays: the struct CallArguments."""
+        """Return addresses and lengths of the three arrays: the struct CallArguments."""
         address, size = self.tensors.buffer_info()
         return array("q", (*self.integers.buffer_info(), *self.floats.buffer_info(), address, size // 4))
 
@@ -132,23 +135,24 @@ def _operator(name: str) -> Callable[..., None]:
 
     def call(*arguments: Any) -> None:
         assert _library is not None
-        given = Arguments(*arguments)
-        packed = given.packed()
+        flat = Arguments(*arguments)
+        packed = flat.packed()
         check(_library.stairwell_call(encoded, torch.get_num_threads(), packed.buffer_info()[0]))
 
     return call
 
 
 def check(error: bytes | None) -> None:
+    """Raise the error message of a native function, if any."""
     if error is not None:
         raise RuntimeError(error.decode())
 
 
 class Decoder:
-    """A step description that the native library keeps, and its one call per token. See csrc/step.h."""
+    """A step description in the native library, and one call per token for all layers. See csrc/step.h."""
 
     def __init__(self, description: Arguments, dtype: torch.dtype, parameters: list[Tensor | None]) -> None:
-        """`parameters` are those that the description points to: they live as long as the decoder."""
+        """The description holds addresses of `parameters`, so the decoder keeps them alive."""
         assert _library is not None
         self.parameters = parameters
         handle, packed = ctypes.c_void_p(), description.packed()
@@ -168,128 +172,142 @@ class Decoder:
         check(_library.stairwell_decoder_step(self.handle, torch.get_num_threads(), packed.buffer_info()[0]))
 
 
-if not MISSING:
+if not UNAVAILABLE_REASON:
     for _name, _arguments in SCHEMAS.items():
         _registry.define(f"{_name}({_arguments}) -> ()")
         _registry.impl(_name, _operator(_name), "CPU")
-        # Operators return nothing and only fill what they are given: there is nothing to say about shapes.
+        # Operators return nothing, so a fake implementation has no shapes to compute.
         torch.library.register_fake(f"stairwell::{_name}", lambda *_: None, lib=_registry)
 
 
-def why_not(x: Tensor) -> str:
-    """Why the loops cannot run where and in what x is; nothing if they can."""
+def unsupported_reason(x: Tensor) -> str:
+    """Return why native code does not support the device or dtype of x, or an empty string."""
     if x.device.type != "cpu":
         return f"native code runs on the CPU, not on {x.device.type}"
     if x.dtype not in (torch.float32, torch.float64):
-        return f"native code takes float32 and float64, not {x.dtype}"
-    return MISSING
+        return f"native code supports float32 and float64, not {x.dtype}"
+    return UNAVAILABLE_REASON
 
 
 def supports(x: Tensor) -> bool:
-    return not why_not(x)
+    return not unsupported_reason(x)
 
 
 @dataclasses.dataclass(frozen=True)
 class NativeBackend:
-    """The back end for one instruction set."""
+    """Backend of a Feedback segment for one instruction set."""
 
-    instruction_set: int = BEST
+    instruction_set: int = BEST_INSTRUCTION_SET
 
-    def forward(self, plan: Plan, inputs: Inputs, trace: Trace) -> None:
-        torch.ops.stairwell.feedback_forward(*described(plan, inputs, trace), self.instruction_set, POISON)
+    def forward(self, plan: Plan, inputs: Inputs, saved: Activations) -> None:
+        torch.ops.stairwell.feedback_forward(
+            *plan_arguments(plan, inputs, saved), self.instruction_set, FILL_SCRATCH_WITH_NAN
+        )
 
     def backward(
-        self, plan: Plan, inputs: Inputs, trace: Trace, y: Tensor, memory: Tensor, gradients: Gradients, steps: range
+        self,
+        plan: Plan,
+        inputs: Inputs,
+        saved: Activations,
+        d_y: Tensor,
+        d_memory: Tensor,
+        gradients: Gradients,
+        tokens: range,
     ) -> None:
         torch.ops.stairwell.feedback_backward(
-            *described(plan, inputs, trace),
-            *(y, memory, filled(leaves(gradients)), steps.start, steps.stop, self.instruction_set, POISON),
+            *(*plan_arguments(plan, inputs, saved), d_y, d_memory, none_to_empty(leaves(gradients))),
+            *(tokens.start, tokens.stop, self.instruction_set, FILL_SCRATCH_WITH_NAN),
         )
 
 
-def staircase_forward(plan: Plan, inputs: Inputs, trace: Trace, stairs: Any, old: list[Tensor]) -> None:
-    """stairs: a `staircase_segment.Stairs`. old (B, slots, 2HK), a layer each: what came before the call."""
+def staircase_forward(staircase: StaircasePlan, inputs: Inputs, saved: Activations, pass_kv: list[Tensor]) -> None:
+    """Run a Staircase segment. pass_kv (B, slots, 2HK), per layer: keys and values from before the call."""
     torch.ops.stairwell.staircase_forward(
-        *described(plan, inputs, trace), stairs.numbers(), levels(stairs, trace, old), BEST, POISON
+        *staircase_arguments(staircase, inputs, saved, pass_kv), BEST_INSTRUCTION_SET, FILL_SCRATCH_WITH_NAN
     )
 
 
 def staircase_backward(
-    plan: Plan,
+    staircase: StaircasePlan,
     inputs: Inputs,
-    trace: Trace,
-    stairs: Any,
-    old: list[Tensor],
-    y: Tensor,
+    saved: Activations,
+    pass_kv: list[Tensor],
+    d_y: Tensor,
     gradients: Gradients,
-    stairs_gradients: list[Tensor | None],
+    staircase_gradients: list[Tensor | None],
     *block: int,
 ) -> None:
+    """Run backward for a block: first and last token, first and last step."""
     torch.ops.stairwell.staircase_backward(
-        *(*described(plan, inputs, trace), stairs.numbers(), levels(stairs, trace, old)),
-        *(y, filled(leaves(gradients)), filled(stairs_gradients), *block, BEST, POISON),
+        *(*staircase_arguments(staircase, inputs, saved, pass_kv), d_y, none_to_empty(leaves(gradients))),
+        *(none_to_empty(staircase_gradients), *block, BEST_INSTRUCTION_SET, FILL_SCRATCH_WITH_NAN),
     )
 
 
-def log_sums(scores: Tensor, instruction_set: int = BEST) -> Tensor:
-    """log(sum of e^score) over the symbols. (..., V) -> (...)"""
+def logsumexp(scores: Tensor, instruction_set: int = BEST_INSTRUCTION_SET) -> Tensor:
+    """Return the log-sum-exp over the vocabulary. (..., V) -> (...)"""
     scores = scores.contiguous()
     sums = scores.new_empty(scores.shape[:-1])
-    torch.ops.stairwell.log_sums(scores, sums, sums.numel(), scores.shape[-1], instruction_set)
+    torch.ops.stairwell.logsumexp(scores, sums, sums.numel(), scores.shape[-1], instruction_set)
     return sums
 
 
-def highest(scores: Tensor, k: int, instruction_set: int = BEST) -> tuple[Tensor, Tensor]:
-    """The k <= V highest of scores (..., V), the highest first, and their symbols, the lower one first where scores are
-    equal: (..., k) each. A row with NaN gives any k symbols."""
+def topk(scores: Tensor, k: int, instruction_set: int = BEST_INSTRUCTION_SET) -> tuple[Tensor, Tensor]:
+    """Return the k <= V highest of scores (..., V) in descending order, and their token ids, the lower id first on
+    ties: (..., k) each. Scores with NaN give any k tokens."""
     scores = scores.contiguous()
     values = scores.new_empty(*scores.shape[:-1], k)
-    symbols = torch.empty_like(values, dtype=torch.int64)
+    tokens = torch.empty_like(values, dtype=torch.int64)
     rows, V = math.prod(scores.shape[:-1]), scores.shape[-1]
-    torch.ops.stairwell.highest(scores, values, symbols, rows, V, k, instruction_set)
-    return values, symbols
+    torch.ops.stairwell.topk(scores, values, tokens, rows, V, k, instruction_set)
+    return values, tokens
 
 
-def levels(stairs: Any, trace: Trace, old: list[Tensor]) -> list[Tensor]:
-    return [*trace.levels, *dense([*old, *stairs.masks()])]
+def staircase_arguments(
+    staircase: StaircasePlan, inputs: Inputs, saved: Activations, pass_kv: list[Tensor]
+) -> tuple[Any, ...]:
+    tensors = [*saved.layer_outputs, *contiguous([*pass_kv, *staircase.masks()])]
+    return *plan_arguments(staircase.plan, inputs, saved), staircase.sizes(), tensors
 
 
-def described(plan: Plan, inputs: Inputs, trace: Trace) -> tuple[Any, ...]:
-    """What every operator is told first."""
-    return *numbers(plan), dense(leaves(inputs)), masks(plan), filled(flat_trace(trace))
+def plan_arguments(plan: Plan, inputs: Inputs, saved: Activations) -> tuple[Any, ...]:
+    """Return the first arguments of every operator on a plan."""
+    return *plan_sizes(plan), contiguous(leaves(inputs)), plan_masks(plan), none_to_empty(flatten_activations(saved))
 
 
-def numbers(plan: Plan) -> tuple[Any, ...]:
+def plan_sizes(plan: Plan) -> tuple[Any, ...]:
     J = plan.source_mask.shape[1] if plan.source_mask is not None else 0
-    kept_width = plan.attention_kept[0].shape[-1] if plan.attention_kept else 0
-    sizes = [plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.R, plan.G, plan.A, J, len(plan.memory_of)]
-    sizes += [plan.steps, kept_width, plan.pre, plan.itself, plan.needs_gradient]
+    mask_width = plan.attention_masks[0].shape[-1] if plan.attention_masks else 0
+    sizes = [plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.R, plan.G, plan.A, J, len(plan.group_memory)]
+    sizes += [plan.saved_tokens, mask_width, plan.pre_norm, plan.attend_to_current, plan.needs_gradient]
     rates = (plan.attention_rate, plan.relu_rate, plan.residual_rate)
-    return [*sizes, *plan.reach, *plan.set_of, *plan.memory_of], plan.eps, *rates
+    return [*sizes, *plan.spans, *plan.kv_group, *plan.group_memory], plan.eps, *rates
 
 
-def masks(plan: Plan) -> list[Tensor]:
-    kinds = (plan.attention_kept, plan.relu_kept, plan.cross_kept, plan.residual_kept)
-    return dense([plan.age, plan.source_mask, *(kind[a] if kind else None for a in range(plan.A) for kind in kinds)])
+def plan_masks(plan: Plan) -> list[Tensor]:
+    types = (plan.attention_masks, plan.relu_masks, plan.cross_masks, plan.residual_masks)
+    by_layer = [masks[a] if masks else None for a in range(plan.A) for masks in types]
+    return contiguous([plan.since_start, plan.source_mask, *by_layer])
 
 
-def filled(tensors: list[Tensor | None]) -> list[Tensor]:
-    """With an empty tensor for none; the tensors themselves, because the loops write into them."""
-    none = torch.empty(0)
-    return [none if tensor is None else tensor for tensor in tensors]
+def none_to_empty(tensors: list[Tensor | None]) -> list[Tensor]:
+    """Replace None by an empty tensor. The other tensors are not copied, because operators write to them."""
+    empty = torch.empty(0)
+    return [empty if tensor is None else tensor for tensor in tensors]
 
 
-def dense(tensors: list[Tensor | None]) -> list[Tensor]:
-    """The same for what the loops only read, without gaps."""
-    return [tensor.contiguous() for tensor in filled(tensors)]
+def contiguous(tensors: list[Tensor | None]) -> list[Tensor]:
+    """Return contiguous tensors, empty ones for None, for arguments that operators only read."""
+    return [tensor.contiguous() for tensor in none_to_empty(tensors)]
 
 
-def flat_trace(trace: Trace) -> list[Tensor | None]:
-    tensors: list[Tensor | None] = [trace.y, trace.memory, *trace.levels[1:-1], trace.memory_input, trace.memory_rstd]
-    return [*tensors, *trace.keys, *trace.values, *(tensor for layer in trace.layers for tensor in flat_layer(layer))]
+def flatten_activations(saved: Activations) -> list[Tensor | None]:
+    layers = [tensor for layer in saved.layers for tensor in flatten_layer(layer)]
+    memory = [saved.memory_input, saved.memory_rstd]
+    return [saved.y, saved.memory, *saved.layer_outputs[1:-1], *memory, *saved.keys, *saved.values, *layers]
 
 
-def flat_layer(layer: LayerTrace) -> list[Tensor | None]:
-    cross = [*leaves(layer.cross), *leaves(layer.cross_attended)] if layer.cross is not None else [None] * 7
-    own = (*leaves(layer.attention), *leaves(layer.self_attended), layer.own)
-    return [*own, *cross, *leaves(layer.feed), layer.active]
+def flatten_layer(layer: LayerActivations) -> list[Tensor | None]:
+    cross = [*leaves(layer.cross), *leaves(layer.cross_attention)] if layer.cross is not None else [None] * 7
+    attention = [*leaves(layer.attention), *leaves(layer.self_attention), layer.current_kv]
+    return [*attention, *cross, *leaves(layer.feed), layer.active]

@@ -1,14 +1,14 @@
-"""A call of a Staircase as one autograd function around native loops over its diagonals (`csrc/climb.h`).
+"""A call of a Staircase as one autograd function around native loops over its steps (`csrc/staircase.h`).
 
-    forward    for s = 0..S-1      a diagonal's tokens go through the layers
-    backward   for s = S-1..0      gradients of each token's inputs and outputs, at each pass and layer
-    weights    dW = dY' X          here, once a block of diagonals: one large product over all its tokens and rows
+    forward      for s = 0..S-1      the tokens of step s go through the layers
+    backward     for s = S-1..0      gradients of the activations of each token, at each pass and layer
+    parameters   dW = dY' X          here, once per block of steps: one large product over all tokens of the block
 
-A token of a diagonal is a step of Feedback's `segment` that sees itself, so folded weights, traces and gradients are
-those of `segment`; its tokens are here those of all diagonals, one after another. Each layer has its own
-keys and values: what is cached, by slot, and after it what else a diagonal sees. Distances are ordered the farthest
-first, so that what a token sees is a suffix.
-Letters as in `segment`; T tokens of the call, R of all diagonals together, W distances, L layers, A left by LayerDrop.
+A token of a step is computed like a token of a Feedback `segment` with `attend_to_current`, so the structures are those
+of `segment_data`; the tokens of all steps are concatenated. Each layer has its own keys and values: first the cached
+positions, then the others of the current step. Distances are ordered from the farthest to the nearest, so what a token
+attends to is a suffix.
+Letters as in `segment_data`; T tokens of the call, S steps, W distances, L layers, A layers that LayerDrop keeps.
 """
 
 from __future__ import annotations
@@ -21,186 +21,204 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stairwell.fast import segment
-from stairwell.fast import trace as traces
-from stairwell.fast.first_order import FirstOrderFunction, once
+from stairwell.fast import segment, segment_data
+from stairwell.fast.buffer_pool import pooled_empty
+from stairwell.fast.first_order import FirstOrderFunction, first_order_only
 from stairwell.fast.native import staircase_backward, staircase_forward
-from stairwell.fast.trace import Gradients, Inputs, Plan, Trace, fresh, layer_gradients, leaves, make_totals, rebuilt
+from stairwell.fast.segment_data import (
+    Activations,
+    Gradients,
+    Inputs,
+    Plan,
+    leaves,
+    make_layer_gradients,
+    make_totals,
+    unflatten,
+)
 
-ROWS = 4096  # tokens times rows of a block: fewer make smaller products and more calls
+BLOCK_ROWS = 4096  # tokens times batch of a block: fewer mean smaller products and more calls
 
 
 @dataclass(frozen=True)
-class Diagonal:
-    """The order of the first nine is that of csrc/plan.h."""
+class Step:
+    """One step. The order of the first nine fields is that of StaircaseStep in csrc/plan.h."""
 
-    place: int  # of its first token among those of all diagonals
-    t: int  # its tokens
-    begin: int  # its first token's place in the call
-    on: int  # tokens that step on: its last ones
-    off: int  # tokens that step off afterwards: its first ones
-    low: int  # cached slots in sight, low .. high-1 of [ cache before the call | the call's tokens ]
-    high: int
-    old_first: int  # slots before the call at their passes, of all such slots
-    old_last: int
+    offset: int  # of its first token among the tokens of all steps
+    tokens: int
+    start: int  # index of its first token in the call
+    entering: int  # tokens at their first pass: the last ones
+    leaving: int  # tokens at their last pass: the first ones
+    cache_first: int  # visible cache positions cache_first .. cache_last-1 of [cache in the state | tokens of the call]
+    cache_last: int
+    pass_kv_first: int  # range of the keys and values from before the call, at their passes
+    pass_kv_last: int
     passes: tuple[int, ...]  # of each token, from 0
 
     @property
-    def J(self) -> int:
-        """Slots that its last token sees."""
-        return self.high - self.low + self.old_last - self.old_first + self.t
+    def visible(self) -> int:
+        """Number of slots that the last token attends to."""
+        return self.cache_last - self.cache_first + self.pass_kv_last - self.pass_kv_first + self.tokens
 
 
 @dataclass(frozen=True)
-class Leaving:
-    """Tokens of all diagonals whose inputs to all layers are remembered at places of pass n."""
+class StateCopy:
+    """Tokens, among those of all steps, whose layer inputs are copied to positions of pass n in the state."""
 
     n: int
     tokens: slice
-    places: slice
+    positions: slice
 
 
 @dataclass(frozen=True)
-class Stairs:
-    """What no gradient flows to, besides a plan whose T are the tokens of all diagonals."""
+class StaircasePlan:
+    """All inputs without gradients. The T of `plan` is the number of tokens of all steps."""
 
     plan: Plan
     T: int
-    diagonals: tuple[Diagonal, ...]
-    old: int  # slots before the call, of all passes
-    cached_before: int  # slots of the cache before the call
-    cached_now: int  # tokens of the call that later chunks of it see in the cache
-    caches_input: bool  # the cache holds embeddings (M = 0)
-    level_of: tuple[int, ...]  # for each layer of the core, which level is its input
-    leaving: tuple[Leaving, ...]
-    remembered: tuple[int, ...]  # tokens to be remembered of each pass
-    attention_kept: tuple[Tensor, ...]  # a pass and layer each: (B, H, T, distances) bool; empty without dropout
-    relu_kept: tuple[Tensor, ...]  # (B, T, F) bool
+    steps: tuple[Step, ...]
+    pass_slots: int  # slots from before the call, of all passes
+    cached_before: int  # cache slots from the state
+    cached_now: int  # tokens of the call that later chunks of the call attend to in the cache
+    caches_input: bool  # the cache contains embeddings (M = 0)
+    input_index: tuple[int, ...]  # per layer of the core: index of its input among the layer outputs
+    state_copies: tuple[StateCopy, ...]
+    state_tokens: tuple[int, ...]  # per pass: tokens of the call that enter the state
+    attention_masks: tuple[Tensor, ...]  # per pass and layer: (B, H, T, distances) bool; empty without dropout
+    relu_masks: tuple[Tensor, ...]  # (B, T, F) bool
 
     @property
     def slots(self) -> int:
-        return max(d.low + d.J for d in self.diagonals)
+        return max(step.cache_first + step.visible for step in self.steps)
 
     @property
-    def steps(self) -> int:
-        """Tokens whose traces are kept: all for a gradient, else those of one diagonal."""
-        return self.plan.T if self.plan.needs_gradient else max(d.t for d in self.diagonals)
+    def passes(self) -> int:
+        return max(n for step in self.steps for n in step.passes) + 1
 
-    def numbers(self) -> list[int]:
-        passes = max(n for d in self.diagonals for n in d.passes) + 1
-        width = self.attention_kept[0].shape[-1] if self.attention_kept else 0
-        sizes = [self.T, len(self.diagonals), self.old, self.cached_before, self.cached_now, self.slots, width, passes]
-        places = [number for d in self.diagonals for number in dataclasses.astuple(d)[:9]]
-        return [*sizes, int(self.caches_input), *places, *(n for d in self.diagonals for n in d.passes)]
+    @property
+    def saved_tokens(self) -> int:
+        """Tokens whose activations are saved: all if gradients are needed, else those of one step."""
+        return self.plan.T if self.plan.needs_gradient else max(step.tokens for step in self.steps)
+
+    def sizes(self) -> list[int]:
+        """Return all integers in the order of csrc/staircase.cpp."""
+        mask_width = self.attention_masks[0].shape[-1] if self.attention_masks else 0
+        sizes = [self.T, len(self.steps), self.pass_slots, self.cached_before, self.cached_now, self.slots, mask_width]
+        steps = [number for step in self.steps for number in dataclasses.astuple(step)[:9]]
+        passes = [n for step in self.steps for n in step.passes]
+        return [*sizes, self.passes, int(self.caches_input), *steps, *passes]
 
     def masks(self) -> list[Tensor | None]:
-        depth = (max(n for d in self.diagonals for n in d.passes) + 1) * self.plan.A
+        depth = self.passes * self.plan.A
         none: list[Tensor | None] = [None] * depth
-        return [*(self.attention_kept[:depth] or none), *(self.relu_kept[:depth] or none)]
+        return [*(self.attention_masks[:depth] or none), *(self.relu_masks[:depth] or none)]
 
     def blocks(self) -> list[tuple[int, int, int, int]]:
-        """Tokens begin .. end-1 of diagonals first .. last-1, for which weight gradients are taken; the last first."""
-        found, first = [], 0
-        for s, d in enumerate(self.diagonals):
-            begin, end = self.diagonals[first].place, d.place + d.t
-            if (end - begin) * self.plan.B >= ROWS or s + 1 == len(self.diagonals):
-                found.append((begin, end, first, s + 1))
+        """Return the blocks of backward, the last one first: tokens start .. end-1 of steps first .. last-1."""
+        blocks, first = [], 0
+        for s, step in enumerate(self.steps):
+            start, end = self.steps[first].offset, step.offset + step.tokens
+            if (end - start) * self.plan.B >= BLOCK_ROWS or s + 1 == len(self.steps):
+                blocks.append((start, end, first, s + 1))
                 first = s + 1
-        return found[::-1]
+        return blocks[::-1]
 
 
-def make_trace(stairs: Stairs, inputs: Inputs) -> Trace:
-    plan, x = stairs.plan, inputs.x
+def make_activations(staircase: StaircasePlan, inputs: Inputs) -> Activations:
+    """Return uninitialized activations."""
+    plan, x = staircase.plan, inputs.x
     B, D, A = plan.B, plan.D, plan.A
-    layers = traces.make_trace(dataclasses.replace(plan, T=stairs.steps, needs_gradient=True), inputs).layers
-    croppable = [fresh(x, B, plan.H, stairs.slots, plan.K) for _ in range(2 * A)]
-    return Trace(
-        y=fresh(x, stairs.T, B, D),
+    layer_plan = dataclasses.replace(plan, T=staircase.saved_tokens, needs_gradient=True)
+    return Activations(
+        y=pooled_empty(x, staircase.T, B, D),
         memory=x.new_empty(0),
-        levels=[fresh(x, plan.T, B, D) for _ in range(A + 1)],
-        memory_input=fresh(x, stairs.cached_now, B, D),
-        memory_rstd=fresh(x, stairs.cached_now, B),
-        keys=croppable[:A],
-        values=croppable[A:],
-        layers=layers,
+        layer_outputs=[pooled_empty(x, plan.T, B, D) for _ in range(A + 1)],
+        memory_input=pooled_empty(x, staircase.cached_now, B, D),
+        memory_rstd=pooled_empty(x, staircase.cached_now, B),
+        keys=[pooled_empty(x, B, plan.H, staircase.slots, plan.K) for _ in range(A)],
+        values=[pooled_empty(x, B, plan.H, staircase.slots, plan.K) for _ in range(A)],
+        layers=segment_data.make_activations(layer_plan, inputs).layers,
     )
 
 
-class Climb(FirstOrderFunction):
-    """-> y (B, T, D), and for each pass what is remembered of it (B, tokens, L, D)"""
+class StaircaseSegment(FirstOrderFunction):
+    """Leaves of pass_kv and inputs -> y (B, T, D), and per pass the new layer inputs of the state (B, tokens, L, D).
+
+    pass_kv (B, slots, 2HK), per layer: keys and values of tokens from before the call, at their passes.
+    """
 
     @staticmethod
-    def forward(ctx: Any, stairs: Stairs, form: list[Any], *tensors: Tensor | None) -> tuple[Tensor, ...]:
-        """The tensors are the leaves of keys and values of what came before the call (B, slots, 2HK), a layer each, and
-        of inputs, which have the same form."""
-        old, inputs = rebuilt(form, iter(tensors))
-        trace = make_trace(stairs, inputs)
-        staircase_forward(stairs.plan, inputs, trace, stairs, old)
+    def forward(
+        ctx: Any, staircase: StaircasePlan, structure: list[Any], *tensors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        pass_kv, inputs = unflatten(structure, iter(tensors))
+        saved = make_activations(staircase, inputs)
+        staircase_forward(staircase, inputs, saved, pass_kv)
         ctx.set_materialize_grads(False)
-        if stairs.plan.needs_gradient:
-            ctx.stairs = stairs
-            segment.save_tree(ctx, [old, inputs, trace])
-        return (trace.y.transpose(0, 1).contiguous(), *remember(stairs, trace.levels))
+        if staircase.plan.needs_gradient:
+            ctx.staircase = staircase
+            segment.save_tree(ctx, [pass_kv, inputs, saved])
+        return (saved.y.transpose(0, 1).contiguous(), *new_state_inputs(staircase, saved.layer_outputs))
 
     @staticmethod
-    @once
-    def backward(ctx: Any, y: Tensor | None, *remembered: Tensor | None) -> tuple[Any, ...]:
-        stairs, plan = ctx.stairs, ctx.stairs.plan
-        old, inputs, trace = segment.saved_tree(ctx)
-        # On its way back a diagonal's own keys and values cover what is cached later: not in what may be read again.
-        trace.keys, trace.values = ([part.clone() for part in croppable] for croppable in (trace.keys, trace.values))
-        y = torch.zeros_like(trace.y) if y is None else y.transpose(0, 1).contiguous()
-        blocks = stairs.blocks()
-        gradients = make_gradients(stairs, inputs, trace, max(end - begin for begin, end, *_ in blocks))
-        old_gradients = [torch.zeros_like(part) for part in old]
-        croppable = [torch.zeros_like(part) for part in (*trace.keys, *trace.values)]
-        later = fresh(trace.y, max(d.t for d in stairs.diagonals), plan.B, plan.D)
-        owed = owed_by_state(stairs, trace, remembered)
+    @first_order_only
+    def backward(ctx: Any, d_y: Tensor | None, *d_state: Tensor | None) -> tuple[Any, ...]:
+        staircase, plan = ctx.staircase, ctx.staircase.plan
+        pass_kv, inputs, saved = segment.saved_tree(ctx)
+        # Backward overwrites cached keys and values with those of earlier steps. Saved tensors must stay unmodified.
+        saved.keys, saved.values = ([part.clone() for part in parts] for parts in (saved.keys, saved.values))
+        d_y = torch.zeros_like(saved.y) if d_y is None else d_y.transpose(0, 1).contiguous()
+        blocks = staircase.blocks()
+        gradients = make_gradients(staircase, inputs, saved, max(end - start for start, end, *_ in blocks))
+        d_pass_kv = [torch.zeros_like(part) for part in pass_kv]
+        d_keys_values = [torch.zeros_like(part) for part in (*saved.keys, *saved.values)]
+        d_next = pooled_empty(saved.y, max(step.tokens for step in staircase.steps), plan.B, plan.D)
+        staircase_gradients = [*d_pass_kv, *d_keys_values, *grad_from_state(staircase, saved, d_state), d_next]
         totals = make_totals(inputs, gradients)
-        for begin, end, *diagonals in blocks:
-            staircase_backward(
-                *(plan, inputs, trace, stairs, old, y, gradients, [*old_gradients, *croppable, *owed, later]),
-                *(begin, end, *diagonals),
-            )
-            for a, (layer, gradient) in enumerate(zip(trace.layers, gradients.layers, strict=True)):
-                kept, given = segment.slice_steps(layer, begin, end), segment.slice_steps(gradient, 0, end - begin)
-                segment.add_layer_gradients(plan, kept, given, totals.layers[a], totals.sets[a])
-                segment.add_score_gradients(plan, inputs, a, kept, given, totals)
-        for project, new in zip(totals.sets, gradients.new, strict=True):
-            segment.add_product(project.weight, project.bias, new, trace.memory_input)
-        return None, None, *leaves([old_gradients, totals])
+        for block in blocks:
+            staircase_backward(staircase, inputs, saved, pass_kv, d_y, gradients, staircase_gradients, *block)
+            start, end, *_ = block
+            for a, (layer, gradient) in enumerate(zip(saved.layers, gradients.layers, strict=True)):
+                layer = segment.slice_tokens(layer, start, end)
+                gradient = segment.slice_tokens(gradient, 0, end - start)
+                segment.add_layer_gradients(plan, layer, gradient, totals.layers[a], totals.kv_groups[a])
+                segment.add_score_gradients(plan, inputs, a, layer, gradient, totals)
+        for project, new_kv in zip(totals.kv_groups, gradients.new_kv, strict=True):
+            segment.add_product(project.weight, project.bias, new_kv, saved.memory_input)
+        return None, None, *leaves([d_pass_kv, totals])
 
 
-def remember(stairs: Stairs, levels: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs of all layers at the newest tokens of each pass. (B, tokens, L, D)"""
-    B, D = stairs.plan.B, stairs.plan.D
-    remembered = [fresh(levels[0], B, tokens, len(stairs.level_of), D) for tokens in stairs.remembered]
-    for part in stairs.leaving:
-        for l, level in enumerate(stairs.level_of):
-            remembered[part.n][:, part.places, l] = levels[level][part.tokens].transpose(0, 1)
-    return remembered
+def new_state_inputs(staircase: StaircasePlan, layer_outputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the inputs of all layers at the newest tokens of each pass. (B, tokens, L, D)"""
+    B, D, L = staircase.plan.B, staircase.plan.D, len(staircase.input_index)
+    inputs = [pooled_empty(layer_outputs[0], B, tokens, L, D) for tokens in staircase.state_tokens]
+    for copy in staircase.state_copies:
+        for l, index in enumerate(staircase.input_index):
+            inputs[copy.n][:, copy.positions, l] = layer_outputs[index][copy.tokens].transpose(0, 1)
+    return inputs
 
 
-def owed_by_state(stairs: Stairs, trace: Trace, remembered: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """The gradient of each level through what is remembered of it; none where nobody asks."""
-    if all(part is None for part in remembered):
-        return [None for _ in trace.levels]
-    owed = [torch.zeros_like(level) for level in trace.levels]
-    for part in stairs.leaving:
-        if (given := remembered[part.n]) is not None:
-            for l, level in enumerate(stairs.level_of):
-                owed[level][part.tokens] += given[:, part.places, l].transpose(0, 1)
-    return list(owed)
+def grad_from_state(
+    staircase: StaircasePlan, saved: Activations, d_state: Sequence[Tensor | None]
+) -> list[Tensor | None]:
+    """Return the gradient of each layer output through the state, or None if the state has no gradient."""
+    if all(part is None for part in d_state):
+        return [None for _ in saved.layer_outputs]
+    gradients = [torch.zeros_like(output) for output in saved.layer_outputs]
+    for copy in staircase.state_copies:
+        if (d_inputs := d_state[copy.n]) is not None:
+            for l, index in enumerate(staircase.input_index):
+                gradients[index][copy.tokens] += d_inputs[:, copy.positions, l].transpose(0, 1)
+    return list(gradients)
 
 
-def make_gradients(stairs: Stairs, inputs: Inputs, trace: Trace, tokens: int) -> Gradients:
-    """Those of layers for the tokens of a block only."""
-    plan, width = stairs.plan, 2 * stairs.plan.H * stairs.plan.K
+def make_gradients(staircase: StaircasePlan, inputs: Inputs, saved: Activations, tokens: int) -> Gradients:
+    """Return the gradients of a call; those of layers are uninitialized and for the tokens of a block."""
+    plan, width = staircase.plan, 2 * staircase.plan.H * staircase.plan.K
     return Gradients(
         x=torch.zeros_like(inputs.x),
-        memory=trace.memory,
-        old=[torch.zeros_like(part.old) for part in inputs.sets],
-        new=[fresh(trace.y, stairs.cached_now, plan.B, width) for _ in inputs.sets],
-        # The loops need no more of what was read than a token's.
-        layers=[layer_gradients(layer, tokens, scores=tokens, read=0) for layer in trace.layers],
+        memory=saved.memory,
+        state_kv=[torch.zeros_like(group.state_kv) for group in inputs.kv_groups],
+        new_kv=[pooled_empty(saved.y, staircase.cached_now, plan.B, width) for _ in inputs.kv_groups],
+        # The native loops only need the gradient of z for the current token.
+        layers=[make_layer_gradients(layer, tokens, scores=tokens, z=0) for layer in saved.layers],
     )

@@ -1,9 +1,9 @@
-"""The fast engine of Transformer-XL and Universal: the walk of `stairwell.cores.transformer_xl`, attending by bands.
+"""The fast engine of Transformer-XL and Universal, with banded attention.
 
-    z_t^l = Attn(x_t^{l-1}, {x_{t-S}^{l-1}, ..., x_{t-1}^{l-1}})       S scores a token, not the S + T of a full matrix
+    z_t^l = Attn(x_t^{l-1}, {x_{t-S}^{l-1}, ..., x_{t-1}^{l-1}})     S scores per token, not the S + T of a full matrix
 
-Queries, keys and values of a segment come from one product a layer, those of the memory from another; see `banded`.
-Letters: B rows, T tokens, S memory slots, D width, L layers.
+Queries, keys and values of a segment come from one product per layer, those of the memory from another; see `banded`.
+Letters: B batch, T tokens, S memory slots, D width, L layers.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source
-from stairwell.cores.time import after, ages
+from stairwell.cores.time import tokens_since_start
 from stairwell.cores.transformer_xl import TransformerXL
 from stairwell.devices import on_accelerator
 from stairwell.fast.banded import Band, BandedLayer
 from stairwell.fast.engine import FastEngine
-from stairwell.layers import KEEP_ALL, Masks
+from stairwell.layers import NO_MASKS, Masks
 from stairwell.state import State
 
 
 class TransformerXLEngine(FastEngine):
-    """The reference's walk, with scores only where the memory's window lies."""
+    """Run Transformer-XL or Universal with scores only inside the attention window."""
 
     def follows_autocast(self, core: TransformerXL, like: Tensor) -> bool:
         return True
@@ -39,22 +39,26 @@ class TransformerXLEngine(FastEngine):
         masks: Masks | None = None,
     ) -> tuple[Tensor, State]:
         B, T, _ = x.shape
-        age = ages(state.count, start, T)
-        # Which slots are empty, for some tokens or for all, is asked only where the answer costs nothing.
-        newest, oldest = (0, core.window.last) if on_accelerator(x) else (int(age.min()), max(1, int(age.max())))
+        since_start = tokens_since_start(state.count, start, T)
+        # Leave out empty slots and masks. On an accelerator, reading the counts would wait for the device.
+        min_count, max_count = (0, core.window.last)
+        if not on_accelerator(x):
+            min_count, max_count = int(since_start.min()), max(1, int(since_start.max()))
         sources = core.source_slots(source)
-        layers = {layer: BandedLayer(layer, given, B * T) for layer, given in zip(core.layers, sources, strict=True)}
-        vectors = core.position.table(core.window.distances, masks.vectors if masks is not None else None)
+        layers = {layer: BandedLayer(layer, slots, B * T) for layer, slots in zip(core.layers, sources, strict=True)}
+        positions = core.position.table(core.window.distances, masks.position_index if masks is not None else None)
         inputs: list[Tensor] = []
         for l, layer in enumerate(core.layer_sequence()):
             inputs.append(x)
-            kept = masks.at(l, 0, T) if masks is not None else KEEP_ALL
-            if kept.dropped:
+            layer_masks = masks.for_layer(l, 0, T) if masks is not None else NO_MASKS
+            if layer_masks.dropped:
                 continue
-            window = core.window.trimmed(core.reach(layer, oldest))
-            band = Band(core.config.heads, window, None if window.always_filled(newest) else age, kept.attention)
+            window = core.window.trimmed(core.attention_span(layer, max_count))
+            filled = window.always_filled(min_count)
+            band = Band(core.config.heads, window, None if filled else since_start, layer_masks.attention)
             memory = state.memory[:, state.memory.shape[1] - window.last :, l]
-            fast = layers[layer]
-            x = fast(x, [fast.keys_values(memory)], vectors, layer.ramp(vectors.shape[0]), band, kept)
-        staying = max(T - state.memory.shape[1], 0)  # tokens before this one leave the memory within the call
-        return x, after(state, torch.stack([layer_input[:, staying:] for layer_input in inputs], 2), age, start)
+            banded = layers[layer]
+            x = banded(x, [banded.keys_values(memory)], positions, layer.ramp(positions.shape[0]), band, layer_masks)
+        first = max(T - state.memory.shape[1], 0)  # earlier tokens leave the memory within the call
+        new = torch.stack([layer_input[:, first:] for layer_input in inputs], 2)
+        return x, state.advance(new, since_start, start)

@@ -1,9 +1,9 @@
-"""Hugging Face transformers: every core as a causal language model or as a translator, with a cache of its own.
+"""Hugging Face transformers: every core as a causal language model or as a sequence-to-sequence model.
 
-import stairwell.hf                                                      registers everything with the Auto classes
+import stairwell.hf                                                      registers the models with the Auto classes
 model = AutoModelForCausalLM.from_pretrained("my-model")
 model = AutoModelForSeq2SeqLM.from_pretrained("my-translator")
-model = from_run("runs/lm-feedback"); to_run(model, "runs/again")        both ways, bit for bit
+model = from_run("runs/lm-feedback"); to_run(model, "runs/again")        bit for bit
 """
 
 from stairwell.errors import UserError
@@ -24,7 +24,7 @@ AutoConfig.register(StairwellConfig.model_type, StairwellConfig, exist_ok=True)
 AutoConfig.register(StairwellSeq2SeqConfig.model_type, StairwellSeq2SeqConfig, exist_ok=True)
 AutoModelForCausalLM.register(StairwellConfig, StairwellForCausalLM, exist_ok=True)
 AutoModelForSeq2SeqLM.register(StairwellSeq2SeqConfig, StairwellForSeq2SeqLM, exist_ok=True)
-# `register` leaves out this list, by which Trainer's label smoothing knows that labels are the next tokens.
+# `register` does not add to this list, from which Trainer's label smoothing knows that labels have to be shifted.
 modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[StairwellConfig.model_type] = StairwellForCausalLM.__name__
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The model card of an exported folder: what the Hugging Face Hub shows, and how the model is loaded.
+"""The model card of an exported folder, which the Hugging Face Hub shows: how to load the model.
 
 Without stairwell, transformers does not recognize the model and recommends an update of transformers, which does not
 help; the card states what does.
@@ -46,7 +46,7 @@ model = {auto}.from_pretrained("path/to/this/folder")
 """
 TOKENIZER = 'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n'
 TARGET = 'target_tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder", subfolder="target")\n'
-# What the Hub calls the tasks of runs; a language model generates text.
+# Pipeline tags of the Hub by task; any other task is text generation.
 PIPELINES = {"translation": "translation", "summarization": "summarization"}
 
 

@@ -1,4 +1,4 @@
-"""A causal language model of any core. Letters: B rows, T tokens, V symbols."""
+"""A causal language model with any core. Letters: B sequences, T tokens, V vocabulary size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPTIONS = ("tied", "start_embedding", "embedding_dropout", "output_dropout", "ad
 
 
 class StairwellConfig(CoreConfig):
-    """`core` names the core and `core_options` are its options, as on the command line; the rest are the model's."""
+    """`core` is the name of the core and `core_options` its options; the other fields are options of the model."""
 
     model_type = "stairwell"
 
@@ -32,9 +32,9 @@ class StairwellConfig(CoreConfig):
 
     @classmethod
     def of(cls, config: LanguageModelConfig, **options: Any) -> StairwellConfig:
-        """The same for a model's config."""
+        """Return the config of transformers for a model's config."""
         if config.inputs != config.V:
-            raise UserError(f"a causal language model predicts its own {config.inputs} symbols, not {config.V} labels")
+            raise UserError(f"a causal language model predicts its {config.inputs} input tokens, not {config.V} labels")
         own = {name: getattr(config, name) for name in OPTIONS}
         own["adaptive"] = list(config.adaptive) or None
         return cls(**core_fields(config.core), vocab_size=config.inputs, **own, **options)
@@ -62,10 +62,10 @@ class StairwellForCausalLM(StairwellModel):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """input_ids (B, T), attention_mask (B, T or all tokens so far) -> logits (B, T, V). Positions are distances, so
-        `position_ids` only tell where packed sequences start, by a 0."""
+        """input_ids (B, T), attention_mask (B, T or all tokens so far) -> logits (B, T, V). Positions are relative, so
+        `position_ids` only mark the start of packed sequences, by a 0."""
         if input_ids is None:
-            raise ValueError("stairwell models read input_ids; embeddings cannot be given instead")
+            raise ValueError("input_ids is missing; stairwell models do not accept inputs_embeds")
         if position_ids is None and (packed := {"seq_idx", "cu_seq_lens_q"} & kwargs.keys()):
             raise ValueError(f"{min(packed)}: packed sequences need position_ids (return_position_ids=True)")
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
@@ -88,6 +88,6 @@ class StairwellForCausalLM(StairwellModel):
                 shifted = kwargs.get("shift_labels")
                 counted = (labels[..., 1:] if shifted is None else shifted) != IGNORE
                 loss = loss + self.span_loss(counted.sum(), kwargs.get("num_items_in_batch"))
-        # Without a cache generation must feed everything again, so none may be handed back.
+        # Without a cache, generation passes all tokens again, so none may be returned.
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)  # type: ignore[arg-type]
         return output.to_tuple() if return_dict is False else output

@@ -1,4 +1,4 @@
-"""Run folders as models of transformers and back, without loss."""
+"""Convert run folders to models of transformers and back, without loss."""
 
 from __future__ import annotations
 
@@ -16,95 +16,103 @@ from stairwell.hf.seq2seq import StairwellForSeq2SeqLM, StairwellSeq2SeqConfig
 from stairwell.hf.tokenizers import pair_tokenizers, tokenizer
 from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.outputs import FOLDER, check, write_output_folder
-from stairwell.runs.launch import check_new, load
-from stairwell.tasks import spec
+from stairwell.runs.launch import check_new
+from stairwell.runs.load import load
+from stairwell.tasks import saved_task
 from stairwell.tasks.pair_task import PairTask
 from stairwell.train import Run
-from stairwell.train.translator import SEARCH, search_of
+from stairwell.train.translator import SEARCH, load_search
 
-# Of a run folder, besides the parameters. The config last: with it the folder is a run, and a run has what it needs.
-FILES = (spec.FILE, SEARCH, "config.json")
+# The files of a run folder besides the parameters. The config is last: a folder that has one is a complete run.
+FILES = (saved_task.FILE, SEARCH, "config.json")
 
 
 def from_run(path: str | os.PathLike[str]) -> StairwellForCausalLM | StairwellForSeq2SeqLM:
-    """The trained model of a run folder; its config keeps what `to_run` needs. A translator looks for targets as the
-    run does."""
+    """Return the trained model of a run folder. Its config keeps what `to_run` needs, and the generation config of a
+    sequence-to-sequence model is the run's search."""
     run = Run(path)
     loaded: tuple[Any, Any] = load(path, "cpu")
     model, task = loaded
     _, note = run.load_model()
-    # As text: transformers sorts what it writes, and a run folder should come back byte for byte.
+    # As text: transformers sorts the keys that it writes, and `to_run` restores files byte for byte.
     files = {"note": json.dumps(note)}
     for name in FILES:
         if (run.path / name).exists():
             files[name] = (run.path / name).read_text(encoding="utf-8")
-    made: StairwellForCausalLM | StairwellForSeq2SeqLM
+    converted: StairwellForCausalLM | StairwellForSeq2SeqLM
     if isinstance(model, LanguageModel):
-        made = StairwellForCausalLM(StairwellConfig.of(model.config, run=files))
+        converted = StairwellForCausalLM(StairwellConfig.of(model.config, run=files))
     elif isinstance(model, Seq2Seq):
-        made = StairwellForSeq2SeqLM(StairwellSeq2SeqConfig.of(model.config, run=files))
-        set_search(made, run.path, task)
+        converted = StairwellForSeq2SeqLM(StairwellSeq2SeqConfig.of(model.config, run=files))
+        set_search(converted, run.path, task)
     else:
-        raise UserError(f"{run.path} is no language model and no translator but a {type(model).__name__}")
-    made.model.load_state_dict(model.state_dict())
-    return made.eval()
+        raise UserError(
+            f"{run.path} is a {type(model).__name__}; only language models and sequence-to-sequence models can be "
+            "converted"
+        )
+    converted.model.load_state_dict(model.state_dict())
+    return converted.eval()
 
 
-def set_search(made: StairwellForSeq2SeqLM, folder: Path, task: PairTask) -> None:
-    """How `generate` looks for a target, where it is not told otherwise. Of the limits on its length the one that
-    depends on the source stays behind."""
-    search = search_of(folder, task)
-    _, longest = search.lengths(task.config.max_source_length, task.config.max_target_length)
-    made.generation_config.update(
+def set_search(model: StairwellForSeq2SeqLM, folder: Path, task: PairTask) -> None:
+    """Set the defaults of `generate` to the search of a run, except for max_length_ratio, which depends on the
+    source."""
+    search = load_search(folder, task)
+    _, max_length = search.lengths(task.config.max_source_length, task.config.max_target_length)
+    model.generation_config.update(
         num_beams=search.beam,
         length_penalty=search.length_penalty,
-        no_repeat_ngram_size=search.block,
-        max_length=longest + 1,  # the start is a token too; a target that is still going on then is cut, as in a run
+        no_repeat_ngram_size=search.no_repeat_ngram_size,
+        max_length=max_length + 1,  # the start token counts
     )
 
 
 def export_hf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> str:
-    """A run folder as a folder for `from_pretrained`, with a tokenizer where there is one for its vocabulary; a target
-    with symbols of its own has its tokenizer in the folder `target`. The name of the Auto class that loads it. The
-    folder must be new or empty: one that was exported before may have been trained further by others."""
+    """Export a run as a folder for `from_pretrained` and return the name of the Auto class that loads it.
+
+    It includes a tokenizer if the vocabulary has one; a separate target tokenizer is in the folder `target`. The folder
+    must be new or empty: an exported model may have been trained further."""
     check(folder, FOLDER)
     model = from_run(path)
     auto = "AutoModelForSeq2SeqLM" if isinstance(model, StairwellForSeq2SeqLM) else "AutoModelForCausalLM"
 
-    def write(place: Path) -> None:
-        model.save_pretrained(place)
+    def write(folder: Path) -> None:
+        model.save_pretrained(folder)
         if isinstance(model, StairwellForSeq2SeqLM):
             task: Any = load(path, "cpu")[1]
             source, target = pair_tokenizers(task)
-            source.save_pretrained(place)
+            source.save_pretrained(folder)
             if target is not source:
-                target.save_pretrained(place / "target")
+                target.save_pretrained(folder / "target")
         else:
             vocabulary = vocabulary_of(model)
-            if isinstance(vocabulary, text.Bytes | text.BPE | text.Characters):
-                tokenizer(vocabulary).save_pretrained(place)
-        write_card(model, auto, place)
+            if vocabulary is not None and vocabulary.fast_tokenizer() is not None:
+                tokenizer(vocabulary).save_pretrained(folder)
+        write_card(model, auto, folder)
 
     write_output_folder(folder, write)
     return auto
 
 
 def to_run(model: StairwellForCausalLM | StairwellForSeq2SeqLM, path: str | os.PathLike[str]) -> Path:
-    """A model that came from a run folder as a run folder again, its parameters as they are now."""
+    """Write a model that came from a run folder as a new run folder, with its current parameters."""
     files = model.config.run
     if not files:
-        raise UserError("this model came from no run folder, so nothing is known of its training; see stairwell.load")
+        raise UserError("this model did not come from a run folder, so it has no run config; use save_pretrained")
     run = Run(path)
     check_new(run)
-    run.save_model(model.model.state_dict(), json.loads(files["note"]))
-    for name in FILES:
+    *others, config = FILES
+    for name in others:
         if name in files:
             write_text(run.path / name, files[name])
+    # The saved model includes a hash of the task, so the task is written first.
+    run.save_model(model.model.state_dict(), json.loads(files["note"]))
+    write_text(run.path / config, files[config])
     return run.path
 
 
 def vocabulary_of(model: StairwellForCausalLM) -> text.Vocabulary | None:
-    """The vocabulary of a model that came from a run of the task `lm`."""
-    task = json.loads((model.config.run or {}).get(spec.FILE, "{}"))
-    kept = task.get("vocabularies", {}).get("text")
-    return text.from_json(kept, "the model's config") if kept else None
+    """Return the vocabulary of a model that came from a run of the task `lm`, or None."""
+    task = json.loads((model.config.run or {}).get(saved_task.FILE, "{}"))
+    vocabulary = task.get("vocabularies", {}).get("text")
+    return text.from_json(vocabulary, "the model's config") if vocabulary else None

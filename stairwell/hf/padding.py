@@ -1,7 +1,7 @@
-"""Attention masks and packed batches of transformers: what a model reads of a padded or packed batch.
+"""Attention masks and packed batches of transformers.
 
-A token whose mask is 0 is padding and is never read: a sequence gives the same results with padding on the left, on the
-right or in between as without. Letters: B sequences, T tokens, D width.
+A token whose mask is 0 is padding and is never read: padding on the left, on the right or in between does not change
+the results of a sequence. Letters: B sequences, T tokens, D width.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from stairwell.state import State
 
 
 def real_tokens(mask: Tensor | None, shape: Sequence[int], seen: int) -> Tensor | None:
-    """Return which of the tokens of a call are no padding, (B, T) bool; none if all are.
+    """Return which tokens of a call are not padding, (B, T) bool, or None if there is no padding.
 
-    mask (B, T), or (B, seen + T) with that of the tokens before."""
+    mask (B, T), or (B, seen + T) with the tokens before"""
     if mask is None:
         return None
     batch, T = shape
@@ -35,15 +35,15 @@ def real_tokens(mask: Tensor | None, shape: Sequence[int], seen: int) -> Tensor 
 def mask_as_bool(mask: Tensor) -> Tensor:
     """Return a mask of 0 and 1 as bool."""
     if mask.is_floating_point() and not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError("attention_mask must be 1 for tokens and 0 for padding, not numbers that are added to scores")
+        raise ValueError("attention_mask must be 1 for tokens and 0 for padding, not an additive mask")
     return mask.bool()
 
 
 def packed_starts(position_ids: Tensor | None, real: Tensor | None, shape: Sequence[int]) -> Tensor | None:
-    """Return where the second and later sequences of a packed batch start, (B, T) bool; none if nothing is packed.
+    """Return where the second and later sequences of a packed batch start, (B, T) bool, or None if nothing is packed.
 
-    Packed sequences count their positions from 0 (`DataCollatorWithFlattening`). A call's first token continues what is
-    in the cache, whatever its position."""
+    The positions of a packed sequence start at 0 (`DataCollatorWithFlattening`). The first token of a call continues
+    the cache, whatever its position."""
     batch, T = shape
     if position_ids is None or T == 1:
         return None
@@ -61,73 +61,73 @@ def skip_padding(
     real: Tensor,
     state: State,
     start: Tensor | None,
-    before: Tensor | None,
-    keep_state: bool,
+    previous: Tensor | None,
+    needs_state: bool,
 ) -> tuple[Tensor, State]:
-    """Read the real tokens only. tokens, real, start (B, T) -> what the head reads (B, T, D) and the state after.
+    """Read the real tokens only. tokens, real, start (B, T) -> inputs of the head (B, T, D), the state after them.
 
-    At padding the head reads what it read at the last real token; `before` (B, D) is that before this call. Before the
-    first token of a sequence it reads zeros, and NaN where the last real token is unknown. Without `keep_state` the
-    returned state is that before the call."""
+    The output at padding is that of the last real token; `previous` (B, D) is the last output before this call. Before
+    the first token of a sequence the output is zero, and NaN if the last output is unknown. Without `needs_state`, the
+    given state is returned."""
     lengths = real.sum(1)
-    # Real tokens first, in their order; padding may be any number.
+    # Move the real tokens to the front. The id of padding may be invalid.
     order = real.long().argsort(dim=1, descending=True, stable=True)
     tokens = tokens.masked_fill(~real, 0).gather(1, order)
     start = start.gather(1, order) if start is not None else None
-    before = first_hidden(model, real, state, before)
-    if not keep_state:
-        # Nothing that is real comes after what pads.
+    previous = output_before(model, real, state, previous)
+    if not needs_state:
+        # All padding is at the end now, where it changes nothing.
         longest = max(int(lengths.max()), 1)
         hidden, _ = model.hidden(tokens[:, :longest], state, start[:, :longest] if start is not None else None)
     else:
-        hidden, state = read_groups(model, tokens, lengths, state, start, before)
-    after = torch.cat([before[:, None].to(hidden.dtype), hidden], 1)
-    return after.gather(1, real.cumsum(1)[..., None].expand(-1, -1, hidden.shape[-1])), state
+        hidden, state = read_groups(model, tokens, lengths, state, start, previous)
+    outputs = torch.cat([previous[:, None].to(hidden.dtype), hidden], 1)
+    return outputs.gather(1, real.cumsum(1)[..., None].expand(-1, -1, hidden.shape[-1])), state
 
 
-def first_hidden(model: Any, real: Tensor, state: State, before: Tensor | None) -> Tensor:
-    """What the head reads at padding before the first real token of this call. (B, D)"""
-    if before is not None:
-        return before
-    # After tokens were taken back the last prediction is unknown: NaN where nobody should look, an error where they do.
+def output_before(model: Any, real: Tensor, state: State, previous: Tensor | None) -> Tensor:
+    """Return the output at padding before the first real token of a call. (B, D)"""
+    if previous is not None:
+        return previous
+    # The last output is unknown after a crop: NaN where it should not be used, an error where it would be.
     unknown = state.count > 0
     if bool((unknown & ~real.any(1)).any()):
         raise ValueError(
             "attention_mask is 0 for all tokens of a sequence right after a crop, so there is nothing to predict from; "
-            "hand in a real token first"
+            "pass a real token first"
         )
     zeros = next(model.parameters()).new_zeros(len(real), model.core.width)
     return zeros.masked_fill(unknown[:, None], torch.nan)
 
 
 def read_groups(
-    model: Any, tokens: Tensor, lengths: Tensor, state: State, start: Tensor | None, before: Tensor
+    model: Any, tokens: Tensor, lengths: Tensor, state: State, start: Tensor | None, previous: Tensor
 ) -> tuple[Tensor, State]:
-    """Read the first lengths (B,) tokens (B, T) of each sequence. -> (B, T, D), zero beyond, and the state after
+    """Read the first lengths (B,) tokens (B, T) of each sequence. -> (B, T, D), zero beyond, and the state after them
 
-    Sequences that have read nothing yet are read together: padded on the left, and reset at their first token. Others
-    are read together if they have equally many tokens."""
+    Sequences in the initial state are read in one group, padded on the left and reset at their first token. Other
+    sequences are grouped by their number of tokens."""
     B, T = tokens.shape
-    kind = torch.where(lengths == 0, -1, torch.where(state.count == 0, 0, lengths))
-    hidden = before.new_zeros(B, T, before.shape[-1])
-    states, places = [], []
-    for group in kind.unique().tolist():
-        rows = (kind == group).nonzero().flatten()
-        part, n = state.select(rows), lengths[rows]
+    group_of = torch.where(lengths == 0, -1, torch.where(state.count == 0, 0, lengths))
+    hidden = previous.new_zeros(B, T, previous.shape[-1])
+    states, indices = [], []
+    for group in group_of.unique().tolist():
+        index = (group_of == group).nonzero().flatten()
+        group_state, n = state.select(index), lengths[index]
         if group >= 0:
             longest = int(n.max())
-            time = torch.arange(longest, device=tokens.device) - (longest - n)[:, None]  # negative: padding
-            place = time.clamp(min=0)
-            first = None
+            time = torch.arange(longest, device=tokens.device) - (longest - n)[:, None]  # negative at padding
+            position = time.clamp(min=0)
+            group_start = None
             if group == 0 and bool((n < longest).any()):
-                first = time == 0
+                group_start = time == 0
             if start is not None:
-                packed = start[rows].gather(1, place) & (time >= 0)
-                first = packed if first is None else first | packed
-            read, part = model.hidden(tokens[rows].gather(1, place), part, first)
-            # Back to real tokens first; what lies beyond them is never looked at.
+                packed = start[index].gather(1, position) & (time >= 0)
+                group_start = packed if group_start is None else group_start | packed
+            output, group_state = model.hidden(tokens[index].gather(1, position), group_state, group_start)
+            # Move the real tokens back to the front; what follows them is not used.
             back = (torch.arange(T, device=tokens.device) + (longest - n)[:, None]).clamp(max=longest - 1)
-            hidden[rows] = read.gather(1, back[..., None].expand(-1, -1, read.shape[-1])).to(hidden.dtype)
-        states.append(part)
-        places.append(rows)
-    return hidden, type(state).join(states).select(torch.cat(places).argsort())
+            hidden[index] = output.gather(1, back[..., None].expand(-1, -1, output.shape[-1])).to(hidden.dtype)
+        states.append(group_state)
+        indices.append(index)
+    return hidden, type(state).join(states).select(torch.cat(indices).argsort())

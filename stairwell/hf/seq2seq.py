@@ -1,7 +1,8 @@
-"""A translator with any core as its decoder. Letters: B rows, J source tokens, T target tokens, D width, V symbols.
+"""A sequence-to-sequence model with any core as its decoder.
 
-The encoder reads a source once, wherever it is padded. Its output is static in the decoder's state, and that is the
-cache. The target's last symbol is its end by default, which also stands in front of it, as in stairwell's own pairs.
+The encoder reads a source once; its output is a static part of the decoder's state, which is the cache. By default, the
+last token of the target vocabulary is the end token and also the start token, as in stairwell's own runs.
+Letters: B sequences, J source tokens, T target tokens, D width, V target vocabulary size.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ ENCODER = tuple(field.name for field in dataclasses.fields(EncoderConfig))
 
 
 class StairwellSeq2SeqConfig(CoreConfig):
-    """`core` and `core_options` are the decoder's, `encoder_options` the encoder's, as on the command line."""
+    """`core` and `core_options` define the decoder, `encoder_options` the encoder, as on the command line."""
 
     model_type = "stairwell-seq2seq"
 
     encoder_options: dict | None = None
     vocab_size: int = 256  # of the target
-    source_vocab_size: int | None = None  # as many as the target's if not given
+    source_vocab_size: int | None = None  # default: vocab_size
     joint: bool = True
     tied: str = "all"
     is_encoder_decoder: bool = True
-    decoder_start_token_id: int | None = None  # the last symbol, if not given; so are the end and what pads
+    decoder_start_token_id: int | None = None  # default: the last token, also for end and padding
 
     def __post_init__(self, **kwargs: Any) -> None:
         self.encoder_options = dict(self.encoder_options or {})
@@ -55,7 +56,7 @@ class StairwellSeq2SeqConfig(CoreConfig):
 
     @classmethod
     def of(cls, config: Seq2SeqConfig, **options: Any) -> StairwellSeq2SeqConfig:
-        """The same for a model's config."""
+        """Return the config of transformers for a model's config."""
         own: dict[str, Any] = {name: getattr(config, name) for name in OPTIONS}
         own["encoder_options"] = {name: getattr(config, name) for name in ENCODER}
         own |= {"vocab_size": config.targets, "source_vocab_size": config.sources}
@@ -63,7 +64,7 @@ class StairwellSeq2SeqConfig(CoreConfig):
 
 
 class SourceEncoder(nn.Module):
-    """The encoder as generation calls it."""
+    """The encoder with the interface that generation calls."""
 
     def __init__(self, model: Seq2Seq) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class SourceEncoder(nn.Module):
     ) -> BaseModelOutput:
         """input_ids, attention_mask (B, J) -> (B, J, D)"""
         mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else mask_as_bool(attention_mask)
-        # Places are counted from the first token that is there, whichever side is padded.
+        # Positions count from the first real token, whichever side is padded.
         order = mask.long().argsort(dim=1, descending=True, stable=True)
         hidden = self.model.encode(input_ids.gather(1, order), mask.gather(1, order))
         back = order.argsort(dim=1)[..., None].expand_as(hidden)
@@ -100,10 +101,10 @@ class StairwellForSeq2SeqLM(StairwellModel):
         return SourceEncoder(self.model)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
-        """What the decoder reads: the start symbol, then the labels without their last. (B, T) -> (B, T)"""
+        """Return the labels shifted right, after the start token. (B, T) -> (B, T)"""
         start: Any = self.config.decoder_start_token_id
-        read = torch.cat([labels.new_full((len(labels), 1), start), labels[:, :-1]], 1)
-        return read.masked_fill(read == IGNORE, start)
+        shifted = torch.cat([labels.new_full((len(labels), 1), start), labels[:, :-1]], 1)
+        return shifted.masked_fill(shifted == IGNORE, start)
 
     def forward(
         self,
@@ -120,21 +121,21 @@ class StairwellForSeq2SeqLM(StairwellModel):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput | tuple[Any, ...]:
-        """input_ids, attention_mask (B, J): the source, or `encoder_outputs` in its place; decoder_input_ids (B, T),
-        decoder_attention_mask (B, all target tokens so far); labels (B, T), -100 where nothing is scored, from which
-        the decoder's input follows if it is not given -> logits (B, T, V)"""
+        """input_ids, attention_mask (B, J), or encoder_outputs; decoder_input_ids (B, T), default: the shifted labels;
+        decoder_attention_mask (B, all target tokens so far); labels (B, T), -100 where no loss is computed -> logits
+        (B, T, V)"""
         if decoder_input_ids is None:
             if labels is None:
-                raise ValueError("a stairwell translator reads decoder_input_ids, or labels to make them from")
+                raise ValueError("decoder_input_ids or labels are required")
             decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
         use_cache = self.config.use_cache and not self.training if use_cache is None else use_cache
         cache = check_cache(past_key_values)
         if encoder_outputs is None and not cache.is_initialized:
             if input_ids is None:
-                raise ValueError("a stairwell translator reads a source: input_ids, or encoder_outputs")
+                raise ValueError("input_ids or encoder_outputs are required: there is no source in the cache")
             encoder_outputs = self.get_encoder()(input_ids, attention_mask)
 
-        def fresh() -> SourceState:
+        def init_state() -> SourceState:
             source = encoder_outputs[0]
             mask = mask_as_bool(source.new_ones(source.shape[:2]) if attention_mask is None else attention_mask)
             source = source.masked_fill(~mask[..., None], 0)
@@ -144,14 +145,14 @@ class StairwellForSeq2SeqLM(StairwellModel):
         if self.training:
             self.model.core.clamp_spans()
         keep = logits_to_keep if labels is None else 0
-        logits = cache.read(self.model, decoder_input_ids, fresh, decoder_attention_mask, keep, use_cache)
+        logits = cache.read(self.model, decoder_input_ids, init_state, decoder_attention_mask, keep, use_cache)
         loss = None
         if labels is not None:
             sums = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
             loss = sums / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORE).sum())
             if self.training:
                 loss = loss + self.span_loss((labels != IGNORE).sum(), num_items_in_batch)
-        # Without a cache generation must feed everything again, so none may be handed back.
+        # Without a cache, generation passes all tokens again, so none may be returned.
         output = Seq2SeqLMOutput(
             loss=loss,  # type: ignore[arg-type]
             logits=logits,  # type: ignore[arg-type]

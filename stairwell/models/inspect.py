@@ -1,4 +1,4 @@
-"""Looking inside a model: what its cores attend to and what their memory is made of."""
+"""Recording attention weights and the memory composition of a model."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from contextlib import contextmanager
 from torch import nn
 
 from stairwell.cores import AttentionRecorder, Core
-from stairwell.models.seq2seq import SourceReader
+from stairwell.models.seq2seq import SourceAttention
 
 
 @contextmanager
 def inspect(model: nn.Module) -> Iterator[AttentionRecorder]:
-    """Look inside: `with inspect(model) as seen: model(tokens, state)`.
+    """Record attention: `with inspect(model) as recorder: model(tokens, state)`. Uses the reference engine.
 
-    Then `seen.attention[layer]` is (B, H, T, slots), the nearest slot first (the token itself where it sees itself,
-    else the one before), `seen.source_attention[layer]` (B, H, T, source tokens) what a model with a source attends to
-    there, and `seen.layer_weights` what the memory is made of. Runs the reference engine."""
-    seen = AttentionRecorder()
-    cores = [module for module in model.modules() if isinstance(module, Core | SourceReader)]
-    if not cores:
-        raise TypeError(f"{type(model).__name__} has no core to look into")
-    for core in cores:
-        core.seen = seen
+    `recorder.attention[layer]` is (B, H, T, distances), nearest first (the current token if the core attends to it,
+    else the one before); `recorder.source_attention[layer]` is (B, H, T, source tokens) for models with a source; and
+    `recorder.layer_weights` is the share of each layer in the memory."""
+    recorder = AttentionRecorder()
+    modules = [module for module in model.modules() if isinstance(module, Core | SourceAttention)]
+    if not modules:
+        raise TypeError(f"{type(model).__name__} contains no core to inspect")
+    for module in modules:
+        module.recorder = recorder
     try:
-        yield seen
+        yield recorder
     finally:
-        for core in cores:
-            core.seen = None
+        for module in modules:
+            module.recorder = None

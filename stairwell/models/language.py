@@ -1,80 +1,99 @@
-"""Language models: embed -> core -> head. The core does the thinking; here symbols become vectors, and vectors symbols.
+"""Language models: embedding -> core -> head.
 
-    logits, state = model(tokens, state)              tokens (B, T) int64 -> (B, T, V)
-    losses, state = model.nll(tokens, targets, state)        per-token losses (B, T), for any size of vocabulary
-    losses, likeliest, state = model.losses(tokens, targets, state)          and the symbols it would have chosen
+    logits, state = model(tokens, state)                                  tokens (B, T) int64 -> (B, T, V)
+    losses, state = model.nll(tokens, targets, state)                     per-token losses (B, T)
+    losses, predictions, state = model.losses(tokens, targets, state)     and the predicted tokens (B, T)
 
-Letters: B rows, T tokens, D width, V output symbols.
+Letters: B batch size, T tokens, D width, V output vocabulary size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stairwell.configs import Config, check_rates
+from stairwell.configs import Config, check_probabilities
 from stairwell.cores import Core, build
 from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
-from stairwell.cores.time import ages
+from stairwell.cores.time import tokens_since_start
 from stairwell.devices import on_accelerator
 from stairwell.fast import choose_engine
-from stairwell.models.embedding import AdaptiveEmbedding, AdaptiveHead, AdaptiveVectors, Embedding, Head, StartEmbedding
+from stairwell.layers import CoreConfig
+from stairwell.models.embedding import (
+    IGNORE,
+    AdaptiveEmbedding,
+    AdaptiveHead,
+    AdaptiveVectors,
+    Embedding,
+    Head,
+    StartEmbedding,
+)
 from stairwell.state import State
 
-IGNORE = -100  # a target that is not scored
-LOGITS_AT_ONCE = 1 << 24  # numbers; larger outputs are computed in blocks of tokens, and again for the gradient
+MAX_LOGITS = 1 << 24  # larger outputs are computed in blocks of tokens, and recomputed in the backward pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig(Config):
-    core: Any = field(default_factory=FeedbackConfig)
-    "the core's own config"
+    core: CoreConfig = field(default_factory=FeedbackConfig)
+    "Config of the core."
     inputs: int = 256
-    "number of input symbols"
+    "Input vocabulary size."
     outputs: int | None = None
-    "number of output symbols (V); the inputs if not given"
+    "Output vocabulary size (V); that of the input if not given."
     tied: bool = False
-    "use the input vectors for the output too"
+    "Whether the output uses the input embeddings."
     start_embedding: bool = True
-    "add a learned vector to a row's first token; without it a core that sees itself cannot count a run of equal tokens"
+    "Start-of-sequence embedding; without it a core that attends to the current token cannot count equal tokens."
     embedding_dropout: float = 0.0
-    "dropout rate on the embedded input"
+    "Dropout rate of the embedded input."
     output_dropout: float = 0.0
-    "dropout rate on the core's output"
+    "Dropout rate of the core's output."
     adaptive: tuple[int, ...] = ()
-    "adaptive embeddings and softmax: where each cluster of rarer words begins (20000,40000,200000 in the papers)"
+    "Adaptive embeddings and softmax: first token id of each rarer cluster (20000,40000,200000 in the papers)."
     adaptive_factor: int = 4
-    "how much narrower the vectors of each such cluster are than those of the one before"
+    "Factor by which the vectors of each cluster are narrower than those of the one before."
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.inputs < 1 or (self.outputs is not None and self.outputs < 1):
-            raise ValueError("a model needs at least one input and one output symbol")
+            raise ValueError("inputs and outputs must be at least 1")
         if getattr(self.core, "cross", False):
-            raise ValueError("a language model reads no source, so core.cross must be false")
+            raise ValueError("a language model has no source, so core.cross must be false")
         if self.tied and self.inputs != self.V:
-            raise ValueError(f"tied needs as many outputs as inputs, got {self.V} and {self.inputs}")
+            raise ValueError(f"tied requires outputs equal to inputs, got {self.V} and {self.inputs}")
         if list(self.adaptive) != sorted(set(self.adaptive)) or any(cutoff < 1 for cutoff in self.adaptive):
-            raise ValueError(f"the cutoffs of adaptive must rise from at least 1, got {self.adaptive}")
-        check_rates(self, "embedding_dropout", "output_dropout")
+            raise ValueError(f"the cutoffs of adaptive must be increasing and at least 1, got {self.adaptive}")
+        check_probabilities(self, "embedding_dropout", "output_dropout")
 
     @property
     def V(self) -> int:
         return self.outputs if self.outputs is not None else self.inputs
 
 
-class SymbolModel(nn.Module):
-    """What models that read and say symbols share."""
+class TokenModelConfig(Protocol):
+    @property
+    def inputs(self) -> int: ...
 
-    config: Any
-    core: Core
+    @property
+    def V(self) -> int: ...
+
+    @property
+    def embedding_dropout(self) -> float: ...
+
+
+class TokenModel(nn.Module):
+    """Base class of models that read and predict tokens."""
+
+    config: TokenModelConfig
+    core: Core[Any, Any]
     embedding: Embedding | AdaptiveEmbedding
     head: Head | AdaptiveHead
     start_embedding: StartEmbedding | None
@@ -85,54 +104,56 @@ class SymbolModel(nn.Module):
         return self.head(x), state
 
     def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
-        """What the head reads: (B, T, D) after the last norm."""
+        """Return the input of the head, (B, T, D) after the last norm, and the state after."""
         raise NotImplementedError
 
     def hidden_for(
         self, targets: Tensor, tokens: Tensor, state: State, start: Tensor | None = None
     ) -> tuple[Tensor, State]:
-        """What the head reads, once targets and tokens are known to belong together."""
+        """Check the targets, then return the same as `hidden`."""
         check_tensor(tokens, "tokens")
         check_tensor(targets, "targets")
-        self.check_symbols(targets, "target", self.config.V, ignore=IGNORE)
+        self.check_token_ids(targets, "target", self.config.V, ignore=IGNORE)
         if targets.shape != tokens.shape:
             raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
         return self.hidden(tokens, state, start)
 
-    def embed(self, tokens: Tensor, age: Tensor) -> Tensor:
-        """What the core reads. tokens, age (...) -> (..., D); age 0 is a row's first token"""
-        x = self.embedding(tokens)
+    def embed(self, tokens: Tensor, since_start: Tensor) -> Tensor:
+        """Return the input of the core. tokens, since_start (...) -> (..., D)"""
+        x: Tensor = self.embedding(tokens)
         if self.start_embedding is not None:
-            x = self.start_embedding(x, age)
+            x = self.start_embedding(x, since_start)
         return F.dropout(x, self.config.embedding_dropout, self.training)
 
     def check_tokens(self, tokens: Tensor, start: Tensor | None) -> None:
         check_tensor(tokens, "tokens")
         if tokens.dim() != 2:
-            raise ValueError(f"tokens must be (rows, tokens), not {tuple(tokens.shape)}")
-        self.check_symbols(tokens, "token", self.config.inputs)
+            raise ValueError(f"tokens must be (batch, tokens), not {tuple(tokens.shape)}")
+        self.check_token_ids(tokens, "token", self.config.inputs)
         check_start(start, tokens.shape)
 
     @staticmethod
-    def check_symbols(symbols: Tensor, what: str, size: int, ignore: int | None = None) -> None:
-        if symbols.dtype != torch.int64:
-            raise TypeError(f"{what}s must be int64, not {symbols.dtype}")
-        # On an accelerator looking at the values would stall it; there the embedding's own check has to do.
-        if on_accelerator(symbols):
+    def check_token_ids(ids: Tensor, what: str, vocabulary_size: int, ignore: int | None = None) -> None:
+        if ids.dtype != torch.int64:
+            raise TypeError(f"{what}s must be int64, not {ids.dtype}")
+        # Reading values would synchronize with an accelerator; there the embedding makes its own check.
+        if on_accelerator(ids):
             return
-        wrong = (symbols < 0) | (symbols >= size)
+        wrong = (ids < 0) | (ids >= vocabulary_size)
         if ignore is not None:
-            wrong &= symbols != ignore
+            wrong &= ids != ignore
         if wrong.any():
-            row, place = wrong.nonzero()[0].tolist()
+            b, t = wrong.nonzero()[0].tolist()
             raise ValueError(
-                f"{what} {int(symbols[row, place])} at row {row}, place {place} is out of range: "
-                f"the model knows 0..{size - 1}"
+                f"{what} {int(ids[b, t])} at stream {b}, position {t} is out of range: "
+                f"the model's vocabulary is 0..{vocabulary_size - 1}"
             )
 
 
-class LanguageModel(SymbolModel):
-    """Predicts a symbol at every token: the next one, or a label of its own vocabulary (state tracking)."""
+class LanguageModel(TokenModel):
+    """Predicts at every token the next one, or a label from another vocabulary (state tracking)."""
+
+    config: LanguageModelConfig
 
     def __init__(self, config: LanguageModelConfig, engine: str = "auto") -> None:
         super().__init__()
@@ -144,31 +165,33 @@ class LanguageModel(SymbolModel):
             cutoffs, factor = config.adaptive, config.adaptive_factor
             vectors = AdaptiveVectors(config.inputs, D, cutoffs, factor)
             self.embedding = AdaptiveEmbedding(vectors, D)
-            own = vectors if config.tied else AdaptiveVectors(config.V, D, cutoffs, factor)
-            self.head = AdaptiveHead(own, D, config.tied)
+            output_vectors = vectors if config.tied else AdaptiveVectors(config.V, D, cutoffs, factor)
+            self.head = AdaptiveHead(output_vectors, D, config.tied)
         else:
             embedding = Embedding(config.inputs, D)
             self.embedding, self.head = embedding, Head(config.V, D, embedding if config.tied else None)
         self.start_embedding = StartEmbedding(D) if config.start_embedding else None
-        # With pre-norm the last thing a token meets is a norm; it is in no memory and not between passes.
+        # With pre-norm there is a final norm; it affects neither the memory nor the passes.
         self.norm = nn.LayerNorm(D) if self.core.final_norm else nn.Identity()
 
     def init_state(
         self, batch: int, source: Tensor | None = None, source_mask: Tensor | None = None, max_crop: int = 0
     ) -> State:
-        """A fresh state for `batch` rows, from which `crop` can take back up to `max_crop` tokens."""
+        """Return the initial state of `batch` streams; `crop` can remove up to `max_crop` tokens."""
         if source is not None or source_mask is not None:
-            raise ValueError("a LanguageModel reads no source")
-        return self.core.init_state(batch, max_crop)
+            raise ValueError("a LanguageModel has no source")
+        state: State = self.core.init_state(batch, max_crop)
+        return state
 
     def unpack(self, vector: Tensor, max_crop: int = 0) -> State:
-        """The state that `pack` made `vector` (B, N) of; `max_crop` is what that state was made with."""
-        return self.core.unpack(vector, max_crop)
+        """Return the state that `pack` made `vector` (B, N) from; `max_crop` is that of the packed state."""
+        state: State = self.core.unpack(vector, max_crop)
+        return state
 
     def nll(self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
         """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, and the state after"""
         x, state = self.hidden_for(targets, tokens, state, start)
-        (losses,) = by_blocks(
+        (losses,) = in_blocks(
             lambda *block: (self.head.nll(*block),), x.flatten(0, 1), targets.flatten(), self.config.V
         )
         return losses.view(targets.shape), state
@@ -176,31 +199,30 @@ class LanguageModel(SymbolModel):
     def losses(
         self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None
     ) -> tuple[Tensor, Tensor, State]:
-        """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, the likeliest symbols (B, T),
-        and the state after."""
+        """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, the predicted tokens (B, T),
+        and the state after"""
         x, state = self.hidden_for(targets, tokens, state, start)
-        losses, likeliest = by_blocks(self.head.losses, x.flatten(0, 1), targets.flatten(), self.config.V)
-        return losses.view(targets.shape), likeliest.view(targets.shape), state
+        losses, predictions = in_blocks(self.head.losses, x.flatten(0, 1), targets.flatten(), self.config.V)
+        return losses.view(targets.shape), predictions.view(targets.shape), state
 
     def hidden(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
-        """What the head reads: (B, T, D) after the last norm."""
         self.check_tokens(tokens, start)
         self.core.check_state(state, tokens.shape[0])
-        x = self.embed(tokens, ages(state.count, start, tokens.shape[1]))
+        x = self.embed(tokens, tokens_since_start(state.count, start, tokens.shape[1]))
         x, state = self.core(x, state, start)
         return F.dropout(self.norm(x), self.config.output_dropout, self.training), state
 
 
-def by_blocks(
-    judge: Callable[[Tensor, Tensor], tuple[Tensor, ...]], x: Tensor, targets: Tensor, symbols: int
+def in_blocks(
+    function: Callable[[Tensor, Tensor], tuple[Tensor, ...]], x: Tensor, targets: Tensor, vocabulary_size: int
 ) -> tuple[Tensor, ...]:
-    """What `judge` says of x (n, D) and targets (n,). The logits of a large vocabulary are formed for a block of tokens
-    at a time, and formed again for the gradient, never for all of them."""
-    block = max(1, LOGITS_AT_ONCE // symbols)
+    """Return function(x, targets) for x (n, D) and targets (n,), computed block by block with activation checkpointing,
+    so that the logits of a large vocabulary never exist for all tokens at once."""
+    block = max(1, MAX_LOGITS // vocabulary_size)
     if len(targets) <= block:
-        return judge(x, targets)
+        return function(x, targets)
     blocks = [
-        checkpoint(judge, x[i : i + block], targets[i : i + block], use_reentrant=False)
+        checkpoint(function, x[i : i + block], targets[i : i + block], use_reentrant=False)
         for i in range(0, len(targets), block)
     ]
     return tuple(torch.cat(parts) for parts in zip(*blocks))

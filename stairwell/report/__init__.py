@@ -1,29 +1,30 @@
-"""What a training came to, to show a colleague: one HTML file that needs nothing else, a PNG for a README.
+"""Reports of runs: one self-contained HTML file, and plots as PNG files.
 
-`gather` reads run folders, `write_html` and `write_png` show them; `summary` makes a table of them and
-`primary_metric` a sentence.
+`gather` reads run folders, `write_html` and `write_png` show them. `summary` returns a table of them and
+`summary_sentence` a sentence.
 """
 
-from stairwell.report.collect import Attention, Belief, Curves, RunReport, Validation, gather
-from stairwell.report.compare import primary_metric, summary
+from stairwell.report.attention import Attention
+from stairwell.report.collect import Curves, RunReport, Validation, WalkPrediction, gather
+from stairwell.report.compare import summary, summary_sentence
 from stairwell.report.page import check_report, write_html, write_stream_pngs
-from stairwell.report.picture import write_png
+from stairwell.report.plots import write_png
 from stairwell.report.sweep import Panel, Point, write_sweep_png
 from stairwell.report.table import Table
 
 __all__ = [
     "Attention",
-    "Belief",
     "Curves",
     "Panel",
     "Point",
     "RunReport",
     "Table",
     "Validation",
+    "WalkPrediction",
     "check_report",
     "gather",
-    "primary_metric",
     "summary",
+    "summary_sentence",
     "write_html",
     "write_png",
     "write_stream_pngs",

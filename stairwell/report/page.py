@@ -1,7 +1,6 @@
-"""The page: one HTML file with its styles, scripts and numbers inside, which needs no network and no other file.
+"""Write a report as one self-contained HTML file, with its styles, scripts and data.
 
-Text, tables and pictures that stand still are written here; the scripts draw what moves from the JSON that the
-page carries. Whatever comes from outside (names, notes, configs) is escaped.
+The template renders text, tables and plots. The scripts draw curves and episodes from the JSON in the page.
 """
 
 from __future__ import annotations
@@ -10,27 +9,43 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from html import escape
-from importlib.resources import files
 from pathlib import Path
-from string import Template
 from typing import Any
 
-from stairwell.outputs import Kind, check_all, marked, write_output
-from stairwell.report import parts
-from stairwell.report.collect import MEASURED, RunReport, finite
-from stairwell.report.compare import Model, models, one_run_each, primary_metric, summary, unit_of
-from stairwell.report.drift_picture import drift_section, looked_into, write_drift_png
-from stairwell.report.long_streams import horizon_section, write_horizon_png
-from stairwell.report.picture import FIGURE
-from stairwell.report.played_page import gather_played, played_section
-from stairwell.report.sweep import Panel, sweep_section
-from stairwell.report.table import Table
-from stairwell.report.written_page import written_section
-from stairwell.version import __version__
+from stairwell.outputs import OutputType, check_all, contains_bytes, write_output
+from stairwell.provenance import provenance as process_provenance
+from stairwell.report.attention import Attention
+from stairwell.report.collect import RL_METRICS, RunReport, finite
+from stairwell.report.colors import PALETTE
+from stairwell.report.compare import (
+    Model,
+    format_cell,
+    format_count,
+    format_metric,
+    format_score,
+    format_seconds,
+    group_models,
+    one_run_each,
+    summary,
+    summary_sentence,
+    unit_of,
+)
+from stairwell.report.memory_plots import analysis_table, format_analysis, memory_figure, write_memory_png
+from stairwell.report.plots import FIGURE, to_svg
+from stairwell.report.stream_plots import (
+    evaluated_models,
+    format_horizons,
+    stream_figure,
+    stream_table,
+    write_stream_png,
+)
+from stairwell.report.sweep import Panel, format_sweep, sweep_figure, sweep_note
+from stairwell.report.table import Cell, Table
+from stairwell.report.templates import render
 
-REPORT = Kind("a report of stairwell", marked(b'<meta name="generator" content="stairwell report '))
-SCRIPTS = ("charts.js", "player.js", "belief.js", "played.js")
+REPORT = OutputType("a report of stairwell", contains_bytes(b'<meta name="generator" content="stairwell report '))
+SCRIPTS = tuple(f"report/{name}.js" for name in ("dom", "charts", "player", "grid", "random_walk", "episodes"))
+MAX_EPISODE_CHARACTERS = 900_000  # of all episodes in a page
 
 
 def write_html(
@@ -43,100 +58,132 @@ def write_html(
     provenance: Mapping[str, Any] | None = None,
     sweep: Sequence[Panel] = (),
 ) -> None:
-    """Write the report.
+    """Write a report.
 
-    `lead` is the result in one sentence, made from the scores if not given; without `tables` the runs are summed up in
-    one; `provenance` says how the report was made if this process does not know; `sweep` is drawn where the models vary
-    a number."""
-    found = models(runs)
-    walks = gather_walks(found)
-    played, left_out = gather_played(found)
-    sections = [
-        parts.tables(tables or ([summary(runs)] if runs else []), notes or [], found),
-        sweep_section(sweep),
-        parts.walks(walks, seeds=any(len(model.runs) > 1 for model in found)),
-        played_section(found, played, left_out),
-        horizon_section(found),
-        drift_section(found),
-        parts.learning(found),
-        written_section(found),
-        parts.learned(found),
-        parts.attention(found),
-        parts.provenance(found, provenance or {}),
-    ]
-    text = Template(resource("page.html")).substitute(
-        title=escape(title),
-        lead=escape(lead if lead is not None else primary_metric(runs)),
-        cards=parts.cards(found),
-        sections="\n".join(section for section in sections if section),
-        version=escape(__version__),
-        css=resource("page.css"),
-        theme=resource("theme.js"),
-        script="".join(map(resource, SCRIPTS)),
-        data=embed(page_data(found, walks) | {"played": played}),
+    `lead` is the result in one sentence, by default made from the scores. `tables` defaults to a summary of the runs.
+    `provenance` is added to that of this process. `sweep` is plotted."""
+    models = group_models(runs)
+    episodes, omitted_episodes = collect_episodes(models)
+    html = render(
+        "report/page.html",
+        generator="report",
+        brand="stairwell report",
+        scripts=SCRIPTS,
+        title=title,
+        lead=lead if lead is not None else summary_sentence(runs),
+        models=models,
+        colors={model.name: model.color for model in models},
+        several_seeds=any(len(model.runs) > 1 for model in models),
+        tables=tables or ([summary(runs)] if runs else []),
+        notes=notes or [],
+        sweep=sweep_context(sweep),
+        streams=streams_context(models),
+        memory_analyses=memory_contexts(models),
+        omitted_episodes=omitted_episodes,
+        with_samples=list(one_run_each(models, lambda run: run.samples)),
+        with_layer_weights=list(one_run_each(models, lambda run: run.layer_weights)),
+        with_attention=with_attention(models),
+        provenance={name: str(value) for name, value in {**process_provenance(), **(provenance or {})}.items()},
+        data=finite(page_data(models) | {"episodes": episodes}),
+        **learning_context(runs),
+        **HELPERS,
     )
-    write_output(path, REPORT, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    write_output(path, REPORT, lambda temporary: temporary.write_text(html, encoding="utf-8"))
 
 
 def check_report(page: str | os.PathLike[str], figure: str | os.PathLike[str], option: str = "") -> None:
-    """Find out, before anything is measured, whether a page, the figure of its curves and that of long streams can be
-    written."""
+    """Raise an error if a report or the plots beside it cannot be written."""
     streams = Path(page).parent / f"{Path(page).stem}.horizon.png"
     check_all((option, page, REPORT), ("its figure", figure, FIGURE), ("its figure", streams, FIGURE))
 
 
 def write_stream_pngs(page: str | os.PathLike[str], runs: list[RunReport]) -> list[Path]:
-    """Beside a page, where there is something to draw: how far the models hold, and a look inside each."""
-    found, place = models(runs), Path(page)
-    written = []
-    if write_horizon_png(horizon := place.with_suffix(".horizon.png"), found):
-        written.append(horizon)
-    for number, (model, drift) in enumerate(looked_into(found), start=1):
-        written.append(place.with_suffix(f".inside-{number}.png"))
-        write_drift_png(written[-1], drift, model.name, model.color)
-    return written
+    """Write the plots of long streams and of memory analyses beside a report. Return their paths."""
+    models, page = group_models(runs), Path(page)
+    paths = []
+    if write_stream_png(path := page.with_suffix(".horizon.png"), models):
+        paths.append(path)
+    for number, (model, _, analysis) in enumerate(one_run_each(models, lambda run: run.memory_analysis), start=1):
+        paths.append(page.with_suffix(f".memory-{number}.png"))
+        write_memory_png(paths[-1], analysis, model.name, model.color)
+    return paths
 
 
-def resource(name: str) -> str:
-    return (files("stairwell.report") / name).read_text(encoding="utf-8")
-
-
-def embed(data: Any) -> str:
-    """JSON that may stand in a script element: nothing in it can end the element or begin a comment."""
-    text = json.dumps(finite(data), separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def page_data(found: list[Model], walks: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the scripts draw from."""
+def sweep_context(panels: Sequence[Panel]) -> dict[str, Any]:
+    figure = sweep_figure(panels)
     return {
-        "metrics": metrics(found),
-        "unit": unit_of([run for model in found for run in model.runs]),
+        "figure": to_svg(figure, format_sweep(panels)) if figure is not None else None,
+        "note": sweep_note(panels),
+        "narrow": len(panels) == 1,  # so that its text is as large as that of two panels
+    }
+
+
+def streams_context(models: list[Model]) -> dict[str, Any]:
+    figure = stream_figure(models)
+    texts = [f"{model.name}: {format_horizons(horizons)}" for model, horizons in evaluated_models(models)]
+    return {
+        "figure": to_svg(figure, "; ".join(texts)) if figure is not None else None,
+        "table": stream_table(models),
+    }
+
+
+def memory_contexts(models: list[Model]) -> list[dict[str, Any]]:
+    contexts = []
+    for model, _, analysis in one_run_each(models, lambda run: run.memory_analysis):
+        figure = memory_figure(analysis, model.name, model.color)
+        text = f"Memory of {model.name}: {format_analysis(analysis)}"
+        contexts.append({"figure": to_svg(figure, text), "table": analysis_table(analysis)})
+    return contexts
+
+
+def learning_context(runs: list[RunReport]) -> dict[str, Any]:
+    names = sorted({run.curves.stage_name for run in runs if run.curves.stage_name})
+    stage = f"{' or '.join(map(format_metric, names))} of the training episodes" if names else ""
+    return {
+        "several_validations": any(len(run.validations) > 1 for run in runs),
+        "curriculum": "stage" if names == ["stage"] else stage,
+        "curriculum_note": ", on the current stage of the curriculum" if names else "",
+    }
+
+
+def with_attention(models: list[Model]) -> list[tuple[int, Model, RunReport, Attention]]:
+    """Return one run of each model with attention, and the index of the model."""
+    indices = {model.name: i for i, model in enumerate(models)}
+    runs = one_run_each(models, lambda run: run.attention)
+    return [(indices[model.name], model, run, attention) for model, run, attention in runs]
+
+
+def page_data(models: list[Model]) -> dict[str, Any]:
+    """Return the data of the scripts."""
+    runs = [run for model in models for run in model.runs]
+    return {
+        "metrics": curve_metrics(runs),
+        "unit": unit_of(runs),
+        "dashes": [" ".join(map(str, color.dashes)) for color in PALETTE],
         "models": [
-            {"name": model.name, "color": model.color, "runs": [curves_of(run) for run in model.runs]}
-            for model in found
+            {"name": model.name, "color": model.color, "runs": [curves_json(run) for run in model.runs]}
+            for model in models
         ],
-        "walks": walks,
+        "walks": collect_walks(models),
         "attention": {
             number: {"attention": asdict(attention), "color": model.color}
-            for number, model, _, attention in parts.with_attention(found)
+            for number, model, _, attention in with_attention(models)
         },
     }
 
 
-def curves_of(run: RunReport) -> dict[str, Any]:
+def curves_json(run: RunReport) -> dict[str, Any]:
     validations = [asdict(validation) for validation in run.validations]
     curves = asdict(run.curves)
-    return {"seed": run.seed, "curves": curves | curves.pop("measured"), "validations": validations}
+    return {"seed": run.seed, "curves": curves | curves.pop("rl_metrics"), "validations": validations}
 
 
-def metrics(found: list[Model]) -> list[str]:
-    """What can be drawn against tokens and time: the scores that decide first, then the loss."""
-    runs = [run for model in found for run in model.runs]
-    wanted = dict.fromkeys([*(run.metric for run in runs), "accuracy", *MEASURED, "loss"])
+def curve_metrics(runs: list[RunReport]) -> list[str]:
+    """Return the metrics that have curves: the primary metrics first, the loss last."""
+    metrics = dict.fromkeys([*(run.metric for run in runs), "accuracy", *RL_METRICS, "loss"])
     return [
         metric
-        for metric in wanted
+        for metric in metrics
         if any(
             any(value is not None for value in run.curves.of(metric))
             or any(point.scores.get(metric) is not None for point in run.validations)
@@ -145,14 +192,86 @@ def metrics(found: list[Model]) -> list[str]:
     ]
 
 
-def gather_walks(found: list[Model]) -> list[dict[str, Any]]:
-    """Random walks of the same episodes side by side, one run a model."""
+def collect_walks(models: list[Model]) -> list[dict[str, Any]]:
+    """Return the random walks, with the predictions of all models that have the same episodes, one run per model."""
     walks: dict[Any, dict[str, Any]] = {}
-    for model, _, beliefs in one_run_each(found, lambda run: run.beliefs):
-        grid = beliefs[0].grid
-        episodes = [{name: getattr(belief, name) for name in ("actions", "cells", "headings")} for belief in beliefs]
-        minds = [{name: getattr(belief, name) for name in ("answers", "probabilities")} for belief in beliefs]
-        same = (grid, tuple(tuple(belief.actions) for belief in beliefs))
-        walk = walks.setdefault(same, {"grid": grid, "episodes": episodes, "models": []})
-        walk["models"].append({"name": model.name, "color": model.color, "minds": minds})
+    for model, _, episodes in one_run_each(models, lambda run: run.walks):
+        grid = episodes[0].grid
+        key = (grid, tuple(tuple(episode.actions) for episode in episodes))
+        truth = [{name: getattr(episode, name) for name in ("actions", "cells", "headings")} for episode in episodes]
+        predictions = [{name: getattr(episode, name) for name in ("answers", "probabilities")} for episode in episodes]
+        walk = walks.setdefault(key, {"grid": grid, "episodes": truth, "models": []})
+        walk["models"].append({"name": model.name, "color": model.color, "predictions": predictions})
     return list(walks.values())
+
+
+def collect_episodes(models: Sequence[Model]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return one episode per model, and the names of models whose episodes exceed the size limit."""
+    episodes: list[dict[str, Any]] = []
+    omitted, characters = [], 0
+    for model, _, episode in one_run_each(models, lambda run: run.episode):
+        fields = asdict(episode)
+        characters += len(json.dumps(fields, separators=(",", ":")))
+        if characters > MAX_EPISODE_CHARACTERS:
+            omitted.append(model.name)
+        else:
+            episodes.append({"name": model.name, "color": model.color, **fields})
+    return episodes, omitted
+
+
+def model_facts(model: Model) -> list[str]:
+    run = model.runs[0]
+    facts = [f"{run.parameters:,} parameters"] if run.parameters is not None else []
+    facts += [f"{format_count(run.tokens)} {run.unit}", format_seconds(run.seconds)]
+    return [*facts, f"{len(model.runs)} seeds"] if len(model.runs) > 1 else facts
+
+
+def run_facts(run: RunReport) -> dict[str, str]:
+    trained = f"{run.tokens:,} {run.unit}, {format_seconds(run.seconds)}"
+    return {**run.provenance, "data": run.about, "trained": trained}
+
+
+def numeric_columns(table: Table) -> list[bool]:
+    """Return which columns contain only numbers, texts that start with a number, and missing values."""
+    columns = [[row[i] for row in table.rows if i < len(row)] for i in range(len(table.columns))]
+    return [bool(table.rows) and all(map(is_numeric, column)) for column in columns]
+
+
+def is_numeric(value: Cell) -> bool:
+    return not isinstance(value, str) or value.lstrip("<>≤≥~≈+-−")[:1].isdigit() or value in ("", "–", "-")
+
+
+def layer_weight_bars(memories: list[list[float]]) -> list[list[tuple[str, float, str]]]:
+    """Return the bars of each memory: name of a layer, share, text."""
+    names = ["embedding", *(f"layer {l}" for l in range(1, len(memories[0])))]
+    return [[(name, share, f"{100 * share:.1f}%") for name, share in zip(names, shares)] for shares in memories]
+
+
+def span_bars(run: RunReport) -> list[tuple[str, float, str]]:
+    """Return the bars of the learned spans: name of a head, share of the longest possible span, tokens."""
+    memory = run.config.get("core", {}).get("memory", 1)
+    longest = max([memory, *(span for heads in run.spans for span in heads)])
+    return [
+        (f"layer {l + 1}, head {h + 1}", span / longest, f"{span:.0f}")
+        for l, heads in enumerate(run.spans)
+        for h, span in enumerate(heads)
+    ]
+
+
+def column_path(weights: list[float], highest: float) -> str:
+    """Return columns as an SVG path in a box of height 1."""
+    heights = [0.96 * (weight / (highest or 1)) ** 0.5 for weight in weights]
+    return "".join(f"M{x + 0.08:.2f} 1V{1 - h:.3f}H{x + 0.92:.2f}V1Z" for x, h in enumerate(heights) if h > 0)
+
+
+def format_json(value: Any) -> str:
+    return json.dumps(finite(value), indent=2)
+
+
+HELPERS = {
+    function.__name__: function
+    for function in (
+        column_path, format_cell, format_json, format_metric, format_score, layer_weight_bars, model_facts,
+        numeric_columns, run_facts, span_bars,
+    )
+}  # fmt: skip

@@ -1,44 +1,43 @@
-// What is stepped through: a button, a slider, a choice of speed and a line of words. Who extends it gives `last`, the number of
-// the last step, and `show(step)`, which draws a step and returns { words, spoken }: what happened, and what a screen reader says.
+// Controls to step through an episode. Subclasses define `last`, the last step, and `draw(step)`, which draws a step and
+// returns { text, spoken }: a description to show, and one for screen readers.
 class Player {
   constructor(root, label) {
     this.timer = null;
     const bar = html(root, "div", { class: "controls" });
-    this.button = html(bar, "button", { type: "button", class: "play" }, "▶ Play");
-    this.button.addEventListener("click", () => (this.timer ? this.stop() : this.play()));
+    this.button = button(bar, "▶ Play", () => (this.timer ? this.stop() : this.play()), { class: "play" });
     this.range = html(bar, "input", { type: "range", min: 0, step: 1, "aria-label": label });
-    this.range.addEventListener("input", () => this.jump(Number(this.range.value)));
+    this.range.addEventListener("input", () => this.goTo(Number(this.range.value)));
     this.options = html(bar, "div", { class: "options" });
     this.speed = html(this.options, "select", { "aria-label": "speed" });
     for (const [name, pause] of [["slow", 900], ["normal", 450], ["fast", 150]]) html(this.speed, "option", { value: pause }, name);
     this.speed.value = 450;
     this.speed.addEventListener("change", () => { if (this.timer) this.play(); });
-    this.words = html(bar, "div", { class: "happened" });
-    root.addEventListener("keydown", (event) => this.key(event));
+    this.description = html(bar, "div", { class: "description" });
+    root.addEventListener("keydown", (event) => this.onKey(event));
   }
 
-  // The slider has its own keys, and a button its space bar; elsewhere in the section the same ones do the same.
-  key(event) {
-    const at = event.target, space = event.key === " ";
-    if (at.closest("select") || (space ? at.closest("button") : at === this.range)) return;
-    const wanted = { ArrowRight: this.step + 1, ArrowLeft: this.step - 1, Home: 0, End: this.last }[event.key];
+  // The slider and the buttons handle their own keys.
+  onKey(event) {
+    const { target, key } = event, space = key === " ";
+    if (target.closest("select") || (space ? target.closest("button") : target === this.range)) return;
+    const step = { ArrowRight: this.step + 1, ArrowLeft: this.step - 1, Home: 0, End: this.last }[key];
     if (space) this.button.click();
-    else if (wanted !== undefined) this.jump(Math.min(this.last, Math.max(0, wanted)));
+    else if (step !== undefined) this.goTo(Math.min(this.last, Math.max(0, step)));
     else return;
     event.preventDefault();
   }
 
-  jump(step) {
+  goTo(step) {
     this.stop();
-    this.go(step);
+    this.show(step);
   }
 
-  go(step) {
+  show(step) {
     this.step = step;
-    const { words, spoken } = this.show(step);
-    this.words.replaceChildren();
-    html(this.words, "b", {}, `Step ${step} of ${this.last}`);
-    this.words.append(words);
+    const { text, spoken } = this.draw(step);
+    this.description.replaceChildren();
+    html(this.description, "b", {}, `Step ${step} of ${this.last}`);
+    this.description.append(text);
     this.range.max = this.last;
     this.range.value = step;
     this.range.setAttribute("aria-valuetext", `step ${step} of ${this.last}, ${spoken}`);
@@ -46,10 +45,10 @@ class Player {
 
   play() {
     this.stop();
-    if (this.step >= this.last) this.go(0);
+    if (this.step >= this.last) this.show(0);
     this.button.textContent = "❚❚ Pause";
     this.timer = setInterval(() => {
-      this.go(this.step + 1);
+      this.show(this.step + 1);
       if (this.step >= this.last) this.stop();
     }, Number(this.speed.value));
   }

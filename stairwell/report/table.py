@@ -1,4 +1,4 @@
-"""A table of a report, whoever prints or draws it."""
+"""A table of results, for the terminal and for pages."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-// Before anything is drawn: light or dark, as the address says (#dark, #light), as chosen before, or as the system is.
+// Set the theme before anything is drawn: from the URL (#dark, #light), the last choice, or the system.
 (() => {
   const system = matchMedia("(prefers-color-scheme: dark)");
   const root = document.documentElement;
   let chosen = location.hash === "#dark" || location.hash === "#light" ? location.hash.slice(1) : null;
   const stored = (value) => {
-    // Some browsers keep nothing for files opened from the disk.
+    // Some browsers have no storage for local files.
     try {
       if (value) localStorage.setItem("stairwell-theme", value);
       return localStorage.getItem("stairwell-theme");

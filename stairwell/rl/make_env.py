@@ -1,4 +1,4 @@
-"""Environments by name: stairwell's own, which need nothing else, or those of gymnasium."""
+"""Vector environments by name: stairwell's own, which have no further dependencies, or gymnasium's."""
 
 from __future__ import annotations
 
@@ -8,32 +8,28 @@ from typing import Any
 from stairwell.errors import UserError
 
 from .environments import ENVIRONMENTS, make
-from .rows import OwnRows, Rows
+from .vector_env import BatchedVectorEnv, VectorEnv
 
 
 def full_name(name: str) -> str:
-    """`corridor` and `maze-navigation` are short for stairwell's own environments."""
-    return SHORT.get(name.lower(), name)
+    """Return the registered name of one of stairwell's environments for its short name, such as `corridor`."""
+    return SHORT_NAMES.get(name.lower(), name)
 
 
-def open_rows(name: str, options: Mapping[str, Any], rows: range, seed: int) -> Rows:
-    """An environment by its name; its options are those of its Config, or of gymnasium's `make`."""
+def make_vec_env(name: str, options: Mapping[str, Any], indices: range, seed: int) -> VectorEnv:
+    """Return a vector environment by name. The options are the fields of its Config, or those of gymnasium's `make`."""
     name = full_name(name)
     if name in ENVIRONMENTS:
         try:
-            return OwnRows(make(name, rows, seed, **options))
+            return BatchedVectorEnv(make(name, indices, seed, **options))
         except ValueError as error:
             raise UserError(str(error)) from None
-    from .gymnasium_rows import open_gymnasium  # gymnasium may be missing
+    from .gymnasium_vector_env import make_gymnasium_env  # gymnasium may not be installed
 
-    return open_gymnasium(name, options, rows, seed)
-
-
-def _short(title: str) -> str:
-    return title.lower().replace(" ", "-")
+    return make_gymnasium_env(name, options, indices, seed)
 
 
-SHORT = {_short(entry.title): name for name, entry in ENVIRONMENTS.items()} | {
+SHORT_NAMES = {spec.title.lower().replace(" ", "-"): name for name, spec in ENVIRONMENTS.items()} | {
     "maze": "stairwell/MazeNavigation-v0",
     "maze-easy": "stairwell/MazeNavigationEasy-v0",
     "t-maze": "stairwell/PassiveTMaze-v0",

@@ -1,18 +1,18 @@
-"""A core as a memory for other people's learners.
+"""A core as a recurrent memory for any RL library.
+
+    lstm = MemoryLSTM(FeedbackConfig(...), 12)        output, (h, c) = lstm(x, (h, c)), like torch.nn.LSTM
+    gru = MemoryGRU(FeedbackConfig(...), 12)          output, h = gru(x, h), like torch.nn.GRU
 
     memory = Memory(FeedbackConfig(width=32, memory=8), features=12)
     y, state = memory(x, state, start)                x (B, T, features) -> (B, T, D); start (B, T) bool
 
-    gru = MemoryGRU(FeedbackConfig(...), 12)          output, h = gru(x, h), as torch.nn.GRU
-    lstm = MemoryLSTM(FeedbackConfig(...), 12)        output, (h, c) = lstm(x, (h, c)), as torch.nn.LSTM
+`MemoryLSTM` and `MemoryGRU` are for libraries that store the recurrent state as vectors: the packed state is `h`, or
+it is split into `h` and `c`. Zeros are the initial state, so a library that resets by multiplying with 0 works
+unchanged. The packed state of a memory of S positions has about S * D numbers per stream (`hidden_size`), stored once
+per frame: 1 KB for D = 32 and S = 8, four times that of an LSTM of the same width. Keep it small. Our own rollouts
+store one state per segment instead.
 
-The last two are for libraries whose recurrent state is a vector a row: the whole state is packed into `h`, or one half
-of it into `h` and the other into `c`. Zeros are a fresh memory, so that such a library begins an episode in its own
-way, by multiplying with 0. A packed memory of S slots has about S D numbers a row (`hidden_size`), which is what
-storing it at every frame costs: with D = 32 and S = 8 a kilobyte, where an LSTM of that width has a quarter. Keep it
-small there; our own rollouts store one state a segment.
-
-Letters: B rows, T frames, S slots, D width, N numbers of a packed state.
+Letters: B streams, T frames, S memory positions, D width, N size of a packed state.
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stairwell.cores import Core, build
-from stairwell.cores.time import ages
+from stairwell.cores.time import tokens_since_start
 from stairwell.fast import choose_engine
 from stairwell.models import StartEmbedding
 from stairwell.state import State
 
 
 class Memory(nn.Module):
-    """A core with what belongs around it: a projection where `features` is not its width, the vector that tells a row's
-    first frame, the last norm."""
+    """A core with an input projection where `features` differs from its width, a start embedding and the final norm."""
 
     def __init__(
         self, core: Any, features: int | None = None, start_embedding: bool = True, engine: str = "auto"
@@ -44,91 +43,100 @@ class Memory(nn.Module):
         self.features, self.width = D if features is None else features, D
         self.core: Core = build(core)
         choose_engine(self.core, engine)
-        self.enter = nn.Identity() if self.features == D else nn.Linear(self.features, D)
+        self.input_projection = nn.Identity() if self.features == D else nn.Linear(self.features, D)
         self.start_embedding = StartEmbedding(D) if start_embedding else None
         self.norm = nn.LayerNorm(D) if self.core.final_norm else nn.Identity()
 
     def init_state(self, batch: int, max_crop: int = 0) -> State:
+        """Return the initial state of `batch` streams."""
         return self.core.init_state(batch, max_crop)
 
     def unpack(self, vector: Tensor, max_crop: int = 0) -> State:
-        """The state that `state.pack()` made `vector` (B, N) of."""
+        """Return the state from `vector` (B, N), the result of `state.pack()`."""
         return self.core.unpack(vector, max_crop)
 
     def forward(self, x: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
-        """x (B, T, features) -> (B, T, D), the state after; a row begins anew where `start` (B, T) is true."""
-        x = self.embed(x, ages(state.count, start, x.shape[1]))
+        """Return outputs (B, T, D) and the next state. A stream is reset where `start` (B, T) is true.
+
+        x (B, T, features)"""
+        x = self.embed(x, tokens_since_start(state.count, start, x.shape[1]))
         y, state = self.core(x, state, start)
         return self.norm(y), state
 
-    def embed(self, x: Tensor, age: Tensor) -> Tensor:
-        """What the core reads, also for a session: x (..., features), age (...) -> (..., D)"""
-        x = self.enter(x)
-        return x if self.start_embedding is None else self.start_embedding(x, age)
+    def embed(self, x: Tensor, count: Tensor) -> Tensor:
+        """Return the core's input (..., D). x (..., features); count (...), frames since the start of the stream"""
+        x = self.input_projection(x)
+        return x if self.start_embedding is None else self.start_embedding(x, count)
 
 
-class Recurrent(nn.Module):
-    """What the two forms share: the sizes that recurrent layers of torch have, and the order of rows and time."""
+class RecurrentLayer(nn.Module):
+    """Attributes of torch's recurrent layers, and the order of the batch and time dimensions."""
 
     num_layers, bidirectional, bias, dropout, proj_size = 1, False, True, 0.0, 0
-    hidden_size: Any  # numbers of one state per batch element
+    hidden_size: Any  # size of one state vector per stream
 
     def __init__(self, core: Any, input_size: int, batch_first: bool = False, engine: str = "auto") -> None:
         super().__init__()
         self.memory = Memory(core, input_size, engine=engine)
         self.input_size, self.batch_first = input_size, batch_first
         self.output_size: int = core.width
-        self.numbers = self.memory.init_state(1).pack().shape[1]  # N
+        self.packed_size = self.memory.init_state(1).pack().shape[1]  # N
 
-    def walk(self, x: Tensor, packed: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x as torch's layers take it, packed (B, N), start (B, T)"""
-        rows = x if self.batch_first else x.transpose(0, 1)
-        y, state = self.memory(rows, self.memory.unpack(packed), start)
+    def run(self, x: Tensor, packed: Tensor, start: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return outputs and the next packed state. x in the layout of `batch_first`, packed (B, N), start (B, T)"""
+        y, state = self.memory(x if self.batch_first else x.transpose(0, 1), self.memory.unpack(packed), start)
         return (y if self.batch_first else y.transpose(0, 1)), state.pack()
 
     def check_states(self, x: Tensor, *states: Tensor) -> None:
-        """Refuse states of another shape, which could be read as those of other rows."""
-        wanted = (1, self.rows(x), self.hidden_size)
+        """Raise on states of a wrong shape, which could otherwise be read as those of other streams."""
+        expected = (1, self.batch_size(x), self.hidden_size)
         for state in states:
-            if tuple(state.shape) != wanted:
-                raise ValueError(f"a state must be (1, batch, hidden_size) = {wanted}, not {tuple(state.shape)}")
+            if tuple(state.shape) != expected:
+                raise ValueError(
+                    f"the state has shape {tuple(state.shape)}; it must be (1, batch, hidden_size) = {expected}"
+                )
 
-    def rows(self, x: Tensor) -> int:
+    def batch_size(self, x: Tensor) -> int:
         if x.dim() != 3:
-            raise ValueError(f"the input must have rows, time and {self.input_size} features, not {tuple(x.shape)}")
+            layout = "(batch, time, features)" if self.batch_first else "(time, batch, features)"
+            raise ValueError(
+                f"the input has shape {tuple(x.shape)}; it must be {layout} with {self.input_size} features"
+            )
         return x.shape[0 if self.batch_first else 1]
 
 
-class MemoryGRU(Recurrent):
-    """Called as torch.nn.GRU: `h` (1, B, N) is the packed memory. The output is D wide, not N."""
+class MemoryGRU(RecurrentLayer):
+    """A core with the interface of torch.nn.GRU. `h` (1, B, N) is the packed state. The output has width D, not N."""
 
     @property
     def hidden_size(self) -> int:
-        return self.numbers
+        return self.packed_size
 
     def forward(self, x: Tensor, h: Tensor | None = None, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return the output and the next `h`. A stream is reset where `start` (B, T) is true."""
         if h is not None:
             self.check_states(x, h)
-        packed = x.new_zeros(self.rows(x), self.numbers) if h is None else h[0]
-        y, packed = self.walk(x, packed, start)
+        packed = x.new_zeros(self.batch_size(x), self.packed_size) if h is None else h[0]
+        y, packed = self.run(x, packed, start)
         return y, packed[None]
 
 
-class MemoryLSTM(Recurrent):
-    """Called as torch.nn.LSTM: `h` and `c` (1, B, N / 2) are the two halves of the packed memory."""
+class MemoryLSTM(RecurrentLayer):
+    """A core with the interface of torch.nn.LSTM. `h` and `c` (1, B, N / 2) are the halves of the packed state."""
 
     @property
     def hidden_size(self) -> int:
-        return -(-self.numbers // 2)
+        return -(-self.packed_size // 2)
 
     def forward(
         self, x: Tensor, states: tuple[Tensor, Tensor] | None = None, start: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Return the output and the next `(h, c)`. A stream is reset where `start` (B, T) is true."""
         if states is None:
-            packed = x.new_zeros(self.rows(x), self.numbers)
+            packed = x.new_zeros(self.batch_size(x), self.packed_size)
         else:
             self.check_states(x, *states)
-            packed = torch.cat([states[0][0], states[1][0]], 1)[:, : self.numbers]
-        y, packed = self.walk(x, packed, start)
-        h, c = F.pad(packed, (0, 2 * self.hidden_size - self.numbers)).chunk(2, 1)
+            packed = torch.cat([states[0][0], states[1][0]], 1)[:, : self.packed_size]
+        y, packed = self.run(x, packed, start)
+        h, c = F.pad(packed, (0, 2 * self.hidden_size - self.packed_size)).chunk(2, 1)
         return y, (h[None], c[None])

@@ -1,14 +1,14 @@
-"""An agent at play, frame by frame: what it sees from above, what it does, and what in its memory it attends to.
+"""Rendered episodes of an agent: image, action, reward and attention of every step.
 
-for frame in frames(agent, task, episodes=3, seed=0):
-    picture = beside(frame)        # (height, width, 3) uint8
+for step in render_episodes(agent, task, episodes=3, seed=0):
+    image = compose_image(step)        # (height, width, 3) uint8
 
-Attention is drawn as one strip a layer, averaged over heads, the newest slot on the left, brighter for more.
-Letters: L layers, S slots.
+Attention is drawn as one strip per layer, averaged over heads, newest memory position on the left, brighter for more.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,139 +18,165 @@ import torch
 
 from stairwell.errors import UserError
 from stairwell.models import inspect
-from stairwell.outputs import Kind, marked, write_output
+from stairwell.outputs import OutputType, contains_bytes, write_output
 
+from .acting import eval_mode, first_inputs, sample_actions, to_tensors
 from .agent import Agent, Inputs
 from .environments import Array
-from .environments.batched import uniform
-from .episodes import Episode, Played
-from .rollouts import as_tensors, deciding
-from .rows import BrokenEnvironment, Rows
-from .task import Reinforcement
+from .evaluation import Episode, EpisodeStats
+from .task import RLTask
+from .vector_env import BrokenEnvironment, VectorEnv
 
-GROUND, INK = np.array([24, 26, 31]), np.array([255, 196, 61])
-GAP = 8  # pixels
-FEW = 12  # numbers of an observation in words
-GIF = Kind("a GIF of stairwell play", marked(b"\x21\xfe\x09stairwell"))  # a comment, as GIF has them
+BACKGROUND, HIGHLIGHT = np.array([24, 26, 31]), np.array([255, 196, 61])
+GAP = 8  # pixels between images
+MAX_LISTED = 12  # numbers of an observation in a summary
+GIF = OutputType("a GIF of stairwell play", contains_bytes(b"\x21\xfe\x09stairwell"))  # in a GIF comment
 
 
-class Shown(NamedTuple):
+class RenderedStep(NamedTuple):
     episode: int
     step: int
     action: str
     reward: float
-    earned: float  # since the episode began
+    episode_return: float  # up to this step
     value: float
-    over: bool
-    observed: str  # the observation in short, for those that have no picture
-    picture: Array | None  # (height, width, 3) uint8, before the action
-    attention: list[Array]  # one a layer: (slots,), the newest first
+    done: bool
+    observation: str  # a summary, for environments without images
+    image: Array | None  # (height, width, 3) uint8, before the action
+    attention: list[Array]  # one per layer: (positions,), newest first
 
 
-def frames(
-    agent: Agent, task: Reinforcement, episodes: int, seed: int, likeliest: bool = False, played: Played | None = None
-) -> Iterator[Shown]:
-    """Every frame of so many episodes, one after the other; returns and lengths go to `played`."""
-    rows = drawable(task, seed)
+def render_episodes(
+    agent: Agent,
+    task: RLTask,
+    episodes: int,
+    seed: int,
+    deterministic: bool = False,
+    stats: EpisodeStats | None = None,
+) -> Iterator[RenderedStep]:
+    """Yield every step of the episodes. Finished episodes are added to `stats`."""
+    env = make_render_env(task, seed)
     try:
-        with deciding(agent):
-            yield from _frames(agent, rows, episodes, seed, likeliest, task.config.longest, played)
+        with eval_mode(agent):
+            yield from _render_episodes(
+                agent, env, episodes, seed, deterministic, task.config.max_episode_steps, stats or EpisodeStats()
+            )
     finally:
-        rows.close()
+        env.close()
 
 
-def drawable(task: Reinforcement, seed: int) -> Rows:
-    """One row, with pictures where the environment can make some."""
-    rows = task.open(range(1), seed)
-    if rows.drawn_with:
-        rows.close()
-        rows = task.open(range(1), seed, **rows.drawn_with)
-    return rows
+def make_render_env(task: RLTask, seed: int) -> VectorEnv:
+    """Return a vector environment of size 1 that renders images if it can."""
+    env = task.make_env(range(1), seed)
+    if env.render_options:
+        env.close()
+        env = task.make_env(range(1), seed, **env.render_options)
+    return env
 
 
-def _frames(
-    agent: Agent, rows: Rows, episodes: int, seed: int, likeliest: bool, longest: int, played: Played | None
-) -> Iterator[Shown]:
-    device, names = next(agent.parameters()).device, rows.action_names
-    now = Inputs(as_tensors(rows.begin()), agent.no_action(1).cpu(), torch.zeros(1))
+def _render_episodes(
+    agent: Agent,
+    env: VectorEnv,
+    episodes: int,
+    seed: int,
+    deterministic: bool,
+    max_episode_steps: int,
+    stats: EpisodeStats,
+) -> Iterator[RenderedStep]:
+    device, action_dist = next(agent.parameters()).device, agent.action_dist
+    inputs = first_inputs(agent, env.reset())
     state, start = agent.init_state(1), torch.ones(1, 1, dtype=torch.bool, device=device)
-    number, episode, time = 0, Episode(), 0
-    while number < episodes:
-        picture = rows.render(0)
-        with torch.no_grad(), inspect(agent) as seen:
-            said, state = agent(now.map(lambda values: values[:, None].to(device)), state, start)
-        policy = said.policy[:, 0]
-        noise = torch.from_numpy(uniform(seed, range(1), time, agent.actions.noises)).to(device)
-        action = agent.actions.likeliest(policy) if likeliest else agent.actions.sample(policy, noise)
-        done = agent.actions.to_environment(action)
-        frame = rows.step(done)
-        over = bool(frame.terminated[0] or frame.truncated[0])
-        reward, time = float(frame.rewards[0]), time + 1
-        episode.add(reward, bool(frame.idle[0]))
-        if episode.length > longest:
-            raise BrokenEnvironment(f"an episode has not ended after {longest:,} steps")
-        if not frame.idle[0]:
-            looks = [weights[0, :, -1].mean(0).cpu().numpy() for weights in seen.attention]
-            word = names[int(done[0])] if names else np.array2string(np.asarray(done[0]), precision=2)
-            value, saw = float(said.value[0, 0]), in_short(now)
-            yield Shown(number, episode.length, word, reward, episode.earned, value, over, saw, picture, looks)
-        if over:
-            if played is not None:
-                played.episodes.append(episode)
-            number, episode = number + 1, Episode()
-        now = Inputs(as_tensors(frame.observations), action.cpu(), torch.from_numpy(frame.rewards))
-        start = torch.from_numpy(frame.start)[:, None].to(device)
+    finished, episode = 0, Episode()
+    for t in itertools.count():
+        if finished == episodes:
+            return
+        image = env.render(0)
+        with torch.no_grad(), inspect(agent) as recorder:
+            output, state = agent(inputs.map(lambda values: values[:, None].to(device)), state, start)
+        policy = output.policy[:, 0]
+        action = action_dist.mode(policy) if deterministic else sample_actions(action_dist, policy, seed, range(1), t)
+        env_action = action_dist.to_environment(action)
+        step = env.step(env_action)
+        done, ignored = bool(step.terminated[0] or step.truncated[0]), bool(step.ignored[0])
+        reward = float(step.rewards[0])
+        episode.add(reward, ignored)
+        if episode.length > max_episode_steps:
+            raise BrokenEnvironment(f"an episode has not ended after {max_episode_steps:,} steps")
+        if not ignored:
+            yield RenderedStep(
+                episode=finished,
+                step=episode.length,
+                action=describe_action(env_action[0], env.action_names),
+                reward=reward,
+                episode_return=episode.return_,
+                value=float(output.value[0, 0]),
+                done=done,
+                observation=summarize_observation(inputs),
+                image=image,
+                attention=[weights[0, :, -1].mean(0).cpu().numpy() for weights in recorder.attention],
+            )
+        if done:
+            stats.episodes.append(episode)
+            finished, episode = finished + 1, Episode()
+        inputs = Inputs(to_tensors(step.observations), action.cpu(), torch.from_numpy(step.rewards))
+        start = torch.from_numpy(step.start)[:, None].to(device)
 
 
-def in_short(inputs: Inputs) -> str:
-    """An observation of one row in words; numbers beyond a handful are left out."""
-    words = []
+def describe_action(action: Array, names: Sequence[str]) -> str:
+    return names[int(action)] if names else np.array2string(np.asarray(action), precision=2)
+
+
+def summarize_observation(inputs: Inputs) -> str:
+    """Return the observation of one environment as text, with the first few numbers of each leaf."""
+    parts = []
     for path, values in inputs.observation.items():
         name, numbers = path.partition(".")[2], values[0].flatten().tolist()
-        listed = " ".join(f"{number:.3g}" for number in numbers[:FEW]) + (" ..." if len(numbers) > FEW else "")
-        words.append(f"{name} {listed}" if name else listed)
-    return "; ".join(words)
+        text = " ".join(f"{number:.3g}" for number in numbers[:MAX_LISTED])
+        text += " ..." if len(numbers) > MAX_LISTED else ""
+        parts.append(f"{name} {text}" if name else text)
+    return "; ".join(parts)
 
 
-def beside(shown: Shown) -> Array:
-    """The picture with strips of attention beside it."""
-    picture = np.zeros((0, 0, 3), np.uint8) if shown.picture is None else shown.picture
-    strips = [strip(weights) for weights in shown.attention]
-    blocks = [block for block in (picture, stacked(strips)) if block.size]
+def compose_image(step: RenderedStep) -> Array:
+    """Return the image with the attention strips on its right, or below a wide image."""
+    image = np.zeros((0, 0, 3), np.uint8) if step.image is None else step.image
+    strips = [attention_strip(weights) for weights in step.attention]
+    blocks = [block for block in (image, stack_images(strips)) if block.size]
     if not blocks:
-        raise UserError("there is nothing to draw: the environment has no picture, and this core no attention")
-    # A wide picture has the strips below it.
-    below = picture.size and picture.shape[1] > 2 * picture.shape[0]
-    return stacked(blocks) if below else stacked([block.swapaxes(0, 1) for block in blocks]).swapaxes(0, 1)
+        raise UserError("there is nothing to draw: the environment renders no images, and this core has no attention")
+    below = image.size and image.shape[1] > 2 * image.shape[0]
+    return stack_images(blocks) if below else stack_images([block.swapaxes(0, 1) for block in blocks]).swapaxes(0, 1)
 
 
-def strip(weights: Array, size: int = 12) -> Array:
-    """One row of squares, (size, slots * size, 3)."""
+def attention_strip(weights: Array, size: int = 12) -> Array:
+    """Return one square per memory position: (size, positions * size, 3)."""
     strength = np.clip(weights / max(float(weights.max(initial=0)), 1e-6), 0, 1)
-    squares = (GROUND + strength[:, None] * (INK - GROUND)).astype(np.uint8)  # (slots, 3)
-    made = np.repeat(np.repeat(squares[None], size, 0), size, 1)
-    made[:, ::size] = 0
-    return made
+    colors = (BACKGROUND + strength[:, None] * (HIGHLIGHT - BACKGROUND)).astype(np.uint8)  # (positions, 3)
+    strip = np.repeat(np.repeat(colors[None], size, 0), size, 1)
+    strip[:, ::size] = 0
+    return strip
 
 
-def stacked(blocks: Sequence[Array]) -> Array:
-    """One below the other, with a gap."""
-    if not blocks:
+def stack_images(images: Sequence[Array]) -> Array:
+    """Stack images vertically with a gap between them."""
+    if not images:
         return np.zeros((0, 0, 3), np.uint8)
-    width = max(block.shape[1] for block in blocks)
-    parts = []
-    for block in blocks:
-        padded = np.zeros((block.shape[0] + GAP, width, 3), np.uint8)
-        padded[: block.shape[0], : block.shape[1]] = block
-        parts.append(padded)
-    return np.concatenate(parts)[:-GAP]
+    width = max(image.shape[1] for image in images)
+    return np.concatenate([pad_image(image, image.shape[0] + GAP, width) for image in images])[:-GAP]
 
 
-def as_text(picture: Array, columns: int) -> str:
-    """A picture for a terminal with colors: two pixels a character, one above the other."""
-    height, width, _ = picture.shape
+def pad_image(image: Array, height: int, width: int) -> Array:
+    """Pad an image with black below and on the right."""
+    padded = np.zeros((height, width, 3), np.uint8)
+    padded[: image.shape[0], : image.shape[1]] = image
+    return padded
+
+
+def to_ansi(image: Array, columns: int) -> str:
+    """Return an image for a color terminal, with two pixels per character, one above the other."""
+    _, width, _ = image.shape
     scale = max(1, -(-width // columns))
-    small = picture[scale // 2 :: scale, scale // 2 :: scale]
+    small = image[scale // 2 :: scale, scale // 2 :: scale]
     if len(small) % 2:
         small = np.concatenate([small, np.zeros_like(small[:1])])
     lines = []
@@ -163,18 +189,14 @@ def as_text(picture: Array, columns: int) -> str:
     return "\n".join(lines)
 
 
-def write_gif(path: str | os.PathLike[str], pictures: Sequence[Array], rate: float) -> None:
-    """All frames in one file, `rate` a second."""
+def write_gif(path: str | os.PathLike[str], images: Sequence[Array], fps: float) -> None:
+    """Write images to a GIF, `fps` frames per second."""
     try:
         from PIL import Image
     except ImportError:
-        raise UserError("pillow is not installed, which writes GIFs: pip install 'stairwell[rl]'") from None
-    height = max(picture.shape[0] for picture in pictures)
-    width = max(picture.shape[1] for picture in pictures)
-    images = []
-    for picture in pictures:
-        whole = np.zeros((height, width, 3), np.uint8)
-        whole[: picture.shape[0], : picture.shape[1]] = picture
-        images.append(Image.fromarray(whole))
-    options: dict[str, Any] = {"save_all": True, "append_images": images[1:], "duration": 1000 / rate, "loop": 0}
-    write_output(path, GIF, lambda temporary: images[0].save(temporary, format="GIF", comment=b"stairwell", **options))
+        raise UserError("writing a GIF needs pillow, which is not installed: pip install 'stairwell[rl]'") from None
+    height = max(image.shape[0] for image in images)
+    width = max(image.shape[1] for image in images)
+    frames = [Image.fromarray(pad_image(image, height, width)) for image in images]
+    options: dict[str, Any] = {"save_all": True, "append_images": frames[1:], "duration": 1000 / fps, "loop": 0}
+    write_output(path, GIF, lambda temporary: frames[0].save(temporary, format="GIF", comment=b"stairwell", **options))

@@ -1,13 +1,13 @@
-"""Rollouts: the feed of an agent's training. A policy plays in B rows, and what it saw and did is learned from.
+"""Rollouts: the batches that agents are trained on. The policy runs in B environments for T frames.
 
-Frames are played in a decoding session, which is made anew for every rollout because parameters have changed; what it
-says equals what the training pass computes from the same state. Episodes follow one another within a segment; `start`
-says where they begin.
+Frames are computed in a decoding session, made for every rollout because the parameters have changed. Its outputs
+equal those of the training pass from the same state. A segment can contain several episodes; `start` marks their first
+frames.
 
     delta_t = r_t + gamma V_{t+1} - V_t,     advantage_t = delta_t + gamma lambda advantage_{t+1}
 
-At the end of a segment and where an episode was cut short by the clock V_{t+1} is the value of what was seen last;
-where the task itself has ended it is 0. Letters: B rows, T frames of a segment, W windows.
+At the end of a segment and of a truncated episode, V_{t+1} is the value of the last observation; at the end of a
+terminated episode it is 0. Letters: B environments, T frames of a segment, A elements of an action.
 """
 
 from __future__ import annotations
@@ -27,325 +27,306 @@ from stairwell.errors import UserError
 from stairwell.state import State
 from stairwell.train.distributed import Distributed
 
+from .acting import embed_frame, eval_mode, first_inputs, sample_actions, to_tensors
 from .agent import Agent, Inputs
 from .config import AgentTrainConfig
-from .environments import Array
-from .environments.batched import uniform
-from .rows import BrokenEnvironment, Observations, Rows
+from .vector_env import BrokenEnvironment, Observations, VectorEnv
 
-SMALL = 1e-8
+EPSILON = 1e-8
+TENSORS = ("start", "mask", "action", "log_prob", "advantage", "returns")
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """What B rows saw and did in T frames; a batch, or part of one."""
+    """T frames of B environments: a batch, a minibatch, or part of one."""
 
     inputs: Inputs
-    start: Tensor  # (B, T) bool: the frame is an episode's first
-    scored: Tensor  # (B, T) bool: the action counted
+    start: Tensor  # (B, T) bool: the first frame of an episode
+    mask: Tensor  # (B, T) bool: false where the environment ignored the action
     action: Tensor  # (B, T, A)
-    log_probability: Tensor  # (B, T): of the action when it was chosen
+    log_prob: Tensor  # (B, T): of the action, when it was sampled
     advantage: Tensor  # (B, T)
-    target: Tensor  # (B, T): what the value should have been
-    states: list[State]  # before each window
-    frames: int = 0  # new ones: 0 when a rollout is read again
-    first: bool = True  # of the parts of an update
-    ended: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, 2))  # (episodes, 2): return and length
+    returns: Tensor  # (B, T): targets of the value function
+    states: list[State]  # before each BPTT window
+    new_frames: int = 0  # 0 for the second and later minibatches of a rollout
+    is_first_part: bool = True  # of an optimizer step
+    episodes: Tensor = dataclasses.field(default_factory=lambda: torch.zeros(0, 2))
+    "Return and length of the episodes that ended, (episodes, 2)."
 
     @property
     def terms(self) -> int:
-        return int(self.scored.sum())
+        return int(self.mask.sum())
 
     @property
     def size(self) -> int:
-        return self.frames
+        return self.new_frames
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those over (B, T), by name."""
-        named = {**self.inputs.observation}
-        named |= {"last_action": self.inputs.action, "last_reward": self.inputs.reward}
-        return named | {name: getattr(self, name) for name in PLAIN}
+        """Return the tensors (B, T, ...) by name."""
+        inputs = {"last_action": self.inputs.last_action, "last_reward": self.inputs.last_reward}
+        return self.inputs.observation | inputs | {name: getattr(self, name) for name in TENSORS}
 
     @staticmethod
-    def from_tensors(named: dict[str, Tensor], states: list[State]) -> Rollout:
-        observed = {path: values for path, values in named.items() if path.startswith("observation")}
-        inputs = Inputs(observed, named["last_action"], named["last_reward"])
-        plain: dict[str, Any] = {name: named[name] for name in PLAIN}
-        return Rollout(inputs, **plain, states=states)
+    def from_tensors(tensors: dict[str, Tensor], states: list[State]) -> Rollout:
+        observation = {path: values for path, values in tensors.items() if path.startswith("observation")}
+        inputs = Inputs(observation, tensors["last_action"], tensors["last_reward"])
+        fields: dict[str, Any] = {name: tensors[name] for name in TENSORS}
+        return Rollout(inputs, **fields, states=states)
 
-    def select(self, rows: Tensor) -> Rollout:
-        chosen = {name: tensor[rows] for name, tensor in self.tensors().items()}
-        return Rollout.from_tensors(chosen, [state.select(rows) for state in self.states])
+    def select(self, envs: Tensor) -> Rollout:
+        selected = {name: tensor[envs] for name, tensor in self.tensors().items()}
+        return Rollout.from_tensors(selected, [state.select(envs) for state in self.states])
 
     def parts(self, count: int) -> list[Rollout]:
         B = self.start.shape[0]
         if B % count:
-            raise UserError(f"train.accumulate {count} does not divide the {B} rows of a minibatch")
-        parts = [self.select(rows) for rows in torch.arange(B).chunk(count)]
-        rest = [dataclasses.replace(part, first=False) for part in parts[1:]]
-        return [dataclasses.replace(parts[0], frames=self.frames, ended=self.ended), *rest]
+            raise UserError(f"train.accumulate {count} does not divide the {B} environments of a minibatch")
+        parts = [self.select(envs) for envs in torch.arange(B).chunk(count)]
+        rest = [dataclasses.replace(part, is_first_part=False) for part in parts[1:]]
+        return [dataclasses.replace(parts[0], new_frames=self.new_frames, episodes=self.episodes), *rest]
 
     def to(self, device: torch.device | str) -> Rollout:
         moved = {name: tensor.to(device) for name, tensor in self.tensors().items()}
-        made = Rollout.from_tensors(moved, [state.to(device) for state in self.states])
-        return dataclasses.replace(made, frames=self.frames, first=self.first, ended=self.ended)
+        rollout = Rollout.from_tensors(moved, [state.to(device) for state in self.states])
+        return dataclasses.replace(
+            rollout, new_frames=self.new_frames, is_first_part=self.is_first_part, episodes=self.episodes
+        )
 
 
-PLAIN = ("start", "scored", "action", "log_probability", "advantage", "target")
-
-
-class Rollouts:
-    """A BatchSource. Every `config.reads`-th read plays a new rollout with the agent as it is then; the reads between are
-    minibatches of it."""
+class RolloutSource:
+    """A BatchSource of rollouts with the current agent. PPO reads several minibatches of each rollout."""
 
     def __init__(
         self,
         agent: Agent,
-        rows: Rows,
-        numbers: range,
+        env: VectorEnv,
+        indices: range,
         seed: int,
         config: AgentTrainConfig,
-        longest: int,
+        max_episode_steps: int,
         world: Distributed | None = None,
     ) -> None:
-        """`numbers`: those of the rows among all rows of the training. `longest`: steps after which an episode is taken
-        to be one that never ends."""
-        self.agent, self.rows, self.numbers, self.seed, self.config, self.longest = (
-            agent, rows, numbers, seed, config, longest,
-        )  # fmt: skip
-        self.world = world or Distributed()
-        if config.learner == "ppo" and rows.B % config.minibatches:
-            raise UserError(f"train.minibatches {config.minibatches} does not divide the {rows.B} rows of a process")
+        """`indices` are those of the environments among the environments of all processes. An episode longer than
+        `max_episode_steps` raises an error."""
+        self.agent, self.env, self.indices, self.seed, self.config = agent, env, indices, seed, config
+        self.max_episode_steps, self.world = max_episode_steps, world or Distributed()
+        if config.algorithm == "ppo" and env.num_envs % config.minibatches:
+            raise UserError(
+                f"train.minibatches {config.minibatches} does not divide the {env.num_envs} environments of a process"
+            )
         self.device = next(agent.parameters()).device
-        self.reads, self.time, self.rollout = 0, 0, None  # type: int, int, Rollout | None
-        self.state = agent.init_state(rows.B)
-        self.begin(rows.begin())
+        self.batches_read, self.env_steps = 0, 0
+        self.rollout: Rollout | None = None
+        self.state = agent.init_state(env.num_envs)
+        self.start_episodes(env.reset())
 
-    def begin(self, observations: Observations) -> None:
-        """New episodes in all rows."""
-        B = self.rows.B
-        self.now = Inputs(as_tensors(observations), self.agent.no_action(B).cpu(), torch.zeros(B))
+    def start_episodes(self, observations: Observations) -> None:
+        B = self.env.num_envs
+        self.inputs = first_inputs(self.agent, observations)
         self.start = torch.ones(B, dtype=torch.bool)
-        self.open = torch.zeros(B, 2, dtype=torch.float64)  # return and length of the episode under way
-        self.discounted = torch.zeros(B, dtype=torch.float64)  # of which the running spread is kept
+        self.episode_totals = torch.zeros(B, 2, dtype=torch.float64)  # return and length of the current episode
+        self.discounted_return = torch.zeros(B, dtype=torch.float64)
 
     def read(self, length: int) -> Rollout:
-        number, new = self.reads % self.config.reads, None
-        if number == 0:
-            self.rollout = None  # before the next one is there: half the memory
-            with self.unchanged_if_broken():
-                self.rollout = new = self.play(length)
+        index, new = self.batches_read % self.config.optimizer_steps_per_rollout, None
+        if index == 0:
+            self.rollout = None  # frees its memory before the next one is collected
+            with self.restored_on_error():
+                self.rollout = new = self.collect(length)
         assert self.rollout is not None
-        self.reads += 1
-        if self.config.learner == "a2c":
+        self.batches_read += 1
+        if self.config.algorithm == "a2c":
             batch, self.rollout = self.rollout, None
             return batch
-        batch = self.rollout.select(self.minibatch(number))
-        return dataclasses.replace(batch, frames=new.frames, ended=new.ended) if new is not None else batch
+        batch = self.rollout.select(self.minibatch(index))
+        return batch if new is None else dataclasses.replace(batch, new_frames=new.new_frames, episodes=new.episodes)
 
-    def minibatch(self, number: int) -> Tensor:
-        """The rows of one update, in another order every epoch."""
-        epoch, place = divmod(number, self.config.minibatches)
-        rng = np.random.default_rng([self.numbers.start, self.reads - number, epoch, self.seed])
-        return torch.from_numpy(rng.permutation(self.rows.B)).chunk(self.config.minibatches)[place]
+    def minibatch(self, index: int) -> Tensor:
+        """Return the environments of a minibatch. The order is different in every epoch."""
+        epoch, index_in_epoch = divmod(index, self.config.minibatches)
+        rng = np.random.default_rng([self.indices.start, self.batches_read - index, epoch, self.seed])
+        order = torch.from_numpy(rng.permutation(self.env.num_envs))
+        return order.chunk(self.config.minibatches)[index_in_epoch]
 
     @torch.no_grad()
-    def play(self, length: int) -> Rollout:
-        """The next `length` frames of every row."""
+    def collect(self, length: int) -> Rollout:
+        """Run the policy for `length` frames in every environment."""
         agent, config = self.agent, self.config
-        with deciding(agent):
+        with eval_mode(agent):
             session = Session(agent, self.state)
             frames: list[dict[str, Tensor]] = []
             states: list[State] = []
-            ended: list[list[float]] = []
+            episodes: list[list[float]] = []
             for t in range(length):
-                if t % (config.window or length) == 0:
+                if t % (config.bptt_length or length) == 0:
                     states.append(session.state())
-                frames.append(self.frame(session, ended))
-            ahead = self.values(session, self.now, ~self.start)
+                frames.append(self.collect_frame(session, episodes))
+            last_value = self.values(session, self.inputs, ~self.start)
             self.state = session.state()
-        named = {name: torch.stack([frame[name] for frame in frames], 1) for name in frames[0]}
-        rewards, value = self.scaled(named.pop("reward"), named.pop("discounted")), named.pop("value")
-        terminated, truncated, after = named.pop("terminated"), named.pop("truncated"), named.pop("after")
-        over = terminated | truncated | ~named["scored"]
-        following = torch.where(over, after, torch.cat([value[:, 1:], ahead[:, None]], 1))
-        named["advantage"] = advantages(rewards, value, following, over, config.gamma, config.gae_lambda)
-        named["target"] = named["advantage"] + value
+        tensors = {name: torch.stack([frame[name] for frame in frames], 1) for name in frames[0]}
+        value, final_value, done = (tensors.pop(name) for name in ("value", "final_value", "done"))
+        rewards, discounted_return = tensors.pop("reward"), tensors.pop("discounted_return")
+        if config.normalize_rewards:
+            self.update_return_statistics(discounted_return)
+            rewards = rewards / (agent.return_variance.sqrt().float().cpu() + EPSILON)
+        done = done | ~tensors["mask"]
+        next_value = torch.where(done, final_value, torch.cat([value[:, 1:], last_value[:, None]], 1))
+        tensors["advantage"] = compute_gae(rewards, value, next_value, done, config.gamma, config.gae_lambda)
+        tensors["returns"] = tensors["advantage"] + value
         if config.normalize_advantage:
-            named["advantage"] = normalized(named["advantage"], named["scored"])
-        made = Rollout.from_tensors(named, [state.to("cpu") for state in states])
-        finished = torch.tensor(ended, dtype=torch.float64).reshape(-1, 2)
-        return dataclasses.replace(made, frames=int(named["scored"].sum()), ended=finished)
+            tensors["advantage"] = normalize(tensors["advantage"], tensors["mask"])
+        rollout = Rollout.from_tensors(tensors, [state.to("cpu") for state in states])
+        return dataclasses.replace(
+            rollout,
+            new_frames=int(tensors["mask"].sum()),
+            episodes=torch.tensor(episodes, dtype=torch.float64).reshape(-1, 2),
+        )
 
-    def frame(self, session: Session, ended: list[list[float]]) -> dict[str, Tensor]:
-        """Choose, step, and go on: one frame of every row by name, (B, ...). Episodes that end are told to `ended`."""
-        agent, now = self.agent, self.now
-        if self.start.any():
-            session.reset(self.start)
-        said = agent.heads(session.step_vectors(embedded(agent, now, session.count, self.device)))
-        noise = torch.from_numpy(uniform(self.seed, self.numbers, self.time, agent.actions.noises))
-        action = agent.actions.sample(said.policy, noise.to(self.device))
-        frame = self.rows.step(agent.actions.to_environment(action))
-        self.time += 1
-        observed = {**now.observation, "last_action": now.action, "last_reward": now.reward, "start": self.start}
-        reward = torch.from_numpy(frame.rewards)
-        over = torch.from_numpy(frame.terminated | frame.truncated)
-        truncated = torch.from_numpy(frame.truncated & ~frame.terminated)
-        self.now = Inputs(as_tensors(frame.observations), action.cpu(), reward)
-        self.start = torch.from_numpy(frame.start)
-        self.open += torch.stack([reward, torch.from_numpy(~frame.idle)], 1)
-        self.discounted = self.config.gamma * self.discounted + reward
-        discounted = self.discounted
-        after = torch.zeros(self.rows.B)
-        if over.any():
-            ended += self.open[over].tolist()
-            self.open[over], self.discounted = 0, torch.where(over, 0, discounted)
-            last = Inputs(as_tensors(frame.last), action.cpu(), reward)
-            after = self.values(session, last, truncated)
-        if self.open[:, 1].max() > self.longest:
-            row = self.numbers[int(self.open[:, 1].argmax())]
+    def collect_frame(self, session: Session, episodes: list[list[float]]) -> dict[str, Tensor]:
+        """Take one step in every environment and return its tensors (B, ...) by name. Append return and length of the
+        episodes that end to `episodes`."""
+        agent, inputs, start = self.agent, self.inputs, self.start
+        if start.any():
+            session.reset(start)
+        output = agent.heads(session.step_vectors(embed_frame(agent, inputs, session.count, self.device)))
+        action = sample_actions(agent.action_dist, output.policy, self.seed, self.indices, self.env_steps)
+        step = self.env.step(agent.action_dist.to_environment(action))
+        self.env_steps += 1
+        reward = torch.from_numpy(step.rewards)
+        done = torch.from_numpy(step.terminated | step.truncated)
+        mask = torch.from_numpy(~step.ignored)
+        self.inputs = Inputs(to_tensors(step.observations), action.cpu(), reward)
+        self.start = torch.from_numpy(step.start)
+        self.episode_totals += torch.stack([reward, mask], 1)
+        discounted_return = self.config.gamma * self.discounted_return + reward
+        self.discounted_return = torch.where(done, 0, discounted_return)
+        final_value = torch.zeros(self.env.num_envs)
+        if done.any():
+            episodes += self.episode_totals[done].tolist()
+            self.episode_totals[done] = 0
+            final = Inputs(to_tensors(step.final_observations), action.cpu(), reward)
+            final_value = self.values(session, final, torch.from_numpy(step.truncated & ~step.terminated))
+        if self.episode_totals[:, 1].max() > self.max_episode_steps:
+            index = self.indices[int(self.episode_totals[:, 1].argmax())]
             raise BrokenEnvironment(
-                f"the episode of row {row} has not ended after {self.longest:,} steps; give the environment a limit, "
-                "or raise --task.longest"
+                f"the episode of environment {index} has not ended after {self.max_episode_steps:,} steps; add a time "
+                "limit to the environment, or raise --task.max_episode_steps"
             )
         return {
-            **observed,
+            **inputs.observation,
+            "last_action": inputs.last_action,
+            "last_reward": inputs.last_reward,
+            "start": start,
+            "mask": mask,
             "action": action.cpu(),
-            "log_probability": agent.actions.log_probability(said.policy, action).cpu(),
-            "value": said.value.cpu(),
+            "log_prob": agent.action_dist.log_prob(output.policy, action).cpu(),
+            "value": output.value.cpu(),
+            "final_value": final_value,
             "reward": reward,
-            "discounted": discounted,
-            "terminated": torch.from_numpy(frame.terminated),
-            "truncated": truncated,
-            "scored": torch.from_numpy(~frame.idle),
-            "after": after,
+            "discounted_return": discounted_return,
+            "done": done,
         }
 
-    def values(self, session: Session, inputs: Inputs, rows: Tensor) -> Tensor:
-        """What the agent expects of inputs (B, ...) that it has not read yet, in the rows where it is asked for (B,)
-        bool; 0 elsewhere. The session stays as it is."""
-        expected = torch.zeros(self.rows.B)
-        index = rows.nonzero().flatten()
-        if len(index):
-            asked = inputs.map(lambda values: values[index, None].to(self.device))
-            said, _ = self.agent(asked, session.state().select(index))
-            expected[index] = said.value[:, 0].float().cpu()
-        return expected
+    def values(self, session: Session, inputs: Inputs, mask: Tensor) -> Tensor:
+        """Return the values (B,) of the next inputs (B, ...) where `mask` (B,) is true, else 0. The session does not
+        change."""
+        values = torch.zeros(self.env.num_envs)
+        envs = mask.nonzero().flatten()
+        if len(envs):
+            selected = inputs.map(lambda tensor: tensor[envs, None].to(self.device))
+            output, _ = self.agent(selected, session.state().select(envs))
+            values[envs] = output.value[:, 0].float().cpu()
+        return values
 
-    def scaled(self, rewards: Tensor, discounted: Tensor) -> Tensor:
-        """Rewards (B, T), divided by the running deviation of the discounted return if that is asked for."""
-        if not self.config.normalize_rewards:
-            return rewards
-        agent, size = self.agent, torch.tensor(float(discounted.numel()), dtype=discounted.dtype)
-        moments = torch.stack([size, discounted.mean(), discounted.var(correction=0)])
-        # Rewards of all processes have one scale, as if one process played all rows.
+    def update_return_statistics(self, discounted_return: Tensor) -> None:
+        """Update the running mean and variance of the discounted return (B, T), over all processes."""
+        agent, size = self.agent, torch.tensor(float(discounted_return.numel()), dtype=discounted_return.dtype)
+        moments = torch.stack([size, discounted_return.mean(), discounted_return.var(correction=0)])
         for count, mean, variance in (part.to(self.device) for part in self.world.gather(moments)):
-            before, total = agent.return_count, agent.return_count + count
-            away = mean - agent.return_mean
-            spread = agent.return_variance * before + variance * count + away**2 * before * count / total
-            agent.return_variance.copy_(spread / total)
-            agent.return_mean.add_(away * count / total)
+            old_count, total = agent.return_count, agent.return_count + count
+            delta = mean - agent.return_mean
+            squares = agent.return_variance * old_count + variance * count + delta**2 * old_count * count / total
+            agent.return_variance.copy_(squares / total)
+            agent.return_mean.add_(delta * count / total)
             agent.return_count.copy_(total)
-        return rewards / (agent.return_variance.sqrt().float().cpu() + SMALL)
 
     def change(self, **options: Any) -> None:
-        raise UserError("an environment has no curriculum; leave --train.curriculum empty")
+        raise UserError("environments have no curriculum; leave out --train.curriculum")
 
     def position(self) -> dict[str, Any]:
-        """The whole of it: environments, memory, episodes under way and, between its reads, the rollout."""
-        named = {f"environment.{name}": torch.from_numpy(values) for name, values in self.rows.position().items()}
-        named |= {f"state.{name}": tensor for name, tensor in self.state.tensors()}
-        named |= {f"now.{path}": values for path, values in self.now.observation.items()}
-        named |= {"now.action": self.now.action, "now.reward": self.now.reward, "now.start": self.start}
-        named |= {"open": self.open, "discounted": self.discounted}
+        """Return environments, state, current episodes and, between its minibatches, the rollout."""
+        tensors = {f"environment.{name}": torch.from_numpy(values) for name, values in self.env.state_dict().items()}
+        tensors |= {f"state.{name}": tensor for name, tensor in self.state.tensors()}
+        tensors |= {f"inputs.{path}": values for path, values in self.inputs.observation.items()}
+        tensors |= {"inputs.last_action": self.inputs.last_action, "inputs.last_reward": self.inputs.last_reward}
+        tensors |= {"start": self.start, "episode_totals": self.episode_totals}
+        tensors |= {"discounted_return": self.discounted_return}
         windows = 0
-        if self.rollout is not None and self.reads % self.config.reads:
+        if self.rollout is not None and self.batches_read % self.config.optimizer_steps_per_rollout:
             windows = len(self.rollout.states)
-            named |= {f"rollout.{name}": tensor for name, tensor in self.rollout.tensors().items()}
+            tensors |= {f"rollout.{name}": tensor for name, tensor in self.rollout.tensors().items()}
             for number, state in enumerate(self.rollout.states):
-                named |= {f"window.{number}.{name}": tensor for name, tensor in state.tensors()}
-        rows: list[None] = [None] * self.rows.B
-        plain = {"reads": self.reads, "time": self.time, "windows": windows}
-        return {"rows": rows, **plain, "tensors": named}
+                tensors |= {f"window.{number}.{name}": tensor for name, tensor in state.tensors()}
+        rows: list[None] = [None] * self.env.num_envs
+        counts = {"batches_read": self.batches_read, "env_steps": self.env_steps, "windows": windows}
+        return {"streams": rows, **counts, "tensors": tensors}
 
     def seek(self, position: dict[str, Any]) -> str | None:
-        named = position["tensors"]
-        self.reads, self.time = position["reads"], position["time"]
-        self.state = self.state_from(part(named, "state")).to(self.device)
-        states = [self.state_from(part(named, f"window.{number}")) for number in range(position["windows"])]
-        self.rollout = Rollout.from_tensors(part(named, "rollout"), states) if states else None
-        environment = {name: tensor.numpy() for name, tensor in part(named, "environment").items()}
-        observations = self.rows.seek(environment, self.time)
-        self.begin(observations)
-        if self.rows.resumes:
-            now = part(named, "now")
-            self.now, self.start = self.now._replace(action=now["action"], reward=now["reward"]), now["start"]
-            self.open, self.discounted = named["open"].clone(), named["discounted"].clone()
-            return None
-        return "this environment cannot be put back to where it was: all rows begin new episodes"
+        tensors = position["tensors"]
+        self.batches_read, self.env_steps = position["batches_read"], position["env_steps"]
+        self.state = self.state_from(with_prefix(tensors, "state")).to(self.device)
+        states = [self.state_from(with_prefix(tensors, f"window.{number}")) for number in range(position["windows"])]
+        self.rollout = Rollout.from_tensors(with_prefix(tensors, "rollout"), states) if states else None
+        env_state = {name: tensor.numpy() for name, tensor in with_prefix(tensors, "environment").items()}
+        self.start_episodes(self.env.load_state_dict(env_state, self.env_steps))
+        if not self.env.can_restore:
+            return "the state of this environment cannot be restored: all environments start new episodes"
+        inputs = with_prefix(tensors, "inputs")
+        self.inputs = self.inputs._replace(last_action=inputs["last_action"], last_reward=inputs["last_reward"])
+        self.start = tensors["start"]
+        self.episode_totals = tensors["episode_totals"].clone()
+        self.discounted_return = tensors["discounted_return"].clone()
+        return None
 
     def state_from(self, tensors: dict[str, Tensor]) -> State:
-        return State.from_tensors(tensors, self.state.form())
+        return State.from_tensors(tensors, self.state.spec())
 
     @contextmanager
-    def unchanged_if_broken(self) -> Iterator[None]:
-        """An environment that breaks down in the middle of a rollout leaves the feed as it was before."""
-        kept = (self.rows.position(), self.state, self.now, self.start, self.time)
-        numbers = (self.open.clone(), self.discounted.clone())
+    def restored_on_error(self) -> Iterator[None]:
+        """Restore the source if the environment fails in the middle of a rollout."""
+        names = ("state", "inputs", "start", "env_steps", "discounted_return")
+        saved = {name: getattr(self, name) for name in names}
+        env_state, episode_totals = self.env.state_dict(), self.episode_totals.clone()
         try:
             yield
         except BrokenEnvironment:
-            position, self.state, self.now, self.start, self.time = kept
-            self.open, self.discounted = numbers
-            if self.rows.resumes:
-                self.rows.seek(position, self.time)
+            for name, value in saved.items():
+                setattr(self, name, value)
+            self.episode_totals = episode_totals
+            if self.env.can_restore:
+                self.env.load_state_dict(env_state, self.env_steps)
             raise
 
 
-def advantages(
-    rewards: Tensor, value: Tensor, following: Tensor, over: Tensor, gamma: float, gae_lambda: float
+def compute_gae(
+    rewards: Tensor, value: Tensor, next_value: Tensor, done: Tensor, gamma: float, gae_lambda: float
 ) -> Tensor:
-    """Generalized advantages (Schulman et al., 2016). All (B, T); `following` is the value after each frame, `over`
-    where nothing of the same episode follows it."""
-    advantage, later = torch.empty_like(value), torch.zeros_like(value[:, 0])
+    """Return generalized advantages (Schulman et al., 2016). All (B, T); `done` marks the last frames of episodes."""
+    advantages, advantage = torch.empty_like(value), torch.zeros_like(value[:, 0])
     for t in reversed(range(value.shape[1])):
-        delta = rewards[:, t] + gamma * following[:, t] - value[:, t]
-        later = delta + gamma * gae_lambda * torch.where(over[:, t], 0, later)
-        advantage[:, t] = later
-    return advantage
+        delta = rewards[:, t] + gamma * next_value[:, t] - value[:, t]
+        advantage = delta + gamma * gae_lambda * torch.where(done[:, t], 0, advantage)
+        advantages[:, t] = advantage
+    return advantages
 
 
-def normalized(values: Tensor, scored: Tensor) -> Tensor:
-    counted = values[scored]
-    return (values - counted.mean()) / (counted.std(correction=0) + SMALL)
+def normalize(values: Tensor, mask: Tensor) -> Tensor:
+    """Return values with mean 0 and standard deviation 1 over `mask`."""
+    selected = values[mask]
+    return (values - selected.mean()) / (selected.std(correction=0) + EPSILON)
 
 
-def embedded(agent: Agent, inputs: Inputs, count: Tensor, device: torch.device) -> Tensor:
-    """What the core reads of one frame a row. inputs (B, ...) -> (B, D)"""
-    return agent.embed(inputs.map(lambda values: values[:, None].to(device)), count[:, None])[:, 0]
-
-
-@contextmanager
-def deciding(agent: Agent) -> Iterator[None]:
-    """Without dropout, and as it was afterwards."""
-    was_training = agent.training
-    agent.eval()
-    try:
-        yield
-    finally:
-        agent.train(was_training)
-
-
-def as_tensors(observations: Observations) -> dict[str, Tensor]:
-    """Whole numbers as int64, bytes as they are, all else as float32."""
-    return {path: as_tensor(values) for path, values in observations.items()}
-
-
-def as_tensor(values: Array) -> Tensor:
-    if values.dtype == np.uint8:
-        return torch.from_numpy(values)
-    return torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64, copy=False))
-
-
-def part(named: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{prefix}."): tensor for name, tensor in named.items() if name.startswith(f"{prefix}.")}
+def with_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors named `prefix.*` without the prefix."""
+    prefix += "."
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

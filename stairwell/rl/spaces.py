@@ -1,11 +1,11 @@
-"""What an agent observes and does, as small values that are saved as JSON: loading a run needs no gymnasium.
+"""Observation and action spaces as values that are saved as JSON, so that loading a run does not need gymnasium.
 
-    Discrete(n)            one of 0..n-1
-    MultiDiscrete(sizes)   one number a place, each with its own size, in an array of `shape`
+    Discrete(n)            one of 0 .. n - 1
+    MultiDiscrete(nvec)    integers, each with its own number of values, in an array of `shape`
     Box(shape, low, high)  an array of numbers within bounds
-    Dict, Tuple            named and numbered parts, each a space
+    Dict, Tuple            named and numbered spaces
 
-`from_gymnasium` and `to_gymnasium` convert; what stairwell has no encoder for is an error that names the place.
+`from_gymnasium` and `to_gymnasium` convert. Unsupported spaces raise an error that names the path to them.
 """
 
 from __future__ import annotations
@@ -26,126 +26,129 @@ MISSING_GYMNASIUM = "gymnasium 1.1 or newer is not installed: pip install 'stair
 @dataclass(frozen=True)
 class Discrete:
     n: int
-    """how many values there are, from 0 on"""
+    """Number of values, counted from 0."""
 
     def __post_init__(self) -> None:
-        _check_sizes((self.n,), "Discrete")
+        _check_nvec((self.n,), "Discrete")
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "discrete", "n": self.n}
+        return {"type": "discrete", "n": self.n}
 
 
 @dataclass(frozen=True)
 class MultiDiscrete:
-    sizes: tuple[int, ...]
-    """how many values each place has, places in row-major order"""
+    nvec: tuple[int, ...]
+    """Number of values of each element, in row-major order."""
     shape: tuple[int, ...] = ()
-    """how the places are arranged; left out, they are a vector"""
+    """Shape of the array; by default a vector."""
 
     def __post_init__(self) -> None:
-        _check_sizes(self.sizes, "MultiDiscrete")
+        _check_nvec(self.nvec, "MultiDiscrete")
         if not self.shape:
-            object.__setattr__(self, "shape", (len(self.sizes),))
-        if math.prod(self.shape) != len(self.sizes):
-            raise ValueError(f"MultiDiscrete of {len(self.sizes)} sizes in shape {self.shape}; they must agree")
+            object.__setattr__(self, "shape", (len(self.nvec),))
+        if math.prod(self.shape) != len(self.nvec):
+            raise ValueError(f"MultiDiscrete has {len(self.nvec)} sizes but shape {self.shape}")
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "multi-discrete", "sizes": list(self.sizes), "shape": list(self.shape)}
+        return {"type": "multi-discrete", "nvec": list(self.nvec), "shape": list(self.shape)}
 
 
 @dataclass(frozen=True)
 class Box:
     shape: tuple[int, ...]
     low: float | tuple[float, ...] = -math.inf
-    """one bound for all places, or one for each in row-major order"""
+    """Lower bound, one for all elements or one per element in row-major order."""
     high: float | tuple[float, ...] = math.inf
+    """Upper bound, like `low`."""
     dtype: str = "float32"
+    """Element type of the array."""
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             bound = getattr(self, name)
             if isinstance(bound, tuple) and len(bound) != math.prod(self.shape):
                 raise ValueError(
-                    f"{len(bound)} numbers as `{name}` of a Box of shape {self.shape}; give one, or one each"
+                    f"`{name}` of a Box of shape {self.shape} has {len(bound)} numbers; "
+                    "it must have one, or one per element"
                 )
         if np.dtype(self.dtype).kind not in "fiub":
-            raise ValueError(f"Box of {self.dtype}; it must hold real numbers, such as float32 or uint8")
+            raise ValueError(f"Box has dtype {self.dtype}; it must be real, such as float32 or uint8")
 
     def to_json(self) -> dict[str, Any]:
         bounds = {"low": _bound_to_json(self.low), "high": _bound_to_json(self.high)}
-        return {"kind": "box", "shape": list(self.shape), **bounds, "dtype": self.dtype}
+        return {"type": "box", "shape": list(self.shape), **bounds, "dtype": self.dtype}
 
 
 @dataclass(frozen=True)
 class Dict:
-    parts: tuple[tuple[str, Space], ...]
-    """names and their spaces, in order"""
+    spaces: tuple[tuple[str, Space], ...]
+    """Names and spaces, in order."""
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            raise ValueError("a Dict space without parts; it needs at least one")
+        if not self.spaces:
+            raise ValueError("Dict is empty; it must contain at least one space")
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "dict", "parts": [[name, part.to_json()] for name, part in self.parts]}
+        return {"type": "dict", "spaces": [[name, space.to_json()] for name, space in self.spaces]}
 
 
 @dataclass(frozen=True)
 class Tuple:
-    parts: tuple[Space, ...]
+    spaces: tuple[Space, ...]
 
     def __post_init__(self) -> None:
-        if not self.parts:
-            raise ValueError("a Tuple space without parts; it needs at least one")
+        if not self.spaces:
+            raise ValueError("Tuple is empty; it must contain at least one space")
 
     def to_json(self) -> dict[str, Any]:
-        return {"kind": "tuple", "parts": [part.to_json() for part in self.parts]}
+        return {"type": "tuple", "spaces": [space.to_json() for space in self.spaces]}
 
 
 Space = Discrete | MultiDiscrete | Box | Dict | Tuple
-KINDS = ("discrete", "multi-discrete", "box", "dict", "tuple")
+TYPES = ("discrete", "multi-discrete", "box", "dict", "tuple")
 
 
 def from_json(data: Mapping[str, Any]) -> Space:
-    match data.get("kind"):
+    match data.get("type"):
         case "discrete":
             return Discrete(data["n"])
         case "multi-discrete":
-            return MultiDiscrete(tuple(data["sizes"]), tuple(data["shape"]))
+            return MultiDiscrete(tuple(data["nvec"]), tuple(data["shape"]))
         case "box":
             low, high = _bound_from_json(data["low"]), _bound_from_json(data["high"])
             return Box(tuple(data["shape"]), low, high, data["dtype"])
         case "dict":
-            return Dict(tuple((name, from_json(part)) for name, part in data["parts"]))
+            return Dict(tuple((name, from_json(space)) for name, space in data["spaces"]))
         case "tuple":
-            return Tuple(tuple(from_json(part) for part in data["parts"]))
-        case kind:
-            raise ValueError(f"unknown kind of space '{kind}'; there are: {', '.join(KINDS)}")
+            return Tuple(tuple(from_json(space) for space in data["spaces"]))
+        case other:
+            raise ValueError(f"unknown space type '{other}'; the types are {', '.join(TYPES)}")
 
 
-def from_gymnasium(space: gymnasium.Space[Any], place: str = "space") -> Space:
-    """Our form of a gymnasium space; `place` is what an error calls it. MultiBinary becomes MultiDiscrete of twos."""
+def from_gymnasium(space: gymnasium.Space[Any], path: str = "space") -> Space:
+    """Convert a gymnasium space; `path` names it in errors. MultiBinary becomes MultiDiscrete with two values each."""
     try:
         from gymnasium import spaces
     except ImportError as missing:
         raise ImportError(MISSING_GYMNASIUM) from missing
 
     if isinstance(space, spaces.Discrete):
-        _check_starts_at_zero(space.start, space, place)
+        _check_start(space.start, space, path)
         return Discrete(int(space.n))
     if isinstance(space, spaces.MultiDiscrete):
-        _check_starts_at_zero(space.start, space, place)
+        _check_start(space.start, space, path)
         return MultiDiscrete(tuple(space.nvec.ravel().tolist()), space.nvec.shape)
     if isinstance(space, spaces.MultiBinary):
         return MultiDiscrete((2,) * math.prod(space.shape), space.shape)
     if isinstance(space, spaces.Box):
         return Box(space.shape, _bound(space.low), _bound(space.high), str(space.dtype))
     if isinstance(space, spaces.Dict):
-        return Dict(tuple((name, from_gymnasium(part, f"{place}['{name}']")) for name, part in space.spaces.items()))
+        return Dict(tuple((name, from_gymnasium(child, f"{path}['{name}']")) for name, child in space.spaces.items()))
     if isinstance(space, spaces.Tuple):
-        return Tuple(tuple(from_gymnasium(part, f"{place}[{i}]") for i, part in enumerate(space.spaces)))
+        return Tuple(tuple(from_gymnasium(child, f"{path}[{i}]") for i, child in enumerate(space.spaces)))
     raise ValueError(
-        f"{place} is a {type(space).__name__}, which is not supported; supported are Discrete, MultiDiscrete, "
-        "MultiBinary, Box, Dict and Tuple (a wrapper such as FilterObservation leaves parts out)"
+        f"{path} is a {type(space).__name__}, which is not supported; supported are Discrete, MultiDiscrete, "
+        "MultiBinary, Box, Dict and Tuple (a wrapper such as FilterObservation can remove it)"
     )
 
 
@@ -158,27 +161,27 @@ def to_gymnasium(space: Space) -> gymnasium.Space[Any]:
     match space:
         case Discrete(n):
             return spaces.Discrete(n)
-        case MultiDiscrete(sizes, shape):
-            return spaces.MultiDiscrete(np.array(sizes).reshape(shape))
+        case MultiDiscrete(nvec, shape):
+            return spaces.MultiDiscrete(np.array(nvec).reshape(shape))
         case Box(shape, low, high, dtype):
             bounds = [np.broadcast_to(np.reshape(b, shape if isinstance(b, tuple) else ()), shape) for b in (low, high)]
-            kind: Any = np.dtype(dtype).type
-            return spaces.Box(bounds[0].astype(kind), bounds[1].astype(kind), shape, kind)
-        case Dict(named):
+            scalar: Any = np.dtype(dtype).type
+            return spaces.Box(bounds[0].astype(scalar), bounds[1].astype(scalar), shape, scalar)
+        case Dict(children):
             # Pairs, because gymnasium sorts the names of a plain dict.
-            return spaces.Dict([(name, to_gymnasium(part)) for name, part in named])
-        case Tuple(parts):
-            return spaces.Tuple([to_gymnasium(part) for part in parts])
+            return spaces.Dict([(name, to_gymnasium(child)) for name, child in children])
+        case Tuple(children):
+            return spaces.Tuple([to_gymnasium(child) for child in children])
 
 
-def _check_sizes(sizes: tuple[int, ...], kind: str) -> None:
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"{kind} of sizes {list(sizes)}; there must be some, each at least 1")
+def _check_nvec(nvec: tuple[int, ...], name: str) -> None:
+    if not nvec or min(nvec) < 1:
+        raise ValueError(f"{name} has sizes {list(nvec)}; there must be at least one size, each at least 1")
 
 
-def _check_starts_at_zero(start: Any, space: object, place: str) -> None:
+def _check_start(start: Any, space: object, path: str) -> None:
     if np.any(start):
-        raise ValueError(f"{place} is {space}, which does not begin at 0; only values from 0 on are supported")
+        raise ValueError(f"{path} is {space}, which does not start at 0; only spaces that start at 0 are supported")
 
 
 def _bound(values: np.ndarray[Any, Any]) -> float | tuple[float, ...]:
@@ -187,7 +190,7 @@ def _bound(values: np.ndarray[Any, Any]) -> float | tuple[float, ...]:
 
 
 def _bound_to_json(bound: float | tuple[float, ...]) -> Any:
-    """JSON has no infinity, so that it is written as a word."""
+    """Return a bound for JSON, which has no infinity: it is written as a string."""
     if isinstance(bound, tuple):
         return [_bound_to_json(number) for number in bound]
     return str(bound) if math.isinf(bound) else bound

@@ -1,10 +1,10 @@
-"""The task `rl`: any environment, stairwell's own or one of gymnasium's by name.
+"""The task `rl`: any environment, stairwell's own or gymnasium's by name.
 
     stairwell train rl/feedback --task.env corridor --task.length 40
     stairwell train rl/feedback --task.env MiniGrid-MemoryS9-v0
 
-What a run keeps of it are the spaces, the environment's name and its options: an agent is loaded without its
-environment, and without gymnasium.
+A run saves the spaces, the environment's name and its options, so loading an agent needs neither its environment nor
+gymnasium.
 """
 
 from __future__ import annotations
@@ -19,242 +19,259 @@ from torch import Tensor
 
 from stairwell import configs
 from stairwell.errors import UserError
-from stairwell.rl.make_env import full_name, open_rows
-from stairwell.tasks import TASKS
-from stairwell.tasks.base import Kind, Known
+from stairwell.tasks import TASKS, Split
+from stairwell.tasks.base import FamilyName, SavedTask
 from stairwell.tasks.generated import check_at_least
 from stairwell.text import Vocabulary
 from stairwell.train.distributed import Distributed
-from stairwell.train.loop import Trainer, Watch
+from stairwell.train.loop import Callback, Trainer
 from stairwell.train.objective import Phase
 from stairwell.train.run import Run
 
 from . import spaces
+from .acting import sample_actions, to_tensors
 from .agent import Agent, Inputs
+from .algorithms import ALGORITHMS
 from .config import AgentTrainConfig
 from .environments import ENVIRONMENTS, make
-from .environments.batched import uniform
-from .episodes import Returns, split_seed, watched
-from .learners import LEARNERS
-from .rollouts import Rollouts, as_tensors
-from .rows import BrokenEnvironment, Rows
+from .evaluation import ReturnValidation, collect_inputs, split_seed
+from .make_env import full_name, make_vec_env
+from .rollouts import RolloutSource
 from .spaces import Space
+from .vector_env import BrokenEnvironment, VectorEnv
 
-TASKS["rl"] = ("stairwell.rl.task", "Reinforcement", "learn from rewards in an environment: mazes, gymnasium's")
+TASKS["rl"] = (
+    "stairwell.rl.task",
+    "RLTask",
+    "reinforcement learning in stairwell's mazes or any gymnasium environment",
+)
 
-ROWS = 64  # of an evaluation, and of a look around
-LOOK = 64  # frames of it
-MOST_FRAMES = 10**10  # of an evaluation: days on a laptop
-OPTIONS = ("length", "colors", "shuffled", "limit", "side", "targets", "steps")
+NUM_ENVS = 64  # of an evaluation, and of the observation statistics
+STATISTICS_FRAMES = 64  # per environment, for the observation statistics
+MAX_FRAMES = 10**10  # of an evaluation: days on a laptop
+ENV_OPTIONS = ("length", "colors", "shuffled", "side", "targets", "max_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(configs.Config):
     env: str = "corridor"
-    "corridor, passive-t-maze, maze-navigation(-easy), water-maze, any name in gymnasium, or your own: module:Name-v0"
+    "Environment: corridor, passive-t-maze, maze-navigation(-easy), water-maze, any gymnasium name, or module:Name-v0."
     length: int | None = None
-    "corridors: steps to the doors"
+    "Number of steps to the doors (corridor, passive-t-maze)."
     colors: int | None = None
-    "corridor: colors of objects, and doors"
+    "Number of object colors, and of doors (corridor)."
     shuffled: bool | None = None
-    "corridor: doors change places from episode to episode"
-    limit: int | None = None
-    "corridor: steps until an episode is cut short"
+    "Shuffle the doors in each episode (corridor)."
     side: int | None = None
-    "mazes: cells along each side"
+    "Number of cells along each side (mazes)."
     targets: int | None = None
-    "maze navigation: objects, each of its own color"
-    steps: int | None = None
-    "mazes: steps of an episode"
+    "Number of objects, each of its own color (maze-navigation)."
+    max_steps: int | None = None
+    "Number of steps after which an episode is truncated (corridor, mazes)."
     options: str = ""
-    "options of any other environment, such as size=9,render_fps=4"
-    longest: int = 100_000
-    "steps after which an episode counts as one that never ends"
+    "Options of any other environment, for example size=9,render_fps=4."
+    max_episode_steps: int = 100_000
+    "Maximum length of an episode; a longer one stops training with an error."
     valid_episodes: int = 200
-    "episodes of a validation"
+    "Number of validation episodes."
     test_episodes: int = 500
-    "episodes of an evaluation"
+    "Number of test episodes."
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(1, longest=self.longest, valid_episodes=self.valid_episodes, test_episodes=self.test_episodes)
+        check_at_least(
+            1,
+            max_episode_steps=self.max_episode_steps,
+            valid_episodes=self.valid_episodes,
+            test_episodes=self.test_episodes,
+        )
 
-    def given(self) -> dict[str, Any]:
-        """The environment's own options, as far as they are set."""
-        name, found = full_name(self.env), {}
-        known = {field.name for field in fields(ENVIRONMENTS[name].config)} if name in ENVIRONMENTS else set()
-        for option in OPTIONS:
+    def env_options(self) -> dict[str, Any]:
+        """Return the options of the environment that are set."""
+        name, options = full_name(self.env), {}
+        allowed = {field.name for field in fields(ENVIRONMENTS[name].config)} if name in ENVIRONMENTS else set()
+        for option in ENV_OPTIONS:
             if (value := getattr(self, option)) is None:
                 continue
-            if option not in known:
-                advice = f"it has: {', '.join(sorted(known))}" if known else "give its options in --task.options"
-                raise UserError(f"--task.{option} is no option of {name}; {advice}")
-            found[option] = value
-        return found | parse_options(self.options)
+            if option not in allowed:
+                advice = f"its options are {', '.join(sorted(allowed))}" if allowed else "use --task.options"
+                raise UserError(f"--task.{option} is not an option of {name}; {advice}")
+            options[option] = value
+        return options | parse_options(self.options)
 
 
 def parse_options(text: str) -> dict[str, Any]:
-    """name=value pairs; values as Python writes them, or else text."""
-    found = {}
-    for pair in filter(None, (piece.strip() for piece in text.split(","))):
+    """Return name=value pairs. Values are Python literals, or else strings."""
+    options = {}
+    for pair in filter(None, (item.strip() for item in text.split(","))):
         name, equals, value = pair.partition("=")
         if not equals:
             raise UserError(f"task.options must be name=value pairs, not '{text}'")
         try:
-            found[name.strip()] = ast.literal_eval(value.strip())
+            options[name.strip()] = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError):
-            found[name.strip()] = value.strip()
-    return found
+            options[name.strip()] = value.strip()
+    return options
 
 
-class Reinforcement:
-    """The environment is opened by whoever plays in it first."""
+class RLTask:
+    """Reinforcement learning in one environment, which is made when it is first needed."""
 
-    kind: Kind = "agent"
-    reads_files: ClassVar[bool] = True  # spaces are found out from the environment, and kept
+    family: FamilyName = "rl"
+    reads_files: ClassVar[bool] = True  # a run must save the spaces: they do not follow from the config
     primary_metric, higher_is_better = "return", True
     vocabularies: ClassVar[Mapping[str, Vocabulary]] = {}
 
     def __init__(self, config: Config, facts: Mapping[str, Any] | None = None) -> None:
         self.config = config
-        config.given()  # options that no such environment has are told before all else
+        config.env_options()  # raises on invalid options early
         self._facts = facts
 
     @classmethod
-    def kept(cls, config: Config, known: Known) -> Reinforcement:
+    def from_saved(cls, config: Config, known: SavedTask) -> RLTask:
         return cls(config, known.facts)
 
-    def with_config(self, config: Config) -> Reinforcement:
-        return Reinforcement(config)
+    def with_config(self, config: Config) -> RLTask:
+        return RLTask(config)
 
-    def with_data(self, path: str) -> Reinforcement:
+    def with_data(self, path: str) -> RLTask:
         raise UserError("an agent is evaluated in its environment; leave out --data")
 
     def facts(self) -> Mapping[str, Any]:
-        """Spaces, name and options: all that an agent needs to know of its environment."""
+        """Return the spaces, the environment's name and its options: what an agent depends on."""
         if self._facts is None:
-            rows = self.open(range(1), 0)
+            env = self.make_env(range(1), 0)
             self._facts = {
                 "env": full_name(self.config.env),
-                "options": self.config.given(),
-                "observation": rows.observation_space.to_json(),
-                "action": rows.action_space.to_json(),
-                "left_out": rows.left_out,
+                "options": self.config.env_options(),
+                "observation_space": env.observation_space.to_json(),
+                "action_space": env.action_space.to_json(),
+                "ignored_observations": env.ignored_observations,
             }
-            rows.close()
+            env.close()
         return self._facts
 
     @property
-    def observation(self) -> Space:
-        return spaces.from_json(self.facts()["observation"])
+    def observation_space(self) -> Space:
+        return spaces.from_json(self.facts()["observation_space"])
 
     @property
-    def action(self) -> Space:
-        return spaces.from_json(self.facts()["action"])
+    def action_space(self) -> Space:
+        return spaces.from_json(self.facts()["action_space"])
 
-    def open(self, rows: range, seed: int, **more: Any) -> Rows:
-        opened = open_rows(self.config.env, {**self.config.given(), **more}, rows, seed)
+    def make_env(self, indices: range, seed: int, **options: Any) -> VectorEnv:
+        """Return the vector environment, and raise if its spaces have changed since training."""
+        env = make_vec_env(self.config.env, {**self.config.env_options(), **options}, indices, seed)
         if self._facts is not None:
-            for name, found in (("observation", opened.observation_space), ("action", opened.action_space)):
-                if found != (expected := spaces.from_json(self._facts[name])):
-                    opened.close()
+            for name in ("observation_space", "action_space"):
+                actual, expected = getattr(env, name), spaces.from_json(self._facts[name])
+                if actual != expected:
+                    env.close()
                     raise UserError(
-                        f"environment '{full_name(self.config.env)}' has changed since the training: its {name} space "
-                        f"is {found}, but the agent was trained with {expected}; use the version it was trained with"
+                        f"environment '{full_name(self.config.env)}' has changed since training: its {name} is "
+                        f"{actual}, but the agent was trained with {expected}; use the version it was trained with"
                     )
-        return opened
+        return env
 
     def describe_options(self) -> str:
-        return ", ".join(f"{name} {value}" for name, value in self.config.given().items())
+        return ", ".join(f"{name} {value}" for name, value in self.config.env_options().items())
 
     def describe(self) -> str:
-        about = self.describe_options()
-        about = f"{full_name(self.config.env)}{f' ({about})' if about else ''}, episodes without end"
-        left = self.facts()["left_out"]
-        return f"{about}; it does not read {', '.join(left)}, which is text" if left else about
+        options = self.describe_options()
+        text = f"{full_name(self.config.env)}{f' ({options})' if options else ''}, unlimited episodes"
+        ignored = self.facts()["ignored_observations"]
+        return f"{text}; text observations are ignored ({', '.join(ignored)})" if ignored else text
 
     def fingerprint(self) -> dict[str, str]:
         return {}
 
-    def returns(self, seed: int, rows: int) -> Returns:
+    def validation(self, seed: int, num_envs: int) -> ReturnValidation:
         config = self.config
         episodes = {"valid": config.valid_episodes, "test": config.test_episodes}
-        self.check_frames(episodes)
-        return Returns(lambda count, own: self.open(range(count), own), seed, episodes, rows, config.longest)
+        self.check_episodes(episodes)
+        return ReturnValidation(
+            lambda count, env_seed: self.make_env(range(count), env_seed),
+            seed,
+            episodes,
+            num_envs,
+            config.max_episode_steps,
+        )
 
-    def check_frames(self, episodes: Mapping[str, int]) -> None:
-        """Refuse episodes that never end, and so many that they would be played for days."""
-        steps, most, name = 1, self.config.longest, full_name(self.config.env)
-        if name in ENVIRONMENTS:  # of others nothing is known before they are played
-            steps = make(name, range(1), 0, **self.config.given()).shortest
-        if steps > most:
+    def check_episodes(self, episodes: Mapping[str, int]) -> None:
+        """Raise if episodes are longer than `max_episode_steps` or an evaluation would take days."""
+        steps, max_steps, name = 1, self.config.max_episode_steps, full_name(self.config.env)
+        if name in ENVIRONMENTS:  # the episode length of others is unknown
+            steps = make(name, range(1), 0, **self.config.env_options()).min_episode_steps
+        if steps > max_steps:
             raise UserError(
-                f"an episode of {name} has at least {steps:,} steps ({self.describe_options()}), and --task.longest "
-                f"allows {most:,}; make it shorter, or raise --task.longest"
+                f"an episode of {name} has at least {steps:,} steps ({self.describe_options()}), but "
+                f"--task.max_episode_steps is {max_steps:,}; make episodes shorter, or raise the maximum"
             )
         for split, count in episodes.items():
-            if steps * count > MOST_FRAMES:
+            if steps * count > MAX_FRAMES:
                 raise UserError(
-                    f"--task.{split}_episodes {count:,}: at least {steps * count:,} frames would be played, and "
-                    f"at most {MOST_FRAMES:,} are; lower it"
+                    f"--task.{split}_episodes {count:,} needs at least {steps * count:,} frames; lower it, the maximum "
+                    f"is {MAX_FRAMES:,} frames"
                 )
 
-    def example(self, agent: Agent, split: str, rows: int, length: int) -> tuple[Inputs, Tensor]:
-        """What an agent sees at the beginning of a split, and where episodes begin."""
+    def example(self, agent: Agent, split: str, num_envs: int, length: int) -> tuple[Inputs, Tensor]:
+        """Return the agent's inputs at the start of a split and where episodes start."""
         seed = split_seed(0, split)
-        opened = self.open(range(rows), seed)
+        env = self.make_env(range(num_envs), seed)
         try:
-            return watched(agent, opened, seed, length)
+            return collect_inputs(agent, env, seed, length)
         finally:
-            opened.close()
+            env.close()
 
-    def look_around(self, agent: Agent, seed: int) -> None:
-        """Before a training: what there is to see, by random actions, the same in every process. An environment that
-        breaks down will do so again in the training, which tells it."""
-        own = split_seed(seed, "train")
-        rows = self.open(range(ROWS), own)
-        nothing = agent.policy.weight.new_zeros(ROWS, agent.actions.P)
+    def fit_observation_statistics(self, agent: Agent, seed: int) -> None:
+        """Measure the frequencies of discrete observations with random actions, the same in every process.
+
+        An environment that fails here fails again in training, where the error is reported."""
+        seed = split_seed(seed, "train")
+        env = self.make_env(range(NUM_ENVS), seed)
+        action_dist = agent.action_dist
+        uniform_policy = agent.policy.weight.new_zeros(NUM_ENVS, action_dist.head_size)
         try:
-            seen = [as_tensors(rows.begin())]
-            for t in range(LOOK):
-                noise = torch.from_numpy(uniform(own, range(ROWS), t, agent.actions.noises)).to(nothing.device)
-                action = agent.actions.sample(nothing, noise)
-                seen.append(as_tensors(rows.step(agent.actions.to_environment(action)).observations))
+            frames = [to_tensors(env.reset())]
+            for t in range(STATISTICS_FRAMES):
+                action = sample_actions(action_dist, uniform_policy, seed, range(NUM_ENVS), t)
+                frames.append(to_tensors(env.step(action_dist.to_environment(action)).observations))
         except BrokenEnvironment:
             return
         finally:
-            rows.close()
-        agent.standardize({path: torch.cat([frame[path] for frame in seen]) for path in seen[0]})
+            env.close()
+        agent.update_observation_statistics({path: torch.cat([frame[path] for frame in frames]) for path in frames[0]})
 
     def batch_source(
         self, agent: Agent, config: AgentTrainConfig, world: Distributed | None = None
-    ) -> Callable[[range, int, int], Rollouts]:
-        def open_feed(rows: range, batch: int, seed: int) -> Rollouts:
-            own = split_seed(seed, "train")
-            return Rollouts(agent, self.open(rows, own), rows, own, config, self.config.longest, world)
+    ) -> Callable[[range, int, int], RolloutSource]:
+        def make_source(indices: range, batch: int, seed: int) -> RolloutSource:
+            seed = split_seed(seed, "train")
+            env = self.make_env(indices, seed)
+            return RolloutSource(agent, env, indices, seed, config, self.config.max_episode_steps, world)
 
-        return open_feed
+        return make_source
 
 
 def agent_trainer(
-    agent: Agent, tasks: list[Reinforcement], config: AgentTrainConfig, run: Run, world: Distributed | None = None
+    agent: Agent, tasks: list[RLTask], config: AgentTrainConfig, run: Run, world: Distributed | None = None
 ) -> Trainer:
-    """A trainer of an agent in an environment."""
+    """Return the trainer of an agent in one environment."""
     if len(tasks) > 1:
-        raise UserError("an agent has one environment; leave --train.finetune_task empty")
-    returns = tasks[0].returns(config.seed, config.valid_batch)
-    if agent.config.normalize_observations and agent.reads_symbols:
-        tasks[0].look_around(agent, config.seed)
-    phase = Phase(tasks[0].batch_source(agent, config, world), returns)
-    trainer = Trainer(LEARNERS[config.learner](agent, config), [phase], config, run, world)
-    returns.watch = trainer.tell
+        raise UserError("an agent has one environment; leave out --train.finetune_task")
+    validation = tasks[0].validation(config.seed, config.valid_batch)
+    if agent.config.normalize_observations and agent.has_discrete_observations:
+        tasks[0].fit_observation_statistics(agent, config.seed)
+    phase = Phase(tasks[0].batch_source(agent, config, world), validation)
+    trainer = Trainer(ALGORITHMS[config.algorithm](agent, config), [phase], config, run, world)
+    validation.callback = trainer.emit
     return trainer
 
 
 def evaluate_agent(
-    agent: Agent, task: Reinforcement, split: Any, rows: int, segment: int, watch: Watch | None = None
+    agent: Agent, task: RLTask, split: Split, streams: int | None = None, callback: Callback | None = None
 ) -> dict[str, float]:
-    # One row, the usual for a stream of text, would only be slow here.
-    returns = task.returns(0, rows if rows > 1 else ROWS)
-    returns.watch = watch
-    return returns(agent, split)
+    """Return the scores of a split, `streams` environments at a time."""
+    validation = task.validation(0, streams or NUM_ENVS)
+    validation.callback = callback
+    return validation(agent, split)

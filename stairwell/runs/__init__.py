@@ -1,7 +1,8 @@
-"""A run, from what is to be trained to its folder and back: experiments, their presets, trainings, loading."""
+"""Runs: their configs and presets, training and resuming them, loading them."""
 
 from stairwell.runs.config import RunConfig
-from stairwell.runs.launch import fit, load
+from stairwell.runs.launch import fit
+from stairwell.runs.load import load
 from stairwell.runs.presets import preset
 
 __all__ = ["RunConfig", "fit", "load", "preset"]

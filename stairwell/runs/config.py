@@ -1,4 +1,4 @@
-"""One training in four sections, `core`, `model`, `task` and `train`, and the way to a model and its data."""
+"""A RunConfig: everything that determines one run, in the sections `core`, `model`, `task` and `train`."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import torch
 from stairwell import configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
-from stairwell.runs.families import ModelKind, kind_of
-from stairwell.tasks import Spec, Task, kept_tasks, make_task, task_type
-from stairwell.train.config import TrainConfig
+from stairwell.runs.families import Family, family_of
+from stairwell.tasks import Task, load_tasks, make_task, task_type
+from stairwell.train.config import PairTrainConfig, StreamTrainConfig, TrainConfig
 from stairwell.train.curriculum import Curriculum
 
 SECTIONS = ("core", "model", "task", "train")
-# Fields that follow from the other sections, besides those of the model's kind.
+# Fields that follow from the other sections, besides those that the family derives.
 DERIVED = {"core": ("cross",)}
 
 
@@ -32,20 +32,35 @@ class RunConfig:
     train: TrainConfig
 
     def __post_init__(self) -> None:
-        # What no model can have is told here, before anything is written.
-        dataclasses.replace(self.model, core=self.core)
+        dataclasses.replace(self.model, core=self.core)  # raises if no model can have these options
 
     @property
     def name(self) -> str:
         return f"{self.task_name}/{self.core_name}"
 
     @property
-    def kind(self) -> ModelKind:
-        """The kind of model that the task takes."""
-        return kind_of(self.task_name)
+    def family(self) -> Family[Any, Any]:
+        return family_of(self.task_name)
+
+    def replace(
+        self,
+        core: dict[str, Any] | None = None,
+        model: dict[str, Any] | None = None,
+        task: dict[str, Any] | None = None,
+        train: dict[str, Any] | None = None,
+    ) -> RunConfig:
+        """Return a config with some fields of its sections replaced."""
+        changes = {"core": core, "model": model, "task": task, "train": train}
+        sections = {
+            name: dataclasses.replace(getattr(self, name), **fields) for name, fields in changes.items() if fields
+        }
+        return dataclasses.replace(self, **sections)
+
+    def with_seed(self, seed: int) -> RunConfig:
+        return self.replace(train={"seed": seed})
 
     def with_options(self, options: dict[str, str]) -> RunConfig:
-        """The experiment with fields set from text, such as {"core.memory": "64"}."""
+        """Return a config with fields set from text, such as {"core.memory": "64"}."""
         changed: dict[str, Any] = {}
         for name, text in options.items():
             if name.partition(".")[0] not in SECTIONS:
@@ -54,28 +69,29 @@ class RunConfig:
                 raise UserError(f"{name}: {text!r} is not text; write '{text}'")
         for section in SECTIONS:
             values = {name.partition(".")[2]: text for name, text in options.items() if name.startswith(section + ".")}
-            fixed = self.kind.derived if section == "model" else DERIVED.get(section, ())
+            fixed = self.family.derived if section == "model" else DERIVED.get(section, ())
             if derived := sorted(set(values) & set(fixed)):
-                raise UserError(f"--{section}.{derived[0]} is no option: it follows from the task and the core")
+                raise UserError(f"--{section}.{derived[0]} cannot be set: it follows from the task and the core")
             if values:
-                changed[section] = configs.set_fields(getattr(self, section), values, section)
+                before = self.train.without_dependents(values) if section == "train" else getattr(self, section)
+                changed[section] = configs.set_fields(before, values, section)
         if "task" in changed:
-            make_task(self.task_name, changed["task"])  # options that no task can have are told before all else
+            make_task(self.task_name, changed["task"])  # raises if no task can have these options
         if "task.max_target_length" in options and not {"core.memory", "core.chunk", "core.passes"} & set(options):
-            changed["core"] = kind_of(self.task_name).fit_core(changed.get("core", self.core), changed["task"])
-        if "task" in changed and "train.curriculum" not in options:
-            # Who asks for a length wants to be trained to that length, not to the preset's.
-            asked = (name.removeprefix("task.") for name in options if name.startswith("task."))
-            goals = {name: value for name in asked if type(value := getattr(changed["task"], name)) is int}
-            train = changed.get("train", self.train)
-            changed["train"] = dataclasses.replace(train, curriculum=Curriculum.reaching(train.curriculum, goals))
+            changed["core"] = self.family.fit_core(changed.get("core", self.core), changed["task"])
+        train = changed.get("train", self.train)
+        if "task" in changed and "train.curriculum" not in options and isinstance(train, StreamTrainConfig):
+            # The preset's curriculum ends at the preset's difficulty; let it end at the requested one.
+            names = (name.removeprefix("task.") for name in options if name.startswith("task."))
+            goals = {name: value for name in names if type(value := getattr(changed["task"], name)) is int}
+            changed["train"] = dataclasses.replace(train, curriculum=Curriculum.ending_at(train.curriculum, goals))
         return dataclasses.replace(self, **changed)
 
     def to_json(self) -> dict[str, Any]:
-        derived = self.kind.derived
+        derived = self.family.derived
         model = {name: value for name, value in configs.to_json(self.model).items() if name not in derived}
         return {
-            "experiment": self.name,
+            "name": self.name,
             "core": configs.to_json(self.core),
             "model": model,
             "task": configs.to_json(self.task),
@@ -84,35 +100,37 @@ class RunConfig:
 
     @staticmethod
     def from_json(data: dict[str, Any], where: str) -> RunConfig:
-        """What `to_json` made; a config file also says which format it has, and which stairwell wrote it."""
-        if unknown := sorted(set(data) - {"format", "stairwell", "experiment", *SECTIONS}):
+        """Return the config that `to_json` wrote. A config file also has a format and the version that wrote it."""
+        if unknown := sorted(set(data) - {"format", "stairwell", "name", *SECTIONS}):
             raise UserError(f"{where}: unknown section '{unknown[0]}'; there are: {', '.join(SECTIONS)}")
-        if not isinstance(data.get("experiment"), str):
-            raise UserError(f"{where}: 'experiment' must be a task and a core, such as 'random-walk/feedback'")
-        task_name, _, core_name = data["experiment"].partition("/")
-        task_config, kind = task_type(task_name)[0], kind_of(task_name)
-        kinds = {"core": config_type(core_name), "model": kind.config, "task": task_config, "train": kind.train}
-        sections = {name: data.get(name, {}) for name in kinds}
-        if isinstance(sections["model"], dict):
-            # Models that were configured before there was a vector for a row's first token do not have one.
-            sections["model"] = {"start_embedding": False, **sections["model"]}
-        made = {
-            name: configs.from_json(kind, sections[name], f"{where}: section '{name}'") for name, kind in kinds.items()
+        if not isinstance(data.get("name"), str):
+            raise UserError(f"{where}: 'name' must be a task and a core, such as 'random-walk/feedback'")
+        task_name, _, core_name = data["name"].partition("/")
+        family = family_of(task_name)
+        types = {
+            "core": config_type(core_name),
+            "model": family.model_config,
+            "task": task_type(task_name)[0],
+            "train": family.train_config,
         }
-        return RunConfig(task_name=task_name, core_name=core_name, **made)
+        sections = {
+            name: configs.from_json(config, data.get(name, {}), f"{where}: section '{name}'")
+            for name, config in types.items()
+        }
+        return RunConfig(task_name=task_name, core_name=core_name, **sections)
 
     def make_tasks(self, run: Path | None = None) -> list[Task]:
-        """The task and, where the last phase reads other data, that one too, with the same symbols; those of a run
-        folder as it has kept them."""
+        """Return the task and, if the last phase reads other data, the task of that phase with the same vocabulary.
+        With a run folder, the tasks come from there."""
         later = self._finetune_config()
         if run is not None:
-            return kept_tasks(self.task_name, [self.task, *later], run)
+            return load_tasks(self.task_name, [self.task, *later], run)
         first = make_task(self.task_name, self.task)
         return [first, *(first.with_config(config) for config in later)]
 
     def _finetune_config(self) -> list[Any]:
-        """The task's options in the last phase, if they change there."""
-        if not self.train.finetune_task:
+        """Return the task's config in the last phase, if it changes there."""
+        if not isinstance(self.train, StreamTrainConfig | PairTrainConfig) or not self.train.finetune_task:
             return []
         pairs = [option.partition("=") for option in self.train.finetune_task.split(",")]
         if not all(equals for _, equals, _ in pairs):
@@ -120,8 +138,8 @@ class RunConfig:
         options = {name.strip(): value for name, _, value in pairs}
         return [configs.set_fields(self.task, options, "task")]
 
-    def make_model(self, task: Spec, device: torch.device | str = "cpu", engine: str = "auto") -> Any:
-        """The model, its weights fixed by the seed whatever was drawn before."""
+    def make_model(self, task: Task, device: torch.device | str = "cpu", engine: str = "auto") -> Any:
+        """Return a new model. The seed alone determines its parameters."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
-            return self.kind.make_model(self.model, self.core, task, engine).to(device)
+            return self.family.make_model(self.model, self.core, task, engine).to(device)

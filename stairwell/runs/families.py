@@ -1,12 +1,18 @@
-"""Every kind of model that a task can ask for: its config, how it is made, trained and evaluated. One entry each."""
+"""The three families of tasks. Each has a model, a train config, a trainer and an evaluation.
+
+streams   tokens in, a prediction per token out: language models and state tracking
+pairs     a source and a target sequence: translation and summarization
+rl        an environment: agents
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import nn
 
@@ -15,112 +21,150 @@ from stairwell.errors import UserError
 from stairwell.models import LanguageModel, LanguageModelConfig, Seq2Seq, Seq2SeqConfig
 from stairwell.rl.agent import Agent, AgentConfig
 from stairwell.rl.config import AgentTrainConfig
-from stairwell.rl.task import agent_trainer, evaluate_agent
-from stairwell.tasks import Spec, Split, task_type
-from stairwell.tasks.base import Kind
-from stairwell.train import Run, Trainer, Watch
-from stairwell.train.config import PairTrainConfig, TrainConfig
+from stairwell.rl.task import RLTask, agent_trainer, evaluate_agent
+from stairwell.tasks import Split, StreamTask, task_type
+from stairwell.tasks.base import FamilyName
+from stairwell.tasks.pair_task import PairTask
+from stairwell.train import Callback, Run, Trainer
+from stairwell.train.config import PairTrainConfig, StreamTrainConfig, TrainConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.pair_objective import evaluate_pairs, pair_trainer
 from stairwell.train.streams import evaluate, stream_trainer
-from stairwell.train.translator import search_of
+from stairwell.train.translator import load_search
+
+DEFAULT_SEGMENT = 256
+ModelT = TypeVar("ModelT", bound=nn.Module)
+TaskT = TypeVar("TaskT")
 
 
 @dataclass(frozen=True)
-class ModelKind:
-    config: type[Any]
-    "of the section `model`"
-    derived: tuple[str, ...]
-    "fields of that config which follow from the task and the core"
-    make_model: Callable[[Any, Any, Any, str], nn.Module]
-    "from the model's config, the core's, the task and the engine"
-    make_trainer: Callable[[Any, Any, Any, Run, Distributed | None], Trainer]
-    "from the model, the tasks of all phases, the train config, the run folder and the processes"
-    evaluate: Callable[[Any, Any, Split, int, int, Watch | None, Path], dict[str, Any]]
-    "from a model, a task, a split, rows, a segment, who watches, and the run's folder"
-    train: type[Any] = TrainConfig
-    "of the section `train`"
-    fit_core: Callable[[Any, Any], Any] = lambda core, task: core
-    "the core's config as the task's config needs it, where nobody asked for something else"
+class EvalOptions:
+    """Options of an evaluation. None: not given. A family refuses the options that it does not read."""
+
+    streams: int | None = None
+    segment: int | None = None
 
 
-def make_language(config: LanguageModelConfig, core: Any, task: Spec, engine: str) -> LanguageModel:
-    return LanguageModel(configs.changed(config, core=core, inputs=task.inputs, outputs=task.outputs), engine)
+class Family(ABC, Generic[ModelT, TaskT]):
+    """What tasks of one family share."""
+
+    name: ClassVar[FamilyName]
+    model_config: ClassVar[type[Any]]
+    train_config: ClassVar[type[TrainConfig]]
+    derived: ClassVar[tuple[str, ...]]
+    "Fields of the model's config that follow from the task and the core."
+
+    @abstractmethod
+    def make_model(self, config: Any, core: Any, task: TaskT, engine: str) -> ModelT: ...
+
+    @abstractmethod
+    def make_trainer(
+        self, model: ModelT, tasks: Sequence[TaskT], config: Any, run: Run, world: Distributed | None
+    ) -> Trainer:
+        """Return the trainer of a model; `tasks` has one task per phase."""
+
+    @abstractmethod
+    def evaluate(
+        self, model: ModelT, task: TaskT, split: Split, folder: Path, options: EvalOptions, callback: Callback | None = None
+    ) -> dict[str, Any]:
+        """Return the scores of a split."""
+
+    def fit_core(self, core: Any, task_config: Any) -> Any:
+        """Return the core's config with the context that the task needs."""
+        return core
 
 
-def evaluate_language(
-    model: LanguageModel, task: Any, split: Split, rows: int, segment: int, watch: Watch | None, folder: Path
-) -> dict[str, Any]:
-    return evaluate(model, task, split, rows, segment, watch)
+class Streams(Family[LanguageModel, StreamTask]):
+    name = "streams"
+    model_config = LanguageModelConfig
+    train_config = StreamTrainConfig
+    derived = ("core", "inputs", "outputs")
+
+    def make_model(self, config: LanguageModelConfig, core: Any, task: StreamTask, engine: str) -> LanguageModel:
+        return LanguageModel(configs.replace(config, core=core, inputs=task.inputs, outputs=task.outputs), engine)
+
+    def make_trainer(
+        self, model: LanguageModel, tasks: Sequence[StreamTask], config: StreamTrainConfig, run: Run, world: Distributed | None
+    ) -> Trainer:
+        return stream_trainer(model, tasks, config, run, world)
+
+    def evaluate(
+        self, model: LanguageModel, task: StreamTask, split: Split, folder: Path, options: EvalOptions,
+        callback: Callback | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        return evaluate(model, task, split, options.streams or 1, options.segment or DEFAULT_SEGMENT, callback)
 
 
-def make_seq2seq(config: Seq2SeqConfig, core: Any, task: Any, engine: str) -> Seq2Seq:
-    sizes = {"sources": task.inputs, "targets": task.outputs, "joint": task.joint}
-    return Seq2Seq(configs.changed(config, core=core, **sizes), engine)
+class Pairs(Family[Seq2Seq, PairTask]):
+    name = "pairs"
+    model_config = Seq2SeqConfig
+    train_config = PairTrainConfig
+    derived = ("core", "sources", "targets", "joint")
+
+    def make_model(self, config: Seq2SeqConfig, core: Any, task: PairTask, engine: str) -> Seq2Seq:
+        sizes = {"sources": task.inputs, "targets": task.outputs, "joint": task.joint}
+        return Seq2Seq(configs.replace(config, core=core, **sizes), engine)
+
+    def make_trainer(
+        self, model: Seq2Seq, tasks: Sequence[PairTask], config: PairTrainConfig, run: Run, world: Distributed | None
+    ) -> Trainer:
+        return pair_trainer(model, tasks, config, run, world)
+
+    def evaluate(
+        self, model: Seq2Seq, task: PairTask, split: Split, folder: Path, options: EvalOptions,
+        callback: Callback | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        for name in ("streams", "segment"):
+            if getattr(options, name) is not None:
+                raise UserError(f"--{name} is for streams of tokens; pairs are batched by their lengths")
+        return evaluate_pairs(model, task, split, load_search(folder, task), callback)
+
+    def fit_core(self, core: Any, task_config: Any) -> Any:
+        """Let the core attend to a whole target."""
+        length = task_config.max_target_length
+        fields = {field.name for field in dataclasses.fields(core) if field.init}
+        if "memory" in fields:
+            return dataclasses.replace(core, memory=length)
+        if "chunk" in fields and "passes" in fields:
+            return dataclasses.replace(core, chunk=-(-length // core.passes))
+        if "passes" in fields:
+            return dataclasses.replace(core, passes=length + 1)
+        return core
 
 
-def evaluate_seq2seq(
-    model: Seq2Seq, task: Any, split: Split, rows: int, segment: int, watch: Watch | None, folder: Path
-) -> dict[str, Any]:
-    """Rows and segments belong to streams: pairs are taken by their lengths. The search is the one the run has kept."""
-    if rows != 1:
-        raise UserError("--rows is for streams of tokens; pairs are batched by their lengths")
-    return evaluate_pairs(model, task, split, search_of(folder, task), watch)
+class RL(Family[Agent, RLTask]):
+    name = "rl"
+    model_config = AgentConfig
+    train_config = AgentTrainConfig
+    derived = ("core", "observation_space", "action_space")
+
+    def make_model(self, config: AgentConfig, core: Any, task: RLTask, engine: str) -> Agent:
+        return Agent(configs.replace(config, core=core, observation_space=task.observation_space, action_space=task.action_space), engine)
+
+    def make_trainer(
+        self, model: Agent, tasks: Sequence[RLTask], config: AgentTrainConfig, run: Run,
+        world: Distributed | None,
+    ) -> Trainer:  # fmt: skip
+        return agent_trainer(model, [*tasks], config, run, world)
+
+    def evaluate(
+        self, model: Agent, task: RLTask, split: Split, folder: Path, options: EvalOptions,
+        callback: Callback | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        if options.segment is not None:
+            raise UserError("--segment is for streams of tokens; an environment takes one step at a time")
+        return evaluate_agent(model, task, split, options.streams, callback)
 
 
-def see_target(core: Any, task: Any) -> Any:
-    """A core that sees a whole target, however long it may be."""
-    longest = task.max_target_length
-    names = {field.name for field in dataclasses.fields(core) if field.init}
-    if "memory" in names:
-        return dataclasses.replace(core, memory=longest)
-    if "chunk" in names and "passes" in names:
-        return dataclasses.replace(core, chunk=-(-longest // core.passes))
-    if "passes" in names:
-        return dataclasses.replace(core, passes=longest + 1)
-    return core
+FAMILIES: dict[FamilyName, Family[Any, Any]] = {family.name: family for family in (Streams(), Pairs(), RL())}
 
 
-def make_agent(config: AgentConfig, core: Any, task: Any, engine: str) -> Agent:
-    return Agent(configs.changed(config, core=core, observation=task.observation, action=task.action), engine)
+def family_of(task_name: str) -> Family[Any, Any]:
+    """Return the family of a task."""
+    return FAMILIES[task_type(task_name)[1].family]
 
 
-def evaluate_policy(
-    model: Agent, task: Any, split: Split, rows: int, segment: int, watch: Watch | None, folder: Path
-) -> dict[str, Any]:
-    return evaluate_agent(model, task, split, rows, segment, watch)
-
-
-KINDS: dict[Kind, ModelKind] = {
-    "language": ModelKind(
-        LanguageModelConfig, ("core", "inputs", "outputs"), make_language, stream_trainer, evaluate_language
-    ),
-    "seq2seq": ModelKind(
-        Seq2SeqConfig,
-        ("core", "sources", "targets", "joint"),
-        make_seq2seq,
-        pair_trainer,
-        evaluate_seq2seq,
-        train=PairTrainConfig,
-        fit_core=see_target,
-    ),
-    "agent": ModelKind(
-        AgentConfig,
-        ("core", "observation", "action"),
-        make_agent,
-        agent_trainer,
-        evaluate_policy,
-        train=AgentTrainConfig,
-    ),
-}
-
-
-def kind_of(task_name: str) -> ModelKind:
-    """The kind of model that a task asks for."""
-    return KINDS[task_type(task_name)[1].kind]
-
-
-def check_kind(kind: str, wanted: str, what: str) -> None:
-    """Commands that take one kind of run only say so."""
-    if kind != wanted:
-        raise UserError(f"{what} takes the run of a model of the kind '{wanted}'; this one is of the kind '{kind}'")
+def check_family(name: FamilyName, expected: FamilyName, command: str) -> None:
+    """Refuse a run of another family than a command expects."""
+    if name != expected:
+        raise UserError(f"{command} expects a run of the family '{expected}'; this run is of the family '{name}'")

@@ -1,249 +1,270 @@
-"""From an experiment to a run folder and back: train, go on, several seeds, evaluate."""
+"""Train runs: from a RunConfig to a run folder, new or resumed, one or many."""
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
-import platform
-import re
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from stairwell import fast
 from stairwell.errors import UserError
 from stairwell.files import write_text
-from stairwell.outputs import RUN_FILES, Kind, check, check_place, has_keys
+from stairwell.outputs import RUN_FILES, OutputType, check, check_location, has_keys
 from stairwell.runs import sizes
 from stairwell.runs.config import RunConfig
-from stairwell.runs.families import KINDS
+from stairwell.runs.device import choose_device
+from stairwell.runs.load import config_of
+from stairwell.runs.pool import SAME_COMMAND, Finish, Pool
 from stairwell.runs.presets import preset
 from stairwell.runs.tensorboard import with_tensorboard
-from stairwell.tasks import Split, Task, make_task, spec
-from stairwell.train import Interrupted, NotSaved, Run, Watch
+from stairwell.tasks import Task, make_task, saved_task
+from stairwell.train import Callback, Interrupted, NotSaved, Run
 from stairwell.train.config import TrainConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.run import LOCK, read_config
 from stairwell.version import __version__
 
-SEEDS = Kind("a summary of seeds", has_keys("metric", "seeds", "runs"))
-REASON = 200  # characters of what PyTorch says of a device
-# Opens whatever shows a training's progress: a title, updates in all, updates done before.
-Show = Callable[[str, int, int], AbstractContextManager[Watch]]
+SEEDS = OutputType("a summary of seeds", has_keys("metric", "seeds", "runs"))
+RESULT_FILE = "result.json"  # of a finished run among several
+# Opens a display of progress; called with a title, the number of steps and the step to start from.
+Show = Callable[[str, int, int], AbstractContextManager[Callback]]
 
 
-@dataclass(frozen=True)
-class Job:
-    """What to train and where: checked, but not begun."""
-
-    experiment: RunConfig
-    run: Run
-    resume: bool
+def ignore(event: dict[str, Any]) -> None:
+    """Display nothing."""
 
 
-def new_job(name: str | None, config: Path | None, out: Path | None, options: dict[str, str]) -> Job:
-    """A training of a named experiment, or of a run's config, with options set from text. Nothing is written."""
+def no_display(title: str, total: int, done: int) -> AbstractContextManager[Callback]:
+    return nullcontext(ignore)
+
+
+def new_run(name: str | None, config: Path | None, out: Path | None, options: dict[str, str]) -> tuple[RunConfig, Run]:
+    """Return the config of a preset, or of a config.json, with options set from text, and its folder. Write nothing."""
     if (name is None) == (config is None):
-        raise UserError("name an experiment, such as random-walk/feedback, or give --config a run's config.json")
+        raise UserError("give a TASK/CORE, such as random-walk/feedback, or a run's config.json with --config")
     if config is not None:
-        experiment = RunConfig.from_json(read_config(config), str(config))
+        made = RunConfig.from_json(read_config(config), str(config))
     else:
-        experiment = preset(str(name))
-    experiment = experiment.with_options(options)
-    run = Run(out or default_folder(experiment))
+        made = preset(str(name))
+    made = made.with_options(options)
+    run = Run(out or default_folder(made))
     check_new(run)
-    return Job(experiment, run, resume=False)
+    return made, run
 
 
-def job_to_resume(name: str | None, config: Path | None, out: Path | None, options: dict[str, str]) -> Job:
-    """The training of a run folder, to go on with; only its number of steps may change."""
+def run_to_resume(
+    name: str | None, config: Path | None, out: Path | None, options: dict[str, str]
+) -> tuple[RunConfig, Run]:
+    """Return the config and the folder of a run to resume. Only the number of steps may change."""
     if config is not None:
-        raise UserError("--resume goes on with the config in --out; leave out --config")
+        raise UserError("--resume uses the config in --out; leave out --config")
     if out is None and name is None:
-        raise UserError("--resume needs --out, the folder of the training to go on with")
+        raise UserError("--resume needs --out, the folder of the run to resume")
     run = Run(out or default_folder(preset(str(name))))
-    kept = experiment_of(run)
-    experiment = kept.with_options({key: value for key, value in options.items() if key == "train.steps"})
+    saved = config_of(run)
+    resumed = saved.with_options({key: value for key, value in options.items() if key == "train.steps"})
     changed = sorted(set(options) - {"train.steps"})
-    if changed and kept.with_options(options) != experiment:
-        raise UserError(f"a resumed training keeps its config: only --steps may change, not --{changed[0]}")
-    if name is not None and name != kept.name:
-        raise UserError(f"{run.path} is a training of {kept.name}, not of {name}")
-    if experiment.train.total < min(run.newest_step, kept.train.total):
+    if changed and saved.with_options(options) != resumed:
+        raise UserError(f"a resumed run keeps its config: only --steps may change, not --{changed[0]}")
+    if name is not None and name != saved.name:
+        raise UserError(f"{run.path} is a run of {saved.name}, not of {name}")
+    if resumed.train.total_steps < min(run.newest_step, saved.train.total_steps):
         raise UserError(
-            f"{run.path} is at update {run.newest_step:,} already, beyond --steps {experiment.train.steps:,}; "
-            "leave out --steps, or name more"
+            f"{run.path} is at step {run.newest_step:,} already, beyond --steps {resumed.train.steps:,}; "
+            "leave out --steps, or raise it"
         )
-    return Job(experiment, run, resume=True)
-
-
-def experiment_of(run: Run) -> RunConfig:
-    """What a run folder was asked to train."""
-    return RunConfig.from_json(run.read_config(), str(run.path / "config.json"))
+    return resumed, run
 
 
 def check_new(run: Run) -> None:
-    """Refuse a folder where a new training would replace something."""
+    """Refuse a folder in which a new run would overwrite files."""
     if run.exists:
-        raise UserError(f"{run.path} holds a training already; go on with it (--resume) or choose another --out")
-    if check_place(run.path, "--out").is_file():
-        raise UserError(f"the folder {run.path} cannot be made ({run.path} is a file); choose another --out")
-    there = [name for name in RUN_FILES if name != LOCK and (run.path / name).exists()]
-    if there == [spec.FILE] and spec.is_whole(run.path):  # what a training leaves that is killed as it begins
+        raise UserError(f"{run.path} is a run already; resume it (--resume) or choose another --out")
+    if check_location(run.path, "--out").is_file():
+        raise UserError(f"the folder {run.path} cannot be created ({run.path} is a file); choose another --out")
+    existing = [name for name in RUN_FILES if name != LOCK and (run.path / name).exists()]
+    if existing == [saved_task.FILE] and saved_task.is_intact(
+        run.path
+    ):  # left by a training that was killed as it started
         return
-    if there:
+    if existing:
         raise UserError(
-            f"{run.path} has no config.json, so it is not a run, but {' and '.join(there)}, which a training would "
-            "replace; choose another --out"
+            f"{run.path} has no config.json, so it is not a run, but it has {' and '.join(existing)}, which a run would "
+            "overwrite; choose another --out"
         )
 
 
-def default_folder(experiment: RunConfig) -> Path:
-    return Path("runs") / experiment.name.replace("/", "-")
+def default_folder(config: RunConfig) -> Path:
+    return Path("runs") / config.name.replace("/", "-")
 
 
-def train(job: Job, device: str, engine: str, show: Show) -> dict[str, Any] | None:
-    """Train to the end; the result, or nothing on all processes but the first."""
-    onwards = f"go on with: stairwell train --resume --out {job.run.path}"
+def train(
+    config: RunConfig, run: Run, *, resume: bool, device: str = "auto", engine: str = "auto", show: Show = no_display
+) -> dict[str, Any] | None:
+    """Train a run to its end. Return its result; return None on all processes but the first."""
+    how_to_resume = f"resume with: stairwell train --resume --out {run.path}"
     try:
         chosen = choose_device(device)
-        with Distributed.together(chosen) as world:
-            if not world.first:
-                return _train(job, chosen, engine, show, world)
-            with job.run.locked():
-                if not job.resume:
-                    check_new(job.run)
-                return _train(job, chosen, engine, show, world)
-    except Interrupted as stopped:
-        raise Interrupted(f"{stopped}; {onwards}") from None
-    except NotSaved as stopped:
-        raise NotSaved(f"{stopped}; {onwards}") from None
+        with Distributed.connect(chosen) as world:
+            if not world.is_main:
+                return _train(config, run, resume, chosen, engine, show, world)
+            with run.locked():
+                if not resume:
+                    check_new(run)
+                return _train(config, run, resume, chosen, engine, show, world)
+    except (Interrupted, NotSaved) as stopped:
+        raise type(stopped)(f"{stopped}; {how_to_resume}") from None
     except KeyboardInterrupt:
-        kept = job.run.newest_step
-        saved = f"the checkpoint of update {kept:,} is kept; {onwards}" if kept else "nothing is saved"
-        raise NotSaved(f"interrupted before the first update; {saved}") from None
+        step = run.newest_step
+        saved = f"the checkpoint of step {step:,} is kept; {how_to_resume}" if step else "nothing is saved"
+        raise NotSaved(f"interrupted before the first step; {saved}") from None
 
 
-def _train(job: Job, device: torch.device, engine: str, show: Show, world: Distributed) -> dict[str, Any] | None:
-    experiment, run = job.experiment, job.run
-    run.asked = fingerprint(experiment)
-    tasks = experiment.make_tasks(run.path if job.resume else None)
-    sizes.check_training(experiment, tasks[0], device, world.size)
-    model = experiment.make_model(tasks[0], device, engine)
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    trainer = experiment.kind.make_trainer(model, tasks, experiment.train, run, world)
+def _train(
+    config: RunConfig, run: Run, resume: bool, device: torch.device, engine: str, show: Show, world: Distributed
+) -> dict[str, Any] | None:
+    run.config_hash = config_hash(config)
+    tasks = config.make_tasks(run.path if resume else None)
+    sizes.check_training(config, tasks[0], device, world.size)
+    model = config.make_model(tasks[0], device, engine)
+    trainer = config.family.make_trainer(model, tasks, config.train, run, world)
     with trainer.autocast():
         engine_name = model.core.engine_name
-    title = f"{experiment.name}: {parameters:,} parameters on {device}, engine: {engine_name}\n{tasks[0].describe()}"
-    title += too_short(experiment.train)
-    damaged = trainer.resume() if job.resume else []
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    title = f"{config.name}: {parameters:,} parameters on {device}, engine: {engine_name}\n{tasks[0].describe()}"
+    warnings = trainer.resume() if resume else []
     progress = trainer.progress
-    if world.first:
-        prepare_folder(job, tasks)
-    with show(title, experiment.train.total, progress.step) as watch:
-        for word in damaged:
-            watch({"event": "warning", "text": word})
+    if world.is_main:
+        prepare_folder(config, run, tasks)
+    with show(title + warmup_warning(config.train), config.train.total_steps, progress.step) as callback:
+        for text in warnings:
+            callback({"event": "warning", "text": text})
         try:
-            trainer.run(with_tensorboard(watch, run) if world.first else watch)
+            trainer.run(with_tensorboard(callback, run) if world.is_main else callback)
         finally:
             trainer.close()
-    if not world.first:
+    if not world.is_main:
         return None
-    scores = run.load_model()[1]["valid"]  # of the parameters that are kept: the best, not always the last
-    result = {
+    scores = run.load_model()[1]["valid"]  # of the saved parameters: the best, not always the last
+    return {
         "run": str(run.path),
-        "updates": progress.step,
+        "steps": progress.step,
         "tokens": progress.tokens,
         "seconds": round(progress.seconds, 1),
+        "data": tasks[min(progress.phase, len(tasks) - 1)].describe(),
+        "parameters": parameters,
+        "best_step": progress.best_step,
+        **{f"valid_{name}": value for name, value in scores.items()},
     }
-    data = tasks[min(progress.phase, len(tasks) - 1)].describe()
-    result |= {"data": data, "weights": parameters, "best_update": progress.best_step}
-    return result | {f"valid_{name}": value for name, value in scores.items()}
 
 
-def too_short(config: TrainConfig) -> str:
-    """A line for whoever has shortened a training but not its warm-up; nothing if it has time to learn."""
+def warmup_warning(config: TrainConfig) -> str:
+    """Return a line that warns of a warm-up longer than the training, or nothing."""
     if config.warmup < max(config.steps, 1):
         return ""
     return (
-        f"\nthe learning rate rises for {config.warmup:,} updates and the training has {config.steps:,}: "
-        "it will hardly learn; lower --train.warmup"
+        f"\nthe learning rate warms up for {config.warmup:,} steps but training has only {config.steps:,}: "
+        "the model will hardly learn; lower --train.warmup"
     )
 
 
-def fit(
-    experiment: RunConfig, out: str | os.PathLike[str], device: str = "auto", engine: str = "auto"
-) -> dict[str, Any]:
-    """Train an experiment into a new folder, or go on with the training there, without showing anything."""
+def train_many(
+    runs: Mapping[str, tuple[RunConfig, Run]],
+    finish: Finish,
+    *,
+    jobs: int = 1,
+    device: str = "auto",
+    engine: str = "auto",
+    show: Show = no_display,
+    callback: Callback = ignore,
+) -> None:
+    """Train or resume named runs: one after another here, or `jobs` at a time in processes of their own.
+
+    `finish` gets the name and the result of each. Seeds, the variants of an experiment and the demo all come through
+    here.
+    """
+    if jobs > 1:
+        Pool(jobs, device, engine, callback, finish).train(runs)
+        return
+    with Distributed.connect(choose_device(device)) as world:
+        for number, (name, (config, run)) in enumerate(runs.items(), start=1):
+            callback({"event": "begin", "model": name, "number": number, "of": len(runs)})
+            # The first process decides for all: a slower one could see what the first has begun to write.
+            (resume,) = world.broadcast_json([run.exists])
+            try:
+                result = train(config, run, resume=resume, device=device, engine=engine, show=show)
+            except (Interrupted, NotSaved) as stopped:
+                raise type(stopped)(f"{name}: {str(stopped).partition(';')[0]}; {SAME_COMMAND}") from None
+            if result is not None:
+                finish(name, result)
+
+
+def train_seeds(
+    config: RunConfig, folder: Path, seeds: int, *, jobs: int, device: str, engine: str, show: Show, callback: Callback
+) -> dict[str, Any] | None:
+    """Train a config with several seeds, each in a folder of its own, and summarize them. Finished seeds are kept."""
+    check(folder / "seeds.json", SEEDS)
+    runs = {
+        f"seed-{seed}": Run(folder / f"seed-{seed}") for seed in range(config.train.seed, config.train.seed + seeds)
+    }
+    configs = {name: config.with_seed(seed) for seed, name in enumerate(runs, start=config.train.seed)}
+    with Distributed.connect(choose_device(device)) as world:
+        for name, run in runs.items():
+            check_same_config(run, configs[name])
+        missing = world.broadcast_json([name for name, run in runs.items() if not (run.path / RESULT_FILE).exists()])
+        train_many(
+            {name: (configs[name], runs[name]) for name in missing},
+            lambda name, result: write_text(runs[name].path / RESULT_FILE, json.dumps(result) + "\n"),
+            jobs=jobs, device=device, engine=engine, show=show, callback=callback,
+        )  # fmt: skip
+    if not world.is_main:
+        return None
+    results = [json.loads((run.path / RESULT_FILE).read_text(encoding="utf-8")) for run in runs.values()]
+    summary = summarize(results, *primary_metric(config))
+    write_text(folder / "seeds.json", json.dumps({**summary, "runs": results}, indent=2) + "\n")
+    return summary
+
+
+def check_same_config(run: Run, config: RunConfig) -> None:
+    if run.exists and config_of(run) != config:
+        raise UserError(f"{run.path} is a run with another config; choose another --out")
+
+
+def fit(config: RunConfig, out: str | os.PathLike[str], device: str = "auto", engine: str = "auto") -> dict[str, Any]:
+    """Train a config into a new folder, or resume the run there, without any display."""
     run = Run(out)
-    result = train(Job(experiment, run, resume=run.exists), device, engine, lambda *_: nullcontext(lambda event: None))
+    result = train(config, run, resume=run.exists, device=device, engine=engine)
     assert result is not None, "fit is for a single process"
     return result
 
 
-def fingerprint(experiment: RunConfig) -> str:
-    """A hash of everything but the number of steps, which may be raised."""
-    asked = experiment.to_json()
-    del asked["train"]["steps"]
-    return hashlib.blake2b(json.dumps(asked, sort_keys=True).encode(), digest_size=16).hexdigest()
+def config_hash(config: RunConfig) -> str:
+    """Return a hash of everything except the number of steps, which may be raised."""
+    content = config.to_json()
+    del content["train"]["steps"]
+    return hashlib.blake2b(json.dumps(content, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
-def prepare_folder(job: Job, tasks: list[Task]) -> None:
-    """The config last: with it the folder is a run, and a run has what it needs."""
-    spec.write(job.run.path, job.experiment.task_name, tasks)
-    job.run.write_config({"stairwell": __version__, **job.experiment.to_json()})
+def prepare_folder(config: RunConfig, run: Run, tasks: list[Task]) -> None:
+    """Write task.json, then config.json: a folder with a config is a run, and a run has all it needs."""
+    saved_task.write(run.path, config.task_name, tasks)
+    run.write_config({"stairwell": __version__, **config.to_json()})
 
 
-def train_seeds(job: Job, seeds: int, device: str, engine: str, show: Show) -> dict[str, Any] | None:
-    """The same training with several seeds, each in a folder of its own; those that are done are not done again."""
-    if job.resume:
-        raise UserError(
-            f"{job.run.path} is one training; to go on with several --seeds, give the command that began them again"
-        )
-    first = job.experiment.train.seed
-    dataclasses.replace(job.experiment.train, seed=first + seeds - 1)  # the last is found out before the first is used
-    check(job.run.path / "seeds.json", SEEDS)
-    with Distributed.together(choose_device(device)) as world:
-        results = [train_seed(job, seed, device, engine, show, world) for seed in range(first, first + seeds)]
-    if not world.first:
-        return None
-    summary = sum_up(results, primary_metric(job.experiment))
-    write_text(job.run.path / "seeds.json", json.dumps({**summary, "runs": results}, indent=2) + "\n")
-    return summary
-
-
-def train_seed(job: Job, seed: int, device: str, engine: str, show: Show, world: Distributed) -> dict[str, Any]:
-    train_config = dataclasses.replace(job.experiment.train, seed=seed)
-    experiment = dataclasses.replace(job.experiment, train=train_config)
-    run = Run(job.run.path / f"seed-{seed}")
-    result = run.path / "result.json"
-    # What the first process finds holds for all: a slower one might find what the first has begun to write.
-    begun, done = world.share_json([run.exists, run.exists and result.exists()])
-    if begun and experiment_of(run) != experiment:
-        raise UserError(f"{run.path} holds a training with another config; choose another --out")
-    if not done:
-        trained = train(Job(experiment, run, resume=begun), device, engine, show)
-        if world.first:
-            write_text(result, json.dumps(trained) + "\n")
-    return json.loads(result.read_text(encoding="utf-8")) if world.first else {}
-
-
-def primary_metric(experiment: RunConfig) -> tuple[str, bool]:
-    """The task's primary metric as a result names it, and whether more of it is better. No file is opened."""
-    task = make_task(experiment.task_name, experiment.task)
+def primary_metric(config: RunConfig) -> tuple[str, bool]:
+    """Return the task's primary metric as results name it, and whether higher is better. Open no file."""
+    task = make_task(config.task_name, config.task)
     return f"valid_{task.primary_metric}", task.higher_is_better
 
 
-def sum_up(results: list[dict[str, Any]], primary_metric: tuple[str, bool]) -> dict[str, Any]:
-    """Mean, deviation and best by validation of several results."""
-    name, higher_is_better = primary_metric
+def summarize(results: list[dict[str, Any]], name: str, higher_is_better: bool) -> dict[str, Any]:
+    """Return mean, standard deviation and best result by the validation metric `name`."""
     values = [result[name] for result in results]
     best = (max if higher_is_better else min)(results, key=lambda result: result[name])
     return {
@@ -253,82 +274,4 @@ def sum_up(results: list[dict[str, Any]], primary_metric: tuple[str, bool]) -> d
         "deviation": statistics.stdev(values) if len(values) > 1 else 0.0,
         "best": best[name],
         "best_run": best["run"],
-    }
-
-
-def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto") -> tuple[Any, Task]:
-    """The trained model of a run folder and its task, from the folder alone: whatever has become of the data, it is not
-    opened before someone reads it."""
-    run = Run(path)
-    experiment = experiment_of(run)
-    parameters, _ = run.load_model()
-    task = experiment.make_tasks(run.path)[-1]
-    check_finite(parameters, run)
-    sizes.check_model(experiment, task, chosen := choose_device(device))
-    model = experiment.make_model(task, chosen, engine)
-    try:
-        model.load_state_dict(parameters)
-    except RuntimeError:
-        raise UserError(f"{run.path}: model.safetensors does not fit config.json; one of them was changed") from None
-    return model.eval(), task
-
-
-def check_finite(parameters: dict[str, torch.Tensor], run: Run) -> None:
-    """A model that is not a number answers nothing: say so instead of letting it speak."""
-    for name, tensor in parameters.items():
-        if not tensor.isfinite().all():
-            raise UserError(
-                f"{run.path}/model.safetensors holds numbers that are not finite (NaN or infinity) in '{name}': it "
-                "can answer nothing; bring back a good copy, or train anew"
-            )
-
-
-def evaluate_run(
-    path: Path, split: Split, data: str | None, rows: int, segment: int, device: str, engine: str, watch: Watch | None
-) -> dict[str, Any]:
-    """Scores of a split of the run's own data, or of other data with the run's symbols."""
-    model, task = load(path, device, engine)
-    if data is not None:
-        task = task.with_data(data)
-    if task.kind == "language":
-        sizes.check_streams(model, rows, 1, f"--rows (now {rows:,})")
-    _, note = Run(path).load_model()
-    return {
-        "run": str(path),
-        "data": task.describe(),
-        "split": split,
-        "update": note["step"],
-        **KINDS[task.kind].evaluate(model, task, split, rows, segment, watch, Path(path)),
-    }
-
-
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and "LOCAL_RANK" in os.environ:
-        name = f"cuda:{os.environ['LOCAL_RANK']}"
-    known = re.fullmatch(r"cpu|mps|(cuda|xpu)(:\d{1,3})?", name)
-    if known is None:
-        raise UserError(f"--device {name!r} is not a device; choose auto, cpu, cuda, cuda:0 (or another index) or mps")
-    try:
-        device = torch.device(name)
-        torch.zeros(1, device=device).item()  # some devices hold shapes only
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = (str(error).splitlines() or [""])[0][:REASON]
-        raise UserError(f"--device {name} cannot be used: {reason}") from None
-    return device
-
-
-def information() -> dict[str, str]:
-    """Versions, device, engine and threads."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    name = torch.cuda.get_device_name() if device.type == "cuda" else platform.processor() or platform.machine()
-    return {
-        "stairwell": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "device": f"{device} ({name})",
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "threads": str(torch.get_num_threads()),
-        "engine": fast.describe(),
     }

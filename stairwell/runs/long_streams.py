@@ -23,18 +23,18 @@ import torch
 
 from stairwell import configs
 from stairwell.errors import UserError
-from stairwell.field_types import FieldType
 from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
 from stairwell.runs import sizes
-from stairwell.runs.launch import load
+from stairwell.runs.load import load
+from stairwell.state import FieldType
 from stairwell.tasks import Split
 from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.endless import BLOCK, StreamName, endless_batches
-from stairwell.tasks.generated import Array, Endless
+from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
+from stairwell.tasks.generated import Array, EndlessStream
 from stairwell.tasks.labeled import Labeled
-from stairwell.train import Run, Watch
+from stairwell.train import Callback, Run
 
 FILE = "horizon.json"
 PER_DECADE = 8  # points of the curve for each power of ten
@@ -90,7 +90,7 @@ class Tally:
 
 
 def follow(
-    model: LanguageModel, task: Endless, streams: Sequence[StreamName], tokens: int, segment: int = 256
+    model: LanguageModel, task: EndlessStream, streams: Sequence[StreamId], tokens: int, segment: int = 256
 ) -> Iterator[Tally]:
     """Follow so many tokens of every stream; what was seen so far, after each segment."""
     check_growing(model, tokens)
@@ -113,7 +113,7 @@ def follow_sequences(
 
 
 def check_growing(model: LanguageModel, tokens: int) -> None:
-    if tokens > MOST_GROWING and any(leaf.role is FieldType.GROWING for leaf in model.init_state(1).leaves()):
+    if tokens > MOST_GROWING and any(leaf.field_type is FieldType.GROWING for leaf in model.init_state(1).leaves()):
         raise UserError(
             f"this model keeps all of its past; it can be followed for {MOST_GROWING:,} tokens, not {tokens:,}"
         )
@@ -179,7 +179,7 @@ def measure(
     segment: int = 256,
     device: str = "auto",
     engine: str = "auto",
-    watch: Watch | None = None,
+    callback: Callback | None = None,
     split: Split = "test",
     data: str | None = None,
 ) -> dict[str, Any]:
@@ -196,8 +196,8 @@ def measure(
     tally, began, interrupted = Tally.empty(0), time.monotonic(), False
     try:
         for tally in chosen.follow:
-            if watch is not None:
-                watch(progress(tally, chosen, time.monotonic() - began))
+            if callback is not None:
+                callback(progress(tally, chosen, time.monotonic() - began))
     except KeyboardInterrupt:
         if not tally.tokens:
             raise
@@ -228,7 +228,7 @@ def measure(
 class Streams:
     """What is followed."""
 
-    names: list[StreamName]
+    names: list[StreamId]
     lengths: Array  # (B,): tokens of each
     follow: Iterator[Tally]
     "what was seen so far, after each segment"
@@ -256,7 +256,7 @@ def made_streams(
         raise UserError("--horizon makes its own streams; leave out --data and --split")
     endless, seeds, rows = stream_of(task), seeds or 1, rows or 4
     sizes.check_streams(model, rows * seeds, BLOCK, f"--rows (now {rows:,}) or --seeds (now {seeds:,})")
-    names = [StreamName(seed, row) for seed in range(seeds) for row in range(rows)]
+    names = [StreamId(seed, row) for seed in range(seeds) for row in range(rows)]
     found = follow(model, endless, names, tokens, segment)
     return Streams(names, np.full(len(names), tokens), found, {"task": task.describe()}, end=False)
 
@@ -278,19 +278,19 @@ def given_streams(
         task = task.with_data(data)
     lengths = np.minimum(task.stream_lengths(split)[:rows], tokens)
     sizes.check_streams(model, len(lengths), 1, f"--rows (now {len(lengths):,})")
-    names = [StreamName(0, row) for row in range(len(lengths))]
+    names = [StreamId(0, row) for row in range(len(lengths))]
     about = {"task": task.describe(), "split": split}
     return Streams(names, lengths, follow_sequences(model, task, split, len(lengths), tokens, segment), about, end=True)
 
 
-def stream_of(task: Any) -> Endless:
+def stream_of(task: Any) -> EndlessStream:
     """The task's stream without end; a plain error where it has none."""
-    if not hasattr(task, "endless"):
+    if not hasattr(task, "endless_stream"):
         raise UserError(
             "this task has no endless streams: --horizon and --inside are for tasks that generate their own tokens, "
             "--horizon for labeled data too"
         )
-    stream: Endless = task.endless()
+    stream: EndlessStream = task.endless_stream()
     return stream
 
 

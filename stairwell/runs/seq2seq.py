@@ -16,12 +16,12 @@ from stairwell import configs
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.outputs import FOLDER, check, write_output_folder
-from stairwell.runs.launch import load
+from stairwell.runs.load import load
 from stairwell.tasks import Split, task_type, text_scores
 from stairwell.tasks.baselines import baselines
 from stairwell.tasks.pair_task import PairTask
 from stairwell.train.run import Run
-from stairwell.train.translator import SEARCH, Translator, search_of
+from stairwell.train.translator import SEARCH, Translator, load_search
 
 PENALTIES = (0.0, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0)
 
@@ -34,7 +34,7 @@ def open_translator(
     if not isinstance(task, PairTask) or (task_name is not None and type(task) is not task_type(task_name)[1]):
         wanted = task_name or "translation or summarization"
         raise UserError(f"{os.fspath(run)} was not trained for {wanted}, so it cannot do this")
-    return Translator(model, task, search_of(Path(run), task, **options), batch)
+    return Translator(model, task, load_search(Path(run), task, **options), batch)
 
 
 def tune(
@@ -50,12 +50,12 @@ def tune(
     The penalty only orders hypotheses, but a search also stops by it: every value is a search of its own."""
     translator = open_translator(run, None, device, **options)
     Run(run).check_writable()
-    asked, wanted = translator.task.sides("valid", sentences)
+    asked, wanted = translator.task.sources_and_targets("valid", sentences)
     scores: dict[float, float] = {}
     for penalty in penalties:
         translator.search = dataclasses.replace(translator.search, length_penalty=penalty)
         said = [best[0].text for best in translator.translate(asked)]
-        scores[penalty] = translator.task.rate(said, wanted)[translator.task.metric]
+        scores[penalty] = translator.task.text_metrics(said, wanted)[translator.task.metric]
         tell(penalty, scores[penalty])
     best = max(scores, key=lambda penalty: scores[penalty])
     search = dataclasses.replace(translator.search, length_penalty=best)
@@ -77,7 +77,7 @@ def compare(
     chance. Each searches as it was tuned."""
     translators = [open_translator(run, "translation", device) for run in (first, second)]
     task = translators[0].task
-    asked, wanted = task.sides(split)
+    asked, wanted = task.sources_and_targets(split)
     said = [[best[0].text for best in translator.translate(asked)] for translator in translators]
     lowercase = task.config.lowercase or translators[1].task.config.lowercase
     found = text_scores.paired_test(said[0], said[1], wanted, lowercase)
@@ -89,10 +89,10 @@ def score_baselines(
 ) -> dict[str, float]:
     """The scores of what costs nothing, on the split that a run of summaries is scored on, or on that of other data."""
     task = open_translator(run, "summarization", device).task
-    articles, wanted = (task if data is None else task.with_data(data)).sides(split)
-    read = [task.normal_source(article) for article in articles]  # no more of an article than the model reads
-    train = ((task.normal_source(article), summary) for article, summary in task.places["train"].pairs())
-    found = {name: task.rate(said, wanted) for name, said in baselines(train, read).items()}
+    articles, wanted = (task if data is None else task.with_data(data)).sources_and_targets(split)
+    read = [task.normalize_source(article) for article in articles]  # no more of an article than the model reads
+    train = ((task.normalize_source(article), summary) for article, summary in task.locations["train"].pairs())
+    found = {name: task.text_metrics(said, wanted) for name, said in baselines(train, read).items()}
     return {f"{name}_{metric}": value for name, scores in found.items() for metric, value in scores.items()}
 
 
@@ -115,7 +115,7 @@ def distill(
     counts: dict[str, Any] = {}
 
     def write(folder: Path) -> None:
-        for split, place in task.places.items():
+        for split, place in task.locations.items():
             pairs = said_by(translator, place.pairs, tell) if split == "train" else place.pairs()
             counts[split] = write_pairs(pairs, folder / f"{split}.{source}", folder / f"{split}.{target}")
 

@@ -23,9 +23,8 @@ import torch
 
 from stairwell.errors import UserError
 from stairwell.rl.config import AgentTrainConfig
-from stairwell.rl.leaves import frame_bytes, real_numbers
-from stairwell.rl.leaves import symbols as symbols_of
-from stairwell.rl.task import Reinforcement
+from stairwell.rl.flatten import num_box_elements, num_discrete_values, observation_bytes
+from stairwell.rl.task import RLTask
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import preset
 from stairwell.tasks import Task
@@ -105,16 +104,16 @@ def batch_bytes(experiment: RunConfig, task: Task, processes: int) -> dict[str, 
     """What grows with the tokens of an update."""
     core, train = experiment.core, experiment.train
     rows, tokens = largest_batch(experiment, task, processes)
-    minibatches = train.minibatches if isinstance(train, AgentTrainConfig) and train.learner == "ppo" else 1
+    minibatches = train.minibatches if isinstance(train, AgentTrainConfig) and train.algorithm == "ppo" else 1
     parts = train.accumulate * minibatches  # each has activations of its own
     counted = {
         "activations": NUMBER * tokens * depth_of(core) * core.width / parts,
         "batches": SYMBOL * max(tokens, rows * longest(task)) + ROW * rows + POSITION * train.batch,
     }
-    if isinstance(task, Reinforcement):
+    if isinstance(task, RLTask):
         # A rollout's frames, and those of a part as the numbers that encoders read.
-        seen = task.observation
-        counted["observations"] = tokens * (frame_bytes(seen) + NUMBER * real_numbers(seen) / parts)
+        seen = task.observation_space
+        counted["observations"] = tokens * (observation_bytes(seen) + NUMBER * num_box_elements(seen) / parts)
     return counted
 
 
@@ -197,17 +196,19 @@ def guess(experiment: RunConfig, task: Task) -> float:
     width, depth = size("width"), depth_of(core)
     sight = max(size("memory"), size("chunk") * size("passes"), size("max_tokens"), size("distances"))
     inside = size("inner", 4 * width) + max(size("heads") * size("head_width"), width)
-    symbols = 0 if task.kind == "agent" else task.inputs + task.outputs
+    symbols = 0 if task.family == "rl" else sum(task.facts()[name] for name in ("inputs", "outputs"))
     numbers = 8 * size("layers") * width * inside * size("products") + width * (symbols + sight)
     encoder = layers_of(experiment, "model", "encoder_layers")
     numbers += 8 * encoder * width * max(getattr(experiment.model, "encoder_inner", None) or 0, 4 * width)
-    rows, tokens = max(train.batch, train.valid_batch), max(train.batch, train.valid_batch) * train.segment
     if isinstance(train, PairTrainConfig):
         rows, tokens = train.batch, max(train.batch_tokens, experiment.task.max_target_length)
+    else:
+        rows = max(train.batch, train.valid_batch)
+        tokens = rows * train.segment
     observed = 0
-    if isinstance(task, Reinforcement):
-        numbers += width * symbols_of(task.observation) + width * real_numbers(task.observation)
-        observed = tokens * (frame_bytes(task.observation) + NUMBER * real_numbers(task.observation))
+    if isinstance(task, RLTask):
+        numbers += width * num_discrete_values(task.observation_space) + width * num_box_elements(task.observation_space)
+        observed = tokens * (observation_bytes(task.observation_space) + NUMBER * num_box_elements(task.observation_space))
     kept = rows * (sight * depth * width + longest(task)) + tokens * (depth * width + 1)
     return NUMBER * (4 * numbers + kept) + observed + LAYER * (size("layers") + encoder) + ROW * rows
 

@@ -11,17 +11,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from stairwell.train import Run, Watch
+from stairwell.train import Callback, Run
 
 
-def with_tensorboard(watch: Watch, run: Run) -> Watch:
+def with_tensorboard(callback: Callback, run: Run) -> Callback:
     """Metrics to TensorBoard too."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
     except ImportError:
-        return watch
+        return callback
     now = time.time()
     # TensorBoard reads the files of a folder in the order of their names.
     path = run.path / "tensorboard" / f"events.out.tfevents.{now:.6f}"
@@ -38,7 +38,7 @@ def with_tensorboard(watch: Watch, run: Run) -> Watch:
                     append(file_version="brain.Event:2")
                 values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(event)]
                 append(step=event["step"], summary=Summary(value=values))
-        watch(event)
+        callback(event)
 
     return both
 

@@ -1,7 +1,7 @@
-"""A trained language model behind HTTP: OpenAI's completions for many clients in one running batch, and states that
-stay on the server. `stairwell serve RUN`.
+"""An HTTP server for a trained language model: OpenAI completions for many clients in one batch, and states that stay
+on the server. `stairwell serve RUN`.
 
-`batch.py` decodes all requests together and `states.py` keeps what was read; neither knows of HTTP. `requests.py` says
-what a request may be, `description.py` tells it to programs. `completing.py` and `keeping.py` are the routes of these,
-`app.py` has the others and puts all together behind `guard.py`; `running.py` starts the server.
+`scheduler.py` decodes all requests in one batch and `state_store.py` stores states; neither uses HTTP. `requests.py`
+has the models of the request bodies, and `openapi.py` publishes their schemas. `completions.py` and `state_routes.py`
+have the endpoints, `app.py` puts everything together behind `access.py`, and `run_server.py` starts the server.
 """

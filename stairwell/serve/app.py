@@ -1,12 +1,12 @@
-"""The service as an ASGI application: its routes, and those of them that are small.
+"""The server as an ASGI application: its endpoints, and the small ones of them.
 
-Everything that a client sends is data: no path, no pickle, no code is ever taken from it.
+Everything that a client sends is data. No path, pickle or code is taken from a request.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import cache
@@ -21,28 +21,55 @@ from starlette.routing import Route
 from stairwell import text
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel
-from stairwell.serve import keeping
-from stairwell.serve.batch import Batch
-from stairwell.serve.completing import completions
-from stairwell.serve.description import describe
-from stairwell.serve.guard import Guard
-from stairwell.serve.requests import Limits, Refused, as_object, check_model, flag, tokens_of
-from stairwell.serve.service import HANDLERS, Service, Sliced, read_json, service_of
-from stairwell.serve.states import States
+from stairwell.serve.access import AccessMiddleware
+from stairwell.serve.completions import complete
+from stairwell.serve.limits import Limits, RequestError
+from stairwell.serve.openapi import (
+    BINARY,
+    EVENTS,
+    HTML,
+    JSON,
+    PLAIN,
+    CompletionResponse,
+    DetokenizeResponse,
+    Endpoint,
+    Handler,
+    HealthResponse,
+    ModelListResponse,
+    ModelResponse,
+    StateResponse,
+    TokenizeResponse,
+    TokenizerInfoResponse,
+    describe,
+)
+from stairwell.serve.requests import RequestModels, encode_prompt
+from stairwell.serve.scheduler import Scheduler
+from stairwell.serve.service import HANDLERS, ChunkedResponse, Service, read_request, service_of
+from stairwell.serve.state_routes import (
+    create_state,
+    crop_state,
+    delete_state,
+    feed_state,
+    fork_state,
+    get_state,
+    restore_state,
+    save_state,
+)
+from stairwell.serve.state_store import StateStore
 from stairwell.version import __version__
 
-LOCAL = ["localhost", "127.0.0.1", "::1"]
-PLAIN = "<!doctype html><title>stairwell</title><p>what there is: <a href=openapi.json>openapi.json"
+LOCAL_HOSTS = ["localhost", "127.0.0.1", "::1"]
+PLAIN_PAGE = "<!doctype html><title>stairwell</title><p>API description: <a href=openapi.json>openapi.json"
 METRICS = {
-    "requests": "requests for completions",
-    "rejected": "requests that were told to come back",
-    "failed": "failures that are bugs; the log has them",
-    "prompt_tokens": "tokens of prompts read",
-    "written_tokens": "tokens written",
-    "steps": "steps of the batch",
-    "rows": "texts that are being written",
-    "waiting": "texts that wait for a row",
-    "states": "states that are kept",
+    "requests": "Requests for completions.",
+    "rejected": "Requests rejected because the queue was full.",
+    "failed": "Internal errors; see the log.",
+    "prompt_tokens": "Tokens prefilled.",
+    "generated_tokens": "Tokens generated.",
+    "steps": "Decode steps of the batch.",
+    "running": "Sequences in the batch.",
+    "waiting": "Sequences in the queue.",
+    "states": "Stored states.",
 }
 
 
@@ -53,122 +80,172 @@ def make_app(
     name: str = "stairwell",
     token: str | None = None,
     limits: Limits | None = None,
-    rows: int = 16,
-    waiting: int = 64,
-    hosts: Collection[str] = LOCAL,
-    page: Callable[[], str] = lambda: PLAIN,
+    batch_size: int = 16,
+    max_waiting: int = 64,
+    hosts: Collection[str] = LOCAL_HOSTS,
+    page: Callable[[], str] = lambda: PLAIN_PAGE,
 ) -> Starlette:
-    """`token` guards every route; `hosts` are the names that the service answers to, "*" is any."""
+    """Return the application. Every endpoint requires `token`, if there is one; `hosts` are the accepted names in Host
+    headers, "*" accepts all."""
     limits = limits or Limits()
-    limits = replace(limits, texts=min(limits.texts, rows + waiting))
-    name = name.encode("utf-8", "replace").decode("utf-8")  # a folder's may be no text
-    batch = Batch(model, vocabulary, rows, waiting)
-    states = States(model, vocabulary, limits)
-    made = cache(lambda: page().encode("utf-8"))
+    limits = replace(limits, sequences=min(limits.sequences, batch_size + max_waiting))
+    name = name.encode("utf-8", "replace").decode("utf-8")  # the name of a folder may not be Unicode
+    scheduler = Scheduler(model, vocabulary, batch_size, max_waiting)
+    states = StateStore(model, vocabulary, limits)
+    models = RequestModels(name, vocabulary, limits)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
-        await run_in_threadpool(batch.close)
+        await run_in_threadpool(scheduler.close)
 
-    guard = Middleware(Guard, hosts=hosts, token=token, clients=limits.clients)
-    app = Starlette(routes=ROUTES, lifespan=lifespan, middleware=[guard], exception_handlers=HANDLERS)
-    app.state.service = Service(name, model, vocabulary, limits, batch, states, made, time.time())
+    access = Middleware(AccessMiddleware, hosts=hosts, token=token, max_clients=limits.clients)
+    app = Starlette(routes=ROUTES, lifespan=lifespan, middleware=[access], exception_handlers=HANDLERS)
+    cached_page = cache(lambda: page().encode("utf-8"))
+    app.state.service = Service(
+        name, model, vocabulary, limits, scheduler, states, models, cached_page, started=time.time()
+    )
     return app
 
 
-async def models(request: Request) -> Response:
+def model_info(service: Service) -> ModelResponse:
+    return {"id": service.name, "object": "model", "created": int(service.started), "owned_by": "stairwell"}
+
+
+async def list_models(request: Request) -> Response:
+    content: ModelListResponse = {"object": "list", "data": [model_info(service_of(request))]}
+    return JSONResponse(content)
+
+
+async def get_model(request: Request) -> Response:
     service = service_of(request)
-    one = {"id": service.name, "object": "model", "created": int(service.began), "owned_by": "stairwell"}
-    wanted = request.path_params.get("name")
-    if wanted is None:
-        return JSONResponse({"object": "list", "data": [one]})
-    if wanted != service.name:
-        raise Refused(404, f"there is no such model; there is: {service.name}")
-    return JSONResponse(one)
+    if request.path_params["name"] != service.name:
+        raise RequestError(404, f"there is no such model; the model of this server is '{service.name}'")
+    return JSONResponse(model_info(service))
 
 
 async def tokenize(request: Request) -> Response:
     service = service_of(request)
-    fields = as_object(await read_json(request), {"prompt", "model", "add_special_tokens"})
-    check_model(fields, service.name)
-    flag(fields, "add_special_tokens")  # there are none
-    ids = await service.parse(lambda: tokens_of(fields.get("prompt"), service.vocabulary, service.limits))
-    return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": service.limits.prompt})
+    prompt = (await read_request(request, service.models.tokenize)).prompt
+    ids = await service.parse(lambda: encode_prompt(prompt, service.vocabulary, service.limits))
+    content: TokenizeResponse = {"tokens": ids, "count": len(ids), "max_model_len": service.limits.prompt_tokens}
+    return JSONResponse(content)
 
 
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
-    fields = as_object(await read_json(request), {"tokens", "model"})
-    check_model(fields, service.name)
-    if not isinstance(fields.get("tokens"), list):
-        raise Refused(400, "'tokens' must be a list of tokens")
-    ids = tokens_of(fields["tokens"], service.vocabulary, service.limits)
-    return JSONResponse({"prompt": await service.parse(lambda: service.vocabulary.decode(ids))})
+    ids = (await read_request(request, service.models.detokenize)).tokens
+    content: DetokenizeResponse = {"prompt": await service.parse(lambda: service.vocabulary.decode(ids))}
+    return JSONResponse(content)
 
 
-async def tokenizer_info(request: Request) -> Response:
-    """As lm_eval asks. Nothing is known before the first token: what begins a text is a line end, as for `generate`."""
+async def get_tokenizer_info(request: Request) -> Response:
+    """Return what lm_eval asks for. A text starts with a newline, as in `generate`."""
     vocabulary = service_of(request).vocabulary
     try:
-        begins = len(vocabulary.encode("\n")) == 1
+        has_newline = len(vocabulary.encode("\n")) == 1
     except UserError:
-        begins = False
-    special = {"bos_token": "\n" if begins else None, "eos_token": None, "pad_token": None, "chat_template": None}
-    return JSONResponse({"tokenizer_class": f"stairwell.{vocabulary.kind}", "vocab_size": vocabulary.size, **special})
+        has_newline = False
+    content: TokenizerInfoResponse = {
+        "tokenizer_class": f"stairwell.{vocabulary.type_name}",
+        "vocab_size": vocabulary.size,
+        "bos_token": "\n" if has_newline else None,
+        "eos_token": None,
+        "pad_token": None,
+        "chat_template": None,
+    }
+    return JSONResponse(content)
 
 
-async def health(request: Request) -> Response:
-    batch = service_of(request).batch
-    alive = batch.thread.is_alive() and not batch.closing
-    return JSONResponse({"status": "ok" if alive else "closing", "version": __version__}, 200 if alive else 503)
+async def get_health(request: Request) -> Response:
+    scheduler = service_of(request).scheduler
+    healthy = scheduler.thread.is_alive() and not scheduler.closing
+    content: HealthResponse = {"status": "ok" if healthy else "closing", "version": __version__}
+    return JSONResponse(content, 200 if healthy else 503)
 
 
-async def metrics(request: Request) -> Response:
-    """In the text format of Prometheus."""
+async def get_metrics(request: Request) -> Response:
+    """Return metrics in the text format of Prometheus."""
     service = service_of(request)
-    batch = service.batch
-    now = {"rows": len(batch.active), "waiting": len(batch.queue), "states": len(service.states)}
+    scheduler = service.scheduler
+    gauges = {"running": len(scheduler.running), "waiting": len(scheduler.queue), "states": len(service.states)}
+    values = {**{f"{name}_total": (name, "counter", value) for name, value in scheduler.counts.items()}}
+    values |= {name: (name, "gauge", value) for name, value in gauges.items()}
     lines = []
-    for name, value in {**batch.counts, **now}.items():
-        full, kind = (f"stairwell_{name}_total", "counter") if name in batch.counts else (f"stairwell_{name}", "gauge")
-        lines += [f"# HELP {full} {METRICS[name]}", f"# TYPE {full} {kind}", f"{full} {value}"]
+    for full, (name, type_, value) in values.items():
+        metric = f"stairwell_{full}"
+        lines += [f"# HELP {metric} {METRICS[name]}", f"# TYPE {metric} {type_}", f"{metric} {value}"]
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
-async def page(request: Request) -> Response:
+async def get_page(request: Request) -> Response:
     service = service_of(request)
-    return Sliced(await service.work(service.page), media_type="text/html")
+    return ChunkedResponse(await service.run_in_worker(service.page), media_type="text/html")
 
 
-async def openapi(request: Request) -> Response:
+async def get_openapi(request: Request) -> Response:
     service = service_of(request)
-    return JSONResponse(describe(service.name, service.vocabulary.size, service.limits))
+    return JSONResponse(describe(ENDPOINTS, service.name, service.models))
 
 
-Handler = Callable[[Request], Awaitable[Response]]
+STATE = StateResponse
+ENDPOINTS = [
+    Endpoint("GET", "/", get_page, "The page of the HTML export.", media_types=(HTML,)),
+    Endpoint("GET", "/health", get_health, "Whether the server is healthy.", HealthResponse),
+    Endpoint("GET", "/metrics", get_metrics, "Metrics for Prometheus.", media_types=(PLAIN,)),
+    Endpoint("GET", "/openapi.json", get_openapi, "This description."),
+    Endpoint("GET", "/v1/models", list_models, "The model of the server.", ModelListResponse),
+    Endpoint("GET", "/v1/models/{name}", get_model, "The model of the server.", ModelResponse, errors=(404,)),
+    Endpoint(
+        "POST", "/v1/completions", complete, "Complete prompts; with `stream`, as server-sent events.",
+        CompletionResponse, (JSON, EVENTS), "completion", errors=(404, 409, 503),
+    ),
+    Endpoint(
+        "POST", "/tokenize", tokenize, "The token ids of a text.", TokenizeResponse, request="tokenize", errors=(404,)
+    ),
+    Endpoint(
+        "POST", "/detokenize", detokenize, "The text of token ids.", DetokenizeResponse, request="detokenize",
+        errors=(404,),
+    ),
+    Endpoint("GET", "/tokenizer_info", get_tokenizer_info, "The special tokens.", TokenizerInfoResponse),
+    Endpoint(
+        "POST", "/v1/states", create_state, "Read a prompt and store the state.", STATE, request="create_state",
+        status=201, errors=(503,),
+    ),
+    Endpoint(
+        "POST", "/v1/states/restore", restore_state, "Store a saved state.", STATE, upload=True, status=201,
+        errors=(503, 507),
+    ),
+    Endpoint("GET", "/v1/states/{id}", get_state, "Describe a state.", STATE, errors=(404,)),
+    Endpoint("DELETE", "/v1/states/{id}", delete_state, "Delete a state.", media_types=(), status=204, errors=(404,)),
+    Endpoint(
+        "POST", "/v1/states/{id}/feed", feed_state, "Read more tokens.", STATE, request="feed_state", errors=(404, 503)
+    ),
+    Endpoint(
+        "POST", "/v1/states/{id}/crop", crop_state, "Remove the most recent tokens.", STATE, request="crop_state",
+        errors=(404, 409, 503),
+    ),
+    Endpoint("POST", "/v1/states/{id}/fork", fork_state, "Copy a state.", STATE, status=201, errors=(404,)),
+    Endpoint(
+        "GET", "/v1/states/{id}/save", save_state, "The state as a file.", media_types=(BINARY,),
+        errors=(404, 503, 507),
+    ),
+]  # fmt: skip
 
 
-def route(path: str, handler: Handler, *methods: str) -> Route:
-    return Route(path, handler, methods=list(methods) or ["GET"])
+def make_routes() -> list[Route]:
+    """Return one route per path, so that its 405 responses list all methods."""
+    paths: dict[str, dict[str, Handler]] = {}
+    for endpoint in ENDPOINTS:
+        paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint.handler
+    return [Route(path, dispatch(handlers), methods=[*handlers]) for path, handlers in paths.items()]
 
 
-ROUTES = [
-    route("/", page),
-    route("/health", health),
-    route("/metrics", metrics),
-    route("/openapi.json", openapi),
-    route("/v1/models", models),
-    route("/v1/models/{name}", models),
-    route("/v1/completions", completions, "POST"),
-    route("/tokenize", tokenize, "POST"),
-    route("/detokenize", detokenize, "POST"),
-    route("/tokenizer_info", tokenizer_info),
-    route("/v1/states", keeping.create_state, "POST"),
-    route("/v1/states/restore", keeping.restore_state, "POST"),
-    route("/v1/states/{id}", keeping.one_state, "GET", "DELETE"),
-    route("/v1/states/{id}/feed", keeping.feed_state, "POST"),
-    route("/v1/states/{id}/crop", keeping.crop_state, "POST"),
-    route("/v1/states/{id}/fork", keeping.fork_state, "POST"),
-    route("/v1/states/{id}/save", keeping.save_state),
-]
+def dispatch(handlers: Mapping[str, Handler]) -> Handler:
+    async def handle(request: Request) -> Response:
+        return await handlers["GET" if request.method == "HEAD" else request.method](request)
+
+    return handle
+
+
+ROUTES = make_routes()

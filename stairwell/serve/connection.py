@@ -1,4 +1,4 @@
-"""uvicorn's connections with time limits, which it has only between two requests, and its server with a last word."""
+"""uvicorn's HTTP protocol with time limits within a request, and its server with a last response on shutdown."""
 
 from __future__ import annotations
 
@@ -12,55 +12,55 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-HEAD = 65_536  # bytes of the head of a request
-PATIENCE = 10.0  # seconds for the head of a request
-LINGER = 30.0  # seconds in which a client must take a part of its answer
-PARTS, PART = 1000, 100  # a body may come in so many parts of any size, others have so many bytes on average
+MAX_HEAD_BYTES = 65_536
+HEAD_TIMEOUT = 10.0  # seconds
+WRITE_TIMEOUT = 30.0  # seconds
+FREE_CHUNKS, CHUNK_BYTES = 1000, 100  # a body may have this many chunks of any size, and one more per so many bytes
 
 
-class TooManyParts(Exception):
-    """A body that comes in very many small parts."""
+class TooManyChunksError(Exception):
+    """A body in very many small chunks."""
 
 
-class Messages(h11.Connection):
-    """HTTP as h11 reads it, as long as a body's parts are not so small that each costs more time than it is worth: a
-    megabyte in chunks of a byte would occupy the server for many seconds."""
+class LimitedConnection(h11.Connection):
+    """An h11 connection that refuses bodies in very many small chunks: a megabyte in chunks of one byte would block the
+    server for many seconds."""
 
-    parts = size = 0
+    chunks = size = 0
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
-            self.parts = self.size = 0
+            self.chunks = self.size = 0
         elif isinstance(event, h11.Data):
-            self.parts += 1
+            self.chunks += 1
             self.size += len(event.data)
-            if self.parts > PARTS + self.size / PART:
-                raise TooManyParts
+            if self.chunks > FREE_CHUNKS + self.size / CHUNK_BYTES:
+                raise TooManyChunksError
         return event
 
 
-class Impatient(H11Protocol):
-    """A connection that is closed when the head of a request takes longer than `patience`, all of it and its answer
-    longer than `answers_within`, or when the client takes nothing of its answer for `linger` seconds: clients that send
-    or read a byte now and then hold nothing for ever.
+class TimeoutProtocol(H11Protocol):
+    """Closes a connection if the head of a request takes longer than `head_timeout`, if the whole request with its
+    response takes longer than `request_timeout`, or if the client reads nothing of its response for `write_timeout`.
+    Clients that send or read a byte now and then cannot hold a connection forever.
 
-    Of too many connections the one is closed whose client has let it wait longest for a request or the rest of one, so
-    that those who send nothing, and need no token for that, do not keep out those who do."""
+    At the connection limit, the connection that has waited longest for its client to send is closed, so that clients
+    that send nothing, and need no token for it, cannot keep others out."""
 
-    patience, linger, answers_within = PATIENCE, LINGER, 330.0
+    head_timeout, write_timeout, request_timeout = HEAD_TIMEOUT, WRITE_TIMEOUT, 330.0
     timer: asyncio.TimerHandle | None = None
-    reading: asyncio.TimerHandle | None = None  # while the client has not taken what was written
-    idle_since: float | None = None  # none while nothing is expected from the client
+    write_timer: asyncio.TimerHandle | None = None  # while writing is paused
+    idle_since: float | None = None  # None while nothing is expected from the client
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.conn = Messages(h11.SERVER, HEAD)
+        self.conn = LimitedConnection(h11.SERVER, MAX_HEAD_BYTES)
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self.idle_since = time.monotonic()
-        self._within(self.patience)
+        self._abort_after(self.head_timeout)
         if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
             self._close_longest_idle()
 
@@ -70,17 +70,17 @@ class Impatient(H11Protocol):
             self.idle_since = time.monotonic() if self.cycle.more_body else None
 
     def handle_events(self) -> None:
-        before = self.cycle
+        cycle = self.cycle
         try:
             super().handle_events()
-        except TooManyParts:
+        except TooManyChunksError:
             self.transport.abort()
-        if self.cycle is not before:
+        if self.cycle is not cycle:
             self.idle_since = None
-            self._within(self.answers_within)
+            self._abort_after(self.request_timeout)
 
     def send_400_response(self, msg: str) -> None:
-        """Answer a malformed message, unless its head has been answered already."""
+        """Respond to a malformed message, unless a response was sent already."""
         if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
             super().send_400_response(msg)
         else:
@@ -88,43 +88,45 @@ class Impatient(H11Protocol):
 
     def on_response_complete(self) -> None:
         self.idle_since = time.monotonic()
-        if not self.flow.write_paused:  # otherwise much of the answer is still to be taken, within its own time
-            self._within(self.patience)
+        if not self.flow.write_paused:  # otherwise the client is still reading, within the time of the request
+            self._abort_after(self.head_timeout)
         super().on_response_complete()
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._expect_reading(self.transport.get_write_buffer_size())
+        self._abort_unless_read(self.transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        self._cancel(self.reading)
+        self._cancel(self.write_timer)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._cancel(self.timer)
-        self._cancel(self.reading)
+        self._cancel(self.write_timer)
         super().connection_lost(exc)
 
-    def _within(self, seconds: float) -> None:
+    def _abort_after(self, seconds: float) -> None:
         self._cancel(self.timer)
         self.timer = self.loop.call_later(seconds, self.transport.abort)
 
-    def _expect_reading(self, unread: int) -> None:
+    def _abort_unless_read(self, unread: int) -> None:
+        """Close the connection if the write buffer does not become smaller within `write_timeout`."""
+
         def check() -> None:
             left = self.transport.get_write_buffer_size()
             if left < unread:
-                self._expect_reading(left)
+                self._abort_unless_read(left)
             else:
                 self.transport.abort()
 
-        self._cancel(self.reading)
-        self.reading = self.loop.call_later(self.linger, check)
+        self._cancel(self.write_timer)
+        self.write_timer = self.loop.call_later(self.write_timeout, check)
 
     def _close_longest_idle(self) -> None:
-        idle = [each for each in self.connections if isinstance(each, Impatient) and each.idle_since is not None]
-        if oldest := min(idle, key=lambda each: each.idle_since or 0, default=None):
-            self.connections.discard(oldest)  # now, not when its end is noticed
-            oldest.transport.abort()
+        idle = [each for each in self.connections if isinstance(each, TimeoutProtocol) and each.idle_since is not None]
+        if longest := min(idle, key=lambda each: each.idle_since or 0, default=None):
+            self.connections.discard(longest)  # now, not in connection_lost
+            longest.transport.abort()
 
     @staticmethod
     def _cancel(timer: asyncio.TimerHandle | None) -> None:
@@ -133,8 +135,8 @@ class Impatient(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """When it has been shutting down for `grace` seconds it calls `abort`, so that everyone who is still being answered
-    is told why the answer ends; uvicorn itself would drop them."""
+    """Calls `abort` after `grace` seconds of shutdown, so that requests in progress get an error response. uvicorn
+    alone would drop their connections."""
 
     def __init__(self, config: uvicorn.Config, abort: Callable[[], None], grace: float) -> None:
         super().__init__(config)

@@ -1,6 +1,6 @@
-"""What the routes share: the model and its batch, how a body is read, how a mistake is told.
+"""What all routes share: the model and its scheduler, how bodies are read, and error responses.
 
-Errors have the shape that OpenAI's clients know: {"error": {"message": ..., "type": ..., "code": status}}.
+Errors have the format of the OpenAI API: {"error": {"message": ..., "type": ..., "code": status}}.
 """
 
 from __future__ import annotations
@@ -18,18 +18,24 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from stairwell import text
-from stairwell.generate import Choice, bytes_of
+from stairwell.decode import Sampling
 from stairwell.models import LanguageModel
-from stairwell.serve.batch import Batch, Busy, Done, Job, Prompt, Token
-from stairwell.serve.requests import Limits, Refused
-from stairwell.serve.states import Past, States
+from stairwell.serve.limits import Limits, RequestError
+from stairwell.serve.openapi import ErrorResponse
+from stairwell.serve.requests import Body, RequestModels, printable, validate
+from stairwell.serve.scheduler import Finished, Output, Prompt, Scheduler, SequenceRequest
+from stairwell.serve.snapshot import Snapshot
+from stairwell.serve.state_store import StateStore
 
-WORKERS = 2  # threads that work on states, and as many that read requests, besides the one of the batch
-SHORT = 1 << 16  # bytes of JSON that are parsed at once; more could hold up the event loop
-BODY_SECONDS, BODY_RATE = 30.0, 100_000.0  # a body comes within so many seconds, or with so many bytes per second
-BODIES = 4  # of the largest size may be received, and as many sent, at a time
-SLICE = 1 << 16  # bytes of an answer that are sent at a time
-UNFINISHED = {"error": 503, "cancelled": 503, "refused": 400}  # reasons for which there is no answer
+WORKERS = 2  # threads for states, and as many to parse requests, besides the scheduler's thread
+SMALL_BODY = 1 << 16  # bytes of JSON that are parsed on the event loop; more would block it
+BODY_SECONDS, BODY_RATE = 30.0, 100_000.0  # a body must arrive within these seconds, or at this many bytes per second
+MAX_BODIES = 4  # bodies of the largest size that may be received, and sent, at once
+CHUNK = 1 << 16  # bytes of a response that are sent at once
+FAILURES = {"error": 503, "cancelled": 503, "invalid": 400}  # status by the reason of `Finished`
+NOT_FOUND = {
+    "/v1/chat/completions": "this server has no chat endpoint; send the text as 'prompt' to /v1/completions",
+}
 Result = TypeVar("Result")
 
 
@@ -39,112 +45,116 @@ class Service:
     model: LanguageModel
     vocabulary: text.Vocabulary
     limits: Limits
-    batch: Batch
-    states: States
+    scheduler: Scheduler
+    states: StateStore
+    models: RequestModels
     page: Callable[[], bytes]
-    began: float
-    told: int = 0  # size of the answers in the making
-    working: int = 0  # requests that work on states, or wait to
-    receiving: int = 0  # bytes of requests that are not whole yet
-    sending: int = 0  # bytes of saved states that are not taken yet
+    started: float
+    output: int = 0  # output size of the requests in progress
+    working: int = 0  # requests that run or wait for a worker thread
+    receiving: int = 0  # bytes of incomplete requests
+    sending: int = 0  # bytes of state files that are being sent
     workers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(WORKERS))
     parsers: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(WORKERS))
 
-    def spelled(self, token: int) -> str:
-        """A token by itself, as a key: bytes that are no text by their number."""
-        if isinstance(self.vocabulary, text.Bytes | text.BPE):
-            data = bytes_of(self.vocabulary, token)
-            try:
-                return data.decode("utf-8")
-            except UnicodeDecodeError:
-                return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-        return self.vocabulary.decode([token])
+    def token_text(self, token: int) -> str:
+        """Return a single token as a JSON key: its text, or the bytes in hexadecimal if they are not UTF-8."""
+        data = self.vocabulary.token_bytes(token)
+        if data is None:
+            return self.vocabulary.decode([token])
+        try:
+            return data.decode("utf-8")
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
-    async def parse(self, do: Callable[[], Result]) -> Result:
-        """Understand a request off the event loop; few at a time, since each takes memory."""
-        return await to_thread.run_sync(do, limiter=self.parsers)
+    async def parse(self, function: Callable[[], Result]) -> Result:
+        """Parse a request off the event loop; few at once, because each needs memory."""
+        return await to_thread.run_sync(function, limiter=self.parsers)
 
-    async def work(self, do: Callable[[], Result]) -> Result:
-        """Do what takes a while off the event loop, few at a time; Busy when too many wait for it. Work that has not
-        begun when the caller is cancelled is left undone."""
-        if self.working >= WORKERS + self.batch.waiting:
-            raise Busy(f"{self.working} requests work on states already; try again later")
-        wanted = True
+    async def run_in_worker(self, function: Callable[[], Result]) -> Result:
+        """Run a slow function off the event loop, few at once. If the caller is cancelled before the function starts,
+        it does not run."""
+        if self.working >= WORKERS + self.scheduler.max_waiting:
+            raise RequestError(429, f"{self.working} requests are working on states already; try again later")
+        needed = True
 
-        def unless_cancelled() -> Result:
-            if not wanted:
+        def run() -> Result:
+            if not needed:
                 raise ClientDisconnect
-            return do()
+            return function()
 
-        def over(task: asyncio.Task[Result]) -> None:
+        def finish(task: asyncio.Task[Result]) -> None:
             self.working -= 1
             if not task.cancelled():
-                task.exception()  # seen, also when nobody waits for it
+                task.exception()  # mark it as retrieved, even if no one awaits the task
 
         self.working += 1
-        # A thread cannot be cancelled: its place is taken until it is done.
-        task = asyncio.ensure_future(to_thread.run_sync(unless_cancelled, limiter=self.workers))
-        task.add_done_callback(over)
+        # A thread cannot be cancelled: it counts until it is done.
+        task = asyncio.ensure_future(to_thread.run_sync(run, limiter=self.workers))
+        task.add_done_callback(finish)
         try:
             return await asyncio.shield(task)
         finally:
-            wanted = False
+            needed = False
 
-    async def read(self, past: Past, ids: Sequence[int]) -> Past:
-        """Read tokens from a state on, in the batch, where all prompts take turns, until it is cancelled."""
+    async def prefill(self, snapshot: Snapshot, ids: Sequence[int]) -> Snapshot:
+        """Read tokens from a snapshot on, scheduled like all prompts, and return the snapshot after them."""
         if not ids:
-            return past
+            return snapshot
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[Done] = loop.create_future()
+        future: asyncio.Future[Finished] = loop.create_future()
 
-        def settle(done: Done) -> None:
-            if not ended.done():
-                ended.set_result(done)
+        def resolve(finished: Finished) -> None:
+            if not future.done():
+                future.set_result(finished)
 
-        def tell(what: Token | Done) -> None:
+        def on_output(output: Output) -> None:
             try:
-                if isinstance(what, Done):
-                    loop.call_soon_threadsafe(settle, what)
-            except RuntimeError:  # the server is gone
+                if isinstance(output, Finished):
+                    loop.call_soon_threadsafe(resolve, output)
+            except RuntimeError:  # the event loop is closed
                 pass
 
-        prompt = Prompt(ids, (past.state, past.logits, past.recent))
-        job = Job(prompt, 0, Choice(), tell)
-        self.batch.submit(job)
+        prompt = Prompt(ids, snapshot)
+        request = SequenceRequest(prompt, 0, Sampling(), on_output)
+        self.scheduler.submit(request)
         try:
-            done = await ended
+            finished = await future
         finally:
-            job.cancelled = True
-        if done.reason in UNFINISHED:
-            raise Refused(UNFINISHED[done.reason], unfinished(done))
-        assert prompt.state is not None
-        return Past(prompt.state, prompt.logits, tuple(prompt.recent))
+            request.cancelled = True
+        if finished.reason in FAILURES:
+            raise RequestError(FAILURES[finished.reason], failure_message(finished))
+        assert prompt.snapshot is not None
+        return prompt.snapshot
 
-    async def attend(self, request: Request, doing: Awaitable[Result]) -> Result:
-        """Wait for work as long as the client waits for it and time is left; otherwise cancel it."""
-        task = asyncio.ensure_future(doing)
-        leaving = asyncio.ensure_future(until_gone(request))
+    async def run_while_connected(self, request: Request, awaitable: Awaitable[Result]) -> Result:
+        """Await a result until the client disconnects or the time limit is reached; then cancel it."""
+        task = asyncio.ensure_future(awaitable)
+        disconnected = asyncio.ensure_future(wait_for_disconnect(request))
         try:
-            await asyncio.wait([task, leaving], timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
-            if leaving.done():
+            await asyncio.wait([task, disconnected], timeout=self.limits.seconds, return_when=asyncio.FIRST_COMPLETED)
+            if disconnected.done():
                 raise ClientDisconnect
             if not task.done():
-                seconds = f"{self.limits.seconds:g} seconds"
-                raise Refused(503, f"it was not done within {seconds} and was cancelled; ask for less at a time")
+                raise RequestError(
+                    503,
+                    f"the request took longer than {self.limits.seconds:g} seconds and was cancelled; request less at "
+                    "a time",
+                )
             return task.result()
         finally:
-            leaving.cancel()
+            disconnected.cancel()
             if not task.cancel() and not task.cancelled():
-                task.exception()  # seen, also when nobody waits for it
+                task.exception()  # mark it as retrieved, even if no one awaits the task
 
 
-def unfinished(done: Done) -> str:
-    if done.reason == "cancelled":
-        return "the server is shutting down; the request was not finished"
-    return done.text if done.reason == "refused" else "the request could not be finished; try again"
+def failure_message(finished: Finished) -> str:
+    if finished.reason == "cancelled":
+        return "the server is shutting down; the request was cancelled"
+    return finished.text if finished.reason == "invalid" else "the request failed on the server; try again"
 
 
-async def until_gone(request: Request) -> None:
+async def wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -154,64 +164,65 @@ def service_of(request: Request) -> Service:
     return service
 
 
-def error(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
-    message = message.encode("utf-8", "replace").decode("utf-8")  # it may quote what is no text
-    kind = "invalid_request_error" if status < 500 else "server_error"
+def error_body(status: int, message: str) -> ErrorResponse:
+    type_ = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": printable(message), "type": type_, "code": status}}
+
+
+def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
     if status in (429, 503):
         headers = {"Retry-After": "1", **(headers or {})}
-    return JSONResponse({"error": {"message": message, "type": kind, "code": status}}, status, headers)
+    return JSONResponse(error_body(status, message), status, headers)
 
 
-async def refused(request: Request, exception: Exception) -> Response:
-    assert isinstance(exception, Refused)
-    return error(exception.status, str(exception))
+async def on_request_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return error_response(error.status, str(error))
 
 
-async def busy(request: Request, exception: Exception) -> Response:
-    return error(429, str(exception))
+async def on_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    message = str(error.detail)
+    if error.status_code == 404:
+        message = NOT_FOUND.get(request.url.path, "there is no such endpoint; /openapi.json lists all endpoints")
+    return error_response(error.status_code, message, dict(error.headers or {}))
 
 
-async def plain_error(request: Request, exception: Exception) -> Response:
-    assert isinstance(exception, HTTPException)
-    return error(exception.status_code, str(exception.detail), dict(exception.headers or {}))
+async def on_disconnect(request: Request, error: Exception) -> Response:
+    return error_response(400, "the client disconnected before its request was complete")
 
 
-async def gone(request: Request, exception: Exception) -> Response:
-    return error(400, "the client left before its request was whole")
-
-
-async def bug(request: Request, exception: Exception) -> Response:
-    """Its traceback is in the server's log."""
-    return error(500, "a bug in the server; its log has the details")
+async def on_bug(request: Request, error: Exception) -> Response:
+    """Starlette logs the traceback."""
+    return error_response(500, "internal error; the server's log has the details")
 
 
 HANDLERS: dict[Any, Any] = {
-    Refused: refused,
-    Busy: busy,
-    HTTPException: plain_error,
-    ClientDisconnect: gone,
-    Exception: bug,
+    RequestError: on_request_error,
+    HTTPException: on_http_error,
+    ClientDisconnect: on_disconnect,
+    Exception: on_bug,
 }
 
 
-class Sliced(Response):
-    """A large answer, of which a client that reads slowly makes no copy that waits: it is sent slice by slice."""
+class ChunkedResponse(Response):
+    """A large response, sent in chunks, so that a slow client does not fill the write buffer."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         content = memoryview(self.body)
-        for first in range(0, len(content), SLICE):
-            part = bytes(content[first : first + SLICE])
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        for start in range(0, len(content), CHUNK):
+            chunk = bytes(content[start : start + CHUNK])
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-class Saved(Sliced):
-    """A state as a file. All that are being sent have a limit together."""
+class StateFileResponse(ChunkedResponse):
+    """A state file. The total size of those being sent is limited."""
 
     def __init__(self, service: Service, content: bytes) -> None:
-        if service.sending + len(content) > BODIES * service.limits.state_bytes:
-            raise Busy(f"{service.sending} bytes of states are being sent already; try again later")
+        if service.sending + len(content) > MAX_BODIES * service.limits.state_file_bytes:
+            raise RequestError(429, f"{service.sending} bytes of state files are being sent already; try again later")
         super().__init__(content, media_type="application/octet-stream")
         self.service = service
 
@@ -223,61 +234,67 @@ class Saved(Sliced):
             self.service.sending -= len(self.body)
 
 
-async def read_bytes(request: Request, most: int) -> bytes:
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """Return the body of a request, with limits on its size, its time and the size of all incomplete bodies."""
     service, loop = service_of(request), asyncio.get_running_loop()
-    parts, size, began = [], 0, loop.time()
+    chunks, size, started = [], 0, loop.time()
     try:
-        async with asyncio.timeout(BODY_SECONDS) as limit:
-            async for part in request.stream():
-                size += len(part)
-                service.receiving += len(part)
-                if size > most:
-                    raise Refused(413, f"the request is larger than {most} bytes")
-                if service.receiving > BODIES * service.limits.state_bytes:
-                    raise Busy(f"{service.receiving} bytes of requests are being received already; try again later")
-                parts.append(part)
-                limit.reschedule(began + BODY_SECONDS + size / BODY_RATE)
+        async with asyncio.timeout(BODY_SECONDS) as timeout:
+            async for chunk in request.stream():
+                size += len(chunk)
+                service.receiving += len(chunk)
+                if size > limit:
+                    raise RequestError(413, f"the request body is larger than {limit} bytes")
+                if service.receiving > MAX_BODIES * service.limits.state_file_bytes:
+                    raise RequestError(
+                        429, f"{service.receiving} bytes of requests are being received already; try again later"
+                    )
+                chunks.append(chunk)
+                timeout.reschedule(started + BODY_SECONDS + size / BODY_RATE)
     except TimeoutError:
-        raise Refused(408, f"the body of the request did not come within {BODY_SECONDS:g} seconds") from None
+        raise RequestError(408, f"the request body did not arrive within {BODY_SECONDS:g} seconds") from None
     finally:
         service.receiving -= size
-    return b"".join(parts)
+    return b"".join(chunks)
 
 
 def media_type(request: Request) -> str:
     return request.headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def read_json(request: Request) -> Any:
-    # A web page elsewhere cannot send this type without asking first.
+async def read_request(request: Request, model: type[Body]) -> Body:
+    """Return the validated JSON body of a request."""
+    # A browser asks before it sends this type to another site, so a foreign web page cannot.
     if media_type(request) != "application/json":
-        raise Refused(415, "the request must be application/json")
+        raise RequestError(415, "the Content-Type must be application/json")
     service = service_of(request)
-    content = await read_bytes(request, service.limits.body)
-    return parsed(content) if len(content) <= SHORT else await service.parse(lambda: parsed(content))
+    content = await read_bytes(request, service.limits.body_bytes)
+    if len(content) <= SMALL_BODY:
+        return validate(model, parse_json(content))
+    return await service.parse(lambda: validate(model, parse_json(content)))
 
 
-def parsed(content: bytes) -> Any:
+def parse_json(content: bytes) -> Any:
     try:
         return json.loads(
-            content.decode("utf-8"), parse_float=as_number, parse_constant=not_json, object_pairs_hook=named_once
+            content.decode("utf-8"), parse_float=parse_number, parse_constant=refuse_constant, object_pairs_hook=as_dict
         )
     except (ValueError, RecursionError):
-        raise Refused(400, "the request is not JSON, in UTF-8, with no name twice in an object") from None
+        raise RequestError(400, "the request body is not valid JSON in UTF-8 without repeated keys") from None
 
 
-def as_number(digits: str) -> int | float:
-    """In JSON 5.0 is a whole number too."""
+def parse_number(digits: str) -> int | float:
+    """Return 5.0 as an integer, as JSON Schema does."""
     value = float(digits)
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def not_json(word: str) -> None:
-    raise ValueError(f"{word} is not JSON")
+def refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")
 
 
-def named_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        raise ValueError("a name stands twice")
-    return found
+def as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) < len(pairs):
+        raise ValueError("a key is repeated")
+    return result

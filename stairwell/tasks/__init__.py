@@ -1,4 +1,4 @@
-"""Tasks: the papers' data, today's yardsticks, and the user's own files. One task is one file and one line here."""
+"""Tasks: the papers' data, state-tracking benchmarks, and the user's own files. Each task is one module."""
 
 from __future__ import annotations
 
@@ -7,53 +7,54 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from stairwell.errors import UserError, nearest
-from stairwell.tasks import spec
-from stairwell.tasks.base import IGNORE, Batch, BatchSource, Data, Known, Score, Spec, Split, Task
+from stairwell.errors import UserError, suggestion
+from stairwell.tasks import saved_task
+from stairwell.tasks.base import IGNORE, Batch, BatchSource, SavedTask, ScoreAccumulator, Split, StreamTask, Task
 
-# Name: module, class, what it is for. Modules are imported when they are used.
+# Name: module, class, description. Modules are imported when they are used.
 TASKS: dict[str, tuple[str, str, str]] = {
-    "random-walk": ("random_walk", "RandomWalk", "say where an agent stands, given only its actions"),
-    "algorithmic": ("algorithmic", "Algorithmic", "execute simple programs and say what they print"),
-    "copy": ("copying", "Copying", "repeat a sequence of digits, also ten times longer ones than in training"),
-    "reverse": ("copying", "Copying", "repeat a sequence of digits backwards"),
-    "counting": ("counting", "Counting", "as many Bs as there were As"),
-    "parity": ("parity", "Parity", "whether the number of ones so far is odd"),
-    "s5": ("permutations", "Permutations", "the running product of permutations of five elements"),
-    "parity-check": ("parity_check", "ParityCheck", "whether the number of ones is odd, asked at the last bit only"),
-    "even-pairs": ("even_pairs", "EvenPairs", "whether the number of neighbors that differ is odd"),
-    "cycle-navigation": ("cycle_navigation", "CycleNavigation", "where a walk on a circle of five places ends"),
-    "modular-arithmetic": ("modular_arithmetic", "ModularArithmetic", "the value of an expression modulo five"),
-    "group-words": ("group_words", "Words", "the product of a word over generators of A5 or S5"),
+    "random-walk": ("random_walk", "RandomWalk", "position of an agent, given only its actions"),
+    "algorithmic": ("algorithmic", "Algorithmic", "outputs of simple programs"),
+    "copy": ("copying", "Copying", "repeat a sequence of digits, tested on ten times the training length"),
+    "reverse": ("copying", "Copying", "repeat a sequence of digits in reverse"),
+    "counting": ("counting", "Counting", "n times A, followed by n times B"),
+    "parity": ("parity", "Parity", "parity of the ones so far"),
+    "s5": ("permutations", "Permutations", "running product of permutations of five elements"),
+    "parity-check": ("parity_check", "ParityCheck", "parity of the ones, scored at the last bit only"),
+    "even-pairs": ("even_pairs", "EvenPairs", "parity of the number of adjacent bits that differ"),
+    "cycle-navigation": ("cycle_navigation", "CycleNavigation", "end of a walk on a cycle of five positions"),
+    "modular-arithmetic": ("modular_arithmetic", "ModularArithmetic", "value of an expression modulo five"),
+    "group-words": ("group_words", "GroupWords", "product of a word over generators of A5 or S5"),
     "lm": ("language", "Language", "language modeling on any text file or folder"),
-    "translation": ("translation", "Translation", "sentences of one language into another: parallel files"),
-    "summarization": ("summarization", "Summarization", "an article's first words into a few sentences"),
-    "labeled": ("labeled", "Labeled", "your own state tracking: two parallel files of tokens and labels"),
+    "translation": ("translation", "Translation", "translation between two languages, from parallel files"),
+    "summarization": ("summarization", "Summarization", "summaries of articles"),
+    "labeled": ("labeled", "Labeled", "your own state-tracking data: parallel files of tokens and labels"),
 }
 
 
 def task_type(name: str) -> tuple[type[Any], type[Any]]:
-    """A task's config and class by its name."""
+    """Return the config and the class of a task by its name."""
     if name not in TASKS:
-        raise UserError(f"unknown task '{name}'{nearest(name, TASKS)}")
+        raise UserError(f"unknown task '{name}'{suggestion(name, TASKS)}")
     module_name, class_name, _ = TASKS[name]
-    # Rooms above add tasks of their own, with the module's full name.
+    # Packages above register tasks of their own under the module's full name.
     module = importlib.import_module(module_name if "." in module_name else f"stairwell.tasks.{module_name}")
     return module.Config, getattr(module, class_name)
 
 
 def make_task(name: str, config: Any) -> Task:
-    """A task from its config. No file is opened."""
+    """Return a task from its config. No file is opened."""
     task: Task = task_type(name)[1](config)
     return task
 
 
-def kept_tasks(name: str, configs: Sequence[Any], folder: Path) -> list[Task]:
-    """The tasks of a run's phases as its folder has kept them; what a task makes itself needs nothing kept."""
-    kind = task_type(name)[1]
-    if not kind.reads_files:
-        return [kind(config) for config in configs]
-    return [kind.kept(config, known) for config, known in zip(configs, spec.read(folder, name), strict=True)]
+def load_tasks(name: str, configs: Sequence[Any], folder: Path) -> list[Task]:
+    """Return the tasks of a run's phases. A task that generates its data follows from its config."""
+    task_class = task_type(name)[1]
+    if not task_class.reads_files:
+        return [task_class(config) for config in configs]
+    saved_tasks = saved_task.read(folder, name)
+    return [task_class.from_saved(config, saved) for config, saved in zip(configs, saved_tasks, strict=True)]
 
 
 __all__ = [
@@ -61,13 +62,12 @@ __all__ = [
     "TASKS",
     "Batch",
     "BatchSource",
-    "Data",
-    "Known",
-    "Score",
-    "Spec",
+    "SavedTask",
+    "ScoreAccumulator",
     "Split",
+    "StreamTask",
     "Task",
-    "kept_tasks",
+    "load_tasks",
     "make_task",
     "task_type",
 ]

@@ -1,25 +1,27 @@
-"""Algorithmic: execute a program and answer its prints (Fan et al., arXiv 2002.09402, 4.1.2, 7.4 and Table 7).
+"""Algorithmic: execute a program and predict its prints (Fan et al., arXiv 2002.09402, 4.1.2, 7.4 and Table 7).
 
-A program is `statements` statements and then `END`, which clears the variables. Programs are concatenated; nothing but
-`END` marks them, so a memory goes on over it. Values are 1..10. The statements, each token as it is written here:
+A program has `statements` statements and then `END`, which clears the variables. Programs are concatenated; only `END`
+separates them, and the state continues across it. Values are 1..10. The statements, written as their tokens:
 
-    x = 5 ;             sets a variable that no statement executed so far has set
+    x = 5 ;             sets a variable that no executed statement has set
     x ++ ;   x -- ;     changes a set variable, if the result is within 1..10
-    print x ;           asks for the value of a set variable: the label at this `;` is the value less one, 0..9
-    if x < y : BODY     BODY is one of the first three, executed only if the comparison holds, yet always one that
+    print x ;           the label of this `;` is the value of a set variable minus one, 0..9
+    if x < y : BODY     BODY is one of the first three, executed only if the comparison holds, but always one that
                         would be legal now. x is set; y is another set variable or a number 1..10; `<` or `>`, and
-                        `==` by option. With its body it is one statement
+                        `==` by option. Counts as one statement with its body
 
-Nothing but prints is labeled. The paper draws a program "by randomly choosing a statement one after another" under
-these conditions. Here a pair of a kind (assignment, `++`, `--`, `print`, `if`) and a variable is drawn uniformly from
-the legal pairs; the variable of an `if` is the left one of its comparison. A body is drawn in the same way from the
-first three kinds. Operators and numbers are uniform; the right side of a comparison is a number or a variable with
-equal chance, and a number if no other variable is set.
+Only prints are labeled. The paper generates a program "by randomly choosing a statement one after another" under these
+conditions. Here a pair of a statement type (assignment, `++`, `--`, `print`, `if`) and a variable is sampled uniformly
+from the legal pairs; the variable of an `if` is the left one of its comparison. A body is sampled in the same way from
+the first three types. Operators and numbers are uniform; the right side of a comparison is a number or a variable with
+equal probability, and a number if no other variable is set.
 
-The program that the paper prints has 415 tokens, `END` included. Of its 100 statements 27 are prints, 25 `--`, 23
-`++`, 22 `if` and 3 assignments; it compares 12 times with a variable, never with itself, and 10 times with a number;
-11 bodies are `++`, 10 `--` and one an assignment. Programs drawn here with 3 variables have on average 432 tokens
+The program printed in the paper has 415 tokens including `END`. Of its 100 statements 27 are prints, 25 `--`, 23 `++`,
+22 `if` and 3 assignments; it compares 12 times with a variable, never with itself, and 10 times with a number; 11
+bodies are `++`, 10 `--` and one an assignment. Programs generated here with 3 variables have on average 432 tokens
 (standard deviation 22), 25.7 prints, 23.0 `--`, 23.1 `++`, 25.5 `if` and 2.7 assignments.
+
+Letters: E episodes (programs), S statements, V variables.
 """
 
 from __future__ import annotations
@@ -34,71 +36,69 @@ from stairwell import configs
 from stairwell.errors import UserError
 
 from .base import IGNORE
-from .generated import Array, GeneratedTask, Played, check_at_least
+from .generated import Array, EpisodeArrays, GeneratedTask, check_at_least, check_at_most
 from .scores import TokenScore
 
-NAMES = "xyzuvwabcd"  # the variables, in the order in which they are taken
-VALUES = np.arange(1, 11, dtype=np.int8)  # and 0 stands for a variable that is not set
-LIKELIEST = 1_000_000  # times as likely as another statement: chances are added up in 32 bits
-ASSIGN, INCREMENT, DECREMENT, PRINT, IF = range(5)  # the kinds of statement; a body is one of the first three
-EFFECT = np.array([0, 1, -1, 0], dtype=np.int8)  # of each kind but `if` on a variable that is set
+NAMES = "xyzuvwabcd"  # of the variables
+VALUES = np.arange(1, 11, dtype=np.int8)  # 0 is a variable that is not set
+MAX_WEIGHT = 1_000_000  # weights are summed in 32 bits
+ASSIGN, INCREMENT, DECREMENT, PRINT, IF = range(5)  # statement types; a body is one of the first three
+EFFECT = np.array([0, 1, -1, 0], dtype=np.int8)  # of each type but `if` on a set variable
 
-WORDS = (";", "print", "=", "++", "--", "if", ":", "<", ">", "==", "END", *map(str, VALUES), *NAMES)
+PROGRAM_TOKENS = (";", "print", "=", "++", "--", "if", ":", "<", ">", "==", "END", *map(str, VALUES), *NAMES)
 SEMICOLON, PRINTS, IS, PLUS, MINUS, IFS, COLON, LESS, MORE, EQUAL, END, ONE = range(12)
-FIRST_VARIABLE = WORDS.index(NAMES[0])
+FIRST_VARIABLE = PROGRAM_TOKENS.index(NAMES[0])
 
 
 @dataclass(frozen=True)
 class Config(configs.Config):
     statements: int = 100
-    """statements in a program"""
+    """Statements per program."""
     variables: int = 3
-    """how many variables there are (the papers: 3 and 5)"""
+    """Number of variables (the papers: 3 and 5)."""
     equality: bool = False
-    """compare with == too"""
+    """Whether comparisons may use ==."""
     assigns: int = 1
-    """how many times as likely as any other statement an assignment is (the papers: 1); what curricula begin with"""
+    """Relative probability of an assignment (the papers: 1); a curriculum may start with more."""
     changes: int = 1
-    """how many times as likely as any other statement `++` and `--` are (the papers: 1); 0 for none"""
+    """Relative probability of `++` and of `--` (the papers: 1); 0: none."""
     prints: int = 1
-    """how many times as likely as any other statement a print is (the papers: 1)"""
+    """Relative probability of a print (the papers: 1)."""
     ifs: int = 1
-    """how many times as likely as any other statement an `if` is (the papers: 1); 0 for none"""
-    fresh: bool = False
-    """begin every program with an empty memory; otherwise nothing but `END` tells, as in the papers"""
+    """Relative probability of an `if` (the papers: 1); 0: none."""
+    reset: bool = False
+    """Whether the state is reset at every program; in the papers it is not."""
     train_episodes: int = 0
-    """size of the training set, which repeats (the papers: 10000 programs); 0 draws new programs without end"""
+    """Size of the training set, which repeats (the papers: 10000 programs); 0: endless."""
     valid_episodes: int = 200
-    """fresh programs in the validation split"""
+    """Programs of the validation split."""
     test_episodes: int = 1000
-    """fresh programs in the test split"""
+    """Programs of the test split."""
 
 
 @dataclass(frozen=True)
-class Programs:
+class ProgramEpisodes:
     statements: int
     variables: int
-    most_variables: int  # of the vocabulary, while a curriculum may begin with fewer
+    max_variables: int  # of the vocabulary; a curriculum may start with fewer
     equality: bool
-    documents: bool
+    reset: bool
     assigns: int = 1
     changes: int = 1
     prints: int = 1
     ifs: int = 1
-    adjustable: ClassVar[tuple[str, ...]] = ("statements", "variables", "assigns", "changes", "prints", "ifs")
+    curriculum_options: ClassVar[tuple[str, ...]] = ("statements", "variables", "assigns", "changes", "prints", "ifs")
 
     def __post_init__(self) -> None:
         check_at_least(1, statements=self.statements, assigns=self.assigns, prints=self.prints)
         check_at_least(0, changes=self.changes, ifs=self.ifs)
-        for name in ("assigns", "changes", "prints", "ifs"):
-            if getattr(self, name) > LIKELIEST:
-                raise UserError(f"{name} is {getattr(self, name):,}; it must be at most {LIKELIEST:,}")
+        check_at_most(MAX_WEIGHT, assigns=self.assigns, changes=self.changes, prints=self.prints, ifs=self.ifs)
         if self.ifs and not self.changes:
-            raise UserError("changes is 0, so nothing is left for an `if` to do; let ifs be 0 too")
-        if not 1 <= self.most_variables <= len(NAMES):
-            raise UserError(f"variables is {self.most_variables}; it must be between 1 and {len(NAMES)}")
-        if not 1 <= self.variables <= self.most_variables:
-            raise UserError(f"variables is {self.variables}; it must be between 1 and {self.most_variables}")
+            raise UserError("changes is 0, so an `if` would have no body; set ifs to 0 too")
+        if not 1 <= self.max_variables <= len(NAMES):
+            raise UserError(f"variables is {self.max_variables}; it must be between 1 and {len(NAMES)}")
+        if not 1 <= self.variables <= self.max_variables:
+            raise UserError(f"variables is {self.variables}; it must be between 1 and {self.max_variables}")
 
     @property
     def size(self) -> int:
@@ -108,118 +108,119 @@ class Programs:
     def operators(self) -> Array:
         return np.array([LESS, MORE, EQUAL] if self.equality else [LESS, MORE], dtype=np.int8)
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
-        return rng.random((count, self.statements, len(Dice._fields)))
+    def sample(self, generator: np.random.Generator, count: int) -> Array:
+        return generator.random((count, self.statements, len(Samples._fields)))
 
-    def play(self, draws: Array) -> Played:
-        E, S, _ = draws.shape
-        dice = Dice(*np.ascontiguousarray(draws.transpose(2, 1, 0)))  # each (S, E)
-        dice = dice._replace(
-            operator=_roll(dice.operator, self.operators),
-            compared=_roll(dice.compared, VALUES),
-            assigned=_roll(dice.assigned, VALUES),
+    def build(self, samples: Array) -> EpisodeArrays:
+        E, S, _ = samples.shape
+        sampled = Samples(*np.ascontiguousarray(samples.transpose(2, 1, 0)))  # each (S, E)
+        sampled = sampled._replace(
+            operator=_pick(sampled.operator, self.operators),
+            compared=_pick(sampled.compared, VALUES),
+            assigned=_pick(sampled.assigned, VALUES),
         )
         values = np.zeros((self.variables, E), dtype=np.int8)
-        facts = np.empty((S, len(Facts._fields), E), dtype=np.int8)
-        chances = np.array([self.assigns, self.changes, self.changes, self.prints, self.ifs], dtype=np.int32)
+        statements = np.empty((S, len(Statements._fields), E), dtype=np.int8)
+        weights = np.array([self.assigns, self.changes, self.changes, self.prints, self.ifs], dtype=np.int32)
         for t in range(S):
-            facts[t] = _execute(values, Dice(*(die[t] for die in dice)), chances)
-        return _write(Facts(*facts.transpose(1, 0, 2)), dice)
+            statements[t] = _execute(values, Samples(*(numbers[t] for numbers in sampled)), weights)
+        return _to_tokens(Statements(*statements.transpose(1, 0, 2)), sampled)
 
 
-class Dice(NamedTuple):
-    """What is drawn for each statement, all of it each time, though a statement may have no use for most."""
+class Samples(NamedTuple):
+    """The random numbers of each statement. All are sampled each time, although most statements use only some."""
 
     statement: Array
     body: Array
-    side: Array  # below a half: compare with a number
-    other: Array  # else which variable to compare with
+    side: Array  # below 0.5: compare with a number
+    other: Array  # which variable to compare with otherwise
     operator: Array
     compared: Array
     assigned: Array
 
 
-class Facts(NamedTuple):
-    """What was chosen for each statement: enough to write it down."""
+class Statements(NamedTuple):
+    """The chosen statements."""
 
     conditional: Array
-    left: Array  # the variable left in its comparison
-    right: Array  # the token on the right
-    kind: Array  # the statement's kind, or its body's
+    left: Array  # the variable on the left of the comparison
+    right: Array  # the token on the right of the comparison
+    type: Array  # of the statement, or of its body
     variable: Array
     value: Array  # of this variable before the statement
 
 
-def _execute(values: Array, dice: Dice, chances: Array) -> Facts:
-    """Choose one statement for each program and execute it on the programs' values (V, E), in place."""
+def _execute(values: Array, samples: Samples, weights: Array) -> Statements:
+    """Choose one statement per program and execute it on the programs' values (V, E), in place."""
     V, E = values.shape
-    each = np.arange(E)
-    legal = _legal(values, chances)
-    kind, left = divmod(_choose(legal, dice.statement), V)
-    conditional = kind == IF
-    body_kind, body_variable = divmod(_choose(legal[: PRINT * V], dice.body), V)
-    kind = np.where(conditional, body_kind, kind)
+    program = np.arange(E)
+    legal = _legal_weights(values, weights)
+    statement_type, left = divmod(_choose(legal, samples.statement), V)
+    conditional = statement_type == IF
+    body_type, body_variable = divmod(_choose(legal[: PRINT * V], samples.body), V)
+    statement_type = np.where(conditional, body_type, statement_type)
     variable = np.where(conditional, body_variable, left)
 
     comparable = values > 0
-    comparable[left, each] = False
-    other = _choose(comparable, dice.other)
-    by_number = (dice.side < 0.5) | (other == V)
-    other_value = values[np.where(by_number, 0, other), each]
-    # -1, 0 or 1, as `<`, `==` or `>` holds
-    order = np.sign(values[left, each] - np.where(by_number, dice.compared, other_value))
-    holds = order == np.where(dice.operator == LESS, -1, dice.operator == MORE)
-    right = np.where(by_number, ONE - 1 + dice.compared, FIRST_VARIABLE + other)
+    comparable[left, program] = False
+    other = _choose(comparable, samples.other)
+    by_number = (samples.side < 0.5) | (other == V)
+    other_value = values[np.where(by_number, 0, other), program]
+    # -1, 0 or 1 if `<`, `==` or `>` holds
+    order = np.sign(values[left, program] - np.where(by_number, samples.compared, other_value))
+    holds = order == np.where(samples.operator == LESS, -1, samples.operator == MORE)
+    right = np.where(by_number, ONE - 1 + samples.compared, FIRST_VARIABLE + other)
 
-    value = values[variable, each]
-    result = np.where(kind == ASSIGN, dice.assigned, value + EFFECT[kind])
-    values[variable, each] = np.where(conditional & ~holds, value, result)
-    return Facts(conditional, left, right, kind, variable, value)
-
-
-def _legal(values: Array, chances: Array) -> Array:
-    """(5 V, E): of which variables each kind of statement can be made now, and how likely each is."""
-    known = values > 0
-    kinds = np.stack([~known, known & (values < VALUES[-1]), values > VALUES[0], known, known])
-    return (kinds * chances[:, None, None]).reshape(-1, values.shape[1])
+    value = values[variable, program]
+    result = np.where(statement_type == ASSIGN, samples.assigned, value + EFFECT[statement_type])
+    values[variable, program] = np.where(conditional & ~holds, value, result)
+    return Statements(conditional, left, right, statement_type, variable, value)
 
 
-def _choose(legal: Array, die: Array) -> Array:
-    """A row of each column of (N, E), as likely as its number there says; N where all are 0."""
-    rank = np.cumsum(legal, axis=0, dtype=np.int32)
-    return (rank <= (die * rank[-1]).astype(np.int32)).sum(axis=0)
+def _legal_weights(values: Array, weights: Array) -> Array:
+    """Return the weight of each pair of a statement type and a variable, 0 where it is not legal: (5 V, E)."""
+    is_set = values > 0
+    legal = np.stack([~is_set, is_set & (values < VALUES[-1]), values > VALUES[0], is_set, is_set])
+    return (legal * weights[:, None, None]).reshape(-1, values.shape[1])
 
 
-def _roll(die: Array, faces: Array) -> Array:
-    return faces[(die * len(faces)).astype(np.intp)]
+def _choose(weights: Array, uniform: Array) -> Array:
+    """Return an index into axis 0 of the weights (N, E), chosen in proportion to them; N where all are 0."""
+    cumulative = np.cumsum(weights, axis=0, dtype=np.int32)
+    return (cumulative <= (uniform * cumulative[-1]).astype(np.int32)).sum(axis=0)
 
 
-def _write(facts: Facts, dice: Dice) -> Played:
-    """Each statement has nine places for tokens, `if x < y :` and `x = 5 ;`; most statements leave some out."""
-    S, E = facts.kind.shape
-    left, variable = FIRST_VARIABLE + facts.left, FIRST_VARIABLE + facts.variable
-    assigns, prints = facts.kind == ASSIGN, facts.kind == PRINT
-    does = np.array([IS, PLUS, MINUS, PRINTS])[facts.kind]
-    first, second = np.where(prints, (does, variable), (variable, does))
+def _pick(uniform: Array, choices: Array) -> Array:
+    return choices[(uniform * len(choices)).astype(np.intp)]
+
+
+def _to_tokens(statements: Statements, samples: Samples) -> EpisodeArrays:
+    """Each statement has nine positions, for `if x < y :` and `x = 5 ;`; most statements leave some out."""
+    S, E = statements.type.shape
+    left, variable = FIRST_VARIABLE + statements.left, FIRST_VARIABLE + statements.variable
+    assigns, prints = statements.type == ASSIGN, statements.type == PRINT
+    keyword = np.array([IS, PLUS, MINUS, PRINTS])[statements.type]
+    first, second = np.where(prints, (keyword, variable), (variable, keyword))
 
     tokens = np.full((E, 9 * S + 1), END, dtype=np.int8)
     targets = np.full((E, 9 * S + 1), IGNORE, dtype=np.int8)
     present = np.ones((E, 9 * S + 1), dtype=bool)
-    places = (IFS, left, dice.operator, facts.right, COLON, first, second, ONE - 1 + dice.assigned, SEMICOLON)
-    for place, token in enumerate(places):
-        tokens[:, place:-1:9] = np.transpose(token)
-    targets[:, 8:-1:9] = np.where(prints, facts.value - 1, IGNORE).T
-    for place in range(5):
-        present[:, place:-1:9] = facts.conditional.T
+    number = ONE - 1 + samples.assigned
+    slots = (IFS, left, samples.operator, statements.right, COLON, first, second, number, SEMICOLON)
+    for position, token in enumerate(slots):
+        tokens[:, position:-1:9] = np.transpose(token)
+    targets[:, 8:-1:9] = np.where(prints, statements.value - 1, IGNORE).T
+    for position in range(5):
+        present[:, position:-1:9] = statements.conditional.T
     present[:, 7:-1:9] = assigns.T
-    return Played(tokens, targets, present)
+    return EpisodeArrays(tokens, targets, present)
 
 
 class Algorithmic(GeneratedTask):
     def __init__(self, config: Config) -> None:
         c = config
-        programs = Programs(
-            c.statements, c.variables, c.variables, c.equality, c.fresh, c.assigns, c.changes, c.prints, c.ifs
+        programs = ProgramEpisodes(
+            c.statements, c.variables, c.variables, c.equality, c.reset, c.assigns, c.changes, c.prints, c.ifs
         )
         super().__init__(config, programs, inputs=FIRST_VARIABLE + c.variables, outputs=len(VALUES))
 
@@ -228,14 +229,14 @@ class Algorithmic(GeneratedTask):
 
     def describe(self) -> str:
         c = self.config
-        return f"programs of {c.statements} statements on {c.variables} variables; {self.sets()}"
+        return f"programs of {c.statements} statements on {c.variables} variables; {self.describe_splits()}"
 
 
 def format_program(tokens: Iterable[int], targets: Iterable[int]) -> str:
-    """A statement a line, and behind each print its answer: `print x ;   # 7`."""
+    """Return one statement per line, with the value after each print: `print x ;   # 7`."""
     lines: list[list[str]] = [[]]
     for token, target in zip(tokens, targets):
-        lines[-1].append(WORDS[token])
+        lines[-1].append(PROGRAM_TOKENS[token])
         if target != IGNORE:
             lines[-1].append(f"  # {VALUES[target]}")
         if token in (SEMICOLON, END):

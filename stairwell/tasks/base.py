@@ -1,10 +1,10 @@
-"""What every task is: a Spec, which a run keeps, and Data, which is opened when it is first read.
+"""Protocols of tasks.
 
-The Spec is all that a trained model needs to be used: its symbols, how it is scored, a line for people. It goes into
-the run folder as JSON and comes back without the data (`spec.py`). The Data gives batches: training feeds that can be
-put down and taken up again, and splits that are read exactly once.
+A `Task` has what every family needs. The parts that a trained model needs without the data (vocabularies, sizes, a
+description) are saved in the run folder as JSON (`saved_task.py`). Data is opened when it is first read. A `StreamTask`
+also gives batches of tokens and targets: an endless source for training, and splits that are read once.
 
-A task speaks of token ids and labels only; it knows no model. Letters: B rows, T tokens of one read.
+A task knows token ids and labels, but no model. Letters: B streams, T tokens per read.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from stairwell.data.packed import IGNORE
 from stairwell.text import Vocabulary
 
 Split = Literal["valid", "test"]
-Kind = Literal["language", "seq2seq", "agent"]  # of model
+FamilyName = Literal["streams", "pairs", "rl"]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """The next T tokens of B parallel rows."""
+    """The next T tokens of B parallel streams."""
 
     tokens: Tensor  # (B, T) int64
     targets: Tensor  # (B, T) int64, IGNORE where nothing is scored
-    start: Tensor | None = None  # (B, T) bool: the row begins anew before this token
-    part: int = 0  # which part of an update's rows this is, where they are taken through in several
+    start: Tensor | None = None  # (B, T) bool: the stream is reset before this token
+    part: int = 0  # index of this part, if a batch is split for gradient accumulation
 
     @property
     def terms(self) -> int:
-        """How many targets are scored: what the loss is a sum over."""
+        """Return the number of scored targets, which the loss is summed over."""
         return int((self.targets != IGNORE).sum())
 
     @property
@@ -42,10 +42,10 @@ class Batch:
         return self.tokens.numel()
 
     def parts(self, count: int) -> list[Batch]:
-        """The rows in `count` equal parts."""
+        """Split the streams into `count` equal parts."""
         starts = [None] * count if self.start is None else self.start.chunk(count)
-        rows = zip(self.tokens.chunk(count), self.targets.chunk(count), starts)
-        return [Batch(tokens, targets, start, part) for part, (tokens, targets, start) in enumerate(rows)]
+        parts = zip(self.tokens.chunk(count), self.targets.chunk(count), starts)
+        return [Batch(tokens, targets, start, part) for part, (tokens, targets, start) in enumerate(parts)]
 
     def to(self, device: torch.device | str) -> Batch:
         start = None if self.start is None else self.start.to(device)
@@ -53,105 +53,101 @@ class Batch:
 
 
 class BatchSource(Protocol):
-    """Parallel rows of training data without end. A row depends on the seed and its own number only, never on how
-    many rows are read beside it or in how large bites, so rows can be dealt among processes and a stopped training
-    goes on with the very next token."""
+    """Endless parallel streams of training data. A stream depends on the seed and its own index only, not on the batch
+    size or the length of reads, so streams can be distributed among processes and a run resumes at the next token."""
 
     def read(self, length: int) -> Batch:
-        """The next `length` tokens of every row."""
+        """Return the next `length` tokens of every stream."""
 
     def change(self, **options: Any) -> None:
-        """Go on with other difficulty (`length`, `variables`, ...): what a curriculum turns. Part of the position."""
+        """Change the difficulty (`length`, `variables`, ...), as a curriculum does. Part of the position."""
 
     def position(self) -> dict[str, Any]:
-        """Where the rows stand, as plain JSON: {"rows": [one entry a row], ...}. `seek` takes it up again."""
+        """Return the position as JSON: {"streams": [one entry per stream], ...}. `seek` restores it."""
 
     def seek(self, position: dict[str, Any]) -> None: ...
 
 
-class Score(Protocol):
-    """Gathers what a model did on a split, segment by segment, in the order of `Data.batches`."""
+class ScoreAccumulator(Protocol):
+    """Accumulates the metrics of a split, segment by segment, in the order of `StreamTask.batches`."""
 
     def add(self, batch: Batch, nll: Tensor, predictions: Tensor) -> None:
-        """nll, predictions (B, T): the loss of each token (0 where not scored), the likeliest label."""
+        """Add one segment. nll, predictions (B, T): the loss per token (0 where not scored), the most probable
+        label."""
 
     def result(self) -> dict[str, float]:
-        """Metric names and values; `loss` (nats per scored token) and `scored` (how many) are always there."""
+        """Return metrics by name, always including `loss` (nats per scored token) and `scored` (their number)."""
 
 
-class Spec(Protocol):
-    """What is known without any data, or kept from when there was some. Nothing here opens a file."""
+@dataclass(frozen=True)
+class SavedTask:
+    """What a run saved about its training data."""
+
+    vocabularies: Mapping[str, Vocabulary]
+    description: str
+    fingerprint: Mapping[str, str]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """What tasks of all families have. Only `fingerprint`, and `describe` of a new task, open files."""
+
+    reads_files: ClassVar[bool]  # the run folder must save the task: it does not follow from the config
 
     @property
-    def kind(self) -> Kind:
-        """The kind of model that it takes."""
+    def family(self) -> FamilyName:
+        """The family of the task, which determines its model, trainer and evaluation."""
 
     @property
     def config(self) -> Any: ...
 
     @property
-    def inputs(self) -> int:
-        """How many input symbols there are."""
-
-    @property
-    def outputs(self) -> int:
-        """How many labels there are."""
-
-    @property
     def primary_metric(self) -> str:
-        """The metric a run is judged by, a name in `Score.result()`."""
+        """The metric that a run is judged by."""
 
     @property
     def higher_is_better(self) -> bool: ...
 
     @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
-        """Symbols and ids by name, where they come from the data: `text`, `symbols`."""
+        """Vocabularies by name; empty unless the data is text."""
 
     def facts(self) -> Mapping[str, Any]:
-        """What else a model needs to know: numbers of symbols, an agent's spaces."""
-
-    def score(self) -> Score: ...
+        """Return what else determines the model: vocabulary sizes, or the spaces of an environment."""
 
     def describe(self) -> str:
-        """One line for people: what the data is, its size, finite or endless."""
-
-
-class Data(Protocol):
-    """What the task reads or makes. Files are opened by the first call, and refused if they have changed."""
-
-    def batch_source(self, rows: range, batch: int, seed: int) -> BatchSource:
-        """The training rows `rows` of `batch` rows in all."""
-
-    def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
-        """A whole split once, in `rows` parallel rows (each from a fresh state), `segment` tokens at a time."""
+        """Return one line about the data: what it is, its size, finite or endless."""
 
     def fingerprint(self) -> dict[str, str]:
-        """A hash of what each split holds; empty where everything follows from the config."""
-
-
-@dataclass(frozen=True)
-class Known:
-    """What a run has kept of the data that it was trained on."""
-
-    vocabularies: Mapping[str, Vocabulary]
-    about: str
-    fingerprint: Mapping[str, str]
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    "what else a model needs to know: numbers of symbols, an agent's spaces"
-
-
-class Task(Spec, Data, Protocol):
-    """Both in one: what callers see. The data is opened by whoever reads it first."""
-
-    reads_files: ClassVar[bool]  # a run must keep what is known of the data: it does not follow from the config
+        """Return a hash of each split's contents; empty if the data follows from the config."""
 
     @classmethod
-    def kept(cls, config: Any, known: Known) -> Self:
-        """The task of a run, from what it kept."""
+    def from_saved(cls, config: Any, saved: SavedTask) -> Self:
+        """Return the task of a run from what it saved."""
 
     def with_config(self, config: Any) -> Self:
-        """The same symbols with other options."""
+        """Return a task with the same vocabulary and other options."""
 
     def with_data(self, path: str) -> Self:
-        """The same symbols on other data, for evaluation only."""
+        """Return a task with the same vocabulary and other data, for evaluation only."""
+
+
+class StreamTask(Task, Protocol):
+    """A task of token streams: language modeling, state tracking."""
+
+    @property
+    def inputs(self) -> int:
+        """The vocabulary size of the input."""
+
+    @property
+    def outputs(self) -> int:
+        """The number of labels."""
+
+    def score(self) -> ScoreAccumulator:
+        """Return a new accumulator of the task's metrics."""
+
+    def batch_source(self, streams: range, batch: int, seed: int) -> BatchSource:
+        """Return the training streams with the indices `streams`, out of `batch` streams in total."""
+
+    def batches(self, split: Split, batch: int, segment: int) -> Iterator[Batch]:
+        """Yield a whole split once, as `batch` parallel streams from initial states, `segment` tokens at a time."""

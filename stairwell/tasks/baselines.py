@@ -1,6 +1,6 @@
-"""What a summary costs nothing: the article's first sentence, or the summary of the most similar article in training.
+"""Baselines of summarization: the first sentence of the article, and the summary of the most similar training article.
 
-A model that does not beat them has learned little. Letters: N articles of the training set.
+Letters: N articles of the training set.
 """
 
 from __future__ import annotations
@@ -12,60 +12,58 @@ from itertools import pairwise
 
 import numpy as np
 
-from stairwell.data.docstrings import LINE_END
-
+LINE_END = "⏎"  # stands for a line end in functions of tools/docstrings.py
 WORD = re.compile(r"\w+|[^\w\s]")
-OPENS = re.compile(rf"(?:[:]|->[^{LINE_END}]*:) {LINE_END} ")  # the end of a function's head
+END_OF_SIGNATURE = re.compile(rf"(?:[:]|->[^{LINE_END}]*:) {LINE_END} ")
 
 
 def lead(article: str) -> str:
-    """The first sentence; of a function, the first line of its body."""
+    """Return the first sentence; of a function, the first line of its body."""
     if LINE_END in article:
-        body = OPENS.split(article, maxsplit=1)[-1]
+        body = END_OF_SIGNATURE.split(article, maxsplit=1)[-1]
         return body.split(LINE_END, 1)[0].strip()
     return re.split(r"(?<=[.!?])\s+", article.strip(), maxsplit=1)[0]
 
 
-def grams(text: str) -> Counter[str]:
-    """Words and pairs of words, with how often each comes."""
+def count_ngrams(text: str) -> Counter[str]:
+    """Return the counts of words and of pairs of words."""
     words = [word.lower() for word in WORD.findall(text)]
     return Counter(words) + Counter(f"{a} {b}" for a, b in pairwise(words))
 
 
-class Nearest:
-    """The summary of the training article that is most like another by the n-grams of both, rare ones counting more
-    (the cosine of tf-idf)."""
+class NearestSummary:
+    """The summary of the training article with the highest cosine similarity of tf-idf vectors of n-grams."""
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
-        places: dict[str, list[int]] = {}
+        articles: dict[str, list[int]] = {}
         counts: dict[str, list[int]] = {}
         self.summaries: list[str] = []
         for number, (article, summary) in enumerate(pairs):
             self.summaries.append(summary)
-            for gram, count in grams(article).items():
-                places.setdefault(gram, []).append(number)
-                counts.setdefault(gram, []).append(count)
+            for ngram, count in count_ngrams(article).items():
+                articles.setdefault(ngram, []).append(number)
+                counts.setdefault(ngram, []).append(count)
         N = len(self.summaries)
-        self.rarity = {gram: float(np.log((1 + N) / len(found))) for gram, found in places.items()}
+        self.idf = {ngram: float(np.log((1 + N) / len(numbers))) for ngram, numbers in articles.items()}
         self.index = {
-            gram: (np.array(found), self.rarity[gram] * np.array(counts[gram], np.float64))
-            for gram, found in places.items()
+            ngram: (np.array(numbers), self.idf[ngram] * np.array(counts[ngram], np.float64))
+            for ngram, numbers in articles.items()
         }
         squares = np.zeros(N)
-        for found, weights in self.index.values():
-            squares[found] += weights**2
-        self.lengths = np.sqrt(np.maximum(squares, 1e-12))
+        for numbers, tf_idf in self.index.values():
+            squares[numbers] += tf_idf**2
+        self.norms = np.sqrt(np.maximum(squares, 1e-12))
 
     def __call__(self, article: str) -> str:
-        alike = np.zeros(len(self.summaries))
-        for gram, count in grams(article).items():
-            if gram in self.index:
-                found, weights = self.index[gram]
-                alike[found] += self.rarity[gram] * count * weights
-        return self.summaries[int(np.argmax(alike / self.lengths))]
+        products = np.zeros(len(self.summaries))
+        for ngram, count in count_ngrams(article).items():
+            if ngram in self.index:
+                numbers, tf_idf = self.index[ngram]
+                products[numbers] += self.idf[ngram] * count * tf_idf
+        return self.summaries[int(np.argmax(products / self.norms))]
 
 
 def baselines(train: Iterable[tuple[str, str]], articles: Sequence[str]) -> dict[str, list[str]]:
-    """What each baseline says of some articles."""
-    nearest = Nearest(train)
+    """Return the summaries of articles by each baseline."""
+    nearest = NearestSummary(train)
     return {"lead": [lead(article) for article in articles], "nearest": [nearest(article) for article in articles]}

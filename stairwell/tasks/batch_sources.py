@@ -1,6 +1,6 @@
-"""Training feeds and splits of a sequence that lies on disk.
+"""Training batches and splits of a fixed sequence.
 
-Letters: B rows, T tokens of one read.
+Letters: B streams, T tokens per read.
 """
 
 from __future__ import annotations
@@ -19,26 +19,27 @@ from stairwell.tasks.base import IGNORE, Batch
 
 
 class SequenceSource:
-    """One fixed sequence in `batch` parallel rows, without end: row r begins r/batch of the way into the sequence and
-    goes on with its first token after its last. Where the sequence has starts, a row also begins anew at its own first
+    """One fixed sequence as `batch` endless parallel streams: stream b starts b/batch of the way into the sequence and
+    continues with its first token after its last. If the sequence has resets, a stream is also reset at its own first
     token and wherever it wraps around."""
 
-    def __init__(self, data: Encoded, rows: range, batch: int) -> None:
+    def __init__(self, data: Encoded, streams: range, batch: int) -> None:
         if len(data) == 0:
             raise UserError("the training sequence is empty; it needs at least one token")
-        check_rows(rows, batch)
+        check_streams(streams, batch)
         self.data = data
-        self._begins = np.array([row * (len(data) // data.unit) // batch * data.unit for row in rows], dtype=np.int64)
-        self._offsets = self._begins.copy()  # never wrapped, so that a row's first token is told from its second lap
+        units = len(data) // data.alignment
+        self._starts = np.array([stream * units // batch * data.alignment for stream in streams], dtype=np.int64)
+        self._offsets = self._starts.copy()  # not wrapped, so the first token differs from the same one an epoch later
 
     def read(self, length: int) -> Batch:
-        places = self._offsets[:, None] + np.arange(length)  # (B, T)
-        index = places % len(self.data)
+        offsets = self._offsets[:, None] + np.arange(length)  # (B, T)
+        positions = offsets % len(self.data)
         start = None
-        if self.data.begins is not None:
-            start = self.data.starts(index) | (index == 0) | (places == self._begins[:, None])
+        if self.data.start_positions is not None:
+            start = self.data.starts(positions) | (positions == 0) | (offsets == self._starts[:, None])
         self._offsets += length
-        return to_batch(self.data.tokens(index), self.data.targets(index), start)
+        return to_batch(self.data.tokens(positions), self.data.targets(positions), start)
 
     def change(self, **options: Any) -> None:
         raise UserError(
@@ -47,49 +48,51 @@ class SequenceSource:
         )
 
     def position(self) -> dict[str, Any]:
-        return {"rows": self._offsets.tolist(), "options": {}}
+        return {"streams": self._offsets.tolist(), "options": {}}
 
     def seek(self, position: dict[str, Any]) -> None:
         check_position(position, len(self._offsets))
-        self._offsets = np.array(position["rows"], dtype=np.int64)
+        self._offsets = np.array(position["streams"], dtype=np.int64)
 
 
-def split_batches(data: Encoded, rows: int, segment: int) -> Iterator[Batch]:
-    """Every token of a split once, in `rows` rows.
+def split_batches(data: Encoded, batch: int, segment: int) -> Iterator[Batch]:
+    """Yield every token of a split once, in `batch` streams.
 
-    With at least as many documents as rows, the rows are cut where documents begin, and how many there are changes no
-    result; episodes are never cut. Otherwise the cuts are even: the first tokens of a row are read without what came
-    before them. A row's first token is then the target of the last one of the row before, so that it is still scored.
+    With at least as many documents as streams, streams start where documents start, and the batch size does not change
+    the result; episodes are never split. Otherwise streams have equal lengths, and the first tokens of a stream are
+    read without their context. The first token of a stream is then the target of the last token of the stream before,
+    so it is still scored.
     """
-    check_segments(rows, segment)
-    edges = _cuts(data, rows)
+    check_segments(batch, segment)
+    edges = _stream_edges(data, batch)
     length = int(np.diff(edges).max())
-    return (_read(data, edges, begin, min(segment, length - begin)) for begin in range(0, length, segment))
+    return (_read(data, edges, first, min(segment, length - first)) for first in range(0, length, segment))
 
 
-def _cuts(data: Encoded, rows: int) -> Array:
-    """Where each of the rows begins and, at last, where the last one ends: (rows + 1,)."""
-    even = np.arange(rows + 1) * len(data) // rows
-    if data.begins is None or (data.divisible and len(data.begins) < rows):
+def _stream_edges(data: Encoded, batch: int) -> Array:
+    """Return the position where each stream starts, and the end of the last one: (batch + 1,)."""
+    even = np.arange(batch + 1) * len(data) // batch
+    if data.start_positions is None or (data.divisible and len(data.start_positions) < batch):
         return even
-    edges = np.append(data.begins, len(data))
-    # Each cut moves to the nearest edge. A row that is left without a document has nothing but filling.
-    after = np.searchsorted(edges, even)
+    documents = np.append(data.start_positions, len(data))
+    # Move each edge to the nearest document. A stream without a document has only padding.
+    after = np.searchsorted(documents, even)
     before = np.maximum(after - 1, 0)
-    return np.where(even - edges[before] < edges[after] - even, edges[before], edges[after])
+    return np.where(even - documents[before] < documents[after] - even, documents[before], documents[after])
 
 
-def _read(data: Encoded, edges: Array, begin: int, length: int) -> Batch:
-    """Tokens `begin` to `begin + length` of every row; a row that has ended is filled up with token 0, not scored."""
+def _read(data: Encoded, edges: Array, offset: int, length: int) -> Batch:
+    """Return tokens `offset` to `offset + length` of every stream; a stream that has ended is padded with token 0,
+    which is not scored."""
     shape = (len(edges) - 1, length)
     tokens, targets, start = np.zeros(shape, np.int64), np.full(shape, IGNORE, np.int64), np.zeros(shape, bool)
-    for row, (first, end) in enumerate(pairwise(edges)):
-        places = np.arange(first + begin, min(first + begin + length, end))
-        filled = len(places)
-        tokens[row, :filled] = data.tokens(places)
-        targets[row, :filled] = data.targets(places)
-        start[row, :filled] = data.starts(places)
-    return to_batch(tokens, targets, None if data.begins is None else start)
+    for b, (first, end) in enumerate(pairwise(edges)):
+        positions = np.arange(first + offset, min(first + offset + length, end))
+        n = len(positions)
+        tokens[b, :n] = data.tokens(positions)
+        targets[b, :n] = data.targets(positions)
+        start[b, :n] = data.starts(positions)
+    return to_batch(tokens, targets, None if data.start_positions is None else start)
 
 
 def to_batch(tokens: Array, targets: Array, start: Array | None) -> Batch:
@@ -100,16 +103,16 @@ def to_batch(tokens: Array, targets: Array, start: Array | None) -> Batch:
     )
 
 
-def check_rows(rows: range, batch: int) -> None:
-    if batch < 1 or len(rows) == 0 or min(rows) < 0 or max(rows) >= batch:
-        raise UserError(f"rows {rows} of a batch of {batch}; rows must be some of 0..batch-1")
+def check_streams(streams: range, batch: int) -> None:
+    if batch < 1 or len(streams) == 0 or min(streams) < 0 or max(streams) >= batch:
+        raise UserError(f"streams {streams} of a batch of {batch}; indices must be in 0..batch-1")
 
 
-def check_position(position: dict[str, Any], rows: int) -> None:
-    if len(position["rows"]) != rows:
-        raise UserError(f"a position of {len(position['rows'])} rows for a feed of {rows} rows; they must agree")
+def check_position(position: dict[str, Any], streams: int) -> None:
+    if len(position["streams"]) != streams:
+        raise UserError(f"the position has {len(position['streams'])} streams, the batch source {streams}")
 
 
-def check_segments(rows: int, segment: int) -> None:
-    if rows < 1 or segment < 1:
-        raise UserError(f"{rows} rows of segments of {segment} tokens; both must be at least 1")
+def check_segments(batch: int, segment: int) -> None:
+    if batch < 1 or segment < 1:
+        raise UserError(f"{batch} streams in segments of {segment} tokens; both must be at least 1")

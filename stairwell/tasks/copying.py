@@ -1,10 +1,10 @@
-"""Copy and reverse: say a sequence of digits again, forwards or backwards (Kaiser & Sutskever, 2015; Fan et al., arXiv
+"""Copy and reverse: repeat a sequence of digits, forward or in reverse (Kaiser & Sutskever, 2015; Fan et al., arXiv
 2002.09402, 4.1.1). Trained on 40 digits, tested on 400.
 
-A sequence of L digits drawn uniformly is the document `d_1 .. d_L SEP o_1 .. o_L END`, where o is d or d backwards.
-The label at `SEP` is o_1 and the label at o_i is o_{i+1}: L labels, the digits of the answer, each asked after the
-true ones before it. Nothing is asked at d_1 .. d_L, o_L and `END`, which closes the line for a reader and is no label:
-the paper scores characters, not when to stop. Tokens 0..9 are the digits. Each sequence begins with a start flag.
+A sequence of L uniformly sampled digits is the episode `d_1 .. d_L SEP o_1 .. o_L END`, where o is d or d in reverse.
+The label at `SEP` is o_1 and the label at o_i is o_{i+1}: L labels, each predicted from the correct digits before it.
+Nothing is scored at d_1 .. d_L, o_L and `END`, which ends the line in printouts and is not a label: the paper scores
+characters, not when to stop. Tokens 0..9 are the digits. The state is reset at each sequence.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from stairwell import configs
 
 from .base import IGNORE
-from .generated import Array, LengthTask, Played, check_at_least
+from .generated import Array, EpisodeArrays, LengthTask, check_at_least
 
 DIGITS = 10
 SEP, END = DIGITS, DIGITS + 1
@@ -27,30 +27,30 @@ SEP, END = DIGITS, DIGITS + 1
 @dataclass(frozen=True)
 class Config(configs.Config):
     reverse: bool = False
-    """answer with the digits backwards"""
+    """Whether the digits are repeated in reverse."""
     length: int = 40
-    """digits in a training sequence"""
+    """Digits of a training sequence."""
     valid_length: int = 0
-    """digits in a validation sequence; 0: as many as in training"""
+    """Digits of a validation sequence; 0: as in training."""
     test_length: int = 400
-    """digits in a test sequence"""
+    """Digits of a test sequence."""
     min_length: int = 0
-    """digits in the shortest sequence of a split; lengths are uniform from there on; 0: all have the full length"""
+    """Digits of the shortest sequence; lengths are uniform from there on; 0: all sequences have the full length."""
     train_episodes: int = 0
-    """size of the training set, which repeats; 0 draws new sequences without end"""
+    """Size of the training set, which repeats; 0: endless."""
     valid_episodes: int = 200
-    """fresh sequences in the validation split"""
+    """Sequences of the validation split."""
     test_episodes: int = 1000
-    """fresh sequences in the test split"""
+    """Sequences of the test split."""
 
 
 @dataclass(frozen=True)
-class Lines:
+class CopyEpisodes:
     length: int
     reverse: bool
     min_length: int = 0
-    adjustable: ClassVar[tuple[str, ...]] = ("length",)
-    documents: ClassVar[bool] = True
+    curriculum_options: ClassVar[tuple[str, ...]] = ("length",)
+    reset: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
@@ -64,52 +64,53 @@ class Lines:
     def size(self) -> int:
         return self.shortest + self.length + 2  # on average
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """Digits (count, length), in front of them each sequence's length if lengths differ."""
+    def sample(self, generator: np.random.Generator, count: int) -> Array:
+        """Return digits (count, length), preceded by the length of each sequence if lengths differ."""
         if not self.min_length:
-            return rng.integers(0, DIGITS, size=(count, self.length), dtype=np.int8)
-        lengths = rng.integers(self.shortest, self.length, size=(count, 1), endpoint=True)
-        return np.concatenate([lengths, rng.integers(0, DIGITS, size=(count, self.length))], axis=1)
+            return generator.integers(0, DIGITS, size=(count, self.length), dtype=np.int8)
+        lengths = generator.integers(self.shortest, self.length, size=(count, 1), endpoint=True)
+        return np.concatenate([lengths, generator.integers(0, DIGITS, size=(count, self.length))], axis=1)
 
-    def play(self, draws: Array) -> Played:
-        return self.play_lengths(draws[:, :1], draws[:, 1:]) if self.min_length else self.play_full(draws)
+    def build(self, samples: Array) -> EpisodeArrays:
+        return self.build_varying(samples[:, :1], samples[:, 1:]) if self.min_length else self.build_full(samples)
 
-    def play_lengths(self, n: Array, digits: Array) -> Played:
-        """Sequences of n (E, 1) of the digits (E, length) each."""
-        place = np.arange(2 * self.length + 2)[None]
-        answer = place - n  # which digit of the answer is asked at a token
-        digit = np.take_along_axis(digits, np.where(place < n, place, 0), axis=1)
-        order = n - 1 - answer if self.reverse else answer
-        asked = (answer >= 0) & (answer < n)
-        answers = np.take_along_axis(digits, np.where(asked, order, 0), axis=1)
-        # The answer is read one token after it was asked for.
-        given = np.concatenate([np.zeros_like(answers[:, :1]), answers[:, :-1]], axis=1)
-        tokens = np.where(place < n, digit, np.where(place == n, SEP, np.where(place <= 2 * n, given, END)))
-        return Played(tokens, np.where(asked, answers, IGNORE), present=place <= 2 * n + 1)
+    def build_varying(self, n: Array, digits: Array) -> EpisodeArrays:
+        """Return sequences of the first n (E, 1) of the digits (E, length)."""
+        position = np.arange(2 * self.length + 2)[None]
+        output = position - n  # index of the output digit that is predicted at a token
+        digit = np.take_along_axis(digits, np.where(position < n, position, 0), axis=1)
+        order = n - 1 - output if self.reverse else output
+        scored = (output >= 0) & (output < n)
+        labels = np.take_along_axis(digits, np.where(scored, order, 0), axis=1)
+        # An output digit is read one token after it was predicted.
+        outputs = np.concatenate([np.zeros_like(labels[:, :1]), labels[:, :-1]], axis=1)
+        after = np.where(position == n, SEP, np.where(position <= 2 * n, outputs, END))
+        tokens = np.where(position < n, digit, after)
+        return EpisodeArrays(tokens, np.where(scored, labels, IGNORE), present=position <= 2 * n + 1)
 
-    def play_full(self, draws: Array) -> Played:
+    def build_full(self, digits: Array) -> EpisodeArrays:
         L = self.length
-        answers = draws[:, ::-1] if self.reverse else draws
-        tokens = np.full((len(draws), self.size), END, dtype=np.int8)
-        tokens[:, :L], tokens[:, L], tokens[:, L + 1 : -1] = draws, SEP, answers
+        outputs = digits[:, ::-1] if self.reverse else digits
+        tokens = np.full((len(digits), self.size), END, dtype=np.int8)
+        tokens[:, :L], tokens[:, L], tokens[:, L + 1 : -1] = digits, SEP, outputs
         targets = np.full(tokens.shape, IGNORE, dtype=np.int8)
-        targets[:, L : 2 * L] = answers
-        return Played(tokens, targets)
+        targets[:, L : 2 * L] = outputs
+        return EpisodeArrays(tokens, targets)
 
 
 class Copying(LengthTask):
     def __init__(self, config: Config) -> None:
-        lines = Lines(config.length, config.reverse, config.min_length)
-        super().__init__(config, lines, inputs=DIGITS + 2, outputs=DIGITS)
+        episodes = CopyEpisodes(config.length, config.reverse, config.min_length)
+        super().__init__(config, episodes, inputs=DIGITS + 2, outputs=DIGITS)
 
     def describe(self) -> str:
         c = self.config
         shortest = f"{c.min_length} to " if c.min_length else ""
         lengths = f"{shortest}{c.length} digits, tested on {shortest}{c.test_length}"
-        return f"{'reverse' if c.reverse else 'copy'} {lengths}; {self.sets()}"
+        return f"{'reverse' if c.reverse else 'copy'} {lengths}; {self.describe_splits()}"
 
 
 def format_lines(tokens: Iterable[int]) -> str:
-    """The sequences as text, one a line: `31337 -> 31337`."""
-    symbols = {SEP: " -> ", END: "\n"}
-    return "".join(symbols.get(token, str(token)) for token in tokens)
+    """Return one sequence per line: `31337 -> 31337`."""
+    names = {SEP: " -> ", END: "\n"}
+    return "".join(names.get(token, str(token)) for token in tokens)

@@ -1,10 +1,10 @@
-"""One stream without end: how far can a model be followed that was trained on short episodes?
+"""Endless streams: how long does a model that was trained on short episodes stay correct?
 
-Where the label of a token follows from the tokens so far, an episode can go on for ever: bits, moves, factors. Labels
-are worked out as the stream goes, from what the task carries on, so the memory that this takes does not grow. A stream
-is known by a seed and a row: which others are read beside it, and in how large segments, changes nothing.
+If the label of a token follows from the tokens so far, an episode can continue without end: bits, moves, factors.
+Labels are computed block by block from a carried state, so memory does not grow. A stream is identified by a seed and
+a number; it does not depend on the streams it is batched with or on the segment length.
 
-Letters: B streams, T tokens of a block.
+Letters: B streams, T tokens per block.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ import numpy as np
 
 from stairwell.tasks.base import IGNORE, Batch
 from stairwell.tasks.batch_sources import check_segments, to_batch
-from stairwell.tasks.generated import Array, Endless, random_numbers
+from stairwell.tasks.generated import Array, EndlessStream, random_generator
 
-BLOCK = 4096  # tokens of a stream that are made at a time; an even number, for tasks whose tokens come in pairs
+BLOCK = 4096  # tokens generated at a time; even, for tasks whose tokens come in pairs
 
 
-class StreamName(NamedTuple):
+class StreamId(NamedTuple):
     seed: int
-    row: int
+    number: int
 
 
-def endless_batches(task: Endless, streams: Sequence[StreamName], tokens: int, segment: int) -> Iterator[Batch]:
-    """The first `tokens` tokens of every stream, at most `segment` of them at a time."""
+def endless_batches(task: EndlessStream, streams: Sequence[StreamId], tokens: int, segment: int) -> Iterator[Batch]:
+    """Yield the first `tokens` tokens of every stream, at most `segment` at a time."""
     check_segments(len(streams), segment)
-    opening = np.tile(np.array(task.opening, dtype=np.int64), (len(streams), 1))[:, :tokens]
-    yield from _segments(opening, np.full(opening.shape, IGNORE), segment)
-    left, before = tokens - opening.shape[1], None
+    prefix = np.tile(np.array(task.prefix, dtype=np.int64), (len(streams), 1))[:, :tokens]
+    yield from _segments(prefix, np.full(prefix.shape, IGNORE), segment)
+    remaining, carry = tokens - prefix.shape[1], None
     for block in count():
-        if left <= 0:
+        if remaining <= 0:
             return
-        drawn = [task.go_on(random_numbers("endless", row, block, seed), BLOCK) for seed, row in streams]
-        symbols = np.stack(drawn)  # (B, T)
-        labels, before = task.follow(symbols, before)
-        asked = task.asks(block * BLOCK + np.arange(1, BLOCK + 1))
-        yield from _segments(symbols[:, :left], np.where(asked, labels, IGNORE)[:, :left], segment)
-        left -= BLOCK
+        generators = [random_generator("endless", number, block, seed) for seed, number in streams]
+        ids = np.stack([task.generate(generator, BLOCK) for generator in generators])  # (B, T)
+        labels, carry = task.labels(ids, carry)
+        scored = task.is_scored(block * BLOCK + np.arange(1, BLOCK + 1))
+        yield from _segments(ids[:, :remaining], np.where(scored, labels, IGNORE)[:, :remaining], segment)
+        remaining -= BLOCK
 
 
 def _segments(tokens: Array, targets: Array, segment: int) -> Iterator[Batch]:

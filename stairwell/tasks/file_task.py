@@ -1,70 +1,79 @@
-"""What tasks that read a person's own files share: the symbols are kept, the files are opened when first read."""
+"""Base class of tasks that read the user's files. The run saves the vocabulary; files are opened when first read."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
+from stairwell import text
+from stairwell.data.cache import writable_cache
 from stairwell.data.packed import Encoded
 from stairwell.errors import UserError
-from stairwell.tasks.base import Batch, Kind, Known, Split
+from stairwell.files import write_text
+from stairwell.tasks.base import Batch, FamilyName, SavedTask, Split
 from stairwell.tasks.batch_sources import SequenceSource, split_batches
 from stairwell.text import Vocabulary
 
-Place = TypeVar("Place")  # where a split lies
-Tokens = TypeVar("Tokens", bound=Encoded)  # a split as it is read
+Location = TypeVar("Location")  # the files of a split
+Data = TypeVar("Data", bound=Encoded)  # an encoded split
+AnyVocabulary = TypeVar("AnyVocabulary", bound=Vocabulary)
 
 
-class FileTask(ABC, Generic[Place, Tokens]):
-    """`vocabulary`, if given, takes the place of one built from the training split. `known` is what a run has kept of
-    its data: files that hold something else by now are refused. With `foreign` the data is not that of training: valid
-    and test are read, or else everything as a whole."""
+class FileTask(ABC, Generic[Location, Data]):
+    """`vocabulary` replaces one that is built from the training split. `saved` is what a run saved about its data:
+    files with other contents are refused. With `evaluation_only` the data is not that of training: valid and test are
+    read if there are such files, otherwise all data is both."""
 
-    kind: Kind = "language"
+    family: FamilyName = "streams"
     reads_files: ClassVar[bool] = True
-    symbols: ClassVar[str]  # the vocabulary's name
-    paths: ClassVar[tuple[str, ...]]  # the options that say which files are read
+    vocabulary_name: ClassVar[str]
+    path_options: ClassVar[tuple[str, ...]]  # the config fields that determine which files are read
 
     def __init__(
-        self, config: Any, vocabulary: Vocabulary | None = None, known: Known | None = None, foreign: bool = False
+        self,
+        config: Any,
+        vocabulary: Vocabulary | None = None,
+        saved: SavedTask | None = None,
+        evaluation_only: bool = False,
     ) -> None:
         self.config: Any = config
-        self._given, self._known, self._foreign = vocabulary, known, foreign
+        self._given_vocabulary, self._saved, self._evaluation_only = vocabulary, saved, evaluation_only
         if vocabulary is not None:
-            self.fit(vocabulary)
+            self.adapt_vocabulary(vocabulary)  # raises if it is of the wrong type
 
     @abstractmethod
-    def fit(self, vocabulary: Vocabulary) -> Vocabulary:
-        """The vocabulary as this task uses it; one of another kind is refused."""
+    def adapt_vocabulary(self, vocabulary: Vocabulary) -> Vocabulary:
+        """Return the vocabulary with this task's options; raise if it is of the wrong type."""
 
     @abstractmethod
-    def find(self) -> dict[str, Place]:
-        """Where every split lies."""
+    def locate_splits(self) -> dict[str, Location]:
+        """Return the files of every split."""
 
     @abstractmethod
-    def digest(self, place: Place) -> str:
-        """A hash of what a split holds."""
+    def digest(self, location: Location) -> str:
+        """Return a hash of a split's contents."""
 
     @abstractmethod
-    def build(self) -> Vocabulary:
-        """A vocabulary from the training split."""
+    def build_vocabulary(self) -> Vocabulary:
+        """Return a vocabulary built from the training split."""
 
     @abstractmethod
-    def encode(self, split: str) -> Tokens: ...
+    def encode_split(self, split: str) -> Data: ...
 
     @abstractmethod
-    def tell(self) -> str:
-        """`describe`, from the data itself."""
+    def describe_data(self) -> str:
+        """Return the description of a task that no run has saved."""
 
     @cached_property
     def vocabulary(self) -> Any:
-        return self.fit(self._given if self._given is not None else self.build())
+        given = self._given_vocabulary
+        return self.adapt_vocabulary(given if given is not None else self.build_vocabulary())
 
     @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
-        return {self.symbols: self.vocabulary}
+        return {self.vocabulary_name: self.vocabulary}
 
     @property
     def inputs(self) -> int:
@@ -78,73 +87,88 @@ class FileTask(ABC, Generic[Place, Tokens]):
         return {"inputs": self.inputs, "outputs": self.outputs}
 
     def describe(self) -> str:
-        return (self._known.about if self._known is not None else "") or self.tell()
+        return (self._saved.description if self._saved is not None else "") or self.describe_data()
 
     @cached_property
-    def places(self) -> dict[str, Place]:
+    def locations(self) -> dict[str, Location]:
         try:
-            return self.find()
+            return self.locate_splits()
         except UserError as error:
-            if self._known is None:
+            if self._saved is None:
                 raise
             raise UserError(
-                f"{error}; the run was trained on it: bring it back, or give eval other data (--data)"
+                f"{error}; the run was trained on it: restore it, or evaluate other data (--data)"
             ) from None
 
     @cached_property
     def digests(self) -> dict[str, str]:
-        return {split: self.digest(place) for split, place in self.places.items()}
+        return {split: self.digest(location) for split, location in self.locations.items()}
 
     @property
-    def where(self) -> str:
-        """The data, as it was named."""
+    def data_name(self) -> str:
+        """The name of the data in messages."""
         return str(self.config.path)
 
     def fingerprint(self) -> dict[str, str]:
         return self.digests
 
     @cached_property
-    def splits(self) -> dict[str, Tokens]:
-        """The data, opened: all splits are encoded at once, so that a text that cannot be read is found out now."""
-        if self._known is not None:
-            self._check_unchanged(self._known.fingerprint)
-        return {split: self.encode(split) for split in self.places}
+    def splits(self) -> dict[str, Data]:
+        """The encoded data. All splits are encoded at once, so that unreadable text is reported before training."""
+        if self._saved is not None:
+            self._check_unchanged(self._saved.fingerprint)
+        return {split: self.encode_split(split) for split in self.locations}
 
-    def _check_unchanged(self, kept: Mapping[str, str]) -> None:
-        changed = [split for split in {**kept, **self.digests} if kept.get(split) != self.digests.get(split)]
+    def _check_unchanged(self, saved: Mapping[str, str]) -> None:
+        changed = [split for split in {**saved, **self.digests} if saved.get(split) != self.digests.get(split)]
         if changed:
             raise UserError(
-                f"{self.where} has changed since the training began (in {' and '.join(changed)}), and what was "
-                "trained on could now be in test; bring the old files back, or train anew in another --out, "
-                "or evaluate what is there now as other data (--data)"
+                f"{self.data_name} has changed since the run started (in {' and '.join(changed)}), so training data "
+                "could now be in test; restore the old files, or train again in another --out, "
+                "or evaluate the new files as other data (--data)"
             )
 
-    def batch_source(self, rows: range, batch: int, seed: int) -> SequenceSource:
-        """Row r of the batch begins r/batch of the way into the training split; nothing depends on the seed."""
-        return SequenceSource(self._split("train"), rows, batch)
+    def batch_source(self, streams: range, batch: int, seed: int) -> SequenceSource:
+        """Return training streams; stream b starts b/batch of the way into the training split, whatever the seed."""
+        return SequenceSource(self.split_data("train"), streams, batch)
 
-    def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
-        """Every token of the split once, and every target once. Rows are cut at starts where there are enough of them
-        (see `split_batches`)."""
-        return split_batches(self._split(split), rows, segment)
+    def batches(self, split: Split, batch: int, segment: int) -> Iterator[Batch]:
+        """Yield every token and every target of the split once (see `split_batches`)."""
+        return split_batches(self.split_data(split), batch, segment)
 
-    def _split(self, split: str) -> Tokens:
+    def split_data(self, split: str) -> Data:
         if split not in self.splits:
-            raise UserError(
-                f"{self.where} has no {split} split; it has {' and '.join(self.splits)}: choose with --split"
-            )
+            raise self.missing_split(split)
         return self.splits[split]
 
+    def missing_split(self, split: str) -> UserError:
+        names = " and ".join(self.locations)
+        return UserError(f"{self.data_name} has no {split} split; it has {names}: choose with --split")
+
     @classmethod
-    def kept(cls, config: Any, known: Known) -> Self:
-        return cls(config, known.vocabularies[cls.symbols], known)
+    def from_saved(cls, config: Any, saved: SavedTask) -> Self:
+        return cls(config, saved.vocabularies[cls.vocabulary_name], saved)
 
     def with_config(self, config: Any) -> Self:
-        same_files = all(getattr(config, name) == getattr(self.config, name) for name in self.paths)
-        known = Known({}, "", self._known.fingerprint) if self._known is not None and same_files else None
-        return type(self)(config, self.vocabulary, known)
+        same_files = all(getattr(config, name) == getattr(self.config, name) for name in self.path_options)
+        saved = SavedTask({}, "", self._saved.fingerprint) if self._saved is not None and same_files else None
+        return type(self)(config, self.vocabulary, saved)
 
     @abstractmethod
-    def with_data(self, path: str) -> Self:
-        """The same symbols on other data, for evaluation only: valid and test files keep their splits, anything else is
-        read as a whole."""
+    def with_data(self, path: str) -> Self: ...
+
+
+def cached_vocabulary(
+    key: str, vocabulary_type: type[AnyVocabulary], build: Callable[[], AnyVocabulary]
+) -> AnyVocabulary:
+    """Return a vocabulary from the cache; build it if it is missing or damaged."""
+    path = writable_cache() / f"{key}.vocabulary.json"
+    try:
+        cached = text.load(path)
+        if isinstance(cached, vocabulary_type):
+            return cached
+    except (OSError, ValueError):
+        pass
+    vocabulary = build()
+    write_text(path, vocabulary.dumps())
+    return vocabulary

@@ -1,7 +1,7 @@
-"""Tasks that make their own episodes from random numbers: training feeds and splits.
+"""Tasks that generate their episodes from random numbers: training batches and splits.
 
-A row depends on its own number and the seed only. Letters: B rows, T tokens of one read, E episodes, W tokens of the
-longest of them.
+A stream depends on its own index and the seed only. Letters: B streams, T tokens per read, E episodes, W tokens of the
+longest episode.
 """
 
 from __future__ import annotations
@@ -15,139 +15,144 @@ import numpy as np
 
 from stairwell.data.cache import Array
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, Batch, Kind, Known, Split
-from stairwell.tasks.batch_sources import check_position, check_rows, check_segments, to_batch
+from stairwell.tasks.base import IGNORE, Batch, FamilyName, SavedTask, Split
+from stairwell.tasks.batch_sources import check_position, check_segments, check_streams, to_batch
 from stairwell.tasks.scores import SequenceScore, TokenScore
 from stairwell.text import Vocabulary
 
-_SOURCES = {"train": 0, "valid": 1, "test": 2, "finite": 3, "endless": 4}  # of random numbers
-# The tasks that have a stream without end.
-ENDLESS = (
+_PURPOSES = {"train": 0, "valid": 1, "test": 2, "finite": 3, "endless": 4}
+ENDLESS_TASKS = (
     "random-walk", "parity", "s5", "parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic",
     "group-words",
 )  # fmt: skip
 
 
 class Episodes(Protocol):
-    """How a generated task makes its episodes, a frozen dataclass of its options. Random numbers are drawn for each row
-    apart; what follows from them is worked out for all rows at once, which is what makes it fast."""
+    """Generates the episodes of a task. Implemented as a frozen dataclass of the task's options.
 
-    adjustable: ClassVar[tuple[str, ...]]  # the options that a curriculum may change
+    Random numbers are sampled for each stream separately; `build` then processes all streams at once, which is fast."""
+
+    curriculum_options: ClassVar[tuple[str, ...]]  # the options that a curriculum may change
 
     @property
-    def documents(self) -> bool:
-        """Whether every episode begins anew, with a start flag at its first token."""
+    def reset(self) -> bool:
+        """Whether the state is reset at the first token of every episode."""
 
     @property
     def size(self) -> int:
-        """About how many tokens an episode has."""
+        """The approximate number of tokens per episode."""
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """The random numbers of `count` episodes: (count, ...)."""
+    def sample(self, generator: np.random.Generator, count: int) -> Array:
+        """Return the random numbers of `count` episodes: (count, ...)."""
 
-    def play(self, draws: Array) -> Played:
-        """The episodes that follow from these numbers."""
+    def build(self, samples: Array) -> EpisodeArrays:
+        """Return the episodes that follow from these numbers."""
 
 
 @runtime_checkable
-class Endless(Protocol):
-    """How a task's episode goes on without end."""
+class EndlessStream(Protocol):
+    """Generates an episode that continues without end."""
 
     @property
-    def opening(self) -> tuple[int, ...]:
-        """Tokens that a stream begins with and that are not asked about."""
+    def prefix(self) -> tuple[int, ...]:
+        """Unscored tokens at the start of a stream."""
 
-    def go_on(self, rng: np.random.Generator, length: int) -> Array:
-        """The next tokens of one stream, (length,)."""
+    def generate(self, generator: np.random.Generator, length: int) -> Array:
+        """Return the next tokens of one stream: (length,)."""
 
-    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
-        """tokens (B, T) and what the last call carried on (none at the beginning) -> the label after each token (B, T),
-        and what to carry on."""
+    def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
+        """Return the label after each token (B, T), and the state to carry to the next call. `carry` is None at the
+        start of a stream. tokens (B, T)."""
 
-    def asks(self, place: Array) -> Array:
-        """Whether a token's label is asked, by its place behind the opening, counted from 1."""
+    def is_scored(self, positions: Array) -> Array:
+        """Return whether tokens are scored, by their positions after the prefix, counted from 1."""
 
 
 @dataclass(frozen=True)
-class Played:
+class EpisodeArrays:
     tokens: Array  # (E, W)
     targets: Array  # (E, W), IGNORE where nothing is scored
-    present: Array | None = None  # (E, W) bool: which of these tokens exist; None when all do
+    present: Array | None = None  # (E, W) bool: False is padding; None: no padding
 
 
 class EpisodeSource:
-    """Episodes in parallel rows, endless or a finite set of `count` episodes that repeats.
+    """Episodes in parallel streams, either endless or a finite set of `count` episodes that repeats.
 
-    Endless: block k of row r is drawn from the seed, r and k alone. Finite: a data set that is the same for every
-    seed; row r begins with its episode `r * count // batch` and goes on from the first after the last.
+    Endless: block k of stream b is sampled from the seed, b and k only. Finite: the data set is the same for every
+    seed; stream b starts with episode `b * count // batch` and continues with the first episode after the last.
     """
 
-    BLOCK = 2048  # tokens, about: many enough to be worth a random generator, few enough to be made without a pause
+    BLOCK = 2048  # approximate tokens: a random generator per block is cheap, and a block is generated without a pause
 
-    def __init__(self, episodes: Episodes, rows: range, batch: int, seed: int, count: int = 0) -> None:
-        check_rows(rows, batch)
+    def __init__(self, episodes: Episodes, streams: range, batch: int, seed: int, count: int = 0) -> None:
+        check_streams(streams, batch)
         if seed < 0:
             raise UserError(f"seed {seed}; a seed must be 0 or more")
-        self.episodes, self.rows, self.batch, self.seed, self.count = episodes, rows, batch, seed, count
-        self._reader = _Reader([_Row(row) for row in rows], self._blocks)
+        self.episodes, self.streams, self.batch, self.seed, self.count = episodes, streams, batch, seed, count
+        self._reader = _BlockReader([_Stream(index) for index in streams], self._blocks)
 
     def read(self, length: int) -> Batch:
-        return _symbols_to_batch(self._reader.read(length), self.episodes.documents)
+        return _to_batch(self._reader.read(length), self.episodes.reset)
 
     def position(self) -> dict[str, Any]:
-        rows = [[row.block, row.offset] for row in self._reader.rows]
-        return {"rows": rows, "options": {name: getattr(self.episodes, name) for name in self.episodes.adjustable}}
+        streams = [[stream.block, stream.offset] for stream in self._reader.streams]
+        options = {name: getattr(self.episodes, name) for name in self.episodes.curriculum_options}
+        return {"streams": streams, "options": options}
 
     def seek(self, position: dict[str, Any]) -> None:
-        check_position(position, len(self.rows))
-        self.episodes = _adjust(self.episodes, position["options"])
-        rows = [_Row(row, block, offset, left=-offset) for row, (block, offset) in zip(self.rows, position["rows"])]
-        self._reader = _Reader(rows, self._blocks)
+        check_position(position, len(self.streams))
+        self.episodes = _with_options(self.episodes, position["options"])
+        streams = [
+            _Stream(index, block, offset, available=-offset)
+            for index, (block, offset) in zip(self.streams, position["streams"])
+        ]
+        self._reader = _BlockReader(streams, self._blocks)
 
     def change(self, **options: Any) -> None:
-        """Every row leaves what it has not read of its block, an episode under way included, and begins a new one."""
+        """Start a new block in every stream; the rest of the current block, and of its episode, is dropped."""
         if self.count:
             raise UserError(
                 f"cannot change {', '.join(options) or 'anything'} of a finite training set; "
                 "a curriculum needs an endless one (train_episodes = 0)"
             )
-        self.episodes = _adjust(self.episodes, options)
-        rows = [_Row(row.number, row.block + (row.offset > 0)) for row in self._reader.rows]
-        self._reader = _Reader(rows, self._blocks)
+        self.episodes = _with_options(self.episodes, options)
+        streams = [_Stream(stream.index, stream.block + (stream.offset > 0)) for stream in self._reader.streams]
+        self._reader = _BlockReader(streams, self._blocks)
 
-    def _blocks(self, wanted: list[tuple[int, int]]) -> list[Array]:
+    def _blocks(self, requests: list[tuple[int, int]]) -> list[Array]:
         count = max(1, self.BLOCK // self.episodes.size)
         if not self.count:
-            drawn = [[(random_numbers("train", row, block, self.seed), count)] for row, block in wanted]
-            return _play(self.episodes, drawn)
-        orders = []
-        for row, block in wanted:
-            first = row * self.count // self.batch + block * count
-            orders.append([(random_numbers("finite", (first + i) % self.count), 1) for i in range(count)])
-        return _play(self.episodes, orders)
+            samples = [[(random_generator("train", index, block, self.seed), count)] for index, block in requests]
+            return _build_blocks(self.episodes, samples)
+        samples = []
+        for index, block in requests:
+            first = index * self.count // self.batch + block * count
+            samples.append([(random_generator("finite", (first + i) % self.count), 1) for i in range(count)])
+        return _build_blocks(self.episodes, samples)
 
 
-def episode_batches(episodes: Episodes, count: int, split: Split, rows: int, segment: int) -> Iterator[Batch]:
-    """A split of `count` episodes once, `segment` tokens at a time. Episode e is the same however many rows there are;
-    each row has a run of whole episodes, and rows that end early are filled up with token 0, not scored."""
-    check_segments(rows, segment)
-    shares = [range(row * count // rows, (row + 1) * count // rows) for row in range(rows)]
-    at_once = max(1, 32 * EpisodeSource.BLOCK // (episodes.size * rows))  # the fewer rows, the larger their blocks
+def episode_batches(episodes: Episodes, count: int, split: Split, batch: int, segment: int) -> Iterator[Batch]:
+    """Yield a split of `count` episodes once, `segment` tokens at a time. The episodes do not depend on the batch size.
+    Each stream has consecutive whole episodes; streams that end early are padded with token 0, which is not scored."""
+    check_segments(batch, segment)
+    shares = [range(b * count // batch, (b + 1) * count // batch) for b in range(batch)]
+    per_block = max(1, 32 * EpisodeSource.BLOCK // (episodes.size * batch))  # fewer streams have larger blocks
 
-    def blocks(wanted: list[tuple[int, int]]) -> list[Array]:
-        runs = [shares[row][block * at_once : (block + 1) * at_once] for row, block in wanted]
-        return _play(episodes, [[(random_numbers(split, episode), 1) for episode in run] for run in runs])
+    def blocks(requests: list[tuple[int, int]]) -> list[Array]:
+        chosen = [shares[index][block * per_block : (block + 1) * per_block] for index, block in requests]
+        return _build_blocks(episodes, [[(random_generator(split, episode), 1) for episode in own] for own in chosen])
 
-    reader = _Reader([_Row(row, blocks=-(-len(share) // at_once)) for row, share in enumerate(shares)], blocks)
-    while (symbols := reader.read(segment)).shape[2]:
-        yield _symbols_to_batch(symbols, episodes.documents)
+    streams = [_Stream(b, blocks=-(-len(share) // per_block)) for b, share in enumerate(shares)]
+    reader = _BlockReader(streams, blocks)
+    while (arrays := reader.read(segment)).shape[2]:
+        yield _to_batch(arrays, episodes.reset)
 
 
 class GeneratedTask:
-    """What all generated tasks share. The splits are fresh episodes, the same for every seed, as many as the config's
-    `valid_episodes` and `test_episodes`; `valid` and `test` make theirs where these differ from the training's."""
+    """Base class of generated tasks. The splits have `valid_episodes` and `test_episodes` episodes that are not in the
+    training set and do not depend on the seed; `valid` and `test` generate them if they differ from training."""
 
-    kind: Kind = "language"
+    family: FamilyName = "streams"
     reads_files: ClassVar[bool] = False
     primary_metric = "accuracy"
     higher_is_better = True
@@ -171,40 +176,40 @@ class GeneratedTask:
     def score(self) -> TokenScore:
         return SequenceScore()
 
-    def batch_source(self, rows: range, batch: int, seed: int) -> EpisodeSource:
-        return EpisodeSource(self.train, rows, batch, seed, count=self.config.train_episodes)
+    def batch_source(self, streams: range, batch: int, seed: int) -> EpisodeSource:
+        return EpisodeSource(self.train, streams, batch, seed, count=self.config.train_episodes)
 
-    def batches(self, split: Split, rows: int, segment: int) -> Iterator[Batch]:
+    def batches(self, split: Split, batch: int, segment: int) -> Iterator[Batch]:
         episodes, count = self.splits[split]
-        return episode_batches(episodes, count, split, rows, segment)
+        return episode_batches(episodes, count, split, batch, segment)
 
     def facts(self) -> dict[str, Any]:
         return {"inputs": self.inputs, "outputs": self.outputs}
 
-    def endless(self) -> Endless:
-        """An episode that never ends, where the task has such a thing."""
-        if not isinstance(self.train, Endless):
-            raise UserError(f"the episodes of this task must end; a stream without end have {', '.join(ENDLESS)}")
+    def endless_stream(self) -> EndlessStream:
+        """Return the generator of endless streams; raise if the task has none."""
+        if not isinstance(self.train, EndlessStream):
+            raise UserError(f"this task has no endless streams; these tasks do: {', '.join(ENDLESS_TASKS)}")
         return self.train
 
     def fingerprint(self) -> dict[str, str]:
         return {}
 
     @classmethod
-    def kept(cls, config: Any, known: Known) -> Self:
+    def from_saved(cls, config: Any, saved: SavedTask) -> Self:
         return cast(Any, cls)(config)
 
     def with_config(self, config: Any) -> Self:
         return cast(Any, type(self))(config)
 
     def with_data(self, path: str) -> Self:
-        raise UserError("--data is for tasks that read files; this one makes its own")
+        raise UserError("--data is for tasks that read files; this task generates its data")
 
-    def sets(self) -> str:
-        """The sizes of the sets, for `describe`."""
+    def describe_splits(self) -> str:
+        """Return the sizes of the splits, for `describe`."""
         c = self.config
         training = f"a finite training set of {c.train_episodes:,}" if c.train_episodes else "an endless training set"
-        return f"{training}, {c.valid_episodes:,} fresh ones to validate, {c.test_episodes:,} to test"
+        return f"{training}, {c.valid_episodes:,} other ones for validation, {c.test_episodes:,} for testing"
 
 
 class LengthTask(GeneratedTask):
@@ -218,13 +223,13 @@ class LengthTask(GeneratedTask):
 
 
 @dataclass(frozen=True)
-class Sequences:
-    """Episodes of `length` tokens, each with a label that follows from those so far; they can go on without end."""
+class FixedLengthEpisodes:
+    """Episodes of `length` tokens with a label per token, which follows from the tokens so far. Can be endless."""
 
     length: int
-    adjustable: ClassVar[tuple[str, ...]] = ("length",)
-    documents: ClassVar[bool] = True
-    opening: ClassVar[tuple[int, ...]] = ()
+    curriculum_options: ClassVar[tuple[str, ...]] = ("length",)
+    reset: ClassVar[bool] = True
+    prefix: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
@@ -233,121 +238,124 @@ class Sequences:
     def size(self) -> int:
         return self.length
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
+    def sample(self, generator: np.random.Generator, count: int) -> Array:
         raise NotImplementedError
 
-    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+    def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
         raise NotImplementedError
 
-    def play(self, draws: Array) -> Played:
-        return Played(draws, self.follow(draws, None)[0])
+    def build(self, samples: Array) -> EpisodeArrays:
+        return EpisodeArrays(samples, self.labels(samples, None)[0])
 
-    def go_on(self, rng: np.random.Generator, length: int) -> Array:
-        return replace(self, length=length).draw(rng, 1)[0]
+    def generate(self, generator: np.random.Generator, length: int) -> Array:
+        return replace(self, length=length).sample(generator, 1)[0]
 
-    def asks(self, place: Array) -> Array:
-        return place > 0
+    def is_scored(self, positions: Array) -> Array:
+        return positions > 0
 
 
-def check_at_least(least: int, **options: int) -> None:
+def check_at_least(minimum: int, **options: int) -> None:
     for name, value in options.items():
-        if value < least:
-            raise UserError(f"{name} is {value}; it must be at least {least}")
+        if value < minimum:
+            raise UserError(f"{name} is {value}; it must be at least {minimum}")
 
 
-def check_at_most(most: int, **options: int) -> None:
+def check_at_most(maximum: int, **options: int) -> None:
     for name, value in options.items():
-        if value > most:
-            raise UserError(f"{name} is {value:,}; it must be at most {most:,}")
+        if value > maximum:
+            raise UserError(f"{name} is {value:,}; it must be at most {maximum:,}")
 
 
-def random_numbers(source: str, number: int, block: int = 0, seed: int = 0) -> np.random.Generator:
-    """Four numbers, the seed last because it alone may be larger than 32 bits: no two sources ever coincide."""
-    return np.random.default_rng([_SOURCES[source], number, block, seed])
+def random_generator(purpose: str, index: int, block: int = 0, seed: int = 0) -> np.random.Generator:
+    """Return a generator that no other purpose, index, block or seed shares."""
+    # The seed is last because it alone may exceed 32 bits.
+    return np.random.default_rng([_PURPOSES[purpose], index, block, seed])
 
 
-def _adjust(episodes: Episodes, options: dict[str, Any]) -> Episodes:
+def _with_options(episodes: Episodes, options: dict[str, Any]) -> Episodes:
     for name in options:
-        if name not in episodes.adjustable:
-            raise UserError(f"cannot change '{name}' during training; {' and '.join(episodes.adjustable)} can change")
+        if name not in episodes.curriculum_options:
+            allowed = " and ".join(episodes.curriculum_options)
+            raise UserError(f"cannot change '{name}' during training; {allowed} can change")
     return replace(episodes, **options)  # type: ignore[type-var]
 
 
-def _play(episodes: Episodes, orders: Sequence[Sequence[tuple[np.random.Generator, int]]]) -> list[Array]:
-    """One block (3, n) of tokens, targets and starts for each order, which names generators and how many episodes to
-    draw from each."""
-    played = episodes.play(np.concatenate([episodes.draw(rng, count) for order in orders for rng, count in order]))
-    E, W = played.tokens.shape
-    symbols = np.zeros((3, E, W), dtype=np.int32)
-    symbols[0], symbols[1] = played.tokens, played.targets
-    if played.present is None:
-        symbols[2, :, 0] = 1
-        flat, ends = symbols.reshape(3, E * W), np.arange(1, E + 1) * W
+def _build_blocks(episodes: Episodes, requests: Sequence[Sequence[tuple[np.random.Generator, int]]]) -> list[Array]:
+    """Return one block (3, n) of tokens, targets and starts per request, which lists random generators and the number
+    of episodes to sample from each."""
+    samples = [episodes.sample(generator, count) for request in requests for generator, count in request]
+    arrays = episodes.build(np.concatenate(samples))
+    E, W = arrays.tokens.shape
+    stacked = np.zeros((3, E, W), dtype=np.int32)
+    stacked[0], stacked[1] = arrays.tokens, arrays.targets
+    if arrays.present is None:
+        stacked[2, :, 0] = 1
+        flat, ends = stacked.reshape(3, E * W), np.arange(1, E + 1) * W
     else:
-        symbols[2, np.arange(E), played.present.argmax(axis=1)] = 1  # an episode's first token that exists
-        flat, ends = symbols[:, played.present], np.cumsum(played.present.sum(axis=1))
-    episodes_of_order = np.array([sum(count for _, count in order) for order in orders])
-    return np.split(flat, ends[np.cumsum(episodes_of_order) - 1][:-1], axis=1)
+        stacked[2, np.arange(E), arrays.present.argmax(axis=1)] = 1  # the first token that is not padding
+        flat, ends = stacked[:, arrays.present], np.cumsum(arrays.present.sum(axis=1))
+    episodes_per_request = np.array([sum(count for _, count in request) for request in requests])
+    return np.split(flat, ends[np.cumsum(episodes_per_request) - 1][:-1], axis=1)
 
 
-def _symbols_to_batch(symbols: Array, documents: bool) -> Batch:
-    return to_batch(symbols[0], symbols[1], symbols[2] if documents else None)
+def _to_batch(arrays: Array, reset: bool) -> Batch:
+    return to_batch(arrays[0], arrays[1], arrays[2] if reset else None)
 
 
 @dataclass
-class _Row:
-    number: int
-    block: int = 0  # the block that holds the row's next token
-    offset: int = 0  # where in that block it stands
-    left: int = 0  # tokens at hand; below 0 while a block is still to be skipped up to the offset
-    blocks: int | None = None  # how many the row has; None when it has no end
-    waiting: deque[Array] = field(default_factory=deque)  # blocks at hand, the one being read first
+class _Stream:
+    index: int
+    block: int = 0  # the block of the next token
+    offset: int = 0  # the next token's offset in that block
+    available: int = 0  # tokens in the queue; negative while a block is to be skipped up to the offset
+    blocks: int | None = None  # total number; None if the stream is endless
+    queue: deque[Array] = field(default_factory=deque)  # generated blocks; the first is being read
 
     @property
     def next_block(self) -> int:
-        return self.block + len(self.waiting)
+        return self.block + len(self.queue)
 
     @property
     def exhausted(self) -> bool:
         return self.next_block == self.blocks
 
+    def read_into(self, out: Array) -> int:
+        """Copy from the current block into `out` (3, n) and return the number of tokens copied."""
+        block = self.queue[0]
+        size = min(out.shape[1], block.shape[1] - self.offset)
+        out[:, :size] = block[:, self.offset : self.offset + size]
+        self.offset += size
+        self.available -= size
+        if self.offset == block.shape[1]:
+            self.queue.popleft()
+            self.block, self.offset = self.block + 1, 0
+        return size
 
-class _Reader:
-    """Rows made of blocks, read in bites of any size. `make` turns a list of (row number, block number) into blocks."""
 
-    def __init__(self, rows: list[_Row], make: Callable[[list[tuple[int, int]]], list[Array]]) -> None:
-        self.rows, self.make = rows, make
+class _BlockReader:
+    """Reads any number of tokens from streams of blocks. `generate` returns the blocks of a list of (stream index,
+    block number)."""
+
+    def __init__(self, streams: list[_Stream], generate: Callable[[list[tuple[int, int]]], list[Array]]) -> None:
+        self.streams, self.generate = streams, generate
 
     def read(self, length: int) -> Array:
-        """(3, B, T): T is `length`, or what the longest row still has when all rows come to an end."""
-        self._fetch(length)
-        length = min(length, max(row.left for row in self.rows))
-        symbols = np.zeros((3, len(self.rows), length), dtype=np.int64)
-        for bite, row in zip(symbols.swapaxes(0, 1), self.rows):
+        """Return (3, B, T). T is `length`, or what remains of the longest stream when all streams end."""
+        self._fill_queues(length)
+        length = min(length, max(stream.available for stream in self.streams))
+        arrays = np.zeros((3, len(self.streams), length), dtype=np.int64)
+        for out, stream in zip(arrays.swapaxes(0, 1), self.streams):
             filled = 0
-            while filled < length and row.waiting:
-                filled += _take(row, bite[:, filled:])
-            bite[1, filled:] = IGNORE
-        return symbols
+            while filled < length and stream.queue:
+                filled += stream.read_into(out[:, filled:])
+            out[1, filled:] = IGNORE
+        return arrays
 
-    def _fetch(self, length: int) -> None:
-        """When a row runs dry, every row gets a block in waiting: blocks of varying sizes would otherwise drift apart
-        and be made one row at a time, which is slow."""
-        while any(row.left < length and not row.exhausted for row in self.rows):
-            hungry = [row for row in self.rows if (row.left < length or len(row.waiting) < 2) and not row.exhausted]
-            for row, block in zip(hungry, self.make([(row.number, row.next_block) for row in hungry])):
-                row.waiting.append(block)
-                row.left += block.shape[1]
-
-
-def _take(row: _Row, space: Array) -> int:
-    """Fill `space` (3, n) from the row's current block as far as it goes."""
-    block = row.waiting[0]
-    size = min(space.shape[1], block.shape[1] - row.offset)
-    space[:, :size] = block[:, row.offset : row.offset + size]
-    row.offset += size
-    row.left -= size
-    if row.offset == block.shape[1]:
-        row.waiting.popleft()
-        row.block, row.offset = row.block + 1, 0
-    return size
+    def _fill_queues(self, length: int) -> None:
+        """Generate blocks. When one stream has too few tokens, every stream with less than two blocks gets one:
+        otherwise blocks of different sizes would soon be generated one stream at a time, which is slow."""
+        while any(stream.available < length and not stream.exhausted for stream in self.streams):
+            needy = [s for s in self.streams if (s.available < length or len(s.queue) < 2) and not s.exhausted]
+            for stream, block in zip(needy, self.generate([(s.index, s.next_block) for s in needy])):
+                stream.queue.append(block)
+                stream.available += block.shape[1]

@@ -1,12 +1,12 @@
-"""Labeled streams: the user's own state-tracking data, two text files side by side.
+"""Labeled streams: the user's own state-tracking data in two parallel text files.
 
     walk.tokens     reset forward left forward
     walk.labels     -     1       1    9
 
-Symbols are separated by white space; line for line there is one label for each token. Every line is an episode that
-begins anew; empty lines are passed over. One label, `-` unless another is chosen, means that nothing is scored there.
-A folder has `train.tokens`, `train.labels`, `valid.tokens` and so on; the lines of a single pair are split: the last 5%
-are test, the 5% before them valid. All symbols and labels must occur in train.
+Tokens are separated by white space, and each line has one label per token. Every line is an episode that starts from
+the initial state; empty lines are skipped. The label `-`, or another one of your choice, is not scored. A folder has
+`train.tokens`, `train.labels`, `valid.tokens` and so on. The lines of a single pair of files are split: the last 5% are
+test, the 5% before them valid. All tokens and labels must occur in train.
 """
 
 from __future__ import annotations
@@ -34,52 +34,56 @@ from stairwell.tasks.scores import SequenceScore
 @dataclass(frozen=True, kw_only=True)
 class Config(configs.Config):
     path: str = ""
-    "a folder with train.tokens, train.labels, valid.tokens, ..., or one file of tokens"
+    "Folder with train.tokens, train.labels, valid.tokens, ..., or one file of tokens."
     labels: str = ""
-    "the labels of a single file of tokens; without it the file of the same name that ends in .labels"
+    "Labels of a single file of tokens; by default the file of the same name that ends in .labels."
     unscored: str = "-"
-    "the label that means: not scored"
+    "Label that is not scored."
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.unscored.split() != [self.unscored]:
-            raise UserError(f"unscored must be one symbol without white space, not {self.unscored!r}")
+            raise UserError(f"unscored must be one label without white space, not {self.unscored!r}")
 
 
 @dataclass(frozen=True)
 class LabeledVocabulary(text.Vocabulary):
-    """The input symbols and the labels of the training split."""
+    """The tokens and labels of the training split."""
 
-    kind: ClassVar[str] = "labeled"
-    symbols: tuple[str, ...]
+    type_name: ClassVar[str] = "labeled"
+    tokens: tuple[str, ...]
     labels: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        text.check_distinct(self.tokens)
+        text.check_distinct(self.labels)
 
     @property
     def size(self) -> int:
-        return len(self.symbols)
+        return len(self.tokens)
 
     @cached_property
-    def symbol_ids(self) -> dict[str, int]:
-        return {symbol: i for i, symbol in enumerate(self.symbols)}
+    def token_ids(self) -> dict[str, int]:
+        return {token: i for i, token in enumerate(self.tokens)}
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        symbols = (text if isinstance(text, str) else text.decode("utf-8")).split()
-        return _look_up(self.symbol_ids, symbols, "the symbol")
+        tokens = (text if isinstance(text, str) else text.decode("utf-8")).split()
+        return _look_up(self.token_ids, tokens, "the token")
 
     def decode(self, ids: text.Ids) -> str:
-        return " ".join(self.symbols[i] for i in ids)
+        return " ".join(self.tokens[i] for i in self.check_ids(ids))
 
     def to_json(self) -> dict[str, Any]:
-        return {"symbols": list(self.symbols), "labels": list(self.labels)}
+        return {"tokens": list(self.tokens), "labels": list(self.labels)}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Self:
-        return cls(tuple(data["symbols"]), tuple(data["labels"]))
+        return cls(tuple(data["tokens"]), tuple(data["labels"]))
 
 
 @dataclass(frozen=True)
-class Pair:
-    """Episodes `first` to `last` of two files."""
+class LabeledFiles:
+    """Episodes `first` to `last` of two parallel files."""
 
     tokens: Path
     labels: Path
@@ -87,16 +91,18 @@ class Pair:
     last: int | None = None
 
 
-class Labeled(FileTask[Pair, LabeledTokens]):
+class Labeled(FileTask[LabeledFiles, LabeledTokens]):
     primary_metric = "accuracy"
     higher_is_better = True
-    symbols: ClassVar[str] = "symbols"
-    paths: ClassVar[tuple[str, ...]] = ("path", "labels")
+    vocabulary_name: ClassVar[str] = "tokens"
+    path_options: ClassVar[tuple[str, ...]] = ("path", "labels")
     config: Config
 
-    def fit(self, vocabulary: text.Vocabulary) -> LabeledVocabulary:
+    def adapt_vocabulary(self, vocabulary: text.Vocabulary) -> LabeledVocabulary:
         if not isinstance(vocabulary, LabeledVocabulary):
-            raise UserError(f"labeled streams need a vocabulary of symbols and labels, not one of {vocabulary.kind}")
+            raise UserError(
+                f"labeled streams need a vocabulary of tokens and labels, not one of type '{vocabulary.type_name}'"
+            )
         return vocabulary
 
     @property
@@ -108,138 +114,139 @@ class Labeled(FileTask[Pair, LabeledTokens]):
 
     def with_data(self, path: str, labels: str = "") -> Self:
         config = Config(path=path, labels=labels, unscored=self.config.unscored)
-        return type(self)(config, self.vocabulary, foreign=True)
+        return type(self)(config, self.vocabulary, evaluation_only=True)
 
-    def find(self) -> dict[str, Pair]:
-        if not self._foreign:
-            return _find(self.config)
+    def locate_splits(self) -> dict[str, LabeledFiles]:
+        if not self._evaluation_only:
+            return _find_splits(self.config)
         if Path(self.config.path).expanduser().is_dir():
-            return {split: pair for split, pair in _find(self.config).items() if split != "train"}
-        return dict.fromkeys(("valid", "test"), _single(self.config))
+            return {split: files for split, files in _find_splits(self.config).items() if split != "train"}
+        return dict.fromkeys(("valid", "test"), _single_pair(self.config))
 
-    def digest(self, place: Pair) -> str:
-        contents = text_files.digest([text_files.whole(place.tokens), text_files.whole(place.labels)])
-        return f"{contents}:{place.first}:{place.last}"
+    def digest(self, location: LabeledFiles) -> str:
+        contents = text_files.digest([text_files.whole_file(file) for file in (location.tokens, location.labels)])
+        return f"{contents}:{location.first}:{location.last}"
 
-    def build(self) -> LabeledVocabulary:
-        symbols: set[str] = set()
-        labels: set[str] = set()
-        for _, tokens, names in _episodes(self.places["train"]):
-            symbols.update(tokens)
-            labels.update(names)
-        return LabeledVocabulary(tuple(sorted(symbols)), tuple(sorted(labels - {self.config.unscored})))
+    def build_vocabulary(self) -> LabeledVocabulary:
+        all_tokens: set[str] = set()
+        all_labels: set[str] = set()
+        for _, tokens, labels in _episodes(self.locations["train"]):
+            all_tokens.update(tokens)
+            all_labels.update(labels)
+        return LabeledVocabulary(tuple(sorted(all_tokens)), tuple(sorted(all_labels - {self.config.unscored})))
 
-    def encode(self, split: str) -> LabeledTokens:
-        vocabulary, unscored, pair = self.vocabulary, self.config.unscored, self.places[split]
-        made_from = (vocabulary.dumps(), unscored, self.digests[split])
-        # As `LabeledTokens` wants them: 0 where nothing is scored, i + 1 for label i.
+    def encode_split(self, split: str) -> LabeledTokens:
+        vocabulary, unscored, files = self.vocabulary, self.config.unscored, self.locations[split]
+        ingredients = (vocabulary.dumps(), unscored, self.digests[split])
+        # As in `LabeledTokens`: 0 where nothing is scored, i + 1 for label i.
         label_ids = {label: i + 1 for i, label in enumerate(vocabulary.labels)} | {unscored: 0}
 
-        def tokens() -> Iterator[tuple[Array, bool]]:
-            for number, symbols, _ in _episodes(pair):
-                yield _look_up(vocabulary.symbol_ids, symbols, f"line {number} of {pair.tokens}: the symbol"), True
+        def encode_tokens() -> Iterator[tuple[Array, bool]]:
+            for number, tokens, _ in _episodes(files):
+                yield _look_up(vocabulary.token_ids, tokens, f"line {number} of {files.tokens}: the token"), True
 
-        def labels() -> Iterator[tuple[Array, bool]]:
-            for number, _, names in _episodes(pair):
-                yield _look_up(label_ids, names, f"line {number} of {pair.labels}: the label"), True
+        def encode_labels() -> Iterator[tuple[Array, bool]]:
+            for number, _, labels in _episodes(files):
+                yield _look_up(label_ids, labels, f"line {number} of {files.labels}: the label"), True
 
-        ids, begins = cached(key_of("tokens", *made_from), vocabulary.size, tokens)
-        targets, _ = cached(key_of("labels", *made_from), len(vocabulary.labels) + 1, labels)
+        ids, starts = cached(key_of("tokens", *ingredients), vocabulary.size, encode_tokens)
+        targets, _ = cached(key_of("labels", *ingredients), len(vocabulary.labels) + 1, encode_labels)
         if not len(ids):
-            raise UserError(f"{pair.tokens} is empty")
+            raise UserError(f"{files.tokens} is empty")
         if not targets.any():
-            raise UserError(f"{pair.labels} has no label but {unscored!r}, so that nothing is scored")
-        return LabeledTokens(ids, targets, begins)
+            raise UserError(f"{files.labels} has no label but {unscored!r}, so nothing is scored")
+        return LabeledTokens(ids, targets, starts)
 
     def stream_lengths(self, split: str) -> Array:
         """Return the number of tokens of every episode of a split."""
-        data = self._split(split)
-        return np.diff(data.begins, append=len(data))
+        data = self.split_data(split)
+        return np.diff(data.start_positions, append=len(data))
 
     def stream_batches(self, split: str, episodes: range, tokens: int, segment: int) -> Iterator[Batch]:
-        """Yield some episodes side by side from their first tokens on, each in a row of its own, up to `tokens` tokens
-        and `segment` at a time; behind its end an episode is filled up with token 0, not scored."""
+        """Yield the first `tokens` tokens of some episodes in parallel, each in its own stream, `segment` at a time.
+        Shorter episodes are padded with token 0, which is not scored."""
         check_segments(len(episodes), segment)
-        data = self._split(split)
-        begins = data.begins[episodes.start : episodes.stop, None]
+        data = self.split_data(split)
+        starts = data.start_positions[episodes.start : episodes.stop, None]
         lengths = np.minimum(self.stream_lengths(split)[episodes.start : episodes.stop, None], tokens)
         for first in range(0, int(lengths.max()), segment):
             offsets = np.arange(first, min(first + segment, int(lengths.max())))
             present = offsets < lengths  # (B, T)
-            places = np.where(present, begins + offsets, 0)
-            ids, targets = data.tokens(places), data.targets(places)
+            positions = np.where(present, starts + offsets, 0)
+            ids, targets = data.tokens(positions), data.targets(positions)
             yield to_batch(np.where(present, ids, 0), np.where(present, targets, IGNORE), None)
 
-    def tell(self) -> str:
+    def describe_data(self) -> str:
         sizes = ", ".join(f"{split} {data.episodes:,}" for split, data in self.splits.items())
-        symbols = f"{self.inputs:,} symbols, {self.outputs:,} labels"
-        return f"labeled streams from {Path(self.config.path).name}: {sizes} episodes, {symbols}, finite"
+        vocabulary = f"vocabulary size {self.inputs:,}, {self.outputs:,} labels"
+        return f"labeled streams from {Path(self.config.path).name}: {sizes} episodes, {vocabulary}, finite"
 
 
-def _find(config: Config) -> dict[str, Pair]:
+def _find_splits(config: Config) -> dict[str, LabeledFiles]:
     folder = Path(config.path).expanduser()
     if not config.path or not folder.is_dir():
-        return _share(_single(config))
+        return _split_episodes(_single_pair(config))
     if config.labels:
-        raise UserError(f"labels goes with a single file of tokens, and {folder} is a folder")
-    found = [split for split in ("train", "valid", "test") if (folder / f"{split}.tokens").exists()]
+        raise UserError(f"labels requires a single file of tokens, but {folder} is a folder")
+    splits = [split for split in ("train", "valid", "test") if (folder / f"{split}.tokens").exists()]
     for split in ("train", "valid"):
-        if split not in found:
-            raise UserError(f"there is no {split}.tokens in {folder}; train and valid are needed, test is optional")
-    return {split: _pair(folder / f"{split}.tokens", folder / f"{split}.labels") for split in found}
+        if split not in splits:
+            raise UserError(f"there is no {split}.tokens in {folder}; train and valid are required, test is optional")
+    return {split: _check_files(folder / f"{split}.tokens", folder / f"{split}.labels") for split in splits}
 
 
-def _single(config: Config) -> Pair:
+def _single_pair(config: Config) -> LabeledFiles:
     if not config.path:
         raise UserError(
             "no path is given; it must name a folder with train.tokens and train.labels, or a file of tokens"
         )
     tokens = Path(config.path).expanduser()
-    return _pair(tokens, Path(config.labels).expanduser() if config.labels else tokens.with_suffix(".labels"))
+    return _check_files(tokens, Path(config.labels).expanduser() if config.labels else tokens.with_suffix(".labels"))
 
 
-def _pair(tokens: Path, labels: Path) -> Pair:
+def _check_files(tokens: Path, labels: Path) -> LabeledFiles:
     if not tokens.is_file():
         raise UserError(f"there is no file of tokens {tokens}")
     if not labels.is_file():
         raise UserError(f"there is no file of labels {labels} for the tokens in {tokens}")
     if tokens.samefile(labels):
-        raise UserError(f"{tokens} is given as tokens and as labels; they are two files")
-    return Pair(tokens, labels)
+        raise UserError(f"{tokens} is given as tokens and as labels; name two different files")
+    return LabeledFiles(tokens, labels)
 
 
-def _share(pair: Pair) -> dict[str, Pair]:
-    """The episodes of one pair for the three splits."""
-    count = sum(1 for _ in _episodes(pair))
+def _split_episodes(files: LabeledFiles) -> dict[str, LabeledFiles]:
+    """Split the episodes of a single pair of files."""
+    count = sum(1 for _ in _episodes(files))
     if count < 3:
-        raise UserError(f"{pair.tokens} has {count} episodes; it takes at least 3 to split them")
+        raise UserError(f"{files.tokens} has {count} episodes; a split needs at least 3")
     held_out = max(count // 20, 1)
     edges = (0, count - 2 * held_out, count - held_out, count)
     splits = zip(("train", "valid", "test"), pairwise(edges))
-    return {split: Pair(pair.tokens, pair.labels, first, last) for split, (first, last) in splits}
+    return {split: LabeledFiles(files.tokens, files.labels, first, last) for split, (first, last) in splits}
 
 
-def _episodes(pair: Pair) -> Iterator[tuple[int, list[str], list[str]]]:
-    """The number of a line, its tokens and its labels."""
+def _episodes(files: LabeledFiles) -> Iterator[tuple[int, list[str], list[str]]]:
+    """Return the line number, tokens and labels of each episode."""
 
-    def aligned() -> Iterator[tuple[int, list[str], list[str]]]:
-        lines = zip_longest(_lines(pair.tokens), _lines(pair.labels), fillvalue="")
-        for number, (tokens, labels) in enumerate(((line.split(), other.split()) for line, other in lines), 1):
+    def all_episodes() -> Iterator[tuple[int, list[str], list[str]]]:
+        lines = zip_longest(_lines(files.tokens), _lines(files.labels), fillvalue="")
+        for number, (token_line, label_line) in enumerate(lines, 1):
+            tokens, labels = token_line.split(), label_line.split()
             if len(tokens) != len(labels):
                 raise UserError(
-                    f"line {number} of {pair.tokens} has {len(tokens)} tokens, but that of {pair.labels} has "
-                    f"{len(labels)} labels; there must be one label for each token"
+                    f"line {number} has {len(tokens)} tokens in {files.tokens}, but {len(labels)} labels in "
+                    f"{files.labels}; there must be one label per token"
                 )
             if tokens:
                 yield number, tokens, labels
 
-    return islice(aligned(), pair.first, pair.last)
+    return islice(all_episodes(), files.first, files.last)
 
 
 def _lines(file: Path) -> Iterator[str]:
-    line: list[str] = []  # what has been read of a line; a very long one comes in many pieces
-    for piece in text_files.texts([text_files.whole(file)], "symbols and labels are text"):
-        first, *others = piece.split("\n")
+    line: list[str] = []  # the line so far; a very long one is read in several blocks
+    for block in text_files.read_texts([text_files.whole_file(file)], "tokens and labels are text"):
+        first, *others = block.split("\n")
         line.append(first)
         for other in others:
             yield "".join(line)
@@ -248,10 +255,10 @@ def _lines(file: Path) -> Iterator[str]:
         yield "".join(line)
 
 
-def _look_up(ids: dict[str, int], symbols: list[str], what: str) -> np.ndarray:
+def _look_up(ids: dict[str, int], names: list[str], subject: str) -> np.ndarray:
     try:
-        return np.array([ids[symbol] for symbol in symbols], np.int64)
+        return np.array([ids[name] for name in names], np.int64)
     except KeyError as error:
-        raise text.UnknownSymbolError(
-            f"{what} {error.args[0]!r} does not occur in the training split; add it there, or leave it out here"
+        raise text.UnknownTokenError(
+            f"{subject} {error.args[0]!r} is not in the training split; add it there, or remove it here"
         ) from error

@@ -1,8 +1,8 @@
-"""Parity: is the number of ones so far odd? The plainest task that needs a state, and a yardstick of how a model does
-beyond the lengths it was trained on.
+"""Parity: is the number of ones so far odd? The simplest task that needs a state, and a baseline for generalization
+beyond the training length.
 
-A sequence is a document of bits drawn uniformly; the label of each bit is the sum of the bits up to and including it,
-modulo 2. Each sequence begins with a start flag.
+A sequence is an episode of uniformly sampled bits; the label of each bit is the sum of the bits up to and including it,
+modulo 2. The state is reset at each sequence.
 """
 
 from __future__ import annotations
@@ -13,45 +13,45 @@ import numpy as np
 
 from stairwell import configs
 
-from .generated import Array, LengthTask, Sequences
+from .generated import Array, FixedLengthEpisodes, LengthTask
 
 
 @dataclass(frozen=True)
 class Config(configs.Config):
     length: int = 40
-    """bits in a training sequence"""
+    """Bits of a training sequence."""
     valid_length: int = 0
-    """bits in a validation sequence; 0: as many as in training"""
+    """Bits of a validation sequence; 0: as in training."""
     test_length: int = 400
-    """bits in a test sequence"""
+    """Bits of a test sequence."""
     train_episodes: int = 0
-    """size of the training set, which repeats; 0 draws new sequences without end"""
+    """Size of the training set, which repeats; 0: endless."""
     valid_episodes: int = 200
-    """fresh sequences in the validation split"""
+    """Sequences of the validation split."""
     test_episodes: int = 1000
-    """fresh sequences in the test split"""
+    """Sequences of the test split."""
 
 
-class Bits(Sequences):
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
-        return rng.integers(0, 2, size=(count, self.length), dtype=np.int8)
+class ParityEpisodes(FixedLengthEpisodes):
+    def sample(self, generator: np.random.Generator, count: int) -> Array:
+        return generator.integers(0, 2, size=(count, self.length), dtype=np.int8)
 
-    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
-        return running_parity(tokens, before)
+    def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
+        return running_parity(tokens, carry)
 
 
 class Parity(LengthTask):
     def __init__(self, config: Config) -> None:
-        super().__init__(config, Bits(config.length), inputs=2, outputs=2)
+        super().__init__(config, ParityEpisodes(config.length), inputs=2, outputs=2)
 
     def describe(self) -> str:
         c = self.config
-        return f"running parity of {c.length} bits, tested on {c.test_length}; {self.sets()}"
+        return f"running parity of {c.length} bits, tested on {c.test_length}; {self.describe_splits()}"
 
 
-def running_parity(bits: Array, before: Array | None) -> tuple[Array, Array]:
-    """bits (B, T) -> whether the ones up to each are odd in number, and the last of that (B, 1), to go on from."""
+def running_parity(bits: Array, carry: Array | None) -> tuple[Array, Array]:
+    """Return the parity of the ones up to each bit (B, T), and the last one (B, 1) to carry on."""
     odd = np.bitwise_xor.accumulate(bits, axis=1)
-    if before is not None:
-        odd ^= before
+    if carry is not None:
+        odd ^= carry
     return odd, odd[:, -1:]

@@ -1,11 +1,11 @@
-"""The word problem of the symmetric group S5: multiply permutations, one token at a time. It is complete for NC1, so
-that no transformer of fixed depth solves it at every length unless TC0 = NC1: today's yardstick of state tracking.
+"""The word problem of the symmetric group S5: multiply permutations, one token at a time. It is complete for NC1, so no
+transformer of fixed depth solves it at every length unless TC0 = NC1. A standard benchmark of state tracking.
 
-A sequence is a document of permutations of `elements` things, drawn uniformly. The label of its t-th token g_t is the
-number of the running product p_t, in which the first token is applied first: `p_t(i) = g_t(p_{t-1}(i))`. Permutations
-are numbered in the lexicographic order of their images (p(0), p(1), ..), so that 0 is the identity. With `generators`
-the only tokens are the swap of 0 and 1 (token 0) and the cycle i -> i + 1 (token 1), which together make up every
-permutation; the labels stay the same. Each sequence begins with a start flag.
+A sequence is an episode of uniformly sampled permutations of `elements` elements. The label of token g_t is the number
+of the running product p_t, in which the first token is applied first: `p_t(i) = g_t(p_{t-1}(i))`. Permutations are
+numbered in the lexicographic order of their images (p(0), p(1), ..), so 0 is the identity. With `generators` the only
+tokens are the swap of 0 and 1 (token 0) and the cycle i -> i + 1 (token 1), which generate the group; the labels are
+the same. The state is reset at each sequence.
 """
 
 from __future__ import annotations
@@ -20,103 +20,104 @@ import numpy as np
 from stairwell import configs
 from stairwell.errors import UserError
 
-from .generated import Array, LengthTask, Sequences
+from .generated import Array, FixedLengthEpisodes, LengthTask
 
-MOST_ELEMENTS = 6  # the table of all products has factorial(elements) squared entries
-SHORT = 256  # factors of a word that is multiplied in one piece
+MAX_ELEMENTS = 6  # the table of all products has factorial(elements) squared entries
+MAX_SERIAL = 256  # factors of a word that is multiplied without splitting it
 
 
 @dataclass(frozen=True)
 class Config(configs.Config):
     elements: int = 5
-    """how many things are permuted (the yardstick: 5)"""
+    """Number of permuted elements (the benchmark: 5)."""
     generators: bool = False
-    """draw only a swap and a cycle instead of every permutation"""
+    """Whether tokens are only a swap and a cycle, instead of all permutations."""
     length: int = 40
-    """permutations in a training sequence"""
+    """Permutations of a training sequence."""
     valid_length: int = 0
-    """permutations in a validation sequence; 0: as many as in training"""
+    """Permutations of a validation sequence; 0: as in training."""
     test_length: int = 400
-    """permutations in a test sequence"""
+    """Permutations of a test sequence."""
     train_episodes: int = 0
-    """size of the training set, which repeats; 0 draws new sequences without end"""
+    """Size of the training set, which repeats; 0: endless."""
     valid_episodes: int = 200
-    """fresh sequences in the validation split"""
+    """Sequences of the validation split."""
     test_episodes: int = 1000
-    """fresh sequences in the test split"""
+    """Sequences of the test split."""
 
 
 @dataclass(frozen=True)
-class Words(Sequences):
+class PermutationEpisodes(FixedLengthEpisodes):
     elements: int
     generators: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 2 <= self.elements <= MOST_ELEMENTS:
-            raise UserError(f"elements is {self.elements}; it must be between 2 and {MOST_ELEMENTS}")
+        if not 2 <= self.elements <= MAX_ELEMENTS:
+            raise UserError(f"elements is {self.elements}; it must be between 2 and {MAX_ELEMENTS}")
 
     @property
-    def symbols(self) -> int:
+    def vocabulary_size(self) -> int:
         return 2 if self.generators else factorial(self.elements)
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
-        return rng.integers(0, self.symbols, size=(count, self.length), dtype=np.int16)
+    def sample(self, generator: np.random.Generator, count: int) -> Array:
+        return generator.integers(0, self.vocabulary_size, size=(count, self.length), dtype=np.int16)
 
-    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
+    def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
         factors = generators(self.elements)[tokens] if self.generators else tokens
-        return running_products(products(self.elements), factorial(self.elements), factors, before)
+        return running_products(product_table(self.elements), factorial(self.elements), factors, carry)
 
 
 class Permutations(LengthTask):
     def __init__(self, config: Config) -> None:
-        words = Words(config.length, config.elements, config.generators)
-        super().__init__(config, words, inputs=words.symbols, outputs=factorial(config.elements))
+        episodes = PermutationEpisodes(config.length, config.elements, config.generators)
+        super().__init__(config, episodes, inputs=episodes.vocabulary_size, outputs=factorial(config.elements))
 
     def describe(self) -> str:
         c = self.config
         factors = "a swap and a cycle" if c.generators else "all permutations"
-        what = f"word problem of S{c.elements} over {factors}, {c.length} factors, tested on {c.test_length}"
-        return f"{what}; {self.sets()}"
+        task = f"word problem of S{c.elements} over {factors}, {c.length} factors, tested on {c.test_length}"
+        return f"{task}; {self.describe_splits()}"
 
 
 @cache
 def images(elements: int) -> Array:
-    """(number, i): where the permutation of this number takes thing i."""
+    """Return the images of all permutations: (number, i) is where the permutation takes element i."""
     return np.array(list(permutations(range(elements))))
 
 
 @cache
-def products(elements: int) -> Array:
-    """Flat (second * count + first): the number of the permutation that applies `first` and then `second`."""
+def product_table(elements: int) -> Array:
+    """Return the multiplication table, flat (second * order + first): the permutation that applies `first` and then
+    `second`."""
     first = images(elements)
     composed = first[:, first]  # (second, first, i): second[first[i]]
-    return numbers(composed).ravel()
+    return permutation_numbers(composed).ravel()
 
 
-def running_products(table: Array, order: int, factors: Array, before: Array | None = None) -> tuple[Array, Array]:
-    """(E, L) -> (E, L), the products of each word so far, and the last of them (E, 1), which a word goes on from.
-    `table` is a group's, flat; element 0 is the identity.
+def running_products(table: Array, order: int, factors: Array, carry: Array | None = None) -> tuple[Array, Array]:
+    """Return the products of each word so far (E, L), and the last of them (E, 1) to carry on. `table` is the flat
+    multiplication table of a group of `order` elements; element 0 is the identity. factors (E, L)
 
-    A loop in Python takes as long for one word as for hundreds, so long words are cut into pieces that are multiplied
-    side by side, each as if it came first."""
+    A loop in Python takes as long for one word as for hundreds, so long words are split into segments that are
+    multiplied in parallel, each as if it were the first."""
     E, L = factors.shape
-    first = np.zeros(E, dtype=np.intp) if before is None else before[:, 0]
-    if L <= SHORT:
+    first = np.zeros(E, dtype=np.intp) if carry is None else carry[:, 0]
+    if L <= MAX_SERIAL:
         running = _multiply(table, order, factors.astype(np.intp), first)[1:].T
         return running, running[:, -1:]
     size = isqrt(L)
     padded = np.zeros((E, -(-L // size) * size), dtype=np.intp)
     padded[:, :L] = factors
     alone = _multiply(table, order, padded.reshape(-1, size), np.zeros(padded.size // size, dtype=np.intp))
-    inside = alone[1:].T.reshape(E, -1, size)  # (E, pieces, size)
-    ahead = _multiply(table, order, inside[:, :, -1], first)[:-1].T  # (E, pieces): the product of all pieces before
-    running = table[inside * order + ahead[:, :, None]].reshape(E, -1)[:, :L]
+    within = alone[1:].T.reshape(E, -1, size)  # (E, segments, size)
+    before = _multiply(table, order, within[:, :, -1], first)[:-1].T  # (E, segments): product of all segments before
+    running = table[within * order + before[:, :, None]].reshape(E, -1)[:, :L]
     return running, running[:, -1:]
 
 
 def _multiply(table: Array, order: int, factors: Array, first: Array) -> Array:
-    """(E, L), (E,) -> (1 + L, E): `first`, and then each product; time first, for speed."""
+    """Return `first` (E,) and then each product with the factors (E, L): (1 + L, E), time first for speed."""
     running = np.empty((factors.shape[1] + 1, len(factors)), dtype=np.intp)
     running[0] = first
     for t, factor in enumerate(np.ascontiguousarray(factors.T)):
@@ -125,8 +126,8 @@ def _multiply(table: Array, order: int, factors: Array, first: Array) -> Array:
 
 
 @cache
-def even(elements: int) -> Array:
-    """The numbers of the even permutations, which swap an even number of pairs: the alternating group."""
+def even_permutations(elements: int) -> Array:
+    """Return the numbers of the even permutations: the alternating group."""
     i, j = np.triu_indices(elements, 1)
     inversions = (images(elements)[:, i] > images(elements)[:, j]).sum(axis=1)
     return np.flatnonzero(inversions % 2 == 0)
@@ -134,13 +135,14 @@ def even(elements: int) -> Array:
 
 @cache
 def generators(elements: int) -> Array:
-    """The numbers of the swap of 0 and 1 and of the cycle i -> i + 1."""
-    things = list(range(elements))
-    return numbers(np.array([[1, 0, *things[2:]], [*things[1:], 0]]))
+    """Return the numbers of the swap of 0 and 1 and of the cycle i -> i + 1."""
+    identity = list(range(elements))
+    return permutation_numbers(np.array([[1, 0, *identity[2:]], [*identity[1:], 0]]))
 
 
-def numbers(permuted: Array) -> Array:
-    """(..., i) -> (...): the number of each permutation. Read as digits, permutations sort as their numbers do."""
+def permutation_numbers(permuted: Array) -> Array:
+    """Return the number of each permutation: (..., i) -> (...). Read as digits, permutations are sorted like their
+    numbers."""
     elements = permuted.shape[-1]
     digits = elements ** np.arange(elements)[::-1]
     return np.searchsorted(images(elements) @ digits, permuted @ digits)

@@ -1,13 +1,13 @@
-"""Random walk: say where an agent stands, given only the actions it took (Fan et al., arXiv 2002.09402, 4.1.2 and 7.1).
+"""Random walk: where is an agent, given only its actions? (Fan et al., arXiv 2002.09402, 4.1.2 and 7.1)
 
-An agent starts in cell (0, 0) of a grid, the north-west corner, facing east. Its actions are drawn uniformly from
-`forward`, `left` and `right`. `forward` goes one cell on in the agent's heading and is ignored at the edge of the grid;
-`left` turns counter-clockwise (east, north, west, south) and `right` clockwise, without a step. Cell (row, column) has
-the number `row * grid + column`: rows are counted southwards, columns eastwards.
+An agent starts in cell (0, 0) of a grid, the north-west corner, facing east. Its actions are sampled uniformly from
+`forward`, `left` and `right`. `forward` moves one cell in the agent's heading and does nothing at the edge of the grid;
+`left` turns counterclockwise (east, north, west, south) and `right` clockwise, without a step. Cell (row, column) has
+the number `row * grid + column`: rows are counted southward, columns eastward.
 
-An episode is `reset` and then `length` actions. The label of an action is the agent's cell after it, that of `reset`
-the start cell. Episodes are concatenated; nothing but `reset` marks them, so a memory goes on over it. A model is
-trained on every label and scored on those of the actions.
+An episode is `reset` and then `length` actions. The label of an action is the agent's cell after it, the label of
+`reset` is the start cell. Episodes are concatenated; only `reset` separates them, and the state continues across it. A
+model is trained on every label and scored on those of the actions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stairwell import configs
 
-from .generated import Array, GeneratedTask, Played, check_at_least
+from .generated import Array, EpisodeArrays, GeneratedTask, check_at_least
 from .scores import TokenScore
 
 ACTIONS = ("forward", "left", "right", "reset")
@@ -33,26 +33,26 @@ STEPS = ((0, 1), (-1, 0), (0, -1), (1, 0))  # (rows, columns) of a step in each 
 @dataclass(frozen=True)
 class Config(configs.Config):
     length: int = 100
-    """actions in an episode (the first paper: 100, the second: 400)"""
+    """Actions per episode (the first paper: 100, the second: 400)."""
     grid: int = 8
-    """cells along each side of the grid"""
-    fresh: bool = False
-    """begin every episode with an empty memory; otherwise nothing but `reset` tells, as in the papers"""
+    """Cells along each side of the grid."""
+    reset: bool = False
+    """Whether the state is reset at every episode; in the papers it is not."""
     train_episodes: int = 0
-    """size of the training set, which repeats (the papers: 10000); 0 draws new episodes without end"""
+    """Size of the training set, which repeats (the papers: 10000 episodes); 0: endless."""
     valid_episodes: int = 200
-    """fresh episodes in the validation split"""
+    """Episodes of the validation split."""
     test_episodes: int = 1000
-    """fresh episodes in the test split"""
+    """Episodes of the test split."""
 
 
 @dataclass(frozen=True)
-class Walks:
+class RandomWalkEpisodes:
     length: int
     grid: int
-    documents: bool
-    adjustable: ClassVar[tuple[str, ...]] = ("length",)
-    opening: ClassVar[tuple[int, ...]] = (RESET,)
+    reset: bool
+    curriculum_options: ClassVar[tuple[str, ...]] = ("length",)
+    prefix: ClassVar[tuple[int, ...]] = (RESET,)
 
     def __post_init__(self) -> None:
         check_at_least(1, length=self.length)
@@ -62,50 +62,51 @@ class Walks:
     def size(self) -> int:
         return self.length + 1
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
-        return rng.integers(0, 3, size=(count, self.length), dtype=np.int8)
+    def sample(self, generator: np.random.Generator, count: int) -> Array:
+        return generator.integers(0, 3, size=(count, self.length), dtype=np.int8)
 
-    def play(self, draws: Array) -> Played:
-        E, _ = draws.shape
-        tokens = np.concatenate([np.full((E, 1), RESET, dtype=np.int8), draws], axis=1)
-        return Played(tokens, np.concatenate([np.zeros((E, 1), dtype=np.intp), self.follow(draws, None)[0]], axis=1))
+    def build(self, samples: Array) -> EpisodeArrays:
+        E, _ = samples.shape
+        tokens = np.concatenate([np.full((E, 1), RESET, dtype=np.int8), samples], axis=1)
+        cells = np.concatenate([np.zeros((E, 1), dtype=np.intp), self.labels(samples, None)[0]], axis=1)
+        return EpisodeArrays(tokens, cells)
 
-    def go_on(self, rng: np.random.Generator, length: int) -> Array:
-        return replace(self, length=length).draw(rng, 1)[0]
+    def generate(self, generator: np.random.Generator, length: int) -> Array:
+        return replace(self, length=length).sample(generator, 1)[0]
 
-    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
-        """The cell after each action; carried on is the pose."""
+    def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
+        """Return the cell after each action, and the last pose to carry on."""
         E, T = tokens.shape
-        table = _transitions(self.grid).ravel()
-        poses = np.empty((T + 1, E), dtype=np.intp)  # begins with cell 0, heading 0; time first, for speed
-        poses[0] = 0 if before is None else before
+        table = transitions(self.grid).ravel()
+        poses = np.empty((T + 1, E), dtype=np.intp)  # time first, for speed
+        poses[0] = 0 if carry is None else carry  # 0: cell 0, facing east
         for t, action in enumerate(tokens.T.astype(np.intp), start=1):
             np.take(table, poses[t - 1] * 3 + action, out=poses[t])
         return poses[1:].T // 4, poses[-1]
 
-    def asks(self, place: Array) -> Array:
-        return place > 0
+    def is_scored(self, positions: Array) -> Array:
+        return positions > 0
 
 
 class RandomWalk(GeneratedTask):
     def __init__(self, config: Config) -> None:
-        walks = Walks(config.length, config.grid, config.fresh)
-        super().__init__(config, walks, inputs=len(ACTIONS), outputs=config.grid**2)
+        episodes = RandomWalkEpisodes(config.length, config.grid, config.reset)
+        super().__init__(config, episodes, inputs=len(ACTIONS), outputs=config.grid**2)
 
     def score(self) -> TokenScore:
-        return TokenScore(counts=_is_action)
+        return TokenScore(is_scored=_is_action)
 
     def describe(self) -> str:
         length, grid = self.config.length, self.config.grid
-        return f"random walk: episodes of {length} actions on a {grid}x{grid} grid; {self.sets()}"
+        return f"random walk: episodes of {length} actions on a {grid}x{grid} grid; {self.describe_splits()}"
 
 
 def _is_action(tokens: Tensor) -> Tensor:
     return tokens != RESET
 
 
-def _transitions(grid: int) -> Array:
-    """(poses, actions): the pose after an action. Pose = cell * 4 + heading."""
+def transitions(grid: int) -> Array:
+    """Return the pose after each action: (poses, actions). Pose = cell * 4 + heading."""
     row, column, heading = np.indices((grid, grid, 4)).reshape(3, -1)
     south, east = np.array(STEPS)[heading].T
     ahead = np.clip(row + south, 0, grid - 1) * grid + np.clip(column + east, 0, grid - 1)
@@ -114,14 +115,15 @@ def _transitions(grid: int) -> Array:
 
 
 def format_walk(tokens: Iterable[int]) -> str:
-    """The actions as words, an episode a line."""
-    words = " ".join(ACTIONS[token] for token in tokens)
-    return words.replace(" reset", "\nreset")
+    """Return the names of the actions, one episode per line."""
+    names = " ".join(ACTIONS[token] for token in tokens)
+    return names.replace(" reset", "\nreset")
 
 
 def trajectory(tokens: Iterable[int], grid: int = 8) -> tuple[list[int], list[int]]:
-    """The agent's cell and heading (a number in HEADINGS) after each token, from the start cell facing east."""
-    table = _transitions(grid)
+    """Return the agent's cell and heading (an index into HEADINGS) after each token, from the start cell facing
+    east."""
+    table = transitions(grid)
     pose, poses = 0, []
     for token in tokens:
         pose = 0 if token == RESET else int(table[pose, token])

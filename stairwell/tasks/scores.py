@@ -1,7 +1,6 @@
-"""Scores of labeled tasks: the loss and the accuracy of tokens, and of whole sequences.
+"""Metrics of labeled tasks: the loss and accuracy of tokens, and the accuracy of whole sequences.
 
-A token is scored if its target is not IGNORE. Accuracies and errors are in percent. Where nothing is scored, what would
-be divided by zero is not a number.
+A token is scored if its target is not IGNORE. Accuracies and errors are in percent. Without scored tokens they are NaN.
 """
 
 from __future__ import annotations
@@ -16,85 +15,87 @@ from .base import IGNORE, Batch
 
 
 class TokenScore:
-    """`loss` (nats per scored token), `scored`, `accuracy` and `error` of the scored tokens.
+    """Accumulates `loss` (nats per scored token), `scored`, `accuracy` and `error` of the scored tokens.
 
-    `counts(tokens)` tells for each input token whether it counts; a token that does not is left out of all four.
+    `is_scored(tokens)` may exclude input tokens from all four.
     """
 
-    def __init__(self, counts: Callable[[Tensor], Tensor] | None = None) -> None:
-        self._counts = counts
+    def __init__(self, is_scored: Callable[[Tensor], Tensor] | None = None) -> None:
+        self._is_scored = is_scored
         self._loss = 0.0
         self._scored = 0
-        self._right = 0
+        self._correct = 0
 
     def add(self, batch: Batch, nll: Tensor, predictions: Tensor) -> None:
-        scored, right = self._judge(batch, predictions)
+        scored, correct = self._compare(batch, predictions)
         self._loss += float(nll.cpu()[scored].sum(dtype=torch.float64))
         self._scored += int(scored.sum())
-        self._right += int(right.sum())
+        self._correct += int(correct.sum())
 
     def result(self) -> dict[str, float]:
-        accuracy = _percent(self._right, self._scored)
+        accuracy = _percent(self._correct, self._scored)
         loss = self._loss / self._scored if self._scored else nan
         return {"loss": loss, "scored": self._scored, "accuracy": accuracy, "error": 100 - accuracy}
 
-    def _judge(self, batch: Batch, predictions: Tensor) -> tuple[Tensor, Tensor]:
-        """Which tokens are scored, and which of those are right: (B, T) bool."""
+    def _compare(self, batch: Batch, predictions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which tokens are scored, and which of those are correct: (B, T) bool."""
         targets = batch.targets.cpu()
         scored = targets != IGNORE
-        if self._counts is not None:
-            scored &= self._counts(batch.tokens.cpu())
+        if self._is_scored is not None:
+            scored &= self._is_scored(batch.tokens.cpu())
         return scored, scored & (predictions.cpu() == targets)
 
 
 class SequenceScore(TokenScore):
-    """Adds `sequences`, `sequence_accuracy` (sequences whose scored tokens are all right) and `last_accuracy`
-    (sequences whose last scored token is right).
+    """Adds `sequences`, `sequence_accuracy` (sequences whose scored tokens are all correct) and `last_accuracy`
+    (sequences whose last scored token is correct).
 
-    A sequence runs from one start flag of its row to the next, over as many segments as it takes. One without a scored
-    token does not count.
+    A sequence extends from one start flag of its stream to the next, over any number of segments. Sequences without
+    scored tokens do not count.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._closed = torch.zeros(3, dtype=torch.int64)  # how many sequences, all right, right at the last token
-        self._open: Tensor | None = None  # (3, B), of the sequences under way: tokens scored, right, last one right
+        self._finished = torch.zeros(3, dtype=torch.int64)  # sequences, all correct, last token correct
+        # (3, B), of the unfinished sequence of each stream: tokens scored, tokens correct, last token correct
+        self._unfinished: Tensor | None = None
 
     def add(self, batch: Batch, nll: Tensor, predictions: Tensor) -> None:
         super().add(batch, nll, predictions)
         if batch.start is None:
-            raise ValueError("a batch without start flags; they are what tells sequences apart")
-        scored, right = self._judge(batch, predictions)
+            raise ValueError("the batch has no start flags, which separate sequences")
+        scored, correct = self._compare(batch, predictions)
         B, T = scored.shape
-        # 0 is the sequence that was under way before this segment
+        # 0 is the sequence that was unfinished before this segment.
         sequence = batch.start.cpu().long().cumsum(dim=1)  # (B, T)
-        tally = torch.zeros(3, B, int(sequence.max()) + 1, dtype=torch.int64)
-        tally[0].scatter_add_(1, sequence, scored.long())
-        tally[1].scatter_add_(1, sequence, right.long())
-        place = torch.arange(1, T + 1) * scored
-        last = torch.zeros_like(tally[0]).scatter_reduce_(1, sequence, place, "amax")  # 0: none scored here
-        tally[2] = torch.where(last > 0, right.long().gather(1, (last - 1).clamp(min=0)), 0)
-        if self._open is not None:
-            tally[:2, :, 0] += self._open[:2]
-            tally[2, :, 0] = torch.where(last[:, 0] > 0, tally[2, :, 0], self._open[2])
+        counts = torch.zeros(3, B, int(sequence.max()) + 1, dtype=torch.int64)
+        counts[0].scatter_add_(1, sequence, scored.long())
+        counts[1].scatter_add_(1, sequence, correct.long())
+        position = torch.arange(1, T + 1) * scored
+        last = torch.zeros_like(counts[0]).scatter_reduce_(1, sequence, position, "amax")  # 0: none scored here
+        counts[2] = torch.where(last > 0, correct.long().gather(1, (last - 1).clamp(min=0)), 0)
+        if self._unfinished is not None:
+            counts[:2, :, 0] += self._unfinished[:2]
+            counts[2, :, 0] = torch.where(last[:, 0] > 0, counts[2, :, 0], self._unfinished[2])
         newest = sequence[:, -1:]
-        self._closed += _count(tally[:, torch.arange(tally.shape[2]) < newest])
-        self._open = tally.gather(2, newest.expand(3, B, 1)).squeeze(2)
+        self._finished += _count_sequences(counts[:, torch.arange(counts.shape[2]) < newest])
+        self._unfinished = counts.gather(2, newest.expand(3, B, 1)).squeeze(2)
 
     def result(self) -> dict[str, float]:
-        total = self._closed if self._open is None else self._closed + _count(self._open)
-        sequences, whole, last = total.tolist()
+        total = self._finished if self._unfinished is None else self._finished + _count_sequences(self._unfinished)
+        sequences, all_correct, last_correct = total.tolist()
         return super().result() | {
             "sequences": sequences,
-            "sequence_accuracy": _percent(whole, sequences),
-            "last_accuracy": _percent(last, sequences),
+            "sequence_accuracy": _percent(all_correct, sequences),
+            "last_accuracy": _percent(last_correct, sequences),
         }
 
 
-def _count(tally: Tensor) -> Tensor:
-    """From tokens scored, right and last right (3, n) of n sequences: how many they are, all right, last right."""
-    scored, right, last = tally
-    return torch.stack([(scored > 0).sum(), ((scored > 0) & (right == scored)).sum(), last.sum()])
+def _count_sequences(counts: Tensor) -> Tensor:
+    """Return the number of sequences, of those all correct and of those with a correct last token. counts (3, n):
+    tokens scored, tokens correct and last token correct, of n sequences."""
+    scored, correct, last = counts
+    return torch.stack([(scored > 0).sum(), ((scored > 0) & (correct == scored)).sum(), last.sum()])
 
 
 def _percent(part: int, whole: int) -> float:

@@ -1,15 +1,15 @@
-"""The protocol that today's tables of state tracking share, and the episodes that follow it.
+"""The common protocol of published state-tracking benchmarks.
 
-From Walker et al. (arXiv 2505.17761) and Terzić et al. (arXiv 2509.22284): an episode's length is drawn uniformly, from
-3..40 in training and from 40..256 in testing, and the only label is at its last token. Episodes are documents here:
-each begins with a start flag.
+From Walker et al. (arXiv 2505.17761) and Terzić et al. (arXiv 2509.22284): the length of an episode is sampled
+uniformly, from 3..40 in training and from 40..256 in testing, and only the last token has a label. Here the state is
+reset at each episode.
 
-Ours: `label = every` asks at every token of training and testing for the label that the episode would have if it ended
-there; `last_accuracy` is the published number then too. A model chooses among the labels only, where the published
-ones choose among all symbols. The published numbers are the best of several validations on the test's lengths, which
+Differences: `label = every` scores every token, in training and testing, with the label that the episode would have if
+it ended there; `last_accuracy` is then still the published number. A model chooses among the labels only, published
+models among all tokens. The published numbers are the best of several validations on the test lengths, which
 `valid_min_length = 40`, `valid_length = 256` repeat; by default validation has the lengths of training.
 
-Letters: E episodes, W tokens of the longest that could be drawn.
+Letters: E episodes, W tokens of the longest possible episode.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from stairwell.configs import Config
 from stairwell.errors import UserError
 
 from .base import IGNORE
-from .generated import Array, GeneratedTask, Played, check_at_least
+from .generated import Array, EpisodeArrays, GeneratedTask, check_at_least
 
 Label = Literal["last", "every"]
 
@@ -31,37 +31,37 @@ Label = Literal["last", "every"]
 @dataclass(frozen=True)
 class StateTrackingConfig(Config):
     min_length: int = 3
-    """tokens in the shortest training episode (the tables: 3)"""
+    """Tokens of the shortest training episode (the benchmarks: 3)."""
     length: int = 40
-    """tokens in the longest training episode (the tables: 40)"""
+    """Tokens of the longest training episode (the benchmarks: 40)."""
     valid_min_length: int = 0
-    """tokens in the shortest validation episode; 0: as in training"""
+    """Tokens of the shortest validation episode; 0: as in training."""
     valid_length: int = 0
-    """tokens in the longest validation episode; 0: as in training"""
+    """Tokens of the longest validation episode; 0: as in training."""
     test_min_length: int = 40
-    """tokens in the shortest test episode (the tables: 40)"""
+    """Tokens of the shortest test episode (the benchmarks: 40)."""
     test_length: int = 256
-    """tokens in the longest test episode (the tables: 256)"""
+    """Tokens of the longest test episode (the benchmarks: 256)."""
     label: Label = "last"
-    """where a label is asked: at an episode's last token (the tables), or at every one"""
+    """Scored tokens: the last one of an episode (the benchmarks), or every one."""
     train_episodes: int = 0
-    """size of the training set, which repeats; 0 draws new episodes without end"""
+    """Size of the training set, which repeats; 0: endless."""
     valid_episodes: int = 200
-    """fresh episodes in the validation split"""
+    """Episodes of the validation split."""
     test_episodes: int = 1000
-    """fresh episodes in the test split"""
+    """Episodes of the test split."""
 
 
 @dataclass(frozen=True)
 class StateTrackingEpisodes:
-    """Episodes of unequal length. A task draws tokens for the longest and says what their running labels are."""
+    """Episodes of varying length. A task samples tokens for the longest one and computes their running labels."""
 
     min_length: int
     length: int
     label: Label
-    adjustable: ClassVar[tuple[str, ...]] = ("length",)
-    documents: ClassVar[bool] = True
-    opening: ClassVar[tuple[int, ...]] = ()
+    curriculum_options: ClassVar[tuple[str, ...]] = ("length",)
+    reset: ClassVar[bool] = True
+    prefix: ClassVar[tuple[int, ...]] = ()
 
     def __post_init__(self) -> None:
         check_at_least(1, min_length=self.min_length)
@@ -75,46 +75,54 @@ class StateTrackingEpisodes:
         return (self.min_length + self.length) // 2
 
     @property
-    def longest(self) -> int:
-        """How many tokens the longest episode has (W)."""
+    def max_length(self) -> int:
+        """The number of tokens of the longest episode (W)."""
         return self.length
 
-    def draw(self, rng: np.random.Generator, count: int) -> Array:
-        """(count, 1 + W): each episode's length, and tokens for the longest there can be."""
-        lengths = rng.integers(self.min_length, self.length, size=(count, 1), dtype=np.int32, endpoint=True)
-        return np.concatenate([lengths, self.draw_tokens(rng, count)], axis=1)
+    def sample(self, generator: np.random.Generator, count: int) -> Array:
+        """Return the length of each episode, and tokens for the longest possible one: (count, 1 + W)."""
+        lengths = generator.integers(self.min_length, self.length, size=(count, 1), dtype=np.int32, endpoint=True)
+        return np.concatenate([lengths, self.sample_tokens(generator, count)], axis=1)
 
-    def draw_tokens(self, rng: np.random.Generator, count: int) -> Array:
-        """(count, W)"""
+    def sample_tokens(self, generator: np.random.Generator, count: int) -> Array:
+        """Return tokens (count, W)."""
         raise NotImplementedError
 
-    def follow(self, tokens: Array, before: Array | None) -> tuple[Array, Array]:
-        """(E, W) -> (E, W), the label of each episode if it ended at this token, and what its further labels need to be
-        known of it; `before` is that of the tokens before, none at an episode's beginning."""
+    def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
+        """Return the label of each episode if it ended at this token (E, W), and the state to carry to the next call;
+        `carry` is None at the start of an episode."""
         raise NotImplementedError
 
-    def play(self, draws: Array) -> Played:
-        tokens = draws[:, 1:]
-        return self.cut(draws[:, :1], tokens, self.follow(tokens, None)[0])
+    def build(self, samples: Array) -> EpisodeArrays:
+        tokens = samples[:, 1:]
+        return self.truncate(samples[:, :1], tokens, self.labels(tokens, None)[0])
 
-    def go_on(self, rng: np.random.Generator, length: int) -> Array:
-        return replace(self, min_length=1, length=length).draw_tokens(rng, 1)[0]
+    def generate(self, generator: np.random.Generator, length: int) -> Array:
+        return replace(self, min_length=1, length=length).sample_tokens(generator, 1)[0]
 
-    def asks(self, place: Array) -> Array:
-        """Where an episode could have ended in training."""
-        return place >= (1 if self.label == "every" else self.min_length)
+    def is_scored(self, positions: Array) -> Array:
+        """Return whether a training episode could have ended at these positions."""
+        return positions >= (1 if self.label == "every" else self.min_length)
 
-    def cut(self, lengths: Array, tokens: Array, labels: Array, whole: Array | bool = True) -> Played:
-        """End each episode at its length (E, 1). `whole` (W,) tells at which places an episode could end."""
-        place = np.arange(tokens.shape[1])
-        asked = place == lengths - 1
+    def truncate(self, lengths: Array, tokens: Array, labels: Array, complete: Array | bool = True) -> EpisodeArrays:
+        """End each episode at its length (E, 1). `complete` (W,): the positions where an episode could end."""
+        position = np.arange(tokens.shape[1])
+        scored = position == lengths - 1
         if self.label == "every":
-            asked |= whole
-        return Played(tokens, np.where(asked, labels, IGNORE), present=place < lengths)
+            scored |= complete
+        return EpisodeArrays(tokens, np.where(scored, labels, IGNORE), present=position < lengths)
+
+
+@dataclass(frozen=True)
+class BitStringEpisodes(StateTrackingEpisodes):
+    """Episodes of uniformly sampled bits."""
+
+    def sample_tokens(self, generator: np.random.Generator, count: int) -> Array:
+        return generator.integers(0, 2, size=(count, self.max_length), dtype=np.int8)
 
 
 class StateTrackingTask(GeneratedTask):
-    """A task of the tables: `name` in a few words, and episodes whose lengths differ in training and in testing."""
+    """A state-tracking benchmark: a short `name`, and episodes whose lengths differ between training and testing."""
 
     name: str
 
@@ -128,5 +136,5 @@ class StateTrackingTask(GeneratedTask):
     def describe(self) -> str:
         c = self.config
         lengths = f"{c.min_length} to {c.length} tokens, tested on {c.test_min_length} to {c.test_length}"
-        asked = "asked at the last" if c.label == "last" else "asked at every one"
-        return f"{self.name}, {lengths}, {asked}; {self.sets()}"
+        scored = "scored at the last" if c.label == "last" else "scored at every one"
+        return f"{self.name}, {lengths}, {scored}; {self.describe_splits()}"

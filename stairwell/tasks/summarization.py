@@ -1,7 +1,7 @@
-"""Summarization: an article's first words into a few sentences (Fan et al., arXiv 2002.09402, section 6.3).
+"""Summarization of articles in a few sentences (Fan et al., arXiv 2002.09402, section 6.3).
 
-The first 400 words of an article are read, as in the paper (See et al., 2017). A model is judged by its loss or by
-ROUGE (rouge-score, with stemming).
+The first 400 words of an article are read, as in the paper (See et al., 2017). The primary metric is the loss or ROUGE
+(rouge-score, with stemming).
 """
 
 from __future__ import annotations
@@ -13,51 +13,51 @@ from typing import Any, ClassVar, Literal
 
 from stairwell import configs
 from stairwell.errors import UserError
-from stairwell.tasks import text_scores, translation
-from stairwell.tasks.pair_task import PairTask
+from stairwell.tasks import text_scores
+from stairwell.tasks.pair_task import PairTask, check_pair_config
 
-WITHIN_NAME = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+")
+NAME_PARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+")
 WORD = re.compile(r"\w+|[^\w\s]+")
 
 
-def words_of(program: str) -> list[str]:
-    """The words of a program, those within names apart. With a space in front of each they are the same symbols as the
-    words of a summary: byte pairs have one symbol for ` name` and another for the end of `user_name`."""
-    return WORD.findall(WITHIN_NAME.sub(" ", program))
+def split_words(program: str) -> list[str]:
+    """Return the words of a program, with names split into their parts. Joined by spaces they get the same tokens as
+    the words of a summary: byte pairs have one token for ` name` and another for the end of `user_name`."""
+    return WORD.findall(NAME_PARTS.sub(" ", program))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(configs.Config):
     path: str = ""
-    "a folder with train.jsonl, valid.jsonl, ... (or csv, tsv, or parallel text files), or one such table"
+    "Folder with train.jsonl, valid.jsonl, ... (or csv, tsv, or parallel text files), or one such table."
     source: str = "source"
-    "the column of the article, or the ending of its files"
+    "Column of the article, or suffix of its files."
     target: str = "target"
-    "the column of the summary, or the ending of its files"
+    "Column of the summary, or suffix of its files."
     test: str = ""
-    "how the names of the test files begin, if there are several"
+    "Prefix of the names of the test files, if there are several."
     words: int = 400
-    "how many words of an article to read; 0: all"
+    "Number of words to read of an article; 0: all."
     split_names: bool = False
-    "programs: read getUserName and get_user_name as the words they are made of, and every sign apart"
+    "Whether to split names in programs, such as getUserName and get_user_name, into words."
     lowercase: bool = False
-    "read and write lower case only"
+    "Whether to lowercase article and summary."
     vocabulary: int = 8000
-    "number of byte pairs"
+    "Vocabulary size (byte pairs)."
     joint: bool = True
-    "one vocabulary for article and summary"
+    "Whether article and summary share one vocabulary."
     max_source_length: int = 1024
-    "tokens of an article; in training longer ones are left out, in use they are cut"
+    "Maximum number of article tokens; longer articles are left out in training and truncated in use."
     max_target_length: int = 256
-    "tokens of a summary; in training longer ones are left out"
+    "Maximum number of summary tokens; longer summaries are left out in training."
     primary_metric: Literal["loss", "rougeL"] = "loss"
-    "what the best model is chosen by"
-    sample: int = 50
-    "how many summaries to write, greedily, at every validation; 0: none"
+    "Metric that the best model is chosen by."
+    decode_examples: int = 50
+    "Number of validation articles to summarize greedily at every validation; 0: none."
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        translation.check(self)
+        check_pair_config(self)
         if self.words < 0:
             raise UserError(f"words must be 0 or more, not {self.words}")
 
@@ -65,18 +65,18 @@ class Config(configs.Config):
 class Summarization(PairTask):
     verb: ClassVar[str] = "summarize"
     metric: ClassVar[str] = "rougeL"
-    # The paper's 3-gram blocking; a summary is as long as summaries are, not as its article.
-    search: ClassVar[dict[str, Any]] = {"block": 3, "longest_ratio": 0.0}
+    # The paper's 3-gram blocking. The length of a summary does not depend on the length of the article.
+    search_defaults: ClassVar[dict[str, Any]] = {"no_repeat_ngram_size": 3, "max_length_ratio": 0.0}
 
-    def normal_source(self, line: str) -> str:
-        words = words_of(line) if self.config.split_names else line.split()
-        return self.normal(" ".join(words[: self.config.words or None]))
+    def normalize_source(self, line: str) -> str:
+        words = split_words(line) if self.config.split_names else line.split()
+        return self.normalize(" ".join(words[: self.config.words or None]))
 
-    def _reading(self) -> list[Any]:
+    def _source_options(self) -> list[Any]:
         return [self.config.words, self.config.split_names]
 
-    def rate(self, said: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
-        return text_scores.rouge(said, wanted)
+    def text_metrics(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        return text_scores.rouge(hypotheses, references)
 
-    def judge(self, said: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
-        return dict(self.rate(said, wanted))
+    def detailed_text_metrics(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+        return dict(self.text_metrics(hypotheses, references))

@@ -1,7 +1,7 @@
-"""Translation: sentences of one language into another (Fan et al., arXiv 2002.09402, sections 4.2.1 and 6.2).
+"""Translation from one language into another (Fan et al., arXiv 2002.09402, sections 4.2.1 and 6.2).
 
-Byte pairs are learned from the training pairs of both languages together, or of each alone. A model is judged by its
-loss or by BLEU (sacrebleu, 13a; lower-cased if the model knows lower case only).
+Byte pairs are learned from the training pairs of both languages together, or of each separately. The primary metric is
+the loss or BLEU (sacrebleu, 13a; lowercased if the model is).
 """
 
 from __future__ import annotations
@@ -11,71 +11,58 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from stairwell import configs
-from stairwell.errors import UserError
 from stairwell.tasks import text_scores
-from stairwell.tasks.pair_task import PairTask
+from stairwell.tasks.pair_task import PairTask, check_pair_config
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(configs.Config):
     path: str = ""
-    "a folder with train.de, train.en, ... or with tables (jsonl, csv, tsv); not needed if source and target are files"
+    "Folder with train.de, train.en, ... or with tables (jsonl, csv, tsv); not needed if source and target are files."
     source: str = "de"
-    "the source: the ending of its files, a file's name, or a column of a table"
+    "Source: the suffix of its files, the name of a file, or a column of a table."
     target: str = "en"
-    "the target: the ending of its files, a file's name, or a column of a table"
+    "Target: the suffix of its files, the name of a file, or a column of a table."
     test: str = ""
-    "how the names of the test files begin, if there are several"
+    "Prefix of the names of the test files, if there are several."
     lowercase: bool = False
-    "read and write lower case only"
+    "Whether to lowercase source and target."
     vocabulary: int = 8000
-    "number of byte pairs"
+    "Vocabulary size (byte pairs)."
     joint: bool = True
-    "one vocabulary for source and target"
+    "Whether source and target share one vocabulary."
     max_source_length: int = 256
-    "tokens of a source; in training longer ones are left out, in use they are cut"
+    "Maximum number of source tokens; longer sources are left out in training and truncated in translation."
     max_target_length: int = 128
-    "tokens of a target; in training longer ones are left out"
+    "Maximum number of target tokens; longer targets are left out in training."
     primary_metric: Literal["loss", "bleu"] = "loss"
-    "what the best model is chosen by"
-    sample: int = 200
-    "how many sentences to translate, greedily, at every validation; 0: none"
+    "Metric that the best model is chosen by."
+    decode_examples: int = 200
+    "Number of validation sentences to translate greedily at every validation; 0: none."
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(self)
+        check_pair_config(self)
 
 
 class Translation(PairTask):
     verb: ClassVar[str] = "translate"
     metric: ClassVar[str] = "bleu"
 
-    def rate(self, said: Sequence[str], wanted: Sequence[str]) -> dict[str, float]:
-        return {"bleu": text_scores.bleu(said, wanted, self.config.lowercase)[0]}
+    def text_metrics(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+        return {"bleu": text_scores.bleu(hypotheses, references, self.config.lowercase)[0]}
 
-    def judge(self, said: Sequence[str], wanted: Sequence[str]) -> dict[str, Any]:
-        cased, signature = text_scores.bleu(said, wanted)
-        lower, lower_signature = text_scores.bleu(said, wanted, lowercase=True)
-        chrf, chrf_signature = text_scores.chrf(said, wanted)
+    def detailed_text_metrics(self, hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, Any]:
+        cased, signature = text_scores.bleu(hypotheses, references)
+        lower, lower_signature = text_scores.bleu(hypotheses, references, lowercase=True)
+        chrf, chrf_signature = text_scores.chrf(hypotheses, references)
         return {
             "bleu": lower if self.config.lowercase else cased,
             "bleu_cased": cased,
             "bleu_lowercase": lower,
-            "bleu_compounds_split": text_scores.compound_bleu(said, wanted, self.config.lowercase),
+            "bleu_compounds_split": text_scores.compound_bleu(hypotheses, references, self.config.lowercase),
             "chrf++": chrf,
             "signature_cased": signature,
             "signature_lowercase": lower_signature,
             "signature_chrf++": chrf_signature,
         }
-
-
-def check(config: Any) -> None:
-    for name in ("vocabulary", "max_source_length", "max_target_length"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}")
-    if config.vocabulary < 256:
-        raise UserError(f"vocabulary must be at least 256, the number of bytes, not {config.vocabulary}")
-    if config.sample < 0:
-        raise UserError(f"sample must be 0 or more, not {config.sample}")
-    if config.primary_metric != "loss" and not config.sample:
-        raise UserError(f"a primary_metric of {config.primary_metric} needs a sample to be written: --task.sample 200")

@@ -1,25 +1,27 @@
-"""Training: one loop over objectives, feeds and validations, with checkpoints, curricula and several processes."""
+"""Training: one loop over objectives, batch sources and validations, with checkpoints, curricula and processes."""
 
-from stairwell.train.config import TrainConfig
-from stairwell.train.loop import Diverged, Interrupted, NotSaved, Trainer, Watch
+from stairwell.train.config import PairTrainConfig, StreamTrainConfig, TrainConfig
+from stairwell.train.loop import Callback, Diverged, Interrupted, NotSaved, Trainer
 from stairwell.train.objective import BatchSource, Objective, Outcome, Phase, Validation
 from stairwell.train.run import Run
 from stairwell.train.streams import CrossEntropy, evaluate, stream_trainer
 
 __all__ = [
     "BatchSource",
+    "Callback",
     "CrossEntropy",
     "Diverged",
     "Interrupted",
     "NotSaved",
     "Objective",
     "Outcome",
+    "PairTrainConfig",
     "Phase",
     "Run",
+    "StreamTrainConfig",
     "TrainConfig",
     "Trainer",
     "Validation",
-    "Watch",
     "evaluate",
     "stream_trainer",
 ]

@@ -1,12 +1,10 @@
-"""A training as named tensors and a note, and back. A checkpoint is the progress and the tensors of model, objective,
-optimizer and feed; it knows no trainer.
+"""Checkpoints: the state of a run as named tensors and a note, and back.
 
-    model.*  objective.*      parameters and buffers           state.*    what the objective carries from call to call
-    optimizer.KEY.*           what the optimizer remembers     feed.*     tensors of the feed's position
+    model.*  objective.*      parameters and buffers       state.*           the objective's stream state
+    optimizer.KEY.*           state of the optimizer       batch_source.*    tensors of the batch source's position
     rng.DEVICE.RANK           random generators
 
-States and positions of all processes are gathered in the order of the rows, so that any number of processes that
-divides them can go on.
+States and positions are those of the whole batch, so that any number of processes that divides it can resume.
 """
 
 from __future__ import annotations
@@ -26,30 +24,30 @@ from stairwell.train.objective import BatchSource, Objective
 
 
 @dataclass
-class Tally:
-    """What happened since the last line of metrics. Sums are this process's own and stay on the device, so that nothing
-    has to wait for them."""
+class MetricAccumulator:
+    """Metrics since the last line of metrics. The sums are those of this process and stay on its device, so that no
+    step waits for them."""
 
-    updates: int = 0
+    steps: int = 0
     tokens: int = 0
     seconds: float = 0.0
     terms: int = 0
     gradient_norm: Tensor | float = 0.0
     sums: dict[str, Tensor | float] = field(default_factory=dict)
-    "of the loss and of the objective's metrics"
+    "Sums of the loss and of the objective's metrics."
 
     def add(self, sums: dict[str, Tensor]) -> None:
         for name, value in sums.items():
             self.sums[name] = self.sums.get(name, 0) + value
 
     def totals(self, world: Distributed) -> dict[str, float]:
-        """The sums over all processes."""
+        """Return the sums over all processes."""
         return dict(zip(self.sums, world.sum(*(float(value) for value in self.sums.values()))))
 
 
 @dataclass
 class Progress:
-    """How far a training has come."""
+    """Progress of a run."""
 
     step: int = 0
     tokens: int = 0
@@ -59,44 +57,45 @@ class Progress:
     best_loss: float = math.inf
     best_step: int = 0
     unimproved: int = 0
-    "validations since the best one"
+    "Validations since the best one."
     smooth_loss: float | None = None
     valid: dict[str, Any] | None = None
-    "the scores of a validation since the last update"
-    tally: Tally = field(default_factory=Tally)
+    "Scores of a validation since the last step."
+    metrics: MetricAccumulator = field(default_factory=MetricAccumulator)
     curriculum: list[int] = field(default_factory=list)
 
     def to_json(self, world: Distributed) -> dict[str, Any]:
-        """All processes take part; sums are those of all."""
-        tally = {"gradient_norm": float(self.tally.gradient_norm), "sums": self.tally.totals(world)}
-        return {**vars(self), "tally": {**vars(self.tally), **tally}}
+        """Return the progress with the sums of all processes. All processes must call this."""
+        metrics = {"gradient_norm": float(self.metrics.gradient_norm), "sums": self.metrics.totals(world)}
+        return {**vars(self), "metrics": {**vars(self.metrics), **metrics}}
 
     @staticmethod
     def from_json(data: dict[str, Any], world: Distributed) -> Progress:
-        tally = Tally(**data["tally"])
-        if not world.first:  # one process takes up the sums of all
-            tally.sums = dict.fromkeys(tally.sums, 0.0)
-        return Progress(**{**data, "tally": tally})
+        metrics = MetricAccumulator(**data["metrics"])
+        if not world.is_main:  # the main process continues the sums of all
+            metrics.sums = dict.fromkeys(metrics.sums, 0.0)
+        return Progress(**{**data, "metrics": metrics})
 
 
 def pack(
     progress: Progress, objective: Objective, optimizer: Optimizer, batch_source: BatchSource, world: Distributed
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Everything that is needed to go on. All processes take part; the first one's result is whole."""
-    own = objective.state_dict().items()
-    tensors = {name if name.startswith("model.") else f"objective.{name}": tensor for name, tensor in own}
-    tensors |= prefixed("optimizer", optimizers.tensors(optimizer, objective))
-    state = objective.carried()
+    """Return everything that is needed to resume. All processes must call this; the main process gets the whole."""
+    parameters = objective.state_dict().items()
+    tensors = {name if name.startswith("model.") else f"objective.{name}": tensor for name, tensor in parameters}
+    tensors |= add_prefix("optimizer", optimizers.tensors(optimizer, objective))
+    state = objective.stream_state()
     if state is not None:
-        tensors |= prefixed("state", world.gather_state(state))
-    for device, generator in generators(objective).items():
+        tensors |= add_prefix("state", world.gather_state(state))
+    for device, generator in generator_states(objective).items():
         tensors |= {f"rng.{device}.{rank}": part for rank, part in enumerate(world.gather(generator))}
     position = dict(batch_source.position())
-    carried = position.pop("tensors", {})
-    tensors |= prefixed("batch_source", {name: torch.cat(world.gather(tensor)) for name, tensor in carried.items()})
+    source_tensors = position.pop("tensors", {})
+    gathered = {name: torch.cat(world.gather(tensor)) for name, tensor in source_tensors.items()}
+    tensors |= add_prefix("batch_source", gathered)
     positions = world.gather_json(position)
-    rows = [row for part in positions for row in part["rows"]]
-    return tensors, {"progress": progress.to_json(world), "position": {**positions[0], "rows": rows}}
+    streams = [stream for part in positions for stream in part["streams"]]
+    return tensors, {"progress": progress.to_json(world), "position": {**positions[0], "streams": streams}}
 
 
 def unpack(
@@ -106,52 +105,56 @@ def unpack(
     optimizer: Optimizer,
     batch_source: BatchSource,
     world: Distributed,
-    rows: range,
+    indices: range,
     seed: int,
 ) -> list[str]:
-    """Bring all of them to where `pack` was called; `rows` are those of this process. What the feed has to say."""
-    own = {name: tensor for name, tensor in tensors.items() if name.startswith(("model.", "objective."))}
+    """Load what `pack` returned; `indices` are the batch elements of this process. Return warnings."""
+    parameters = {name: tensor for name, tensor in tensors.items() if name.startswith(("model.", "objective."))}
     try:
-        objective.load_state_dict({name.removeprefix("objective."): tensor for name, tensor in own.items()})
+        objective.load_state_dict({name.removeprefix("objective."): tensor for name, tensor in parameters.items()})
     except RuntimeError:
-        raise UserError("the checkpoint does not fit config.json: it is of another model; one was changed") from None
-    optimizers.load(optimizer, objective, part_of(tensors, "optimizer"))
-    if state := part_of(tensors, "state"):
-        objective.carry(state, rows)
+        raise UserError(
+            "the checkpoint does not fit the model of config.json; one of them was changed, restore it"
+        ) from None
+    optimizers.load(optimizer, objective, select_prefix(tensors, "optimizer"))
+    if state := select_prefix(tensors, "state"):
+        objective.load_stream_state(state, indices)
     position = dict(note["position"])
-    if carried := part_of(tensors, "batch_source"):
-        position["tensors"] = {name: tensor[rows.start : rows.stop] for name, tensor in carried.items()}
-    word = batch_source.seek({**position, "rows": position["rows"][rows.start : rows.stop]})
-    restore_generators(objective, tensors, world, seed + 1 + world.rank + 1_000_003 * note["progress"]["step"])
-    return [word] if word else []
+    if source_tensors := select_prefix(tensors, "batch_source"):
+        position["tensors"] = {name: tensor[indices.start : indices.stop] for name, tensor in source_tensors.items()}
+    position["streams"] = position["streams"][indices.start : indices.stop]
+    warning = batch_source.seek(position)
+    load_generator_states(objective, tensors, world, seed + 1 + world.rank + 1_000_003 * note["progress"]["step"])
+    return [warning] if warning else []
 
 
-def check_rows(note: dict[str, Any], batch: int) -> None:
-    rows = note["position"]["rows"]
-    if len(rows) != batch:
-        raise UserError(f"the checkpoint has {len(rows)} rows, the config {batch}")
+def check_batch_size(note: dict[str, Any], batch: int) -> None:
+    saved = len(note["position"]["streams"])
+    if saved != batch:
+        raise UserError(f"the checkpoint has a batch of {saved}, the config one of {batch}; set --train.batch {saved}")
 
 
-def prefixed(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def add_prefix(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {f"{prefix}.{name}": tensor for name, tensor in tensors.items()}
 
 
-def part_of(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def select_prefix(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors that `add_prefix` named."""
     start = f"{prefix}."
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
-def generators(objective: Objective) -> dict[str, Tensor]:
-    """The state of every random generator that a training draws from."""
+def generator_states(objective: Objective) -> dict[str, Tensor]:
+    """Return the state of every random generator that a run uses."""
     device = next(objective.parameters()).device
-    found = {"cpu": torch.get_rng_state()}
+    states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
-        found["cuda"] = torch.cuda.get_rng_state(device)
-    return found
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
 
 
-def restore_generators(objective: Objective, tensors: dict[str, Tensor], world: Distributed, seed: int) -> None:
-    """Dropout goes on as it would have; with another number of processes it begins anew from a seed."""
+def load_generator_states(objective: Objective, tensors: dict[str, Tensor], world: Distributed, seed: int) -> None:
+    """Restore the random generators. With another number of processes they are seeded instead."""
     if sum(name.startswith("rng.cpu.") for name in tensors) != world.size:
         torch.manual_seed(seed)
         return

@@ -1,10 +1,12 @@
-"""How long, how fast and on what part of the data a model is trained."""
+"""Training configs: one for what every run has, one for streams and one for pairs. Agents have theirs in rl/config.py."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 from stairwell.configs import Config
 from stairwell.errors import UserError
@@ -12,184 +14,218 @@ from stairwell.train.curriculum import Curriculum
 from stairwell.train.size_schedule import SizeSchedule
 
 Decay = Literal["none", "cosine", "inverse-sqrt"]
-# Which options an optimizer reads; those of the others must be left as they are.
-READ = {"adam": ("beta1", "beta2"), "adamw": ("beta1", "beta2"), "rmsprop": ("alpha", "momentum")}
+# The options of each optimizer. Those of the others must keep their defaults.
+OPTIMIZER_OPTIONS = {"adam": ("beta1", "beta2"), "adamw": ("beta1", "beta2"), "rmsprop": ("alpha", "momentum")}
 
-LARGEST_SEED = 1 << 63  # torch's generators take no more
-# The largest values that are not typing errors. Products with them stay far inside float32.
-LARGEST = {
-    "learning_rate": 1e6,
-    "weight_decay": 1e6,
-    "eps": 1e6,
-    "max_grad_norm": 1e30,
-    "finetune_rate": 1e6,
-    "state_noise": 1e6,
+MAX_SEED = 1 << 63  # exclusive; the limit of torch's generators
+# Larger values are typing errors. Products with these stay within float32.
+MAXIMA = {"learning_rate": 1e6, "weight_decay": 1e6, "eps": 1e6, "max_grad_norm": 1e30, "finetune_lr_factor": 1.0}
+MIN_EPS = 1e-30  # smaller values underflow in float32
+# Options that have an effect only if the option on the left is set.
+DEPENDENT_OPTIONS = {
+    "finetune_steps": ("finetune_lr_factor",),
+    "average": ("average_of",),
+    "validate_every": ("patience", "average"),
+    "state_noise": ("noise_every",),
+    "curriculum": ("curriculum_accuracy", "stop_when_mastered"),
 }
-SMALLEST_EPS = 1e-30  # what float32 can still add
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(Config):
+    """Options that every family reads: optimizer, schedules, validation and checkpoints."""
+
     steps: int = 1000
-    "updates of the parameters"
+    "Optimizer steps."
     batch: int = 32
-    "batch size: rows that are read in parallel (B)"
-    segment: int = 64
-    "tokens of each row in one update: the length of backpropagation through time (T)"
-    segment_warmup: int = 0
-    "segment during the first half of the updates, usually shorter; 0: the same as segment"
+    "Batch size: the number of parallel streams, pairs or environments (B)."
     learning_rate: float = 1e-3
-    "largest learning rate"
+    "Maximum learning rate."
     warmup: int = 100
-    "updates over which the learning rate rises from 0"
+    "Steps of linear learning rate warm-up from 0."
     decay: Decay = "none"
-    "how the learning rate falls after the warm-up"
+    "Learning rate decay after the warm-up."
     optimizer: Literal["adam", "adamw", "rmsprop"] = "adam"
-    "adamw takes weight decay apart from the gradient"
+    "Optimizer. AdamW decouples weight decay from the gradient."
     beta1: float = 0.9
-    "adam, adamw: how slowly the average of the gradient changes"
+    "Adam, AdamW: decay of the running average of the gradient."
     beta2: float = 0.999
-    "adam, adamw: how slowly the average of its square changes"
+    "Adam, AdamW: decay of the running average of the squared gradient."
     alpha: float = 0.99
-    "rmsprop: how slowly the average of the gradient's square changes"
+    "RMSprop: decay of the running average of the squared gradient."
     momentum: float = 0.0
-    "rmsprop: momentum of the updates"
+    "RMSprop: momentum."
     eps: float = 1e-8
-    "added to the root of that average"
+    "Constant added to the denominator of the optimizer."
     weight_decay: float = 0.0
-    "how strongly all parameters are pulled towards 0"
+    "Weight decay of all parameters."
     max_grad_norm: float = 1.0
-    "largest norm of the gradient; larger ones are scaled down; 0: no limit"
+    "Maximum gradient norm; larger gradients are scaled down. 0 for no limit."
     accumulate: int = 1
-    "gradient accumulation: take the rows through in so many parts, to save memory; the result is the same"
+    "Gradient accumulation: number of parts of a batch that are processed one after the other to save memory."
     finetune_steps: int = 0
-    "steps of a last phase with a smaller learning rate"
-    finetune_rate: float = 0.1
-    "learning rate of that phase, as a part of learning_rate; cosine decay ends at it"
-    finetune_task: str = ""
-    "task options that change in that phase, such as end_of_line=true"
-    curriculum: str = ""
-    "stages of growing difficulty, such as length=8..100 or variables=1,statements=10;variables=2,statements=20"
-    curriculum_accuracy: float = 96.0
-    "accuracy in percent, over the last 20 updates, at which the next stage begins"
-    size_schedule: str = ""
-    "sizes of the core at first, each until an update, such as 1000:passes=1;3000:passes=2; then those of the core"
-    stop_when_mastered: bool = False
-    "end the training once the curriculum's last stage is mastered"
-    state_noise: float = 0.0
-    "noise on the memory of a stream while it is trained, as a part of the memory's size: 0.1; 0: none"
-    noise_every: int = 8
-    "tokens after which that noise is drawn anew; gradients still go through the whole segment"
+    "Steps of a final phase with a smaller learning rate."
+    finetune_lr_factor: float = 0.1
+    "Learning rate of the final phase as a fraction of learning_rate. Cosine decay ends at it."
     precision: Literal["float32", "bf16"] = "float32"
-    "bf16: autocast of matrix products, for devices where that is faster"
+    "Precision. bf16 runs matrix products under autocast."
     average: int = 0
-    "how many of the models at validations are averaged at the end and kept if the average is better; 0: none"
+    "Number of validated models to average at the end; the average is kept if it is better. 0 for none."
     average_of: Literal["last", "best"] = "last"
-    "which ones: the last validations, or the best"
+    "Models to average: those of the last validations, or of the best."
     seed: int = 0
-    "fixes initial parameters, data order and dropout"
+    "Seed of the initial parameters, the data order and dropout."
     validate_every: int = 500
-    "updates between validations; 0: only at the end"
-    valid_batch: int = 32
-    "parallel rows of a validation; published numbers use one row, or rows cut at document starts"
-    valid_tokens: int = 0
-    "about how many tokens of the validation split to read during training; 0: all of it"
+    "Steps between validations; 0 for one at the end only."
     patience: int = 0
-    "validations without improvement after which training stops; 0: never"
-    goal: float | None = None
-    "stop once a validation's primary metric, such as accuracy in percent, is as good as this; fine-tuning follows"
+    "Early stopping: number of validations without improvement after which training stops; 0 for never."
+    stopping_threshold: float | None = None
+    "Early stopping: value of the validation's primary metric at which training stops. Fine-tuning follows."
     checkpoint_every: int = 500
-    "updates between checkpoints; 0: only at the end and when interrupted"
+    "Steps between checkpoints; 0 for those at the end and on interruption only."
     log_every: int = 50
-    "updates between two lines of metrics"
+    "Steps between lines of metrics."
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("batch", "segment", "accumulate", "log_every", "valid_batch", "noise_every"):
-            self._check(name, getattr(self, name) >= 1, "at least 1")
-        counts = ("steps", "finetune_steps", "warmup", "segment_warmup", "validate_every", "checkpoint_every")
-        for name in (
-            *counts,
-            "patience",
-            "average",
-            "valid_tokens",
-            "max_grad_norm",
-            "seed",
-            "weight_decay",
-            "state_noise",
-        ):
-            self._check(name, getattr(self, name) >= 0, "at least 0")
-        self._check("seed", self.seed < LARGEST_SEED, "below 2^63")
-        for name in ("learning_rate", "finetune_rate", "eps"):
+        self._check_range(1, "batch", "accumulate", "log_every")
+        self._check_range(0, "steps", "finetune_steps", "warmup", "validate_every", "checkpoint_every", "patience")
+        self._check_range(0, "average", "max_grad_norm", "seed", "weight_decay")
+        self._check("seed", self.seed < MAX_SEED, "below 2^63")
+        for name in ("learning_rate", "finetune_lr_factor", "eps"):
             self._check(name, getattr(self, name) > 0, "above 0")
-        for name, largest in LARGEST.items():
-            self._check(name, getattr(self, name) <= largest, f"at most {largest:g}")
-        self._check("eps", self.eps >= SMALLEST_EPS, f"at least {SMALLEST_EPS:g}")
+        for name, maximum in MAXIMA.items():
+            self._check(name, getattr(self, name) <= maximum, f"at most {maximum:g}")
+        self._check("eps", self.eps >= MIN_EPS, f"at least {MIN_EPS:g}")
         for name in ("beta1", "beta2", "alpha", "momentum"):
             self._check(name, 0 <= getattr(self, name) < 1, "in [0, 1)")
-        self._check("curriculum_accuracy", 0 <= self.curriculum_accuracy <= 100, "in 0..100 percent")
         if self.batch % self.accumulate:
-            raise UserError(f"train.accumulate {self.accumulate} does not divide the batch of {self.batch} rows")
-        for name in {name for names in READ.values() for name in names} - {*READ[self.optimizer]}:
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise UserError(f"train.{name} is not read with train.optimizer {self.optimizer}")
-        for name in ("state_noise", "size_schedule"):
-            if getattr(self, name) and type(self) is not TrainConfig:
-                raise UserError(f"train.{name} is for tasks that are streams of tokens")
-        if not self.state_noise and self.noise_every != type(self).__dataclass_fields__["noise_every"].default:
-            raise UserError("train.noise_every is read with train.state_noise only; set it, such as 0.1")
-        Curriculum.parse(self.curriculum)
-        SizeSchedule.parse(self.size_schedule)
+            raise UserError(f"train.accumulate {self.accumulate} does not divide train.batch {self.batch}")
+        for optimizer, names in OPTIMIZER_OPTIONS.items():
+            for name in set(names) - set(OPTIMIZER_OPTIONS[self.optimizer]):
+                self._check_default(name, f"it is for train.optimizer {optimizer}")
+        for required, names in DEPENDENT_OPTIONS.items():
+            if not getattr(self, required, True):
+                for name in names:
+                    self._check_default(name, f"set train.{required} too, or leave it out")
 
-    def _check(self, name: str, right: bool, wanted: str) -> None:
-        if not right:
-            raise UserError(f"train.{name} must be {wanted}, not {getattr(self, name)}")
+    def _check(self, name: str, valid: bool, requirement: str) -> None:
+        if not valid:
+            raise UserError(f"train.{name} must be {requirement}, not {getattr(self, name)}")
+
+    def _check_range(self, minimum: int, *names: str) -> None:
+        for name in names:
+            self._check(name, getattr(self, name) >= minimum, f"at least {minimum}")
+
+    def _check_default(self, name: str, advice: str) -> None:
+        """Refuse an option that is set but has no effect."""
+        if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+            raise UserError(f"train.{name} {getattr(self, name)} has no effect; {advice}")
+
+    def without_dependents(self, options: Mapping[str, str]) -> Self:
+        """Return the config with defaults for what has no effect once `options` are set, except for the options."""
+        fields = type(self).__dataclass_fields__
+        unset = [name for name, text in options.items() if text.strip() in ("", "0")]
+        names = {name for required in unset for name in DEPENDENT_OPTIONS.get(required, ()) if name in fields}
+        if "validate_every" in unset and "average" not in options:
+            names.add("average_of")
+        return dataclasses.replace(self, **{name: fields[name].default for name in names - set(options)})
 
     @property
-    def total(self) -> int:
+    def total_steps(self) -> int:
         return self.steps + self.finetune_steps
 
-    def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 0. It never rises again after the warm-up."""
-        if step >= self.steps:
-            return self.learning_rate * self._finetune_part
-        rate = self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1))
+    def learning_rate_at(self, step: int) -> float:
+        """Return the learning rate of a step, counted from 0. It never rises after the warm-up."""
+        if step < self.steps:
+            return self.learning_rate * self._lr_factor(step)
+        last = self._lr_factor(self.steps - 1) if self.steps else 1.0
+        return self.learning_rate * min(self.finetune_lr_factor, last)
+
+    def _lr_factor(self, step: int) -> float:
+        """Return the learning rate before the final phase as a fraction of its maximum."""
         if step < self.warmup or self.decay == "none":
-            return rate
+            return min(1.0, (step + 1) / max(self.warmup, 1))
         if self.decay == "inverse-sqrt":
-            return rate * self._root(step)
-        lowest = self._finetune_part if self.finetune_steps else 0.0
+            warmup = max(self.warmup, 1)
+            return math.sqrt(warmup / max(step + 1, warmup))
+        lowest = self.finetune_lr_factor if self.finetune_steps else 0.0
         done = (step - self.warmup) / max(self.steps - self.warmup, 1)
-        return rate * (lowest + (1 - lowest) * (0.5 * (1 + math.cos(math.pi * done))))
+        return lowest + (1 - lowest) * (0.5 * (1 + math.cos(math.pi * done)))
 
-    @property
-    def _finetune_part(self) -> float:
-        """Of the largest learning rate in fine-tuning: cosine decay ends at it, the inverse root may be below it."""
-        if self.decay == "none":
-            return self.finetune_rate
-        return min(self.finetune_rate, self._root(self.steps - 1) if self.decay == "inverse-sqrt" else 1.0)
+    # What the training loop asks of every config. A family without segments or a curriculum keeps these.
 
-    def _root(self, step: int) -> float:
-        warmup = max(self.warmup, 1)
-        return math.sqrt(warmup / max(step + 1, warmup))
+    def segment_at(self, step: int) -> int:
+        """Return the segment of a step in tokens; 0 if each batch has its own length."""
+        return 0
 
-    def length(self, step: int) -> int:
-        """The segment of an update."""
+    def make_curriculum(self) -> Curriculum:
+        return Curriculum([])
+
+    def make_size_schedule(self) -> SizeSchedule:
+        return SizeSchedule([])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamTrainConfig(TrainConfig):
+    """Options of training on streams of tokens."""
+
+    segment: int = 64
+    "Tokens per stream and step: the length of truncated backpropagation through time (T)."
+    segment_warmup: int = 0
+    "Segment during the first half of the steps, usually a shorter one; 0 for the same as segment."
+    finetune_task: str = ""
+    "Task options that change in the final phase, such as end_of_line=true."
+    curriculum: str = ""
+    "Stages of increasing difficulty, such as length=8..100 or variables=1,statements=10;variables=2,statements=20."
+    curriculum_accuracy: float = 96.0
+    "Accuracy in percent, over 20 steps, at which the next stage starts."
+    stop_when_mastered: bool = False
+    "Early stopping: stop when the last stage of the curriculum reaches curriculum_accuracy."
+    size_schedule: str = ""
+    "Smaller sizes of the core at first, each up to a step, such as 1000:passes=1;3000:passes=2."
+    state_noise: float = 0.0
+    "Standard deviation of noise added to the memory in training, relative to the memory's own size; 0 for none."
+    noise_every: int = 8
+    "Tokens between two additions of noise. Gradients still flow through the whole segment."
+    valid_batch: int = 32
+    "Batch size of validations. Published numbers use 1, or streams split at document boundaries."
+    valid_tokens: int = 0
+    "Approximate number of tokens of the validation split to read during training; 0 for all."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._check_range(1, "segment", "noise_every", "valid_batch")
+        self._check_range(0, "segment_warmup", "state_noise", "valid_tokens")
+        self._check("state_noise", self.state_noise <= 1e6, "at most 1e+06")
+        self._check("curriculum_accuracy", 0 <= self.curriculum_accuracy <= 100, "in 0..100 percent")
+        self.make_curriculum()
+        self.make_size_schedule()
+
+    def segment_at(self, step: int) -> int:
         return self.segment_warmup if self.segment_warmup and step < self.steps // 2 else self.segment
+
+    def make_curriculum(self) -> Curriculum:
+        return Curriculum.parse(self.curriculum, self.curriculum_accuracy, self.stop_when_mastered)
+
+    def make_size_schedule(self) -> SizeSchedule:
+        return SizeSchedule.parse(self.size_schedule)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairTrainConfig(TrainConfig):
-    """Of pairs of sources and targets, which have lengths of their own."""
+    """Options of training on pairs of a source and a target sequence."""
 
     batch: int = 512
-    "batch size: the most pairs of an update"
+    "Maximum number of pairs per step."
     batch_tokens: int = 4096
-    "the most tokens of a step's sources, and of its targets, padding included; at least the longest pair's"
+    "Maximum number of source tokens, and of target tokens, per step with padding; at least the longest sequence."
     label_smoothing: float = 0.0
-    "the share of a target's probability that is spread over all symbols"
+    "Label smoothing: the probability that is spread over the whole vocabulary."
+    finetune_task: str = ""
+    "Task options that change in the final phase."
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("batch_tokens", self.batch_tokens >= 1, "at least 1")
+        self._check_range(1, "batch_tokens")
         self._check("label_smoothing", 0 <= self.label_smoothing < 1, "in [0, 1)")

@@ -1,4 +1,4 @@
-"""The processes that train together: one, or as many as `torchrun` started. Rows are dealt among them."""
+"""Data-parallel training: one process, or as many as `torchrun` started. The batch is split among them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torch import Tensor
 from stairwell.errors import UserError
 from stairwell.state import State
 
-# The first process validates, averages and saves alone while the others wait in a collective. PyTorch's own limit, 10
-# or 30 minutes, would end them during a long validation. If a process dies, torchrun ends the others at once.
-LIMIT = timedelta(days=1)
+# The main process validates, averages and saves alone while the others wait in a collective. PyTorch's own timeout of
+# 10 or 30 minutes would end them during a long validation. If a process dies, torchrun ends the others at once.
+TIMEOUT = timedelta(days=1)
 
 
 class Distributed:
-    """This process and its place among all. Everything here is trivial for a single process."""
+    """This process among all. With a single process every method is trivial."""
 
     def __init__(self, rank: int = 0, size: int = 1, device: torch.device | None = None) -> None:
         self.rank, self.size = rank, size
@@ -30,49 +30,52 @@ class Distributed:
 
     @staticmethod
     @contextmanager
-    def together(device: torch.device) -> Iterator[Distributed]:
-        """Meet the other processes if torchrun started this one. Within such a block further ones find them met: were
-        the processes to part and meet again at the same port, a quick one could find the old meeting still there."""
+    def connect(device: torch.device) -> Iterator[Distributed]:
+        """Connect to the other processes if torchrun started this one.
+
+        A nested call uses the existing process group. Were it destroyed and created again at the same port, a fast
+        process could connect to the old one."""
         size = int(os.environ.get("WORLD_SIZE", "1"))
-        met = dist.is_available() and dist.is_initialized()
-        if size == 1 or met:
-            yield Distributed(dist.get_rank() if met else 0, size, device)
+        connected = dist.is_available() and dist.is_initialized()
+        if size == 1 or connected:
+            yield Distributed(dist.get_rank() if connected else 0, size, device)
             return
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=LIMIT)
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=TIMEOUT)
         try:
             yield Distributed(dist.get_rank(), size, device)
         finally:
             dist.destroy_process_group()
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         return self.rank == 0
 
-    def rows(self, batch: int) -> range:
-        """The rows that this process reads."""
+    def batch_indices(self, batch: int) -> range:
+        """Return the batch elements of this process."""
         if batch % self.size:
             raise UserError(
-                f"{self.size} processes cannot share {batch} rows equally; choose a multiple of {self.size}"
+                f"{self.size} processes cannot share a batch of {batch} equally; choose a multiple of {self.size}"
             )
         share = batch // self.size
         return range(self.rank * share, (self.rank + 1) * share)
 
     def sum(self, *numbers: float) -> list[float]:
-        """Each number added up over all processes."""
+        """Return the sum of each number over all processes."""
         if self.size == 1:
             return list(numbers)
-        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return total.tolist()
+        sums = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        values: list[float] = sums.tolist()
+        return values
 
     def any(self, flag: bool) -> bool:
         return self.sum(int(flag))[0] > 0
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all processes, which are alike in shape, in order."""
+        """Return the tensors of all processes, which have the same shape, by rank."""
         if self.size == 1:
             return [tensor]
-        if tensor.dtype == torch.bool:  # not every way between processes takes bools
+        if tensor.dtype == torch.bool:  # some backends have no bool
             return [part.bool() for part in self.gather(tensor.to(torch.uint8))]
         tensor = tensor.to(self.device)
         parts = [torch.empty_like(tensor) for _ in range(self.size)]
@@ -80,7 +83,7 @@ class Distributed:
         return parts
 
     def gather_json(self, value: Any) -> list[Any]:
-        """One plain value a process, in order."""
+        """Return one JSON value per process, by rank."""
         if self.size == 1:
             return [value]
         text = json.dumps(value).encode()
@@ -88,12 +91,12 @@ class Distributed:
         padded = torch.tensor(list(text.ljust(length)), dtype=torch.uint8)
         return [json.loads(bytes(part.cpu().tolist()).decode()) for part in self.gather(padded)]
 
-    def share_json(self, value: Any) -> Any:
-        """The first process's value, for all."""
+    def broadcast_json(self, value: Any) -> Any:
+        """Return the value of the main process."""
         return self.gather_json(value)[0]
 
     def gather_state(self, state: State) -> dict[str, Tensor]:
-        """All rows of all processes, in the order of the stream, padded as `State.join` does."""
+        """Return the state of the whole batch, padded as in `State.join`."""
         if self.size == 1:
             return dict(state.tensors())
         leaves = list(state.leaves())
@@ -104,6 +107,6 @@ class Distributed:
             for leaf, length in zip(leaves, lengths.tolist(), strict=True)
         }
 
-    def wait(self) -> None:
+    def barrier(self) -> None:
         if self.size > 1:
             dist.barrier()

@@ -1,10 +1,10 @@
-"""The one loop that trains everything: an objective, the phases of a training, a config, a run folder.
+"""The training loop of all families: an objective, the phases of a run, a config and a run folder.
 
-    for every update:  batch = feed.read();  loss = objective(batch);  loss.backward();  optimizer.step()
+    for each step:  batch = source.read();  loss = objective(batch);  loss.backward();  optimizer.step()
 
-It knows steps, schedules, accumulation, phases, curricula, processes, signals and checkpoints, and nothing of what is
-learned. A seed fixes a training bit for bit, and a training that was stopped goes on as if it never had been. This file
-prints nothing: it tells a `watch` function what happens.
+It handles steps, schedules, gradient accumulation, phases, curricula, processes, signals and checkpoints, and does not
+depend on what is learned. A seed determines a run bit for bit, and so does a run that was interrupted and resumed. This
+file prints nothing; it reports events to a callback.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,33 +24,31 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stairwell.errors import UserError
 from stairwell.train import checkpoint, optimizers
-from stairwell.train.checkpoint import Progress, Tally
+from stairwell.train.checkpoint import MetricAccumulator, Progress
 from stairwell.train.config import TrainConfig
-from stairwell.train.curriculum import Curriculum
 from stairwell.train.distributed import Distributed
 from stairwell.train.objective import Batch, BrokenSource, Objective, Outcome, Phase
 from stairwell.train.run import Run, load_tensors
-from stairwell.train.signals import left_alone, on_signals
-from stairwell.train.size_schedule import SizeSchedule
+from stairwell.train.signals import handle_signals, parent_exited
 
 
 class Interrupted(Exception):
-    """Someone asked to stop; everything is saved."""
+    """The run was interrupted and is saved."""
 
 
 class NotSaved(Exception):
-    """Someone asked to stop at once, or before anything had begun; what was done since the last checkpoint is lost."""
+    """The run was interrupted at once, or before it started. Everything since the last checkpoint is lost."""
 
 
 class Diverged(Exception):
-    """The loss is not a number, or far worse than guessing; the last good checkpoint is kept."""
+    """The loss is NaN or far above chance level. The last good checkpoint is kept."""
 
 
-Watch = Callable[[dict[str, Any]], None]
+Callback = Callable[[dict[str, Any]], None]
 
 
 class Trainer:
-    """A training under way: the objective, its optimizer, the feed and how far they have come."""
+    """A run in progress: the objective, its optimizer, the batch source and the progress."""
 
     def __init__(
         self,
@@ -60,60 +58,61 @@ class Trainer:
         run: Run,
         world: Distributed | None = None,
     ) -> None:
-        """`phases`: one for training and, if the last phase reads other data, one for that. The model is on its device
-        already; `torch.manual_seed(config.seed)` before it is made fixes its parameters."""
+        """`phases`: one for training and, if the final phase reads other data, one for that. The model must be on its
+        device. Call `torch.manual_seed(config.seed)` before making it to determine its parameters."""
         self.objective, self.phases, self.config, self.folder = objective, phases, config, run
         self.model = objective.model
         self.world = world or Distributed()
-        self.watch: Watch = lambda event: None
+        self.callback: Callback = lambda event: None
         self.device = next(objective.parameters()).device
         self.optimizer = optimizers.make(objective, config)
-        self.call: nn.Module = objective
+        self.wrapped: nn.Module = objective
         if self.world.size > 1:
-            self.call = DistributedDataParallel(objective, find_unused_parameters=objective.skips_parameters)
-        self.rows = self.world.rows(config.batch)
-        if len(self.rows) % config.accumulate:
+            self.wrapped = DistributedDataParallel(objective, find_unused_parameters=objective.skips_parameters)
+        self.indices = self.world.batch_indices(config.batch)  # the batch elements of this process
+        if len(self.indices) % config.accumulate:
             raise UserError(
-                f"train.accumulate {config.accumulate} does not divide the {len(self.rows)} rows of a process"
+                f"train.accumulate {config.accumulate} does not divide the batch of {len(self.indices)} per process"
             )
         self.check_precision()
-        self.curriculum = Curriculum.parse(config.curriculum, config.curriculum_accuracy)
-        self.size_schedule, self.sizes = SizeSchedule.parse(config.size_schedule), dict[str, int]()
+        self.curriculum = config.make_curriculum()
+        self.size_schedule, self.sizes = config.make_size_schedule(), dict[str, int]()
         if self.size_schedule.stages:
-            self.size_schedule.check(self.model.core.config, config.steps)  # type: ignore[union-attr]
+            core: Any = self.model.core
+            self.size_schedule.check(core.config, config.steps)
         self.progress = Progress()
-        self.stop_asked = False
-        self.writes = False  # metrics and checkpoints: the first process, once it runs
-        self.begin_phase(0)
-        for stage in reversed(self.curriculum.stages):  # all are tried, so that a wrong one is found out now
+        self.stop_requested = False
+        self.writes = False  # whether this process writes metrics and checkpoints: the main one, while it runs
+        self.start_phase(0)
+        for stage in reversed(self.curriculum.stages):  # an invalid stage raises now, not hours later
             self.batch_source.change(**stage)
-        torch.manual_seed(config.seed + 1 + self.world.rank)  # dropout: different on every process
+        torch.manual_seed(config.seed + 1 + self.world.rank)  # different dropout on every process
 
-    def begin_phase(self, number: int) -> None:
-        """A fresh feed and states: at the start, and where the last phase reads other data."""
+    def start_phase(self, number: int) -> None:
+        """Start a phase with a new batch source and initial states."""
         self.progress.phase, self.progress.unimproved = number, 0
         phase = self.phases[self.data_phase]
         self.validation = phase.validation
-        self.batch_source = phase.batch_source(self.rows, self.config.batch, self.config.seed)
-        self.objective.begin(len(self.rows), self.config.accumulate)
+        self.batch_source = phase.batch_source(self.indices, self.config.batch, self.config.seed)
+        self.objective.init_states(len(self.indices), self.config.accumulate)
 
     @property
     def data_phase(self) -> int:
-        """The phase whose data is read; fine-tuning on the same data is not a phase of its own. Scores of two such
-        phases cannot be compared."""
+        """The phase whose data is read; fine-tuning on the same data does not count. Scores of two data phases cannot
+        be compared."""
         return min(self.progress.phase, len(self.phases) - 1)
 
     def resize(self, sizes: dict[str, int]) -> None:
-        """The core as large as it is now to be trained; what was carried does not fit another size."""
+        """Resize the core for training. States are reset, because they do not fit another size."""
         if sizes != self.sizes:
             self.sizes = sizes
             self.objective.resize(sizes)
-            self.objective.begin(len(self.rows), self.config.accumulate)
-            self.tell({"event": "size_schedule", "step": self.progress.step, "sizes": sizes})
+            self.objective.init_states(len(self.indices), self.config.accumulate)
+            self.emit({"event": "size_schedule", "step": self.progress.step, "sizes": sizes})
 
     @contextmanager
-    def whole(self) -> Iterator[None]:
-        """The core as it is used later, for a while; what is carried stays."""
+    def full_size(self) -> Iterator[None]:
+        """Give the core its full size within a block. States are not changed."""
         if self.sizes:
             self.objective.resize({})
         try:
@@ -122,48 +121,56 @@ class Trainer:
             if self.sizes:
                 self.objective.resize(self.sizes)
 
-    def tell(self, event: dict[str, Any]) -> None:
-        self.watch(event)
+    def emit(self, event: dict[str, Any]) -> None:
+        self.callback(event)
 
-    def run(self, watch: Watch | None = None) -> dict[str, Any]:
-        """Train to the end; the scores of the last validation (those of the best model are kept with it in the folder).
-        Raises Interrupted, NotSaved, Diverged or BrokenSource, which leave a folder to go on from."""
-        self.watch = watch or self.watch
-        self.writes = self.world.first
+    def run(self, callback: Callback | None = None) -> dict[str, Any]:
+        """Train to the end and return the scores of the last validation. Those of the best model are saved with it.
+
+        Raises Interrupted, NotSaved, Diverged or BrokenSource. The run can be resumed afterwards."""
+        self.callback = callback or self.callback
+        self.writes = self.world.is_main
         if self.writes:
-            self.folder.begin_metrics(self.progress.step)
+            self.folder.truncate_metrics(self.progress.step)
         try:
-            with on_signals(self.asked_to_stop):
-                return self.run_to_the_end()
+            with handle_signals(self.request_stop):
+                return self.train()
         except KeyboardInterrupt:
-            raise NotSaved(self.what_is_lost()) from None
+            saved = self.folder.newest_step
+            since = f"since the checkpoint of step {saved:,}" if saved else "so far"
+            raise NotSaved(
+                f"stopped at once at step {self.progress.step:,}; what was learned {since} is not saved"
+            ) from None
         except BrokenSource as error:
-            if self.world.size > 1:  # the others know nothing of it, and saving needs all
+            if self.world.size > 1:  # saving needs all processes, and the others continue
                 raise
             self.save()
-            saved = f"stopped and saved at update {self.progress.step:,} of {self.config.total:,}"
-            raise BrokenSource(f"{error}; {saved}") from error
+            raise BrokenSource(f"{error}; {self.saved_message}") from error
 
-    def run_to_the_end(self) -> dict[str, Any]:
+    @property
+    def saved_message(self) -> str:
+        return f"stopped and saved at step {self.progress.step:,} of {self.config.total_steps:,}"
+
+    def train(self) -> dict[str, Any]:
         config, progress = self.config, self.progress
         if not progress.step:
-            self.save()  # a folder with results always has a checkpoint, unless someone removed it
-        while progress.step < config.total:
+            self.save()  # so that a folder with results always has a checkpoint
+        while progress.step < config.total_steps:
             if self.done_early:
                 if progress.phase or not config.finetune_steps:
                     break
-                progress.step = config.steps  # on to the last phase
+                progress.step = config.steps  # skip to the final phase
             if progress.step >= config.steps and progress.phase == 0:
-                self.finetune()
-            self.update()
-            step, more = progress.step, progress.step < config.total
+                self.start_finetuning()
+            self.train_step()
+            step, more = progress.step, progress.step < config.total_steps
             if step % config.log_every == 0 or not more:
                 self.log()
             if config.validate_every and step % config.validate_every == 0 and more:
                 self.validate()
-            if self.world.any(self.stop_asked or left_alone()):
+            if self.world.any(self.stop_requested or parent_exited()):
                 self.save()
-                raise Interrupted(f"stopped and saved at update {step:,} of {config.total:,}")
+                raise Interrupted(self.saved_message)
             if config.checkpoint_every and step % config.checkpoint_every == 0 and more:
                 self.save()
         final = progress.valid or self.validate()
@@ -173,253 +180,259 @@ class Trainer:
         return final
 
     def close(self) -> None:
-        """Let go of DistributedDataParallel before the processes part. If it held the last reference to their group, it
-        would join the group's threads with Python's lock in hand, and one of them may be waiting for that lock."""
+        """Release DistributedDataParallel before the process group is destroyed.
+
+        If it held the last reference to the group, it would join the group's threads while holding the GIL, and one of
+        them may be waiting for it."""
         if self.world.size > 1:
-            self.call = self.objective
+            self.wrapped = self.objective
             gc.collect()
 
-    def finetune(self) -> None:
-        """The last phase: the same feed goes on, unless there is another. Scores on that cannot be compared with those
-        before, so the best model is looked for anew."""
+    def start_finetuning(self) -> None:
+        """Start the final phase. The batch source continues unless the phase has its own. In that case scores cannot be
+        compared with those before, so the search for the best model starts again."""
         self.progress.phase, self.progress.unimproved = 1, 0
         if len(self.phases) > 1:
-            self.begin_phase(1)
+            self.start_phase(1)
             self.progress.best = None
 
     @property
     def done_early(self) -> bool:
-        """Whether nothing more is to be gained: the goal is reached, no validation was better for long, or the
-        curriculum is mastered. Fine-tuning on the same data takes all its steps: a goal reached before it would end it
-        at once."""
+        """Whether to stop early: the threshold is reached, patience has run out, or the curriculum is mastered.
+        Fine-tuning on the same data takes all its steps; a threshold reached before would end it at once."""
         config, best = self.config, self.progress.best
-        if config.stop_when_mastered and self.curriculum.finished and self.progress.phase == 0:
+        if self.curriculum.stop_when_mastered and self.curriculum.mastered and self.progress.phase == 0:
             return True
-        if config.goal is not None and best is not None and self.progress.phase < len(self.phases):
-            sign = 1 if self.validation.higher_is_better else -1
-            if sign * best >= sign * config.goal:
+        if config.stopping_threshold is not None and best is not None and self.progress.phase < len(self.phases):
+            if self.sign * best >= self.sign * config.stopping_threshold:
                 return True
         return bool(config.patience) and self.progress.unimproved >= config.patience
 
-    def update(self) -> None:
-        """One update from the next batch."""
-        config, progress, tally, began = self.config, self.progress, self.progress.tally, time.perf_counter()
+    @property
+    def sign(self) -> int:
+        """1 if a higher primary metric is better, otherwise -1."""
+        return 1 if self.validation.higher_is_better else -1
+
+    def train_step(self) -> None:
+        """Take one optimizer step on the next batch."""
+        config, progress, metrics, start = self.config, self.progress, self.progress.metrics, time.perf_counter()
         self.resize(self.size_schedule.sizes(progress.step))
         self.objective.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = config.rate(progress.step)
-        batch = self.batch_source.read(config.length(progress.step))
+            group["lr"] = config.learning_rate_at(progress.step)
+        batch = self.batch_source.read(config.segment_at(progress.step))
         terms, tokens = (int(number) for number in self.world.sum(batch.terms, batch.size))
         self.optimizer.zero_grad(set_to_none=True)
-        parts, right = batch.parts(config.accumulate), []
-        for place, part in enumerate(parts, start=1):
-            outcome = self.backward(part.to(self.device), terms, last=place == len(parts))
-            tally.add({"loss": outcome.loss.detach(), **outcome.metrics})
-            right.append(outcome.metrics.get("right"))
+        parts, correct = batch.parts(config.accumulate), []
+        for number, part in enumerate(parts, start=1):
+            outcome = self.backward(part.to(self.device), terms, last=number == len(parts))
+            metrics.add({"loss": outcome.loss.detach(), **outcome.metrics})
+            correct.append(outcome.metrics.get("correct"))
         norm = nn.utils.clip_grad_norm_(self.objective.parameters(), config.max_grad_norm or math.inf)
         self.optimizer.step()
-        self.objective.after_update()
+        self.objective.after_step()
         progress.step, progress.valid = progress.step + 1, None
-        self.grow(right, terms)
-        seconds = time.perf_counter() - began
+        self.advance_curriculum(correct, terms)
+        seconds = time.perf_counter() - start
         progress.tokens, progress.seconds = progress.tokens + tokens, progress.seconds + seconds
-        tally.updates, tally.tokens, tally.seconds = tally.updates + 1, tally.tokens + tokens, tally.seconds + seconds
-        tally.terms, tally.gradient_norm = tally.terms + terms, tally.gradient_norm + norm
-        self.tell({"event": "update", "step": progress.step, "tokens": progress.tokens, "seconds": progress.seconds})
+        metrics.steps, metrics.tokens = metrics.steps + 1, metrics.tokens + tokens
+        metrics.seconds, metrics.terms = metrics.seconds + seconds, metrics.terms + terms
+        metrics.gradient_norm = metrics.gradient_norm + norm
+        self.emit({"event": "step", "step": progress.step, "tokens": progress.tokens, "seconds": progress.seconds})
 
     def backward(self, part: Batch, terms: int, last: bool) -> Outcome:
-        """Loss and gradients of one part of the rows; `terms` counts those of all parts of all processes."""
-        # While parts are still to come, processes need not exchange gradients.
-        waits = not last and isinstance(self.call, DistributedDataParallel)
-        with self.call.no_sync() if waits else nullcontext(), self.autocast():  # type: ignore[operator]
-            outcome: Outcome = self.call(part)
-            # Processes average their gradients, but the loss is a mean over the terms of all of them.
+        """Compute the loss and gradients of one part; `terms` counts those of all parts and processes."""
+        # Processes exchange gradients once per step, after the last part.
+        no_sync = nullcontext()
+        if not last and isinstance(self.wrapped, DistributedDataParallel):
+            no_sync = self.wrapped.no_sync()
+        with no_sync, self.autocast():
+            outcome: Outcome = self.wrapped(part)
+            # DistributedDataParallel averages gradients, but the loss is a mean over the terms of all processes.
             loss = outcome.loss * (self.world.size / max(terms, 1))
             if outcome.penalty is not None:
                 loss = loss + outcome.penalty
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
         return outcome
 
     def check_precision(self) -> None:
-        """Not every device has every operation in bf16: find out before anything is trained."""
+        """Refuse bf16 before training if the device lacks an operation."""
         if self.config.precision == "float32":
             return
         try:
             with torch.random.fork_rng(devices=[]), self.autocast():
-                self.objective.rehearse()
+                self.objective.dry_run()
         except RuntimeError as error:
             raise UserError(
-                f"this {self.device.type} cannot run the model in bf16 ({str(error).splitlines()[0]}); "
+                f"the device {self.device.type} cannot run the model in bf16 ({str(error).splitlines()[0]}); "
                 "leave --train.precision at float32"
             ) from None
 
-    def autocast(self) -> Any:
+    def autocast(self) -> AbstractContextManager[Any]:
         if self.config.precision == "float32":
             return nullcontext()
         return torch.autocast(self.device.type, torch.bfloat16)
 
-    def grow(self, right: list[Tensor | None], terms: int) -> None:
-        """Begin the curriculum's next stage once this one is mastered; `right`: how many terms of each part are."""
+    def advance_curriculum(self, correct: list[Tensor | None], terms: int) -> None:
+        """Start the next stage once this one is mastered; `correct`: the number of correct terms of each part."""
         if not self.curriculum.stages or self.progress.phase:
             return
-        counts = [int(part) for part in right if part is not None]
+        counts = [int(part) for part in correct if part is not None]
         if not counts:
-            raise UserError(
-                "a curriculum needs an objective that counts what is `right`; leave --train.curriculum empty"
-            )
-        (all_right,) = self.world.sum(sum(counts))
-        if self.curriculum.mastered(int(all_right), terms):
+            raise UserError("a curriculum needs an objective with the metric `correct`; leave --train.curriculum empty")
+        (all_correct,) = self.world.sum(sum(counts))
+        if self.curriculum.update(int(all_correct), terms):
             self.batch_source.change(**self.curriculum.options)
-            self.tell({"event": "stage", "step": self.progress.step, "stage": self.curriculum.options})
+            self.emit({"event": "stage", "step": self.progress.step, "stage": self.curriculum.options})
 
     def log(self) -> None:
-        """Write a line of training metrics and look whether all is well."""
-        tally, self.progress.tally = self.progress.tally, Tally()
-        sums = tally.totals(self.world)
-        loss = sums.pop("loss") / max(tally.terms, 1)
-        record = {**self.when(), "loss": loss, **self.objective.summary(sums, tally.terms)}
-        record["learning_rate"] = self.config.rate(self.progress.step - 1)
-        record["gradient_norm"] = float(tally.gradient_norm) / tally.updates
-        record["tokens_per_second"] = round(tally.tokens / tally.seconds, 1)
+        """Write a line of training metrics and check the loss."""
+        metrics, self.progress.metrics = self.progress.metrics, MetricAccumulator()
+        sums = metrics.totals(self.world)
+        loss = sums.pop("loss") / max(metrics.terms, 1)
+        record = {**self.counts(), "loss": loss, **self.objective.summary(sums, metrics.terms)}
+        record["learning_rate"] = self.config.learning_rate_at(self.progress.step - 1)
+        record["gradient_norm"] = float(metrics.gradient_norm) / metrics.steps
+        record["tokens_per_second"] = round(metrics.tokens / metrics.seconds, 1)
         record["peak_memory"] = peak_memory(self.device)
         if self.curriculum.stages:
             record["stage"] = self.curriculum.options
         if self.sizes:
             record["sizes"] = self.sizes
-        record.update(self.objective.inside())
-        self.write(record)
+        record.update(self.objective.extra_metrics())
+        self.write_metrics(record)
         self.check_loss(loss)
 
-    def when(self) -> dict[str, Any]:
+    def counts(self) -> dict[str, Any]:
+        """Return what every line of metrics starts with."""
         progress = self.progress
         return {"step": progress.step, "tokens": progress.tokens, "seconds": round(progress.seconds, 3)}
 
     def check_loss(self, loss: float) -> None:
-        """Stop if the loss is not a number, or for long three times that of guessing."""
+        """Stop if the loss is not finite, or its running average is far above chance level."""
         before = self.progress.smooth_loss
         self.progress.smooth_loss = loss if before is None else 0.8 * before + 0.2 * loss
-        if not math.isfinite(loss) or self.progress.smooth_loss > 3 * self.objective.chance + 1:
+        if not math.isfinite(loss) or self.progress.smooth_loss > 3 * self.objective.chance_loss + 1:
             raise self.diverged(loss)
 
     def diverged(self, loss: float) -> Diverged:
-        kept = self.folder.checkpoints()
-        where = f"{kept[-1].name} and the models before it are kept" if kept else "no checkpoint had been written yet"
+        checkpoints = self.folder.checkpoints()
+        saved = (
+            f"{checkpoints[-1].name} and the best model are kept" if checkpoints else "no checkpoint was written yet"
+        )
         return Diverged(
-            f"the training has diverged: the loss is {loss:.4g} at update {self.progress.step:,}; {where}. "
+            f"the run has diverged: the loss is {loss:.4g} at step {self.progress.step:,}; {saved}. "
             "Try a smaller --train.learning_rate or more --train.warmup"
         )
 
     def validate(self) -> dict[str, Any]:
-        """Score the validation split; keep the model if it is the best so far."""
+        """Score the validation split and save the model if it is the best so far."""
         progress = self.progress
-        with self.whole():
-            scores: dict[str, float] = self.validation(self.model, "valid") if self.world.first else {}
-        scores = self.world.share_json(scores)
+        with self.full_size():
+            scores: dict[str, float] = self.validation(self.model, "valid") if self.world.is_main else {}
+        scores = self.world.broadcast_json(scores)
         loss = scores.get("loss", math.inf)
         if "loss" in scores and scores.get("scored", 1) and not math.isfinite(loss):
             raise self.diverged(loss)
         value = scores[self.validation.primary_metric]
-        sign = 1 if self.validation.higher_is_better else -1
-        # Among equal scores the lower loss is the better model: accuracy is at its ceiling long before the loss is.
+        # Accuracy reaches its maximum long before the loss reaches its minimum, so the loss decides between equal scores.
         tied = value == progress.best and loss < progress.best_loss
-        better = progress.best is None or sign * value > sign * progress.best or tied
+        better = progress.best is None or self.sign * value > self.sign * progress.best or tied
         progress.unimproved = 0 if better else progress.unimproved + 1
         if better:
             progress.best, progress.best_loss, progress.best_step = value, loss, progress.step
             if self.writes:
                 self.save_model(scores)
         if self.config.average and self.writes:
-            rank = progress.step if self.config.average_of == "last" else [sign * value, -loss]
+            rank = progress.step if self.config.average_of == "last" else [self.sign * value, -loss]
             note = {"phase": self.data_phase, "rank": rank}
             self.folder.save_snapshot(progress.step, dict(self.model.state_dict()), note, self.config.average)
-        self.write({**self.when(), "valid": scores, "best": better})
+        self.write_metrics({**self.counts(), "valid": scores, "best": better})
         progress.valid = scores
         return scores
 
     def average(self) -> None:
-        """Average the parameters of several validations, and keep that model if it is the best."""
+        """Average the parameters of several validations, and save that model if it is the best."""
         if not self.writes:
             return
-        own = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        original = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         snapshots = [load_tensors(path) for path in self.folder.snapshots()]
         # Fine-tuning on other data may have fewer validations than are averaged.
-        found = [parameters for parameters, note in snapshots if note.get("phase", 0) == self.data_phase]
-        if not found:  # of a run that did not note phases yet
+        chosen = [parameters for parameters, note in snapshots if note["phase"] == self.data_phase]
+        if not chosen:
             return
-        mean = {name: torch.stack([one[name] for one in found]).mean(0).to(own[name]) for name in own}
+        mean = {
+            name: torch.stack([parameters[name] for parameters in chosen]).mean(0).to(tensor)
+            for name, tensor in original.items()
+        }
         self.model.load_state_dict(mean)
         try:
             scores = self.validation(self.model, "valid")
-            value, sign = scores[self.validation.primary_metric], 1 if self.validation.higher_is_better else -1
-            better = self.progress.best is None or sign * value > sign * self.progress.best
+            value, best = scores[self.validation.primary_metric], self.progress.best
+            better = best is None or self.sign * value > self.sign * best
             if better:
                 self.save_model(scores)
-            self.write({**self.when(), "valid": scores, "best": better, "averaged": len(found)})
+            self.write_metrics({**self.counts(), "valid": scores, "best": better, "averaged": len(chosen)})
         finally:
-            self.model.load_state_dict(own)
+            self.model.load_state_dict(original)
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write_metrics(self, record: dict[str, Any]) -> None:
         if self.writes:
             self.folder.add_metrics(record)
-        self.tell({"event": "metrics", **record})
+        self.emit({"event": "metrics", **record})
 
     def save_model(self, scores: dict[str, float]) -> None:
-        self.folder.check_there()
+        self.folder.check_not_deleted()
         note = {"step": self.progress.step, "tokens": self.progress.tokens, "valid": scores}
         self.folder.save_model(dict(self.model.state_dict()), note)
 
     def save(self) -> None:
-        """Write a checkpoint with everything that is needed to go on."""
+        """Write a checkpoint with everything that is needed to resume."""
         self.progress.curriculum = self.curriculum.position()
         tensors, note = checkpoint.pack(self.progress, self.objective, self.optimizer, self.batch_source, self.world)
-        # Never replace a training that can go on by one that cannot.
+        # A diverged run must not replace the last checkpoint that can be resumed.
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise self.diverged(math.nan)
         if self.writes:
-            self.folder.check_there()
+            self.folder.check_not_deleted()
             self.folder.save_checkpoint(self.progress.step, tensors, note)
-            self.tell({"event": "saved", "step": self.progress.step})
-        self.world.wait()
+            self.emit({"event": "saved", "step": self.progress.step})
+        self.world.barrier()
 
     def resume(self) -> list[str]:
-        """Go on from the newest checkpoint that is whole; a word on each one that is not, and on a feed that cannot go
-        on exactly. A training that ended before its first checkpoint begins anew, which comes to the same."""
+        """Continue from the newest readable checkpoint. Return warnings: checkpoints that cannot be read, and a batch
+        source that cannot continue exactly. A run without a checkpoint starts again, with the same result."""
         if not self.folder.checkpoints():
-            if self.folder.began:
+            if self.folder.has_results:
                 raise UserError(
-                    f"{self.folder.path} has no checkpoint to resume from, but a model or metrics that a new training "
-                    "would replace; restore its checkpoints folder, or train in another --out"
+                    f"{self.folder.path} has no checkpoint to resume from, but a model or metrics that a new run "
+                    "would replace; restore its checkpoints folder, or choose another --out"
                 )
-            return [f"{self.folder.path} holds no checkpoint yet; beginning from the start"]
-        tensors, note, damaged = self.folder.load_checkpoint()
-        checkpoint.check_rows(note, self.config.batch)
+            return [f"{self.folder.path} has no checkpoint yet; starting from step 0"]
+        tensors, note, warnings = self.folder.load_checkpoint()
+        checkpoint.check_batch_size(note, self.config.batch)
         saved = Progress.from_json(note["progress"], self.world)
-        self.begin_phase(saved.phase)
+        self.start_phase(saved.phase)
         self.progress = saved
-        # What is carried has the sizes of the last update.
+        # The saved stream state has the sizes of the last step.
         self.resize(self.size_schedule.sizes(max(saved.step - 1, 0)))
         if self.curriculum.stages:
             self.curriculum.seek(saved.curriculum)
         parts = (self.objective, self.optimizer, self.batch_source, self.world)
-        return damaged + checkpoint.unpack(tensors, note, *parts, self.rows, self.config.seed)
+        return warnings + checkpoint.unpack(tensors, note, *parts, self.indices, self.config.seed)
 
-    def what_is_lost(self) -> str:
-        kept = self.folder.newest_step
-        since = f"since the checkpoint of update {kept:,}" if kept else "so far"
-        return f"stopped at once at update {self.progress.step:,}; what was learned {since} is not saved"
-
-    def asked_to_stop(self, number: int) -> None:
-        """Finish the update, save, stop. A second Ctrl-C stops at once; other signals may come twice when a terminal is
-        closed, and mean the same."""
-        if self.stop_asked and number == signal.SIGINT:
+    def request_stop(self, number: int) -> None:
+        """Finish the step, save and stop. A second Ctrl-C stops at once. Other signals can arrive twice when a terminal
+        is closed, so a second one has no effect."""
+        if self.stop_requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if not self.stop_asked:
-            self.stop_asked = True
-            self.tell({"event": "stopping"})
+        if not self.stop_requested:
+            self.stop_requested = True
+            self.emit({"event": "stopping"})
 
 
 def peak_memory(device: torch.device) -> int:
-    """The most memory used so far, in bytes: of the device, or of this process; 0 where nobody can tell."""
+    """Return the peak memory of the device or of this process in bytes; 0 if it is unknown."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     try:

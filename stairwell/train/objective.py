@@ -1,9 +1,9 @@
-"""What the loop knows of a training: an objective is minimized over the batches of a feed and judged by validations.
+"""Interfaces of the training loop: it minimizes an objective over the batches of a source and runs validations.
 
     outcome = objective(batch);  (outcome.loss / terms).backward()
 
-Streams of tokens are the first of each kind (`streams.py`); pairs of sentences or the rollouts of an agent are others.
-Letters: B rows.
+Streams of tokens (`streams.py`), pairs of texts (`pair_objective.py`) and agents (`rl/`) implement them. Letters: B batch
+elements of a process.
 """
 
 from __future__ import annotations
@@ -22,45 +22,45 @@ from stairwell.tasks.base import Split
 
 
 class Batch(Protocol):
-    """What one update reads. Its number of terms is known before the call, so that the scale of a gradient is fixed
-    beforehand over parts and processes."""
+    """The data of one step. The number of terms is known before the forward pass, so that gradients have the same
+    scale with any number of parts and processes."""
 
     @property
     def terms(self) -> int:
-        """How many terms the loss is a sum over: scored tokens, frames."""
+        """Return the number of terms that the loss sums: scored tokens or frames."""
 
     @property
     def size(self) -> int:
-        """How many tokens or frames are read."""
+        """Return the number of tokens or frames."""
 
     def parts(self, count: int) -> Sequence[Batch]:
-        """The same rows in `count` parts, to be taken through one after the other."""
+        """Split the batch for gradient accumulation."""
 
     def to(self, device: torch.device | str) -> Batch: ...
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an objective says of a batch."""
+    """The result of an objective for one batch."""
 
-    loss: Tensor  # summed over the batch's terms
+    loss: Tensor  # summed over the terms of the batch
     metrics: dict[str, Tensor] = field(default_factory=dict)
-    "sums over the terms, the same names in every batch; `right`, how many terms went well, drives a curriculum"
+    "Sums over the terms, with the same names for every batch. A curriculum needs `correct`."
     penalty: Tensor | None = None
-    "added to the mean loss as it is: in one part of an update only"
+    "Regularization that is added to the mean loss; in one part of a step only."
 
 
 class Objective(nn.Module):
-    """What is minimized. The module that DistributedDataParallel wraps: every parameter is used inside its call.
+    """What is minimized. DistributedDataParallel wraps this module, so every parameter is used in its forward pass.
 
-    It owns its states: carried from call to call, made from the batch, or brought by it. Only `forward` must be
-    written; `model` is what is validated and kept."""
+    It owns its states: kept between steps, made from the batch, or part of the batch. Only `forward` must be
+    implemented. `model` is what is validated and saved."""
 
     model: nn.Module
-    chance: float = math.inf
-    "the loss a term of someone who knows nothing; a training far above it has diverged"
+    chance_loss: float = math.inf
+    "Loss of a uniform prediction, in nats per term. A run with a much higher loss has diverged."
     skips_parameters: bool = False
-    "whether some parameters have no gradient in some updates"
+    "Whether some parameters have no gradient in some steps."
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -69,63 +69,62 @@ class Objective(nn.Module):
     def forward(self, batch: Any) -> Outcome:
         raise NotImplementedError
 
-    def begin(self, rows: int, parts: int) -> None:
-        """A new feed begins: `rows` rows, which come in `parts` parts."""
+    def init_states(self, batch: int, parts: int) -> None:
+        """Start from initial states: `batch` elements in `parts` parts."""
 
     def resize(self, sizes: dict[str, int]) -> None:
-        """Other sizes of the model's core from now on, as `growth` has them; none: its own. States that are carried are
-        left as they are."""
+        """Set the sizes of the core to those of the size schedule; its own if there are none. States are not changed."""
         if sizes:
-            raise UserError(f"train.size_schedule: {type(self).__name__} does not say how its model grows")
+            raise UserError(f"train.size_schedule: {type(self).__name__} has no core that can be resized")
 
-    def rehearse(self) -> None:
-        """A call as small as can be, to find out whether this device can do it; without side effects."""
+    def dry_run(self) -> None:
+        """Run the smallest forward pass, without side effects, to find out whether the device supports it."""
 
-    def after_update(self) -> None:
-        """Bring parameters back to where they may be."""
+    def after_step(self) -> None:
+        """Project the parameters to their valid range."""
 
     def summary(self, sums: dict[str, float], terms: int) -> dict[str, float]:
-        """Metrics for people, from their sums over several updates."""
+        """Return metrics from their sums over several steps."""
         return {name: value / max(terms, 1) for name, value in sums.items()}
 
-    def inside(self) -> dict[str, Any]:
-        """What else belongs in a line of metrics."""
+    def extra_metrics(self) -> dict[str, Any]:
+        """Return what else a line of metrics has."""
         return {}
 
-    def carried(self) -> State | None:
-        """The state of this process's rows that the next call begins from, if the objective carries one."""
+    def stream_state(self) -> State | None:
+        """Return the state of this process's streams that the next step starts from, if there is one."""
         return None
 
-    def carry(self, tensors: dict[str, Tensor], rows: range) -> None:
-        """Go on from the tensors of all processes' `carried`, with these rows of them."""
+    def load_stream_state(self, tensors: dict[str, Tensor], indices: range) -> None:
+        """Load the elements `indices` of the state that was saved for the whole batch."""
 
 
 class BrokenSource(UserError):
-    """What a feed reads from cannot go on: an environment that raises, say. The feed stands where it stood before the
-    read, so that all that was learned can be saved."""
+    """A batch source that cannot continue, for instance because an environment raised an exception. Its position is
+    that before the failed read, so that a checkpoint can be saved."""
 
 
 class BatchSource(Protocol):
-    """Where batches come from: a stream of tokens, buckets of pairs, rollouts of environments. Rows depend on the seed
-    and their own number only, so they can be dealt among processes and a stopped training goes on with the next one."""
+    """A source of batches: a stream of tokens, buckets of pairs, rollouts of environments. A batch element depends only
+    on the seed and its own index, so that the batch can be split among processes and a run can be resumed."""
 
     def read(self, length: int) -> Batch:
-        """The next batch; of streams the next `length` tokens of every row."""
+        """Return the next batch; of streams the next `length` tokens of each."""
 
     def change(self, **options: Any) -> None:
-        """Go on with other difficulty: what a curriculum turns. Part of the position."""
+        """Change the difficulty, for a curriculum. Part of the position."""
 
     def position(self) -> dict[str, Any]:
-        """Where the feed stands: {"rows": [plain JSON, one entry a row], "tensors": {name: (B, ...)}, ...}. The tensors
-        may be left out; anything else is plain JSON and the same on all processes."""
+        """Return {"streams": [JSON per batch element], "tensors": {name: (B, ...)}, ...}. The tensors are optional; all
+        other entries are JSON and the same on all processes."""
 
     def seek(self, position: dict[str, Any]) -> str | None:
-        """Go on from there; a word for people where that is not possible bit for bit."""
+        """Continue from a position. Return a warning if that is not exact."""
 
 
 class Validation(Protocol):
-    """Scores of a split. One of them is the primary_metric, by which models are chosen; `loss`, if there is one, decides
-    between equal ones, and must be finite unless nothing was `scored`."""
+    """Scores of a split. Models are compared by the primary metric, then by `loss`, if there is one. The loss must be
+    finite unless nothing was `scored`."""
 
     @property
     def primary_metric(self) -> str: ...
@@ -138,8 +137,8 @@ class Validation(Protocol):
 
 @dataclass(frozen=True)
 class Phase:
-    """What is read in a phase of a training, and how the model is judged there."""
+    """The data of a phase of a run, and its validation."""
 
     batch_source: Callable[[range, int, int], BatchSource]
-    "from the rows of this process, the rows in all, and the seed"
+    "Called with the batch elements of this process, the batch size and the seed."
     validation: Validation

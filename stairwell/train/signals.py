@@ -1,4 +1,4 @@
-"""Being asked to stop: Ctrl-C, SIGTERM, the terminal's end, or that of the process that waits for this one."""
+"""Requests to stop: Ctrl-C, SIGTERM, SIGHUP, or the exit of the parent process."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-PARENT = "STAIRWELL_PARENT"  # the number of a process that starts trainings and waits for them
+PARENT = "STAIRWELL_PARENT"  # process id of the process that starts runs and waits for them
 
 
 @contextmanager
-def on_signals(ask: Callable[[int], None]) -> Iterator[None]:
-    """Call `ask` with the signal's number when someone wants an end; nothing else happens then."""
+def handle_signals(handler: Callable[[int], None]) -> Iterator[None]:
+    """Call `handler` with the number of a signal that asks the process to stop, in place of the signal's own effect."""
     if threading.current_thread() is not threading.main_thread():
-        yield  # signals belong to the main thread
+        yield  # only the main thread can set handlers
         return
     numbers = [signal.SIGINT, signal.SIGTERM]
-    # Not on Windows; and who started us with `nohup` does not want us to stop.
+    # Windows has no SIGHUP, and `nohup` ignores it.
     hangup = getattr(signal, "SIGHUP", None)
     if hangup is not None and signal.getsignal(hangup) is not signal.SIG_IGN:
         numbers.append(hangup)
 
-    before = {number: signal.signal(number, lambda heard, _: ask(heard)) for number in numbers}
+    previous = {number: signal.signal(number, lambda received, _: handler(received)) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)
 
 
-def left_alone() -> bool:
-    """Whether the process that waited for this one was killed, so that nobody could ask it to stop."""
+def parent_exited() -> bool:
+    """Return whether the parent process was killed before it could ask this process to stop."""
     parent = os.environ.get(PARENT)
     return parent is not None and os.getppid() != int(parent)

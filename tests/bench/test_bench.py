@@ -56,7 +56,7 @@ def test_the_operations_of_transformer_xl_are_those_that_torch_counts() -> None:
     """The reference scores the segment's tokens along with the memory and masks what is too much."""
     B, T, V = 2, 9, 11
     core = TransformerXLConfig(**SIZES)
-    parts = forward_flops(core, B, T, V, looked_at=core.memory + T)
+    parts = forward_flops(core, B, T, V, scored=core.memory + T)
     assert counted(core, B, T, V, "reference") == pytest.approx(3 * sum(parts.values()), rel=1e-3)
 
 
@@ -83,24 +83,24 @@ def test_performance_shows_every_section() -> None:
 @pytest.mark.usefixtures("quick")
 def test_every_measurement_can_be_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "RESULTS", tmp_path)
-    monkeypatch.setattr(plot, "PICTURE", tmp_path / "scaling.png")
+    monkeypatch.setattr(plot, "FIGURE", tmp_path / "scaling.png")
     assert all("Not measured yet" in table.section(name) for name in table.SECTIONS)
     found: dict[str, list[dict[str, Any]]] = {
-        "speed": speed.measure_case(replace(TINY, contestants=("feedback", "reference", "transformer-xl", "lstm"))),
+        "speed": speed.measure_case(replace(TINY, implementations=("feedback", "reference", "transformer-xl", "lstm"))),
         "limit": limit.measure_case(TINY, square=32, rounds=1),
         "memory": memory.measure_decoding(),
-        "scaling": [*scaling.along_a_stream(TINY, 24, 16), *scaling.with_threads(TINY)],
+        "scaling": [*scaling.measure_stream(TINY, 24, 16), *scaling.measure_threads(TINY)],
     }
-    if not native.MISSING:
+    if not native.UNAVAILABLE_REASON:
         found["profile"] = profile.measure_case(TINY, rounds=1)
     for name, measured in found.items():
         records.add(name, measured, ABOUT)
         assert all(record["case"] and record["what"] for record in measured)
-    plot.write(plot.PICTURE)
+    plot.write(plot.FIGURE)
     shown = {name: table.section(name) for name in (*found, "state")}
     assert "our Transformer-XL" in shown["speed"] and "`python -m bench x` at abc" in shown["speed"]
     assert "| 16 | Feedback |" in shown["limit"] and "8.00" in shown["state"]
-    assert "scaling.png" in shown["scaling"] and plot.PICTURE.stat().st_size < 60_000
+    assert "scaling.png" in shown["scaling"] and plot.FIGURE.stat().st_size < 60_000
     assert "memory" in shown and "Not measured yet" in shown["memory"]  # steps take a process each
 
 
@@ -127,7 +127,7 @@ def test_speculation_trains_a_pair_and_tells_acceptance_and_speed(
         # The last call of a text may draft less than it could.
         assert record["tokens_per_call"] == pytest.approx(1 + 2 * record["acceptance"], abs=0.3)
     records.add("speculation", measured, ABOUT)
-    assert "drafted tokens kept" in table.section("speculation")
+    assert "acceptance rate" in table.section("speculation")
 
 
 def test_translators_are_timed_by_depth_and_against_their_peers(
@@ -136,7 +136,16 @@ def test_translators_are_timed_by_depth_and_against_their_peers(
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     monkeypatch.setattr(translate, "ROUNDS", 1)
     tiny = translate.Case(
-        "width-16", 16, 2, depths=(1, 2), encoder_layers=1, symbols=40, sentences=3, shortest=2, longest=4, tokens=4
+        "width-16",
+        16,
+        2,
+        depths=(1, 2),
+        encoder_layers=1,
+        vocabulary=40,
+        sentences=3,
+        min_source=2,
+        max_source=4,
+        tokens=4,
     )
     measured = translate.measure_case(tiny)
     kinds = {record["what"] for record in measured}
@@ -151,10 +160,12 @@ def test_translators_are_timed_by_depth_and_against_their_peers(
 
 
 def test_nothing_is_timed_where_the_search_finds_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny = translate.Case("width-16", 16, 2, encoder_layers=1, symbols=40, sentences=2, shortest=2, longest=4, tokens=4)
+    tiny = translate.Case(
+        "width-16", 16, 2, encoder_layers=1, vocabulary=40, sentences=2, min_source=2, max_source=4, tokens=4
+    )
     model, (source, mask) = translate.make_model(tiny, "feedback", 1), translate.make_sources(tiny)
     translate.check_search(tiny, model, source, mask)
-    monkeypatch.setattr(translate, "our_writes", lambda *given: lambda: [-9.0, -9.0])
+    monkeypatch.setattr(translate, "our_translate", lambda *given: lambda: [-9.0, -9.0])
     with pytest.raises(SystemExit, match="differs from one without a cache"):
         translate.check_search(tiny, model, source, mask)
 
@@ -166,10 +177,10 @@ def test_a_peer_that_is_missing_is_left_out(
         raise ImportError("No module named 'ctranslate2'")
 
     monkeypatch.setattr(translate, "marian_model", missing)
-    tiny = translate.Case("tiny", 8, 1, (1,), 1, symbols=40, sentences=2, shortest=2, longest=4, tokens=3)
-    turns = translate.make_turns(tiny, Path("unused"))
-    assert {name for name, _ in turns} == {"feedback", "transformer", "encoder", "softmax"}
-    assert capsys.readouterr().err == "left out: No module named 'ctranslate2'; pip install \"stairwell[bench]\"\n"
+    tiny = translate.Case("tiny", 8, 1, (1,), 1, vocabulary=40, sentences=2, min_source=2, max_source=4, tokens=3)
+    steps = translate.make_steps(tiny, Path("unused"))
+    assert {name for name, _ in steps} == {"feedback", "transformer", "encoder", "softmax"}
+    assert capsys.readouterr().err == "peer skipped: No module named 'ctranslate2'; pip install \"stairwell[bench]\"\n"
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed to open the page in")
@@ -198,7 +209,7 @@ def test_a_step_holds_weights_gradients_moments_and_more() -> None:
     case = speed.CASES["b16"]
     model = speed.make_model(case, FeedbackConfig(**speed.sizes(case)), "auto")
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
-    peak = memory.in_a_process("feedback", "b16")
+    peak = memory.measure_in_process("feedback", "b16")
     assert peak is not None and 4 * weights < peak < 40 * weights
 
 
@@ -212,8 +223,8 @@ def test_the_help_names_every_measurement_and_case(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     "arguments, told",
     [
-        (["sped"], "cannot measure 'sped'; there are: speed"),
-        (["speed", "b17"], "unknown case 'b17' of speed; there are: b16"),
+        (["sped"], "cannot measure 'sped'; choose from: speed"),
+        (["speed", "b17"], "unknown case 'b17' of speed; choose from: b16"),
         (["data", "b16"], "it has no cases"),
         (["table", "b16"], "cannot measure 'table b16'"),
     ],

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from stairwell.cli.display import Lines, Live
-from tests.commands import PATIENCE, TINY, stairwell
+from tests.commands import TIMEOUT, TINY, stairwell
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -28,7 +28,7 @@ def test_a_training_goes_on_when_nobody_reads_its_progress(place: str, tmp_path:
     )
     shell = f"set -o pipefail; {command} {place}"
     done = subprocess.run(
-        ["bash", "-c", shell], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE
+        ["bash", "-c", shell], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT
     )
     assert done.returncode == 0, done
     assert done.stdout.count("\n") == ("head" in place) and done.stderr == ""
@@ -48,14 +48,14 @@ def test_interrupting_while_everything_is_loading_is_told_in_one_line(loaded: st
         [sys.executable, "-m", "stairwell", "train", "parity/lstm"],
         cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    give_up = time.monotonic() + PATIENCE
+    give_up = time.monotonic() + TIMEOUT
     while loaded not in Path(f"/proc/{process.pid}/maps").read_text():
         assert time.monotonic() < give_up
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1 and out == ""
-    assert err == "interrupted before anything began\n"
+    assert err == "interrupted before the command started\n"
     assert not list(tmp_path.iterdir())
 
 

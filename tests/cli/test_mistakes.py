@@ -38,10 +38,10 @@ from stairwell.tasks.pair_task import PairBatch, buckets
 from stairwell.tasks.random_walk import FORWARD, LEFT, RIGHT, trajectory
 from stairwell.tasks.translation import Config as TranslationConfig
 from stairwell.train.distributed import Distributed
-from stairwell.train.pair_objective import GREEDY, PairCrossEntropy, PairScores
+from stairwell.train.pair_objective import GREEDY, PairCrossEntropy, PairValidation
 from stairwell.train.run import Run
 from stairwell.train.streams import CrossEntropy
-from stairwell.train.translator import SEARCH, Search, Translator, search_of
+from stairwell.train.translator import SEARCH, Search, Translator, load_search
 from tests.train.test_loop import trainer
 
 BITS = {"bits_per_character": 0.5 / math.log(2)}
@@ -54,7 +54,7 @@ def test_the_learning_rate_of_an_update_is_the_plans(tmp_path: Path) -> None:
     run = trainer(tmp_path, train__warmup=4, train__learning_rate=0.5)
     rates = []
     for _ in range(5):
-        run.update()
+        run.train_step()
         rates.append(run.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5])
 
@@ -67,7 +67,7 @@ def test_an_update_of_one_term_is_not_scaled(tmp_path: Path) -> None:
     nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(1), batch.start)
     wanted = torch.autograd.grad(nll.sum(), list(run.model.parameters()))
     run.batch_source.read = lambda length: batch  # type: ignore[method-assign]
-    run.update()
+    run.train_step()
     for gradient, parameter in zip(wanted, run.model.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
 
@@ -101,7 +101,7 @@ def pair_objective() -> PairCrossEntropy:
 
 
 def test_a_rehearsal_of_pairs_runs() -> None:
-    pair_objective().rehearse()
+    pair_objective().dry_run()
 
 
 def test_the_right_targets_of_pairs_are_counted() -> None:
@@ -129,7 +129,7 @@ def test_a_search_without_options_is_the_documents() -> None:
 def test_a_damaged_search_is_told(tmp_path: Path) -> None:
     (tmp_path / SEARCH).write_text(json.dumps({"beam": "many"}))
     with pytest.raises(UserError, match="tune the run again"):
-        search_of(tmp_path, type("Task", (), {"search": {}})())  # type: ignore[arg-type]
+        load_search(tmp_path, type("Task", (), {"search": {}})())  # type: ignore[arg-type]
 
 
 def test_a_walk_begins_in_the_first_cell_facing_east() -> None:
@@ -175,11 +175,11 @@ def test_room_to_crop_grows_token_by_token() -> None:
 
 def test_every_residual_sum_drops_its_own_elements() -> None:
     core = build(FeedbackConfig(width=64, heads=2, layers=2, memory=3, residual_dropout=0.5)).train()
-    masks = core.draw(torch.randn(2, 4, 64), core.init_state(2), None)
+    masks = core.sample_masks(torch.randn(2, 4, 64), core.init_state(2), None)
     assert isinstance(masks, Masks)
-    first = masks.at(0, 0, 4).residual
+    first = masks.for_layer(0, 0, 4).residual
     assert first is not None and len(first) == 2 and not torch.equal(first[0], first[1])
-    layer, kept = core.layers[0], masks.at(0, 0, 4)
+    layer, kept = core.layers[0], masks.for_layer(0, 0, 4)
     used: list[torch.Tensor] = []
     layer.residual = lambda x, norm, sublayer, mask: used.append(mask) or x  # type: ignore[method-assign, func-returns-value]
     layer(torch.randn(2, 4, 64), torch.zeros_like, None, torch.zeros_like, kept)
@@ -271,7 +271,7 @@ def test_a_target_has_no_more_tokens_than_it_may(longest: int) -> None:
     model = Seq2Seq(config)
     with torch.no_grad():
         model.head.bias[3] = -100.0  # type: ignore[index]
-    list(Translator(model, task, Search(beam=1, longest=longest)).translate(["x"]))
+    list(Translator(model, task, Search(beam=1, max_length=longest)).translate(["x"]))
     assert [len(tokens) for tokens in asked] == [longest]
 
 
@@ -304,10 +304,10 @@ def test_a_tool_that_decides_must_be_there_from_the_beginning(
         "Task", (), {"primary_metric": primary_metric, "higher_is_better": True, "metric": "bleu", "config": config}
     )()
     if primary_metric == "loss":
-        assert PairScores(task).sample == 0
+        assert PairValidation(task).examples == 0
         return
     with pytest.raises(UserError, match="sacrebleu is not installed"):
-        PairScores(task)
+        PairValidation(task)
 
 
 def test_the_last_phase_begins_with_its_first_update(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ import pytest
 from stairwell import outputs
 from stairwell.errors import UserError
 from stairwell.files import write_folder
-from stairwell.outputs import FOLDER, Kind
+from stairwell.outputs import FOLDER, OutputType
 
-ANY = Kind("anything", lambda path: True)
+ANY = OutputType("anything", lambda path: True)
 
 
 def test_the_root_is_refused() -> None:

@@ -21,10 +21,10 @@ from stairwell.train.pair_objective import GREEDY
 from stairwell.train.run import Run
 from stairwell.train.translator import Search
 from tests import language_pair
-from tests.commands import Ended, stairwell
+from tests.commands import Completed, stairwell
 
 
-def run_command(folder: Path, *arguments: object, **environment: str) -> Ended:
+def run_command(folder: Path, *arguments: object, **environment: str) -> Completed:
     return stairwell(folder, *arguments, STAIRWELL_CACHE=str(folder / "cache"), **environment)
 
 
@@ -57,12 +57,12 @@ def noise(lines: int) -> bytes:
 
 def check_noise(place: Path, lines: int) -> None:
     (place / "noise").write_bytes(noise(lines))
-    ended = run_command(place, "translate", "run", "noise", "--beam", 2, "--shortest", 4)
+    ended = run_command(place, "translate", "run", "noise", "--beam", 2, "--min-length", 4)
     assert ended.status == 0, ended.err
     assert ended.out.count("\n") == lines and ended.out.endswith("\n")
     assert all(len(line.splitlines()) <= 1 for line in ended.out.split("\n"))
     assert f"{lines:,} lines" in ended.err and "words/s" in ended.err
-    assert "lines were cut to the 24 tokens" in ended.err
+    assert "lines were truncated to 24 tokens" in ended.err
 
 
 def test_one_line_out_for_one_line_of_noise_in(place: Path) -> None:
@@ -104,7 +104,7 @@ def test_the_best_come_with_their_scores(place: Path) -> None:
         scores = [float(score) for _, score, _ in rows[i : i + 3]]
         assert scores == sorted(scores, reverse=True)
     ended = run_command(place, "translate", "run", "data/val.xx", "--beam", 2, "--nbest", 3)
-    assert "the 3 best of a beam of 2" in ended.line
+    assert "the 3 best of a beam of 2" in ended.error_line
 
 
 def test_targets_can_be_drawn(place: Path) -> None:
@@ -112,7 +112,7 @@ def test_targets_can_be_drawn(place: Path) -> None:
     once, again, other = (run_command(place, *draw, "--seed", seed) for seed in (1, 1, 2))
     assert once.status == 0 and len(once.out.splitlines()) == 80
     assert once.out == again.out != other.out
-    assert "give a temperature too" in run_command(place, "translate", "run", "data/val.xx", "--top-k", 3).line
+    assert "give a temperature too" in run_command(place, "translate", "run", "data/val.xx", "--top-k", 3).error_line
 
 
 def test_a_report_shows_sentences_and_where_the_model_looked(place: Path) -> None:
@@ -129,19 +129,19 @@ def test_a_prefix_is_what_a_translation_begins_with(place: Path) -> None:
     assert ended.out.startswith("four five")
     (place / "prefixes").write_bytes(b"four five\n")
     ended = run_command(place, "translate", "run", "sources", "--prefix", "prefixes")
-    assert "there are 1 prefixes and more texts" in ended.line
+    assert "there are 1 prefixes and more texts" in ended.error_line
 
 
 def test_lengths_hold(place: Path) -> None:
-    ended = run_command(place, "translate", "run", "data/val.xx", "--longest", 2, "--shortest", 2)
+    ended = run_command(place, "translate", "run", "data/val.xx", "--max-length", 2, "--min-length", 2)
     assert ended.status == 0 and "texts were stopped at their greatest length" in ended.err
     assert all(len(line.split()) <= 2 for line in ended.out.splitlines())
-    assert Search(longest=9, longest_ratio=2.0).lengths(3, 100) == (0, 9)
-    assert Search(longest_ratio=2.0).lengths(3, 100) == (0, 16)
-    assert Search(longest_ratio=2.0).lengths(300, 100) == (0, 100)
-    assert Search(shortest=4, shortest_ratio=0.5, longest_ratio=0).lengths(20, 100) == (10, 100)
-    with pytest.raises(UserError, match="shortest"):
-        Search(shortest=50, longest=8)
+    assert Search(max_length=9, max_length_ratio=2.0).lengths(3, 100) == (0, 9)
+    assert Search(max_length_ratio=2.0).lengths(3, 100) == (0, 16)
+    assert Search(max_length_ratio=2.0).lengths(300, 100) == (0, 100)
+    assert Search(min_length=4, min_length_ratio=0.5, max_length_ratio=0).lengths(20, 100) == (10, 100)
+    with pytest.raises(UserError, match="min_length"):
+        Search(min_length=50, max_length=8)
 
 
 def test_tune_keeps_what_it_found_and_eval_reads_it(place: Path) -> None:
@@ -190,20 +190,20 @@ def test_distilled_targets_are_what_the_model_says(place: Path) -> None:
     assert (place / "distilled/train.yy").read_text() == said
     for split in ("valid", "test"):
         assert len((place / f"distilled/{split}.yy").read_text().splitlines()) == 40
-    assert "is not empty" in run_command(place, "distill", "run", "--out", "distilled").line
+    assert "is not empty" in run_command(place, "distill", "run", "--out", "distilled").error_line
     given = ["--task.path", "distilled", *language_pair.TINY, "--quiet", "--steps", "1", "--out", "student"]
     assert run_command(place, "train", "translation/feedback", *given).status == 0
 
 
 def test_a_run_of_another_task_is_refused(place: Path) -> None:
-    assert "was not trained for summarization" in run_command(place, "eval", "run", "--baselines").line
-    assert "was not trained for summarization" in run_command(place, "summarize", "run", "data/val.xx").line
-    assert "there.txt" in run_command(place, "translate", "run", "not/there.txt").line
+    assert "was not trained for summarization" in run_command(place, "eval", "run", "--baselines").error_line
+    assert "was not trained for summarization" in run_command(place, "summarize", "run", "data/val.xx").error_line
+    assert "there.txt" in run_command(place, "translate", "run", "not/there.txt").error_line
 
 
 def test_commands_for_other_models_say_so(place: Path) -> None:
-    assert "is no language model" in run_command(place, "generate", "run").line
-    assert "of the kind 'seq2seq'" in run_command(place, "export", "run", "--html", "other.html").line
+    assert "is not a language model" in run_command(place, "generate", "run").error_line
+    assert "of the kind 'seq2seq'" in run_command(place, "export", "run", "--html", "other.html").error_line
     assert run_command(place, "report", "run", "--out", "report.html").status == 0
 
 
@@ -225,7 +225,7 @@ def test_articles_are_summarized(tmp_path: Path) -> None:
     ]
     assert said == [ended.out.splitlines(keepends=True)[0]] * 2, "a table's column of articles is read, not its lines"
     refused = run_command(tmp_path, "summarize", "runs/summarization-feedback", "wrong.csv")
-    assert refused.status == 2 and "row 1 has no column 'source'; it has article, number" in refused.line
+    assert refused.status == 2 and "row 1 has no column 'source'; it has article, number" in refused.error_line
     scores = json.loads(run_command(tmp_path, "eval", "runs/summarization-feedback", "--split", "valid", "--json").out)
     assert {"rouge1", "rouge2", "rougeL"} <= scores.keys()
     asked = ["eval", "runs/summarization-feedback", "--split", "valid", "--baselines", "--json"]
@@ -242,10 +242,10 @@ def test_a_text_that_runs_in_a_loop_is_decoded_again_without_it(place: Path) -> 
     texts = ["ba ke mo", "li", "su ro", "nu ba", "ba ba ba ba ba ba ba ba"]
 
     def written(**options: Any) -> tuple[list[str], int]:
-        translator = open_translator(place / "run", device="cpu", beam=2, shortest=14, **options)
+        translator = open_translator(place / "run", device="cpu", beam=2, min_length=14, **options)
         return [best[0].text for best in translator.translate(texts)], translator.looped
 
-    (found, looped), (kept, none), (blocked, _) = written(), written(break_loops=False), written(block=3)
+    (found, looped), (kept, none), (blocked, _) = written(), written(break_loops=False), written(no_repeat_ngram_size=3)
     vocabulary = open_translator(place / "run", device="cpu").task.vocabulary.target
     again = [has_loop(vocabulary.encode(text).tolist()) for text in kept]
     again[-1] = False  # its source repeats itself too, so it may be right
@@ -254,7 +254,7 @@ def test_a_text_that_runs_in_a_loop_is_decoded_again_without_it(place: Path) -> 
     assert not any(has_loop(vocabulary.encode(text).tolist()) for text in found[:-1])
 
     (place / "loops.txt").write_text("\n".join(texts) + "\n")
-    asked = ["translate", "run", "loops.txt", "--beam", "2", "--shortest", "14"]
+    asked = ["translate", "run", "loops.txt", "--beam", "2", "--min-length", "14"]
     ended = run_command(place, *asked)
     assert ended.out.splitlines() == found and f"{looped} texts ran in a loop and were decoded again" in ended.err
     assert run_command(place, *asked, "--keep-loops").out.splitlines() == kept

@@ -58,7 +58,7 @@ def test_several_samples_begin_with_what_one_would_be(place: Path) -> None:
 
 def test_a_prompt_that_is_no_utf8(place: Path) -> None:
     cut = os.fsdecode("é".encode()[:1])
-    line = stairwell(place, "generate", "text", "--prompt", cut).line
+    line = stairwell(place, "generate", "text", "--prompt", cut).error_line
     assert "not valid UTF-8 at byte 0" in line
     assert stairwell(place, "generate", "bytes", "--prompt", cut, "--tokens", "4").status == 0
 
@@ -71,12 +71,12 @@ def test_a_prompt_that_is_no_utf8(place: Path) -> None:
         (["text", "--state", "no-such-file"], "no-such-file"),
         (["text", "--state", "text.txt"], "text.txt is not a readable stream"),
         (["text", "--top-p", "2"], "top_p must be above 0 and at most 1"),
-        (["walk"], "only runs of the task 'lm' write text"),
+        (["walk"], "only runs of the task 'lm' generate text"),
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
 def test_mistakes_are_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
-    assert told in stairwell(place, "generate", *arguments).line
+    assert told in stairwell(place, "generate", *arguments).error_line
 
 
 def test_parameters_that_are_not_numbers_are_told_in_one_line(place: Path, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_parameters_that_are_not_numbers_are_told_in_one_line(place: Path, tmp_p
     tensors, note = run.load_model()
     next(iter(tensors.values())).view(-1)[0] = torch.nan
     run.save_model(tensors, note)
-    assert "NaN or infinity" in stairwell(tmp_path, "generate", "text").line
+    assert "NaN or infinity" in stairwell(tmp_path, "generate", "text").error_line
 
 
 def test_two_runs_stand_on_one_page(place: Path) -> None:
@@ -106,14 +106,14 @@ def test_two_runs_stand_on_one_page(place: Path) -> None:
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
 def test_what_cannot_be_exported_is_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
-    assert told in stairwell(place, "export", *arguments).line
+    assert told in stairwell(place, "export", *arguments).error_line
 
 
 def test_a_graph_is_written_by_name(place: Path) -> None:
     done = stairwell(place, "export", "text", "--onnx", "text.onnx")
     assert done.status == 0 and done.out == "text.onnx: token, count, memory -> logits, countN, memoryN\n", done
     assert done.err == ""
-    assert "only a page holds several models" in stairwell(place, "export", "walk", "walk-xl", "--onnx", "x.onnx").line
+    assert "only a page holds several models" in stairwell(place, "export", "walk", "walk-xl", "--onnx", "x.onnx").error_line
 
 
 def test_a_folder_for_hugging_face_is_written(place: Path) -> None:
@@ -121,17 +121,17 @@ def test_a_folder_for_hugging_face_is_written(place: Path) -> None:
     assert done.status == 0 and done.out.startswith("hf: import stairwell.hf"), done
     names = {path.name for path in (place / "hf").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
-    assert "predicts its own 4 symbols, not 64 labels" in stairwell(place, "export", "walk", "--hf", "other").line
+    assert "predicts its own 4 symbols, not 64 labels" in stairwell(place, "export", "walk", "--hf", "other").error_line
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["walk"], "only runs of the task 'lm' write text"),
+        (["walk"], "only runs of the task 'lm' generate text"),
         (["text", "--token-file", "nowhere"], "nowhere"),
-        (["text", "--token-file", "text.txt"], "must hold a token of at least 8"),
+        (["text", "--token-file", "text.txt"], "must have one token of at least 8"),
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
 def test_what_cannot_be_served_is_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
-    assert told in stairwell(place, "serve", *arguments).line
+    assert told in stairwell(place, "serve", *arguments).error_line

@@ -1,4 +1,4 @@
-"""DeltaNet, worked out by separate straight-line code, and what its options come to."""
+"""DeltaNet against its listing, and its options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import invariants
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("negative", [False, True])
 @pytest.mark.parametrize("products", [1, 2])
-def test_deltanet_by_hand(products: int, negative: bool, gated: bool) -> None:
+def test_deltanet_equals_its_listing(products: int, negative: bool, gated: bool) -> None:
     config = DeltaNetConfig(
         width=4, heads=2, head_width=3, inner=5, products=products, negative_eigenvalues=negative, gated=gated
     )
@@ -26,8 +26,8 @@ def test_deltanet_by_hand(products: int, negative: bool, gated: bool) -> None:
     x = torch.randn(1, 9, 4, dtype=torch.float64)
     y, _ = core(x, core.init_state(1))
     w = {name: tensor.numpy() for name, tensor in core.state_dict().items()}
-    listed = listings.deltanet(w, x[0].numpy(), H=2, n=products, largest=2 if negative else 1, gated=gated)
-    np.testing.assert_allclose(y[0].detach().numpy(), listed, rtol=1e-10, atol=1e-12)
+    expected = listings.deltanet(w, x[0].numpy(), H=2, n=products, largest=2 if negative else 1, gated=gated)
+    np.testing.assert_allclose(y[0].detach().numpy(), expected, rtol=1e-10, atol=1e-12)
 
 
 def scrambled(config: DeltaNetConfig) -> Any:
@@ -35,24 +35,24 @@ def scrambled(config: DeltaNetConfig) -> Any:
     return invariants.scramble(build(config)).double()
 
 
-def test_correcting_twice_to_the_same_value_is_correcting_once() -> None:
-    """With strength 1 what S holds at k is v after the first product, and the second finds nothing to correct."""
-    once = scrambled(DeltaNetConfig(width=4, heads=2, products=1))
-    twice = scrambled(DeltaNetConfig(width=4, heads=2, products=2))
-    weights = {name: tensor.clone() for name, tensor in once.state_dict().items()}
-    for name in list(weights):
+def test_two_equal_corrections_equal_one() -> None:
+    """With b = 1 the value of S at k is v after the first correction, and the second changes nothing."""
+    one = scrambled(DeltaNetConfig(width=4, heads=2, products=1))
+    two = scrambled(DeltaNetConfig(width=4, heads=2, products=2))
+    parameters = {name: tensor.clone() for name, tensor in one.state_dict().items()}
+    for name in list(parameters):
         if name.endswith("strength.weight"):
-            weights[name].zero_()  # 2 sigmoid(0) = 1
-    once.load_state_dict(weights)
-    for name in weights:
+            parameters[name].zero_()  # 2 sigmoid(0) = 1
+    one.load_state_dict(parameters)
+    for name in parameters:
         if name.endswith(("key.weight", "value.weight", "strength.weight")):
-            weights[name] = torch.cat([weights[name]] * 2)
-    twice.load_state_dict(weights)
+            parameters[name] = torch.cat([parameters[name]] * 2)
+    two.load_state_dict(parameters)
     x = torch.randn(2, 7, 4, dtype=torch.float64)
-    torch.testing.assert_close(twice(x, twice.init_state(2))[0], once(x, once.init_state(2))[0], **invariants.CLOSE)
+    torch.testing.assert_close(two(x, two.init_state(2))[0], one(x, one.init_state(2))[0], **invariants.CLOSE)
 
 
-def test_a_gate_that_keeps_everything_is_no_gate() -> None:
+def test_an_open_gate_equals_no_gate() -> None:
     plain = scrambled(DeltaNetConfig(width=4, heads=2, products=2))
     gated = scrambled(DeltaNetConfig(width=4, heads=2, products=2, gated=True))
     missing, _ = gated.load_state_dict(plain.state_dict(), strict=False)
@@ -65,25 +65,25 @@ def test_a_gate_that_keeps_everything_is_no_gate() -> None:
 
 
 @pytest.mark.parametrize("negative", [False, True])
-def test_only_negative_eigenvalues_flip_what_is_held(negative: bool) -> None:
-    """The eigenvalue of a correction at its own key is 1 - b: in [-1, 1] or in [0, 1]."""
+def test_eigenvalues_are_negative_only_if_allowed(negative: bool) -> None:
+    """The eigenvalue of a correction at its key is 1 - b: in [-1, 1] or in [0, 1]."""
     core = scrambled(DeltaNetConfig(width=8, heads=2, layers=1, negative_eigenvalues=negative))
-    todo = core.layers[0].corrections(10 * torch.randn(1, 500, 8, dtype=torch.float64))
-    eigenvalues = 1 - todo.b
+    corrections = core.layers[0].corrections(10 * torch.randn(1, 500, 8, dtype=torch.float64))
+    eigenvalues = 1 - corrections.b
     assert eigenvalues.min() >= -1 and eigenvalues.max() <= 1
     assert (eigenvalues.min() < -0.5) == negative and (eigenvalues.min() >= 0) != negative
-    torch.testing.assert_close(todo.k.norm(dim=-1), torch.ones_like(todo.k[..., 0]))
+    torch.testing.assert_close(corrections.k.norm(dim=-1), torch.ones_like(corrections.k[..., 0]))
 
 
-def test_a_deltanet_says_that_it_cannot_crop() -> None:
+def test_deltanet_does_not_support_crop() -> None:
     core = build(DeltaNetConfig(width=4))
-    with pytest.raises(ValueError, match="DeltaNetState cannot take tokens back"):
+    with pytest.raises(ValueError, match="DeltaNetState does not support crop"):
         core.init_state(2).crop(1)
     with pytest.raises(ValueError, match="use max_crop=0"):
         core.init_state(2, max_crop=1)
 
 
-def test_sizes_that_make_no_sense_are_refused() -> None:
+def test_wrong_sizes_raise() -> None:
     for options, message in (
         ({"products": 0}, "products must be at least 1, not 0"),
         ({"head_width": 0}, "head_width must be at least 1, not 0"),

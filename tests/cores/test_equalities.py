@@ -1,4 +1,4 @@
-"""Models that must be each other: the papers' claims about special cases, weight for weight."""
+"""Configurations that must be equal with the same parameters, among them the papers' special cases."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHAPE: dict[str, Any] = {"width": 6, "heads": 2, "head_width": 4, "inner": 9, "l
 norms = pytest.mark.parametrize("norm", ["pre", "post"])
 
 
-def twins(one: Any, other: Any) -> tuple[Core, Core]:
-    """Two cores with the same weights under the same names."""
+def with_same_parameters(one: Any, other: Any) -> tuple[Core, Core]:
+    """Return two cores with the same parameters under the same names."""
     torch.manual_seed(3)
     first = invariants.scramble(build(one)).double()
     second = build(other).double()
@@ -51,62 +51,64 @@ def assert_equal(one: Core, other: Core, T: int = 13) -> None:
 
 @norms
 @pytest.mark.parametrize("passes", [2, 5])
-def test_cached_staircase_of_single_tokens_is_feedback_of_the_top_layer(norm: str, passes: int) -> None:
+def test_cached_staircase_of_single_tokens_equals_feedback_of_the_top_layer(norm: str, passes: int) -> None:
     cached = CachedStaircaseConfig(**SHAPE, norm=norm, chunk=1, compute=1, passes=passes)
     feedback = FeedbackConfig(
         **SHAPE, norm=norm, memory_composition=2, share_kv=False, memory=passes - 1, attend_to_current=True
     )
-    assert_equal(*twins(cached, feedback))
+    assert_equal(*with_same_parameters(cached, feedback))
 
 
 @norms
-def test_memory_network_is_feedback_of_the_embedding(norm: str) -> None:
+def test_memory_network_equals_feedback_of_the_embedding(norm: str) -> None:
     network = MemoryNetworkConfig(**SHAPE, norm=norm, passes=5)
     assert (network.chunk, network.compute) == (1, 0)
     feedback = FeedbackConfig(
         **SHAPE, norm=norm, memory_composition=0, share_kv=False, memory=4, attend_to_current=True
     )
-    assert_equal(*twins(network, feedback))
+    assert_equal(*with_same_parameters(network, feedback))
 
 
 @norms
-def test_one_pass_over_one_large_chunk_is_transformer_xl(norm: str) -> None:
+def test_one_pass_over_one_large_chunk_equals_transformer_xl(norm: str) -> None:
     staircase = StaircaseConfig(**SHAPE, norm=norm, passes=1, chunk=13)
-    assert_equal(*twins(staircase, TransformerXLConfig(**SHAPE, norm=norm, memory=12, attend_to_current=True)))
+    assert_equal(
+        *with_same_parameters(staircase, TransformerXLConfig(**SHAPE, norm=norm, memory=12, attend_to_current=True))
+    )
 
 
 @norms
 @pytest.mark.parametrize(("passes", "chunk"), [(1, 3), (2, 1), (3, 2), (4, 5)])
-def test_caching_after_the_last_pass_is_staircase(norm: str, passes: int, chunk: int) -> None:
+def test_caching_after_the_last_pass_equals_staircase(norm: str, passes: int, chunk: int) -> None:
     cached = CachedStaircaseConfig(**SHAPE, norm=norm, passes=passes, compute=passes, chunk=chunk)
-    assert_equal(*twins(cached, StaircaseConfig(**SHAPE, norm=norm, passes=passes, chunk=chunk)))
+    assert_equal(*with_same_parameters(cached, StaircaseConfig(**SHAPE, norm=norm, passes=passes, chunk=chunk)))
 
 
 @norms
 @pytest.mark.parametrize("compute", [0, 1, 2])
-def test_a_cache_longer_than_the_stream_is_global(norm: str, compute: int) -> None:
+def test_a_cache_longer_than_the_stream_equals_a_global_cache(norm: str, compute: int) -> None:
     cached = CachedStaircaseConfig(**SHAPE, norm=norm, passes=9, chunk=2, compute=compute)
-    everything = GlobalCachedStaircaseConfig(**SHAPE, norm=norm, chunk=2, compute=compute, distances=18)
-    assert_equal(*twins(cached, everything))
+    global_cached = GlobalCachedStaircaseConfig(**SHAPE, norm=norm, chunk=2, compute=compute, distances=18)
+    assert_equal(*with_same_parameters(cached, global_cached))
 
 
-def test_multi_vector_rnn_is_two_passes_of_single_tokens() -> None:
-    assert_equal(*twins(MultiVectorRNNConfig(**SHAPE), StaircaseConfig(**SHAPE, chunk=1, passes=2)))
+def test_multi_vector_rnn_equals_two_passes_of_single_tokens() -> None:
+    assert_equal(*with_same_parameters(MultiVectorRNNConfig(**SHAPE), StaircaseConfig(**SHAPE, chunk=1, passes=2)))
 
 
 @norms
-def test_average_is_all_layers_at_equal_weights(norm: str) -> None:
+def test_average_equals_all_layers_with_equal_weights(norm: str) -> None:
     options = {**SHAPE, "norm": norm, "memory": 3}
-    learned, average = twins(
+    learned, average = with_same_parameters(
         FeedbackConfig(**options, memory_composition="all"), FeedbackConfig(**options, memory_composition="average")
     )
     torch.nn.init.constant_(learned.mix.weights, 0.7)  # type: ignore[union-attr, arg-type]
     assert_equal(learned, average)
 
 
-def test_all_layers_can_choose_a_single_one() -> None:
+def test_all_layers_can_select_a_single_one() -> None:
     options = {**SHAPE, "memory": 3}
-    learned, single = twins(
+    learned, single = with_same_parameters(
         FeedbackConfig(**options, memory_composition="all"), FeedbackConfig(**options, memory_composition=1)
     )
     with torch.no_grad():
@@ -117,7 +119,9 @@ def test_all_layers_can_choose_a_single_one() -> None:
 @norms
 @pytest.mark.parametrize("memory_composition", ["all", "recurrent"])
 @pytest.mark.parametrize("attend_to_current", [False, True])
-def test_shared_projections_are_equal_projections(norm: str, memory_composition: Any, attend_to_current: bool) -> None:
+def test_shared_projections_equal_identical_projections(
+    norm: str, memory_composition: Any, attend_to_current: bool
+) -> None:
     options = {
         **SHAPE,
         "norm": norm,
@@ -128,20 +132,20 @@ def test_shared_projections_are_equal_projections(norm: str, memory_composition:
     torch.manual_seed(3)
     shared = invariants.scramble(build(FeedbackConfig(**options, share_kv=True))).double()
     unshared = build(FeedbackConfig(**options, share_kv=False)).double()
-    weights = dict(shared.state_dict())
+    parameters = dict(shared.state_dict())
     for name in ("attention_norm.weight", "attention_norm.bias", "attention.key.weight", "attention.value.weight"):
-        weights[f"layers.1.{name}"] = weights[f"layers.0.{name}"]
-    shared.load_state_dict(weights, strict=False)
-    unshared.load_state_dict(weights)
+        parameters[f"layers.1.{name}"] = parameters[f"layers.0.{name}"]
+    shared.load_state_dict(parameters, strict=False)
+    unshared.load_state_dict(parameters)
     assert_equal(shared, unshared)  # type: ignore[arg-type]
 
 
-def test_universal_of_one_pass_is_transformer_xl() -> None:
+def test_universal_with_one_pass_equals_transformer_xl() -> None:
     options = {**SHAPE, "memory": 4, "attend_to_current": True}
-    assert_equal(*twins(UniversalConfig(**options, passes=1), TransformerXLConfig(**options)))
+    assert_equal(*with_same_parameters(UniversalConfig(**options, passes=1), TransformerXLConfig(**options)))
 
 
-def test_universal_repeats_its_layers() -> None:
+def test_universal_equals_a_deeper_transformer_xl_with_repeated_parameters() -> None:
     options = {**SHAPE, "layers": 1, "memory": 4, "attend_to_current": True}
     universal, deep = (
         build(UniversalConfig(**options, passes=3)),

@@ -1,4 +1,4 @@
-"""Who has an engine and decoding steps: the cores of the register, and what is derived from them without a change."""
+"""Which cores and subclasses have an engine and decoding steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, fast
-from stairwell.cores import CORES, Entry, decoding_of, engine_of
-from stairwell.cores.core import tell_once
+from stairwell.cores import CORES, CoreEntry, decoding_of, engine_of
+from stairwell.cores.core import warn_once
 from stairwell.cores.feedback import Feedback
 from stairwell.decode import Session
 from stairwell.decode.steps import CarriedSteps, FeedbackSteps
@@ -21,7 +21,7 @@ CONFIG = FeedbackConfig(width=8, heads=2, layers=2, memory=5)
 
 
 class Renamed(Feedback):
-    """Nothing but a name, and something of its own beside the core's modules."""
+    """A subclass that adds a module but computes the same."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -32,8 +32,8 @@ class Renamed(Feedback):
 
 
 class Doubled(Feedback):
-    def apply_layer(self, *given: Any) -> Tensor:
-        return 2 * super().apply_layer(*given)
+    def apply_layer(self, *inputs: Any) -> Tensor:
+        return 2 * super().apply_layer(*inputs)
 
 
 class Biased(Feedback):
@@ -48,18 +48,18 @@ class Longer(FeedbackConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Nearer(FeedbackConfig):
+class SingleMemory(FeedbackConfig):
     @property
     def memories(self) -> int:
         return 1
 
 
 LONGER = Longer(width=8, heads=2, layers=2)
-NEARER = Nearer(width=8, heads=2, layers=2, memory=5)
+SINGLE_MEMORY = SingleMemory(width=8, heads=2, layers=2, memory=5)
 
 
 def model_of(core: Any) -> LanguageModel:
-    """A language model with this core in the place of its own."""
+    """Return a language model with this core."""
     model = LanguageModel(LanguageModelConfig(core=CONFIG, inputs=7)).eval()
     model.core = invariants.scramble(core)
     fast.choose_engine(model.core, "auto")
@@ -70,56 +70,56 @@ def model_of(core: Any) -> LanguageModel:
 def test_a_subclass_that_computes_the_same_keeps_engine_and_decoding(
     core: Any, config: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_once.cache_clear()
-    made = core(config)
-    assert engine_of(made) is CORES["feedback"].engine and decoding_of(made) is FeedbackSteps
+    warn_once.cache_clear()
+    instance = core(config)
+    assert engine_of(instance) is CORES["feedback"].engine and decoding_of(instance) is FeedbackSteps
     assert not caplog.records
-    check(made)
+    check(instance)
 
 
 @pytest.mark.parametrize(
-    "core, config, told",
-    [(Doubled, CONFIG, "overrides apply_layer"), (Biased, CONFIG, "query.bias"), (Feedback, NEARER, "memories")],
+    "core, config, reason",
+    [(Doubled, CONFIG, "overrides apply_layer"), (Biased, CONFIG, "query.bias"), (Feedback, SINGLE_MEMORY, "memories")],
 )
-def test_a_subclass_that_may_compute_something_else_loses_them_and_is_told_once(
-    core: Any, config: Any, told: str, caplog: pytest.LogCaptureFixture
+def test_a_subclass_that_may_compute_something_else_has_none_and_warns_once(
+    core: Any, config: Any, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tell_once.cache_clear()
-    made = core(config)
-    check(made)
-    assert engine_of(made) is None and decoding_of(made) is None
-    assert [told in record.message for record in caplog.records] == [True]
+    warn_once.cache_clear()
+    instance = core(config)
+    check(instance)
+    assert engine_of(instance) is None and decoding_of(instance) is None
+    assert [reason in record.message for record in caplog.records] == [True]
 
 
 def check(core: Any) -> None:
-    """Whatever runs gives the core's own results, in a call and token by token."""
+    """Compare the engine and a decoding session with the reference."""
     model, tokens = model_of(core), torch.randint(7, (2, 9))
     with torch.no_grad():
-        found, _ = model(tokens, model.init_state(2))
+        actual, _ = model(tokens, model.init_state(2))
         model.core.engine = None
-        wanted, _ = model(tokens, model.init_state(2))
-        torch.testing.assert_close(found, wanted)
-        torch.testing.assert_close(Session(model, model.init_state(2)).follow(tokens), wanted)
+        expected, _ = model(tokens, model.init_state(2))
+        torch.testing.assert_close(actual, expected)
+        torch.testing.assert_close(Session(model, model.init_state(2)).logits_each(tokens), expected)
 
 
-def test_an_entry_of_its_own_inherits_what_it_does_not_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(CORES, "longer", Entry(Longer, Feedback, "Longer", "Feedback with a longer memory."))
-    monkeypatch.setitem(CORES, "doubled", Entry(Nearer, Doubled, "Doubled", "Twice as much."))
-    tell_once.cache_clear()
+def test_an_entry_inherits_missing_engines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CORES, "longer", CoreEntry(Longer, Feedback, "Longer", "Feedback with a longer memory."))
+    monkeypatch.setitem(CORES, "doubled", CoreEntry(SingleMemory, Doubled, "Doubled", "Twice as much."))
+    warn_once.cache_clear()
     assert engine_of(Feedback(LONGER)) is CORES["feedback"].engine
-    assert engine_of(Doubled(NEARER)) is None
-    assert tell_once.cache_info().currsize == 0  # it has an entry: the reference is what was asked for
+    assert engine_of(Doubled(SINGLE_MEMORY)) is None
+    assert warn_once.cache_info().currsize == 0  # no warning: it has its own entry
     model = LanguageModel(LanguageModelConfig(core=LONGER, inputs=7))
     assert model.core.engine_name.startswith("fast")
 
 
 @pytest.mark.parametrize("name", ["global-cached-staircase", "lstm", "deltanet"])
-def test_what_no_entry_has_is_not_taken_from_a_relative(name: str) -> None:
+def test_decoding_steps_are_not_inherited_from_unrelated_entries(name: str) -> None:
     assert decoding_of(CORES[name].core(CORES[name].config(width=8))) is None
 
 
 class Adapter(nn.Module):
-    """As libraries of adapters wrap a linear layer: its `weight` is that of the layer below."""
+    """Wraps a linear layer as adapter libraries do; its `weight` is that of the wrapped layer."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -135,22 +135,22 @@ class Adapter(nn.Module):
 
 
 @pytest.mark.parametrize("change", ["adapter", "hook"])
-def test_adapters_and_hooks_are_not_passed_over(change: str, caplog: pytest.LogCaptureFixture) -> None:
-    """The engines and decoding sessions read parameters; a module that does more has to be called."""
+def test_adapters_and_hooks_are_applied(change: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Engines and decoding sessions read parameters instead of calling modules, so they must not run here."""
     model, tokens = model_of(Feedback(CONFIG)), torch.randint(7, (2, 9))
     plain, _ = model(tokens, model.init_state(2))
     attention = model.core.layers[1].attention
     if change == "adapter":
         attention.out = Adapter(attention.out)
     else:
-        attention.out.register_forward_hook(lambda module, given, out: 2 * out)
-    tell_once.cache_clear()
+        attention.out.register_forward_hook(lambda module, inputs, output: 2 * output)
+    warn_once.cache_clear()
     assert model.core.engine_name == "reference"
     with torch.no_grad():
-        found, _ = model(tokens, model.init_state(2))
+        logits, _ = model(tokens, model.init_state(2))
         session = Session(model, model.init_state(2))
         assert isinstance(session.steps, CarriedSteps)
-        torch.testing.assert_close(session.follow(tokens), found)
-        wanted, _ = model.core.walk(torch.randn(2, 3, 8), model.core.init_state(2))
-    assert not torch.allclose(found, plain) and wanted.isfinite().all()
+        torch.testing.assert_close(session.logits_each(tokens), logits)
+        y, _ = model.core.reference(torch.randn(2, 3, 8), model.core.init_state(2))
+    assert not torch.allclose(logits, plain) and y.isfinite().all()
     assert ["layers.1.attention.out was replaced or has hooks" in r.message for r in caplog.records] == [True]

@@ -1,8 +1,7 @@
-"""Text is written as it is decoded, and reads the same as if it had been decoded at the end."""
+"""Text generation: text is yielded token by token and equals the text of all tokens."""
 
 from __future__ import annotations
 
-import math
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +11,11 @@ import pytest
 import torch
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
-from stairwell.decode import Session, greedy
+from stairwell.decode import Sampling, Session, greedy
 from stairwell.errors import UserError
-from stairwell.generate import Choice, Stops, Writer, generate_text, penalized, read_prompt, spell, write
-from stairwell.runs.launch import fit, load
+from stairwell.generate import Detokenizer, StopStrings, TextGenerator, generate, generate_text, read_prompt
+from stairwell.runs.launch import fit
+from stairwell.runs.load import load
 from stairwell.runs.presets import preset
 from stairwell.stream import Stream
 from stairwell.text import BPE, Bytes, Characters, Separated, Vocabulary, Words
@@ -27,25 +27,31 @@ LETTERS = "t o _ b e\no r _ n o t\n"
 VOCABULARIES = [Bytes(), BPE.build([TEXT], 300), BPE.build(["abc"], 256), Characters.build([TEXT]), Words.build([TEXT])]
 
 
-@pytest.mark.parametrize("vocabulary", VOCABULARIES, ids=lambda vocabulary: vocabulary.kind)
-def test_pieces_add_up_to_the_text(vocabulary: Vocabulary) -> None:
+def detokenize(ids: list[int], vocabulary: Vocabulary, previous: int | None = None) -> list[str]:
+    """Return the text of each token, then the text held back."""
+    detokenizer = Detokenizer(vocabulary, previous)
+    return [*map(detokenizer, ids), detokenizer.flush()]
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES, ids=lambda vocabulary: vocabulary.type_name)
+def test_texts_of_tokens_add_up_to_the_text_of_all(vocabulary: Vocabulary) -> None:
     first, *ids = vocabulary.encode(TEXT).tolist()
-    pieces = list(spell(ids, vocabulary, first))
-    assert vocabulary.decode([first]) + "".join(pieces) == vocabulary.decode([first, *ids])
-    assert "�" not in "".join(pieces[1:])
+    parts = detokenize(ids, vocabulary, first)
+    assert vocabulary.decode([first]) + "".join(parts) == vocabulary.decode([first, *ids])
+    assert "�" not in "".join(parts[1:])
 
 
-def test_symbols_that_spaces_separate_add_up_too() -> None:
+def test_texts_of_space_separated_tokens_add_up() -> None:
     vocabulary = Separated.build([LETTERS])
     first, *ids = vocabulary.encode(LETTERS).tolist()
-    assert "t" + "".join(spell(ids, vocabulary, first)) == LETTERS
+    assert "t" + "".join(detokenize(ids, vocabulary, first)) == LETTERS
 
 
-def test_bytes_that_are_no_text_are_replaced_and_nothing_is_lost() -> None:
+def test_invalid_utf8_is_replaced() -> None:
     ids = [*"é".encode(), 0xFF, *b"a", 0xC3]
-    pieces = list(spell(ids, Bytes(), 0))
-    assert pieces[:2] == ["", "é"]  # half a character waits for its other half
-    assert "".join(pieces) == Bytes().decode(ids)
+    parts = detokenize(ids, Bytes(), 0)
+    assert parts[:2] == ["", "é"]  # an incomplete character is held back
+    assert "".join(parts) == Bytes().decode(ids)
 
 
 def small_model(vocabulary: Vocabulary) -> LanguageModel:
@@ -54,12 +60,12 @@ def small_model(vocabulary: Vocabulary) -> LanguageModel:
     return LanguageModel(LanguageModelConfig(core=core, inputs=vocabulary.size), "reference").eval()
 
 
-def test_a_seed_fixes_the_text() -> None:
+def test_a_seed_determines_the_text() -> None:
     vocabulary = Characters.build([TEXT])
     model = small_model(vocabulary)
 
     def text(seed: int | None) -> str:
-        return "".join(write(model, vocabulary, "Eine", 40, seed=seed))
+        return "".join(generate(model, vocabulary, "Eine", 40, seed=seed))
 
     assert len(text(1)) == 40
     assert text(1) == text(1) != text(2)
@@ -67,7 +73,7 @@ def test_a_seed_fixes_the_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"prompt": "§"}, "not in the training text"),
         ({"prompt": b"a\xc3"}, "not valid UTF-8 at byte 1"),
@@ -76,37 +82,17 @@ def test_a_seed_fixes_the_text() -> None:
     ],
     ids=str,
 )
-def test_a_mistake_is_told_before_the_first_piece(options: dict[str, Any], told: str) -> None:
+def test_errors_are_raised_before_the_first_text(options: dict[str, Any], message: str) -> None:
     vocabulary = Characters.build([TEXT])
-    with pytest.raises(UserError, match=told):
-        write(small_model(vocabulary), vocabulary, **{"prompt": "Eine", "tokens": 5, **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"temperature": -1}, "0 or more"),
-        ({"top_k": 0}, "at least 1"),
-        ({"top_p": 1.5}, "at most 1"),
-        ({"temperature": math.nan}, "a finite number, 0 or more"),
-        ({"temperature": math.inf}, "a finite number, 0 or more"),
-        ({"repetition_penalty": 0}, "from 0.01 to 100"),
-        ({"repetition_penalty": math.nan}, "from 0.01 to 100"),
-        ({"repetition_penalty": 1e-320}, "from 0.01 to 100"),
-        ({"repetition_penalty": math.inf}, "from 0.01 to 100"),
-    ],
-    ids=str,
-)
-def test_a_choice_that_makes_no_sense_is_told(options: dict[str, Any], told: str) -> None:
-    with pytest.raises(UserError, match=told):
-        Choice(**options)
+    with pytest.raises(UserError, match=message):
+        generate(small_model(vocabulary), vocabulary, **{"prompt": "Eine", "tokens": 5, **options})
 
 
 @pytest.mark.parametrize("options", [{"temperature": 1e-320}, {"top_p": 1e-300}], ids=str)
-def test_numbers_that_single_precision_takes_for_0_are_greedy(options: dict[str, Any]) -> None:
+def test_options_that_underflow_are_greedy(options: dict[str, Any]) -> None:
     model = small_model(Bytes())
-    greedy = "".join(write(model, Bytes(), "a", 20, Choice(temperature=0)))
-    assert "".join(write(model, Bytes(), "a", 20, Choice(**options))) == greedy
+    expected = "".join(generate(model, Bytes(), "a", 20, Sampling(temperature=0)))
+    assert "".join(generate(model, Bytes(), "a", 20, Sampling(**options))) == expected
 
 
 @pytest.mark.parametrize(
@@ -118,13 +104,13 @@ def test_numbers_that_single_precision_takes_for_0_are_greedy(options: dict[str,
         (Words.build(["one two"], end_of_line=False), 0),
         (Words.build(["one two"]), 1),
     ],
-    ids=["bytes", "characters", "no line end", "words alone", "words"],
+    ids=["bytes", "characters", "no newline", "words without newline", "words"],
 )
-def test_an_empty_prompt_is_a_line_end_or_the_first_symbol(vocabulary: Vocabulary, first: int) -> None:
+def test_an_empty_prompt_is_a_newline_or_the_first_token(vocabulary: Vocabulary, first: int) -> None:
     stream = Stream(small_model(vocabulary), vocabulary)
     read_prompt(stream, "")
     assert stream.recent == [first]
-    assert len(list(write(small_model(vocabulary), vocabulary, "", 3))) == 4
+    assert len(list(generate(small_model(vocabulary), vocabulary, "", 3))) == 4
 
 
 @pytest.mark.parametrize("vocabulary", [Bytes(), BPE.build(["abc"], 256)], ids=["bytes", "bpe"])
@@ -133,17 +119,17 @@ def test_a_prompt_that_ends_inside_a_character_is_completed_by_the_first_token(
     vocabulary: Vocabulary, character: str
 ) -> None:
     model = small_model(vocabulary)
-    *half, last = vocabulary.encode(character).tolist()
+    *incomplete, last = vocabulary.encode(character).tolist()
     with torch.no_grad():
         model.head.bias[last] += 100  # type: ignore[union-attr]
     stream = Stream(model, vocabulary)
-    stream.feed([*vocabulary.encode("a").tolist(), *half])
-    writer = Writer(stream, Choice(temperature=0))
-    assert list(writer.write(1)) == [character]
-    # The same after a prompt in between; what was whole before is not written again.
-    assert writer.read("b") == "" and list(writer.write(1)) == ["\ufffd"]
+    stream.feed([*vocabulary.encode("a").tolist(), *incomplete])
+    generator = TextGenerator(stream, Sampling(temperature=0))
+    assert list(generator.generate(1)) == [character]
+    # The same after another prompt; complete characters are not repeated.
+    assert generator.feed("b") == "" and list(generator.generate(1)) == ["\ufffd"]
     if isinstance(vocabulary, Bytes):
-        assert writer.read(b"c" + character.encode()[:-1]) == "" and list(writer.write(1)) == [character]
+        assert generator.feed(b"c" + character.encode()[:-1]) == "" and list(generator.generate(1)) == [character]
 
 
 def test_an_unknown_word_is_read_as_unknown() -> None:
@@ -153,12 +139,10 @@ def test_an_unknown_word_is_read_as_unknown() -> None:
     assert stream.recent == vocabulary.encode("one <unk>").tolist()
 
 
-def test_a_penalty_makes_repetitions_less_likely() -> None:
-    logits = torch.tensor([2.0, -2.0, 1.0])
-    assert penalized(logits, [0, 1, 0], 2.0).tolist() == [1.0, -4.0, 1.0]
+def test_a_repetition_penalty_gives_more_varied_text() -> None:
     model = small_model(Bytes())
     plain, varied = (
-        "".join(write(model, Bytes(), "a", 60, Choice(temperature=0, repetition_penalty=penalty)))
+        "".join(generate(model, Bytes(), "a", 60, Sampling(temperature=0, repetition_penalty=penalty)))
         for penalty in (1.0, 3.0)
     )
     assert len(set(varied)) > len(set(plain))
@@ -166,7 +150,7 @@ def test_a_penalty_makes_repetitions_less_likely() -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
 @pytest.mark.parametrize(
-    ("strings", "shown"),
+    ("strings", "expected"),
     [
         (["ccd"], "abcab"),
         (["ca", "ccd"], "ab"),
@@ -177,55 +161,58 @@ def test_a_penalty_makes_repetitions_less_likely() -> None:
     ],
     ids=str,
 )
-def test_text_ends_before_a_stop_string_however_it_is_cut(strings: list[str], shown: str, size: int) -> None:
-    stops, text = Stops(strings), "abcabccdab"
-    pieces = [stops(text[i : i + size]) for i in range(0, len(text), size)]
-    upto = "".join(pieces) + stops.held
-    assert upto.startswith(shown) and (upto == shown or stops.stopped)
-    assert stops.stopped == (shown != text)
+def test_text_ends_before_a_stop_string_however_it_is_split(strings: list[str], expected: str, size: int) -> None:
+    stops, text = StopStrings(strings), "abcabccdab"
+    passed = "".join(stops(text[i : i + size]) for i in range(0, len(text), size)) + stops.held
+    assert passed.startswith(expected) and (passed == expected or stops.stopped)
+    assert stops.stopped == (expected != text)
 
 
-def test_a_text_stops_at_a_stop_string() -> None:
+def test_generation_ends_at_a_stop_string() -> None:
     model, vocabulary = small_model(Bytes()), Bytes()
-    whole = "".join(write(model, vocabulary, "a", 60, seed=3))
+    whole = "".join(generate(model, vocabulary, "a", 60, seed=3))
     stop = whole[20:23]
-    stopped = "".join(write(model, vocabulary, "a", 60, stop=[stop], seed=3))
+    stopped = "".join(generate(model, vocabulary, "a", 60, stop=[stop], seed=3))
     assert stopped == whole[: whole.index(stop)]
 
 
-@pytest.mark.parametrize("vocabulary", [Bytes(), BPE.build([TEXT], 300), Words.build([TEXT])], ids=lambda one: one.kind)
-def test_writing_that_stops_for_days_is_never_noticed(vocabulary: Vocabulary, tmp_path: Path) -> None:
-    choice = Choice(temperature=1.2, top_k=50, top_p=0.95, repetition_penalty=1.3)
+@pytest.mark.parametrize(
+    "vocabulary", [Bytes(), BPE.build([TEXT], 300), Words.build([TEXT])], ids=lambda one: one.type_name
+)
+def test_a_saved_generator_resumes_bit_for_bit(vocabulary: Vocabulary, tmp_path: Path) -> None:
+    sampling = Sampling(temperature=1.2, top_k=50, top_p=0.95, repetition_penalty=1.3)
 
-    def begin() -> Writer:
+    def start() -> TextGenerator:
         stream = Stream(small_model(vocabulary), vocabulary)
         read_prompt(stream, "Eine")
-        return Writer(stream, choice, ["no such text", "\ufffd§", "e§", " §"], seed=4)
+        return TextGenerator(stream, sampling, ["no such text", "\ufffd§", "e§", " §"], seed=4)
 
-    whole, stopped = begin(), begin()
-    wanted = "".join(whole.write(90))
-    found = ""
+    whole, resumed = start(), start()
+    expected = "".join(whole.generate(90))
+    text = ""
     for _ in range(9):
-        found += "".join(stopped.write(10))
-        stopped.save(tmp_path / "a.stream")
-        stopped = Writer.load(tmp_path / "a.stream", small_model(vocabulary), vocabulary, choice, whole.stops.strings)
-    assert found + stopped.end() == wanted + whole.end()
-    assert torch.equal(stopped.stream.probabilities(), whole.stream.probabilities())
+        text += "".join(resumed.generate(10))
+        resumed.save(tmp_path / "a.stream")
+        resumed = TextGenerator.load(
+            tmp_path / "a.stream", small_model(vocabulary), vocabulary, sampling, whole.stops.strings
+        )
+    assert text + resumed.flush() == expected + whole.flush()
+    assert torch.equal(resumed.stream.probabilities(), whole.stream.probabilities())
 
 
-def test_half_a_character_waits_in_the_file(tmp_path: Path) -> None:
+def test_an_incomplete_character_is_saved(tmp_path: Path) -> None:
     model = small_model(Bytes())
     stream = Stream(model, Bytes())
     read_prompt(stream, "a")
-    writer = Writer(stream)
-    assert writer.speller(0xC3) == ""
-    writer.save(tmp_path / "a.stream")
-    writer = Writer.load(tmp_path / "a.stream", model, Bytes())
-    assert writer.speller(0xA9) == "é"
+    generator = TextGenerator(stream)
+    assert generator.detokenizer(0xC3) == ""
+    generator.save(tmp_path / "a.stream")
+    generator = TextGenerator.load(tmp_path / "a.stream", model, Bytes())
+    assert generator.detokenizer(0xA9) == "é"
     plain = Stream(model, Bytes())
     plain.save(tmp_path / "plain.stream")
-    with pytest.raises(UserError, match="writes no text"):
-        Writer.load(tmp_path / "plain.stream", model, Bytes())
+    with pytest.raises(UserError, match="without a text generator"):
+        TextGenerator.load(tmp_path / "plain.stream", model, Bytes())
 
 
 def trained(folder: Path, name: str, **options: str) -> Path:
@@ -234,43 +221,44 @@ def trained(folder: Path, name: str, **options: str) -> Path:
     return folder / "run"
 
 
-def test_a_run_writes_what_its_model_says(tmp_path: Path) -> None:
+def test_the_text_of_a_run_is_that_of_its_model(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text(TEXT * 20, encoding="utf-8")
     run = trained(tmp_path, "lm/feedback", **{"task.path": str(tmp_path / "text.txt")})
-    pieces = list(generate_text(run, "Eine", 30, Choice(temperature=0)))
+    text = "".join(generate_text(run, "Eine", 30, Sampling(temperature=0)))
     model, task = load(run)
     vocabulary = task.vocabularies["text"]
     prompt = torch.from_numpy(vocabulary.encode("Eine"))[None]
-    said = greedy(Session(model, model.init_state(1)), prompt, 30)[0]
-    assert "".join(pieces) == vocabulary.decode(said.numpy())
+    tokens = greedy(Session(model, model.init_state(1)), prompt, 30)[0]
+    assert text == vocabulary.decode(tokens.numpy())
 
 
-def test_a_run_of_another_task_is_refused(tmp_path: Path) -> None:
+def test_a_run_of_another_task_raises(tmp_path: Path) -> None:
     run = trained(tmp_path, "random-walk/lstm")
-    with pytest.raises(UserError, match="only runs of the task 'lm' write text"):
+    with pytest.raises(UserError, match="only runs of the task 'lm' generate text"):
         generate_text(run, "a", 3)
 
 
 MILLION = """
 import resource, sys, torch
 from stairwell import LSTMConfig, FeedbackConfig, LanguageModel, LanguageModelConfig
-from stairwell.generate import Choice, Writer, read_prompt
+from stairwell.decode import Sampling
+from stairwell.generate import TextGenerator, read_prompt
 from stairwell.stream import Stream
 from stairwell.text import Bytes
 torch.set_num_threads(1)
 model = LanguageModel(LanguageModelConfig(core=FeedbackConfig(width=8, heads=1, layers=1, memory=8), inputs=256)).eval()
 stream = Stream(model, Bytes(), max_crop=8)
 read_prompt(stream, "a")
-writer = Writer(stream, Choice(repetition_penalty=1.1), ["no such text"], seed=0)
+generator = TextGenerator(stream, Sampling(repetition_penalty=1.1), ["no such text"], seed=0)
 for part in range(10):
-    for piece in writer.write(100_000):
+    for text in generator.generate(100_000):
         pass
     print(stream.count, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 """
 
 
 @pytest.mark.slow
-def test_a_million_tokens_take_no_more_memory_than_a_hundred_thousand() -> None:
+def test_memory_does_not_grow_over_a_million_tokens() -> None:
     done = subprocess.run([sys.executable, "-c", MILLION], capture_output=True, text=True, check=True)
     lines = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
     assert lines[-1][0] == 1_000_001

@@ -1,25 +1,27 @@
-"""Drawn targets: by the model's own probabilities, under the rules, whatever the batch."""
+"""Sampling: options, repetition penalty, and sampled hypotheses under the constraints of beam search."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from stairwell.decode.sampling import draw
-from stairwell.decode.search import most_probable, sampler
+from stairwell.decode import Sampling, sample_hypotheses
+from stairwell.decode.sampling import penalize_repetition
 from stairwell.errors import UserError
-from stairwell.state import RowNumbers
+from stairwell.state import BatchIndices
 
 END = 3
-CHANCES = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.5, 0.2, 0.1, 0.2], [0.25, 0.25, 0.25, 0.25], [0.7, 0.1, 0.1, 0.1]])
+TABLE = torch.tensor([[0.1, 0.2, 0.3, 0.4], [0.5, 0.2, 0.1, 0.2], [0.25, 0.25, 0.25, 0.25], [0.7, 0.1, 0.1, 0.1]])
+GREEDY = Sampling(temperature=0)
 
 
-class Chain:
-    """The next token depends on the last one alone."""
+class MarkovChain:
+    """A stepper whose next token depends on the last one only."""
 
     def __init__(self, batch: int) -> None:
         self.batch = batch
@@ -29,45 +31,99 @@ class Chain:
 
     def step(self, tokens: Tensor) -> Tensor:
         assert tokens.shape == (self.batch,)
-        return CHANCES[tokens].log()
+        return TABLE[tokens].log()
 
-    def select(self, rows: RowNumbers) -> None:
-        self.batch = len(torch.as_tensor(rows))
-
-
-def test_targets_come_as_often_as_the_model_says() -> None:
-    dice = torch.Generator().manual_seed(0)
-    found = draw(Chain(1), torch.tensor([[0]]), 2, sampler(generator=dice), END, samples=20_000)[0]
-    counts = Counter(hypothesis.tokens for hypothesis in found)
-    wanted = {(END,): 0.4, (0, 0): 0.01, (0, END): 0.04, (1, 0): 0.1, (2, 2): 0.075}
-    for tokens, chance in wanted.items():
-        assert abs(counts[tokens] / 20_000 - chance) < 4 * math.sqrt(chance / 20_000)
-    for hypothesis in found[:50]:
-        chance = 1.0
-        for before, token in zip((0, *hypothesis.tokens), hypothesis.tokens):
-            chance *= float(CHANCES[before, token])
-        assert hypothesis.log_probability == pytest.approx(math.log(chance), rel=1e-4)
+    def select(self, streams: BatchIndices) -> None:
+        self.batch = len(torch.as_tensor(streams))
 
 
-def test_rows_that_end_leave_and_the_others_go_on() -> None:
-    longest = [1, 3, 2]
-    found = draw(Chain(3), torch.tensor([[3], [1], [2]]), longest, most_probable, END)
-    assert [hypotheses[0].tokens for hypotheses in found] == [(0,), (0, 3), (0, 3)]
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": -1}, "0 or more"),
+        ({"top_k": 0}, "at least 1"),
+        ({"top_p": 0}, "above 0"),
+        ({"top_p": 1.5}, "at most 1"),
+        ({"temperature": math.nan}, "a finite number, 0 or more"),
+        ({"temperature": math.inf}, "a finite number, 0 or more"),
+        ({"repetition_penalty": 0}, "from 0.01 to 100"),
+        ({"repetition_penalty": math.nan}, "from 0.01 to 100"),
+        ({"repetition_penalty": 1e-320}, "from 0.01 to 100"),
+        ({"repetition_penalty": math.inf}, "from 0.01 to 100"),
+    ],
+    ids=str,
+)
+def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Sampling(**options)
 
 
-def test_the_rules_of_the_search_hold() -> None:
-    dice = torch.Generator().manual_seed(1)
-    found = draw(
-        Chain(2), torch.tensor([[0], [1]]), 6, sampler(generator=dice), END,
-        samples=200, shortest=2, block=2, prefixes=[(2, 2), ()],
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 0.5}, {"top_k": 2}, {"top_p": 0.6}, {"top_k": 3, "top_p": 0.5}, {"temperature": 0}]
+)
+def test_samples_have_the_distribution_that_probabilities_returns(options: dict[str, Any]) -> None:
+    sampling, n = Sampling(**options), 20_000
+    probabilities = sampling.probabilities(TABLE.log())
+    for row, expected in zip(TABLE, probabilities):
+        sampled = sampling.sample(row.log().expand(n, -1), torch.Generator().manual_seed(0))
+        counts = torch.bincount(sampled, minlength=4) / n
+        torch.testing.assert_close(counts.double(), expected, rtol=0, atol=0.02)
+        assert (counts[expected == 0] == 0).all()
+    torch.testing.assert_close(probabilities.sum(-1), torch.ones(4, dtype=torch.float64))
+
+
+def test_top_k_and_top_p_keep_the_most_probable_tokens() -> None:
+    logits = torch.tensor([0.1, 0.4, 0.2, 0.3], dtype=torch.float64).log()
+    for options, expected in (
+        ({"top_k": 2}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.5}, [0, 4 / 7, 0, 3 / 7]),
+        ({"top_p": 0.71}, [0, 4 / 9, 2 / 9, 3 / 9]),
+        ({"top_k": 3, "top_p": 0.44}, [0, 1, 0, 0]),
+    ):
+        probabilities = Sampling(**options).probabilities(logits)  # type: ignore[arg-type]
+        torch.testing.assert_close(probabilities, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_a_repetition_penalty_lowers_the_logits_of_recent_tokens() -> None:
+    logits = torch.tensor([2.0, -2.0, 1.0])
+    assert penalize_repetition(logits, [0, 1, 0], 2.0).tolist() == [1.0, -4.0, 1.0]
+    penalized = Sampling(temperature=0, repetition_penalty=3.0)
+    assert penalized(logits, [0], None) == 2 and penalized(logits, [], None) == 0
+
+
+def test_hypotheses_are_sampled_from_the_model_distribution() -> None:
+    generator = torch.Generator().manual_seed(0)
+    prompt = torch.tensor([[0]])
+    hypotheses = sample_hypotheses(MarkovChain(1), prompt, 2, Sampling(), END, samples=20_000, generator=generator)[0]
+    counts = Counter(hypothesis.tokens for hypothesis in hypotheses)
+    expected = {(END,): 0.4, (0, 0): 0.01, (0, END): 0.04, (1, 0): 0.1, (2, 2): 0.075}
+    for tokens, probability in expected.items():
+        assert abs(counts[tokens] / 20_000 - probability) < 4 * math.sqrt(probability / 20_000)
+    for hypothesis in hypotheses[:50]:
+        probability = 1.0
+        for previous, token in zip((0, *hypothesis.tokens), hypothesis.tokens):
+            probability *= float(TABLE[previous, token])
+        assert hypothesis.log_probability == pytest.approx(math.log(probability), rel=1e-4)
+
+
+def test_finished_hypotheses_leave_the_batch() -> None:
+    results = sample_hypotheses(MarkovChain(3), torch.tensor([[3], [1], [2]]), [1, 3, 2], GREEDY, END)
+    assert [hypotheses[0].tokens for hypotheses in results] == [(0,), (0, 3), (0, 3)]
+
+
+def test_sampled_hypotheses_satisfy_the_constraints() -> None:
+    results = sample_hypotheses(
+        MarkovChain(2), torch.tensor([[0], [1]]), 6, Sampling(), END, samples=200, min_length=2,
+        no_repeat_ngram_size=2, prefixes=[(2, 2), ()], generator=torch.Generator().manual_seed(1),
     )  # fmt: skip
-    assert all(hypothesis.tokens[:2] == (2, 2) for hypothesis in found[0])
-    for hypothesis in found[1]:
-        pairs = list(zip(hypothesis.tokens, hypothesis.tokens[1:]))
+    assert all(hypothesis.tokens[:2] == (2, 2) for hypothesis in results[0])
+    for hypothesis in results[1]:
+        bigrams = list(zip(hypothesis.tokens, hypothesis.tokens[1:]))
         assert END not in hypothesis.tokens[:2]
-        assert len(set(pairs)) == len(pairs) or hypothesis.tokens[-1] == END
+        assert len(set(bigrams)) == len(bigrams) or hypothesis.tokens[-1] == END
 
 
-def test_nothing_to_draw_is_refused() -> None:
-    with pytest.raises(UserError, match="at least one"):
-        draw(Chain(1), torch.tensor([[0]]), 0, most_probable, END)
+@pytest.mark.parametrize("options", [{"max_length": 0}, {"max_length": 1, "samples": 0}], ids=str)
+def test_zero_tokens_or_samples_raise(options: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="at least 1"):
+        sample_hypotheses(MarkovChain(1), torch.tensor([[0]]), sampling=GREEDY, end=END, **options)

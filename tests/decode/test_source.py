@@ -1,4 +1,4 @@
-"""Sessions whose rows attend to a source: the same as the model read token by token, and a source is projected once."""
+"""Sessions with cross-attention equal the model, and project each source once."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, Transf
 from stairwell.cores import build
 from stairwell.cores.core import SourceState
 from stairwell.cores.staircase import CachedStaircaseConfig, GlobalCachedStaircaseConfig, StaircaseConfig
-from stairwell.cores.time import ages
+from stairwell.cores.time import tokens_since_start
 from stairwell.cores.universal import UniversalConfig
-from stairwell.decode import Session, beam
+from stairwell.decode import Session, beam_search
 from tests import invariants
 
 V = 5
@@ -35,14 +35,14 @@ each_core = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(c
 
 
 class Decoder(LanguageModel):
-    """The smallest model with a source: its vectors are given."""
+    """The smallest model with a source, whose vectors are given."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(LanguageModelConfig(core=config, inputs=V), engine="reference")
         self.core = build(dataclasses.replace(config, cross=True))
 
     def hidden(self, tokens: Tensor, state: Any, start: Tensor | None = None) -> tuple[Tensor, Any]:
-        x = self.embed(tokens, ages(state.count, start, tokens.shape[1]))
+        x = self.embed(tokens, tokens_since_start(state.count, start, tokens.shape[1]))
         x, decoder = self.core(x, state.decoder, start, state.source, state.source_mask)
         return self.norm(x), dataclasses.replace(state, decoder=decoder)
 
@@ -53,7 +53,7 @@ def make_model(config: Any) -> Decoder:
 
 
 def make_state(model: Decoder, lengths: list[int], warm: int = 0, max_crop: int = 0) -> SourceState:
-    """Rows with sources of these lengths; what lies behind a source is not a number, so that nobody may look at it."""
+    """Return a state with sources of these lengths. Padding is NaN, so that reading it would be noticed."""
     B, J = len(lengths), max(lengths)
     mask = torch.arange(J) < torch.tensor(lengths)[:, None]
     source = torch.randn(B, J, 4, dtype=torch.float64).masked_fill(~mask[..., None], torch.nan)
@@ -65,14 +65,14 @@ def make_state(model: Decoder, lengths: list[int], warm: int = 0, max_crop: int 
 
 
 def assert_same_state(ours: Any, theirs: Any) -> None:
-    """The decoders' states, and of the sources what is there."""
+    """Compare the decoders' states and the sources without padding."""
     invariants.assert_same_state(ours.decoder, theirs.decoder)
     J = min(ours.source_mask.shape[1], theirs.source_mask.shape[1])
-    for more in (ours, theirs):
-        assert not more.source_mask[:, J:].any()
-    there = theirs.source_mask[:, :J]
-    assert torch.equal(ours.source_mask[:, :J], there)
-    assert torch.equal(ours.source[:, :J][there], theirs.source[:, :J][there])
+    for state in (ours, theirs):
+        assert not state.source_mask[:, J:].any()
+    mask = theirs.source_mask[:, :J]
+    assert torch.equal(ours.source_mask[:, :J], mask)
+    assert torch.equal(ours.source[:, :J][mask], theirs.source[:, :J][mask])
 
 
 @each_core
@@ -91,10 +91,10 @@ def test_a_session_with_a_source_equals_teacher_forcing(config: Any, warm: int) 
 
 
 @each_core
-def test_rows_keep_their_source_when_they_move(config: Any) -> None:
-    """Any sequence of select, join, reset, read and step does to a session what it does to a state."""
+def test_select_join_and_reset_keep_the_source_of_each_stream(config: Any) -> None:
+    """select, join, reset, read and step change a session as they change a state."""
     model = make_model(config)
-    state, guest = make_state(model, [3, 1], 4), make_state(model, [5, 2], 7)
+    state, other = make_state(model, [3, 1], 4), make_state(model, [5, 2], 7)
     session = Session(model, state, capacity=3)
 
     def check() -> None:
@@ -110,25 +110,25 @@ def test_rows_keep_their_source_when_they_move(config: Any) -> None:
         assert_same_state(session.state(), state)
 
     check()
-    for rows in ([1, 0], [1, 1, 0, 0, 1], [4, 2], [0]):
-        session.select(rows)
-        state = state.select(torch.tensor(rows))
+    for index in ([1, 0], [1, 1, 0, 0, 1], [4, 2], [0]):
+        session.select(index)
+        state = state.select(torch.tensor(index))
         check()
-        session.join(guest)
-        state = SourceState.join([state, guest])  # type: ignore[assignment]
+        session.join(other)
+        state = SourceState.join([state, other])  # type: ignore[assignment]
         check()
         session.reset([state.batch - 1])
         state = state.reset([state.batch - 1])
         check()
 
 
-def test_a_beam_reads_one_copy_of_a_source_that_was_projected_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_beam_shares_one_projection_of_its_source(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_model(CONFIGS[0])
     projected: list[int] = []
     for layer in model.core.layers:  # type: ignore[union-attr]
         layer.cross.key.register_forward_hook(lambda module, inputs, output: projected.append(inputs[0].shape[0]))
     session = Session(model, make_state(model, [3, 4]))
-    assert projected == [2, 2]  # a layer each
+    assert projected == [2, 2]  # once per layer
     session.select([0, 0, 0, 1, 1, 1])
     for _ in range(4):
         session.step(torch.randint(V, (6,)))
@@ -138,7 +138,7 @@ def test_a_beam_reads_one_copy_of_a_source_that_was_projected_once(monkeypatch: 
     assert all(slots.keys[0].shape[0] == 2 for slots in session.sources.slots.values())
 
 
-def test_sentences_that_nobody_reads_leave() -> None:
+def test_sources_without_streams_are_dropped() -> None:
     model = make_model(CONFIGS[0])
     session = Session(model, make_state(model, [3, 4]))
     assert session.sources is not None
@@ -150,26 +150,28 @@ def test_sentences_that_nobody_reads_leave() -> None:
 
 
 @pytest.mark.parametrize("config", [CONFIGS[0], CONFIGS[4]], ids=["feedback", "staircase"])
-def test_a_beam_over_a_source_finds_what_the_model_scores(config: Any) -> None:
+def test_scores_of_a_beam_with_a_source_equal_teacher_forcing(config: Any) -> None:
     model = make_model(config)
     state = make_state(model, [3, 1])
-    found = beam(Session(model, state), torch.zeros(2, 1, dtype=torch.int64), 3, width=V**3, length_penalty=0.0)
-    for row, hypotheses in enumerate(found):
+    results = beam_search(
+        Session(model, state), torch.zeros(2, 1, dtype=torch.int64), 3, width=V**3, length_penalty=0.0
+    )
+    for i, hypotheses in enumerate(results):
         best = hypotheses[0]
         tokens = torch.tensor([[0, *best.tokens]])
         with torch.no_grad():
-            logits, _ = model(tokens[:, :-1], state.select([row]))
+            logits, _ = model(tokens[:, :-1], state.select([i]))
         score = logits.log_softmax(-1)[0].gather(1, tokens[0, 1:, None]).sum()
         assert best.log_probability == pytest.approx(float(score))
 
 
-def test_a_source_where_none_belongs_and_none_where_one_does() -> None:
+def test_a_missing_or_unexpected_source_raises() -> None:
     model = make_model(CONFIGS[0])
     state = make_state(model, [3])
-    with pytest.raises(ValueError, match="give it a source"):
+    with pytest.raises(ValueError, match="needs a source"):
         Session(model, state.decoder)
     plain = LanguageModel(LanguageModelConfig(core=CONFIGS[0], inputs=V)).double().eval()
     with pytest.raises(ValueError, match="takes no source"):
         Session(plain, state)
-    with pytest.raises(ValueError, match="give it a source"):
+    with pytest.raises(ValueError, match="needs a source"):
         Session(model, state).join(state.decoder)

@@ -85,7 +85,7 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setenv("STAIRWELL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "argv", sys.argv)
-    registries: list[dict[str, Any]] = [CORES, State.kinds, CATALOG]
+    registries: list[dict[str, Any]] = [CORES, State.classes, CATALOG]
     before = [dict(registry) for registry in registries]
     yield
     for registry, contents in zip(registries, before, strict=True):

@@ -13,8 +13,8 @@ import torch
 from stairwell.errors import UserError
 from stairwell.experiments import reproduce
 from stairwell.experiments.cost import blueprint, estimate
-from stairwell.experiments.experiment import SCALES, Experiment, Row, Scale
-from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE, studies
+from stairwell.experiments.experiment import SCALES, Experiment, Scale, Variant
+from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE, find_experiments
 from stairwell.experiments.papers.feedback.figure3 import MEMORY
 from stairwell.experiments.papers.feedback.figure8 import LAYER
 from stairwell.experiments.papers.feedback.figure9 import LAYERS
@@ -40,8 +40,8 @@ def study(name: str, scale: Scale) -> Experiment:
     return made
 
 
-def row(name: str, model: str, scale: Scale = "paper") -> Row:
-    return next(row for row in study(name, scale).rows if row.model.startswith(model))
+def variant(name: str, model: str, scale: Scale = "paper") -> Variant:
+    return next(variant for variant in study(name, scale).variants if variant.name.startswith(model))
 
 
 def weights(experiment: RunConfig) -> int:
@@ -59,33 +59,33 @@ def fields(value: Any, **expected: Any) -> None:
 )
 def test_every_study_can_be_made_without_any_data(name: str, scale: Scale) -> None:
     made = study(name, scale)
-    assert made.name == name and made.scale == scale and made.rows
+    assert made.name == name and made.scale == scale and made.variants
     assert made.paper and made.title and (made.claim or name.startswith("extra"))
     assert made.notes or scale == "paper", "a laptop's study says what is smaller"
-    assert all(len(row.paper) in (0, len(made.columns)) for row in made.rows)
+    assert all(len(variant.paper) in (0, len(made.columns)) for variant in made.variants)
     assert len({column.title for column in made.columns}) == len(made.columns)
-    for each in made.rows:
-        assert RunConfig.from_json(each.experiment.to_json(), name) == each.experiment
-        assert estimate(each.experiment, 1e12) > 0
-        if each.experiment.task_name not in READING:
-            each.experiment.make_tasks()
-        elif not each.experiment.task.path:
+    for each in made.variants:
+        assert RunConfig.from_json(each.config.to_json(), name) == each.config
+        assert estimate(each.config, 1e12) > 0
+        if each.config.task_name not in READING:
+            each.config.make_tasks()
+        elif not each.config.task.path:
             assert made.data, "a study of text that is not at hand says which text it reads"
 
 
 def test_a_name_without_its_last_part_stands_for_all_parts() -> None:
-    assert [made.name.rpartition(".")[2] for made in studies("staircase.table1", "laptop")] == [
+    assert [made.name.rpartition(".")[2] for made in find_experiments("staircase.table1", "laptop")] == [
         "random-walk", "algorithm", "enwik8", "reddit", "base",
     ]  # fmt: skip
-    assert len(studies("feedback.table1", "paper")) == 7
-    assert len(studies("feedback.figure9", "laptop")) == 2
+    assert len(find_experiments("feedback.table1", "paper")) == 7
+    assert len(find_experiments("feedback.figure9", "laptop")) == 2
     assert {name.split(".")[0] for name in NAMES} == {"feedback", "staircase", "extra"}
 
 
 @pytest.mark.parametrize("name", ["feedback.figure5", "feedback.figure8", "feedback.figure9.char-ptb"])
 @pytest.mark.parametrize("scale", SCALES)
 def test_models_of_a_figure_have_the_same_number_of_weights(name: str, scale: Scale) -> None:
-    sizes = [weights(each.experiment) for each in study(name, scale).rows]
+    sizes = [weights(each.config) for each in study(name, scale).variants]
     assert max(sizes) <= (1.02 if scale == "laptop" else 1.025) * min(sizes)
 
 
@@ -94,14 +94,14 @@ def test_models_of_a_figure_have_the_same_number_of_weights(name: str, scale: Sc
     ["feedback.figure9.wikitext-103", "staircase.table7", "staircase.table6", "staircase.table9", "staircase.table3"],
 )
 def test_models_of_a_table_have_the_same_number_of_weights(name: str) -> None:
-    sizes = [weights(each.experiment) for each in study(name, "paper").rows]
+    sizes = [weights(each.config) for each in study(name, "paper").variants]
     assert max(sizes) <= 1.02 * min(sizes)
 
 
 def test_an_lstm_as_large_as_a_transformer() -> None:
-    transformer = row("feedback.figure5", "Transformer", "laptop").experiment
-    lstm = as_large_as(transformer, row("feedback.table4", "Feedback", "laptop").experiment, 50)
-    assert weights(row("feedback.figure5", "LSTM", "laptop").experiment) == pytest.approx(
+    transformer = variant("feedback.figure5", "Transformer", "laptop").config
+    lstm = as_large_as(transformer, variant("feedback.table4", "Feedback", "laptop").config, 50)
+    assert weights(variant("feedback.figure5", "LSTM", "laptop").config) == pytest.approx(
         weights(transformer), rel=0.02
     )
     assert lstm.core.inner % 8 == 0
@@ -109,19 +109,19 @@ def test_an_lstm_as_large_as_a_transformer() -> None:
 
 def test_the_first_papers_hyperparameters() -> None:
     """Table 9 and section 7.6."""
-    walk = row("feedback.table1.random-walk", "Feedback").experiment
+    walk = variant("feedback.table1.random-walk", "Feedback").config
     fields(walk.core, layers=4, width=256, F=1024, heads=4, K=64, memory=100, attention_dropout=0.2, relu_dropout=0.2)
     fields(walk.train, segment=64, batch=512, learning_rate=1e-4, max_grad_norm=0.1, warmup=1000)
     fields(walk.task, length=100, train_episodes=10_000)
-    assert row("feedback.table1.algorithmic-3", "Feedback").experiment.train.steps == 50_000
+    assert variant("feedback.table1.algorithmic-3", "Feedback").config.train.steps == 50_000
 
-    ptb = row("feedback.figure5", "Feedback, memory").experiment
+    ptb = variant("feedback.figure5", "Feedback, memory").config
     fields(ptb.core, layers=6, width=384, F=1536, heads=4, K=96, memory=512, attention_dropout=0.5)
     fields(ptb.train, segment=128, batch=2048, learning_rate=1.5e-3, max_grad_norm=1.0, warmup=1000)
-    fields(ptb.train, steps=15_000, finetune_steps=1000, finetune_rate=0.1)
+    fields(ptb.train, steps=15_000, finetune_steps=1000, finetune_lr_factor=0.1)
     assert ptb.train.patience and ptb.task.separated
 
-    enwik8 = row("feedback.table4", "Feedback").experiment
+    enwik8 = variant("feedback.table4", "Feedback").config
     fields(enwik8.core, layers=12, width=512, F=4096, heads=8, K=128, memory=8192, adaptive_span=True, span_loss=5e-7)
     fields(enwik8.core, attention_dropout=0.5, relu_dropout=0.5)
     fields(
@@ -129,12 +129,12 @@ def test_the_first_papers_hyperparameters() -> None:
     )
     fields(enwik8.train, steps=100_000, finetune_steps=10_000)
 
-    small = row("feedback.figure9.wikitext-103", "Feedback, 4").experiment
+    small = variant("feedback.figure9.wikitext-103", "Feedback, 4").config
     fields(small.core, layers=4, width=512, F=4096, heads=8, K=128, memory=512, attention_dropout=0.1)
     fields(small.model, embedding_dropout=0.1, output_dropout=0.1, tied=True)
 
     for model in ("Transformer", "Feedback"):
-        large = row("feedback.table3", model).experiment
+        large = variant("feedback.table3", model).config
         fields(large.core, layers=8, width=1024, F=4096, heads=8, K=128, memory=2048, span_loss=1e-5)
         fields(large.core, attention_dropout=0.3, relu_dropout=0.3, norm="pre")
         fields(large.model, embedding_dropout=0.2, output_dropout=0.2, adaptive=(20_000, 40_000, 200_000))
@@ -144,39 +144,39 @@ def test_the_first_papers_hyperparameters() -> None:
 
 
 def test_the_rows_of_table_6_differ_as_printed() -> None:
-    rows = study("feedback.table6", "paper").rows
-    assert [each.experiment.core.norm for each in rows] == ["post", "post", "pre", "pre"] * 2
-    assert [each.experiment.core.memory for each in rows] == [512, 512, 512, 2048] * 2
-    grows = [each.experiment.train.segment_warmup > 0 for each in rows]
+    variants = study("feedback.table6", "paper").variants
+    assert [each.config.core.norm for each in variants] == ["post", "post", "pre", "pre"] * 2
+    assert [each.config.core.memory for each in variants] == [512, 512, 512, 2048] * 2
+    grows = [each.config.train.segment_warmup > 0 for each in variants]
     assert grows == [False, True, True, False, False, True, True, True]
-    assert not any(each.experiment.train.finetune_steps for each in rows)
+    assert not any(each.config.train.finetune_steps for each in variants)
 
 
 def test_depth_changes_head_and_inner_width_inversely() -> None:
-    for each in study("feedback.figure9.char-ptb", "paper").rows:
-        core = each.experiment.core
+    for each in study("feedback.figure9.char-ptb", "paper").variants:
+        core = each.config.core
         assert core.layers * core.K == 6 * 96 and core.layers * core.F == 6 * 1536
 
 
 def test_the_second_papers_hyperparameters() -> None:
     """Tables 4 and 5 and appendix A."""
-    walk = row("staircase.table1.random-walk", "Staircase").experiment
+    walk = variant("staircase.table1.random-walk", "Staircase").config
     fields(walk.core, layers=4, width=256, heads=4, passes=8, chunk=8, attention_dropout=0.2)
     fields(walk.train, segment=128, batch=512, learning_rate=1e-4, max_grad_norm=0.1, warmup=1000, steps=50_000)
     assert walk.task.length == 400
 
-    programs = row("staircase.table1.algorithm", "Staircase").experiment
+    programs = variant("staircase.table1.algorithm", "Staircase").config
     fields(programs.core, layers=4, width=256, heads=4, passes=8, chunk=8, attention_dropout=0.2)
     fields(programs.train, segment=128, batch=256, learning_rate=1e-4, max_grad_norm=0.1, warmup=1000, steps=100_000)
     fields(programs.task, variables=3, statements=100)
 
-    reddit = row("staircase.table1.reddit", "Staircase").experiment
+    reddit = variant("staircase.table1.reddit", "Staircase").config
     fields(reddit.core, layers=8, width=1024, heads=8, passes=8, chunk=32, attention_dropout=0.3)
     fields(reddit.train, segment=256, batch=512, learning_rate=7e-4, max_grad_norm=0.1, warmup=8000, steps=100_000)
     assert reddit.model.embedding_dropout == 0.2
-    assert row("staircase.table1.base", "Staircase").experiment.train.steps == 80_000
+    assert variant("staircase.table1.base", "Staircase").config.train.steps == 80_000
 
-    enwik8 = row("staircase.table1.enwik8", "Staircase").experiment
+    enwik8 = variant("staircase.table1.enwik8", "Staircase").config
     fields(enwik8.core, layers=8, width=512, heads=8, passes=4, chunk=64, attention_dropout=0.3)
     fields(enwik8.train, segment=256, batch=512, learning_rate=7e-4, max_grad_norm=0.1, warmup=8000, steps=100_000)
 
@@ -184,18 +184,18 @@ def test_the_second_papers_hyperparameters() -> None:
 def test_the_toy_tasks_have_ten_seeds_and_five_of_cached_staircase() -> None:
     for name in ("staircase.table1.random-walk", "staircase.table1.algorithm", "staircase.table6", "staircase.table7"):
         made = study(name, "paper")
-        for each in made.rows:
-            assert made.seeds_for(each) == (5 if each.model.startswith("Cached") else 10)
-            longer = each.model.startswith("Global")
-            assert (each.experiment.train.steps == 400_000) == longer
-            assert each.experiment.task.fresh == longer
+        for each in made.variants:
+            assert made.seeds_for(each) == (5 if each.name.startswith("Cached") else 10)
+            longer = each.name.startswith("Global")
+            assert (each.config.train.steps == 400_000) == longer
+            assert each.config.task.reset == longer
     assert study("staircase.table2", "paper").seeds == 1
 
 
 def test_a_study_that_is_not_made_at_a_scale_says_so() -> None:
     assert CATALOG["feedback.table2"]("laptop") is None
     with pytest.raises(UserError, match="not made at laptop scale; try --scale paper"):
-        studies("feedback.table2", "laptop")
+        find_experiments("feedback.table2", "laptop")
 
 
 @pytest.mark.parametrize(
@@ -211,24 +211,24 @@ def test_sequence_to_sequence_hyperparameters_are_those_of_table_8(
     name: str, layers: int, inner: int, heads: int, width: int, rate: float
 ) -> None:
     for model in ("Transformer", "Feedback"):
-        found = row(name, f"{model}, 6 layers").experiment
+        found = variant(name, f"{model}, 6 layers").config
         fields(found.core, layers=layers, inner=inner, heads=heads, width=width, residual_dropout=0.3, cross=False)
         fields(found.model, encoder_layers=6, encoder_inner=inner, encoder_heads=heads, encoder_dropout=0.3)
         assert found.train.learning_rate == rate and found.train.average == 10
         assert found.core.attend_to_current == (model == "Transformer")
         assert found.core.memory == found.task.max_target_length, "a target is in sight as a whole"
-    deep = row("feedback.figure4.translation", "Feedback, 2 layers, encoder of 12").experiment
+    deep = variant("feedback.figure4.translation", "Feedback, 2 layers, encoder of 12").config
     assert (deep.model.encoder_layers, deep.core.layers) == (12, 2) and deep.model.encoder_layer_drop > 0
 
 
 def test_agents_have_the_hyperparameters_of_sections_7_2_and_7_3() -> None:
-    maze, easy = row("feedback.figure4.maze", "Feedback").experiment, row("feedback.figure6.maze-easy", "Feedback")
+    maze, easy = variant("feedback.figure4.maze", "Feedback").config, variant("feedback.figure6.maze-easy", "Feedback")
     fields(maze.core, layers=2, width=256, heads=4, memory=200)
-    fields(maze.train, learner="a2c", optimizer="adam", learning_rate=3e-4, ent_coef=5e-4, batch=1024, segment=100)
+    fields(maze.train, algorithm="a2c", optimizer="adam", learning_rate=3e-4, ent_coef=5e-4, batch=1024, segment=100)
     fields(maze.train, gamma=0.99, gae_lambda=1.0)
-    fields(easy.experiment.train, optimizer="rmsprop", eps=0.01, learning_rate=3e-4, batch=128)
-    fields(row("feedback.figure4.maze", "LSTM").experiment.core, layers=3, width=256)
-    water, lstm = (row("feedback.figure6.water-maze", model).experiment for model in ("Feedback", "LSTM"))
+    fields(easy.config.train, optimizer="rmsprop", eps=0.01, learning_rate=3e-4, batch=128)
+    fields(variant("feedback.figure4.maze", "LSTM").config.core, layers=3, width=256)
+    water, lstm = (variant("feedback.figure6.water-maze", model).config for model in ("Feedback", "LSTM"))
     fields(water.core, layers=2, width=64, heads=1, memory=200)
     fields(water.train, optimizer="rmsprop", eps=0.01, ent_coef=1e-4, batch=64, segment=200, learning_rate=3e-4)
     fields(lstm.core, layers=2, width=64)
@@ -239,47 +239,47 @@ def test_agents_have_the_hyperparameters_of_sections_7_2_and_7_3() -> None:
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 @pytest.mark.parametrize("name", ["feedback.figure4.maze", "feedback.figure6.maze-easy", "feedback.figure6.water-maze"])
 def test_agents_in_mazes_read_their_last_action_and_reward(name: str, scale: Scale) -> None:
-    for each in study(name, scale).rows:
-        fields(each.experiment.model, last_action=True, last_reward=True)
+    for each in study(name, scale).variants:
+        fields(each.config.model, last_action=True, last_reward=True)
 
 
 def test_rewards_are_normalized_unless_a_published_experiment_was_trained_without() -> None:
     assert preset("rl/feedback").train.normalize_rewards
     for name in NAMES:
-        for each in study(name, "laptop").rows if CATALOG[name]("laptop") else ():
-            if each.experiment.task_name == "rl":
-                assert not each.experiment.train.normalize_rewards, name
+        for each in study(name, "laptop").variants if CATALOG[name]("laptop") else ():
+            if each.config.task_name == "rl":
+                assert not each.config.train.normalize_rewards, name
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 @pytest.mark.parametrize("name", ["feedback.figure4.maze", "feedback.figure6.maze-easy"])
 def test_the_lstm_of_both_mazes_has_as_many_parameters_as_the_transformer(name: str, scale: Scale) -> None:
     """3 layers beside 2, as section 7.2 has them."""
-    lstm, transformer = (row(name, model, scale).experiment for model in ("LSTM", "Transformer"))
+    lstm, transformer = (variant(name, model, scale).config for model in ("LSTM", "Transformer"))
     assert (lstm.core.layers, transformer.core.layers) == (3, 2)
     assert abs(weights(lstm) / weights(transformer) - 1) < 0.02
 
 
 def test_table_8_reads_episodes_and_the_others_one_stream() -> None:
-    assert {each.experiment.task.episode for each in study("staircase.table8", "paper").rows} == {256}
-    assert {each.experiment.task.episode for each in study("staircase.table2", "paper").rows} == {0}
+    assert {each.config.task.episode for each in study("staircase.table8", "paper").variants} == {256}
+    assert {each.config.task.episode for each in study("staircase.table2", "paper").variants} == {0}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("feedback.table6", *PAPER_ONLY)])
 def test_all_models_of_a_laptops_table_have_one_recipe(name: str) -> None:
     """But for a second training beside the first, which says so: in the paper's setting, without the curriculum, with
     another rate, or longer."""
-    rows = study(name, "laptop").rows
-    second = [each for each in rows if re.search(r"no curriculum$|, rate |,000 updates$", each.model)]
-    (recipe,) = {each.experiment.train for each in rows if each not in second}
+    variants = study(name, "laptop").variants
+    second = [each for each in variants if re.search(r"no curriculum$|, rate |,000 updates$", each.name)]
+    (recipe,) = {each.config.train for each in variants if each not in second}
     for each in second:
-        assert any(each.model.startswith(f"{row.model}, ") for row in rows if row not in second)
+        assert any(each.name.startswith(f"{variant.name}, ") for variant in variants if variant not in second)
         own: dict[str, Any] = {"curriculum": ""}
-        if ", rate " in each.model:
-            own = {"learning_rate": float(each.model.split()[-1])}
-        elif each.model.endswith(" updates"):
-            own = {"steps": int(each.model.split()[-2].replace(",", ""))}
-        assert each.experiment.train == dataclasses.replace(recipe, **own)
+        if ", rate " in each.name:
+            own = {"learning_rate": float(each.name.split()[-1])}
+        elif each.name.endswith(" updates"):
+            own = {"steps": int(each.name.split()[-2].replace(",", ""))}
+        assert each.config.train == dataclasses.replace(recipe, **own)
 
 
 def test_a_curriculum_goes_on_to_five_variables() -> None:
@@ -314,9 +314,9 @@ def test_every_table_and_figure_of_both_papers_is_a_study_or_named_as_none(monke
 def test_copy_and_reverse_with_every_kind_of_distance() -> None:
     for name in ("copy", "reverse"):
         made, plain = study(f"extra.distances.{name}", "laptop"), study(f"feedback.table1.{name}", "laptop")
-        assert [row.experiment.core.positions for row in made.rows] == [*POSITIONS, *POSITIONS]
+        assert [variant.config.core.positions for variant in made.variants] == [*POSITIONS, *POSITIONS]
         # The learned ones are the paper's own study, which need not be trained again.
-        assert [made.rows[0].experiment, made.rows[4].experiment] == [row.experiment for row in plain.rows[1:]]
+        assert [made.variants[0].experiment, made.variants[4].experiment] == [variant.config for variant in plain.variants[1:]]
 
 
 # What each axis says of a row's core.
@@ -347,19 +347,19 @@ def test_sweeps_vary_what_their_axis_says(scale: Scale) -> None:
     assert {name: each.axes[0] for name, each in made.items() if each.axes} == {**SWEEPS, "extra.chunk-passes": CHUNK}
     for each in made.values():
         for axis in each.axes:
-            placed = [(row, place) for row in each.rows if (place := row.place(axis))]
-            assert all(place.x == getattr(row.experiment.core, FIELDS[axis]) for row, place in placed)
+            placed = [(variant, place) for variant in each.variants if (place := variant.place(axis))]
+            assert all(place.x == getattr(variant.config.core, FIELDS[axis]) for variant, place in placed)
             assert all(place.printed for _, place in placed) or scale == "laptop"
             # A line is of one model and has something to show.
-            cores = {(place.series, row.experiment.core_name) for row, place in placed}
+            cores = {(place.series, variant.config.core_name) for variant, place in placed}
             assert len(cores) == len({series for series, _ in cores})
             assert len({place.x for _, place in placed}) > 1
 
 
 def test_a_study_notices_places_and_columns_that_cannot_be_drawn() -> None:
     made = study("feedback.figure3", "laptop")
-    twice = (*made.rows, dataclasses.replace(made.rows[0], model="the same again"))
-    for changes in ({"axes": ("depth",)}, {"drawn": ("loss",)}, {"rows": twice}):
+    twice = (*made.variants, dataclasses.replace(made.variants[0], model="the same again"))
+    for changes in ({"axes": ("depth",)}, {"drawn": ("loss",)}, {"variants": twice}):
         with pytest.raises(AssertionError, match=r"feedback\.figure3"):
             dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
@@ -368,9 +368,9 @@ def test_a_study_notices_places_and_columns_that_cannot_be_drawn() -> None:
 def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
     made = study("extra.chunk-passes", scale)
     lines: dict[tuple[str, str], list[Any]] = {}
-    for each in made.rows:
+    for each in made.variants:
         for place in each.places:
-            lines.setdefault((place.axis, each.experiment.core_name), []).append(each.experiment.core)
+            lines.setdefault((place.axis, each.config.core_name), []).append(each.config.core)
     by_chunk, by_passes = lines[CHUNK, "staircase"], lines[PASSES, "staircase"]
     cached = lines[CHUNK, "cached-staircase"]
     assert {core.passes for core in by_chunk} == {4} and len({core.chunk for core in by_chunk}) == 4
@@ -379,17 +379,17 @@ def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
     assert [core.chunk for core in cached] == [core.chunk for core in by_chunk]
     # Nothing else differs, and the training of both lines is one.
     plain = {dataclasses.replace(core, chunk=1, passes=1) for core in (*by_chunk, *by_passes)}
-    assert len(plain) == 1 and len(made.rows) == 11
-    assert len({(each.experiment.task, each.experiment.train) for each in made.rows}) == 1
+    assert len(plain) == 1 and len(made.variants) == 11
+    assert len({(each.config.task, each.config.train) for each in made.variants}) == 1
     if scale == "laptop":
         assert [core.chunk for core in by_chunk] == [1, 2, 4, 8]
-        assert made.columns[1].values[-1] == made.rows[0].experiment.task.length  # type: ignore[attr-defined]
+        assert made.columns[1].values[-1] == made.variants[0].experiment.task.length  # type: ignore[attr-defined]
         rate = reproduce.USUAL["laptop"][0] / 2  # of one core
-        assert sum(estimate(each.experiment, rate) for each in made.rows) <= 4 * 3600 and made.seeds == 1
-        recipe = row("staircase.table1.random-walk", "Staircase", "laptop").experiment.train
+        assert sum(estimate(each.config, rate) for each in made.variants) <= 4 * 3600 and made.seeds == 1
+        recipe = variant("staircase.table1.random-walk", "Staircase", "laptop").config.train
         changed = {
             name
             for name in recipe.__dataclass_fields__
-            if getattr(recipe, name) != getattr(made.rows[0].experiment.train, name)
+            if getattr(recipe, name) != getattr(made.variants[0].experiment.train, name)
         }
         assert changed == {"steps", "curriculum", "validate_every"}

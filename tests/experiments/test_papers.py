@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from stairwell.experiments.cost import blueprint
-from stairwell.experiments.experiment import SCALES, Experiment, Row, Scale
+from stairwell.experiments.experiment import SCALES, Experiment, Scale, Variant
 from stairwell.experiments.papers import CATALOG
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,16 +30,16 @@ class Table:
 
     def __init__(self, paper: str, name: str) -> None:
         printed = PAPERS[paper][name]
-        assert all(len(row) == len(printed["columns"]) for row in printed["rows"])
-        self.rows: list[dict[str, str]] = [dict(zip(printed["columns"], row)) for row in printed["rows"]]
+        assert all(len(variant) == len(printed["columns"]) for variant in printed["variants"])
+        self.variants: list[dict[str, str]] = [dict(zip(printed["columns"], variant)) for variant in printed["variants"]]
 
-    def row(self, **cells: str) -> dict[str, str]:
-        (found,) = [row for row in self.rows if all(row[column] == cell for column, cell in cells.items())]
+    def variant(self, **cells: str) -> dict[str, str]:
+        (found,) = [variant for variant in self.variants if all(variant[column] == cell for column, cell in cells.items())]
         return found
 
     def column(self, title: str) -> dict[str, str]:
         """A column's cells by those of the first column."""
-        return {next(iter(row.values())): row[title] for row in self.rows}
+        return {next(iter(variant.values())): variant[title] for variant in self.variants}
 
 
 @cache
@@ -52,9 +52,9 @@ def study(name: str, scale: Scale) -> Experiment:
 def printed(name: str, scale: Scale) -> dict[str, tuple[str, ...]]:
     """The paper's numbers of an experiment by model, without the columns for which the paper has none."""
     numbers = {
-        row.model: tuple(SETTING.sub("", number) for number in row.paper if number) for row in study(name, scale).rows
+        variant.name: tuple(SETTING.sub("", number) for number in variant.paper if number) for variant in study(name, scale).variants
     }
-    return {model: row for model, row in numbers.items() if row}
+    return {model: variant for model, variant in numbers.items() if variant}
 
 
 def scales(name: str) -> list[Scale]:
@@ -85,23 +85,23 @@ TOY = {
 
 @pytest.mark.parametrize("task", TOY)
 def test_feedback_table_1(task: str) -> None:
-    cells = [TABLE1.row(Task=name, **{"": kind}) for name, kind in TOY[task]]
+    cells = [TABLE1.variant(Task=name, **{"": kind}) for name, kind in TOY[task]]
     compare(
         f"feedback.table1.{task}",
         [
-            ("Transformer", tuple(row["Transformer"] for row in cells)),
-            ("Feedback", tuple(row["Feedback Trans."] for row in cells)),
+            ("Transformer", tuple(variant["Transformer"] for variant in cells)),
+            ("Feedback", tuple(variant["Feedback Trans."] for variant in cells)),
         ],
     )
     titles = [column.title for column in study(f"feedback.table1.{task}", "paper").columns]
     if len(cells) == 2:
         assert [title.split()[0] for title in titles] == ["character", "character", "sequence"]
-        assert all(row.paper[:1] in ((), ("",)) for row in study(f"feedback.table1.{task}", "paper").rows)
+        assert all(variant.paper[:1] in ((), ("",)) for variant in study(f"feedback.table1.{task}", "paper").variants)
 
 
 @pytest.mark.parametrize("variables", [3, 5])
 def test_feedback_table_1_and_section_4_1_2_programs(variables: int) -> None:
-    table, text = TABLE1.row(Task="Algorithmic", **{"": f"{variables} vars"}), Table("feedback", "section 4.1.2")
+    table, text = TABLE1.variant(Task="Algorithmic", **{"": f"{variables} vars"}), Table("feedback", "section 4.1.2")
     others = text.column(f"{variables} variables")
     expected = [
         ("LSTM", (others["LSTM"],)),
@@ -110,8 +110,8 @@ def test_feedback_table_1_and_section_4_1_2_programs(variables: int) -> None:
         ("Feedback", (table["Feedback Trans."],)),
     ]
     compare(f"feedback.table1.algorithmic-{variables}", expected)
-    rows = study(f"feedback.table1.algorithmic-{variables}", "paper").rows
-    assert [row.experiment.core.layers for row in rows[1:]] == [4, 8, 4]
+    variants = study(f"feedback.table1.algorithmic-{variables}", "paper").variants
+    assert [variant.config.core.layers for variant in variants[1:]] == [4, 8, 4]
 
 
 def test_feedback_figure_4() -> None:
@@ -119,13 +119,13 @@ def test_feedback_figure_4() -> None:
     table = Table("feedback", "figure 4")
     assert not printed("feedback.figure4.translation", "laptop")
     found = {
-        (row.model.split(",")[0], row.experiment.model.encoder_layers, row.experiment.core.layers): row.paper
-        for row in study("feedback.figure4.translation", "paper").rows
-        if row.paper
+        (variant.name.split(",")[0], variant.config.model.encoder_layers, variant.config.core.layers): variant.paper
+        for variant in study("feedback.figure4.translation", "paper").variants
+        if variant.paper
     }
     assert found == {
-        (row["Model"].split()[0], int(row["Encoder layers"]), int(row["Decoder layers"])): (row["BLEU"], "")
-        for row in table.rows
+        (variant["Model"].split()[0], int(variant["Encoder layers"]), int(variant["Decoder layers"])): (variant["BLEU"], "")
+        for variant in table.variants
     }
 
 
@@ -156,8 +156,8 @@ def test_feedback_table_3() -> None:
     best, xl = test
     sizes = [size[name].removesuffix("M") for name in (*models.values(), xl)]
     quoted("feedback.table3", *sizes, test[xl], test[best])
-    for row, theirs in zip(study("feedback.table3", "paper").rows, models.values()):
-        assert parameters(row) == pytest.approx(number(size[theirs]), rel=0.03), row.model
+    for variant, theirs in zip(study("feedback.table3", "paper").variants, models.values()):
+        assert parameters(variant) == pytest.approx(number(size[theirs]), rel=0.03), variant.name
 
 
 def test_feedback_table_4() -> None:
@@ -175,25 +175,25 @@ def test_feedback_table_4() -> None:
     [("words", "Language Modeling"), ("translation", "Translation"), ("agents", "Reinforcement Learning")],
 )
 def test_feedback_table_5(part: str, task: str) -> None:
-    rows = [row for row in Table("feedback", "table 5").rows if row["Task"] == task]
-    cells = [tuple(row[column] for column in ("Training Speed", "Inference Speed")) for row in rows]
-    numbers = [tuple(number for number in row if number != "—") for row in cells]
-    assert [row["Model"] for row in rows] == ["Transformer", "Feedback Transformer"]
+    variants = [variant for variant in Table("feedback", "table 5").variants if variant["Task"] == task]
+    cells = [tuple(variant[column] for column in ("Training Speed", "Inference Speed")) for variant in variants]
+    numbers = [tuple(number for number in variant if number != "—") for variant in cells]
+    assert [variant["Model"] for variant in variants] == ["Transformer", "Feedback Transformer"]
     compare(f"feedback.table5.{part}", zip(("Transformer", "Feedback"), numbers))
 
 
 def test_feedback_table_6() -> None:
     table = Table("feedback", "table 6")
-    compare("feedback.table6", [(row["Model"], (row["dev ppl"],)) for row in table.rows])
-    for row, cells in zip(study("feedback.table6", "paper").rows, table.rows):
-        core, train = row.experiment.core, row.experiment.train
+    compare("feedback.table6", [(variant["Model"], (variant["dev ppl"],)) for variant in table.variants])
+    for variant, cells in zip(study("feedback.table6", "paper").variants, table.variants):
+        core, train = variant.config.core, variant.config.train
         assert (core.norm == "pre") == (cells["Pre-norm + higher LR"] == "yes")
         assert core.adaptive_span == (cells["Adapt. span"] == "yes")
         assert (train.segment_warmup > 0) == (cells["Increase BPTT"] == "yes")
         assert train.finetune_steps == 0
     # The table does not print the size: it is table 9's large one.
     large = Table("feedback", "table 9").column("WikiText-103 large")["Parameters"]
-    assert parameters(study("feedback.table6", "paper").rows[0]) == pytest.approx(number(large), rel=0.03)
+    assert parameters(study("feedback.table6", "paper").variants[0]) == pytest.approx(number(large), rel=0.03)
 
 
 def number(cell: str, d: int = 0, h: int = 1) -> float:
@@ -205,13 +205,13 @@ def number(cell: str, d: int = 0, h: int = 1) -> float:
     return float(cell.rstrip("*kM")) * {"k": 1e3, "M": 1e6}.get(cell[-1], 1)
 
 
-def parameters(row: Row) -> float:
+def parameters(variant: Variant) -> float:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in blueprint(row.experiment).parameters())
+        return sum(parameter.numel() for parameter in blueprint(variant.config).parameters())
 
 
-def sizes_and_training(row: Row) -> dict[str, float]:
-    core, train, model = row.experiment.core, row.experiment.train, row.experiment.model
+def sizes_and_training(variant: Variant) -> dict[str, float]:
+    core, train, model = variant.config.core, variant.config.train, variant.config.model
     assert core.attention_dropout == core.relu_dropout
     return {
         "layers": core.layers, "width": core.width, "inner": core.F, "heads": core.heads, "head_width": core.K,
@@ -244,23 +244,23 @@ def test_feedback_table_9(name: str) -> None:
         "max_grad_norm": number(cells["Gradient clip"]), "warmup": number(cells["LR warm-up steps"]),
     }  # fmt: skip
     # The figure of depth and the deeper Transformer of section 4.1.2 have other depths beside this one.
-    rows = [
-        row
-        for row in study(name, "paper").rows
-        if row.experiment.core_name in ("feedback", "transformer-xl")
-        and row.experiment.core.layers == expected["layers"]
+    variants = [
+        variant
+        for variant in study(name, "paper").variants
+        if variant.config.core_name in ("feedback", "transformer-xl")
+        and variant.config.core.layers == expected["layers"]
     ]
-    assert {row.experiment.core_name for row in rows} == {"feedback", "transformer-xl"}
+    assert {variant.config.core_name for variant in variants} == {"feedback", "transformer-xl"}
     span = cells["Attention span"].split(", ")[-1]  # of the large model on words: the best, which table 3 has
-    for row in rows:
-        assert sizes_and_training(row) == expected, row.model
+    for variant in variants:
+        assert sizes_and_training(variant) == expected, variant.name
         # Section 7.6: on words Feedback shares its keys and values, so that it is smaller (table 3).
-        if row.experiment.core_name != "feedback" or not row.experiment.core.share_kv:
-            assert parameters(row) == pytest.approx(number(cells["Parameters"]), rel=0.03), row.model
+        if variant.config.core_name != "feedback" or not variant.config.core.share_kv:
+            assert parameters(variant) == pytest.approx(number(cells["Parameters"]), rel=0.03), variant.name
         # On programs the span is not the random walk's: a program has more tokens than actions.
         if LANGUAGE[name] != "Random Walk Algorithmic" or name.endswith("random-walk"):
-            assert row.experiment.core.memory == number(span), row.model
-            assert row.experiment.core.adaptive_span == span.endswith("*"), row.model
+            assert variant.config.core.memory == number(span), variant.name
+            assert variant.config.core.adaptive_span == span.endswith("*"), variant.name
 
 
 PAIRS = {
@@ -274,10 +274,10 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_feedback_table_8(name: str) -> None:
     cells = {title: number(cell) for title, cell in Table("feedback", "table 8").column(PAIRS[name]).items()}
-    rows = [row for row in study(name, "paper").rows if row.experiment.core.layers == cells["Decoder Layers"]]
-    assert {row.experiment.core_name for row in rows} == {"feedback", "transformer-xl"}
-    for row in rows:
-        core, model, train = row.experiment.core, row.experiment.model, row.experiment.train
+    variants = [variant for variant in study(name, "paper").variants if variant.config.core.layers == cells["Decoder Layers"]]
+    assert {variant.config.core_name for variant in variants} == {"feedback", "transformer-xl"}
+    for variant in variants:
+        core, model, train = variant.config.core, variant.config.model, variant.config.train
         assert model.encoder_layers == cells["Encoder Layers"]
         assert core.inner == model.encoder_inner == cells["FFN Size"]
         assert core.heads == model.encoder_heads == cells["Attention Heads"]
@@ -308,12 +308,12 @@ def test_staircase_table_1(task: str) -> None:
     # The appendix has Global Cached Staircase too: mean and deviation of the best row.
     if detail := {"random-walk": ("table 7", "{} (table 7)"), "algorithm": ("table 6", "{}, table 6")}.get(task):
         table, text = detail
-        best = Table("staircase", table).row(Models="Global Cached Staircase", **{"Forward size": "8"})
+        best = Table("staircase", table).variant(Models="Global Cached Staircase", **{"Forward size": "8"})
         expected.append(("Global", (text.format(best[list(best)[-1]].split()[0]),)))
     compare(name, expected, but=("rate 0.01", "rate 0.006"))
     for scale in SCALES:
         numbers = printed(name, scale)
-        assert all(row == numbers[model.split(", rate")[0]] for model, row in numbers.items())
+        assert all(variant == numbers[model.split(", rate")[0]] for model, variant in numbers.items())
 
 
 STEPS = ("Recurrent steps", "Step size", "Forward size")
@@ -330,8 +330,8 @@ DETAILS = {  # the columns of results
 @pytest.mark.parametrize("table", DETAILS)
 def test_staircase_tables_in_detail(table: str) -> None:
     name, cells = f"staircase.{table.replace(' ', '')}", Table("staircase", table)
-    rows = [(next(iter(row.values())).split()[0], tuple(row[title] for title in DETAILS[table])) for row in cells.rows]
-    compare(name, [("Cached" if model == "Cache" else model, row) for model, row in rows])
+    variants = [(next(iter(variant.values())).split()[0], tuple(variant[title] for title in DETAILS[table])) for variant in cells.variants]
+    compare(name, [("Cached" if model == "Cache" else model, variant) for model, variant in variants])
     expected = [column.split()[0].lower().rstrip(".") for column in DETAILS[table] if "time" not in column]
     assert [column.title.split()[0] for column in study(name, "paper").columns][: len(expected)] == expected
 
@@ -339,20 +339,20 @@ def test_staircase_tables_in_detail(table: str) -> None:
 @pytest.mark.parametrize("table", DETAILS)
 def test_staircase_sizes_are_as_printed(table: str) -> None:
     """Parameters, recurrent steps, step size and forward size of each row, and Feedback's memory."""
-    rows = study(f"staircase.{table.replace(' ', '')}", "paper").rows
-    for row, cells in zip(rows, Table("staircase", table).rows):
-        core, kind = row.experiment.core, row.experiment.core_name
+    variants = study(f"staircase.{table.replace(' ', '')}", "paper").variants
+    for variant, cells in zip(variants, Table("staircase", table).variants):
+        core, kind = variant.config.core, variant.config.core_name
         if "Num. of params" in cells:
-            assert parameters(row) == pytest.approx(number(cells["Num. of params"]), rel=0.03), row.model
+            assert parameters(variant) == pytest.approx(number(cells["Num. of params"]), rel=0.03), variant.name
         steps, step, forward = (cells[title] for title in STEPS)
         if kind in ("staircase", "cached-staircase"):
             # Table 2 prints 256 for Cached Staircase's step size, where tables 3 and 5 have 384.
             if table == "table 2" and kind == "cached-staircase":
                 assert step == "256"
                 step = "384"
-            assert (str(core.M), str(core.passes * core.chunk), str(core.chunk)) == (steps, step, forward), row.model
+            assert (str(core.M), str(core.passes * core.chunk), str(core.chunk)) == (steps, step, forward), variant.name
         elif kind == "global-cached-staircase":
-            assert (str(core.M), str(core.chunk)) == (steps, forward), row.model
+            assert (str(core.M), str(core.chunk)) == (steps, forward), variant.name
         elif kind == "feedback":
             assert (steps, str(core.memory), forward) == ("1", step, "1")
         elif kind == "universal":
@@ -383,23 +383,23 @@ def test_staircase_table_4(task: str) -> None:
         "learning_rate",
         "max_grad_norm",
     )
-    for row in study(f"staircase.table1.{task}", "paper").rows:
-        if row.experiment.core_name != "lstm":
-            found = sizes_and_training(row)
-            assert [found[field] for field in (*ours, "warmup")] == list(cells.values()), row.model
+    for variant in study(f"staircase.table1.{task}", "paper").variants:
+        if variant.config.core_name != "lstm":
+            found = sizes_and_training(variant)
+            assert [found[field] for field in (*ours, "warmup")] == list(cells.values()), variant.name
 
 
 @pytest.mark.parametrize("task", SUMMARY)
 def test_staircase_table_5(task: str) -> None:
     printed_as = {"random-walk": "Random Walk", "algorithm": "Algorithm", "base": "BASE Data"}
     title = printed_as.get(task, task.capitalize())
-    cells = {row["Models"].split()[0]: row for row in Table("staircase", "table 5").rows if row["Tasks"] == title}
+    cells = {variant["Models"].split()[0]: variant for variant in Table("staircase", "table 5").variants if variant["Tasks"] == title}
     cores: dict[str, Any] = {
-        row.model.split()[0].rstrip(","): row.experiment.core for row in study(f"staircase.table1.{task}", "paper").rows
+        variant.name.split()[0].rstrip(","): variant.config.core for variant in study(f"staircase.table1.{task}", "paper").variants
     }
-    for model, row in cells.items():
+    for model, variant in cells.items():
         core = cores[model]
-        assert (str(core.M), str(core.passes * core.chunk), str(core.chunk)) == tuple(row[title] for title in STEPS)
+        assert (str(core.M), str(core.passes * core.chunk), str(core.chunk)) == tuple(variant[title] for title in STEPS)
     assert list(cells) == ["Staircase", "Cached"]
 
 
@@ -411,9 +411,9 @@ def test_figure_2_has_the_numbers_of_its_tables(task: str) -> None:
     for scale in SCALES:
         table = printed(f"staircase.{FIGURES[task]}", scale)
         expected = {
-            row.model: table[row.model][1:2]
-            for row in study(f"staircase.figure2.{task}", scale).rows
-            if row.model in table  # table 9 has no Staircase with 8 steps
+            variant.name: table[variant.name][1:2]
+            for variant in study(f"staircase.figure2.{task}", scale).variants
+            if variant.name in table  # table 9 has no Staircase with 8 steps
         }
         assert printed(f"staircase.figure2.{task}", scale) == expected and len(expected) >= 5
 
@@ -443,10 +443,10 @@ def test_published_results_have_the_papers_numbers(path: Path) -> None:
     results = json.loads(path.read_text(encoding="utf-8"))
     made = study(results["study"], results["scale"])
     expected: dict[str, dict[str, str]] = {}
-    for row in made.rows:
-        numbers = {column.title: number for column, number in zip(made.columns, row.paper)}
-        expected[row.model] = numbers
-        expected.setdefault(row.model.split(",")[0], numbers)
-    for row in results["rows"]:
-        model = row["model"]
-        assert row["paper"] == (expected[model] if model in expected else expected[model.split(",")[0]]), model
+    for variant in made.variants:
+        numbers = {column.title: number for column, number in zip(made.columns, variant.paper)}
+        expected[variant.name] = numbers
+        expected.setdefault(variant.name.split(",")[0], numbers)
+    for variant in results["variants"]:
+        model = variant["model"]
+        assert variant["paper"] == (expected[model] if model in expected else expected[model.split(",")[0]]), model

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from stairwell.experiments import reproduce
-from stairwell.experiments.cost import in_words
-from stairwell.experiments.papers import studies
+from stairwell.experiments.cost import format_duration
+from stairwell.experiments.papers import find_experiments
 from stairwell.experiments.papers.staircase.settings import CHUNK
 from tests.commands import TINY, stairwell
 from tools import publish
 
 NAME = "staircase.table1.random-walk"
-OPTIONS = [*TINY, "--core.heads", "1", "--core.memory", "4", "--core.chunk", "2", "--updates", "4", "--seeds", "2"]
+OPTIONS = [*TINY, "--core.heads", "1", "--core.memory", "4", "--core.chunk", "2", "--steps", "4", "--seeds", "2"]
 
 TWO = ["--only", "LSTM", "--only", "Feedback"]
 
@@ -29,12 +29,12 @@ def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_paper
     ended = stairwell(tmp_path, *arguments(tmp_path))
     assert ended.status == 0, ended
     result = json.loads((tmp_path / "study" / "result.json").read_text())
-    assert [row["model"] for row in result["rows"]] == [row.model for row in studies(NAME, "laptop")[0].rows]
-    for row in result["rows"]:
+    assert [row["name"] for row in result["variants"]] == [row.name for row in find_experiments(NAME, "laptop")[0].variants]
+    for row in result["variants"]:
         assert row["seeds"] == [0, 1] and len(row["measured"]["test error (%)"]) == 2
-        assert row["tokens"] == 4 * 4 * 8 and row["updates"] == 4
+        assert row["tokens"] == 4 * 4 * 8 and row["steps"] == 4
         assert row["best"]["test error (%)"] in row["measured"]["test error (%)"]
-    (transformer,) = (row for row in result["rows"] if row["model"] == "Transformer-XL")
+    (transformer,) = (row for row in result["variants"] if row["name"] == "Transformer-XL")
     assert transformer["paper"] == {"test error (%)": "84.1"} and "84.1" in ended.out
     assert result["provenance"]["command"].startswith("stairwell reproduce") and result["scale"] == "laptop"
     assert "Random walk" in (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
@@ -43,9 +43,9 @@ def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_paper
 
     # Done is done: the second time nothing is trained.
     before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("study/*/*/model.safetensors")}
-    assert len(before) == 2 * len(result["rows"])
+    assert len(before) == 2 * len(result["variants"])
     again = stairwell(tmp_path, *arguments(tmp_path, "--dry-run"))
-    assert again.status == 0 and again.out.count("0 of 2") == len(result["rows"])
+    assert again.status == 0 and again.out.count("0 of 2") == len(result["variants"])
     again = stairwell(tmp_path, *arguments(tmp_path))
     assert again.status == 0 and {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -59,10 +59,10 @@ def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_paper
     copied = stairwell(tmp_path, *arguments(tmp_path)[:-1], str(tmp_path / "other"))
     assert copied.status == 0 and "training 1" not in copied.err
     other = json.loads((tmp_path / "other" / "result.json").read_text())
-    assert [row["measured"] for row in other["rows"]] == [row["measured"] for row in result["rows"]]
+    assert [row["measured"] for row in other["variants"]] == [row["measured"] for row in result["variants"]]
 
 
-LONGER = ["reproduce", NAME, *OPTIONS, "--seeds", "1", "--updates", "12", *TWO]
+LONGER = ["reproduce", NAME, *OPTIONS, "--seeds", "1", "--steps", "12", *TWO]
 MOMENTS = {
     "loading": "feedback/seed-0/.lock",
     "before its first update": "feedback/seed-0/metrics.jsonl",
@@ -77,7 +77,7 @@ MOMENTS = {
 def uncut(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("uncut")
     assert stairwell(folder, *LONGER, "--out", "whole").status == 0
-    return json.loads((folder / "whole" / "result.json").read_text())["rows"]
+    return json.loads((folder / "whole" / "result.json").read_text())["variants"]
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
@@ -87,12 +87,12 @@ def test_a_study_that_was_cut_goes_on_to_the_same_numbers(
     stopped = stairwell(tmp_path, *LONGER, "--out", "cut", TEST_INTERRUPT_AT=MOMENTS[moment])
     # 130 says that everything is saved; a training that had not begun has nothing to save.
     expected = 1 if moment in ("loading", "before its first update") else 130
-    assert stopped.status == expected and "the same command again goes on" in stopped.err, stopped
+    assert stopped.status == expected and "the same command resumes" in stopped.err, stopped
     assert "Traceback" not in stopped.err
     assert (tmp_path / "cut" / "result.json").exists() == (moment == "reporting")
     assert stairwell(tmp_path, *LONGER, "--out", "cut").status == 0
-    rows = json.loads((tmp_path / "cut" / "result.json").read_text())["rows"]
-    assert {row["model"]: len(row["seeds"]) for row in rows if row["seeds"]} == {"LSTM": 1, "Feedback": 1}
+    rows = json.loads((tmp_path / "cut" / "result.json").read_text())["variants"]
+    assert {row["name"]: len(row["seeds"]) for row in rows if row["seeds"]} == {"LSTM": 1, "Feedback": 1}
     assert [row["measured"] for row in rows] == [row["measured"] for row in uncut]
 
 
@@ -102,28 +102,28 @@ def test_jobs_train_beside_each_other_to_the_same_numbers(tmp_path: Path) -> Non
     for folder, jobs in (("a/one", "1"), ("b/two", "2")):
         ended = stairwell(tmp_path, "reproduce", NAME, *only, "--out", folder, "--jobs", jobs)
         assert ended.status == 0, ended
-    results = [json.loads((tmp_path / path / "result.json").read_text())["rows"] for path in ("a/one", "b/two")]
+    results = [json.loads((tmp_path / path / "result.json").read_text())["variants"] for path in ("a/one", "b/two")]
     assert [row["measured"] for row in results[0]] == [row["measured"] for row in results[1]]
 
 
 def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
-    assert "there are demo, " in stairwell(tmp_path, "reproduce", "table99").line
-    assert "laptop or paper" in stairwell(tmp_path, "reproduce", NAME, "--scale", "huge").line
+    assert "there are: demo, " in stairwell(tmp_path, "reproduce", "table99").error_line
+    assert "laptop or paper" in stairwell(tmp_path, "reproduce", NAME, "--scale", "huge").error_line
     for more in ((), ("--dry-run",)):
         assert (
-            "no such model; there are: LSTM, " in stairwell(tmp_path, *arguments(tmp_path, "--only", "GRU", *more)).line
+            "no such variant; there are: LSTM, " in stairwell(tmp_path, *arguments(tmp_path, "--only", "GRU", *more)).error_line
         )
-    assert "did you mean 'LSTM'?" in stairwell(tmp_path, *arguments(tmp_path, "--only", "LSTMs")).line
+    assert "did you mean 'LSTM'?" in stairwell(tmp_path, *arguments(tmp_path, "--only", "LSTMs")).error_line
     assert (
-        "--updates 4 and --train.steps 5 differ" in stairwell(tmp_path, *arguments(tmp_path, "--train.steps", "5")).line
+        "--steps 4 and --train.steps 5 mean the same" in stairwell(tmp_path, *arguments(tmp_path, "--train.steps", "5")).error_line
     )
     assert stairwell(tmp_path, *arguments(tmp_path, "--seeds", "1", *TWO)).status == 0
     changed = stairwell(tmp_path, *arguments(tmp_path, "--train.warmup", "9"))
-    assert "another config" in changed.line
+    assert "another config" in changed.error_line
     # A finished folder is not trained again, so it refuses what it was not trained with.
     again = arguments(tmp_path, "--seeds", "1", *TWO)
-    assert "is trained already (engine: auto)" in stairwell(tmp_path, *again, "--engine", "reference").line
-    assert "'warp' is not a device" in stairwell(tmp_path, *again, "--device", "warp").line
+    assert "is trained already (engine: auto)" in stairwell(tmp_path, *again, "--engine", "reference").error_line
+    assert "'warp' is not a device" in stairwell(tmp_path, *again, "--device", "warp").error_line
     assert stairwell(tmp_path, *again, "--device", "cpu", "--engine", "auto").status == 0
 
 
@@ -132,14 +132,14 @@ def test_a_plan_of_some_models_lists_these_alone(tmp_path: Path) -> None:
     assert "LSTM" in planned and "Feedback" in planned and "Transformer" not in planned and "Staircase" not in planned
     # Of a table's parts only those that have the model are shown.
     parts = stairwell(tmp_path, "reproduce", "staircase.table1", "--dry-run", "--only", "LSTM")
-    known = {part.title: [row.model for row in part.rows] for part in studies("staircase.table1", "laptop")}
+    known = {part.title: [row.name for row in part.variants] for part in find_experiments("staircase.table1", "laptop")}
     assert parts.status == 0, parts
     assert [title in " ".join(parts.out.split()) for title in known] == ["LSTM" in models for models in known.values()]
 
 
 def test_a_text_that_is_not_there_is_found_out_before_anything_is_trained(tmp_path: Path) -> None:
     for path, wrong in (([], ""), (["--task.path", "nowhere"], "there is no file or folder nowhere; ")):
-        told = stairwell(tmp_path, "reproduce", "feedback.figure5", *path).line
+        told = stairwell(tmp_path, "reproduce", "feedback.figure5", *path).error_line
         assert told.startswith(f"stairwell: {wrong}feedback.figure5 reads ") and "--task.path must name it" in told
     assert list(tmp_path.glob("runs/*")) == []
 
@@ -149,12 +149,12 @@ SWEPT = "extra.chunk-passes"
 
 def test_a_study_whose_rows_vary_a_number_draws_it(tmp_path: Path) -> None:
     only = ["--only", "Staircase, N = 1, C = 2", "--only", "Staircase, N = 4, C = 2"]
-    asked = [*TINY, "--core.heads", "1", "--updates", "2", "--seeds", "2", *only, "--out", "study"]
+    asked = [*TINY, "--core.heads", "1", "--steps", "2", "--seeds", "2", *only, "--out", "study"]
     assert stairwell(tmp_path, "reproduce", SWEPT, *asked).status == 0
     assert (tmp_path / "study" / "sweep.png").stat().st_size > 1000
     page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
     result = json.loads((tmp_path / "study" / "result.json").read_text())
-    means = {row["model"][-12:-7]: sum(row["measured"]["test error (%)"]) / 2 for row in result["rows"] if row["seeds"]}
+    means = {row["name"][-12:-7]: sum(row["measured"]["test error (%)"]) / 2 for row in result["variants"] if row["seeds"]}
     told = f"Staircase, chunks of 2 {means['N = 1']:.4g} at 1, {means['N = 4']:.4g} at 4"
     assert "What the number changes" in page and told in page
     assert "longest walks at 90%, actions against passes (recurrent steps): " in page
@@ -162,21 +162,21 @@ def test_a_study_whose_rows_vary_a_number_draws_it(tmp_path: Path) -> None:
 
 def swept(*scores: list[float]) -> dict[str, Any]:
     """A result of the first rows of table 7 at paper scale, in which the rest was not run."""
-    rows = studies("staircase.table7", "paper")[0].rows
+    rows = find_experiments("staircase.table7", "paper")[0].variants
     titles = ["valid error (%)", "test error (%)"]
     found = [
         {
-            "model": row.model,
+            "name": row.name,
             "measured": {"valid error (%)": [], "test error (%)": scores[i] if i < len(scores) else []},
             "paper": dict(zip(titles, row.paper)),
         }
         for i, row in enumerate(rows)
     ]
-    return {"columns": titles, "rows": found}
+    return {"columns": titles, "variants": found}
 
 
 def test_points_are_what_was_measured_beside_the_papers_number_of_the_same_x() -> None:
-    (study,) = studies("staircase.table7", "paper")
+    (study,) = find_experiments("staircase.table7", "paper")
     (panel,) = reproduce.panels(study, swept([90.0], [1.0], [3.0, 5.0], [7.0]))
     assert (panel.axis, panel.score, panel.series) == (
         CHUNK,
@@ -189,18 +189,18 @@ def test_points_are_what_was_measured_beside_the_papers_number_of_the_same_x() -
     # Nothing of the lines was run: levels alone say nothing.
     assert reproduce.panels(study, swept([90.0], [1.0])) == []
     # At a laptop's scale the numbers are of other chunks.
-    (small,) = studies("staircase.table7", "laptop")
+    (small,) = find_experiments("staircase.table7", "laptop")
     renamed = swept([90.0], [1.0], [3.0])
-    for row, own in zip(renamed["rows"], small.rows):
-        row["model"] = own.model
+    for row, own in zip(renamed["variants"], small.variants):
+        row["name"] = own.model
     (panel,) = reproduce.panels(small, renamed)
     assert [(point.x, point.paper) for point in panel.points] == [(None, None), (None, None), (2, None)]
 
 
 def test_a_row_of_another_axis_is_no_level() -> None:
-    (study,) = studies(SWEPT, "laptop")
-    rows = [{"model": row.model, "measured": {"test error (%)": [1.0]}, "paper": {}} for row in study.rows]
-    chunks, passes = reproduce.panels(study, {"columns": ["test error (%)"], "rows": rows})
+    (study,) = find_experiments(SWEPT, "laptop")
+    rows = [{"name": row.name, "measured": {"test error (%)": [1.0]}, "paper": {}} for row in study.variants]
+    chunks, passes = reproduce.panels(study, {"columns": ["test error (%)"], "variants": rows})
     assert [point.x for point in chunks.points] == [1, 2, 4, 8] * 2
     assert [point.x for point in passes.points] == [4, 1, 2, 8]
 
@@ -218,7 +218,7 @@ def test_a_row_of_another_axis_is_no_level() -> None:
     ],
 )
 def test_the_number_a_paper_prints_is_read(printed: str, number: float | None) -> None:
-    assert reproduce.number_in(printed) == number
+    assert reproduce.leading_number(printed) == number
 
 
 def test_published_sweeps_are_on_the_page_with_their_pictures() -> None:
@@ -231,7 +231,7 @@ def test_published_sweeps_are_on_the_page_with_their_pictures() -> None:
         assert page.index(f"pictures/{name}.sweep.png") < page.index(f"pictures/{name}.png")
     result = publish.published()["feedback.figure3", "laptop"]
     (panel,) = publish.sweep(result)
-    assert [list(point.scores) for point in panel.points] == [row["measured"]["return, test"] for row in result["rows"]]
+    assert [list(point.scores) for point in panel.points] == [row["measured"]["return, test"] for row in result["variants"]]
 
 
 def test_publishing_draws_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,27 +245,27 @@ def test_publishing_draws_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def trained(*seeds: int, model: str = "Feedback", commit: str = "a", path: str = "here") -> dict[str, Any]:
     """A row of a result; seed 7 is the best in validation."""
     return {
-        "model": model, "weights": 5 if seeds else None, "tokens": 9 if seeds else None, "seeds": list(seeds),
+        "name": model, "parameters": 5 if seeds else None, "tokens": 9 if seeds else None, "seeds": list(seeds),
         "commits": [commit] * len(seeds), "valid": [{"valid_loss": abs(seed - 7)} for seed in seeds],
         "seconds": [10 * seed for seed in seeds], "stages": [None] * len(seeds), "threads": [1] if seeds else [],
         "measured": {"BLEU": [f"{commit}{seed}" for seed in seeds]}, "best": {}, "paper": {},
-        "config": {"experiment": "translation/feedback", "task": {"path": path, "max_target_length": 4}},
+        "config": {"name": "translation/feedback", "task": {"path": path, "max_target_length": 4}},
     }  # fmt: skip
 
 
 def of_rows(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {"study": "one", "columns": ["BLEU"], "rows": list(rows), "provenance": {"commit": "b"}}
+    return {"experiment": "one", "columns": ["BLEU"], "variants": list(rows), "provenance": {"commit": "b"}}
 
 
 def test_a_result_is_added_to_what_was_published_of_other_seeds_and_rows() -> None:
     before = of_rows(trained(0, 2, 7), trained(0, model="LSTM"), trained(model="Universal"))
     now = of_rows(trained(1, 2, commit="b", path="there"), trained(model="LSTM"), trained(3, model="Universal"))
-    feedback, lstm, universal = (both := publish.joined(before, now))["rows"]
+    feedback, lstm, universal = (both := publish.joined(before, now))["variants"]
     assert feedback["seeds"] == [0, 1, 2, 7] and feedback["seconds"] == [0, 10, 20, 70]
     # Seed 2 was trained again: the newer counts.
     assert feedback["measured"] == {"BLEU": ["a0", "b1", "b2", "a7"]} and feedback["commits"] == ["a", "b", "b", "a"]
     assert feedback["best"] == {"BLEU": "a7"}
-    assert (lstm["seeds"], lstm["weights"], lstm["threads"]) == ([0], 5, [1])
+    assert (lstm["seeds"], lstm["parameters"], lstm["threads"]) == ([0], 5, [1])
     assert universal["seeds"] == [3]
     assert both["provenance"]["commit"] == "a, b"
 
@@ -284,7 +284,7 @@ def test_a_row_of_before_validation_scores_were_kept_stays_but_gets_no_more_seed
     old = {name: value for name, value in trained(0).items() if name not in ("valid", "commits")}
     before = {**of_rows(old), "provenance": {"commit": "x"}}
     both = publish.joined(before, of_rows(trained(), trained(1, model="LSTM")))
-    row, lstm = both["rows"]
+    row, lstm = both["variants"]
     assert row == {**old, "valid": [], "commits": ["x"]} and lstm["commits"] == ["a"]
     for published in (before, both):
         with pytest.raises(SystemExit, match="without its validation scores"):
@@ -297,4 +297,4 @@ def test_the_page_of_results_is_made_from_them() -> None:
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.2, "a second"), (80, "80 seconds"), (150, "2.5 minutes")])
 def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
-    assert in_words(seconds) == words
+    assert format_duration(seconds) == words

@@ -92,7 +92,7 @@ def layer_options(chance: random.Random) -> dict[str, Any]:
         "norm": chance.choice(["pre", "post"]),
         "adaptive_span": chance.random() < 0.5,
         "span_ramp": chance.randint(1, 4),
-        **chance.choice([{}, {"positions": "none"}, {"positions": "clamped", "position_vectors": 2}]),
+        **chance.choice([{}, {"positions": "none"}, {"positions": "clamped", "position_embeddings": 2}]),
         **chance.choice([{}, {"heads": 2, "head_width": 5}, {"heads": 3, "head_width": 1}]),
     }
 

@@ -13,18 +13,16 @@ import pytest
 import torch
 
 from stairwell import text
-from stairwell.cli.display import NullDisplay
 from stairwell.cores import config_type
 from stairwell.errors import UserError
-from stairwell.export import Shown, export_html, from_runs
+from stairwell.export import PageModel, export_html, from_runs
 from stairwell.export import html as page
 from stairwell.export.pack import pack
-from stairwell.export.subject import describe
+from stairwell.export.task_json import describe
 from stairwell.models import LanguageModel, LanguageModelConfig
-from stairwell.runs.launch import Job, train
+from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
 from stairwell.tasks import task_type
-from stairwell.train import Run
 from tests.invariants import scramble
 
 
@@ -44,12 +42,12 @@ def make_model(inputs: int, outputs: int, core: str = "feedback", **options: Any
     return scramble(LanguageModel(config)).eval()  # type: ignore[return-value]
 
 
-def shown(task: Any, name: str = "Feedback", core: str = "feedback") -> Shown:
-    return Shown(name, make_model(task.inputs, task.outputs, core), task)
+def shown(task: Any, name: str = "Feedback", core: str = "feedback") -> PageModel:
+    return PageModel(name, make_model(task.inputs, task.outputs, core), task)
 
 
-def shown_text(vocabulary: text.Vocabulary, name: str = "Feedback", core: str = "feedback") -> Shown:
-    return Shown(name, make_model(vocabulary.size, vocabulary.size, core), vocabulary)
+def shown_text(vocabulary: text.Vocabulary, name: str = "Feedback", core: str = "feedback") -> PageModel:
+    return PageModel(name, make_model(vocabulary.size, vocabulary.size, core), vocabulary)
 
 
 def test_the_file_needs_nothing_else(tmp_path: Path) -> None:
@@ -76,7 +74,7 @@ def test_parameters_are_in_the_page_bit_for_bit() -> None:
 
 def test_names_from_outside_cannot_change_the_page() -> None:
     evil = "</script><script>alert(1)</script>"
-    written = page.make_page([Shown(evil, make_model(3, 3), text.Characters("<&>"))])
+    written = page.make_page([PageModel(evil, make_model(3, 3), text.Characters("<&>"))])
     assert "alert(1)</script>" not in written
 
 
@@ -91,7 +89,7 @@ def test_what_the_engine_cannot_run_is_refused_in_one_line(
 ) -> None:
     config = LanguageModelConfig(core=config_type("feedback")(width=4, heads=1, **core), inputs=5, **options)
     with pytest.raises(UserError, match=words) as refused:
-        export_html([Shown("Feedback", LanguageModel(config), text.Characters("abcde"))], tmp_path / "page.html")
+        export_html([PageModel("Feedback", LanguageModel(config), text.Characters("abcde"))], tmp_path / "page.html")
     assert "\n" not in str(refused.value)
     assert not list(tmp_path.iterdir())
 
@@ -128,7 +126,7 @@ def test_models_of_one_name_are_numbered() -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("random-walk", {"grid": 5, "fresh": True}),
+        ("random-walk", {"grid": 5, "reset": True}),
         ("parity", {}),
         ("s5", {}),
         ("s5", {"generators": True, "elements": 4}),
@@ -168,7 +166,7 @@ def test_labeled_streams_show_their_own_words(tmp_path: Path) -> None:
 def test_a_run_becomes_a_page(tmp_path: Path) -> None:
     small = {"core.width": "8", "train.steps": "1", "train.curriculum": "", "task.valid_episodes": "4"}
     experiment = preset("parity/lstm").with_options(small)
-    train(Job(experiment, Run(tmp_path / "run"), resume=False), "cpu", "auto", lambda *_: NullDisplay())
+    fit(experiment, tmp_path / "run", "cpu")
     size = export_html(from_runs([tmp_path / "run"]), tmp_path / "page.html")
     assert size == (tmp_path / "page.html").stat().st_size
     data = re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(encoding="utf-8"))

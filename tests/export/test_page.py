@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stairwell import text
 from stairwell.decode import Session, greedy
-from stairwell.export import Shown, export_html
+from stairwell.export import PageModel, export_html
 from stairwell.models import inspect
 from stairwell.tasks.random_walk import RESET, trajectory
 from tests.export.test_html import make_task, shown, shown_text
@@ -47,7 +47,7 @@ def open_page(path: Path, *flags: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-def drive(models: list[Shown], script: str, folder: Path) -> Any:
+def drive(models: list[PageModel], script: str, folder: Path) -> Any:
     """Open a page of the models, let a script use it, and return what the script returns."""
     path = folder / "page.html"
     export_html(models, path)
@@ -66,7 +66,7 @@ def drive(models: list[Shown], script: str, folder: Path) -> Any:
     return answer["result"]
 
 
-def beliefs(one: Shown, tokens: list[int]) -> Tensor:
+def beliefs(one: PageModel, tokens: list[int]) -> Tensor:
     with torch.no_grad():
         logits, _ = one.model(torch.tensor([tokens]), one.model.init_state(1))
     return logits[0].softmax(-1)

@@ -32,9 +32,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "deltanet": {"products": 2, "gated": True},
     "memory-network": {"passes": 5},
     "global-cached-staircase": {"distances": 6},
-    "transformer-xl": {"positions": "clamped", "position_vectors": 2},
+    "transformer-xl": {"positions": "clamped", "position_embeddings": 2},
     "staircase": {"positions": "none"},
-    "universal": {"positions": "random", "position_vectors": 9},
+    "universal": {"positions": "random", "position_embeddings": 9},
 }
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from stairwell import text
 from stairwell.export import html
-from stairwell.export.subject import vocabulary_json
+from stairwell.export.task_json import vocabulary_json
 from tests.export.test_engine import run_node
 
 TRAINING = (
@@ -46,13 +46,13 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, obj
     return run_node(Path(__file__).with_name("vocabulary_cases.js"), script, file)  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("number", range(len(VOCABULARIES)), ids=lambda n: f"{VOCABULARIES[n].kind}-{n}")
+@pytest.mark.parametrize("number", range(len(VOCABULARIES)), ids=lambda n: f"{VOCABULARIES[n].type_name}-{n}")
 def test_the_page_encodes_and_spells_as_python_does(number: int, results: list[list[dict[str, object]]]) -> None:
     vocabulary = VOCABULARIES[number]
     for given, found in zip(texts(), results[number], strict=True):
         try:
             ids = vocabulary.encode(given).tolist() if given else []
-        except text.UnknownSymbolError:
+        except text.UnknownTokenError:
             assert "never seen" in str(found["error"]), given
             continue
         assert found == {"ids": ids, "spelled": vocabulary.decode(ids)}, given

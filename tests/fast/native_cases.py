@@ -1,7 +1,7 @@
-"""Wrong arguments for every native operator, made from the arguments of real calls. To be run as a program, because an
-operator that believes them takes the process down:
+"""Invalid arguments for every native operator, derived from the arguments of real calls. Run it in its own process,
+because an operator that accepts them may crash:
 
-    python -m tests.fast.native_cases         a line per case: operator, what was changed, what the operator did
+    python -m tests.fast.native_cases         prints one line per case: operator, change, outcome
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.invariants import scramble
 
 OPERATORS = (
     "feedback_forward", "feedback_backward", "staircase_forward", "staircase_backward", "delta_forward",
-    "delta_backward", "log_sums", "highest",
+    "delta_backward", "logsumexp", "topk",
 )  # fmt: skip
 SMALL = {"width": 8, "layers": 2, "heads": 2, "inner": 6}
 RATES = {"attention_dropout": 0.3, "relu_dropout": 0.3}
@@ -44,7 +44,7 @@ CONFIGS = (
 
 
 def real_calls() -> list[tuple[str, tuple[Any, ...]]]:
-    """The arguments of each operator, from a training step of every config and from two searches."""
+    """Record the arguments of each operator from a training step of every config and from two reductions."""
     calls: list[tuple[str, tuple[Any, ...]]] = []
     real = {name: getattr(torch.ops.stairwell, name) for name in OPERATORS}
 
@@ -65,38 +65,38 @@ def real_calls() -> list[tuple[str, tuple[Any, ...]]]:
         _, state = core(torch.randn(2, 4, 8), core.init_state(2), **source)
         y, state = core(torch.randn(2, 7, 8), state, start, **source)
         y.sum().backward()
-    native.log_sums(torch.randn(3, 11))
-    native.highest(torch.randn(3, 11), 4)
+    native.logsumexp(torch.randn(3, 11))
+    native.topk(torch.randn(3, 11), 4)
     for name in OPERATORS:
         setattr(torch.ops.stairwell, name, real[name])
     return calls
 
 
 def wrong_tensors(tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Of another number of elements, of another type, and with gaps; for one that stands for none only one that is
-    there."""
+    """Yield tensors with another number of elements, of another dtype, and not contiguous. An empty tensor, which
+    stands for None, is only replaced by a tensor with one element."""
     if not tensor.numel():
         yield "one element", torch.zeros(1, dtype=tensor.dtype)
         return
     flat = tensor.detach().flatten()
-    yield "an element less", flat[:-1].clone()
-    yield "an element more", torch.cat([flat, flat[:1]])
-    yield "none", tensor.new_empty(0)
+    yield "one element fewer", flat[:-1].clone()
+    yield "one element more", torch.cat([flat, flat[:1]])
+    yield "empty", tensor.new_empty(0)
     other = {torch.int64: torch.float64, torch.bool: torch.uint8, torch.float32: torch.complex64}[tensor.dtype]
-    yield "another type", tensor.detach().to(other)
-    yield "gaps", torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)[..., 0]
+    yield "another dtype", tensor.detach().to(other)
+    yield "not contiguous", torch.zeros(*tensor.shape, 2, dtype=tensor.dtype)[..., 0]
 
 
-def wrong_numbers(number: int) -> Iterator[tuple[str, int]]:
+def wrong_integers(number: int) -> Iterator[tuple[str, int]]:
     yield from ((f"{wrong} for {number}", wrong) for wrong in (-1, 0, number + 1, 1 << 40, 1 << 62) if wrong != number)
 
 
 def wrong_lists(values: Sequence[Any]) -> Iterator[tuple[str, list[Any]]]:
-    yield "the last is missing", list(values[:-1])
-    yield "one more", [*values, values[-1]]
-    yield "nothing", []
+    yield "last item missing", list(values[:-1])
+    yield "one item more", [*values, values[-1]]
+    yield "empty list", []
     for i, value in enumerate(values):
-        yield from ((f"{i}: {what}", [*values[:i], wrong, *values[i + 1 :]]) for what, wrong in wrong_values(value))
+        yield from ((f"{i}: {change}", [*values[:i], wrong, *values[i + 1 :]]) for change, wrong in wrong_values(value))
 
 
 def wrong_values(value: Any) -> Iterator[tuple[str, Any]]:
@@ -105,24 +105,24 @@ def wrong_values(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         yield from wrong_lists(value)
     elif type(value) is int:
-        yield from wrong_numbers(value)
+        yield from wrong_integers(value)
 
 
 def cases() -> Iterator[tuple[str, str, tuple[Any, ...]]]:
     for name, arguments in real_calls():
         for i, value in enumerate(arguments):
-            for what, wrong in wrong_values(value):
-                yield name, f"{i}: {what}", (*arguments[:i], wrong, *arguments[i + 1 :])
+            for change, wrong in wrong_values(value):
+                yield name, f"{i}: {change}", (*arguments[:i], wrong, *arguments[i + 1 :])
 
 
 def main() -> None:
-    for name, what, arguments in cases():
-        print(name, what, sep="\t", end="\t", flush=True)
+    for name, change, arguments in cases():
+        print(name, change, sep="\t", end="\t", flush=True)
         try:
             getattr(torch.ops.stairwell, name)(*arguments)
             print("ran")
         except RuntimeError:
-            print("refused")
+            print("rejected")
 
 
 if __name__ == "__main__":

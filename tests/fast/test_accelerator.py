@@ -1,5 +1,5 @@
-"""On an accelerator no call waits for the device without need. There is none here: a tensor of the `meta` device has no
-values, so reading one raises; and where the CPU stands for one, reads are counted."""
+"""On an accelerator, no call waits for the device unless necessary. Without an accelerator this is tested with the
+`meta` device, where reading a value raises, and by counting reads on the CPU."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stairwell import LanguageModel, LanguageModelConfig
 from stairwell.cores import CORES
 from tests.fast.test_autocast import make
 
-MODULES = ("layers", "roles", "fast.feedback", "fast.transformer_xl", "models.language")
+MODULES = ("layers", "state", "fast.feedback", "fast.transformer_xl", "models.language")
 READS = ("__bool__", "__int__", "__float__", "__index__", "item", "tolist", "nonzero", "cpu", "numpy")
 WINDOWS = ("feedback", "transformer-xl", "universal")
 
@@ -23,7 +23,7 @@ WINDOWS = ("feedback", "transformer-xl", "universal")
 @pytest.mark.parametrize("engine", ["reference", "fast"])
 @pytest.mark.parametrize("name", WINDOWS)
 @pytest.mark.parametrize("starts", [False, True])
-def test_cores_with_a_window_read_no_value(name: str, engine: str, starts: bool) -> None:
+def test_cores_with_a_window_do_not_read_values(name: str, engine: str, starts: bool) -> None:
     core = make(name, engine, attention_dropout=0.1, relu_dropout=0.1).to("meta").train()
     x = torch.randn(2, 9, 8, device="meta", requires_grad=True)
     start = torch.zeros(2, 9, dtype=torch.bool, device="meta") if starts else None
@@ -33,7 +33,7 @@ def test_cores_with_a_window_read_no_value(name: str, engine: str, starts: bool)
     assert x.grad is not None and y.shape == x.shape
 
 
-def test_a_language_model_reads_no_value() -> None:
+def test_a_language_model_does_not_read_values() -> None:
     config = LanguageModelConfig(core=CORES["feedback"].config(width=8, heads=2, layers=2, memory=5), inputs=11)
     model = LanguageModel(config).to("meta")
     tokens = torch.zeros(2, 9, dtype=torch.int64, device="meta")
@@ -44,7 +44,7 @@ def test_a_language_model_reads_no_value() -> None:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often values are read, with the CPU in an accelerator's place."""
+    """Count how often values are read, with the CPU treated as an accelerator."""
     for module in MODULES:
         monkeypatch.setattr(f"stairwell.{module}.on_accelerator", lambda x: True)
     counted: Counter[str] = Counter()
@@ -52,11 +52,11 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     def counting(name: str) -> Any:
         method = getattr(Tensor, name)
 
-        def called(self: Tensor, *given: Any, **options: Any) -> Any:
+        def method_call(self: Tensor, *arguments: Any, **options: Any) -> Any:
             counted[name] += 1
-            return method(self, *given, **options)
+            return method(self, *arguments, **options)
 
-        return called
+        return method_call
 
     for name in READS:
         monkeypatch.setattr(Tensor, name, counting(name))
@@ -66,7 +66,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 @pytest.mark.parametrize("engine", ["reference", "fast"])
 @pytest.mark.parametrize("name", ["staircase", "cached-staircase", "multi-vector-rnn", "memory-network"])
 @pytest.mark.parametrize("starts", [False, True])
-def test_staircases_read_the_ages_once_per_call(name: str, engine: str, starts: bool, reads: Counter[str]) -> None:
+def test_staircases_read_the_counts_once_per_call(name: str, engine: str, starts: bool, reads: Counter[str]) -> None:
     core, x = make(name, engine), torch.randn(2, 14, 8)
     state = core.init_state(2)
     start = torch.zeros(2, 14, dtype=torch.bool) if starts else None
@@ -77,11 +77,11 @@ def test_staircases_read_the_ages_once_per_call(name: str, engine: str, starts: 
     assert reads == {"tolist": 1}
 
 
-def test_a_cache_that_grows_is_no_reason_to_read_more(reads: Counter[str]) -> None:
+def test_a_growing_cache_needs_no_further_reads(reads: Counter[str]) -> None:
     core, x = make("global-cached-staircase", "reference"), torch.randn(2, 14, 8)
     state = core.init_state(2)
     reads.clear()
-    core.walk(x, state)
+    core.reference(x, state)
     assert reads == {"tolist": 1}
 
 
@@ -94,7 +94,7 @@ def test_learned_spans_are_read_once_per_layer(reads: Counter[str]) -> None:
 
 
 class Products(TorchDispatchMode):
-    """Counts matrix products."""
+    """Count matrix products."""
 
     count = 0
 
@@ -104,25 +104,29 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", WINDOWS)
-def test_attention_takes_no_more_products_than_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_needs_no_more_products_than_on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     core, x = make(name, "reference"), torch.randn(2, 9, 8)
-    counts, found = [], []
+    counts, outputs = [], []
     for accelerator in (False, True):
         monkeypatch.setattr("stairwell.layers.on_accelerator", lambda x, accelerator=accelerator: accelerator)
         with torch.no_grad(), Products() as products:
-            found.append(core(x, core.init_state(2))[0])
+            outputs.append(core(x, core.init_state(2))[0])
         counts.append(products.count)
     assert counts[0] == counts[1] > 0
-    torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)
+    torch.testing.assert_close(outputs[1], outputs[0], rtol=0, atol=0)
 
 
-def test_every_package_means_the_same_by_an_accelerator() -> None:
-    """`fast.native` and its like ask for the CPU, where native code runs: another question."""
+def test_devices_are_checked_in_one_module() -> None:
+    """Exceptions are modules that check for the CPU because only there native code runs."""
     from tools.architecture import PACKAGE
 
-    asked = {
+    modules = {
         str(path.relative_to(PACKAGE))
         for path in PACKAGE.rglob("*.py")
         if any(text in path.read_text() for text in (".is_cuda", 'device.type != "cpu"', 'device.type == "cpu"'))
     }
-    assert asked - {"devices.py", "report/drift.py"} == {"fast/native.py", "fast/memory.py", "fast/products.py"}
+    assert modules - {"devices.py", "report/memory_analysis.py"} == {
+        "fast/native.py",
+        "fast/buffer_pool.py",
+        "fast/linear.py",
+    }

@@ -1,4 +1,4 @@
-"""Derivatives beyond a plain backward: right by the reference, or refused in one line; never wrong."""
+"""Higher and forward-mode derivatives are correct (by the reference engine) or raise an error."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CONFIGS = [
     CachedStaircaseConfig(**SHAPE, chunk=2, passes=3),
 ]
 B, T = 3, 5
-everyone = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+every_core = pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
 
 
 def core_and_input(config: Any, engine: str) -> tuple[Core, Tensor]:
@@ -38,25 +38,25 @@ def core_and_input(config: Any, engine: str) -> tuple[Core, Tensor]:
 
 
 def energy(core: Core) -> Callable[[Tensor], Tensor]:
-    """A number that is not linear in the output, so that second derivatives have every term."""
+    """Return a nonlinear function of the output, so that second derivatives have all terms."""
     return lambda x: core(x, core.init_state(x.shape[0]))[0].square().sum()
 
 
-def along(core: Core, x: Tensor) -> Any:
+def directional(core: Core, x: Tensor) -> Any:
     return jvp(energy(core), (x,), (torch.ones_like(x),))
 
 
-def by_row(core: Core, x: Tensor) -> Any:
-    return vmap(grad(lambda row: energy(core)(row[None])))(x)
+def per_stream_gradients(core: Core, x: Tensor) -> Any:
+    return vmap(grad(lambda stream: energy(core)(stream[None])))(x)
 
 
-def by_models(core: Core, x: Tensor) -> Any:
-    """Several sets of weights at once."""
+def several_models(core: Core, x: Tensor) -> Any:
+    """Run with several sets of parameters at once."""
     weights = {name: torch.stack([p.detach(), 2 * p.detach()]) for name, p in core.named_parameters()}
     return vmap(lambda w: functional_call(core, w, (x, core.init_state(B)))[0])(weights)
 
 
-def by_token(core: Core, x: Tensor) -> Any:
+def token_jacobian(core: Core, x: Tensor) -> Any:
     return jacrev(lambda x: core(x, core.init_state(B))[0].sum((0, 2)))(x)
 
 
@@ -64,39 +64,39 @@ def curvature(core: Core, x: Tensor) -> Any:
     return grad(lambda x: grad(energy(core))(x).sum())(x)
 
 
-@everyone
-@pytest.mark.parametrize("transform", [along, by_row, by_models, by_token, curvature])
-def test_transforms_of_torch_func_give_the_references_results(transform: Any, config: Any) -> None:
-    wanted, found = (transform(*core_and_input(config, engine)) for engine in ("reference", "auto"))
-    torch.testing.assert_close(found, wanted, **invariants.CLOSE)
+@every_core
+@pytest.mark.parametrize("transform", [directional, per_stream_gradients, several_models, token_jacobian, curvature])
+def test_transforms_of_torch_func_give_the_results_of_the_reference(transform: Any, config: Any) -> None:
+    expected, actual = (transform(*core_and_input(config, engine)) for engine in ("reference", "auto"))
+    torch.testing.assert_close(actual, expected, **invariants.CLOSE)
 
 
-@everyone
-def test_second_derivatives_are_refused_in_one_line(config: Any) -> None:
-    """Not dropped: a penalty on a gradient would train towards something else."""
+@every_core
+def test_second_derivatives_raise_a_one_line_error(config: Any) -> None:
+    """If terms were silently missing, a gradient penalty would train towards another objective."""
     core, x = core_and_input(config, "auto")
     x.requires_grad_()
-    with pytest.raises(RuntimeError, match=r"no second derivatives .*; use engine='reference'") as refused:
+    with pytest.raises(RuntimeError, match=r"no second derivatives .*; use engine='reference'") as raised:
         (first,) = torch.autograd.grad(energy(core)(x), x, create_graph=True)
         torch.autograd.grad(first.sum(), x)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(raised.value)
     with pytest.raises(RuntimeError, match="use engine='reference'"):
         torch.autograd.functional.hvp(energy(core), x, torch.ones_like(x))
 
 
-@everyone
-def test_second_derivatives_of_the_reference_are_those_of_small_differences(config: Any) -> None:
+@every_core
+def test_second_derivatives_of_the_reference_equal_finite_differences(config: Any) -> None:
     core, x = core_and_input(config, "reference")
     x.requires_grad_()
     (first,) = torch.autograd.grad(energy(core)(x), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
     step = 1e-6
-    near = [torch.autograd.grad(energy(core)(x + sign * step), x)[0] for sign in (1, -1)]
-    torch.testing.assert_close(second, (near[0] - near[1]) / (2 * step), rtol=1e-5, atol=1e-6)
+    gradients = [torch.autograd.grad(energy(core)(x + sign * step), x)[0] for sign in (1, -1)]
+    torch.testing.assert_close(second, (gradients[0] - gradients[1]) / (2 * step), rtol=1e-5, atol=1e-6)
 
 
-@everyone
-def test_forward_mode_is_refused_in_one_line(config: Any) -> None:
+@every_core
+def test_forward_mode_raises_a_one_line_error(config: Any) -> None:
     core, x = core_and_input(config, "auto")
     with forward_ad.dual_level(), pytest.raises(RuntimeError, match="forward-mode derivatives; use engine='reference'"):
         core(forward_ad.make_dual(x, torch.ones_like(x)), core.init_state(B))

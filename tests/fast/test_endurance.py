@@ -1,5 +1,5 @@
-"""The fast engines over time: they hold on to nothing, can be exchanged in the middle of a training, and do not depend
-on how many threads there are."""
+"""The fast engines in long runs: no memory leaks, and the same results after switching engines during training and with
+any number of threads."""
 
 from __future__ import annotations
 
@@ -22,61 +22,61 @@ from stairwell.cores.staircase import StaircaseConfig
 from stairwell.decode import Session
 from stairwell.fast import choose_engine, native
 from stairwell.runs import RunConfig, preset
-from stairwell.runs.launch import Job, train
+from stairwell.runs.launch import train
 from stairwell.train.run import Run
 from tests import invariants
-from tests.commands import measured, weights
+from tests.commands import read_metrics, saved_tensors
 
 LIBC = ctypes.CDLL(None)
 STEPS = 1000
-ROOM = 100_000  # bytes that a process may grow by in STEPS steps: a hundred a step, less than any tensor
-ROWS, TOKENS, SYMBOLS = 8, 16, 64
+MAX_GROWTH = 100_000  # bytes that a process may grow in STEPS steps: a hundred per step, less than any tensor
+BATCH, TOKENS, VOCABULARY = 8, 16, 64
 
-needs_native = pytest.mark.skipif(bool(native.MISSING), reason=native.MISSING or "built")
-needs_glibc = pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="glibc tells what is in use, from 2.33 on")
+needs_native = pytest.mark.skipif(bool(native.UNAVAILABLE_REASON), reason=native.UNAVAILABLE_REASON or "built")
+needs_glibc = pytest.mark.skipif(not hasattr(LIBC, "mallinfo2"), reason="needs mallinfo2 of glibc 2.33")
 
 
 class MallocInfo(ctypes.Structure):
-    """What glibc's mallinfo2 tells; `uordblks` and `hblkhd` are the bytes in use, in its heaps and in maps."""
+    """The result of glibc's mallinfo2; `uordblks` and `hblkhd` are the bytes in use, in its heaps and in mappings."""
 
     _fields_ = [(name, ctypes.c_size_t) for name in (
         "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
     )]  # fmt: skip
 
 
-def held() -> int:
-    """Bytes that the process has asked for and not given back. The resident size would not do: memory that an earlier
-    test has freed lies there to be used again, and a leak of that size would not be seen."""
+def allocated_bytes() -> int:
+    """Return the bytes that the process has allocated and not freed. The resident size would hide leaks: it includes
+    memory that earlier tests have freed and that is reused."""
     gc.collect()
-    ask = LIBC.mallinfo2
-    ask.restype = MallocInfo
-    found = ask()
-    return int(found.uordblks + found.hblkhd)
+    mallinfo = LIBC.mallinfo2
+    mallinfo.restype = MallocInfo
+    info = mallinfo()
+    return int(info.uordblks + info.hblkhd)
 
 
-def size_schedule(step: Callable[[], None]) -> int:
-    """Bytes by which the process grows in STEPS steps, after as many as it takes for everything to be in place."""
+def memory_growth(step: Callable[[], None]) -> int:
+    """Return the bytes by which the process grows in STEPS steps, after a warm-up."""
     for _ in range(100):
         step()
-    before = held()
+    before = allocated_bytes()
     for _ in range(STEPS):
         step()
-    return held() - before
+    return allocated_bytes() - before
 
 
 def tiny_model() -> LanguageModel:
     torch.manual_seed(0)
     core = FeedbackConfig(width=32, heads=2, inner=32, layers=2, memory=8, attention_dropout=0.1)
-    return LanguageModel(LanguageModelConfig(core=core, inputs=SYMBOLS))
+    return LanguageModel(LanguageModelConfig(core=core, inputs=VOCABULARY))
 
 
 @needs_native
 @needs_glibc
-def test_a_long_training_does_not_grow() -> None:
+def test_memory_does_not_grow_in_a_long_training_run() -> None:
     model = tiny_model().train()
     optimizer = torch.optim.Adam(model.parameters())
-    tokens, targets = torch.randint(SYMBOLS, (2, ROWS, TOKENS))
-    state = model.init_state(ROWS)
+    tokens, targets = torch.randint(VOCABULARY, (2, BATCH, TOKENS))
+    state = model.init_state(BATCH)
 
     def step() -> None:
         nonlocal state
@@ -86,23 +86,23 @@ def test_a_long_training_does_not_grow() -> None:
         optimizer.step()
         state = after.detach()
 
-    assert size_schedule(step) < ROOM
+    assert memory_growth(step) < MAX_GROWTH
 
 
 @needs_glibc
-def test_a_long_stream_of_decoding_does_not_grow() -> None:
+def test_memory_does_not_grow_in_a_long_decoding_session() -> None:
     model = tiny_model().eval()
-    session = Session(model, model.init_state(ROWS))
-    tokens = torch.zeros(ROWS, dtype=torch.int64)
+    session = Session(model, model.init_state(BATCH))
+    tokens = torch.zeros(BATCH, dtype=torch.int64)
 
     def step() -> None:
         nonlocal tokens
         tokens = session.step(tokens).argmax(-1)
 
-    assert size_schedule(step) < ROOM
+    assert memory_growth(step) < MAX_GROWTH
 
 
-FIRST, ALL = 3, 9  # updates before the engine changes, and in all
+SWITCH_STEP, STEPS_IN_TOTAL = 3, 9  # steps before the engine changes, and in total
 TRAINED = {
     "random-walk/feedback": {"core.memory": "6"},
     "random-walk/transformer-xl": {"core.memory": "6"},
@@ -118,51 +118,51 @@ SMALL = {
 
 @pytest.fixture
 def in_float64() -> Iterator[None]:
-    """In float32 rounding alone turns a ReLU here and there, and Adam makes much of little."""
+    """In float32, rounding alone flips some ReLUs, and Adam amplifies that."""
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
 
 
 def train_to(experiment: RunConfig, folder: Path, steps: int, engine: str) -> None:
-    """Begin a training or go on with it, and make sure that the engine asked for is the one that runs."""
+    """Start or resume a run, and check that the requested engine is used."""
     run, titles = Run(folder), []
 
     def show(title: str, *_: int) -> Any:
         titles.append(title)
         return nullcontext(lambda event: None)
 
-    asked = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
-    train(Job(asked, run, resume=run.exists), "cpu", engine, show)
+    config = dataclasses.replace(experiment, train=dataclasses.replace(experiment.train, steps=steps))
+    train(config, run, resume=run.exists, device="cpu", engine=engine, show=show)
     assert f"engine: {engine}" in titles[0], titles
 
 
 @pytest.mark.usefixtures("in_float64")
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_training_goes_on_with_the_other_engine(name: str, tmp_path: Path) -> None:
-    """Weights, optimizer, states and metrics are what either engine alone would have come to."""
+def test_a_run_resumes_with_the_other_engine(name: str, tmp_path: Path) -> None:
+    """Parameters and metrics equal those of a run with one engine."""
     experiment = preset(name).with_options({**SMALL, **TRAINED[name]})
-    for one, other in (("fast", "reference"), ("reference", "fast")):
-        train_to(experiment, tmp_path / one, ALL, one)
-        train_to(experiment, tmp_path / f"{one}, {other}", FIRST, one)
-        train_to(experiment, tmp_path / f"{one}, {other}", ALL, other)
+    for first, second in (("fast", "reference"), ("reference", "fast")):
+        train_to(experiment, tmp_path / first, STEPS_IN_TOTAL, first)
+        train_to(experiment, tmp_path / f"{first}, {second}", SWITCH_STEP, first)
+        train_to(experiment, tmp_path / f"{first}, {second}", STEPS_IN_TOTAL, second)
     expected, *others = sorted(tmp_path.iterdir())
-    for found in others:
-        assert_nearly_same(found, expected)
+    for actual in others:
+        assert_nearly_same(actual, expected)
 
 
-def assert_nearly_same(found: Path, expected: Path) -> None:
-    ours, theirs = weights(found), weights(expected)
+def assert_nearly_same(actual: Path, expected: Path) -> None:
+    ours, theirs = saved_tensors(actual), saved_tensors(expected)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
         if tensor is not None:
             torch.testing.assert_close(ours[name], tensor, rtol=1e-7, atol=1e-9)
-    for line, other in zip(measured(found), measured(expected), strict=True):
-        torch.testing.assert_close(line, other, rtol=1e-5, atol=1e-7)  # losses are added up in float32
+    for line, other in zip(read_metrics(actual), read_metrics(expected), strict=True):
+        torch.testing.assert_close(line, other, rtol=1e-5, atol=1e-7)  # losses are summed in float32
 
 
 class Recorder(TorchDispatchMode):
-    """The operators of the extension that were called, each with the arguments of its first call as they were."""
+    """Record the native operators that were called, with the arguments of each one's first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -175,17 +175,16 @@ class Recorder(TorchDispatchMode):
 
 
 @needs_native
-def test_every_operator_of_the_extension_passes_opcheck() -> None:
-    """Schemas and shapes, of what fills a trace and of what fills gradients."""
+def test_every_native_operator_passes_opcheck() -> None:
     small: dict[str, Any] = {"width": 4, "heads": 2, "inner": 3, "layers": 2}
     feedback, staircase = FeedbackConfig(**small, memory=3), StaircaseConfig(**small, chunk=2, passes=2)
     with Recorder() as recorder:
         for config in (feedback, staircase, DeltaNetConfig(**small)):
             case = invariants.make_case(config, B=2, T=5, starts=0.0)
             choose_engine(case.core, "fast")
-            invariants.weighed(*case.run(case.x, case.state, None)).backward()
-        native.log_sums(torch.randn(2, 3, 70))
-        native.highest(torch.randn(2, 3, 70), 4)
+            invariants.random_projection(*case.run(case.x, case.state, None)).backward()
+        native.logsumexp(torch.randn(2, 3, 70))
+        native.topk(torch.randn(2, 3, 70), 4)
     for operator, arguments in recorder.calls.items():
         torch.library.opcheck(operator, arguments)
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("stairwell::")}
@@ -199,7 +198,7 @@ def threads() -> Iterator[Any]:
     torch.set_num_threads(before)
 
 
-# Large enough for torch to share its work among threads; no larger, because they wait for each other at every product.
+# Large enough for torch to use several threads, but no larger, because threads synchronize at every product.
 SIZES: dict[str, Any] = {"width": 32, "heads": 2}
 CONFIGS = [
     FeedbackConfig(memory=20, layers=2, **SIZES),
@@ -209,17 +208,17 @@ CONFIGS = [
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
-def test_any_number_of_threads_gives_the_same_with_dropout(config: Any, threads: Any) -> None:
+def test_any_number_of_threads_gives_the_same_results_with_dropout(config: Any, threads: Any) -> None:
     case = invariants.make_case(config, B=35, T=8, starts=0, warm=8)
     choose_engine(case.core, "fast")
     engine = case.core.engine
     assert engine is not None
-    masks = invariants.draw_masks(case, 0.2, 0.2, 0.0)
+    masks = invariants.sample_masks(case, 0.2, 0.2, 0.0)
     results = []
     for count in (1, 2, 8):
         threads(count)
         x = case.x.clone().requires_grad_()
         y, after = engine(case.core, x, case.state, case.start, None, masks)
-        results.append([y, *invariants.gradients(case, invariants.weighed(y, after), x)])
+        results.append([y, *invariants.gradients(case, invariants.random_projection(y, after), x)])
     for result in results[1:]:
         invariants.assert_close(result, results[0], "result")

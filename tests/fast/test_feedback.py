@@ -1,4 +1,4 @@
-"""The fast Feedback engine keeps every law and gives the reference's values and gradients, whatever the options."""
+"""The fast Feedback engine has the reference's invariants, values and gradients for every option."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ from stairwell.cores import build
 from stairwell.cores.core import Source
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.lstm import LSTMConfig
-from stairwell.cores.time import ages
-from stairwell.fast import native, segment
-from stairwell.fast import trace as traces
+from stairwell.cores.time import tokens_since_start
+from stairwell.fast import feedback_torch, native, segment, segment_data
 from stairwell.fast.feedback import FeedbackEngine, prepare
 from stairwell.fast.feedback_torch import TorchBackend
 from stairwell.layers import Masks
 from tests import invariants
 from tests.cores.test_invariants import cases
+from tests.fast import engine_invariants
 
 BACKENDS: dict[str, Any] = {"torch": TorchBackend()}
-if not native.MISSING:
-    BACKENDS |= {native.INSTRUCTION_SETS[i]: native.NativeBackend(i) for i in range(native.BEST + 1)}
+if not native.UNAVAILABLE_REASON:
+    BACKENDS |= {native.INSTRUCTION_SETS[i]: native.NativeBackend(i) for i in range(native.BEST_INSTRUCTION_SET + 1)}
 EXAMPLES = settings(max_examples=30, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
-LAWS = (invariants.start, invariants.pure, invariants.detach, invariants.decode)
+INVARIANTS = (invariants.start, invariants.pure, invariants.detach, invariants.decode)
 
 
 @pytest.fixture(params=BACKENDS)
 def engine(request: pytest.FixtureRequest) -> FeedbackEngine:
-    return FeedbackEngine(BACKENDS[request.param], shortest=1)
+    return FeedbackEngine(BACKENDS[request.param], min_tokens=1)
 
 
 @pytest.fixture(autouse=True)
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fresh memory holds NaN in every test here: whoever reads what nobody wrote is found out. And blocks are short, so
-    that a segment has several."""
+def nan_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fill uninitialized buffers with NaN, and make blocks short so that a segment has several."""
 
-    def poisoned(like: Tensor, *shape: int) -> Tensor:
+    def nan_tensor(like: Tensor, *shape: int) -> Tensor:
         return like.new_full(shape, torch.nan)
 
-    monkeypatch.setattr(traces, "fresh", poisoned)
-    monkeypatch.setattr(native, "POISON", True)
-    monkeypatch.setattr(traces, "ROWS", 4)
+    for module in (segment_data, feedback_torch):
+        monkeypatch.setattr(module, "pooled_empty", nan_tensor)
+    monkeypatch.setattr(native, "FILL_SCRATCH_WITH_NAN", True)
+    monkeypatch.setattr(segment_data, "BLOCK_ROWS", 4)
 
 
 @pytest.fixture
@@ -62,22 +62,24 @@ def threads() -> Iterator[Any]:
 def test_every_option_gives_the_reference_values_and_gradients(engine: FeedbackEngine) -> None:
     @EXAMPLES
     @given(case=cases("feedback", max_crop=1))
-    def law(case: invariants.Case) -> None:
+    def invariant(case: invariants.Case) -> None:
         invariants.same_as_reference(case, engine)
 
-    law()
+    invariant()
 
 
-def test_dropout_and_layer_drop_with_the_same_masks_give_the_same(engine: FeedbackEngine) -> None:
+def test_dropout_and_layer_drop_give_the_reference_values_and_gradients(
+    engine: FeedbackEngine,
+) -> None:
     @EXAMPLES
     @given(case=cases("feedback"), rates=st.tuples(*[st.sampled_from([0.0, 0.3])] * 4))
-    def law(case: invariants.Case, rates: tuple[float, ...]) -> None:
-        invariants.same_as_reference(case, engine, invariants.draw_masks(case, *rates))
+    def invariant(case: invariants.Case, rates: tuple[float, ...]) -> None:
+        invariants.same_as_reference(case, engine, invariants.sample_masks(case, *rates))
 
-    law()
+    invariant()
 
 
-# Widths around the vectors' and blocks' edges, longer than a chunk of pulled gradients, windows shorter than that.
+# Sizes around the widths of vectors and blocks; segments longer, and windows shorter than a chunk of backward.
 @pytest.mark.parametrize("memory", [4, 9, 30])
 @pytest.mark.parametrize("head_width", [8, 13, 36])
 def test_awkward_sizes_give_the_reference_values_and_gradients(
@@ -92,37 +94,33 @@ def test_a_depth_of_several_blocks_gives_the_reference_values_and_gradients(engi
     invariants.same_as_reference(invariants.make_case(config, B=7, T=4), engine)
 
 
-def test_float32_is_as_near_to_the_truth_as_the_reference(engine: FeedbackEngine) -> None:
+def test_float32_is_as_accurate_as_the_reference(engine: FeedbackEngine) -> None:
     case = invariants.make_case(FeedbackConfig(width=48, heads=3, layers=3, memory=20), B=5, T=30)
-    exact, _ = case.core.walk(case.x, case.state, case.start, None, None)
+    exact, _ = case.core.reference(case.x, case.state, case.start, None, None)
     core, state = case.core.float(), case.state.to(dtype=torch.float32)
     ours, _ = engine(core, case.x.float(), state, case.start)  # type: ignore[arg-type]
-    theirs, _ = core.walk(case.x.float(), state, case.start, None, None)
+    theirs, _ = core.reference(case.x.float(), state, case.start, None, None)
     assert (ours - exact).abs().max() <= 2 * (theirs - exact).abs().max() + 1e-6
 
 
-@pytest.mark.parametrize("law", LAWS, ids=lambda law: law.__name__)
-def test_the_laws_hold_with_the_engine(engine: FeedbackEngine, law: Any) -> None:
+@pytest.mark.parametrize("invariant", INVARIANTS, ids=lambda invariant: invariant.__name__)
+def test_the_invariants_hold_with_the_engine(engine: FeedbackEngine, invariant: Any) -> None:
     @FEW
     @given(case=cases("feedback"))
     def check(case: invariants.Case) -> None:
         case.core.engine = engine
-        law(case)
+        invariant(case)
 
     check()
 
 
-def test_the_laws_with_choices_hold_with_the_engine(engine: FeedbackEngine) -> None:
+def test_the_invariants_with_arguments_hold_with_the_engine(engine: FeedbackEngine) -> None:
     @FEW
-    @given(case=cases("feedback", max_crop=3), cuts=st.lists(st.integers(1, 10), max_size=3), place=st.integers(0, 10))
-    def check(case: invariants.Case, cuts: list[int], place: int) -> None:
-        case.core.engine = engine
-        B, T, _ = case.x.shape
-        invariants.split(case, [cut for cut in cuts if cut < T])
-        invariants.causal(case, place % T)
-        invariants.rows(case, list(range(B))[::-1])
-        invariants.window(case)
-        invariants.crop(case, [place % 4] * B)
+    @given(
+        case=cases("feedback", max_crop=3), cuts=st.lists(st.integers(1, 10), max_size=3), position=st.integers(0, 10)
+    )
+    def check(case: invariants.Case, cuts: list[int], position: int) -> None:
+        engine_invariants.check(case, engine, cuts, position)
 
     check()
 
@@ -132,16 +130,16 @@ def test_gradcheck(engine: FeedbackEngine) -> None:
     case = invariants.make_case(FeedbackConfig(width=4, heads=2, inner=3, layers=2, memory=2, **options), B=1, T=3)
     core: Any = case.core
     given = Source(case.source["source"], torch.tensor([[True, False, True, True]]))
-    age = ages(case.state.count, case.start, 3)
-    inputs, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), given, None)  # type: ignore[arg-type]
-    leaves = [part.detach().requires_grad_() if part is not None else None for part in traces.leaves(inputs)]
+    since_start = tokens_since_start(case.state.count, case.start, 3)
+    inputs, plan = prepare(core, case.x, case.state, since_start, [0, 1], core.mix(case.x), given, None)  # type: ignore[arg-type]
+    leaves = [part.detach().requires_grad_() if part is not None else None for part in segment_data.leaves(inputs)]
     assert plan.needs_gradient
     assert torch.autograd.gradcheck(
-        lambda *tensors: segment.Segment.apply(engine.backend, plan, inputs, *tensors), leaves, fast_mode=True
+        lambda *tensors: segment.FeedbackSegment.apply(engine.backend, plan, inputs, *tensors), leaves, fast_mode=True
     )
 
 
-def test_any_number_of_threads_gives_the_same(threads: Any) -> None:
+def test_any_number_of_threads_gives_the_same_results(threads: Any) -> None:
     engine = FeedbackEngine()
     case = invariants.make_case(FeedbackConfig(width=8, heads=2, layers=1, memory=4), B=11, T=5)
     results = []
@@ -149,7 +147,7 @@ def test_any_number_of_threads_gives_the_same(threads: Any) -> None:
         threads(count)
         x = case.x.clone().requires_grad_()
         y, after = engine(case.core, x, case.state, case.start)  # type: ignore[arg-type]
-        results.append([y, *invariants.gradients(case, invariants.weighed(y, after), x)])
+        results.append([y, *invariants.gradients(case, invariants.random_projection(y, after), x)])
     for result in results[1:]:
         invariants.assert_close(result, results[0], "result")
 
@@ -162,8 +160,8 @@ def test_backward_twice_gives_the_same_gradients(engine: FeedbackEngine) -> None
     assert torch.equal(first[0], torch.autograd.grad(y.sum(), x)[0])
 
 
-def test_a_dropped_layer_has_no_gradient_at_all(engine: FeedbackEngine) -> None:
-    """None, not zeros: an optimizer with momentum must leave it alone."""
+def test_a_dropped_layer_has_no_gradient(engine: FeedbackEngine) -> None:
+    """The gradient is None, not zero, so that an optimizer with momentum does not change the layer."""
     case = invariants.make_case(FeedbackConfig(width=8, heads=2, layers=3, memory=5), B=2, T=6)
     masks = Masks((), (), (), dropped=(False, True, False))
     y, _ = engine(case.core, case.x, case.state, case.start, None, masks)  # type: ignore[arg-type]
@@ -173,55 +171,58 @@ def test_a_dropped_layer_has_no_gradient_at_all(engine: FeedbackEngine) -> None:
     assert core.layers[2].attention.query.weight.grad is not None
 
 
-def test_what_a_segment_keeps_is_freed_after_backward(engine: FeedbackEngine) -> None:
+def test_saved_activations_are_freed_by_backward(engine: FeedbackEngine) -> None:
     case = invariants.make_case(FeedbackConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
 
-    def living() -> int:
+    def live_tensors() -> int:
         gc.collect()
-        return sum(type(thing) is Tensor for thing in gc.get_objects())
+        return sum(type(item) is Tensor for item in gc.get_objects())
 
     y, _ = engine(case.core, case.x, case.state, case.start)  # type: ignore[arg-type]
     loss = y.sum()
-    kept = living()
+    before = live_tensors()
     loss.backward()
-    assert living() < kept - 10
+    assert live_tensors() < before - 10
     del y, loss
 
 
-def test_inference_keeps_one_step_only(engine: FeedbackEngine) -> None:
+def test_inference_gives_the_same_values_without_a_graph(engine: FeedbackEngine) -> None:
     case = invariants.make_case(FeedbackConfig(width=8, heads=2, layers=2, memory=5), B=2, T=6)
     with torch.no_grad():
         y, after = engine(case.core, case.x, case.state, case.start)  # type: ignore[arg-type]
     assert not y.requires_grad and not after.memory.requires_grad
-    theirs, state = case.core.walk(case.x, case.state, case.start, None, None)
+    theirs, state = case.core.reference(case.x, case.state, case.start, None, None)
     torch.testing.assert_close(y, theirs, **invariants.CLOSE)
     invariants.assert_same_state(after, state)
 
 
-def test_short_calls_go_to_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_short_calls_use_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
     core: Any = build(FeedbackConfig(width=4, heads=1, memory=3))
-    monkeypatch.setattr(segment, "make_trace", None)  # whoever builds a segment here fails
-    FeedbackEngine(shortest=4)(core, torch.randn(1, 3, 4), core.init_state(1))
+    monkeypatch.setattr(segment, "make_activations", None)  # any use of the fast engine fails
+    FeedbackEngine(min_tokens=4)(core, torch.randn(1, 3, 4), core.init_state(1))
 
 
-def test_a_core_says_what_runs_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_engine_name_follows_device_and_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
     core = build(FeedbackConfig(width=4, heads=1))
     assert core.engine_name == "reference"
     fast.choose_engine(core, "auto")
-    built = f"fast (C++, {native.INSTRUCTION_SETS[native.BEST]})" if not native.MISSING else "fast (PyTorch)"
+    built = (
+        f"fast (C++, {native.INSTRUCTION_SETS[native.BEST_INSTRUCTION_SET]})"
+        if not native.UNAVAILABLE_REASON
+        else "fast (PyTorch)"
+    )
     assert isinstance(core.engine, FeedbackEngine) and core.engine_name == built
-    # The name follows the core to another type or device.
     assert core.half().engine_name == "fast (PyTorch)"
     assert core.to("meta").engine_name == "fast (PyTorch)"
     core = build(FeedbackConfig(width=4, heads=1))
     fast.choose_engine(core, "fast")
-    monkeypatch.setattr(native, "MISSING", "the native extension was not built")
+    monkeypatch.setattr(native, "UNAVAILABLE_REASON", "the native extension was not built")
     assert core.engine_name == "fast (PyTorch)" and "not built" in fast.describe()
     x, state = torch.randn(1, 5, 4), core.init_state(1)
-    torch.testing.assert_close(core(x, state)[0], core.walk(x, state, None, None, None)[0])
+    torch.testing.assert_close(core(x, state)[0], core.reference(x, state, None, None, None)[0])
 
 
-def test_a_core_without_a_fast_engine_runs_the_reference_or_refuses() -> None:
+def test_a_core_without_a_fast_engine_uses_the_reference_or_raises() -> None:
     core = build(LSTMConfig(width=4))
     fast.choose_engine(core, "auto")
     assert core.engine_name == "reference"
@@ -229,14 +230,14 @@ def test_a_core_without_a_fast_engine_runs_the_reference_or_refuses() -> None:
         fast.choose_engine(core, "fast")
 
 
-@pytest.mark.skipif(bool(native.MISSING), reason=native.MISSING or "built")
-def test_the_operators_keep_their_schema() -> None:
+@pytest.mark.skipif(bool(native.UNAVAILABLE_REASON), reason=native.UNAVAILABLE_REASON or "built")
+def test_the_forward_operator_passes_opcheck() -> None:
     config = FeedbackConfig(width=4, heads=2, inner=3, layers=2, memory=3)
     case = invariants.make_case(config, B=2, T=3)
     core: Any = case.core
     with torch.no_grad():
-        age = ages(case.state.count, case.start, 3)
-        inputs, plan = prepare(core, case.x, case.state, age, [0, 1], core.mix(case.x), None, None)  # type: ignore[arg-type]
-    trace = traces.make_trace(plan, inputs)
-    arguments = (*native.described(plan, inputs, trace), native.BEST, False)
+        since_start = tokens_since_start(case.state.count, case.start, 3)
+        inputs, plan = prepare(core, case.x, case.state, since_start, [0, 1], core.mix(case.x), None, None)  # type: ignore[arg-type]
+    saved = segment_data.make_activations(plan, inputs)
+    arguments = (*native.plan_arguments(plan, inputs, saved), native.BEST_INSTRUCTION_SET, False)
     torch.library.opcheck(torch.ops.stairwell.feedback_forward.default, arguments)

@@ -1,4 +1,4 @@
-"""The native operators refuse arguments that do not fit together: they never read or write outside of what they get."""
+"""Native operators reject inconsistent arguments, so they never access memory out of bounds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pytest
 from stairwell.fast import native
 from tests.fast.native_cases import OPERATORS
 
-pytestmark = pytest.mark.skipif(bool(native.MISSING), reason=native.MISSING)
+pytestmark = pytest.mark.skipif(bool(native.UNAVAILABLE_REASON), reason=native.UNAVAILABLE_REASON)
 
 
 @pytest.fixture(scope="module")
 def outcomes() -> list[list[str]]:
-    """Of each case: operator, what was changed, what happened."""
-    # MALLOC_CHECK_: the C library ends the process where memory beyond a block was written.
+    """Return operator, change and outcome of each case."""
+    # With MALLOC_CHECK_ the C library aborts if memory beyond a block was written.
     environment = {**os.environ, "MALLOC_CHECK_": "3", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.fast.native_cases"]
     root = Path(__file__).parents[2]
@@ -28,14 +28,18 @@ def outcomes() -> list[list[str]]:
 
 
 @pytest.mark.parametrize("operator", OPERATORS)
-def test_an_operator_refuses_tensors_of_other_sizes_and_types(operator: str, outcomes: list[list[str]]) -> None:
-    own = [(what, outcome) for name, what, outcome in outcomes if name == operator]
-    wrong = [(what, outcome) for what, outcome in own if what.endswith(("an element less", "another type", "gaps"))]
+def test_tensors_of_wrong_size_or_dtype_are_rejected(operator: str, outcomes: list[list[str]]) -> None:
+    own = [(change, outcome) for name, change, outcome in outcomes if name == operator]
+    wrong = [
+        (change, outcome)
+        for change, outcome in own
+        if change.endswith(("one element fewer", "another dtype", "not contiguous"))
+    ]
     assert len(wrong) >= 6
-    assert [what for what, outcome in wrong if outcome != "refused"] == []
+    assert [change for change, outcome in wrong if outcome != "rejected"] == []
 
 
-def test_an_operator_refuses_lists_of_another_length_and_negative_numbers(outcomes: list[list[str]]) -> None:
-    for end in ("the last is missing", "one more", "nothing"):
-        assert {outcome for _, what, outcome in outcomes if what.endswith(end)} == {"refused"}
-    assert {outcome for _, what, outcome in outcomes if ": -1 for " in what} == {"refused"}
+def test_lists_of_wrong_length_and_negative_integers_are_rejected(outcomes: list[list[str]]) -> None:
+    for end in ("last item missing", "one item more", "empty list"):
+        assert {outcome for _, change, outcome in outcomes if change.endswith(end)} == {"rejected"}
+    assert {outcome for _, change, outcome in outcomes if ": -1 for " in change} == {"rejected"}

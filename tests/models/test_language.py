@@ -1,4 +1,4 @@
-"""The language model: losses of any vocabulary, the papers' sizes, a look inside, and what a call costs."""
+"""The language model: losses, the papers' model sizes, inspection, and the cost of a call."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from stairwell import (
 )
 from stairwell.cores import config_type
 from stairwell.cores.core import TransformerCore
-from stairwell.generate import penalized
-from stairwell.layers import AdaptiveSpan, keep_mask
+from stairwell.decode.sampling import penalize_repetition
+from stairwell.layers import AdaptiveSpan, dropout_mask
 from stairwell.models import IGNORE
 from stairwell.train.run import Run
 from tests import invariants
@@ -49,7 +49,7 @@ def stream(V: int, B: int = 2, T: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("adaptive", [{}, {"adaptive": (5, 11), "adaptive_factor": 2}])
-def test_nll_is_what_the_logits_say(tied: bool, adaptive: dict[str, Any], monkeypatch: Any) -> None:
+def test_nll_equals_the_cross_entropy_of_the_logits(tied: bool, adaptive: dict[str, Any], monkeypatch: Any) -> None:
     model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, tied=tied, **adaptive)
     tokens, targets = stream(17)
     targets[0, 3] = IGNORE
@@ -58,80 +58,80 @@ def test_nll_is_what_the_logits_say(tied: bool, adaptive: dict[str, Any], monkey
     losses, _ = model.nll(tokens, targets, model.init_state(2))
     torch.testing.assert_close(losses, expected)
     assert losses[0, 3] == 0
-    wanted = torch.autograd.grad(losses.sum(), list(model.parameters()))
-    # The same in blocks of three tokens, recomputed for the gradient.
-    monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", 3 * 17)
+    expected_grads = torch.autograd.grad(losses.sum(), list(model.parameters()))
+    # The same in blocks of three tokens.
+    monkeypatch.setattr("stairwell.models.language.MAX_LOGITS", 3 * 17)
     blocks, _ = model.nll(tokens, targets, model.init_state(2))
     torch.testing.assert_close(blocks, expected)
-    invariants.assert_close(torch.autograd.grad(blocks.sum(), list(model.parameters())), wanted, "gradient")
+    invariants.assert_close(torch.autograd.grad(blocks.sum(), list(model.parameters())), expected_grads, "gradient")
 
 
-def test_the_likeliest_symbol_is_the_one_of_the_largest_logit(monkeypatch: Any) -> None:
-    """With adaptive softmax too, whose clusters are looked into only where they can hold it, and block by block."""
-    found: set[int] = set()
+def test_predictions_are_the_argmax_of_the_logits(monkeypatch: Any) -> None:
+    """Also with adaptive softmax, which scores a cluster only if it can contain the maximum, and in blocks."""
+    predicted: set[int] = set()
     for seed, adaptive in enumerate([{}, *[{"adaptive": (5, 11), "adaptive_factor": 2}] * 5]):
         model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, **adaptive)
         torch.manual_seed(seed)
         for parameter in model.head.parameters():
-            torch.nn.init.normal_(parameter, std=2)  # so sure of itself that a rare word can be the likeliest
+            torch.nn.init.normal_(parameter, std=2)  # confident enough to predict rare tokens
         tokens, targets = stream(17, B=8)
         logits, _ = model(tokens, model.init_state(8))
         for limit in (1 << 24, 3 * 17):
-            monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", limit)
-            _, likeliest, _ = model.losses(tokens, targets, model.init_state(8))
-            assert likeliest.equal(logits.argmax(-1))
-        found |= set(likeliest.flatten().tolist()) if adaptive else set()
-    assert found & {*range(5)} and found & {*range(5, 11)} and found & {*range(11, 17)}, "words of every cluster"
+            monkeypatch.setattr("stairwell.models.language.MAX_LOGITS", limit)
+            _, predictions, _ = model.losses(tokens, targets, model.init_state(8))
+            assert predictions.equal(logits.argmax(-1))
+        predicted |= set(predictions.flatten().tolist()) if adaptive else set()
+    assert all(predicted & {*cluster} for cluster in (range(5), range(5, 11), range(11, 17))), "tokens of every cluster"
 
 
-def test_an_adaptive_softmax_has_logits_that_a_repetition_penalty_acts_on() -> None:
-    """A certain word has a log-probability of 0, which no penalty could lower."""
+def test_a_repetition_penalty_affects_the_logits_of_an_adaptive_softmax() -> None:
+    """A log-probability of 0 could not be lowered by a penalty."""
     model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, adaptive=(5, 11), adaptive_factor=2)
     x = torch.randn(1, model.core.width, dtype=torch.float64)
     with torch.no_grad():
-        for word, scale in ((2, 60), (8, 60)):
-            tables, cluster = model.head.vectors.tables, 0 if word < 5 else 1
+        for token, scale in ((2, 60), (8, 60)):
+            tables, cluster = model.head.vectors.tables, 0 if token < 5 else 1
             projected = x @ model.head.vectors.projections[cluster]
-            tables[cluster][word - (0, 5)[cluster]] = scale * projected[0] / projected.square().sum()
+            tables[cluster][token - (0, 5)[cluster]] = scale * projected[0] / projected.square().sum()
             model.head.rare[0] = scale * x[0] / x.square().sum()
             logits = model.head(x)[0]
-            torch.testing.assert_close(logits[:5], model.head.scores(x, 0)[0])  # as of a plain head
-            assert logits[word] > 40
-            lowered = penalized(logits, [word], 3.0)
-            assert lowered[word] == logits[word] / 3
+            torch.testing.assert_close(logits[:5], model.head.scores(x, 0)[0])  # as in a plain head
+            assert logits[token] > 40
+            lowered = penalize_repetition(logits, [token], 3.0)
+            assert lowered[token] == logits[token] / 3
             losses = model.head.nll(x.expand(17, -1), torch.arange(17))
             torch.testing.assert_close(-logits.log_softmax(-1), losses)
 
 
 @pytest.mark.parametrize("name", ["staircase", "cached-staircase", "global-cached-staircase", "universal"])
-def test_a_core_that_sees_itself_can_count_equal_tokens_only_if_the_first_one_is_told_apart(name: str) -> None:
-    """An average of equal values is the same for one and for many."""
+def test_counting_equal_tokens_needs_a_start_embedding(name: str) -> None:
+    """In cores that attend to the current token, the average of equal values does not depend on their number."""
     tokens, chunk = torch.ones(1, 4, dtype=torch.int64), {"chunk": 4} if "staircase" in name else {}
-    for told in (False, True):
-        model = model_of(CORES[name].config(**SMALL, **chunk), inputs=2, start_embedding=told)
+    for start_embedding in (False, True):
+        model = model_of(CORES[name].config(**SMALL, **chunk), inputs=2, start_embedding=start_embedding)
         invariants.scramble(model)
         logits, _ = model(tokens, model.init_state(1))
         same = [bool(torch.allclose(logits[:, 0], logits[:, t])) for t in (1, 2, 3)]
-        assert same == [not told] * 3
+        assert same == [not start_embedding] * 3
 
 
-def test_the_vector_of_a_first_token_is_added_where_a_row_begins_and_nowhere_else() -> None:
+def test_the_start_embedding_is_added_to_first_tokens_only() -> None:
     model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=5)
-    assert not model.start_embedding.vector.any()  # a new model is what it would be without
+    assert not model.start_embedding.vector.any()  # initially without effect
     plain = model.embedding(tokens := torch.tensor([[1, 2, 3], [4, 0, 1]]))
     model.start_embedding.vector.data += 7
     start = torch.tensor([[False, False, True], [False, False, False]])
-    seen: list[torch.Tensor] = []
-    model.core.register_forward_pre_hook(lambda core, given: seen.append(given[0]))
+    inputs: list[torch.Tensor] = []
+    model.core.register_forward_pre_hook(lambda core, arguments: inputs.append(arguments[0]))
     _, state = model(tokens, model.init_state(2), start)
     model(tokens, state)
-    begins = torch.tensor([[1, 0, 1], [1, 0, 0]], dtype=plain.dtype)[..., None]
-    torch.testing.assert_close(seen[0], plain + 7 * begins)
-    torch.testing.assert_close(seen[1], plain)
+    first = torch.tensor([[1, 0, 1], [1, 0, 0]], dtype=plain.dtype)[..., None]
+    torch.testing.assert_close(inputs[0], plain + 7 * first)
+    torch.testing.assert_close(inputs[1], plain)
 
 
-class Largest(TorchDispatchMode):
-    """Watches every operation and keeps the size of the largest result."""
+class LargestResult(TorchDispatchMode):
+    """Records the size of the largest result of any operation."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -144,8 +144,8 @@ class Largest(TorchDispatchMode):
         return result
 
 
-def test_the_logits_of_a_large_vocabulary_are_never_formed_for_a_whole_batch() -> None:
-    """267,735 words, 512 tokens: all logits would be 137 million numbers."""
+def test_the_logits_of_a_large_vocabulary_are_computed_in_blocks() -> None:
+    """A vocabulary of 267,735 and 512 tokens would give 137 million logits."""
     config = LanguageModelConfig(
         core=FeedbackConfig(width=16, heads=2, layers=1, memory=4),
         inputs=267_735,
@@ -154,21 +154,21 @@ def test_the_logits_of_a_large_vocabulary_are_never_formed_for_a_whole_batch() -
     )
     model = LanguageModel(config)
     tokens, targets = stream(267_735, B=8, T=64)
-    with Largest() as largest:
+    with LargestResult() as largest:
         losses, _ = model.nll(tokens, targets, model.init_state(8))
         losses.mean().backward()
     assert largest.numbers <= 1 << 25
     assert tokens.numel() * 267_735 > 1 << 27
 
 
-def test_a_models_outputs_may_have_their_own_vocabulary() -> None:
+def test_inputs_and_outputs_may_have_different_vocabularies() -> None:
     model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=4, outputs=64)
     logits, _ = model(stream(4)[0], model.init_state(2))
     assert logits.shape == (2, 9, 64)
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_two_calls_equal_one_for_every_model(name: str) -> None:
+def test_two_calls_equal_one(name: str) -> None:
     model = model_of(CORES[name].config(width=8, layers=2), inputs=11)
     tokens, _ = stream(11)
     whole, _ = model(tokens, model.init_state(2))
@@ -222,47 +222,47 @@ def test_the_papers_models_have_the_papers_sizes(millions: float, core: Any, opt
     assert parameters(core, **options) == pytest.approx(millions * MILLION, rel=0.02)
 
 
-def test_looking_inside_gives_weights_that_add_up_to_one() -> None:
+def test_inspected_attention_weights_sum_to_one() -> None:
     model = model_of(FeedbackConfig(**SMALL, memory=4, attend_to_current=True), inputs=11)
     tokens, _ = stream(11)
     plain, _ = model(tokens, model.init_state(2))
-    with inspect(model) as seen:
+    with inspect(model) as recorder:
         first, state = model(tokens[:, :5], model.init_state(2))
         second, _ = model(tokens[:, 5:], state)
     torch.testing.assert_close(torch.cat([first, second], 1), plain)
-    assert [weights.shape for weights in seen.attention] == [(2, 2, 9, 5)] * 2
-    torch.testing.assert_close(seen.attention[0].sum(-1), torch.ones(2, 2, 9, dtype=torch.float64))
-    assert torch.all(seen.attention[0][:, :, 0, 0] == 1)  # the first token has only itself to look at
-    assert torch.all(seen.attention[1][:, :, 2, 3:] == 0)  # the third one only two before it
-    torch.testing.assert_close(seen.layer_weights, torch.full((1, 3), 1 / 3, dtype=torch.float64))
-    assert model.core.seen is None
+    assert [weights.shape for weights in recorder.attention] == [(2, 2, 9, 5)] * 2
+    torch.testing.assert_close(recorder.attention[0].sum(-1), torch.ones(2, 2, 9, dtype=torch.float64))
+    assert torch.all(recorder.attention[0][:, :, 0, 0] == 1)  # the first token attends to itself only
+    assert torch.all(recorder.attention[1][:, :, 2, 3:] == 0)  # the third token has only two before it
+    torch.testing.assert_close(recorder.layer_weights, torch.full((1, 3), 1 / 3, dtype=torch.float64))
+    assert model.core.recorder is None
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
-def test_every_transformer_core_can_be_looked_into(name: str) -> None:
+def test_every_transformer_core_can_be_inspected(name: str) -> None:
     model = model_of(CORES[name].config(width=8, layers=2), inputs=11)
-    with inspect(model) as seen:
+    with inspect(model) as recorder:
         model(stream(11)[0], model.init_state(2))
-    assert len(seen.attention) == model.core.depth()
-    for weights in seen.attention:
+    assert len(recorder.attention) == model.core.depth()
+    for weights in recorder.attention:
         assert weights.shape[:3] == (2, 4, 9)
         total = weights.sum(-1)
         assert torch.all(((total - 1).abs() < 1e-12) | (total == 0))
 
 
-class Copies(TorchDispatchMode):
-    """Notes every operation that makes vectors for at least half of the memory's slots (scores are no vectors)."""
+class MemoryCopies(TorchDispatchMode):
+    """Records every operation whose result has vectors for at least half of the memory's slots."""
 
     def __init__(self, slots: int, width: int) -> None:
         super().__init__()
-        self.numbers, self.width, self.found = slots * width // 2, width, []
+        self.numbers, self.width, self.operations = slots * width // 2, width, []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and result.numel() >= self.numbers and result.shape[-1] <= self.width:
             views = {argument.untyped_storage().data_ptr() for argument in args if isinstance(argument, torch.Tensor)}
             if result.untyped_storage().data_ptr() not in views:
-                self.found.append(str(func))
+                self.operations.append(str(func))
         return result
 
 
@@ -272,23 +272,23 @@ class Copies(TorchDispatchMode):
     StaircaseConfig(width=8, heads=2, layers=2, chunk=100, passes=3),
     TransformerXLConfig(width=8, heads=2, layers=2, memory=500),
 ])  # fmt: skip
-def test_a_call_does_not_copy_the_memory_for_every_token(config: Any) -> None:
-    """Operations as large as the memory are as many for a call of one token as for a call of forty."""
+def test_the_memory_is_not_copied_for_every_token(config: Any) -> None:
+    """A call of one token and a call of forty have the same number of operations as large as the memory."""
     core = build(config)
-    found = []
+    operations = []
     for T in (1, 40):
         with torch.no_grad():
             _, state = core(torch.randn(1, 600, 8), core.init_state(1))
             slots = max(tensor.shape[1] for _, tensor in state.tensors() if tensor.dim() > 1)
-            with Copies(slots, 8) as copies:
+            with MemoryCopies(slots, 8) as copies:
                 core(torch.randn(1, T, 8), state)
-        found.append(copies.found)
-    assert found[0]
-    assert found[0] == found[1]
+        operations.append(copies.operations)
+    assert operations[0]
+    assert operations[0] == operations[1]
 
 
 class Work(TorchDispatchMode):
-    """Adds up the numbers that all operations produce: the work of a call, without a clock."""
+    """Counts the numbers that all operations produce, as a measure of work."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -327,7 +327,7 @@ def test_slots_beyond_the_learned_span_are_not_computed() -> None:
     assert costs[0] < costs[1] / 5
 
 
-def test_the_span_loss_is_the_price_of_the_spans() -> None:
+def test_span_loss() -> None:
     core: Any = build(FeedbackConfig(width=8, heads=2, layers=3, memory=50, adaptive_span=True, span_loss=0.5))
     assert core.span_loss() == 0
     core.layers[1].span.ratio.data.copy_(torch.tensor([1.2, -0.1]))
@@ -351,7 +351,7 @@ def test_scaled_initialization_divides_the_output_projections(name: str) -> None
 
 
 def test_adam_can_move_a_span_at_a_common_learning_rate() -> None:
-    """What is 28 tokens away has little weight at first; 150 steps bring the span near to it."""
+    """A distance of 28 tokens initially has little weight; 150 steps move the span close to it."""
     span = AdaptiveSpan(heads=2, longest=128, first=1, ramp=32)
     optimizer = torch.optim.Adam(span.parameters(), lr=1.5e-3)
     for _ in range(150):
@@ -363,17 +363,17 @@ def test_adam_can_move_a_span_at_a_common_learning_rate() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.2, 0.5, 0.97])
-def test_masks_keep_as_often_as_they_should(rate: float) -> None:
+def test_dropout_masks_have_the_right_rate(rate: float) -> None:
     torch.manual_seed(0)
-    kept = keep_mask(rate, (1000, 333), torch.device("cpu"))
-    assert kept.float().mean().item() == pytest.approx(1 - rate, abs=0.004)
-    # Neighbors, four of which come from one number, know nothing of each other.
+    mask = dropout_mask(rate, (1000, 333), torch.device("cpu"))
+    assert mask.float().mean().item() == pytest.approx(1 - rate, abs=0.004)
+    # Neighbors, four of which come from one random number, are independent.
     for gap in (1, 2, 3):
-        both = (kept[:, gap:] & kept[:, :-gap]).float().mean().item()
+        both = (mask[:, gap:] & mask[:, :-gap]).float().mean().item()
         assert both == pytest.approx((1 - rate) ** 2, abs=0.006)
 
 
-def test_dropout_only_acts_in_training() -> None:
+def test_dropout_applies_in_training_only() -> None:
     config = FeedbackConfig(**SMALL, memory=3, attention_dropout=0.5, relu_dropout=0.5, layer_drop=0.3)
     model = model_of(config, inputs=11, embedding_dropout=0.2, output_dropout=0.2)
     tokens, _ = stream(11)
@@ -397,21 +397,21 @@ def test_dropout_only_acts_in_training() -> None:
     ],
 )
 def test_dropout_keeps_the_mean(config: Any) -> None:
-    """One layer without feed-forward is linear in its attention weights: the average over many masks is no mask."""
+    """One layer without feed-forward is linear in its attention weights, so the mean over masks equals no dropout."""
     torch.manual_seed(0)
     core: Any = build(config).double()
     for parameter in core.layers[0].feed_forward.parameters():
         torch.nn.init.zeros_(parameter)
     x = torch.randn(1, 2, 4, dtype=torch.float64)
-    many = 4000
+    samples = 4000
     with torch.no_grad():
-        noisy, _ = core(x.expand(many, -1, -1), core.init_state(many))
+        noisy, _ = core(x.expand(samples, -1, -1), core.init_state(samples))
         plain, _ = core.eval()(x, core.init_state(1))
     assert noisy.std(0).max() > 0.05
     torch.testing.assert_close(noisy.mean(0, keepdim=True), plain, rtol=0, atol=0.06)
 
 
-def test_importing_stairwell_loads_nothing_heavy() -> None:
+def test_importing_stairwell_does_not_import_optional_packages() -> None:
     code = (
         "import sys, torch; before = set(sys.modules); import stairwell; "
         "print(*sorted({name.split('.')[0] for name in set(sys.modules) - before}))"
@@ -422,8 +422,8 @@ def test_importing_stairwell_loads_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize("adaptive", [{}, {"adaptive": (4, 9)}], ids=str)
-def test_tied_vectors_are_saved_once_and_come_back(adaptive: dict[str, Any], tmp_path: Path) -> None:
-    """One tensor in the file, in the embedding and in the head, also after a copy or a change of type."""
+def test_tied_vectors_are_saved_once(adaptive: dict[str, Any], tmp_path: Path) -> None:
+    """Embedding and head share one tensor, also after loading, a copy or a change of dtype."""
     model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, tied=True, **adaptive)
     run = Run(tmp_path)
     run.save_model(dict(model.state_dict()), {"step": 1, "valid": {}})

@@ -1,4 +1,4 @@
-"""A sequence-to-sequence model: padding changes nothing, any split of a target is the same, every core can decode."""
+"""Sequence-to-sequence models: padding, splits, losses and dropout, with every core as decoder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores import CORES
-from stairwell.fast import products
+from stairwell.fast import linear
 from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig, inspect
 from stairwell.models.encoder import sinusoids
 
@@ -36,27 +36,27 @@ V = 11
 def make(core: str, engine: str = "auto", **options: Any) -> Seq2Seq:
     torch.manual_seed(0)
     config = CORES[core].config(**SIZES, **DECODERS[core])
-    given = {"encoder_layers": 2, "encoder_heads": 2, "sources": V, "targets": V, **options}
-    model = Seq2Seq(Seq2SeqConfig(core=config, **given), engine).double().eval()
+    options = {"encoder_layers": 2, "encoder_heads": 2, "sources": V, "targets": V, **options}
+    model = Seq2Seq(Seq2SeqConfig(core=config, **options), engine).double().eval()
     with torch.no_grad():
-        for parameter in model.parameters():  # nothing that is zero at first may hide a mistake
+        for parameter in model.parameters():  # parameters that are initially zero should have an effect
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
 
 def sentences() -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Sources, inputs and targets of unlike lengths, one row each."""
-    dice = torch.Generator().manual_seed(1)
+    """Return sources, inputs and targets of different lengths, with batch size 1."""
+    generator = torch.Generator().manual_seed(1)
 
-    def draw(length: int) -> Tensor:
-        return torch.randint(V, (1, length), generator=dice)
+    def sample(length: int) -> Tensor:
+        return torch.randint(V, (1, length), generator=generator)
 
-    return [(draw(J), draw(T), draw(T)) for J, T in LENGTHS]
+    return [(sample(J), sample(T), sample(T)) for J, T in LENGTHS]
 
 
-def padded(rows: list[Tensor], filling: int) -> Tensor:
-    longest = max(row.shape[1] for row in rows)
-    return torch.cat([torch.nn.functional.pad(row, (0, longest - row.shape[1]), value=filling) for row in rows])
+def padded(sequences: list[Tensor], value: int) -> Tensor:
+    longest = max(s.shape[1] for s in sequences)
+    return torch.cat([torch.nn.functional.pad(s, (0, longest - s.shape[1]), value=value) for s in sequences])
 
 
 def gradients(model: Seq2Seq, losses: Tensor) -> dict[str, Tensor]:
@@ -68,7 +68,7 @@ def gradients(model: Seq2Seq, losses: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("encoder", ENCODERS, ids=["sinusoidal", "relative"])
 @pytest.mark.parametrize("engine", ["reference", "auto"])
 @pytest.mark.parametrize("core", DECODERS)
-def test_a_batch_equals_its_sentences_alone(core: str, engine: str, encoder: dict[str, Any]) -> None:
+def test_padding_has_no_effect(core: str, engine: str, encoder: dict[str, Any]) -> None:
     model = make(core, engine, **encoder)
     pairs = sentences()
     alone = [
@@ -77,51 +77,51 @@ def test_a_batch_equals_its_sentences_alone(core: str, engine: str, encoder: dic
     expected = gradients(model, torch.stack(alone))
     sources, tokens, targets = zip(*pairs)
     mask = padded([torch.ones_like(source) for source in sources], 0).bool()
-    # Whatever fills the gaps must not matter, be it a symbol that does not exist.
+    # Padding may even be an id outside the vocabulary.
     source = padded(list(sources), 10**6)
     state = model.init_state(len(pairs), source, mask)
-    together = model.losses(padded(list(tokens), 3), padded(list(targets), IGNORE), state, 0.1)[0]
-    torch.testing.assert_close(together.sum(1), torch.stack(alone))
-    found = gradients(model, together)
-    assert found.keys() == expected.keys() == dict(model.named_parameters()).keys()
-    torch.testing.assert_close(found, expected)
+    batched = model.losses(padded(list(tokens), 3), padded(list(targets), IGNORE), state, 0.1)[0]
+    torch.testing.assert_close(batched.sum(1), torch.stack(alone))
+    actual = gradients(model, batched)
+    assert actual.keys() == expected.keys() == dict(model.named_parameters()).keys()
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("encoder", ENCODERS, ids=["sinusoidal", "relative"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("lengths", [[5, 2, 7], [7, 7, 7], [0, 3, 1]])
-def test_a_source_is_the_same_with_and_without_gradients(
+def test_encoding_is_the_same_with_and_without_gradients(
     lengths: list[int], dtype: torch.dtype, encoder: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without them what pads is left out, and products are oneDNN's."""
-    monkeypatch.setattr(products, "LARGE", 0)
+    """Without gradients padding is removed and matrix products use oneDNN."""
+    monkeypatch.setattr(linear, "ONEDNN_MIN_PRODUCTS", 0)
     model = make("feedback", **encoder).to(dtype)
     source = torch.randint(V, (3, 7), generator=torch.Generator().manual_seed(2))
     mask = torch.arange(7) < torch.tensor(lengths)[:, None]
     expected = model.encode(source, mask).detach()
-    rows: list[int] = []
-    model.encoder.norm.register_forward_hook(lambda *given: rows.append(given[2].shape[:-1].numel()))
+    tokens: list[int] = []
+    model.encoder.norm.register_forward_hook(lambda *call: tokens.append(call[2].shape[:-1].numel()))
     with torch.no_grad():
         torch.testing.assert_close(model.encode(source, mask), expected)
-    assert rows == [sum(lengths)]
+    assert tokens == [sum(lengths)]
 
 
 @pytest.mark.parametrize("core", DECODERS)
-def test_any_split_of_a_target_is_the_same(core: str) -> None:
+def test_any_split_of_a_target_gives_the_same_logits(core: str) -> None:
     model = make(core)
     source, tokens = torch.randint(V, (2, 5)), torch.randint(V, (2, 7))
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     whole, last = model(tokens, model.init_state(2, source, mask))
-    state, pieces = model.init_state(2, source, mask), []
-    for piece in tokens.split([1, 4, 1, 1], 1):
-        logits, state = model(piece, state)
-        pieces.append(logits)
-    torch.testing.assert_close(torch.cat(pieces, 1), whole)
+    state, segments = model.init_state(2, source, mask), []
+    for segment in tokens.split([1, 4, 1, 1], 1):
+        logits, state = model(segment, state)
+        segments.append(logits)
+    torch.testing.assert_close(torch.cat(segments, 1), whole)
     torch.testing.assert_close(dict(state.tensors()), dict(last.tensors()))
 
 
 @pytest.mark.parametrize("core", DECODERS)
-def test_the_source_matters_and_so_does_its_order(core: str) -> None:
+def test_the_source_and_its_order_have_an_effect(core: str) -> None:
     model = make(core)
     tokens = torch.randint(V, (1, 4))
     first = model(tokens, model.init_state(1, torch.tensor([[1, 2, 3]])))[0]
@@ -129,58 +129,58 @@ def test_the_source_matters_and_so_does_its_order(core: str) -> None:
         assert not torch.allclose(model(tokens, model.init_state(1, torch.tensor(other)))[0], first)
 
 
-def test_a_start_keeps_the_source() -> None:
+def test_a_start_does_not_reset_the_source() -> None:
     model = make("feedback")
     source, tokens = torch.randint(V, (2, 5)), torch.randint(V, (2, 6))
     start = torch.zeros(2, 6, dtype=torch.bool)
     start[1, 3] = True
     logits, _ = model(tokens, model.init_state(2, source), start)
-    fresh, _ = model(tokens[1:, 3:], model.init_state(1, source[1:]))
-    torch.testing.assert_close(logits[1:, 3:], fresh)
+    expected, _ = model(tokens[1:, 3:], model.init_state(1, source[1:]))
+    torch.testing.assert_close(logits[1:, 3:], expected)
 
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_second_derivatives_of_the_losses_are_refused_in_one_line(engine: str) -> None:
-    """Not dropped: a penalty on a gradient would train towards something else."""
+def test_second_derivatives_of_the_losses_raise(engine: str) -> None:
+    """A gradient penalty with silently missing terms would train the wrong objective."""
     model = make("feedback", engine)
     source, tokens, targets = torch.randint(V, (2, 5)), torch.randint(V, (2, 6)), torch.randint(V, (2, 6))
     losses = model.losses(tokens, targets, model.init_state(2, source), 0.1)[0]
     parameter = model.embedding.vectors
-    with pytest.raises(RuntimeError, match=r"no second derivatives .*; take the loss of the logits") as refused:
+    with pytest.raises(RuntimeError, match=r"no second derivatives .*; take the loss of the logits") as error:
         torch.autograd.grad(losses.sum(), parameter, create_graph=True)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
-def test_smoothed_losses_are_those_of_torch() -> None:
+def test_smoothed_losses_equal_torch_cross_entropy() -> None:
     model = make("feedback")
     source, tokens, targets = torch.randint(V, (2, 5)), torch.randint(V, (2, 6)), torch.randint(V, (2, 6))
     targets[1, 4:] = IGNORE
     logits, _ = model(tokens, model.init_state(2, source))
-    smoothed, nll, likeliest, _ = model.losses(tokens, targets, model.init_state(2, source), 0.2)
-    for found, smoothing in ((smoothed, 0.2), (nll, 0.0)):
-        wanted = torch.nn.functional.cross_entropy(
+    smoothed, nll, predictions, _ = model.losses(tokens, targets, model.init_state(2, source), 0.2)
+    for actual, smoothing in ((smoothed, 0.2), (nll, 0.0)):
+        expected = torch.nn.functional.cross_entropy(
             logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
         )
-        torch.testing.assert_close(found.flatten(), wanted)
-    assert torch.equal(likeliest, logits.argmax(-1).masked_fill(targets == IGNORE, IGNORE))
+        torch.testing.assert_close(actual.flatten(), expected)
+    assert torch.equal(predictions, logits.argmax(-1).masked_fill(targets == IGNORE, IGNORE))
 
 
 def test_logits_in_blocks_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     model = make("feedback")
     source, tokens, targets = torch.randint(V, (2, 5)), torch.randint(V, (2, 6)), torch.randint(V, (2, 6))
     whole = gradients(model, model.losses(tokens, targets, model.init_state(2, source), 0.1)[0])
-    monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", 5 * V)
-    parts = gradients(model, model.losses(tokens, targets, model.init_state(2, source), 0.1)[0])
-    torch.testing.assert_close(parts, whole)
+    monkeypatch.setattr("stairwell.models.language.MAX_LOGITS", 5 * V)
+    blocks = gradients(model, model.losses(tokens, targets, model.init_state(2, source), 0.1)[0])
+    torch.testing.assert_close(blocks, whole)
 
 
 @pytest.mark.parametrize("tied, tables", [("all", 1), ("output", 2), ("none", 3)])
-def test_tied_tables_are_one(tied: Any, tables: int) -> None:
+def test_tied_embeddings_are_shared(tied: Any, tables: int) -> None:
     model = make("feedback", tied=tied)
     assert sum(p.shape == (V, 8) for p in model.parameters()) == tables
 
 
-def test_separate_vocabularies_cannot_share_a_table() -> None:
+def test_separate_vocabularies_cannot_share_embeddings() -> None:
     with pytest.raises(ValueError, match="tied output"):
         Seq2SeqConfig(sources=7, targets=9)
     with pytest.raises(ValueError, match="tied output"):
@@ -190,7 +190,7 @@ def test_separate_vocabularies_cannot_share_a_table() -> None:
     assert logits.shape == (1, 1, 9)
 
 
-def test_dropped_layers_of_the_encoder_are_skipped() -> None:
+def test_encoder_layer_drop_skips_layers() -> None:
     model = make("feedback")
     encoder, x, mask = model.encoder, torch.randn(1, 3, 8).double(), torch.ones(1, 3, dtype=torch.bool)
     encoder.config = dataclasses.replace(encoder.config, encoder_layer_drop=0.999)
@@ -199,7 +199,7 @@ def test_dropped_layers_of_the_encoder_are_skipped() -> None:
 
 
 @pytest.mark.parametrize("rate", ["attn_drop", "relu_drop", "dropout"])
-def test_every_dropout_of_the_encoder_is_read(rate: str) -> None:
+def test_every_dropout_of_the_encoder_has_an_effect(rate: str) -> None:
     model, plain = make("feedback", **{f"encoder_{rate}": 0.5}), make("feedback")
     source = torch.randint(V, (1, 5))
     torch.testing.assert_close(model.init_state(1, source).source, plain.init_state(1, source).source)
@@ -207,24 +207,24 @@ def test_every_dropout_of_the_encoder_is_read(rate: str) -> None:
     assert not torch.allclose(model.init_state(1, source).source, plain.init_state(1, source).source)
 
 
-def test_without_a_source_there_is_a_plain_error() -> None:
+def test_a_missing_source_raises() -> None:
     model = make("feedback")
-    with pytest.raises(ValueError, match="reads a source"):
+    with pytest.raises(ValueError, match="needs a source"):
         model.init_state(1)
     with pytest.raises(ValueError, match="source token 11"):
         model.init_state(1, torch.tensor([[V]]))
 
 
 @pytest.mark.parametrize("core", ["feedback", "lstm"])
-def test_attention_to_the_source_can_be_looked_at(core: str) -> None:
-    """A source token that is masked gets none; each token's shares sum to 1."""
+def test_source_attention_can_be_inspected(core: str) -> None:
+    """Padding gets no attention; the weights of each token sum to 1."""
     model = make(core).eval()
     source, tokens = torch.randint(3, (2, 5)), torch.randint(3, (2, 4))
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    with inspect(model) as seen:
+    with inspect(model) as recorder:
         model(tokens, model.init_state(2, source, mask))
-    for weights in seen.source_attention:
+    for weights in recorder.source_attention:
         assert weights.shape[0] == 2 and weights.shape[2:] == (4, 5)
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:3], dtype=weights.dtype))
         assert not weights[1, :, :, 3:].any()
-    assert seen.source_attention
+    assert recorder.source_attention

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.cli.display import NullDisplay
 from stairwell.report import RunReport, Table, gather, primary_metric, summary, write_html, write_png
 from stairwell.report.collect import command
 from stairwell.report.page import SCRIPTS, embed, resource
-from stairwell.runs.launch import Job, load, train
+from stairwell.runs.launch import fit
+from stairwell.runs.load import load
 from stairwell.runs.presets import preset
 from stairwell.tasks.random_walk import ACTIONS, trajectory
 from stairwell.train.run import Run
@@ -41,7 +41,7 @@ SMALL_WALK = {**TINY, "task.length": "8", "task.grid": "3", "task.valid_episodes
 
 def trained(folder: Path, name: str, **options: str) -> Path:
     experiment = preset(name).with_options(options)
-    train(Job(experiment, Run(folder), resume=False), "cpu", "auto", lambda *_: NullDisplay())
+    fit(experiment, folder, "cpu")
     return folder
 
 

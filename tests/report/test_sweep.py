@@ -7,9 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from stairwell.cores import CORES
 from stairwell.report import Panel, Point, write_html, write_sweep_png
-from stairwell.report.picture import PALETTE
+from stairwell.report.compare import CORE_COLORS
+from stairwell.report.plots import PALETTE
 from stairwell.report.sweep import colors_of, fitting, in_words, sweep_figure, sweep_section
 
 PANEL = Panel(
@@ -47,13 +47,13 @@ def test_a_line_is_the_mean_from_left_to_right_in_the_models_color() -> None:
     assert [list(lines["Feedback"].get_xdata()), list(lines["Feedback"].get_ydata())] == [[2, 8], [15, 2]]
     assert list(lines["Transformer"].get_ydata()) == [85, 50]
     for name, core in (("Feedback", "feedback"), ("Transformer", "transformer-xl"), ("LSTM", "lstm")):
-        assert lines[name].get_color() == PALETTE[CORES[core].color or 0]
+        assert lines[name].get_color() == PALETTE[CORE_COLORS.get(core, 0)]
     assert list(lines["LSTM"].get_xdata()) == [0, 1] and list(lines["LSTM"].get_ydata()) == [40, 40], "a level"
 
 
 def test_every_seed_is_a_point_and_every_number_of_the_paper_hollow() -> None:
     (plot,) = sweep_figure([PANEL]).axes
-    blue, red = (PALETTE[CORES[core].color or 0] for core in ("feedback", "transformer-xl"))
+    blue, red = (PALETTE[CORE_COLORS.get(core, 0)] for core in ("feedback", "transformer-xl"))
     assert sorted(marks(plot, "o")) == sorted(
         (color, x, score)
         for color, x, scores in ((blue, 2, (10, 20)), (blue, 8, (1, 3)), (red, 2, (80, 90)), (red, 8, (60, 40)))
@@ -139,7 +139,7 @@ def test_the_page_has_the_picture_in_its_own_colors_and_in_words(tmp_path: Path)
     )
     assert "<b>" not in page.partition("What the number changes")[2].partition("</section>")[0]
     figure = page.partition('<svg class="figure"')[2].partition("</svg>")[0]
-    assert f"var(--c{CORES['feedback'].color})" in figure and PALETTE[0] not in figure
+    assert f"var(--c{CORE_COLORS['feedback']})" in figure and PALETTE[0] not in figure
     assert 'href="http' not in figure.replace('xlink:href="#', "")
     assert "Dashed levels" in page and "Hollow marks" in page and "mean over the seeds" in page
     plain = sweep_section([replace(alone(PANEL), points=alone(PANEL).points[1:2])])

@@ -1,4 +1,4 @@
-"""Rollouts: what is learned from is what was played, and a training that was stopped goes on as if it never had."""
+"""Rollouts: they equal the training pass, do not depend on the autoreset mode, and resume exactly."""
 
 from __future__ import annotations
 
@@ -14,366 +14,338 @@ import torch
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from torch import Tensor
 
-from stairwell.rl.agent import Agent
-from stairwell.rl.gymnasium_rows import GymnasiumRows, open_gymnasium
-from stairwell.rl.learners import LEARNERS
-from stairwell.rl.make_env import open_rows
-from stairwell.rl.rollouts import Rollout, Rollouts, advantages
-from stairwell.rl.rows import OwnRows, Rows
+from stairwell.rl.agent import Agent, AgentConfig
+from stairwell.rl.algorithms import ALGORITHMS
+from stairwell.rl.gymnasium_vector_env import GymnasiumVectorEnv, make_gymnasium_env
+from stairwell.rl.make_env import make_vec_env
+from stairwell.rl.rollouts import Rollout, RolloutSource, compute_gae
 from stairwell.rl.task import agent_trainer
-from stairwell.runs import RunConfig, preset
-from stairwell.runs.launch import fit, load
+from stairwell.rl.vector_env import BatchedVectorEnv
+from stairwell.runs.launch import fit
+from stairwell.runs.load import evaluate_run, load
 from stairwell.train import Run
-from tests.commands import assert_same_weights, measured
-
-SMALL = {
-    "core.width": 8, "core.layers": 1, "core.heads": 2, "core.memory": 3, "train.batch": 4, "train.segment": 6,
-    "train.log_every": 1, "train.validate_every": 5, "train.checkpoint_every": 5, "train.valid_batch": 2,
-    "train.warmup": 0, "train.steps": 12, "train.learner": "a2c", "train.decay": "none",
-    "train.normalize_advantage": False, "train.normalize_rewards": False,
-    "task.length": 2, "task.valid_episodes": 4, "task.test_episodes": 6,
-}  # fmt: skip
-PPO = {"train.learner": "ppo", "train.epochs": 2, "train.minibatches": 2}
-
-
-def experiment(name: str = "rl/feedback", **options: Any) -> RunConfig:
-    given = {**SMALL, **{key.replace("__", "."): value for key, value in options.items()}}
-    known = preset(name).core.__dataclass_fields__
-    given = {key: value for key, value in given.items() if not key.startswith("core.") or key[5:] in known}
-    return preset(name).with_options({key: str(value) for key, value in given.items() if value is not None})
-
-
-def batch_source(made: RunConfig, rows: Rows | None = None, numbers: range | None = None) -> Rollouts:
-    task = made.make_tasks()[0]
-    agent = made.make_model(task)
-    numbers = numbers or range(made.train.batch)
-    return Rollouts(agent, rows or task.open(numbers, 7), numbers, 7, made.train, 1000)
+from tests.commands import assert_same_tensors, read_metrics
+from tests.rl.small_runs import PPO, rollout_source, run_config
 
 
 @torch.no_grad()
-def test_a_rollout_holds_what_the_training_pass_says_of_it() -> None:
-    made = batch_source(experiment(model__last_action=True, model__last_reward=True))
-    agent: Agent = made.agent
+def test_a_rollout_equals_the_training_pass() -> None:
+    source = rollout_source(run_config(model__last_action=True, model__last_reward=True))
+    agent: Agent = source.agent
     for _ in range(3):
-        batch = made.read(6)
-        said, after = agent(batch.inputs, batch.states[0], batch.start)
-        log = agent.actions.log_probability(said.policy, batch.action)
-        torch.testing.assert_close(log, batch.log_probability, rtol=1e-4, atol=1e-5)
-        for (path, tensor), (_, other) in zip(after.tensors(), made.state.tensors(), strict=True):
+        batch = source.read(6)
+        output, state = agent(batch.inputs, batch.states[0], batch.start)
+        log_prob = agent.action_dist.log_prob(output.policy, batch.action)
+        torch.testing.assert_close(log_prob, batch.log_prob, rtol=1e-4, atol=1e-5)
+        for (path, tensor), (_, other) in zip(state.tensors(), source.state.tensors(), strict=True):
             torch.testing.assert_close(other, tensor, rtol=1e-4, atol=1e-5, msg=path)
     assert batch.start.any() and not batch.start.all()
 
 
-def test_rows_do_not_depend_on_how_they_are_dealt() -> None:
-    made = experiment()
-    whole, half = batch_source(made), batch_source(made, numbers=range(2, 4))
+def test_an_environment_does_not_depend_on_how_they_are_distributed() -> None:
+    config = run_config()
+    whole, half = rollout_source(config), rollout_source(config, indices=range(2, 4))
     for _ in range(4):
-        one, other = whole.read(6).tensors(), half.read(6).tensors()
-        for name, tensor in other.items():
-            torch.testing.assert_close(tensor, one[name][2:], rtol=1e-4, atol=1e-5, msg=name)
+        expected, tensors = whole.read(6).tensors(), half.read(6).tensors()
+        for name, tensor in tensors.items():
+            torch.testing.assert_close(tensor, expected[name][2:], rtol=1e-4, atol=1e-5, msg=name)
 
 
-def test_generalized_advantages_worked_out_by_hand() -> None:
-    """Two frames of one episode that ends, then two of another; gamma 1/2, lambda 1/2."""
+def test_generalized_advantages_by_hand() -> None:
+    """Two frames of an episode that ends, then two of another; gamma 1/2, lambda 1/2."""
     rewards, value = torch.tensor([[1.0, 2.0, 0.0, 4.0]]), torch.tensor([[1.0, 3.0, 2.0, 1.0]])
-    following = torch.tensor([[3.0, 0.0, 1.0, 6.0]])
-    over = torch.tensor([[False, True, False, False]])
+    next_value = torch.tensor([[3.0, 0.0, 1.0, 6.0]])
+    done = torch.tensor([[False, True, False, False]])
     # delta: 1 + 1.5 - 1, 2 + 0 - 3, 0 + 0.5 - 2, 4 + 3 - 1
-    wanted = [1.5 + 0.25 * -1.0, -1.0, -1.5 + 0.25 * 6.0, 6.0]
-    assert advantages(rewards, value, following, over, 0.5, 0.5)[0].tolist() == wanted
+    expected = [1.5 + 0.25 * -1.0, -1.0, -1.5 + 0.25 * 6.0, 6.0]
+    assert compute_gae(rewards, value, next_value, done, 0.5, 0.5)[0].tolist() == expected
 
 
-class Counting(gymnasium.Env[Any, Any]):
-    """Observes the time and whose row it is, earns the time; ends after `length` steps, cut short or done."""
+class Counter(gymnasium.Env[Any, Any]):
+    """Observes 10 * episode + step. The reward is the step. Terminates or is truncated after `length` steps."""
 
-    def __init__(self, length: int = 3, cut: bool = True) -> None:
+    def __init__(self, length: int = 3, truncate: bool = True) -> None:
         self.observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(2)
-        self.length, self.cut, self.time, self.episode = length, cut, 0, 0
+        self.length, self.truncate, self.steps, self.episode = length, truncate, 0, 0
 
     def observe(self) -> Any:
-        return np.array([10 * self.episode + self.time], dtype=np.float32)
+        return np.array([10 * self.episode + self.steps], dtype=np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        self.time, self.episode = 0, self.episode + 1
+        self.steps, self.episode = 0, self.episode + 1
         return self.observe(), {}
 
     def step(self, action: Any) -> Any:
-        self.time += 1
-        over = self.time == self.length
-        return self.observe(), float(self.time), over and not self.cut, over and self.cut, {}
+        self.steps += 1
+        done = self.steps == self.length
+        return self.observe(), float(self.steps), done and not self.truncate, done and self.truncate, {}
 
 
-def counting(mode: AutoresetMode, cut: bool) -> GymnasiumRows:
-    lengths = (3, 5)
-    envs = [lambda length=length: Counting(length, cut) for length in lengths]
-    return GymnasiumRows(SyncVectorEnv(envs, autoreset_mode=mode), [0, 1])
+def counters(mode: AutoresetMode, truncate: bool) -> GymnasiumVectorEnv:
+    """Return two counters with episodes of 3 and 5 steps."""
+    envs = [lambda length=length: Counter(length, truncate) for length in (3, 5)]
+    return GymnasiumVectorEnv(SyncVectorEnv(envs, autoreset_mode=mode), [0, 1])
 
 
-@pytest.mark.parametrize("cut", [True, False])
-def test_all_ways_to_go_on_after_an_end_give_the_same_episodes(cut: bool) -> None:
-    seen = {}
+@pytest.mark.parametrize("truncate", [True, False])
+def test_all_autoreset_modes_give_the_same_episodes(truncate: bool) -> None:
+    episodes_of = {}
     for mode in AutoresetMode:
-        rows, episodes = counting(mode, cut), [[], []]  # type: ignore[var-annotated]
-        now, start = rows.begin()["observation"], np.ones(2, dtype=bool)
+        env, episodes = counters(mode, truncate), [[], []]  # type: ignore[var-annotated]
+        observations, start = env.reset()["observation"], np.ones(2, dtype=bool)
         for _ in range(24):
-            frame = rows.step(np.zeros(2, dtype=np.int64))
-            for row in range(2):
-                if frame.idle[row]:
-                    assert frame.rewards[row] == 0
+            step = env.step(np.zeros(2, dtype=np.int64))
+            for i in range(2):
+                if step.ignored[i]:
+                    assert step.rewards[i] == 0
                     continue
-                if start[row]:
-                    episodes[row].append([])
-                end = (bool(frame.terminated[row]), bool(frame.truncated[row]))
-                last = float(frame.last["observation"][row, 0])
-                episodes[row][-1].append((float(now[row, 0]), float(frame.rewards[row]), last, end))
-            start, now = frame.start, frame.observations["observation"]
-        seen[mode] = [row[:3] for row in episodes]
-    first = seen[AutoresetMode.DISABLED]
-    assert [len(episode) for episode in first[0]] == [3, 3, 3]
-    assert first[0][0][-1] == (12.0, 3.0, 13.0, (not cut, cut))
-    assert seen[AutoresetMode.SAME_STEP] == first and seen[AutoresetMode.NEXT_STEP] == first
+                if start[i]:
+                    episodes[i].append([])
+                end = (bool(step.terminated[i]), bool(step.truncated[i]))
+                final = float(step.final_observations["observation"][i, 0])
+                episodes[i][-1].append((float(observations[i, 0]), float(step.rewards[i]), final, end))
+            start, observations = step.start, step.observations["observation"]
+        episodes_of[mode] = [some[:3] for some in episodes]
+    expected = episodes_of[AutoresetMode.DISABLED]
+    assert [len(episode) for episode in expected[0]] == [3, 3, 3]
+    assert expected[0][0][-1] == (12.0, 3.0, 13.0, (not truncate, truncate))
+    assert episodes_of[AutoresetMode.SAME_STEP] == expected and episodes_of[AutoresetMode.NEXT_STEP] == expected
 
 
-def counted(mode: AutoresetMode, cut: bool) -> tuple[Rollouts, Rollout]:
-    made = experiment(train__batch=2, train__gae=1, train__discount=0.5, task__length=None)
-    rows = counting(mode, cut)
-    from stairwell.rl.agent import AgentConfig
-
+def counter_rollout(mode: AutoresetMode, truncate: bool) -> tuple[RolloutSource, Rollout]:
+    config = run_config(train__batch=2, train__gae_lambda=1, train__gamma=0.5, task__length=None)
+    env = counters(mode, truncate)
     torch.manual_seed(0)
-    agent = Agent(AgentConfig(core=made.core, observation=rows.observation_space, action=rows.action_space))
+    agent = Agent(AgentConfig(core=config.core, observation_space=env.observation_space, action_space=env.action_space))
     torch.nn.init.normal_(agent.value.weight)
-    fed = Rollouts(agent, rows, range(2), 7, made.train, 1000)
-    return fed, fed.read(8)
+    source = RolloutSource(agent, env, range(2), 7, config.train, 1000)
+    return source, source.read(8)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
 @torch.no_grad()
-def test_the_value_of_what_was_seen_last_counts_where_the_clock_made_an_end(mode: AutoresetMode) -> None:
-    """Row 0 earns 1, 2, 3 and is cut short, so that its first frame is worth 1 + 2/2 + 3/4 + V(last) / 8."""
-    fed, batch = counted(mode, cut=True)
-    state = fed.agent.init_state(1)
+def test_truncated_episodes_are_bootstrapped_with_the_final_value(mode: AutoresetMode) -> None:
+    """Environment 0 has rewards 1, 2, 3 and is truncated: its first return is 1 + 2/2 + 3/4 + V(final) / 8."""
+    source, batch = counter_rollout(mode, truncate=True)
     first = batch.select(torch.tensor([0])).inputs.map(lambda values: values[:, :3])
-    _, after = fed.agent(first, state)
-    last = first.map(lambda values: values[:, -1:])
-    last.observation["observation"] = torch.tensor([[[13.0]]])
-    value = fed.agent(last, after)[0].value[0, 0]
-    assert batch.target[0, 0].item() == pytest.approx(1 + 2 / 2 + 3 / 4 + value.item() / 8, abs=1e-4)
+    _, state = source.agent(first, source.agent.init_state(1))
+    final = first.map(lambda values: values[:, -1:])
+    final.observation["observation"] = torch.tensor([[[13.0]]])
+    value = source.agent(final, state)[0].value[0, 0]
+    assert batch.returns[0, 0].item() == pytest.approx(1 + 2 / 2 + 3 / 4 + value.item() / 8, abs=1e-4)
     assert abs(value) > 0.01
-    _, done = counted(mode, cut=False)
-    assert done.target[0, 0].item() == pytest.approx(1 + 2 / 2 + 3 / 4, abs=1e-5)
+    _, terminated = counter_rollout(mode, truncate=False)
+    assert terminated.returns[0, 0].item() == pytest.approx(1 + 2 / 2 + 3 / 4, abs=1e-5)
 
 
 @pytest.mark.parametrize("mode", list(AutoresetMode))
-def test_steps_that_are_none_are_neither_scored_nor_counted(mode: AutoresetMode) -> None:
-    _, batch = counted(mode, cut=True)
-    idle = int((~batch.scored).sum())
-    assert (idle > 0) == (mode is AutoresetMode.NEXT_STEP)
-    assert batch.terms == batch.size == 16 - idle
-    assert batch.ended[:, 1].tolist()[:2] == [3.0, 5.0] and batch.ended[0, 0] == 6
-    # A start follows the step that was none, and no other frame.
+def test_ignored_actions_are_masked(mode: AutoresetMode) -> None:
+    _, batch = counter_rollout(mode, truncate=True)
+    ignored = int((~batch.mask).sum())
+    assert (ignored > 0) == (mode is AutoresetMode.NEXT_STEP)
+    assert batch.terms == batch.size == 16 - ignored
+    assert batch.episodes[:, 1].tolist()[:2] == [3.0, 5.0] and batch.episodes[0, 0] == 6
+    # A start follows the ignored action.
     starts = batch.start[0].nonzero().flatten().tolist()
     assert starts == ([0, 4] if mode is AutoresetMode.NEXT_STEP else [0, 3, 6])
 
 
-def test_ppo_reads_every_row_once_an_epoch_and_counts_frames_once() -> None:
-    made = experiment(**{key.replace(".", "__"): value for key, value in PPO.items()})
-    fed = batch_source(made)
-    batches = [fed.read(6) for _ in range(8)]
+def test_ppo_reads_every_environment_once_per_epoch_and_counts_frames_once() -> None:
+    source = rollout_source(run_config(**PPO))
+    batches = [source.read(6) for _ in range(8)]
     assert [batch.size for batch in batches] == [24, 0, 0, 0, 24, 0, 0, 0]
     assert all(batch.terms == 12 for batch in batches)
-    rollout = fed.rollout
+    rollout = source.rollout
     assert rollout is not None
     for epoch in (batches[4:6], batches[6:8]):
-        rows = torch.cat([batch.log_probability for batch in epoch])
-        torch.testing.assert_close(rows.sort(0).values, rollout.log_probability.sort(0).values)
-    assert not torch.equal(batches[4].log_probability, batches[6].log_probability)
-    assert sum(len(batch.ended) for batch in batches[5:8]) == 0
+        log_prob = torch.cat([batch.log_prob for batch in epoch])
+        torch.testing.assert_close(log_prob.sort(0).values, rollout.log_prob.sort(0).values)
+    assert not torch.equal(batches[4].log_prob, batches[6].log_prob)
+    assert sum(len(batch.episodes) for batch in batches[5:8]) == 0
 
 
-def test_minibatches_of_another_rollout_are_dealt_anew() -> None:
-    fed = batch_source(experiment(train__learner="ppo", train__epochs=1, train__minibatches=2, train__batch=8))
-    dealt = []
+def test_each_rollout_has_its_own_minibatches() -> None:
+    options = {"train__algorithm": "ppo", "train__epochs": 1, "train__minibatches": 2, "train__batch": 8}
+    source = rollout_source(run_config(**options))
+    minibatches = []
     for _ in range(4):
-        dealt.append(fed.minibatch(0).tolist())
-        fed.read(2), fed.read(2)
-    assert len({tuple(sorted(rows)) for rows in dealt}) > 1 and all(len(set(rows)) == 4 for rows in dealt)
+        minibatches.append(source.minibatch(0).tolist())
+        source.read(2), source.read(2)
+    assert len({tuple(sorted(envs)) for envs in minibatches}) > 1 and all(len(set(envs)) == 4 for envs in minibatches)
 
 
-def test_episodes_that_end_are_told_with_their_own_return_and_length() -> None:
-    """Over the edges of rollouts: the reward for a frame is read with the next one."""
-    fed = batch_source(experiment(model__last_action=True, model__last_reward=True))
-    batches = [fed.read(6) for _ in range(8)]
-    start, reward = (torch.cat(parts, 1) for parts in zip(*((b.start, b.inputs.reward) for b in batches)))
-    wanted = []
-    for begins, rewards in zip(start, reward):
-        edges = begins.nonzero().flatten().tolist()
-        wanted += [(float(rewards[a + 1 : b + 1].sum()), float(b - a)) for a, b in pairwise(edges)]
-    told = sorted(tuple(episode) for batch in batches for episode in batch.ended.tolist())
-    # The last episode of a row may have ended with the last frame of all.
-    missing = list(told)
-    for episode in wanted:
-        missing.remove(episode)
-    assert len(wanted) > 8 and len(missing) <= 4 and len(set(told)) > 1
+def test_returns_and_lengths_of_episodes_span_rollouts() -> None:
+    """The reward of a frame is the last reward of the next one."""
+    source = rollout_source(run_config(model__last_action=True, model__last_reward=True))
+    batches = [source.read(6) for _ in range(8)]
+    start, reward = (torch.cat(parts, 1) for parts in zip(*((b.start, b.inputs.last_reward) for b in batches)))
+    expected = []
+    for starts, rewards in zip(start, reward):
+        frames = starts.nonzero().flatten().tolist()
+        expected += [(float(rewards[a + 1 : b + 1].sum()), float(b - a)) for a, b in pairwise(frames)]
+    recorded = sorted(tuple(episode) for batch in batches for episode in batch.episodes.tolist())
+    # The last episode of an environment may have ended with the very last frame.
+    rest = list(recorded)
+    for episode in expected:
+        rest.remove(episode)
+    assert len(expected) > 8 and len(rest) <= 4 and len(set(recorded)) > 1
 
 
-def test_normalized_advantages_have_mean_0_and_deviation_1_and_values_learn_the_same() -> None:
-    for options in ({}, {"train__learner": "ppo", "train__epochs": 2, "train__minibatches": 2}):
-        plain, normalized = (
-            batch_source(experiment(train__normalize_advantages=asked, **options)) for asked in (False, True)
+def test_normalized_advantages_leave_returns_unchanged() -> None:
+    for options in ({}, PPO):
+        raw, normalized = (
+            rollout_source(run_config(train__normalize_advantage=normalize, **options)) for normalize in (False, True)
         )
-        normalized.agent.load_state_dict(plain.agent.state_dict())
+        normalized.agent.load_state_dict(raw.agent.state_dict())
         for _ in range(2):
-            ours, theirs = normalized.play(6), plain.play(6)
-            counted = theirs.advantage[theirs.scored]
-            wanted = (theirs.advantage - counted.mean()) / counted.std(correction=0)
-            assert counted.std() > 0.01 and ours.scored.equal(theirs.scored)
-            torch.testing.assert_close(ours.advantage[ours.scored], wanted[ours.scored], rtol=1e-4, atol=1e-5)
-            torch.testing.assert_close(ours.target, theirs.target)
+            rollout, expected = normalized.collect(6), raw.collect(6)
+            advantages = expected.advantage[expected.mask]
+            expected_advantage = (expected.advantage - advantages.mean()) / advantages.std(correction=0)
+            assert advantages.std() > 0.01 and rollout.mask.equal(expected.mask)
+            torch.testing.assert_close(
+                rollout.advantage[rollout.mask], expected_advantage[rollout.mask], rtol=1e-4, atol=1e-5
+            )
+            torch.testing.assert_close(rollout.returns, expected.returns)
 
 
-def test_normalized_rewards_divide_by_the_running_deviation_of_the_return() -> None:
-    made = experiment(train__normalize_rewards=True, train__discount=0.5, train__gae=0)
-    plain = experiment(train__discount=0.5, train__gae=0)
-    ours, theirs = batch_source(made), batch_source(plain)
+def test_rewards_are_divided_by_the_running_std_of_the_discounted_return() -> None:
+    options = {"train__gamma": 0.5, "train__gae_lambda": 0}
+    source = rollout_source(run_config(train__normalize_rewards=True, **options))
+    raw_source = rollout_source(run_config(**options))
     returns: list[Tensor] = []
     running = torch.zeros(4, dtype=torch.float64)
     for _ in range(3):
-        scaled, raw = ours.read(6), theirs.read(6)
-        rewards = torch.cat([raw.inputs.reward[:, 1:], theirs.now.reward[:, None]], 1)
-        ends = torch.cat([raw.start[:, 1:], theirs.start[:, None]], 1)
+        normalized, raw = source.read(6), raw_source.read(6)
+        rewards = torch.cat([raw.inputs.last_reward[:, 1:], raw_source.inputs.last_reward[:, None]], 1)
+        ends = torch.cat([raw.start[:, 1:], raw_source.start[:, None]], 1)
         for t in range(6):
             running = 0.5 * running + rewards[:, t]
             returns.append(running)
             running = torch.where(ends[:, t], 0, running)
-    deviation = torch.stack(returns).std(correction=0)
-    assert ours.agent.return_variance.sqrt() == pytest.approx(float(deviation))
-    value = raw.target - raw.advantage
-    earned = scaled.advantage - raw.advantage  # of equal values, so that rewards alone make the difference
-    torch.testing.assert_close(earned, rewards / deviation.float() - rewards, rtol=1e-3, atol=1e-4)
-    assert value.shape == (4, 6) and rewards.any()
+    std = torch.stack(returns).std(correction=0)
+    assert source.agent.return_variance.sqrt() == pytest.approx(float(std))
+    # Values are equal, so advantages differ by the rewards only.
+    difference = normalized.advantage - raw.advantage
+    torch.testing.assert_close(difference, rewards / std.float() - rewards, rtol=1e-3, atol=1e-4)
+    assert rewards.any()
 
 
 @pytest.mark.parametrize("core", ["feedback", "transformer-xl", "staircase", "lstm"])
-@pytest.mark.parametrize("learner", ["a2c", "ppo", "ppo-windows"])
-def test_a_training_that_was_stopped_goes_on_bit_for_bit(core: str, learner: str, tmp_path: Path) -> None:
-    """Stopped at update 5 and 10: for PPO, with four reads a rollout, in the middle of one."""
-    more = PPO if learner != "a2c" else {}
-    more = {**more, "train.window": 3, "train.normalize_rewards": True} if learner == "ppo-windows" else more
-    options = {key.replace(".", "__"): value for key, value in more.items()}
-    # A rate that decays depends on where the training was to end.
-    whole = experiment(f"rl/{core}", train__decay="none", **options)
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "ppo-bptt"])
+def test_a_stopped_run_resumes_bit_for_bit(core: str, algorithm: str, tmp_path: Path) -> None:
+    """Stopped at steps 5 and 10: with PPO, which takes four steps per rollout, between its minibatches."""
+    options: dict[str, Any] = {} if algorithm == "a2c" else dict(PPO)
+    if algorithm == "ppo-bptt":
+        options |= {"train__bptt_length": 3, "train__normalize_rewards": True}
+    whole = run_config(f"rl/{core}", **options)
     fit(whole, tmp_path / "whole", "cpu")
     stopped = dataclasses.replace(whole, train=dataclasses.replace(whole.train, steps=5))
     fit(stopped, tmp_path / "stopped", "cpu")
-    assert ("feed.rollout.action" in Run(tmp_path / "stopped").load_checkpoint()[0]) == (learner != "a2c")
+    saved = Run(tmp_path / "stopped").load_checkpoint()[0]
+    assert any(name.endswith(".rollout.action") for name in saved) == (algorithm != "a2c")
     fit(whole, tmp_path / "stopped", "cpu")
-    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
-    lines = measured(tmp_path / "whole")
-    assert [line for line in measured(tmp_path / "stopped") if "valid" not in line] == [
+    assert_same_tensors(tmp_path / "stopped", tmp_path / "whole")
+    lines = read_metrics(tmp_path / "whole")
+    assert [line for line in read_metrics(tmp_path / "stopped") if "valid" not in line] == [
         line for line in lines if "valid" not in line
     ]
     assert lines[-1]["valid"]["episodes"] == 4
 
 
-def test_gymnasiums_environments_begin_new_episodes_when_taken_up(tmp_path: Path) -> None:
-    made = experiment(task__env="CartPole-v1", task__length=None)
-    fit(made, tmp_path / "run", "cpu")
-    longer = dataclasses.replace(made, train=dataclasses.replace(made.train, steps=20))
-    again = agent_trainer(made.make_model(task := made.make_tasks()[0]), [task], longer.train, Run(tmp_path / "run"))
-    assert again.resume() == ["this environment cannot be put back to where it was: all rows begin new episodes"]
+def test_gymnasium_environments_start_new_episodes_when_resumed(tmp_path: Path) -> None:
+    config = run_config(task__env="CartPole-v1", task__length=None)
+    fit(config, tmp_path / "run", "cpu")
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20))
+    task = config.make_tasks()[0]
+    trainer = agent_trainer(config.make_model(task), [task], longer.train, Run(tmp_path / "run"))
+    message = "the state of this environment cannot be restored: all environments start new episodes"
+    assert trainer.resume() == [message]
     fit(longer, tmp_path / "run", "cpu")
-    assert measured(tmp_path / "run")[-1]["step"] == 20
-    rows = open_gymnasium("CartPole-v1", {}, range(2), 3)
-    assert not rows.resumes and OwnRows.resumes
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 20
+    assert not make_gymnasium_env("CartPole-v1", {}, range(2), 3).can_restore and BatchedVectorEnv.can_restore
 
 
-def test_every_resumption_of_a_gymnasium_environment_plays_episodes_of_its_own(tmp_path: Path) -> None:
-    """New ones at every checkpoint, the same ones from the same checkpoint, in training as in a feed alone."""
-    made = experiment(task__env="CartPole-v1", task__length=None, train__checkpoint_every=0)
+def test_gymnasium_episodes_depend_on_the_checkpoint_resumed_from(tmp_path: Path) -> None:
+    config = run_config(task__env="CartPole-v1", task__length=None, train__checkpoint_every=0)
 
-    def episodes(steps: int) -> list[float]:
-        """What the rows observe first when the training is resumed after so many steps."""
-        shorter = dataclasses.replace(made, train=dataclasses.replace(made.train, steps=steps))
+    def first_observations(steps: int) -> list[list[float]]:
+        """Return the first observations of a new run and of one resumed after `steps` steps."""
+        shorter = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
         fit(shorter, tmp_path / "run", "cpu")
         task = shorter.make_tasks()[0]
         trainer = agent_trainer(shorter.make_model(task), [task], shorter.train, Run(tmp_path / "run"))
-        beginning = trainer.batch_source.now.observation["observation"].flatten().tolist()
+        new = trainer.batch_source.inputs.observation["observation"].flatten().tolist()
         trainer.resume()
-        return [beginning, trainer.batch_source.now.observation["observation"].flatten().tolist()]
+        return [new, trainer.batch_source.inputs.observation["observation"].flatten().tolist()]
 
-    (first, two), (_, again), (_, four), (_, six) = episodes(2), episodes(2), episodes(4), episodes(6)
+    (new, two), (_, again), (_, four), (_, six) = (first_observations(steps) for steps in (2, 2, 4, 6))
     assert two == again
-    assert not set(first) & set(two) and not set(two) & set(four) and not set(four) & set(six)
+    assert not set(new) & set(two) and not set(two) & set(four) and not set(four) & set(six)
 
 
-class Flags(gymnasium.Env[Any, Any]):
-    """Observations under the names that a rollout has for its own arrays of bools."""
+class NameClash(gymnasium.Env[Any, Any]):
+    """Observations with the names of a rollout's own tensors."""
 
     def __init__(self) -> None:
-        part = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
-        self.observation_space = gymnasium.spaces.Dict({"start": part, "scored": part, "over": part})
+        box = gymnasium.spaces.Box(0, 255, (2,), np.uint8)
+        self.observation_space = gymnasium.spaces.Dict({"start": box, "mask": box, "done": box})
         self.action_space = gymnasium.spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        self.time = 0
+        self.steps = 0
         return self.observation_space.sample(), {}
 
     def step(self, action: Any) -> Any:
-        self.time += 1
-        return self.observation_space.sample(), 1.0, self.time == 3, False, {}
+        self.steps += 1
+        return self.observation_space.sample(), 1.0, self.steps == 3, False, {}
 
 
-gymnasium.register("Flags-v0", entry_point=f"{__name__}:Flags")
+gymnasium.register("NameClash-v0", entry_point=f"{__name__}:NameClash")
 
 
-def test_a_position_keeps_the_types_of_its_arrays_whatever_observations_are_called() -> None:
-    options = {key.replace(".", "__"): value for key, value in PPO.items()}
-    made = experiment(task__env="Flags-v0", task__length=None, **options)
-    fed, again = batch_source(made), batch_source(made)
-    fed.read(6)  # the first of four reads, so that the rollout belongs to the position
-    position = fed.position()
-    again.seek(position)
-    assert fed.rollout is not None and again.rollout is not None
-    for name, tensor in fed.rollout.tensors().items():
-        assert again.rollout.tensors()[name].dtype == tensor.dtype, name
-        assert torch.equal(again.rollout.tensors()[name], tensor), name
-    assert position["tensors"]["now.observation.start"].dtype == torch.uint8
-    assert position["tensors"]["now.start"].dtype == torch.bool
+def test_a_position_keeps_dtypes_whatever_observations_are_called() -> None:
+    config = run_config(task__env="NameClash-v0", task__length=None, **PPO)
+    source, resumed = rollout_source(config), rollout_source(config)
+    source.read(6)  # the first of four minibatches, so that the position contains the rollout
+    position = source.position()
+    resumed.seek(position)
+    assert source.rollout is not None and resumed.rollout is not None
+    for name, tensor in source.rollout.tensors().items():
+        assert resumed.rollout.tensors()[name].dtype == tensor.dtype, name
+        assert torch.equal(resumed.rollout.tensors()[name], tensor), name
+    assert position["tensors"]["inputs.observation.start"].dtype == torch.uint8
+    assert position["tensors"]["start"].dtype == torch.bool
 
 
-def test_minigrids_pictures_are_read_as_names_of_things_and_its_mission_is_left_out() -> None:
-    rows = open_rows("MiniGrid-MemoryS7-v0", {}, range(2), 0)
-    made = experiment(task__env="MiniGrid-MemoryS7-v0", task__length=None, train__batch=2)
-    task = made.make_tasks()[0]
-    agent = made.make_model(task)
-    assert task.describe().endswith("it does not read mission, which is text")
+def test_minigrid_images_are_categories_and_the_mission_is_ignored() -> None:
+    env = make_vec_env("MiniGrid-MemoryS7-v0", {}, range(2), 0)
+    config = run_config(task__env="MiniGrid-MemoryS7-v0", task__length=None, train__batch=2)
+    task = config.make_tasks()[0]
+    agent = config.make_model(task)
+    assert task.describe().endswith("text observations are ignored (mission)")
     assert sorted(agent.leaves) == ["observation.direction", "observation.image"]
-    seen = rows.begin()
-    assert seen["observation.image"].shape == (2, 7, 7, 3) and seen["observation.image"].max() < 11
-    fed = Rollouts(agent, rows, range(2), 0, made.train, 1000)
-    assert fed.read(6).terms == 12
+    image = env.reset()["observation.image"]
+    assert image.shape == (2, 7, 7, 3) and image.max() < 11
+    assert RolloutSource(agent, env, range(2), 0, config.train, 1000).read(6).terms == 12
 
 
-def test_a_run_is_loaded_and_judged(tmp_path: Path) -> None:
-    from stairwell.runs.launch import evaluate_run
-
-    fit(experiment(), tmp_path, "cpu")
+def test_a_run_is_loaded_and_evaluated(tmp_path: Path) -> None:
+    fit(run_config(), tmp_path, "cpu")
     agent, task = load(tmp_path, "cpu")
-    assert isinstance(agent, Agent) and task.kind == "agent"
-    scores = evaluate_run(tmp_path, "test", None, 1, 64, "cpu", "auto", None)
+    assert isinstance(agent, Agent) and task.family == "rl"
+    scores = evaluate_run(tmp_path, "test", device="cpu")
     assert scores["episodes"] == 6 and 0 <= scores["return"] <= 1
-    assert scores["return_interval"] == pytest.approx(1.96 * scores["return_deviation"] / 6**0.5)
+    assert scores["return_ci95"] == pytest.approx(1.96 * scores["return_std"] / 6**0.5)
 
 
-def test_every_learner_trains_with_accumulation_as_without() -> None:
-    made = experiment()
-    batch = batch_source(made).read(6)
-    agent = batch_source(made).agent
-    for name, learner in LEARNERS.items():
-        objective = learner(agent, dataclasses.replace(made.train, learner=name))
-        whole = objective(batch).loss
-        parts = sum(objective(part).loss for part in batch.parts(2))
-        torch.testing.assert_close(parts, whole)
+def test_the_parts_of_a_batch_have_the_loss_of_the_batch() -> None:
+    config = run_config()
+    batch = rollout_source(config).read(6)
+    agent = rollout_source(config).agent
+    for name, algorithm in ALGORITHMS.items():
+        objective = algorithm(agent, dataclasses.replace(config.train, algorithm=name))
+        loss = objective(batch).loss
+        torch.testing.assert_close(sum(objective(part).loss for part in batch.parts(2)), loss)

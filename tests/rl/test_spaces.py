@@ -1,4 +1,4 @@
-"""Spaces are saved as JSON, come from gymnasium and go back, and say what is not supported."""
+"""Spaces are converted to and from JSON and gymnasium, and unsupported ones raise."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ SPACES: list[Space] = [
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_spaces_come_back_from_json(space: Space) -> None:
-    # Strict JSON: infinities are words.
+def test_spaces_survive_json(space: Space) -> None:
+    # Strict JSON: infinities are strings.
     text = json.dumps(space.to_json(), allow_nan=False)
     assert from_json(json.loads(text)) == space
     assert hash(from_json(json.loads(text))) == hash(space)
 
 
 @pytest.mark.parametrize("space", SPACES, ids=str)
-def test_spaces_come_back_from_gymnasium(space: Space) -> None:
+def test_spaces_survive_gymnasium(space: Space) -> None:
     theirs = to_gymnasium(space)
     theirs.seed(0)
     assert from_gymnasium(theirs) == space
     assert theirs.contains(theirs.sample())
 
 
-def test_gymnasium_gets_the_bounds_type_and_order() -> None:
+def test_bounds_dtype_and_order_are_converted_to_gymnasium() -> None:
     box = to_gymnasium(SPACES[5])
     assert isinstance(box, spaces.Box) and box.dtype == np.float64
     assert box.low.tolist() == [-1, -math.inf] and box.high.tolist() == [1, 2.5]
@@ -64,7 +64,7 @@ def test_gymnasium_gets_the_bounds_type_and_order() -> None:
     assert isinstance(grid, spaces.MultiDiscrete) and grid.nvec.tolist() == [[2, 3], [4, 5]]
 
 
-def test_what_gymnasium_has_becomes_ours() -> None:
+def test_gymnasium_spaces_are_converted() -> None:
     assert from_gymnasium(spaces.MultiBinary((2, 2))) == MultiDiscrete((2, 2, 2, 2), (2, 2))
     assert from_gymnasium(gymnasium.make("CartPole-v1").action_space) == Discrete(2)
     cart = from_gymnasium(gymnasium.make("CartPole-v1").observation_space)
@@ -72,21 +72,21 @@ def test_what_gymnasium_has_becomes_ours() -> None:
 
 
 @pytest.mark.parametrize(
-    "space, told",
+    "space, message",
     [
         (spaces.Text(3), "^observation is a Text, which is not supported; supported are Discrete"),
         (spaces.Dict(a=spaces.Tuple([spaces.Discrete(2), spaces.Text(3)])), r"^observation\['a'\]\[1\] is a Text"),
-        (spaces.Discrete(3, start=1), r"^observation is Discrete\(3, start=1\), which does not begin at 0"),
-        (spaces.MultiDiscrete([2, 2], start=[0, 1]), "does not begin at 0"),
+        (spaces.Discrete(3, start=1), r"^observation is Discrete\(3, start=1\), which does not start at 0"),
+        (spaces.MultiDiscrete([2, 2], start=[0, 1]), "does not start at 0"),
         (spaces.Sequence(spaces.Discrete(2)), "is a Sequence"),
     ],
 )
-def test_what_is_not_supported_is_told_with_its_place(space: spaces.Space[Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_unsupported_spaces_raise_with_their_path(space: spaces.Space[Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         from_gymnasium(space, "observation")
 
 
-def test_a_minigrid_observation_names_the_part_that_is_not_supported() -> None:
+def test_the_mission_of_minigrid_is_not_supported() -> None:
     import minigrid  # noqa: F401
 
     space = gymnasium.make("MiniGrid-MemoryS9-v0").observation_space
@@ -97,33 +97,32 @@ def test_a_minigrid_observation_names_the_part_that_is_not_supported() -> None:
 
 
 @pytest.mark.parametrize(
-    "build, told",
+    "build, message",
     [
-        (lambda: Discrete(0), r"Discrete of sizes \[0\]"),
-        (lambda: MultiDiscrete(()), "there must be some"),
-        (lambda: MultiDiscrete((2, 2), (3,)), r"2 sizes in shape \(3,\)"),
-        (lambda: Box((2,), (0.0, 0.0, 0.0)), r"3 numbers as `low` of a Box of shape \(2,\)"),
-        (lambda: Box((2,), dtype="complex64"), "Box of complex64"),
-        (lambda: Dict(()), "without parts"),
-        (lambda: Tuple(()), "without parts"),
-        (lambda: from_json({"kind": "round"}), "unknown kind of space 'round'; there are: discrete"),
+        (lambda: Discrete(0), r"Discrete has sizes \[0\]"),
+        (lambda: MultiDiscrete(()), "there must be at least one size"),
+        (lambda: MultiDiscrete((2, 2), (3,)), r"2 sizes but shape \(3,\)"),
+        (lambda: Box((2,), (0.0, 0.0, 0.0)), r"`low` of a Box of shape \(2,\) has 3 numbers"),
+        (lambda: Box((2,), dtype="complex64"), "Box has dtype complex64"),
+        (lambda: Dict(()), "Dict is empty"),
+        (lambda: Tuple(()), "Tuple is empty"),
+        (lambda: from_json({"type": "round"}), "unknown space type 'round'; the types are discrete"),
     ],
 )
-def test_mistakes_are_told(build: Any, told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_invalid_spaces_raise(build: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         build()
 
 
-def test_everything_but_gymnasium_works_without_gymnasium() -> None:
-    """In a process of its own that cannot import it."""
+def test_own_environments_work_without_gymnasium() -> None:
+    """In a process that cannot import it."""
     program = """
 import sys
 sys.modules["gymnasium"] = None
 import stairwell.rl
 from stairwell.rl.spaces import Discrete, from_json, to_gymnasium
 assert from_json(Discrete(3).to_json()) == Discrete(3)
-environment = stairwell.rl.make("stairwell/WaterMaze-v0", range(2), 0)
-environment.reset()
+stairwell.rl.make("stairwell/WaterMaze-v0", range(2), 0).reset()
 for attempt in (lambda: to_gymnasium(Discrete(3)), lambda: __import__("stairwell.rl.gym")):
     try:
         attempt()

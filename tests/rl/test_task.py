@@ -1,4 +1,4 @@
-"""The task `rl`: environments by name, on the command line, kept with a run."""
+"""The task `rl`: environments by name, on the command line, and saved with a run."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ import pytest
 
 from stairwell.cores import CORES
 from stairwell.errors import UserError
-from stairwell.rl.render import frames
-from stairwell.rl.rows import OwnRows
+from stairwell.rl.render import render_episodes
 from stairwell.rl.spaces import Discrete
-from stairwell.rl.task import Config, Reinforcement, parse_options
-from stairwell.runs.launch import evaluate_run, fit, load
+from stairwell.rl.task import Config, RLTask, parse_options
+from stairwell.rl.vector_env import BatchedVectorEnv
+from stairwell.runs.launch import fit
+from stairwell.runs.load import evaluate_run, load
 from tests.commands import stairwell
-from tests.rl.test_rollouts import experiment
+from tests.rl.small_runs import run_config
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -32,35 +33,35 @@ TINY = [
 
 @pytest.mark.parametrize("core", sorted(CORES))
 def test_every_core_has_a_preset_that_trains(core: str, tmp_path: Path) -> None:
-    made = experiment(f"rl/{core}", train__learner="ppo", train__steps=5)
-    assert fit(made, tmp_path, "cpu")["updates"] == 5
+    config = run_config(f"rl/{core}", train__algorithm="ppo", train__steps=5)
+    assert fit(config, tmp_path, "cpu")["steps"] == 5
 
 
 @pytest.mark.parametrize("name", ["passive-t-maze", "maze-navigation", "maze-navigation-easy", "water-maze"])
 def test_all_own_environments_have_short_names(name: str, tmp_path: Path) -> None:
-    made = experiment("rl/lstm", task__env=name, task__length=None, train__steps=2, task__valid_episodes=1)
-    size = {"task.steps": "9"} if "t-maze" not in name else {"task.length": "4"}
-    assert fit(made.with_options(size), tmp_path, "cpu")["tokens"] == 48
+    config = run_config("rl/lstm", task__env=name, task__length=None, train__steps=2, task__valid_episodes=1)
+    size = {"task.max_steps": "9"} if "t-maze" not in name else {"task.length": "4"}
+    assert fit(config.with_options(size), tmp_path, "cpu")["tokens"] == 48
 
 
-def test_a_training_an_evaluation_and_a_resumption_on_the_command_line(tmp_path: Path) -> None:
+def test_train_resume_and_eval_on_the_command_line(tmp_path: Path) -> None:
     command = ["train", "rl/feedback", "--task.env", "corridor", "--task.length", "3", *TINY, "--core.heads", "2"]
     done = stairwell(tmp_path, *command, "--steps", "8", "--out", "run", "--json")
     assert done.status == 0, done
     result = json.loads(done.out)
-    assert result["tokens"] == 32  # PPO: 4 epochs of 4 minibatches make 16 updates of 4 x 8 frames
+    assert result["tokens"] == 32  # one rollout of 4 x 8 frames: PPO takes 16 steps on it
     assert "valid_return" in result
     assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--steps", "12", "--quiet").status == 0
     scores = json.loads(stairwell(tmp_path, "eval", "run", "--json").out)
-    assert scores["episodes"] == 4 and {"return", "return_deviation", "return_interval", "length"} <= set(scores)
-    kept = json.loads((tmp_path / "run" / "task.json").read_text())["phases"][0]
-    assert kept["kind"] == "agent" and kept["primary_metric"] == "return"
-    assert kept["facts"]["env"] == "stairwell/Corridor-v0" and kept["facts"]["options"] == {"length": 3}
-    assert kept["facts"]["action"] == {"kind": "discrete", "n": 3}
+    assert scores["episodes"] == 4 and {"return", "return_std", "return_ci95", "length"} <= set(scores)
+    saved = json.loads((tmp_path / "run" / "task.json").read_text())["phases"][0]
+    assert saved["family"] == "rl" and saved["primary_metric"] == "return"
+    assert saved["facts"]["env"] == "stairwell/Corridor-v0" and saved["facts"]["options"] == {"length": 3}
+    assert saved["facts"]["action_space"] == {"type": "discrete", "n": 3}
 
 
 def test_a_run_is_loaded_without_gymnasium(tmp_path: Path) -> None:
-    fit(experiment("rl/lstm", task__env="CartPole-v1", task__length=None, train__steps=2), tmp_path, "cpu")
+    fit(run_config("rl/lstm", task__env="CartPole-v1", task__length=None, train__steps=2), tmp_path, "cpu")
     program = f"""
 import sys
 sys.modules["gymnasium"] = None
@@ -68,49 +69,49 @@ from stairwell.runs import load
 agent, task = load({str(tmp_path)!r}, "cpu")
 print(task.describe(), list(agent.leaves))
 try:
-    task.open(range(1), 0)
+    task.make_env(range(1), 0)
 except ValueError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert "CartPole-v1, episodes without end ['observation']" in done.stdout
+    assert "CartPole-v1, unlimited episodes ['observation']" in done.stdout
     assert "gymnasium 1.1 or newer is not installed: pip install 'stairwell[rl]'" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["RepeatPreviousEasy", "AutoencodeEasy"])
-def test_popgyms_environments_are_known_by_name(name: str, tmp_path: Path) -> None:
+def test_popgym_environments_are_found_by_name(name: str, tmp_path: Path) -> None:
     pytest.importorskip("popgym")
-    made = experiment(task__env=f"popgym-{name}-v0", task__length=None, train__steps=2, task__valid_episodes=1)
-    assert fit(made, tmp_path, "cpu")["tokens"] == 48
+    config = run_config(task__env=f"popgym-{name}-v0", task__length=None, train__steps=2, task__valid_episodes=1)
+    assert fit(config, tmp_path, "cpu")["tokens"] == 48
 
 
-def test_a_package_that_is_missing_is_told_with_what_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_raises_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "popgym", None)
     with pytest.raises(UserError, match="'popgym-X-v0' needs a package that is not installed: pip install popgym"):
-        Reinforcement(Config(env="popgym-X-v0")).facts()
+        RLTask(Config(env="popgym-X-v0")).facts()
 
 
-class Odd(gymnasium.Env[Any, Any]):
+class Spaces(gymnasium.Env[Any, Any]):
     def __init__(self, **spaces: Any) -> None:
         self.observation_space = spaces.get("observation", gymnasium.spaces.Discrete(2))
         self.action_space = spaces.get("action", gymnasium.spaces.Discrete(2))
 
 
-gymnasium.register("Odd-v0", entry_point=Odd, kwargs={"observation": gymnasium.spaces.Text(5)})
+gymnasium.register("TextObservation-v0", entry_point=Spaces, kwargs={"observation": gymnasium.spaces.Text(5)})
 
 
-class Leaves(Odd):
-    """Ends the program in place of raising an error, as scripts do."""
+class Exits(Spaces):
+    """Raises SystemExit."""
 
-    def __init__(self, when: str) -> None:
+    def __init__(self, where: str) -> None:
         super().__init__()
-        self.when = when
-        if when == "making":
+        self.where = where
+        if where == "init":
             raise SystemExit("no display")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
         super().reset(seed=seed)
-        if self.when == "resetting":
+        if self.where == "reset":
             raise SystemExit(3)
         return 0, {}
 
@@ -118,46 +119,67 @@ class Leaves(Odd):
         raise SystemExit("bye")
 
 
-for _when in ("making", "resetting", "stepping"):
-    gymnasium.register(f"Leaves-{_when}-v0", entry_point=Leaves, kwargs={"when": _when})
+for _where in ("init", "reset", "step"):
+    gymnasium.register(f"Exits-{_where}-v0", entry_point=Exits, kwargs={"where": _where})
 _actions = gymnasium.spaces.Dict({"turn": gymnasium.spaces.Discrete(2)})
-gymnasium.register("Dictated-v0", entry_point=Odd, kwargs={"action": _actions})
+gymnasium.register("DictAction-v0", entry_point=Spaces, kwargs={"action": _actions})
 gymnasium.register(
-    "Odder-v0", entry_point=Odd, kwargs={"action": gymnasium.spaces.Graph(gymnasium.spaces.Discrete(2), None)}
+    "GraphAction-v0", entry_point=Spaces, kwargs={"action": gymnasium.spaces.Graph(gymnasium.spaces.Discrete(2), None)}
 )
 
 
 @pytest.mark.parametrize(
-    ("options", "word"),
+    ("options", "message"),
     [
         ({"env": "CartPool-v1"}, "environment 'CartPool-v1': .*CartPole"),
         (
             {"env": "CartPole-v1", "length": 4},
-            "--task.length is no option of CartPole-v1; give its options in --task.opt",
+            "--task.length is not an option of CartPole-v1; use --task.options",
         ),
-        ({"env": "corridor", "side": 4}, "--task.side is no option of stairwell/Corridor-v0; it has: colors, length"),
+        (
+            {"env": "corridor", "side": 4},
+            "--task.side is not an option of .*Corridor-v0; its options are colors, length",
+        ),
         ({"env": "corridor", "length": 0}, "length is 0; it must be at least 1"),
         ({"env": "CartPole-v1", "options": "color=red"}, "environment 'CartPole-v1' cannot be made with"),
         ({"env": "CartPole-v1", "options": "color"}, "task.options must be name=value pairs, not 'color'"),
-        ({"env": "Odd-v0"}, "the observation space is a Text, which is not supported; supported are Discrete"),
-        ({"env": "Odder-v0"}, "the action space is a Graph, which is not supported"),
+        (
+            {"env": "TextObservation-v0"},
+            "the observation space is a Text, which is not supported; supported are Discrete",
+        ),
+        ({"env": "GraphAction-v0"}, "the action space is a Graph, which is not supported"),
     ],
 )
-def test_what_cannot_be_played_is_told_in_one_line(options: dict[str, Any], word: str) -> None:
-    with pytest.raises(UserError, match=word) as raised:
-        Reinforcement(Config(**options)).facts()
+def test_invalid_environments_and_options_raise_in_one_line(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        RLTask(Config(**options)).facts()
     assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "word"),
+    ("options", "message"),
     [
-        ({"valid_episodes": 10**12}, r"--task.valid_episodes 1,000,000,000,000: at least 101,000,000,000,000 frames"),
-        ({"test_episodes": 10**12}, r"--task.test_episodes 1,000,000,000,000: at least 101,000,000,000,000 frames"),
-        ({"env": "CartPole-v1", "valid_episodes": 10**12}, r"1,000,000,000,000: at least 1,000,000,000,000 frames"),
-        ({"length": 10**9}, r"Corridor-v0 has at least 1,000,000,001 steps \(length 1000000000\), and --task.longest"),
-        ({"length": 10**9, "longest": 10**10}, r"--task.valid_episodes 200: at least 200,000,000,200 frames"),
-        ({"env": "maze", "steps": 10**9}, r"has at least 1,000,000,000 steps \(steps 1000000000\)"),
+        (
+            {"valid_episodes": 10**12},
+            r"--task.valid_episodes 1,000,000,000,000 needs at least 101,000,000,000,000 frames",
+        ),
+        (
+            {"test_episodes": 10**12},
+            r"--task.test_episodes 1,000,000,000,000 needs at least 101,000,000,000,000 frames",
+        ),
+        (
+            {"env": "CartPole-v1", "valid_episodes": 10**12},
+            r"1,000,000,000,000 needs at least 1,000,000,000,000 frames",
+        ),
+        (
+            {"length": 10**9},
+            r"has at least 1,000,000,001 steps \(length 1000000000\), but --task.max_episode_steps is 100,000",
+        ),
+        (
+            {"length": 10**9, "max_episode_steps": 10**10},
+            r"--task.valid_episodes 200 needs at least 200,000,000,200 frames",
+        ),
+        ({"env": "maze", "max_steps": 10**9}, r"has at least 1,000,000,000 steps \(max_steps 1000000000\)"),
         (
             {"env": "maze", "side": 10**6 + 1},
             r"side is 1,000,001; it must be at most 201",
@@ -168,61 +190,61 @@ def test_what_cannot_be_played_is_told_in_one_line(options: dict[str, Any], word
         ),
     ],
 )
-def test_what_would_be_played_for_days_is_refused_before_the_first_step(options: dict[str, Any], word: str) -> None:
-    task = Reinforcement(Config(**options))
-    with pytest.raises(UserError, match=word):
-        task.returns(0, 64)
+def test_evaluations_that_take_days_raise_before_training(options: dict[str, Any], message: str) -> None:
+    task = RLTask(Config(**options))
+    with pytest.raises(UserError, match=message):
+        task.validation(0, 64)
 
 
-def test_a_long_corridor_with_a_clock_is_allowed() -> None:
-    Reinforcement(Config(length=10**9, limit=1000)).returns(0, 64)
+def test_a_long_corridor_with_a_time_limit_is_allowed() -> None:
+    RLTask(Config(length=10**9, max_steps=1000)).validation(0, 64)
 
 
-def test_actions_that_no_policy_has_are_told_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"actions of Dict are not supported; they can be Discrete, .* or Box"):
-        fit(experiment(task__env="Dictated-v0", task__length=None), tmp_path, "cpu")
+def test_unsupported_action_spaces_raise(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"action space Dict is not supported; supported are Discrete, .* and Box"):
+        fit(run_config(task__env="DictAction-v0", task__length=None), tmp_path, "cpu")
 
 
 @pytest.mark.parametrize(
-    ("when", "word"),
+    ("where", "message"),
     [
-        ("making", r"environment 'Leaves-making-v0' cannot be made: SystemExit: no display \(.*test_task.py:\d+\)"),
-        ("resetting", r"the environment is broken: SystemExit: 3 \(.*test_task.py:\d+\)"),
-        ("stepping", r"the environment is broken: SystemExit: bye \(.*; stopped and saved at update 0 of 12"),
+        ("init", r"environment 'Exits-init-v0' cannot be made: SystemExit: no display \(.*test_task.py:\d+\)"),
+        ("reset", r"the environment failed: SystemExit: 3 \(.*test_task.py:\d+\)"),
+        ("step", r"the environment failed: SystemExit: bye \(.*; stopped and saved at step 0 of 12"),
     ],
 )
-def test_an_environment_that_ends_the_program_is_told_as_any_other_error(when: str, word: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=word):
-        fit(experiment(task__env=f"Leaves-{when}-v0", task__length=None), tmp_path, "cpu")
+def test_an_environment_that_raises_system_exit_is_reported(where: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=message):
+        fit(run_config(task__env=f"Exits-{where}-v0", task__length=None), tmp_path, "cpu")
 
 
 @pytest.fixture
-def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A current folder that Python does not look in, as for an installed command."""
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Change to a directory that is not in sys.path, as for an installed command."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
     return tmp_path
 
 
-def test_an_own_environment_is_found_in_the_current_folder_to_train_evaluate_and_play(elsewhere: Path) -> None:
-    """The example of the documents."""
-    shutil.copy(ROOT / "examples" / "recall.py", elsewhere / "recall_here.py")
+def test_a_custom_environment_is_found_in_the_working_directory(working_directory: Path) -> None:
+    """The example in the documentation: train, evaluate and play."""
+    shutil.copy(ROOT / "examples" / "recall.py", working_directory / "recall_here.py")
     options = {"task__env": "recall_here:Recall-v0", "task__options": "length=3", "task__length": None}
-    fit(experiment(**options), elsewhere / "run", "cpu")
-    agent, task = load(elsewhere / "run", "cpu")
-    assert task.describe() == "recall_here:Recall-v0 (length 3), episodes without end"
-    assert evaluate_run(elsewhere / "run", "test", None, 1, 64, "cpu", "auto", None)["length"] == 4
-    assert [frame.step for frame in frames(agent, task, episodes=2, seed=0)] == [1, 2, 3, 4] * 2
+    fit(run_config(**options), working_directory / "run", "cpu")
+    agent, task = load(working_directory / "run", "cpu")
+    assert task.describe() == "recall_here:Recall-v0 (length 3), unlimited episodes"
+    assert evaluate_run(working_directory / "run", "test", device="cpu")["length"] == 4
+    assert [step.step for step in render_episodes(agent, task, episodes=2, seed=0)] == [1, 2, 3, 4] * 2
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "word"),
+    ("name", "code", "message"),
     [
-        (":", "", "--task.env ':': expected module:Name-v0, such as my_module:MyEnv-v0"),
+        (":", "", "--task.env ':': expected module:Name-v0, for example my_module:MyEnv-v0"),
         ("one:", "", "--task.env 'one:': expected module:Name-v0"),
         (":X-v0", "", "--task.env ':X-v0': expected module:Name-v0"),
-        ("nowhere:X-v0", "", r"no module 'nowhere' in the current folder \(.*\) or among the .*; run this where"),
-        ("two.py:X-v0", "", r"no module 'two.py' in the current folder .*; write two:X-v0"),
+        ("nowhere:X-v0", "", r"no module 'nowhere' in the current directory \(.*\) or among the .*; run this in its"),
+        ("two.py:X-v0", "", r"no module 'two.py' in the current directory .*; write two:X-v0"),
         (
             "needs:X-v0",
             "import nosuchpackage",
@@ -237,46 +259,47 @@ def test_an_own_environment_is_found_in_the_current_folder_to_train_evaluate_and
         (
             "named:X-v0",
             "import gymnasium\ngymnasium.register('Y-v0', entry_point='named:Y')",
-            r"the module 'named' \(.*named.py\) registers no environment 'X-v0'; it registers Y-v0",
+            r"the module 'named' \(.*named.py\) does not register 'X-v0'; it registers Y-v0",
         ),
-        ("nothing:X-v0", "", r"'nothing' \(.*nothing.py\) registers no environment 'X-v0'; call gymnasium.register"),
+        ("nothing:X-v0", "", r"'nothing' \(.*nothing.py\) does not register 'X-v0'; call gymnasium.register"),
     ],
 )
-def test_what_failed_with_an_own_environment_is_told_in_one_line(
-    name: str, code: str, word: str, elsewhere: Path
+def test_errors_in_custom_environments_are_reported_in_one_line(
+    name: str, code: str, message: str, working_directory: Path
 ) -> None:
     module = name.partition(":")[0]
     if module.isidentifier() and module != "nowhere":
-        (elsewhere / f"{module}.py").write_text(code)
-    with pytest.raises(UserError, match=word) as raised:
-        Reinforcement(Config(env=name)).facts()
+        (working_directory / f"{module}.py").write_text(code)
+    with pytest.raises(UserError, match=message) as raised:
+        RLTask(Config(env=name)).facts()
     assert "\n" not in str(raised.value)
     sys.modules.pop(module, None)
     gymnasium.registry.pop("Y-v0", None)
 
 
-def test_an_environment_whose_spaces_have_changed_since_the_training_is_refused(
+def test_an_environment_whose_spaces_have_changed_since_training_raises(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fit(experiment("rl/lstm", train__steps=2), tmp_path, "cpu")
+    fit(run_config("rl/lstm", train__steps=2), tmp_path, "cpu")
     _, task = load(tmp_path, "cpu")
     monkeypatch.setattr(
-        OwnRows, "observation_space", property(lambda rows: Discrete(9), lambda rows, space: None), False
+        BatchedVectorEnv, "observation_space", property(lambda env: Discrete(9), lambda env, space: None), False
     )
-    with pytest.raises(UserError, match=r"'stairwell/Corridor-v0' has changed since the training: its observation"):
-        task.open(range(1), 0)
+    with pytest.raises(UserError, match=r"'stairwell/Corridor-v0' has changed since training: its observation"):
+        task.make_env(range(1), 0)
 
 
-def test_options_of_an_environment_are_read_as_python_writes_them() -> None:
+def test_environment_options_are_python_literals_or_strings() -> None:
     assert parse_options("size=9, see=True,rate=0.5,name=red") == {"size": 9, "see": True, "rate": 0.5, "name": "red"}
 
 
-def test_derived_fields_and_unknown_ones_are_refused() -> None:
-    with pytest.raises(UserError, match=r"--model\.action is no option: it follows from the task and the core"):
-        experiment(model__action="x")
+def test_derived_and_unknown_fields_raise() -> None:
+    with pytest.raises(UserError, match=r"--model\.action_space"):
+        run_config(model__action_space="x")
     with pytest.raises(UserError, match=r"unknown option --train\.discont"):
-        experiment(train__discont=1)
-    with pytest.raises(UserError, match="an environment has no curriculum"):
-        made = experiment(train__curriculum="length=2..4")
-        task = made.make_tasks()[0]
-        task.batch_source(made.make_model(task), made.train)(range(4), 4, 0).change(length=2)
+        run_config(train__discont=1)
+    config = run_config(train__curriculum="length=2..4")
+    task = config.make_tasks()[0]
+    source = task.batch_source(config.make_model(task), config.train)(range(4), 4, 0)
+    with pytest.raises(UserError, match="environments have no curriculum"):
+        source.change(length=2)

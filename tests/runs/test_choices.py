@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from stairwell.errors import UserError
-from stairwell.runs.launch import choose_device
+from stairwell.runs.device import choose_device
 from stairwell.runs.long_streams import stream_of
 from stairwell.runs.presets import preset
 from stairwell.runs.sizes import what_to_lower
@@ -31,7 +31,7 @@ def test_the_processor_is_a_device() -> None:
 @pytest.mark.parametrize("command", [["train", "parity/lstm", *TINY], ["reproduce", "extra.parity", "--dry-run"]])
 @pytest.mark.parametrize("option", [["--device", "meta"], ["--seeds", "99999999999"]])
 def test_commands_refuse_them_in_one_line(tmp_path: Any, command: list[str], option: list[str]) -> None:
-    assert option[0] in stairwell(tmp_path, *command, *option).line
+    assert option[0] in stairwell(tmp_path, *command, *option).error_line
 
 
 def test_options_without_a_section_are_refused() -> None:

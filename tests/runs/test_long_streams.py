@@ -11,26 +11,27 @@ import pytest
 import torch
 
 from stairwell.cli.long_streams import horizon_text, progress_line
-from stairwell.cli.train import follow_run
+from stairwell.cli.train import evaluate_long_streams
 from stairwell.cores import CORES
 from stairwell.errors import UserError
 from stairwell.runs import long_streams
-from stairwell.runs.launch import fit, load
+from stairwell.runs.launch import fit
+from stairwell.runs.load import load
 from stairwell.runs.long_streams import EDGES, Tally, follow, measure
 from stairwell.runs.presets import preset
 from stairwell.tasks.base import IGNORE
-from stairwell.tasks.endless import StreamName, endless_batches
+from stairwell.tasks.endless import StreamId, endless_batches
 from stairwell.train import Interrupted
 from tests.commands import stairwell
 
-STREAMS = [StreamName(0, 0), StreamName(0, 1), StreamName(1, 0)]
+STREAMS = [StreamId(0, 0), StreamId(0, 1), StreamId(1, 0)]
 SMALL = {"core.width": "8", "train.batch": "8", "train.segment": "8", "train.curriculum": "", "train.warmup": "1"}
 
 
 def untrained(name: str) -> tuple[Any, Any]:
     experiment = preset(name).with_options({"core.width": "8"})
     task = experiment.make_tasks()[0]
-    return experiment.make_model(task).eval(), task.endless()  # type: ignore[attr-defined]
+    return experiment.make_model(task).eval(), task.endless_stream()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,9 @@ def test_no_mistake_is_missed(run: Path) -> None:
     """Each token by itself, in plain Python: places, counts and the curve."""
     model, task = load(run, "cpu", "reference")
     result = measure(run, 500, rows=2, seeds=2, segment=77, device="cpu")
-    names = [StreamName(s["seed"], s["row"]) for s in result["streams"]]
+    names = [StreamId(s["seed"], s["row"]) for s in result["streams"]]
     assert names == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    (whole,) = endless_batches(task.endless(), names, 500, 500)  # type: ignore[attr-defined]
+    (whole,) = endless_batches(task.endless_stream(), names, 500, 500)  # type: ignore[attr-defined]
     asked, missed = {}, {}
     for found, tokens, targets in zip(result["streams"], whole.tokens, whole.targets):
         state, mistakes = model.init_state(1), []
@@ -128,13 +129,13 @@ def test_whoever_interrupts_gets_what_was_seen(
     with pytest.raises(
         Interrupted, match="interrupted at 300 of 1,000 tokens; a longer measurement is there and stays"
     ):
-        follow_run(run, 1000, 2, 1, 100, "cpu", "auto", as_json=False)
+        evaluate_long_streams(run, 1000, 2, 1, 100, "cpu", "auto", as_json=False)
     assert "2 streams of 300 tokens" in capsys.readouterr().out
     assert json.loads((run / "horizon.json").read_text())["tokens"] == 400
     (run / "horizon.json").unlink()
     events = iter(range(10))
     with pytest.raises(Interrupted, match="interrupted at 300 of 1,000 tokens; what was seen is written"):
-        follow_run(run, 1000, 2, 1, 100, "cpu", "auto", as_json=False)
+        evaluate_long_streams(run, 1000, 2, 1, 100, "cpu", "auto", as_json=False)
     written = json.loads((run / "horizon.json").read_text())
     assert written["interrupted"] is True and (written["tokens"], written["wanted"]) == (300, 1000)
     monkeypatch.setattr(long_streams, "progress", lambda *given: next(iter(())))
@@ -144,11 +145,11 @@ def test_whoever_interrupts_gets_what_was_seen(
 
 
 def test_what_cannot_be_followed_is_told_in_one_line(run: Path, tmp_path: Path) -> None:
-    line = stairwell(run.parent, "eval", "poor", "--horizon", "10", "--split", "valid").line
+    line = stairwell(run.parent, "eval", "poor", "--horizon", "10", "--split", "valid").error_line
     assert line == "stairwell: --horizon makes its own streams; leave out --data and --split"
-    assert "--seeds goes with --horizon" in stairwell(run.parent, "eval", "poor", "--seeds", "2").line
+    assert "--seeds goes with --horizon" in stairwell(run.parent, "eval", "poor", "--seeds", "2").error_line
     fit(preset("copy/lstm").with_options({**SMALL, "train.steps": "1", "task.valid_episodes": "2"}), tmp_path / "c")
-    assert "episodes of this task must end" in stairwell(tmp_path, "eval", "c", "--horizon", "10").line
+    assert "episodes of this task must end" in stairwell(tmp_path, "eval", "c", "--horizon", "10").error_line
     with pytest.raises(UserError, match="this task has no endless streams"):
         long_streams.stream_of(object())
     model, task = untrained("parity/global-cached-staircase")
@@ -201,7 +202,7 @@ def test_labeled_sequences_are_not_followed_beyond_their_ends(labeled: Path) -> 
     options = ["--horizon", "9", "--split", "valid", "--rows", "3", "--json"]
     some = json.loads(stairwell(labeled, "eval", "run", *options).out)
     assert len(some["streams"]) == 3 and some["tokens"] <= 9 and some["split"] == "valid"
-    assert "--seeds is for tasks that make" in stairwell(labeled, "eval", "run", "--horizon", "9", "--seeds", "2").line
+    assert "--seeds is for tasks that make" in stairwell(labeled, "eval", "run", "--horizon", "9", "--seeds", "2").error_line
 
 
 def test_an_interruption_keeps_the_sequences_that_were_followed(labeled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +214,7 @@ def test_an_interruption_keeps_the_sequences_that_were_followed(labeled: Path, m
         if event["streams"] > 32:
             raise KeyboardInterrupt
 
-    found = measure(labeled / "run", 10**6, segment=50, watch=ctrl_c, data=str(labeled / "long.tokens"))
+    found = measure(labeled / "run", 10**6, segment=50, callback=ctrl_c, data=str(labeled / "long.tokens"))
     assert found["interrupted"] and len(found["streams"]) == 64
     assert max(stream["tokens"] for stream in found["streams"][32:]) == 50, "the second 32 had just begun"
     assert events[-1]["tokens"] == sum(stream["tokens"] for stream in found["streams"]) < events[-1]["of"]

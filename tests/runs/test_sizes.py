@@ -147,7 +147,7 @@ def test_minibatches_share_the_activations_of_a_rollout() -> None:
     assert experiment.train.minibatches == 4  # type: ignore[attr-defined]
     whole = sizes.batch_bytes(experiment.with_options({"train.minibatches": "1"}), task, 1)["activations"]
     assert sizes.batch_bytes(experiment, task, 1)["activations"] == whole / 4
-    a2c = {"train.learner": "a2c", "train.minibatches": "4", "train.epochs": "4"}
+    a2c = {"train.algorithm": "a2c", "train.minibatches": "4", "train.epochs": "4"}
     assert sizes.batch_bytes(experiment.with_options(a2c), task, 1)["activations"] == whole
 
 

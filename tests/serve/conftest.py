@@ -1,4 +1,4 @@
-"""A run folder of a tiny language model, and servers of it: a process of their own, or a thread of this one."""
+"""A run folder of a tiny language model, and servers of it, in their own process or in a thread of this one."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ import uvicorn
 
 from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.serve.connection import Impatient
 from stairwell.serve.connection import Server as Uvicorn
-from stairwell.serve.running import bind
+from stairwell.serve.connection import TimeoutProtocol
+from stairwell.serve.run_server import bind
 from stairwell.serve.service import Service
 
 TOKEN = "a-token-for-tests"
@@ -55,23 +55,23 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def started(run: Path, *options: str) -> Iterator[Server]:
-    """`stairwell serve`, as people start it, with a token."""
+    """Start `stairwell serve` with a token; yield when it responds."""
     command = [sys.executable, "-m", "stairwell", "serve", run.name, "--port", "0", "--token-file", "token", *options]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(command, cwd=run.parent, env=environment, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stderr is not None
         line = process.stderr.readline()
-        place = re.search(r"http://127.0.0.1:(\d+)", line)
-        assert place is not None, line + process.stderr.read()
-        server = Server(run, int(place[1]), process)
-        give_up = time.monotonic() + 60
+        address = re.search(r"http://127.0.0.1:(\d+)", line)
+        assert address is not None, line + process.stderr.read()
+        server = Server(run, int(address[1]), process)
+        deadline = time.monotonic() + 60
         while True:
             try:
                 server.get("/health")
                 break
             except httpx.TransportError:
-                assert process.poll() is None and time.monotonic() < give_up
+                assert process.poll() is None and time.monotonic() < deadline
                 time.sleep(0.1)
         yield server
     finally:
@@ -81,27 +81,27 @@ def started(run: Path, *options: str) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def server(tiny_run: Path) -> Iterator[Server]:
-    with started(tiny_run) as found:
-        yield found
+    with started(tiny_run) as server:
+        yield server
 
 
 @dataclass
-class Inside:
-    """A server in a thread of this process, whose inside can be looked at."""
+class LocalServer:
+    """A server in a thread of this process, with access to its internals."""
 
     port: int
     service: Service
     uvicorn: uvicorn.Server
 
     @property
-    def busy(self) -> dict[str, int]:
-        """Whatever a client may have left behind."""
-        batch = self.service.batch
+    def in_use(self) -> dict[str, int]:
+        """Everything that a client could leave behind."""
+        scheduler = self.service.scheduler
         return {
-            "rows": len(batch.active),
-            "session": batch.session.batch,
-            "waiting": len(batch.queue),
-            "told": self.service.told,
+            "running": len(scheduler.running),
+            "session": scheduler.session.batch,
+            "waiting": len(scheduler.queue),
+            "output": self.service.output,
             "working": self.service.working,
             "receiving": self.service.receiving,
             "sending": self.service.sending,
@@ -109,11 +109,10 @@ class Inside:
             "requests": len(self.uvicorn.server_state.tasks),
         }
 
-    def settle(self) -> None:
-        """Wait until nobody has left anything behind."""
-        give_up = time.monotonic() + 30
-        while any(self.busy.values()):
-            assert time.monotonic() < give_up, self.busy
+    def wait_until_idle(self) -> None:
+        deadline = time.monotonic() + 30
+        while any(self.in_use.values()):
+            assert time.monotonic() < deadline, self.in_use
             time.sleep(0.02)
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
@@ -121,25 +120,25 @@ class Inside:
 
 
 @contextmanager
-def inside(
+def run_server(
     app: Any,
-    patience: float = 30.0,
-    answers_within: float = 60.0,
-    linger: float = 30.0,
+    head_timeout: float = 30.0,
+    request_timeout: float = 60.0,
+    write_timeout: float = 30.0,
     connections: int | None = None,
     grace: float = 20.0,
-) -> Iterator[Inside]:
-    limits = {"patience": patience, "linger": linger, "answers_within": answers_within}
-    connection: Any = type("Connection", (Impatient,), limits)
+) -> Iterator[LocalServer]:
+    timeouts = {"head_timeout": head_timeout, "write_timeout": write_timeout, "request_timeout": request_timeout}
+    connection: Any = type("Connection", (TimeoutProtocol,), timeouts)
     with bind("127.0.0.1", 0) as bound:
         config = uvicorn.Config(app, http=connection, ws="none", log_level="critical", limit_concurrency=connections)
-        server = Uvicorn(config, app.state.service.batch.abort, grace)
+        server = Uvicorn(config, app.state.service.scheduler.abort, grace)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
         while not server.started:
             time.sleep(0.01)
         try:
-            yield Inside(bound.getsockname()[1], app.state.service, server)
+            yield LocalServer(bound.getsockname()[1], app.state.service, server)
         finally:
             server.should_exit = True
             thread.join(30)

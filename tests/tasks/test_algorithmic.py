@@ -1,4 +1,4 @@
-"""Programs, against an interpreter that reads them as text and shares nothing with their generator."""
+"""Programs, compared with an interpreter that reads them as text and shares no code with their generator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stairwell.tasks.algorithmic import WORDS, Algorithmic, Config, format_program
+from stairwell.tasks.algorithmic import PROGRAM_TOKENS, Algorithmic, Config, format_program
 from stairwell.tasks.base import IGNORE
 
 # Table 7 of the paper
@@ -27,120 +27,120 @@ print z ; if y < x : x -- ; print x ; print z ; if x < 4 : z -- ; if z < y : z +
 """
 
 
-class Illegal(Exception):
+class IllegalProgramError(Exception):
     pass
 
 
 @dataclass
-class Run:
-    """A program executed: its statements as text, the answer due at each of its words (None where there is none), and
-    what its conditionals did."""
+class Execution:
+    """An executed program: its statements as text, the label of each token (None if it has none), and whether its
+    conditions held."""
 
     statements: list[str] = field(default_factory=list)
-    answers: list[int | None] = field(default_factory=list)
-    executed: list[bool] = field(default_factory=list)
+    labels: list[int | None] = field(default_factory=list)
+    conditions: list[bool] = field(default_factory=list)
 
 
-def demand(condition: bool, complaint: str) -> None:
+def require(condition: bool, message: str) -> None:
     if not condition:
-        raise Illegal(complaint)
+        raise IllegalProgramError(message)
 
 
 def number(word: str) -> int:
-    demand(word.isdigit() and 1 <= int(word) <= 10, f"{word} is not within 1..10")
+    require(word.isdigit() and 1 <= int(word) <= 10, f"{word} is not within 1..10")
     return int(word)
 
 
-def known(values: dict[str, int], name: str) -> int:
-    demand(name in values, f"{name} is not set")
+def value_of(values: dict[str, int], name: str) -> int:
+    require(name in values, f"{name} is not set")
     return values[name]
 
 
 def change(values: dict[str, int], words: list[str]) -> tuple[str, int]:
-    """What an assignment, ++ or -- would do, if it is legal."""
+    """Return the effect of an assignment, ++ or --; raise if it is not legal."""
     match words:
         case [name, "=", value]:
-            demand(name.isalpha() and name not in values, f"{name} is set already")
+            require(name.isalpha() and name not in values, f"{name} is set already")
             return name, number(value)
         case [name, "++"]:
-            return name, number(str(known(values, name) + 1))
+            return name, number(str(value_of(values, name) + 1))
         case [name, "--"]:
-            return name, number(str(known(values, name) - 1))
-    raise Illegal(f"not a statement: {' '.join(words)}")
+            return name, number(str(value_of(values, name) - 1))
+    raise IllegalProgramError(f"not a statement: {' '.join(words)}")
 
 
-def execute(text: str) -> Run:
-    """One program from its first statement to END."""
-    run, values = Run(), dict[str, int]()
+def execute(text: str) -> Execution:
+    """Execute one program from its first statement to END."""
+    execution, values = Execution(), dict[str, int]()
     *statements, end = text.split(" ; ") if " ; " in text else [text]
-    demand(end == "END", "no END")
+    require(end == "END", "no END")
     for statement in statements:
-        words, answer = statement.split(), None
+        words, label = statement.split(), None
         match words:
             case ["print", name]:
-                answer = known(values, name)
+                label = value_of(values, name)
             case ["if", left, operator, right, ":", *body]:
-                demand(left != right, "compared with itself")
-                a = known(values, left)
-                b = number(right) if right.isdigit() else known(values, right)
-                demand(operator in ("<", ">", "=="), f"no comparison: {operator}")
+                require(left != right, "compared with itself")
+                a = value_of(values, left)
+                b = number(right) if right.isdigit() else value_of(values, right)
+                require(operator in ("<", ">", "=="), f"no comparison: {operator}")
                 holds = {"<": a < b, ">": a > b, "==": a == b}[operator]
                 name, value = change(values, body)
-                run.executed.append(holds)
+                execution.conditions.append(holds)
                 if holds:
                     values[name] = value
             case _:
                 name, value = change(values, words)
                 values[name] = value
-        run.statements.append(statement)
-        run.answers += [None] * len(words) + [answer]
-    run.answers.append(None)
-    return run
+        execution.statements.append(statement)
+        execution.labels += [None] * len(words) + [label]
+    execution.labels.append(None)
+    return execution
 
 
 def programs(words: list[str]) -> list[str]:
-    """The whole programs of a stream of words."""
+    """Return the complete programs of a stream of words."""
     return [text.strip() + " END" for text in " ".join(words).split("END")[:-1]]
 
 
-def kind(statement: str) -> str:
+def type_of(statement: str) -> str:
     first, second = statement.split()[:2]
     return first if first in ("if", "print") else second
 
 
-def draw(count: int, **options: Any) -> tuple[list[Run], Algorithmic]:
-    """Execute `count` fresh programs and hold their labels against the answers."""
+def generate(count: int, **options: Any) -> list[Execution]:
+    """Generate and execute `count` programs and compare their labels."""
     task = Algorithmic(Config(test_episodes=count, **options))
     (batch,) = task.batches("test", 1, 10**9)
     assert batch.start is None and batch.tokens.max() < task.inputs
-    words = [WORDS[token] for token in batch.tokens[0].tolist()]
+    words = [PROGRAM_TOKENS[token] for token in batch.tokens[0].tolist()]
     runs = [execute(program) for program in programs(words)]
-    due = [answer for run in runs for answer in run.answers]
+    expected = [label for run in runs for label in run.labels]
     labels = [None if target == IGNORE else target + 1 for target in batch.targets[0].tolist()]
-    assert labels == due
+    assert labels == expected
     assert len(runs) == count
-    return runs, task
+    return runs
 
 
-def test_every_fresh_program_begins_with_a_flag() -> None:
-    task = Algorithmic(Config(statements=6, fresh=True, test_episodes=50))
+def test_with_reset_every_program_starts_with_a_start_flag() -> None:
+    task = Algorithmic(Config(statements=6, reset=True, test_episodes=50))
     (test,) = task.batches("test", 1, 10**9)
     for batch in (test, task.batch_source(range(4), 4, 0).read(500)):
-        ended = batch.tokens[:, :-1] == WORDS.index("END")
+        ended = batch.tokens[:, :-1] == PROGRAM_TOKENS.index("END")
         assert batch.start is not None and batch.start[:, 0].all()
         assert batch.start[:, 1:].equal(ended) and ended.any()
 
 
-def test_the_printed_program_of_the_paper_is_one_of_ours() -> None:
+def test_the_program_printed_in_the_paper_is_legal() -> None:
     words = PRINTED_PROGRAM.split()
     assert len(words) == 415
-    assert all(WORDS.index(word) < Algorithmic(Config()).inputs for word in words)
+    assert all(PROGRAM_TOKENS.index(word) < Algorithmic(Config()).inputs for word in words)
     run = execute(" ".join(words))
     assert len(run.statements) == 100
-    assert Counter(map(kind, run.statements)) == {"print": 27, "--": 25, "++": 23, "if": 22, "=": 3}
-    answers = [answer for answer in run.answers if answer is not None]
-    assert answers[:10] == [1, 2, 8, 8, 9, 1, 1, 1, 9, 3]
-    assert answers[-4:] == [10, 1, 1, 8]
+    assert Counter(map(type_of, run.statements)) == {"print": 27, "--": 25, "++": 23, "if": 22, "=": 3}
+    labels = [label for label in run.labels if label is not None]
+    assert labels[:10] == [1, 2, 8, 8, 9, 1, 1, 1, 9, 3]
+    assert labels[-4:] == [10, 1, 1, 8]
 
 
 @pytest.mark.parametrize(
@@ -166,19 +166,19 @@ def test_the_printed_program_of_the_paper_is_one_of_ours() -> None:
     ],
 )
 def test_the_interpreter_refuses_illegal_programs(text: str) -> None:
-    with pytest.raises(Illegal):
+    with pytest.raises(IllegalProgramError):
         execute(text)
 
 
-def test_a_variable_is_set_by_execution_only() -> None:
+def test_a_variable_is_set_only_if_the_assignment_is_executed() -> None:
     run = execute("x = 5 ; if x < 3 : y = 2 ; y = 4 ; print y ; END")
-    assert run.answers[-2] == 4
+    assert run.labels[-2] == 4
 
 
 @pytest.mark.parametrize("variables", [1, 2, 3, 5, 10])
 @pytest.mark.parametrize("equality", [False, True])
-def test_generated_programs_are_legal_and_their_labels_are_their_answers(variables: int, equality: bool) -> None:
-    runs, _ = draw(250, variables=variables, equality=equality)
+def test_generated_programs_are_legal_and_have_the_correct_labels(variables: int, equality: bool) -> None:
+    runs = generate(250, variables=variables, equality=equality)
     statements = [statement for run in runs for statement in run.statements]
     assert all(len(run.statements) == 100 for run in runs)
     names = {word for statement in statements for word in statement.split() if word.isalpha()} - {"if", "print"}
@@ -187,30 +187,29 @@ def test_generated_programs_are_legal_and_their_labels_are_their_answers(variabl
 
 
 @pytest.mark.parametrize("statements", [1, 2, 17, 250])
-def test_programs_have_as_many_statements_as_asked_for(statements: int) -> None:
-    runs, _ = draw(60, statements=statements)
+def test_programs_have_the_configured_number_of_statements(statements: int) -> None:
+    runs = generate(60, statements=statements)
     assert {len(run.statements) for run in runs} == {statements}
 
 
-def test_a_curriculum_may_make_kinds_of_statement_more_likely() -> None:
-    """Second statements: one variable is set to neither 1 nor 10, so that of each kind as many are legal as are set or
-    not set."""
-    runs, _ = draw(4000, variables=3, statements=2, assigns=6, prints=4, ifs=2)
+def test_statement_types_have_their_relative_probabilities() -> None:
+    """Check second statements where one variable is set to neither 1 nor 10: then all statements on it are legal."""
+    runs = generate(4000, variables=3, statements=2, assigns=6, prints=4, ifs=2)
     second = [run.statements[1] for run in runs if run.statements[0].split()[-1] not in ("1", "10")]
-    mix = Counter(map(kind, second))
+    mix = Counter(map(type_of, second))
     expected = {"=": 12 / 20, "print": 4 / 20, "if": 2 / 20, "++": 1 / 20, "--": 1 / 20}
     assert {name: count / len(second) for name, count in mix.items()} == pytest.approx(expected, abs=0.03)
-    none, _ = draw(200, statements=20, ifs=0)
-    assert not any(kind(statement) == "if" for run in none for statement in run.statements)
-    fixed, _ = draw(200, statements=20, changes=0, ifs=0)
-    assert {kind(statement) for run in fixed for statement in run.statements} == {"=", "print"}
+    without_ifs = generate(200, statements=20, ifs=0)
+    assert not any(type_of(statement) == "if" for run in without_ifs for statement in run.statements)
+    without_changes = generate(200, statements=20, changes=0, ifs=0)
+    assert {type_of(statement) for run in without_changes for statement in run.statements} == {"=", "print"}
     with pytest.raises(ValueError, match="changes is 0"):
-        draw(1, changes=0)
+        generate(1, changes=0)
 
 
 def test_the_mix_of_statements_resembles_the_printed_program() -> None:
-    runs, _ = draw(1000)
-    mix = Counter(kind(statement) for run in runs for statement in run.statements)
+    runs = generate(1000)
+    mix = Counter(type_of(statement) for run in runs for statement in run.statements)
     expected = {"print": 25.7, "if": 25.5, "++": 23.1, "--": 23.0, "=": 2.7}
     assert {name: count / 1000 for name, count in mix.items()} == pytest.approx(expected, abs=0.4)
 
@@ -220,14 +219,14 @@ def test_the_mix_of_statements_resembles_the_printed_program() -> None:
     bodies = Counter(words[6] for words in conditionals)
     assert bodies["++"] / len(conditionals) == pytest.approx(0.49, abs=0.02)
     assert 0.01 < bodies["="] / len(conditionals) < 0.05
-    executed = [holds for run in runs for holds in run.executed]
-    assert 0.3 < sum(executed) / len(executed) < 0.6
-    tokens = sum(len(run.answers) for run in runs) / 1000
+    conditions = [holds for run in runs for holds in run.conditions]
+    assert 0.3 < sum(conditions) / len(conditions) < 0.6
+    tokens = sum(len(run.labels) for run in runs) / 1000
     assert tokens == pytest.approx(432, abs=3)
 
 
-def test_numbers_and_variables_are_drawn_evenly() -> None:
-    runs, _ = draw(1000, variables=2, equality=True)
+def test_numbers_and_variables_are_uniform() -> None:
+    runs = generate(1000, variables=2, equality=True)
     statements = [statement.split() for run in runs for statement in run.statements]
     assigned = Counter(words[2] for words in statements if words[1] == "=")
     compared = Counter(words[3] for words in statements if words[0] == "if" and words[3].isdigit())
@@ -239,15 +238,15 @@ def test_numbers_and_variables_are_drawn_evenly() -> None:
         assert all(abs(count / total - 1 / size) < 4 * (total * size) ** -0.5 for count in counts.values())
 
 
-def test_a_curriculum_may_begin_with_fewer_variables_of_the_same_vocabulary() -> None:
+def test_a_curriculum_may_start_with_fewer_variables_of_the_same_vocabulary() -> None:
     task = Algorithmic(Config(variables=3))
     stream = task.batch_source(range(10), 10, 0)
     stream.read(100)
     for variables, statements, names in ((1, 10, "x"), (2, 30, "xy"), (3, 100, "xyz")):
         stream.change(variables=variables, statements=statements)
         batch = stream.read(2000)
-        for row in batch.tokens.tolist():
-            words = [WORDS[token] for token in row]
+        for tokens in batch.tokens.tolist():
+            words = [PROGRAM_TOKENS[token] for token in tokens]
             runs = [execute(program) for program in programs(words)]
             assert {len(run.statements) for run in runs} == {statements}
             assert set(words) & set("xyzuvwabcd") == set(names)
@@ -255,10 +254,10 @@ def test_a_curriculum_may_begin_with_fewer_variables_of_the_same_vocabulary() ->
         stream.change(variables=4)
 
 
-def test_a_reader_can_print_a_program_and_its_answers() -> None:
+def test_a_formatted_program_shows_its_outputs() -> None:
     text = "x = 5 ; x ++ ; if x > 3 : y = 10 ; print x ; print y ; END"
-    tokens = [WORDS.index(word) for word in text.split()]
-    targets = [IGNORE if answer is None else answer - 1 for answer in execute(text).answers]
+    tokens = [PROGRAM_TOKENS.index(word) for word in text.split()]
+    targets = [IGNORE if label is None else label - 1 for label in execute(text).labels]
     assert format_program(tokens, targets).splitlines() == [
         "x = 5 ;",
         "x ++ ;",
@@ -270,12 +269,12 @@ def test_a_reader_can_print_a_program_and_its_answers() -> None:
 
 
 @pytest.mark.parametrize("name", ["assigns", "changes", "prints", "ifs"])
-def test_chances_that_cannot_be_added_up_are_refused(name: str) -> None:
+def test_too_large_probabilities_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 1,000,000,000,000; it must be at most 1,000,000"):
         Algorithmic(Config(**{name: 10**12}))
 
 
-def test_options_that_make_no_sense_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(ValueError, match="statements is 0; it must be at least 1"):
         Algorithmic(Config(statements=0))
     for variables in (0, 11):

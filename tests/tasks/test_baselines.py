@@ -1,8 +1,8 @@
-"""What a summary costs nothing."""
+"""Baselines of summarization."""
 
 from __future__ import annotations
 
-from stairwell.tasks.baselines import Nearest, baselines, lead
+from stairwell.tasks.baselines import NearestSummary, baselines, lead
 
 
 def test_the_lead_is_the_first_sentence() -> None:
@@ -15,9 +15,9 @@ def test_the_lead_of_a_function_is_the_first_line_of_its_body() -> None:
     assert lead("def f(a): ⏎ if a: ⏎ return 1") == "if a:"
 
 
-def test_the_nearest_shares_what_is_rare() -> None:
+def test_the_nearest_article_shares_rare_words() -> None:
     train = [("the cat sat on the mat", "cats"), ("the dog sat on the log", "dogs"), ("the bird sang", "birds")]
-    nearest = Nearest(train)
+    nearest = NearestSummary(train)
     assert [nearest(text) for text in ("a dog, the dog", "the bird sat", "on the mat")] == ["dogs", "birds", "cats"]
-    said = baselines(train, ["The cat. It sat."])
-    assert said == {"lead": ["The cat."], "nearest": ["cats"]}
+    summaries = baselines(train, ["The cat. It sat."])
+    assert summaries == {"lead": ["The cat."], "nearest": ["cats"]}

@@ -1,4 +1,4 @@
-"""What every feed promises, and what every generated task promises with it."""
+"""Properties of all batch sources and of all generated tasks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from stairwell.data.packed import LabeledTokens, Packed
 from stairwell.tasks import algorithmic, copying, counting, parity, permutations, random_walk
-from stairwell.tasks.base import IGNORE, Batch, BatchSource, Task
+from stairwell.tasks.base import IGNORE, Batch, BatchSource, StreamTask
 from stairwell.tasks.batch_sources import SequenceSource
 from stairwell.tasks.generated import EpisodeSource
 
@@ -23,9 +23,9 @@ SIZES = {"valid_episodes": 11, "test_episodes": 13}
 
 
 def generated(**options: Any) -> list[Any]:
-    """One small task of each kind, as pytest parameters."""
+    """Return one small task of each type, as pytest parameters."""
     options = SIZES | options
-    tasks: dict[str, Task] = {
+    tasks: dict[str, StreamTask] = {
         "random walk": random_walk.RandomWalk(random_walk.Config(length=20, **options)),
         "algorithmic": algorithmic.Algorithmic(algorithmic.Config(statements=12, **options)),
         "copy": copying.Copying(copying.Config(length=9, test_length=15, **options)),
@@ -41,16 +41,16 @@ def pairs(first: list[Any], second: list[Any]) -> list[Any]:
 
 
 def fixed() -> list[Any]:
-    """The finite kinds of feed, as functions of rows, batch and seed like `Task.feed`."""
+    """Return the finite batch sources, as functions of streams, batch and seed like `StreamTask.batch_source`."""
     numbers = np.random.default_rng(0).integers(0, 50, size=(3, 301))
 
-    def sequence(rows: range, batch: int, seed: int) -> SequenceSource:
-        return SequenceSource(LabeledTokens(numbers[0], numbers[1], np.flatnonzero(numbers[2] == 0)), rows, batch)
+    def sequence(streams: range, batch: int, seed: int) -> SequenceSource:
+        return SequenceSource(LabeledTokens(numbers[0], numbers[1], np.flatnonzero(numbers[2] == 0)), streams, batch)
 
     return [pytest.param(sequence, id="fixed sequence")]
 
 
-def every_feed() -> list[Any]:
+def every_source() -> list[Any]:
     endless = [pytest.param(param.values[0].batch_source, id=f"{param.id}, endless") for param in generated()]
     finite = [pytest.param(p.values[0].batch_source, id=f"{p.id}, finite") for p in generated(train_episodes=7)]
     return endless + finite + fixed()
@@ -58,7 +58,7 @@ def every_feed() -> list[Any]:
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of a few episodes, so that short tests cross many of their borders."""
+    """Use blocks of a few episodes, so that short tests cross many block boundaries."""
     monkeypatch.setattr(EpisodeSource, "BLOCK", 100)
 
 
@@ -80,98 +80,99 @@ def as_json(position: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(position))
 
 
-def together(*positions: dict[str, Any]) -> dict[str, Any]:
-    """The position of one process that takes over from several."""
-    return positions[0] | {"rows": [row for position in positions for row in position["rows"]]}
+def merged(*positions: dict[str, Any]) -> dict[str, Any]:
+    """Return the position of one process that continues several."""
+    return positions[0] | {"streams": [stream for position in positions for stream in position["streams"]]}
 
 
-@pytest.mark.parametrize("make", every_feed())
-def test_a_row_does_not_depend_on_how_it_is_read(make: Any) -> None:
-    whole, bites, ones = (make(range(4), 4, 3) for _ in range(3))
-    expected = read(whole, 1000)
-    assert same(read(bites, *[7] * 100, 250, 50), expected)
-    assert same(read(ones, *[1] * 1000), expected)
-    assert whole.position() == bites.position() == ones.position()
+@pytest.mark.parametrize("make", every_source())
+def test_a_stream_does_not_depend_on_the_length_of_reads(make: Any) -> None:
+    at_once, in_segments, by_token = (make(range(4), 4, 3) for _ in range(3))
+    expected = read(at_once, 1000)
+    assert same(read(in_segments, *[7] * 100, 250, 50), expected)
+    assert same(read(by_token, *[1] * 1000), expected)
+    assert at_once.position() == in_segments.position() == by_token.position()
 
 
-@pytest.mark.parametrize("make", every_feed())
-def test_rows_dealt_to_two_processes_are_the_rows_of_one(make: Any) -> None:
+@pytest.mark.parametrize("make", every_source())
+def test_two_processes_read_the_same_streams_as_one(make: Any) -> None:
     one, first, second = make(range(4), 4, 3), make(range(3), 4, 3), make(range(3, 4), 4, 3)
     expected = [one.read(77), one.read(300)]
     for batch in expected:
         assert same(joined([first.read(len(batch.tokens[0])), second.read(len(batch.tokens[0]))], 0), joined([batch]))
-    assert together(first.position(), second.position()) == one.position()
+    assert merged(first.position(), second.position()) == one.position()
 
 
-@pytest.mark.parametrize("make", every_feed())
-def test_one_process_takes_over_what_two_began_and_the_reverse(make: Any) -> None:
-    begun = make(range(4), 4, 3)
-    begun.read(173)
-    position = as_json(begun.position())
-    expected = read(begun, 400)
+@pytest.mark.parametrize("make", every_source())
+def test_a_position_can_be_resumed_with_another_number_of_processes(make: Any) -> None:
+    source = make(range(4), 4, 3)
+    source.read(173)
+    position = as_json(source.position())
+    expected = read(source, 400)
+    streams = position["streams"]
 
     one = make(range(4), 4, 3)
-    one.seek(together(position | {"rows": position["rows"][:2]}, position | {"rows": position["rows"][2:]}))
+    one.seek(merged(position | {"streams": streams[:2]}, position | {"streams": streams[2:]}))
     assert same(read(one, 400), expected)
     halves = [make(range(2), 4, 3), make(range(2, 4), 4, 3)]
-    for half, rows in zip(halves, (position["rows"][:2], position["rows"][2:])):
-        half.seek(position | {"rows": rows})
+    for half, own in zip(halves, (streams[:2], streams[2:])):
+        half.seek(position | {"streams": own})
     assert same(joined([half.read(400) for half in halves], 0), expected)
 
 
-@pytest.mark.parametrize("make", every_feed())
+@pytest.mark.parametrize("make", every_source())
 @pytest.mark.parametrize("before", [0, 1, 99, 100, 101, 350])
-def test_a_stopped_stream_goes_on_with_the_very_next_token(make: Any, before: int) -> None:
+def test_a_resumed_source_continues_with_the_next_token(make: Any, before: int) -> None:
     stopped, resumed = make(range(3), 3, 5), make(range(3), 3, 5)
     stopped.read(before)
-    resumed.read(17)  # wherever it stands, it goes where it is told
+    resumed.read(17)  # its own position does not matter
     resumed.seek(as_json(stopped.position()))
     assert resumed.position() == stopped.position()
     assert same(read(resumed, 64, 300), read(stopped, 64, 300))
 
 
-@pytest.mark.parametrize("make", every_feed())
-def test_a_position_of_other_rows_is_refused(make: Any) -> None:
-    with pytest.raises(ValueError, match="a position of 3 rows for a feed of 2 rows"):
+@pytest.mark.parametrize("make", every_source())
+def test_a_position_with_another_number_of_streams_is_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match="the position has 3 streams, the batch source 2"):
         make(range(2), 2, 0).seek(make(range(3), 3, 0).position())
 
 
-@pytest.mark.parametrize("make", every_feed())
-@pytest.mark.parametrize("rows, batch", [(range(2, 5), 4), (range(0), 4), (range(1), 0)])
-def test_rows_outside_the_batch_are_refused(make: Any, rows: range, batch: int) -> None:
-    with pytest.raises(ValueError, match="rows must be some of"):
-        make(rows, batch, 0)
+@pytest.mark.parametrize("make", every_source())
+@pytest.mark.parametrize("streams, batch", [(range(2, 5), 4), (range(0), 4), (range(1), 0)])
+def test_streams_outside_the_batch_are_refused(make: Any, streams: range, batch: int) -> None:
+    with pytest.raises(ValueError, match=r"indices must be in 0\.\.batch-1"):
+        make(streams, batch, 0)
 
 
 @pytest.mark.parametrize("task", generated())
-def test_an_endless_row_depends_on_its_number_and_the_seed_only(task: Task) -> None:
+def test_an_endless_stream_depends_on_its_index_and_the_seed_only(task: StreamTask) -> None:
     alone = read(task.batch_source(range(2, 3), 3, 1), 500)
     among_many = [part[2:3] for part in read(task.batch_source(range(8), 8, 1), 500)]
     assert same(alone, among_many)
-    rows = (
+    streams = (
         read(task.batch_source(range(8), 8, 1), 500)[0].tolist()
         + read(task.batch_source(range(8), 8, 2), 500)[0].tolist()
     )
-    assert len({tuple(row) for row in rows}) == 16
+    assert len({tuple(stream) for stream in streams}) == 16
 
 
 @pytest.mark.parametrize("task", generated())
-def test_an_endless_row_never_repeats_a_block(task: Task) -> None:
-    row = read(task.batch_source(range(1), 1, 0), 3000)[0][0].tolist()
-    pieces = [tuple(row[at : at + 60]) for at in range(len(row) - 60)]
-    if not isinstance(task, counting.Counting):  # there a number may well come again
-        assert len(set(pieces)) == len(pieces)
-    assert row[:1000] != row[1000:2000]
+def test_an_endless_stream_never_repeats_a_block(task: StreamTask) -> None:
+    stream = read(task.batch_source(range(1), 1, 0), 3000)[0][0].tolist()
+    windows = [tuple(stream[first : first + 60]) for first in range(len(stream) - 60)]
+    if not isinstance(task, counting.Counting):  # where counts may repeat
+        assert len(set(windows)) == len(windows)
+    assert stream[:1000] != stream[1000:2000]
 
 
 @pytest.mark.parametrize("task", generated())
-def test_a_negative_seed_is_refused(task: Task) -> None:
+def test_a_negative_seed_is_refused(task: StreamTask) -> None:
     with pytest.raises(ValueError, match="seed -1; a seed must be 0 or more"):
         task.batch_source(range(1), 1, -1)
 
 
 @pytest.mark.parametrize("task", generated())
-def test_a_change_of_difficulty_is_part_of_the_position(task: Task) -> None:
+def test_a_changed_difficulty_is_part_of_the_position(task: StreamTask) -> None:
     name = "statements" if isinstance(task, algorithmic.Algorithmic) else "length"
     changed, plain = task.batch_source(range(3), 3, 2), task.batch_source(range(3), 3, 2)
     assert same(read(changed, 130), read(plain, 130))
@@ -188,23 +189,23 @@ def test_a_change_of_difficulty_is_part_of_the_position(task: Task) -> None:
 
 
 @pytest.mark.parametrize("task", generated())
-def test_a_change_does_not_depend_on_how_the_stream_was_read(task: Task) -> None:
+def test_a_change_does_not_depend_on_the_length_of_reads(task: StreamTask) -> None:
     name = "statements" if isinstance(task, algorithmic.Algorithmic) else "length"
-    one, bites, half = (
+    at_once, by_token, half = (
         task.batch_source(range(4), 4, 2),
         task.batch_source(range(4), 4, 2),
         task.batch_source(range(2, 4), 4, 2),
     )
-    for batch_source, lengths in ((one, [240]), (bites, [1] * 240), (half, [24] * 10)):
+    for batch_source, lengths in ((at_once, [240]), (by_token, [1] * 240), (half, [24] * 10)):
         read(batch_source, *lengths)
         batch_source.change(**{name: 6})
-    expected = read(one, 300)
-    assert same(read(bites, 300), expected)
+    expected = read(at_once, 300)
+    assert same(read(by_token, 300), expected)
     assert same(read(half, 300), [part[2:] for part in expected])
 
 
 @pytest.mark.parametrize("task", generated())
-def test_a_change_never_brings_back_what_was_read(task: Task) -> None:
+def test_a_change_does_not_repeat_tokens(task: StreamTask) -> None:
     batch_source = task.batch_source(range(2), 2, 0)
     before = read(batch_source, 90)
     batch_source.change(**batch_source.position()["options"])
@@ -212,7 +213,7 @@ def test_a_change_never_brings_back_what_was_read(task: Task) -> None:
 
 
 @pytest.mark.parametrize("task", generated())
-def test_only_what_a_curriculum_may_turn_can_change(task: Task) -> None:
+def test_only_curriculum_options_can_change(task: StreamTask) -> None:
     batch_source = task.batch_source(range(1), 1, 0)
     with pytest.raises(ValueError, match=r"cannot change 'grid' during training; .* can change"):
         batch_source.change(grid=4)
@@ -222,30 +223,30 @@ def test_only_what_a_curriculum_may_turn_can_change(task: Task) -> None:
 
 
 @pytest.mark.parametrize("task", generated(train_episodes=7))
-def test_a_finite_set_repeats_exactly_and_is_the_same_for_every_seed(task: Task) -> None:
+def test_a_finite_set_repeats_exactly_and_is_the_same_for_every_seed(task: StreamTask) -> None:
     tokens, targets, *start = read(task.batch_source(range(1), 1, 0), 4000)
-    lap = next(n for n in range(20, 2000) if torch.equal(tokens[:, n:], tokens[:, :-n]))
-    assert torch.equal(targets[:, lap:], targets[:, :-lap])
+    epoch = next(n for n in range(20, 2000) if torch.equal(tokens[:, n:], tokens[:, :-n]))
+    assert torch.equal(targets[:, epoch:], targets[:, :-epoch])
     for flags in start:
-        assert int(flags[:, :lap].sum()) == 7
+        assert int(flags[:, :epoch].sum()) == 7
     assert same(read(task.batch_source(range(1), 1, 99), 4000), [tokens, targets, *start])
 
 
 @pytest.mark.parametrize("task", generated(train_episodes=6))
-def test_the_rows_of_a_finite_set_begin_evenly_spread_over_its_episodes(task: Task) -> None:
+def test_the_streams_of_a_finite_set_start_evenly_spaced(task: StreamTask) -> None:
     single = read(task.batch_source(range(1), 1, 0), 3000)[0][0].tolist()
-    lap = next(n for n in range(20, 2000) if single[n:] == single[:-n])
-    single = single[: 2 * lap]
-    begins = []
-    for row in read(task.batch_source(range(3), 3, 0), lap)[0].tolist():
-        begins.append(next(at for at in range(lap) if single[at : at + lap] == row))
-    assert begins[0] == 0 < begins[1] < begins[2]
+    epoch = next(n for n in range(20, 2000) if single[n:] == single[:-n])
+    single = single[: 2 * epoch]
+    starts = []
+    for stream in read(task.batch_source(range(3), 3, 0), epoch)[0].tolist():
+        starts.append(next(first for first in range(epoch) if single[first : first + epoch] == stream))
+    assert starts[0] == 0 < starts[1] < starts[2]
     if not isinstance(task, counting.Counting | algorithmic.Algorithmic):  # whose episodes differ in length
-        assert begins == [0, lap // 3, 2 * lap // 3]
+        assert starts == [0, epoch // 3, 2 * epoch // 3]
 
 
 @pytest.mark.parametrize("task", generated(train_episodes=7))
-def test_a_finite_set_has_no_curriculum(task: Task) -> None:
+def test_a_finite_set_has_no_curriculum(task: StreamTask) -> None:
     with pytest.raises(
         ValueError, match="cannot change length of a finite training set; a curriculum needs an endless"
     ):
@@ -253,7 +254,7 @@ def test_a_finite_set_has_no_curriculum(task: Task) -> None:
 
 
 @pytest.mark.parametrize("endless, finite", pairs(generated(), generated(train_episodes=7)))
-def test_training_sets_and_splits_differ(endless: Task, finite: Task) -> None:
+def test_training_sets_and_splits_differ(endless: StreamTask, finite: StreamTask) -> None:
     sources = [read(task.batch_source(range(1), 1, 0), 200)[0][0] for task in (endless, finite)]
     sources += [next(endless.batches(split, 1, 200)).tokens[0] for split in ("valid", "test")]
     assert len({tuple(source.tolist()) for source in sources}) == 4
@@ -272,7 +273,7 @@ def test_training_sets_and_splits_share_no_episode() -> None:
 
 @pytest.mark.parametrize("task", generated())
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_a_split_does_not_depend_on_the_segment_length(task: Task, split: Any) -> None:
+def test_a_split_does_not_depend_on_the_segment_length(task: StreamTask, split: Any) -> None:
     expected = joined(list(task.batches(split, 3, 10_000)))
     for segment in (1, 7, 64):
         batches = list(task.batches(split, 3, segment))
@@ -282,38 +283,38 @@ def test_a_split_does_not_depend_on_the_segment_length(task: Task, split: Any) -
 
 @pytest.mark.parametrize("task", generated())
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_a_split_holds_the_same_episodes_in_any_number_of_rows(task: Task, split: Any) -> None:
+def test_a_split_has_the_same_episodes_at_any_batch_size(task: StreamTask, split: Any) -> None:
     single = torch.stack(joined(list(task.batches(split, 1, 50)))[:2])[:, 0]
-    for rows in (2, 5, 20):
-        content = []
-        for row in torch.stack(joined(list(task.batches(split, rows, 50)))[:2], dim=1):
-            real = ((row[0] != 0) | (row[1] != IGNORE)).nonzero()
-            content.append(row[:, : int(real.max()) + 1 if len(real) else 0])
-        assert torch.equal(torch.cat(content, dim=1), single)
+    for batch in (2, 5, 20):
+        unpadded = []
+        for stream in torch.stack(joined(list(task.batches(split, batch, 50)))[:2], dim=1):
+            present = ((stream[0] != 0) | (stream[1] != IGNORE)).nonzero()
+            unpadded.append(stream[:, : int(present.max()) + 1 if len(present) else 0])
+        assert torch.equal(torch.cat(unpadded, dim=1), single)
 
 
 @pytest.mark.parametrize("task", generated())
-def test_rows_that_end_early_are_filled_up_and_not_scored(task: Task) -> None:
-    tokens, targets, *start = joined(list(task.batches("valid", 8, 50)))  # 11 episodes: 1 or 2 a row
-    for row in (0, 1):
-        end = int(((tokens[row] != 0) | (targets[row] != IGNORE)).nonzero().max()) + 1
-        assert (targets[row, end:] == IGNORE).all()
-        assert not any(flags[row, end:].any() for flags in start)
-    shortest = min(int((row != IGNORE).sum()) for row in targets)
+def test_streams_that_end_early_are_padded_and_the_padding_is_not_scored(task: StreamTask) -> None:
+    tokens, targets, *start = joined(list(task.batches("valid", 8, 50)))  # 11 episodes: 1 or 2 per stream
+    for b in (0, 1):
+        end = int(((tokens[b] != 0) | (targets[b] != IGNORE)).nonzero().max()) + 1
+        assert (targets[b, end:] == IGNORE).all()
+        assert not any(flags[b, end:].any() for flags in start)
+    shortest = min(int((stream != IGNORE).sum()) for stream in targets)
     assert shortest < int((targets != IGNORE).sum(dim=1).max())
 
 
 @pytest.mark.parametrize("task", generated())
-def test_a_split_is_read_in_at_least_one_row_and_token(task: Task) -> None:
-    for rows, segment in ((0, 5), (5, 0)):
+def test_batch_size_and_segment_of_a_split_must_be_at_least_one(task: StreamTask) -> None:
+    for batch, segment in ((0, 5), (5, 0)):
         with pytest.raises(ValueError, match="both must be at least 1"):
-            next(task.batches("test", rows, segment))
+            next(task.batches("test", batch, segment))
 
 
 @pytest.mark.parametrize("task", generated())
-def test_tokens_and_labels_are_within_what_the_task_says(task: Task) -> None:
-    seen = [joined([task.batch_source(range(8), 8, 0).read(2000)]), joined(list(task.batches("test", 1, 100)))]
-    for tokens, targets, *_ in seen:
+def test_tokens_and_labels_are_within_the_vocabulary(task: StreamTask) -> None:
+    read_batches = [joined([task.batch_source(range(8), 8, 0).read(2000)]), joined(list(task.batches("test", 1, 100)))]
+    for tokens, targets, *_ in read_batches:
         assert tokens.dtype == targets.dtype == torch.int64
         assert tokens.min() >= 0 and tokens.max() < task.inputs
         scored = targets[targets != IGNORE]
@@ -322,26 +323,26 @@ def test_tokens_and_labels_are_within_what_the_task_says(task: Task) -> None:
 
 
 @pytest.mark.parametrize("endless, finite", pairs(generated(), generated(train_episodes=7)))
-def test_a_description_says_whether_the_training_set_is_endless(endless: Task, finite: Task) -> None:
-    assert "an endless training set, 11 fresh ones to validate" in endless.describe()
-    assert "a finite training set of 7, 11 fresh ones to validate" in finite.describe()
+def test_a_description_says_whether_the_training_set_is_endless(endless: StreamTask, finite: StreamTask) -> None:
+    assert "an endless training set, 11 other ones for validation" in endless.describe()
+    assert "a finite training set of 7, 11 other ones for validation" in finite.describe()
     assert "\n" not in endless.describe()
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_every_option_explains_itself(module: Any) -> None:
+def test_every_option_is_documented(module: Any) -> None:
     (config,) = ast.parse(inspect.getsource(module.Config)).body
     assert isinstance(config, ast.ClassDef)
-    explained = []
+    documented = []
     for field, after in zip(config.body, config.body[1:]):
         if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             assert isinstance(after.value.value, str) and isinstance(field.target, ast.Name)
-            explained.append(field.target.id)
-    assert explained == [field.name for field in fields(module.Config)]
+            documented.append(field.target.id)
+    assert documented == [field.name for field in fields(module.Config)]
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_set_sizes_that_make_no_sense_are_refused(module: Any) -> None:
+def test_invalid_split_sizes_are_refused(module: Any) -> None:
     (task,) = (value for value in vars(module).values() if hasattr(value, "describe"))
     with pytest.raises(ValueError, match="train_episodes is -1; it must be at least 0"):
         task(module.Config(train_episodes=-1))
@@ -349,9 +350,9 @@ def test_set_sizes_that_make_no_sense_are_refused(module: Any) -> None:
         task(module.Config(test_episodes=0))
 
 
-def test_a_fixed_sequence_is_dealt_into_rows_that_wrap_around() -> None:
+def test_a_fixed_sequence_is_read_in_streams_that_wrap_around() -> None:
     batch = SequenceSource(Packed(np.arange(10, dtype=np.uint16)), range(3), 3).read(12)
-    assert batch.tokens.tolist() == [[(begin + t) % 10 for t in range(12)] for begin in (0, 3, 6)]
+    assert batch.tokens.tolist() == [[(first + t) % 10 for t in range(12)] for first in (0, 3, 6)]
     assert batch.start is None
 
 
@@ -361,7 +362,7 @@ def test_the_last_token_of_a_sequence_has_no_target() -> None:
     assert batch.targets.tolist() == [[6, 7, IGNORE, 6, 7, IGNORE, 6]]
 
 
-def test_a_row_begins_anew_at_its_first_token_and_where_it_wraps_around() -> None:
+def test_a_stream_is_reset_at_its_first_token_and_where_it_wraps_around() -> None:
     batch_source = SequenceSource(Packed(np.arange(6), np.array([1])), range(2), 2)
     first, second = batch_source.read(4).start, batch_source.read(9).start
     assert first is not None and second is not None
@@ -389,7 +390,7 @@ def test_an_empty_sequence_is_refused() -> None:
 
 
 @pytest.mark.parametrize("start", [None, torch.arange(12).view(4, 3) % 5 == 0])
-def test_a_batch_knows_its_terms_and_falls_into_parts(start: torch.Tensor | None) -> None:
+def test_a_batch_counts_its_terms_and_splits_into_parts(start: torch.Tensor | None) -> None:
     tokens = torch.arange(12).view(4, 3)
     batch = Batch(tokens, torch.where(tokens % 4 == 1, IGNORE, tokens), start)
     parts = batch.parts(2)

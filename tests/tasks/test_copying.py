@@ -12,35 +12,35 @@ from stairwell.tasks.base import IGNORE, Batch
 from stairwell.tasks.copying import END, SEP, Config, Copying, format_lines
 
 
-def documents(batch: Batch) -> list[tuple[list[int], list[int]]]:
-    """Tokens and targets of the whole documents of a batch, as the start flags cut them."""
-    found = []
+def episodes(batch: Batch) -> list[tuple[list[int], list[int]]]:
+    """Return the tokens and targets of each episode of a batch, separated by the start flags."""
+    split = []
     assert batch.start is not None
     for tokens, targets, start in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start):
-        cuts = [*start.nonzero().flatten().tolist(), len(tokens)]
-        assert cuts[0] == 0
-        found += [(tokens[a:b], targets[a:b]) for a, b in pairwise(cuts)]
-    return found
+        edges = [*start.nonzero().flatten().tolist(), len(tokens)]
+        assert edges[0] == 0
+        split += [(tokens[a:b], targets[a:b]) for a, b in pairwise(edges)]
+    return split
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 40])
-def test_the_digits_of_the_answer_are_asked_one_before_they_appear(length: int, reverse: bool) -> None:
+def test_each_output_digit_is_the_label_of_the_token_before_it(length: int, reverse: bool) -> None:
     task = Copying(Config(length=length, reverse=reverse))
-    for tokens, targets in documents(task.batch_source(range(5), 5, 0).read(6 * (2 * length + 2))):
+    for tokens, targets in episodes(task.batch_source(range(5), 5, 0).read(6 * (2 * length + 2))):
         digits = tokens[:length]
-        answer = digits[::-1] if reverse else digits
-        assert tokens == [*digits, SEP, *answer, END]
-        assert targets == [IGNORE] * length + answer + [IGNORE] * 2
+        outputs = digits[::-1] if reverse else digits
+        assert tokens == [*digits, SEP, *outputs, END]
+        assert targets == [IGNORE] * length + outputs + [IGNORE] * 2
 
 
-def test_test_sequences_are_longer_than_those_of_training() -> None:
+def test_test_sequences_are_longer_than_training_sequences() -> None:
     config = Config(length=3, test_length=11, valid_episodes=4, test_episodes=5)
     for split, length, count in (("valid", 3, 4), ("test", 11, 5)):
         (batch,) = Copying(config).batches(split, 1, 1000)  # type: ignore[arg-type]
-        assert [len(tokens) for tokens, _ in documents(batch)] == [2 * length + 2] * count
+        assert [len(tokens) for tokens, _ in episodes(batch)] == [2 * length + 2] * count
     (batch,) = Copying(replace(config, valid_length=6)).batches("valid", 1, 1000)
-    assert len(documents(batch)[0][0]) == 14
+    assert len(episodes(batch)[0][0]) == 14
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -50,33 +50,33 @@ def test_sequences_of_different_lengths(reverse: bool) -> None:
         (task.batch_source(range(4), 4, 0).read(600), 5),
         (next(iter(task.batches("test", 1, 9000))), 9),
     ):
-        whole = [(tokens, targets) for tokens, targets in documents(batch) if tokens[-1] == END]
-        for tokens, targets in whole:
+        complete = [(tokens, targets) for tokens, targets in episodes(batch) if tokens[-1] == END]
+        for tokens, targets in complete:
             digits = tokens[: tokens.index(SEP)]
-            answer = digits[::-1] if reverse else digits
-            assert tokens == [*digits, SEP, *answer, END]
-            assert targets == [IGNORE] * len(digits) + answer + [IGNORE] * 2
-        assert {len(tokens) // 2 - 1 for tokens, _ in whole} == set(range(2, longest + 1))
+            outputs = digits[::-1] if reverse else digits
+            assert tokens == [*digits, SEP, *outputs, END]
+            assert targets == [IGNORE] * len(digits) + outputs + [IGNORE] * 2
+        assert {len(tokens) // 2 - 1 for tokens, _ in complete} == set(range(2, longest + 1))
 
 
-def test_lines_read_well() -> None:
+def test_sequences_are_formatted_one_per_line() -> None:
     assert format_lines([3, 1, SEP, 3, 1, END, 7, 0, SEP]) == "31 -> 31\n70 -> "
 
 
-def test_a_sequence_counts_only_if_every_digit_is_right() -> None:
+def test_a_sequence_is_correct_only_if_every_digit_is_correct() -> None:
     task = Copying(Config(test_length=5, test_episodes=4))
     score = task.score()
     for number, batch in enumerate(task.batches("test", 4, 4)):
-        guesses = batch.targets.clone()
-        if number == 2:  # tokens 8 to 11: the last two digits of the answer
-            guesses[0] += 1
+        predictions = batch.targets.clone()
+        if number == 2:  # tokens 8 to 11: the last two output digits
+            predictions[0] += 1
             assert (batch.targets[0] != IGNORE).sum() == 2
-        score.add(batch, torch.zeros(batch.tokens.shape), guesses)
+        score.add(batch, torch.zeros(batch.tokens.shape), predictions)
     result = score.result()
     assert (result["accuracy"], result["sequence_accuracy"], result["sequences"]) == (90.0, 75.0, 4)
 
 
-def test_lengths_that_make_no_sense_are_refused() -> None:
-    for name, least in (("length", 1), ("test_length", 1), ("valid_length", 0), ("min_length", 0)):
-        with pytest.raises(ValueError, match=f"{name} is -1; it must be at least {least}"):
+def test_invalid_lengths_are_refused() -> None:
+    for name, minimum in (("length", 1), ("test_length", 1), ("valid_length", 0), ("min_length", 0)):
+        with pytest.raises(ValueError, match=f"{name} is -1; it must be at least {minimum}"):
             Copying(replace(Config(), **{name: -1}))

@@ -7,16 +7,16 @@ import re
 import pytest
 
 from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.counting import SYMBOLS, Config, Counting, format_counts
+from stairwell.tasks.counting import COUNTING_TOKENS, Config, Counting, format_counts
 
 
-def counted(batch: Batch) -> list[int]:
-    """Check every whole sequence of a batch and give their counts."""
+def checked_counts(batch: Batch) -> list[int]:
+    """Check every complete sequence of a batch and return the counts."""
     counts = []
     assert batch.start is not None
     for tokens, targets, start in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start.tolist()):
-        words = [SYMBOLS[token] for token in tokens]
-        labels = ["-" if target == IGNORE else SYMBOLS[target] for target in targets]
+        words = [COUNTING_TOKENS[token] for token in tokens]
+        labels = ["-" if target == IGNORE else COUNTING_TOKENS[target] for target in targets]
         while "END" in words:
             size = words.index("END") + 1
             n = (size - 2) // 2
@@ -29,43 +29,43 @@ def counted(batch: Batch) -> list[int]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 50])
-def test_as_many_bs_as_as_are_asked_and_then_the_end(length: int) -> None:
+def test_labels_are_n_bs_and_the_end(length: int) -> None:
     batch = Counting(Config(length=length)).batch_source(range(50), 50, 0).read(40 * (length + 3))
-    assert set(counted(batch)) == set(range(1, length + 1))
+    assert set(checked_counts(batch)) == set(range(1, length + 1))
 
 
-def test_counts_are_drawn_uniformly() -> None:
+def test_counts_are_uniform() -> None:
     task = Counting(Config(length=10, test_episodes=5000))
     (batch,) = task.batches("test", 1, 10**6)
-    counts = counted(batch)
+    counts = checked_counts(batch)
     assert len(counts) == 5000
     assert all(abs(counts.count(n) - 500) < 100 for n in range(1, 11))
 
 
-def test_longer_sequences_can_be_tested() -> None:
+def test_test_sequences_can_be_longer() -> None:
     task = Counting(Config(length=3, test_length=90, valid_episodes=50, test_episodes=50))
-    assert max(counted(next(task.batches("valid", 1, 10**5)))) == 3
-    assert max(counted(next(task.batches("test", 1, 10**5)))) > 50
+    assert max(checked_counts(next(task.batches("valid", 1, 10**5)))) == 3
+    assert max(checked_counts(next(task.batches("test", 1, 10**5)))) > 50
 
 
-def test_a_thousand_can_be_counted() -> None:
-    assert max(counted(Counting(Config(length=1000)).batch_source(range(20), 20, 0).read(8000))) > 900
+def test_a_thousand_can_be_checked_counts() -> None:
+    assert max(checked_counts(Counting(Config(length=1000)).batch_source(range(20), 20, 0).read(8000))) > 900
 
 
-def test_a_smaller_count_can_be_trained_first() -> None:
+def test_a_curriculum_may_start_with_smaller_counts() -> None:
     stream = Counting(Config(length=1000)).batch_source(range(20), 20, 0)
     stream.read(10)
     stream.change(length=3)
-    assert set(counted(stream.read(200))) == {1, 2, 3}
+    assert set(checked_counts(stream.read(200))) == {1, 2, 3}
 
 
-def test_counts_read_well() -> None:
+def test_sequences_are_formatted_one_per_line() -> None:
     text = format_counts(Counting(Config(length=9)).batch_source(range(1), 1, 0).read(200).tokens[0].tolist())
     assert re.fullmatch(r"A+ -> B+", text.splitlines()[0])
     assert format_counts([0, 0, 1, 2, 2, 3]) == "AA -> BB\n"
 
 
-def test_lengths_that_make_no_sense_are_refused() -> None:
+def test_invalid_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="length is 0; it must be at least 1"):
         Counting(Config(length=0))
     with pytest.raises(ValueError, match="test_length is -1; it must be at least 0"):

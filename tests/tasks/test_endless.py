@@ -1,4 +1,4 @@
-"""Streams without end: their labels are those of the whole word at once, however they are read."""
+"""Endless streams: their labels do not depend on blocks and segments."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 from stairwell.errors import UserError
 from stairwell.tasks import TASKS, task_type
 from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.endless import BLOCK, StreamName, endless_batches
-from stairwell.tasks.generated import ENDLESS
+from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
+from stairwell.tasks.generated import ENDLESS_TASKS
 from stairwell.tasks.random_walk import trajectory
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -23,7 +23,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "group-words": {"label": "every", "generators": 8},
     "s5": {"generators": True},
 }
-each = pytest.mark.parametrize("name", ENDLESS)
+each = pytest.mark.parametrize("name", ENDLESS_TASKS)
 
 
 def make(name: str, **options: Any) -> Any:
@@ -31,75 +31,72 @@ def make(name: str, **options: Any) -> Any:
     return task(config(**{**OPTIONS.get(name, {}), **options}))
 
 
-def whole(name: str, streams: list[StreamName], tokens: int, segment: int) -> Batch:
-    batches = list(endless_batches(make(name).endless(), streams, tokens, segment))
+def read(name: str, streams: list[StreamId], tokens: int, segment: int) -> Batch:
+    batches = list(endless_batches(make(name).endless_stream(), streams, tokens, segment))
     assert all(batch.start is None and batch.tokens.shape[1] <= segment for batch in batches)
     return Batch(torch.cat([b.tokens for b in batches], 1), torch.cat([b.targets for b in batches], 1))
 
 
 @each
-def test_how_a_stream_is_read_changes_nothing(name: str) -> None:
-    """Neither the size of the segments, nor what is read beside it, nor how far it goes."""
-    streams = [StreamName(0, 0), StreamName(0, 1), StreamName(7, 1)]
-    at_once = whole(name, streams, 2 * BLOCK + 10, 10**6)
+def test_a_stream_does_not_depend_on_segments_batch_and_length(name: str) -> None:
+    streams = [StreamId(0, 0), StreamId(0, 1), StreamId(7, 1)]
+    at_once = read(name, streams, 2 * BLOCK + 10, 10**6)
     assert at_once.tokens.shape == (3, 2 * BLOCK + 10)
-    in_bites = whole(name, streams[::-1], 2 * BLOCK + 3, 100)
-    assert in_bites.tokens.flip(0).equal(at_once.tokens[:, :-7])
-    assert in_bites.targets.flip(0).equal(at_once.targets[:, :-7])
-    assert len({tuple(row) for row in at_once.tokens.tolist()}) == 3
+    in_segments = read(name, streams[::-1], 2 * BLOCK + 3, 100)
+    assert in_segments.tokens.flip(0).equal(at_once.tokens[:, :-7])
+    assert in_segments.targets.flip(0).equal(at_once.targets[:, :-7])
+    assert len({tuple(stream) for stream in at_once.tokens.tolist()}) == 3
 
 
 @each
-def test_a_stream_never_repeats_itself_or_another(name: str) -> None:
-    """No 64 tokens in a row come twice, within a block, across blocks or in another stream."""
-    streams = [StreamName(0, 0), StreamName(0, 1), StreamName(1, 0)]
-    found = [row[1:].tolist() for row in whole(name, streams, 3 * BLOCK, 10**6).tokens]
-    windows = [tuple(row[i : i + 64]) for row in found for i in range(len(row) - 63)]
+def test_streams_never_repeat(name: str) -> None:
+    """No 64 consecutive tokens occur twice, within a block, across blocks or in another stream."""
+    streams = [StreamId(0, 0), StreamId(0, 1), StreamId(1, 0)]
+    tokens = [stream[1:].tolist() for stream in read(name, streams, 3 * BLOCK, 10**6).tokens]
+    windows = [tuple(stream[i : i + 64]) for stream in tokens for i in range(len(stream) - 63)]
     assert len(set(windows)) == len(windows)
 
 
 @each
-def test_labels_are_those_of_the_word_at_once(name: str) -> None:
-    """Worked out for a whole stream at once; the stream goes over the edges of blocks."""
+def test_labels_equal_those_of_the_whole_stream(name: str) -> None:
     task, tokens = make(name), 2 * BLOCK + 500
-    found = whole(name, [StreamName(3, 5)], tokens, 999)
-    opening = len(task.endless().opening)
+    batch = read(name, [StreamId(3, 5)], tokens, 999)
+    prefix = len(task.endless_stream().prefix)
     if name == "random-walk":
-        cells, _ = trajectory(found.tokens[0].tolist(), task.config.grid)
-        assert found.targets[0, 1:].tolist() == cells[1:] and found.targets[0, 0] == IGNORE
+        cells, _ = trajectory(batch.tokens[0].tolist(), task.config.grid)
+        assert batch.targets[0, 1:].tolist() == cells[1:] and batch.targets[0, 0] == IGNORE
         return
-    labels, _ = task.train.follow(found.tokens[:, opening:].numpy(), None)
-    asked = found.targets[0] != IGNORE
-    assert asked.sum() == (tokens // 2 if name == "modular-arithmetic" else tokens)
-    assert found.targets[0][asked].tolist() == labels[0][asked.numpy()].tolist()
+    labels, _ = task.train.labels(batch.tokens[:, prefix:].numpy(), None)
+    scored = batch.targets[0] != IGNORE
+    assert scored.sum() == (tokens // 2 if name == "modular-arithmetic" else tokens)
+    assert batch.targets[0][scored].tolist() == labels[0][scored.numpy()].tolist()
 
 
 @pytest.mark.parametrize("length", [1, 255, 256, 257, 1000, 4096])
-def test_long_words_are_multiplied_as_short_ones(length: int) -> None:
-    """Pieces side by side give what one factor after the other gives, from any element on."""
-    words, rng = make("group-words").train, np.random.default_rng(0)
-    tokens, before = rng.integers(0, 8, (3, length)), rng.integers(0, 120, (3, 1))
-    labels, after = words.follow(tokens, before)
-    carried = before
+def test_splitting_long_words_does_not_change_products(length: int) -> None:
+    episodes, generator = make("group-words").train, np.random.default_rng(0)
+    tokens, first = generator.integers(0, 8, (3, length)), generator.integers(0, 120, (3, 1))
+    labels, last = episodes.labels(tokens, first)
+    carry = first
     for t in range(length):
-        one, carried = words.follow(tokens[:, t : t + 1], carried)
-        assert (one[:, 0] == labels[:, t]).all()
-    assert (carried == after).all()
+        label, carry = episodes.labels(tokens[:, t : t + 1], carry)
+        assert (label[:, 0] == labels[:, t]).all()
+    assert (carry == last).all()
 
 
-def test_a_model_that_was_asked_at_the_end_is_asked_where_an_episode_could_end() -> None:
+def test_with_labels_at_the_end_positions_before_the_minimum_length_are_not_scored() -> None:
     task = make("cycle-navigation", label="last", min_length=3)
-    batch = next(endless_batches(task.endless(), [StreamName(0, 0)], 10, 10))
+    batch = next(endless_batches(task.endless_stream(), [StreamId(0, 0)], 10, 10))
     assert (batch.targets[0] != IGNORE).tolist() == [False, False, *[True] * 8]
 
 
-def test_tasks_without_such_a_stream_say_so() -> None:
-    generated = [name for name, (_, _, _) in TASKS.items() if hasattr(task_type(name)[1], "endless")]
+def test_tasks_without_endless_streams_raise_an_error() -> None:
+    generated = [name for name, (_, _, _) in TASKS.items() if hasattr(task_type(name)[1], "endless_stream")]
     for name in generated:
-        if name in ENDLESS:
-            make(name).endless()
+        if name in ENDLESS_TASKS:
+            make(name).endless_stream()
             continue
-        with pytest.raises(UserError, match=r"episodes of this task must end; .* parity, s5"):
-            make(name).endless()
-    with pytest.raises(UserError, match=r"has no =, .* train one with --task.label every"):
-        make("modular-arithmetic", label="last").endless()
+        with pytest.raises(UserError, match=r"this task has no endless streams; .* parity, s5"):
+            make(name).endless_stream()
+    with pytest.raises(UserError, match=r"has no =, .* train a model with --task.label every"):
+        make("modular-arithmetic", label="last").endless_stream()

@@ -14,7 +14,7 @@ import torch
 
 from stairwell.data import parallel
 from stairwell.errors import UserError
-from stairwell.tasks import IGNORE, kept_tasks, make_task, spec
+from stairwell.tasks import IGNORE, load_tasks, make_task, saved_task
 from stairwell.tasks.pair_task import PairBatch, PairSource, PairTask, buckets
 from tests import language_pair
 
@@ -46,7 +46,7 @@ def test_a_pair_becomes_ids_and_comes_back(tmp_path: Path) -> None:
     batch = next(iter(task.batches("valid", 1, 100)))
     source = batch.source[0, batch.source_mask[0]].tolist()
     assert source[-1] == task.source_end and batch.targets[0, -1] == task.end
-    said = task.vocabulary.source.decode(source[:-1]).strip(), task.write_target(batch.targets[0].tolist())
+    said = task.vocabulary.source.decode(source[:-1]).strip(), task.decode_target(batch.targets[0].tolist())
     assert said in list(task.texts("valid"))
     assert batch.tokens[0, 0] == task.end and torch.equal(batch.tokens[0, 1:], batch.targets[0, :-1])
 
@@ -178,7 +178,7 @@ def test_too_few_pairs_to_keep_some_apart_are_refused_before_training(tmp_path: 
     with pytest.raises(UserError, match=r"no whole pair to validate on in .*few; bring more"):
         task.batch_source(range(1), 1, 0)
     with pytest.raises(UserError, match=r"there is no pair in the test split of .*few"):
-        task.sides("test")
+        task.sources_and_targets("test")
 
 
 def test_files_named_in_full_are_not_read_again_as_other_data(tmp_path: Path) -> None:
@@ -264,12 +264,12 @@ def test_a_run_keeps_its_symbols_and_needs_no_files(tmp_path: Path) -> None:
         task = translation(language_pair.write(tmp_path / "data"), joint=joint)
         folder = tmp_path / f"run-{joint}"
         folder.mkdir()
-        spec.write(folder, "translation", [task])
-        (kept,) = kept_tasks("translation", [task.config], folder)
+        saved_task.write(folder, "translation", [task])
+        (kept,) = load_tasks("translation", [task.config], folder)
         assert isinstance(kept, PairTask) and kept.joint is joint
         assert (kept.inputs, kept.outputs, kept.describe()) == (task.inputs, task.outputs, task.describe())
-        ids, _ = kept.read_sources(["ba ke"])
-        assert ids[0].tolist() == task.read_sources(["ba ke"])[0][0].tolist()
+        ids, _ = kept.encode_sources(["ba ke"])
+        assert ids[0].tolist() == task.encode_sources(["ba ke"])[0][0].tolist()
     language_pair.write(tmp_path / "data", 10)
     with pytest.raises(UserError, match="has changed since the training began"):
         kept.batch_source(range(1), 1, 0)
@@ -277,7 +277,7 @@ def test_a_run_keeps_its_symbols_and_needs_no_files(tmp_path: Path) -> None:
 
 def test_sources_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:
     task = translation(language_pair.write(tmp_path / "data"), max_source_length=5)
-    sources, cut = task.read_sources(["ba " * 20, "ba", ""])
+    sources, cut = task.encode_sources(["ba " * 20, "ba", ""])
     assert len(sources[0]) == 6 and sources[2].tolist() == [task.source_end] and cut == 1
 
 
@@ -287,4 +287,4 @@ def test_without_a_path_the_task_says_what_it_needs() -> None:
     with pytest.raises(UserError, match=r"--task.path FOLDER"):
         make_task("translation", Config()).describe()
     with pytest.raises(UserError, match="needs a sample"):
-        Config(primary_metric="bleu", sample=0)
+        Config(primary_metric="bleu", decode_examples=0)

@@ -1,4 +1,4 @@
-"""The word problem, multiplied out by hand."""
+"""The word problem, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stairwell.tasks.permutations import Config, Permutations
 
 
 def running_products(factors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Move things about: `at[i]` is where thing i has got to."""
-    at = list(range(len(factors[0])))
+    """Return the running products of permutations, given as their images."""
+    images = list(range(len(factors[0])))
     products = []
     for factor in factors:
-        at = [factor[place] for place in at]
-        products.append(tuple(at))
+        images = [factor[image] for image in images]
+        products.append(tuple(images))
     return products
 
 
@@ -25,22 +25,22 @@ def running_products(factors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("generators", [False, True])
 def test_every_label_is_the_product_of_the_factors_so_far(elements: int, generators: bool) -> None:
     numbered = sorted(permutations(range(elements)))
-    things = list(range(elements))
-    factors = [(1, 0, *things[2:]), (*things[1:], 0)] if generators else numbered
+    identity = list(range(elements))
+    factors = [(1, 0, *identity[2:]), (*identity[1:], 0)] if generators else numbered
     task = Permutations(Config(elements=elements, generators=generators, length=25, test_length=70, test_episodes=4))
     assert (task.inputs, task.outputs) == (len(factors), factorial(elements))
     for batch, length in ((task.batch_source(range(4), 4, 0).read(100), 25), (next(task.batches("test", 2, 500)), 70)):
         assert batch.start is not None
         for tokens, targets, starts in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start.tolist()):
             assert [t for t, start in enumerate(starts) if start] == list(range(0, len(tokens), length))
-            for begin in range(0, len(tokens), length):
-                word = [factors[token] for token in tokens[begin : begin + length]]
-                products = [numbered[target] for target in targets[begin : begin + length]]
+            for first in range(0, len(tokens), length):
+                word = [factors[token] for token in tokens[first : first + length]]
+                products = [numbered[target] for target in targets[first : first + length]]
                 assert products == running_products(word)
 
 
 def test_the_first_token_is_applied_first() -> None:
-    """Swap 0 and 1, then send each thing to the next: 0 goes to 1 and on to 2, 1 goes to 0 and on to 1."""
+    """The swap and then the cycle: 0 -> 1 -> 2 and 1 -> 0 -> 1."""
     numbered = sorted(permutations(range(5)))
     batch = Permutations(Config(generators=True, length=2)).batch_source(range(1), 1, 0).read(100)
     pairs = list(zip(batch.tokens[0].tolist(), batch.targets[0].tolist()))
@@ -50,15 +50,15 @@ def test_the_first_token_is_applied_first() -> None:
     assert products[0, 0] == (0, 1, 2, 3, 4)
 
 
-def test_factors_are_drawn_uniformly() -> None:
+def test_factors_are_uniform() -> None:
     tokens = Permutations(Config(elements=3)).batch_source(range(64), 64, 0).read(400).tokens.flatten().tolist()
     assert all(abs(tokens.count(number) / len(tokens) - 1 / 6) < 0.01 for number in range(6))
 
 
-def test_options_that_make_no_sense_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     for elements in (1, 7):
         with pytest.raises(ValueError, match=f"elements is {elements}; it must be between 2 and 6"):
             Permutations(Config(elements=elements))
-    for name, least in (("length", 1), ("test_length", 1), ("valid_length", 0)):
-        with pytest.raises(ValueError, match=f"{name} is -1; it must be at least {least}"):
+    for name, minimum in (("length", 1), ("test_length", 1), ("valid_length", 0)):
+        with pytest.raises(ValueError, match=f"{name} is -1; it must be at least {minimum}"):
             Permutations(replace(Config(), **{name: -1}))

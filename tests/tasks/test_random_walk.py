@@ -1,4 +1,4 @@
-"""The labels of the random walk, against a walker that shares nothing with it."""
+"""The labels of the random walk, compared with an independent implementation."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from stairwell.tasks.random_walk import HEADINGS, Config, RandomWalk, format_wal
 
 
 def walk(words: list[str], grid: int) -> tuple[list[int], list[str]]:
-    """The cells and headings of an agent in the complex plane, north being up."""
+    """Return the cells and headings of an agent in the complex plane, with north up."""
     names = {1: "east", 1j: "north", -1: "west", -1j: "south"}
     cells, headings = [], []
-    place, heading = complex(0), complex(1)
+    position, heading = complex(0), complex(1)
     for word in words:
         match word:
             case "reset":
-                place, heading = complex(0), complex(1)
+                position, heading = complex(0), complex(1)
             case "left":
                 heading *= 1j
             case "right":
                 heading /= 1j
             case "forward":
-                ahead = place + heading
+                ahead = position + heading
                 if 0 <= ahead.real < grid and -grid < ahead.imag <= 0:
-                    place = ahead
-        cells.append(int(-place.imag) * grid + int(place.real))
+                    position = ahead
+        cells.append(int(-position.imag) * grid + int(position.real))
         headings.append(names[heading])
     return cells, headings
 
@@ -36,19 +36,17 @@ def walk(words: list[str], grid: int) -> tuple[list[int], list[str]]:
 @pytest.mark.parametrize("length, grid", [(100, 8), (400, 8), (30, 2), (50, 5)])
 def test_every_label_is_the_cell_after_the_action(length: int, grid: int) -> None:
     task = RandomWalk(Config(length=length, grid=grid, test_episodes=6))
-    seen = [task.batch_source(range(8), 8, 1).read(6 * (length + 1)), *task.batches("test", 1, 10_000)]
+    batches = [task.batch_source(range(8), 8, 1).read(6 * (length + 1)), *task.batches("test", 1, 10_000)]
     assert task.inputs == 4 and task.outputs == grid * grid
-    for batch in seen:
+    for batch in batches:
         assert batch.start is None
         for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist()):
             words = format_walk(tokens).split()
-            assert [place for place, word in enumerate(words) if word == "reset"] == list(
-                range(0, len(words), length + 1)
-            )
+            assert [t for t, word in enumerate(words) if word == "reset"] == list(range(0, len(words), length + 1))
             assert targets == walk(words, grid)[0]
 
 
-def test_a_walk_by_hand() -> None:
+def test_an_example_walk() -> None:
     tokens = [3, 0, 0, 2, 0, 1, 1, 1, 0, 3, 1, 0]
     assert format_walk(tokens) == ("reset forward forward right forward left left left forward\nreset left forward")
     cells, headings = trajectory(tokens)
@@ -56,7 +54,7 @@ def test_a_walk_by_hand() -> None:
     assert "".join(HEADINGS[heading][0] for heading in headings) == "eeessenwwenn"
 
 
-def test_a_trajectory_tells_cells_and_headings() -> None:
+def test_a_trajectory_has_the_cells_and_headings_of_a_walk() -> None:
     task = RandomWalk(Config(length=60, grid=3))
     batch = task.batch_source(range(1), 1, 0).read(500)
     cells, headings = trajectory(batch.tokens[0].tolist(), grid=3)
@@ -65,22 +63,22 @@ def test_a_trajectory_tells_cells_and_headings() -> None:
     assert cells == batch.targets[0].tolist()
 
 
-def test_actions_are_drawn_uniformly() -> None:
+def test_actions_are_uniform() -> None:
     counts = Counter(RandomWalk(Config()).batch_source(range(64), 64, 0).read(505).tokens.flatten().tolist())
     assert counts[3] == 64 * 5
     assert all(abs(counts[action] / 32_000 - 1 / 3) < 0.01 for action in range(3))
 
 
-def test_accuracy_is_that_of_the_actions() -> None:
+def test_only_actions_are_scored() -> None:
     task = RandomWalk(Config(length=9, valid_episodes=4))
     score = task.score()
     for batch in task.batches("valid", 3, 7):
-        guesses = torch.where(batch.tokens == 3, -1, batch.targets)  # every reset wrong, every action right
-        score.add(batch, torch.where(batch.tokens == 3, 100.0, 1.0), guesses)
+        predictions = torch.where(batch.tokens == 3, -1, batch.targets)  # wrong at resets, correct at actions
+        score.add(batch, torch.where(batch.tokens == 3, 100.0, 1.0), predictions)
     assert score.result() == {"loss": 1.0, "scored": 36, "accuracy": 100.0, "error": 0.0}
 
 
-def test_a_shorter_walk_can_be_trained_first() -> None:
+def test_a_curriculum_may_start_with_shorter_walks() -> None:
     stream = RandomWalk(Config()).batch_source(range(2), 2, 0)
     stream.read(150)
     stream.change(length=4)
@@ -88,7 +86,7 @@ def test_a_shorter_walk_can_be_trained_first() -> None:
     assert (batch.tokens == 3).int().tolist() == [[1, 0, 0, 0, 0] * 3] * 2
 
 
-def test_options_that_make_no_sense_are_refused() -> None:
+def test_invalid_options_are_refused() -> None:
     with pytest.raises(ValueError, match="length is 0; it must be at least 1"):
         RandomWalk(Config(length=0))
     with pytest.raises(ValueError, match="grid is 1; it must be at least 2"):

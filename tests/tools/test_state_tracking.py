@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stairwell.errors import UserError
-from stairwell.experiments.measures import Faultless, StillRight
-from stairwell.experiments.papers import studies
+from stairwell.experiments.measures import ErrorFreeStreams, LateAccuracy
+from stairwell.experiments.papers import find_experiments
 from stairwell.experiments.papers.state_tracking import FIRST
 from stairwell.runs import long_streams
 from stairwell.runs.launch import fit
@@ -45,7 +45,7 @@ def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
             row("DeltaNet, 2 products", []),
         ]
         content = {"columns": ["accuracy"], "rows": rows}
-        (tmp_path / f"extra.league.{name}-laptop.json").write_text(json.dumps(content))
+        (tmp_path / f"extra.state-tracking.{name}-laptop.json").write_text(json.dumps(content))
     cells = state_tracking.with_mean(state_tracking.ours())
     assert cells["Feedback", "parity-check"] == cells["Feedback", "mean"] == 95
     assert ("Staircase", "mean") not in cells and ("DeltaNet", "parity-check") not in cells
@@ -67,14 +67,14 @@ def test_horizons_are_taken_over_and_drawn_without_their_runs(
     monkeypatch.setattr(state_tracking, "RESULTS", tmp_path)
     with pytest.raises(UserError, match="not there yet"):
         state_tracking.draw_horizon(tmp_path / "horizon.png")
-    column = Faultless("", 200, 3)
+    column = ErrorFreeStreams("", 200, 3)
     kept = Run(run)
-    assert StillRight("").measure(kept, "cpu", "auto") is None
+    assert LateAccuracy("").measure(kept, "cpu", "auto") is None
     assert column.measure(kept, "cpu", "auto") == 0
     measured = json.loads((run / FILE).read_text())
     late = [i for i, place in enumerate(measured["curve"]["places"]) if place >= 20]
     wrong, asked = (sum(measured["curve"][name][i] for i in late) for name in ("wrong", "asked"))
-    assert StillRight("").measure(kept, "cpu", "auto") == pytest.approx(100 - 100 * wrong / asked)
+    assert LateAccuracy("").measure(kept, "cpu", "auto") == pytest.approx(100 - 100 * wrong / asked)
 
     named = {**measured, "provenance": {**measured["provenance"], "command": f"stairwell eval {run} --horizon 200"}}
     (run / "horizon.json").write_text(json.dumps(named))
@@ -97,16 +97,16 @@ def test_a_horizon_that_was_interrupted_interrupts_the_study(run: Path, monkeypa
 
     monkeypatch.setattr(long_streams, "measure", lambda *_, **__: {"interrupted": True})
     with pytest.raises(KeyboardInterrupt):
-        Faultless("", 200, 3).measure(Run(run), "cpu", "auto")
+        ErrorFreeStreams("", 200, 3).measure(Run(run), "cpu", "auto")
 
 
 def test_the_studies_of_the_horizon_train_on_forty_tokens_and_ask_at_each() -> None:
     for scale in ("laptop", "paper"):
-        found = studies("extra.horizon", scale)  # type: ignore[arg-type]
-        assert [study.name for study in found] == ["extra.horizon.parity", "extra.horizon.s5"]
+        found = find_experiments("extra.long-streams", scale)  # type: ignore[arg-type]
+        assert [study.name for study in found] == ["extra.long-streams.parity", "extra.long-streams.s5"]
         for study in found:
             wanted = [model for model in FIRST if scale == "laptop" or not model.endswith("rate 0.01")]
-            if study.name == "extra.horizon.parity":  # what S5 takes four products for, parity has no use for
+            if study.name == "extra.long-streams.parity":  # what S5 takes four products for, parity has no use for
                 wanted = [model for model in wanted if "4 products" not in model]
             assert [row.model for row in study.rows] == wanted
             for row in study.rows:

@@ -15,9 +15,9 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from stairwell.experiments import reproduce
 from stairwell.experiments.experiment import SCALES
 from stairwell.experiments.measures import Metric, Reach, Sample
-from stairwell.experiments.papers import CATALOG, studies
+from stairwell.experiments.papers import CATALOG, find_experiments
 from stairwell.runs import RunConfig, preset
-from stairwell.runs.launch import evaluate_run, fit, load
+from stairwell.runs.load import evaluate_run, fit, load
 from stairwell.train import Run, evaluate
 from tests.commands import TINY, stairwell
 
@@ -121,7 +121,7 @@ def test_validation_during_training_is_without_dropout(run: Path) -> None:
     """What a training wrote down about its model is what the model scores afterwards."""
     model, task = load(run, "cpu")
     noted = Run(run).load_model()[1]["valid"]
-    again = evaluate(model, task, "valid", noted["rows"], 8)
+    again = evaluate(model, task, "valid", noted["streams"], 8)
     assert again["loss"] == pytest.approx(noted["loss"], rel=1e-6)
 
 
@@ -176,7 +176,7 @@ def test_the_best_seed_of_a_table_is_the_best_by_the_tasks_primary_metric(
     name: str, options: dict[str, str], scores: list[dict[str, float]], tmp_path: Path
 ) -> None:
     """Whatever else was measured: accuracy and loss need not agree."""
-    study = studies(name, "laptop")[0].changed(options, seeds=3)
+    study = find_experiments(name, "laptop")[0].changed(options, seeds=3)
     measured = write_results(tmp_path, study, scores)
     summed = reproduce.sum_up(study, tmp_path)
     for row in summed["rows"]:

@@ -20,7 +20,17 @@ import torch
 
 from stairwell.train.distributed import Distributed
 from stairwell.train.run import Run, load_tensors
-from tests.commands import PATIENCE, TINY, Command, Ended, assert_same_weights, begin, measured, newest_step, stairwell
+from tests.commands import (
+    TIMEOUT,
+    TINY,
+    Command,
+    Completed,
+    assert_same_tensors,
+    newest_step,
+    read_metrics,
+    stairwell,
+    start_command,
+)
 
 # Two processes add up gradients in another order than one: rounding, which grows from update to update.
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6}
@@ -39,7 +49,9 @@ def options(core: str) -> list[str]:
 def begin_two(folder: Path, *arguments: object, **environment: str) -> list[Command]:
     """Two processes, told of each other as torchrun tells them."""
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "GLOO_SOCKET_IFNAME": "lo"}
-    return [begin(folder, *arguments, **shared, **environment, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")]
+    return [
+        start_command(folder, *arguments, **shared, **environment, RANK=rank, LOCAL_RANK=rank) for rank in ("0", "1")
+    ]
 
 
 def free_port() -> str:
@@ -48,8 +60,8 @@ def free_port() -> str:
         return str(free.getsockname()[1])
 
 
-def two(folder: Path, *arguments: object) -> Ended:
-    first, second = [command.end() for command in begin_two(folder, *arguments)]
+def two(folder: Path, *arguments: object) -> Completed:
+    first, second = [command.wait() for command in begin_two(folder, *arguments)]
     assert first.status == second.status == 0, (first, second)
     assert second.out == second.err == "", "only the first process speaks"
     return first
@@ -57,7 +69,7 @@ def two(folder: Path, *arguments: object) -> Ended:
 
 def assert_close_runs(ours: Path, theirs: Path) -> None:
     """The same losses, scores and weights, but for rounding."""
-    for a, b in zip(measured(ours), measured(theirs), strict=True):
+    for a, b in zip(read_metrics(ours), read_metrics(theirs), strict=True):
         assert a.keys() == b.keys()
         for name in {"loss", "gradient_norm"} & a.keys():
             assert a[name] == pytest.approx(b[name], rel=1e-4), (a, b)
@@ -89,16 +101,16 @@ def test_two_processes_repeat_themselves_bit_for_bit_with_dropout_and_accumulati
     more = ["--model.embedding_dropout", "0.2", "--train.accumulate", "2"]
     for out in ("a", "b"):
         two(tmp_path, "train", *options("feedback"), *more, "--steps", 15, "--out", out)
-    assert_same_weights(tmp_path / "a", tmp_path / "b")
+    assert_same_tensors(tmp_path / "a", tmp_path / "b")
     interrupted = begin_two(
         tmp_path, "train", *options("feedback"), *more, "--steps", 15, "--out", "c", TEST_WAIT_AT="4"
     )
-    assert interrupted[0].until(lambda: newest_step(tmp_path / "c") >= 4)
+    assert interrupted[0].wait_until(lambda: newest_step(tmp_path / "c") >= 4)
     interrupted[1].kill(signal.SIGTERM)  # whoever is asked to stop, all stop and save
-    interrupted[0].go()
-    assert [command.end().status for command in interrupted] == [130, 130]
+    interrupted[0].release()
+    assert [command.wait().status for command in interrupted] == [130, 130]
     two(tmp_path, "train", "--resume", "--quiet", "--out", "c")
-    assert_same_weights(tmp_path / "a", tmp_path / "c")
+    assert_same_tensors(tmp_path / "a", tmp_path / "c")
 
 
 def test_seeds_are_trained_by_all_processes_and_summed_up_by_the_first(tmp_path: Path) -> None:
@@ -115,9 +127,9 @@ def test_processes_meet_once_for_all_seeds(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, **options: calls.append("meet"))
     monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: calls.append("part"))
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
-    with Distributed.together(torch.device("cpu")) as all_seeds:
+    with Distributed.connect(torch.device("cpu")) as all_seeds:
         for _ in range(2):
-            with Distributed.together(torch.device("cpu")) as one_seed:
+            with Distributed.connect(torch.device("cpu")) as one_seed:
                 assert (one_seed.rank, one_seed.size) == (all_seeds.rank, all_seeds.size) == (1, 2)
     assert calls == ["meet", "part"]
 
@@ -129,15 +141,15 @@ def test_processes_wait_for_a_long_validation_of_the_first(monkeypatch: pytest.M
     monkeypatch.setattr("torch.distributed.init_process_group", lambda backend, timeout: limits.append(timeout))
     monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
-    with Distributed.together(torch.device("cpu")):
+    with Distributed.connect(torch.device("cpu")):
         pass
     assert limits and min(limits) >= timedelta(hours=12)
 
 
 def test_rows_that_cannot_be_dealt_are_refused(tmp_path: Path) -> None:
     commands = begin_two(tmp_path, "train", *options("lstm"), "--train.batch", 5, "--out", "run")
-    first, second = (command.end() for command in commands)
-    assert "2 processes cannot share 5 rows equally" in first.line
+    first, second = (command.wait() for command in commands)
+    assert "2 processes cannot share 5 rows equally" in first.error_line
     assert (second.status, second.err) == (2, "")  # the first one speaks for both
 
 
@@ -153,14 +165,14 @@ def test_a_lost_process_ends_the_job_and_a_restart_goes_on(tmp_path: Path) -> No
         command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     try:
-        give_up = time.monotonic() + PATIENCE
+        give_up = time.monotonic() + TIMEOUT
         while newest_step(tmp_path / "run") < 12:
             assert job.poll() is None and time.monotonic() < give_up
             time.sleep(0.002)
         ranks = children(job.pid)
         assert len(ranks) == 2
         os.kill(max(ranks), signal.SIGKILL)
-        output = job.communicate(timeout=PATIENCE)[0]
+        output = job.communicate(timeout=TIMEOUT)[0]
     finally:
         job.terminate()
     assert job.returncode != 0, output
@@ -168,7 +180,7 @@ def test_a_lost_process_ends_the_job_and_a_restart_goes_on(tmp_path: Path) -> No
     reached = newest_step(tmp_path / "run")
     assert reached < 60
     two(tmp_path, "train", "--resume", "--quiet", "--out", "run")
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
+    assert_same_tensors(tmp_path / "run", tmp_path / "whole")
     print(f"torchrun: a rank killed at update {reached}, the job ended with {job.returncode}; resumed, bit-identical")
 
 

@@ -1,4 +1,4 @@
-"""Values of a training that cannot be meant are refused before anything is written."""
+"""Extreme values of the training config are refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from stairwell.errors import UserError
 from stairwell.rl.config import AgentTrainConfig
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import StreamTrainConfig
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.size_schedule import SizeSchedule
 
@@ -19,21 +19,21 @@ from stairwell.train.size_schedule import SizeSchedule
         ("learning_rate", 1e300),
         ("learning_rate", 1e38),
         ("weight_decay", 1e300),
-        ("finetune_rate", 1e300),
+        ("finetune_lr_factor", 1e300),
         ("state_noise", 1e300),
         ("max_grad_norm", 1e300),
         ("eps", 1e300),
         ("eps", 1e-320),
     ],
 )
-def test_numbers_beyond_float32_are_refused_by_name(name: str, value: float) -> None:
+def test_numbers_beyond_float32_are_refused(name: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"train\.{name} must be at (most|least)"):
-        TrainConfig(**{name: value})  # type: ignore[arg-type]
+        StreamTrainConfig(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["clip_range", "ent_coef", "vf_coef"])
-def test_weights_of_an_agents_loss_are_refused_by_name(name: str) -> None:
-    options: dict[str, Any] = {"learner": "ppo", name: 1e300}
+def test_coefficients_of_an_agents_loss_beyond_float32_are_refused(name: str) -> None:
+    options: dict[str, Any] = {"algorithm": "ppo", name: 1e300}
     with pytest.raises(UserError, match=rf"train\.{name} must be at most"):
         AgentTrainConfig(**options)
 
@@ -54,6 +54,6 @@ def test_an_empty_curriculum_has_no_stages(text: str) -> None:
     assert Curriculum.parse(text).stages == [] and SizeSchedule.parse(text).stages == []
 
 
-def test_a_growth_of_separators_is_refused() -> None:
-    with pytest.raises(UserError, match=r"train\.growth"):
+def test_a_size_schedule_of_separators_is_refused() -> None:
+    with pytest.raises(UserError, match=r"train\.size_schedule"):
         SizeSchedule.parse(";")

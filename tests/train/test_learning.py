@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stairwell.cli.display import NullDisplay
-from stairwell.runs.launch import evaluate_run, new_job, train
+from stairwell.runs.load import evaluate_run, new_job, train
 
 
 def learn(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:

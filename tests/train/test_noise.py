@@ -1,4 +1,4 @@
-"""Noise on the memory while a stream is trained: nothing but the noise differs, and a stopped training goes on."""
+"""Training with noise on the memory (`train.state_noise`)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import torch
 
 from stairwell.cores import CORES
 from stairwell.errors import UserError
-from stairwell.rl.config import AgentTrainConfig
 from stairwell.runs.presets import preset
-from stairwell.train import CrossEntropy, TrainConfig, streams
-from stairwell.train.config import PairTrainConfig
-from stairwell.train.streams import disturbed
-from tests.commands import assert_same_weights, stairwell
+from stairwell.train import CrossEntropy, StreamTrainConfig, streams
+from stairwell.train.streams import add_noise
+from tests.commands import assert_same_tensors, stairwell
 
 NOISY = ["--train.state_noise", "0.2", "--train.noise_every", "3"]
 
@@ -28,62 +26,59 @@ def model_and_batch(core: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("core", list(CORES))
-def test_but_for_the_noise_all_is_as_without_it(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A segment is read in several calls, which is the same as one: losses, gradients and the state after."""
+def test_splitting_a_segment_for_noise_changes_nothing_else(core: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Losses, gradients and the state after are those of one call."""
     model, batch = model_and_batch(core)
-    found = []
+    results = []
     for noise in (0.0, 0.5):
-        monkeypatch.setattr(streams, "disturbed", lambda state, size: state)
+        monkeypatch.setattr(streams, "add_noise", lambda state, size: state)
         objective = CrossEntropy(model, noise, noise_every=3).train()
         model.zero_grad()
         outcome = objective(batch)
         outcome.loss.backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        found.append([outcome.loss.detach(), *gradients, *(tensor for _, tensor in objective.carried().tensors())])
-    for one, other in zip(*found, strict=True):
+        results.append(
+            [outcome.loss.detach(), *gradients, *(tensor for _, tensor in objective.stream_state().tensors())]
+        )
+    for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("core", list(CORES))
-def test_noise_is_as_large_as_asked_and_leaves_what_is_empty_empty(core: str) -> None:
+def test_noise_has_the_configured_size_and_keeps_empty_positions_empty(core: str) -> None:
     model, batch = model_and_batch(core)
-    fresh = model.init_state(4)
-    for (_, before), (_, after) in zip(fresh.tensors(), disturbed(fresh, 0.5).tensors()):
+    initial = model.init_state(4)
+    for (_, before), (_, after) in zip(initial.tensors(), add_noise(initial, 0.5).tensors()):
         assert before.equal(after)
-    _, state = model(batch.tokens, fresh)
-    noisy = disturbed(state, 0.25)
-    assert noisy.count.equal(state.count) and noisy.room.equal(state.room)
+    _, state = model(batch.tokens, initial)
+    noisy = add_noise(state, 0.25)
+    assert noisy.count.equal(state.count) and noisy.croppable.equal(state.croppable)
     for (name, before), (_, after) in zip(state.tensors(), noisy.tensors()):
         if before.is_floating_point() and before.numel() > 100:
             ratio = (after - before).square().sum().sqrt() / before.square().sum().sqrt()
             assert 0.15 < ratio < 0.35, name
 
 
-def test_noise_is_for_training_only() -> None:
+def test_noise_is_added_in_training_only() -> None:
     model, batch = model_and_batch("feedback")
     losses = [CrossEntropy(model, noise).eval()(batch).loss for noise in (0.0, 0.5)]
     assert losses[0].equal(losses[1])
     assert not losses[0].equal(CrossEntropy(model, 0.5).train()(batch).loss)
 
 
-def test_a_noisy_training_that_was_stopped_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_a_run_with_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
     small = ["--core.width", "8", "--train.batch", "4", "--train.segment", "8", "--train.curriculum", ""]
     small += ["--task.valid_episodes", "4", *NOISY]
-    for name in ("whole", "parted"):
+    for name in ("whole", "resumed"):
         steps = "12" if name == "whole" else "7"
         assert stairwell(tmp_path, "train", "parity/feedback", "--out", name, "--steps", steps, *small).status == 0
-    assert stairwell(tmp_path, "train", "--resume", "--out", "parted", "--steps", "12").status == 0
-    assert_same_weights(tmp_path / "whole", tmp_path / "parted")
+    assert stairwell(tmp_path, "train", "--resume", "--out", "resumed", "--steps", "12").status == 0
+    assert_same_tensors(tmp_path / "whole", tmp_path / "resumed")
     assert stairwell(tmp_path, "train", "parity/feedback", "--out", "quiet", "--steps", "12", *small[:-4]).status == 0
     with pytest.raises(AssertionError):
-        assert_same_weights(tmp_path / "whole", tmp_path / "quiet")
+        assert_same_tensors(tmp_path / "whole", tmp_path / "quiet")
 
 
-def test_noise_that_nothing_reads_is_refused() -> None:
-    for config in (PairTrainConfig, AgentTrainConfig):
-        with pytest.raises(UserError, match="for tasks that are streams of tokens"):
-            config(state_noise=0.1)
-    with pytest.raises(UserError, match=r"read with train\.state_noise only"):
-        TrainConfig(noise_every=4)
+def test_negative_noise_is_refused() -> None:
     with pytest.raises(UserError, match=r"train\.state_noise must be at least 0"):
-        TrainConfig(state_noise=-0.1)
+        StreamTrainConfig(state_noise=-0.1)

@@ -14,10 +14,20 @@ import torch
 from torch import Tensor, nn
 
 from stairwell.models import IGNORE, LanguageModel
-from stairwell.train import CrossEntropy, Objective, Outcome, Phase, Run, TrainConfig, Trainer, evaluate, stream_trainer
+from stairwell.train import (
+    CrossEntropy,
+    Objective,
+    Outcome,
+    Phase,
+    Run,
+    StreamTrainConfig,
+    Trainer,
+    evaluate,
+    stream_trainer,
+)
 from stairwell.train.distributed import Distributed
 from stairwell.train.run import load_tensors
-from tests.commands import assert_same_weights, measured
+from tests.commands import assert_same_tensors, read_metrics
 from tests.train.test_distributed import free_port
 from tests.train.test_loop import experiment, trainer
 
@@ -71,10 +81,10 @@ class Rollouts:
         raise ValueError("nothing to change")
 
     def position(self) -> dict[str, Any]:
-        return {"rows": [None for _ in self.rows], "reads": self.reads, "tensors": {"frames": self.frames}}
+        return {"streams": [None for _ in self.rows], "reads": self.reads, "tensors": {"frames": self.frames}}
 
     def seek(self, position: dict[str, Any]) -> None:
-        assert len(position["rows"]) == len(self.rows)
+        assert len(position["streams"]) == len(self.rows)
         self.reads, self.frames = position["reads"], position["tensors"]["frames"]
 
 
@@ -112,14 +122,14 @@ def agent(folder: Path, world: Distributed | None = None, **options: Any) -> Tra
         "checkpoint_every": 10,
         **options,
     }
-    config = TrainConfig(**{"learning_rate": 0.01, "warmup": 0, **given})
+    config = StreamTrainConfig(**{"learning_rate": 0.01, "warmup": 0, **given})
     phase = Phase(lambda rows, batch, seed: Rollouts(policy, rows, batch, seed), Score())
     return Trainer(Surprise(policy), [phase], config, Run(folder), world)
 
 
 def test_an_objective_with_a_feed_and_a_validation_of_its_own_learns(tmp_path: Path) -> None:
     scores = agent(tmp_path, steps=200, accumulate=2).run()
-    lines = measured(tmp_path)
+    lines = read_metrics(tmp_path)
     assert scores["score"] == lines[-1]["valid"]["score"] > lines[10]["valid"]["score"]
     assert lines[0]["tokens"] == 20 and "accuracy" not in lines[0]
     assert [line["error"] for line in lines if "error" in line][-1] < lines[0]["error"]
@@ -134,7 +144,7 @@ def test_a_rollout_and_the_objectives_own_parameters_are_taken_up_bit_for_bit(tm
     resumed = agent(tmp_path / "stopped")
     resumed.resume()
     resumed.run()
-    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
+    assert_same_tensors(tmp_path / "stopped", tmp_path / "whole")
     tensors, _, _ = Run(tmp_path / "whole").load_checkpoint()
     assert {"objective.size", "feed.frames", "model.0.weight", "optimizer.exp_avg.size"} <= set(tensors)
     assert tensors["objective.size"] != 0
@@ -144,7 +154,7 @@ def train_among_two(rank: int, port: str, folder: Path, options: dict[str, Any])
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
-    with Distributed.together(torch.device("cpu")) as world:
+    with Distributed.connect(torch.device("cpu")) as world:
         made = agent(folder, world, **options)
         if Run(folder).checkpoints():
             made.resume()
@@ -191,7 +201,7 @@ def test_a_curriculum_is_refused_where_nothing_is_counted_as_right(tmp_path: Pat
     made = agent(tmp_path)
     made.curriculum = made.curriculum.parse("length=2..4")
     with pytest.raises(ValueError, match="a curriculum needs an objective that counts what is `right`"):
-        made.update()
+        made.train_step()
 
 
 def test_an_objective_of_ones_own_takes_a_tasks_streams(tmp_path: Path) -> None:
@@ -206,7 +216,7 @@ def test_an_objective_of_ones_own_takes_a_tasks_streams(tmp_path: Path) -> None:
         model = made.make_model(tasks[0])
         run = stream_trainer(model, tasks, made.train, Run(tmp_path / objective.__name__), objective=objective)
         run.run()
-        losses.append(measured(run.folder.path)[0]["loss"])
+        losses.append(read_metrics(run.folder.path)[0]["loss"])
     assert losses[1] == pytest.approx(2 * losses[0])
 
 
@@ -219,10 +229,10 @@ def test_a_large_vocabulary_is_scored_and_advances_a_curriculum(
     options |= {"model__adaptive": adaptive}
     whole = trainer(tmp_path / "whole", "parity/lstm", **options)
     whole.run()
-    monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", 6)  # three tokens at a time
+    monkeypatch.setattr("stairwell.models.language.MAX_LOGITS", 6)  # three tokens at a time
     blocks = trainer(tmp_path / "blocks", "parity/lstm", **options)
     blocks.run()
-    ours, theirs = measured(tmp_path / "blocks"), measured(tmp_path / "whole")
+    ours, theirs = read_metrics(tmp_path / "blocks"), read_metrics(tmp_path / "whole")
     assert [line["stage"]["length"] for line in ours if "stage" in line] == [2] * 19 + [3] * 6
     assert [line["accuracy"] for line in ours if "stage" in line] == [
         line["accuracy"] for line in theirs if "stage" in line
@@ -242,7 +252,7 @@ def test_an_evaluation_counts_what_the_logits_say(tmp_path: Path, monkeypatch: p
             scored += int(asked.sum())
     assert 0 < right < scored
     for limit in (1 << 24, 500):
-        monkeypatch.setattr("stairwell.models.language.LOGITS_AT_ONCE", limit)
+        monkeypatch.setattr("stairwell.models.language.MAX_LOGITS", limit)
         assert evaluate(model, task, "valid", 1, 64)["accuracy"] == pytest.approx(100 * right / scored)
 
 
@@ -251,8 +261,8 @@ def test_the_state_is_carried_part_by_part(tmp_path: Path) -> None:
     cut = trainer(tmp_path / "cut", "random-walk/lstm", train__accumulate=2)
     whole = trainer(tmp_path / "whole", "random-walk/lstm")
     for run in (cut, whole):
-        run.update(), run.update()
-    ours, theirs = cut.objective.carried(), whole.objective.carried()
+        run.train_step(), run.train_step()
+    ours, theirs = cut.objective.stream_state(), whole.objective.stream_state()
     assert ours is not None and theirs is not None and len(cut.objective.states) == 2
     for (name, a), (_, b) in zip(ours.tensors(), theirs.tensors(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from stairwell.models import Seq2Seq
-from stairwell.runs.launch import evaluate_run, load, new_job, train
+from stairwell.runs.load import evaluate_run, load, new_job, train
 from stairwell.train.pair_objective import PairCrossEntropy, pair_loss
 from stairwell.train.run import load_tensors
 from tests import language_pair
-from tests.commands import assert_same_weights, begin, measured, newest_step, stairwell
+from tests.commands import assert_same_tensors, newest_step, read_metrics, stairwell, start_command
 from tests.train.test_distributed import CLOSE, two
 
 
@@ -57,21 +57,21 @@ def test_killed_and_resumed_is_never_stopped_bit_for_bit(tmp_path: Path) -> None
     more = ["--model.embedding_dropout", "0.2", "--core.residual_dropout", "0.1", "--train.average", "2"]
     given = [*shorter(tmp_path), *more, "--steps", "30"]
     assert stairwell(tmp_path, "train", *given, "--out", "whole", **environment(tmp_path)).status == 0
-    command = begin(tmp_path, "train", *given, "--out", "run", TEST_WAIT_AT="12", **environment(tmp_path))
-    assert command.until(lambda: newest_step(tmp_path / "run") >= 12)
+    command = start_command(tmp_path, "train", *given, "--out", "run", TEST_WAIT_AT="12", **environment(tmp_path))
+    assert command.wait_until(lambda: newest_step(tmp_path / "run") >= 12)
     command.kill(signal.SIGKILL)
-    assert command.end().status == -signal.SIGKILL
+    assert command.wait().status == -signal.SIGKILL
     resumed = stairwell(tmp_path, "train", "--resume", "--quiet", "--out", "run", **environment(tmp_path))
     assert resumed.status == 0, resumed
-    assert_same_weights(tmp_path / "run", tmp_path / "whole")
-    assert measured(tmp_path / "run") == measured(tmp_path / "whole")
+    assert_same_tensors(tmp_path / "run", tmp_path / "whole")
+    assert read_metrics(tmp_path / "run") == read_metrics(tmp_path / "whole")
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     given = [*shorter(tmp_path), "--train.batch", "6", "--train.label_smoothing", "0.1", "--steps", "12"]
     assert stairwell(tmp_path, "train", *given, "--out", "one", **environment(tmp_path)).status == 0
     two(tmp_path, "train", *given, "--out", "two")
-    for a, b in zip(measured(tmp_path / "two"), measured(tmp_path / "one"), strict=True):
+    for a, b in zip(read_metrics(tmp_path / "two"), read_metrics(tmp_path / "one"), strict=True):
         assert a.keys() == b.keys() and a["tokens"] == b["tokens"]
         if "loss" in a:
             assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
@@ -105,7 +105,7 @@ def test_models_of_several_validations_are_averaged(tmp_path: Path, which: str) 
     assert stairwell(tmp_path, "train", *given, **environment(tmp_path)).status == 0
     kept = sorted((tmp_path / "run/snapshots").glob("*.safetensors"))
     assert [int(path.stem.split("-")[1]) for path in kept] == [16, 24], "the loss falls: the best are the last"
-    validations = [record for record in measured(tmp_path / "run") if "valid" in record]
+    validations = [record for record in read_metrics(tmp_path / "run") if "valid" in record]
     assert validations[-1]["averaged"] == 2
     model, task = load(tmp_path / "run", "cpu")
     snapshots = [load_tensors(path)[0] for path in kept]
@@ -146,7 +146,7 @@ def test_every_core_translates(tmp_path: Path, core: str) -> None:
 
 def test_options_of_pairs_are_refused_elsewhere(tmp_path: Path) -> None:
     ended = stairwell(tmp_path, "train", "parity/lstm", "--train.label_smoothing", "0.1", "--out", "run")
-    assert "train.label_smoothing" in ended.line
+    assert "train.label_smoothing" in ended.error_line
 
 
 def test_the_loss_that_is_logged_is_of_all_terms(tmp_path: Path) -> None:

@@ -19,7 +19,16 @@ import pytest
 from stairwell import cli
 from stairwell.train import CrossEntropy, Run
 from stairwell.train.run import load_tensors
-from tests.commands import TINY, Command, Ended, assert_same_weights, begin, measured, newest_step, stairwell
+from tests.commands import (
+    TINY,
+    Command,
+    Completed,
+    assert_same_tensors,
+    newest_step,
+    read_metrics,
+    stairwell,
+    start_command,
+)
 
 STEPS = 40
 EVERYTHING = [
@@ -37,7 +46,7 @@ EXPERIMENTS = {
 KILLS = 3
 
 
-def train(folder: Path, name: str, out: str, *more: object) -> Ended:
+def train(folder: Path, name: str, out: str, *more: object) -> Completed:
     ended = stairwell(folder, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", out, *more)
     assert ended.status == 0, ended
     return ended
@@ -57,10 +66,10 @@ def copy_of(uninterrupted: Path, folder: Path) -> Path:
 
 def killed_at(moment: int, later: float, command: Command, run: Path) -> int:
     """Kill a training some seconds after an update; 0 if it was quicker than that."""
-    command.until(lambda: newest_step(run) >= moment)
+    command.wait_until(lambda: newest_step(run) >= moment)
     time.sleep(later)
     command.kill()
-    status = command.end().status
+    status = command.wait().status
     assert status in (0, -signal.SIGKILL)
     return status
 
@@ -74,7 +83,10 @@ def test_a_killed_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> Non
     moments = sorted(dice.sample(range(2, STEPS - 2), KILLS))
     for moment in moments:
         before = Path(shutil.copytree(run, tmp_path / f"before-{moment}")) if run.exists() else None
-        while killed_at(moment, dice.uniform(0, 0.03), begin(tmp_path, "train", *arguments, "--out", run), run) == 0:
+        while (
+            killed_at(moment, dice.uniform(0, 0.03), start_command(tmp_path, "train", *arguments, "--out", run), run)
+            == 0
+        ):
             shutil.rmtree(run)  # It was over before the signal came: put back what there was and kill it again.
             if before is not None:
                 shutil.copytree(before, run)
@@ -84,18 +96,18 @@ def test_a_killed_training_goes_on_bit_for_bit(name: str, tmp_path: Path) -> Non
     ended = stairwell(tmp_path, "train", *arguments, "--out", run)
     assert ended.status == 0, ended
     print(f"{name}: killed {'; '.join(kills)}; resumed each time, all weights bit-identical after {STEPS} updates")
-    assert_same_weights(run, tmp_path / "whole")
-    assert measured(run) == measured(tmp_path / "whole")
+    assert_same_tensors(run, tmp_path / "whole")
+    assert read_metrics(run) == read_metrics(tmp_path / "whole")
     assert not list(run.rglob("*.tmp")), "what was half-written is gone"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupted_training_saves_and_says_how_to_go_on(number: int, uninterrupted: Path, tmp_path: Path) -> None:
     name = "random-walk/lstm"
-    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="3")
-    assert command.until(lambda: newest_step(tmp_path / "run") >= 3)
+    command = start_command(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="3")
+    assert command.wait_until(lambda: newest_step(tmp_path / "run") >= 3)
     command.kill(number)
-    ended = command.end()
+    ended = command.wait()
     assert ended.status == 130 and ended.out == "", ended
     line = ended.err.strip().splitlines()[-1]
     assert line.startswith("stopped and saved at update ") and "Traceback" not in ended.err
@@ -103,17 +115,19 @@ def test_an_interrupted_training_saves_and_says_how_to_go_on(number: int, uninte
     assert told == ["train", "--resume", "--out", "run"]
     assert Run(tmp_path / "run").checkpoints()
     assert stairwell(tmp_path, *told).status == 0
-    assert_same_weights(tmp_path / "run", uninterrupted / "run")
-    assert measured(tmp_path / "run") == measured(uninterrupted / "run")
+    assert_same_tensors(tmp_path / "run", uninterrupted / "run")
+    assert read_metrics(tmp_path / "run") == read_metrics(uninterrupted / "run")
 
 
 def test_a_training_begun_with_nohup_does_not_stop_with_its_terminal(tmp_path: Path) -> None:
     name = "random-walk/lstm"
     options = [*EVERYTHING, *EXPERIMENTS[name], "--out", "run"]
-    command = begin(tmp_path, "train", name, *options, TEST_WAIT_AT="3", TEST_IGNORED_SIGNAL=str(int(signal.SIGHUP)))
-    assert command.until(lambda: newest_step(tmp_path / "run") >= 3)
+    command = start_command(
+        tmp_path, "train", name, *options, TEST_WAIT_AT="3", TEST_IGNORED_SIGNAL=str(int(signal.SIGHUP))
+    )
+    assert command.wait_until(lambda: newest_step(tmp_path / "run") >= 3)
     command.kill(signal.SIGHUP)
-    assert command.end().status == 0
+    assert command.wait().status == 0
     assert newest_step(tmp_path / "run") == STEPS
 
 
@@ -180,12 +194,14 @@ def test_an_interrupt_before_the_first_update_says_that_nothing_is_saved(
 
 def test_a_run_folder_that_is_deleted_during_a_training_is_told_at_once(tmp_path: Path) -> None:
     name, run = "random-walk/lstm", tmp_path / "run"
-    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--steps", "100000", "--out", "run")
-    assert command.until(lambda: newest_step(run) >= 3)
+    command = start_command(
+        tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--steps", "100000", "--out", "run"
+    )
+    assert command.wait_until(lambda: newest_step(run) >= 3)
     command.kill(signal.SIGSTOP)
     shutil.rmtree(run)
     command.kill(signal.SIGCONT)
-    ended = command.end()
+    ended = command.wait()
     assert ended.status == 1 and ended.out == "", ended
     assert ended.err == "stairwell: run was deleted during the training, so the training has stopped\n"
     assert not run.exists()
@@ -194,14 +210,14 @@ def test_a_run_folder_that_is_deleted_during_a_training_is_told_at_once(tmp_path
 def test_resuming_with_fewer_updates_than_were_done_changes_nothing(uninterrupted: Path, tmp_path: Path) -> None:
     run = copy_of(uninterrupted, tmp_path)
     before = {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--steps", "10").line
+    line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--steps", "10").error_line
     assert f"run is at update {STEPS} already, beyond --steps 10; leave out --steps, or name more" in line
     assert {path.name: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
 
 
 def test_one_training_cannot_be_resumed_with_several_seeds(uninterrupted: Path, tmp_path: Path) -> None:
     run = copy_of(uninterrupted, tmp_path)
-    line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--seeds", "2").line
+    line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--seeds", "2").error_line
     assert "run is one training; to go on with several --seeds, give the command that began them again" in line
     assert not list(run.glob("seed-*"))
 
@@ -209,15 +225,15 @@ def test_one_training_cannot_be_resumed_with_several_seeds(uninterrupted: Path, 
 def test_a_finished_training_that_is_resumed_stays_as_it_is(uninterrupted: Path, tmp_path: Path) -> None:
     run = copy_of(uninterrupted, tmp_path)
     assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").status == 0
-    assert_same_weights(run, uninterrupted / "run")
-    assert measured(run) == measured(uninterrupted / "run")
+    assert_same_tensors(run, uninterrupted / "run")
+    assert read_metrics(run) == read_metrics(uninterrupted / "run")
 
 
 def test_more_updates_than_first_asked_for_equal_a_longer_training(uninterrupted: Path, tmp_path: Path) -> None:
     train(tmp_path, "random-walk/lstm", "longer", "--steps", 50)
     copy_of(uninterrupted, tmp_path)
     assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet", "--steps", 50).status == 0
-    assert_same_weights(tmp_path / "run", tmp_path / "longer")
+    assert_same_tensors(tmp_path / "run", tmp_path / "longer")
 
 
 def truncate(path: Path) -> None:
@@ -241,11 +257,11 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_used(
     assert ended.status == 0
     assert f"{newest.name} is damaged" in ended.err and "going back to the one before" in ended.err
     assert ended.err.count("\n") == 1
-    assert_same_weights(run, uninterrupted / "run")
-    assert measured(run) == measured(uninterrupted / "run")
+    assert_same_tensors(run, uninterrupted / "run")
+    assert read_metrics(run) == read_metrics(uninterrupted / "run")
     for path in Run(run).checkpoints():
         damage(path)  # type: ignore[operator]
-    line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").line
+    line = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").error_line
     assert "no checkpoint in run can be read" in line and "going back" not in line
 
 
@@ -257,7 +273,7 @@ def test_a_damaged_log_does_not_keep_a_whole_checkpoint_from_being_used(
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(line)
     assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").status == 0
-    assert measured(run) == measured(uninterrupted / "run")
+    assert read_metrics(run) == read_metrics(uninterrupted / "run")
 
 
 def test_a_changed_config_is_told_where_a_training_goes_on(uninterrupted: Path, tmp_path: Path) -> None:
@@ -272,7 +288,7 @@ def test_a_changed_config_is_told_where_a_training_goes_on(uninterrupted: Path, 
         assert f"{name}/config.json has changed since step-" in ended.err and ended.err.count("\n") == 1, ended
     changed = {**config, "core": {**config["core"], "width": 16}}
     (run / "config.json").write_text(json.dumps(changed))
-    line = stairwell(tmp_path, "train", "--resume", "--out", "run").line
+    line = stairwell(tmp_path, "train", "--resume", "--out", "run").error_line
     assert "the checkpoint does not fit config.json" in line
     # More steps are what resuming is for.
     (run / "config.json").write_text(json.dumps(config))
@@ -286,25 +302,28 @@ def test_a_model_and_a_checkpoint_cannot_take_each_others_place(uninterrupted: P
     shutil.copyfile(model, newest)
     ended = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet")
     assert ended.status == 0 and "(another file stands in its place); going back to the one before" in ended.err
-    assert_same_weights(run, uninterrupted / "run")
+    assert_same_tensors(run, uninterrupted / "run")
     shutil.copyfile(newest, model)
     for command in (("eval", "run"), ("train", "--resume", "--out", "run", "--quiet")):
-        assert "model.safetensors is damaged (another file stands in its place)" in stairwell(tmp_path, *command).line
+        assert (
+            "model.safetensors is damaged (another file stands in its place)"
+            in stairwell(tmp_path, *command).error_line
+        )
 
 
 def test_a_model_that_was_lost_is_told_from_one_that_was_never_saved(uninterrupted: Path, tmp_path: Path) -> None:
     run = copy_of(uninterrupted, tmp_path)
     (run / "model.safetensors").unlink()
-    assert "model.safetensors is missing; bring it back from a copy" in stairwell(tmp_path, "eval", "run").line
+    assert "model.safetensors is missing; bring it back from a copy" in stairwell(tmp_path, "eval", "run").error_line
     (run / "metrics.jsonl").unlink()
-    assert "run holds no model yet" in stairwell(tmp_path, "eval", "run").line
+    assert "run holds no model yet" in stairwell(tmp_path, "eval", "run").error_line
 
 
 def test_a_training_stopped_before_its_first_validation_can_be_ended_there_and_used(
     interrupted: Callable[..., tuple[int, str]], tmp_path: Path
 ) -> None:
     interrupted(signal.SIGINT)
-    told = stairwell(tmp_path, "eval", "run").line
+    told = stairwell(tmp_path, "eval", "run").error_line
     assert "run holds no model yet: one is kept from the first validation on" in told
     command = told.partition("or end it where it is: stairwell ")[2].split()
     assert command == ["train", "--resume", "--out", "run", "--steps", "8"]
@@ -329,10 +348,10 @@ def test_a_full_disk_leaves_the_old_checkpoint(uninterrupted: Path, tmp_path: Pa
     """The operating system refuses to make files as large as a checkpoint."""
     run, size = tmp_path / "run", Run(uninterrupted / "run").checkpoints()[-1].stat().st_size
     name = "random-walk/lstm"
-    command = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="12")
-    assert command.until(lambda: newest_step(run) >= 12 and len(Run(run).checkpoints()) == 2)
+    command = start_command(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="12")
+    assert command.wait_until(lambda: newest_step(run) >= 12 and len(Run(run).checkpoints()) == 2)
     command.kill()
-    command.end()
+    command.wait()
     before = {path.name: path.read_bytes() for path in Run(run).checkpoints()}
     ended = stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet", TEST_FILE_LIMIT=str(size // 2))
     assert ended.status == 1 and ended.err.count("\n") == 1, ended
@@ -340,7 +359,7 @@ def test_a_full_disk_leaves_the_old_checkpoint(uninterrupted: Path, tmp_path: Pa
     assert {path.name: path.read_bytes() for path in Run(run).checkpoints()} == before
     assert not list(run.rglob("*.tmp"))
     assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--quiet").status == 0
-    assert_same_weights(run, uninterrupted / "run")
+    assert_same_tensors(run, uninterrupted / "run")
 
 
 def test_a_full_disk_names_the_file_that_could_not_be_written(uninterrupted: Path, tmp_path: Path) -> None:
@@ -389,14 +408,14 @@ def test_what_a_killed_training_had_half_written_is_removed(uninterrupted: Path,
 
 def test_two_trainings_cannot_share_a_folder(uninterrupted: Path, tmp_path: Path) -> None:
     name = "random-walk/lstm"
-    first = begin(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="3")
-    assert first.until(lambda: newest_step(tmp_path / "run") >= 3)
+    first = start_command(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="3")
+    assert first.wait_until(lambda: newest_step(tmp_path / "run") >= 3)
     first.kill(signal.SIGSTOP)  # so that it is surely still at work when the others come
     resumed = stairwell(tmp_path, "train", "--resume", "--out", "run")
     begun = stairwell(tmp_path, "train", name, *EVERYTHING, "--out", "run")
     first.kill(signal.SIGCONT)
-    assert first.end().status == 0
-    assert "another training is writing to run" in resumed.line
-    assert "run holds a training already" in begun.line
-    assert_same_weights(tmp_path / "run", uninterrupted / "run")
-    assert measured(tmp_path / "run") == measured(uninterrupted / "run")
+    assert first.wait().status == 0
+    assert "another training is writing to run" in resumed.error_line
+    assert "run holds a training already" in begun.error_line
+    assert_same_tensors(tmp_path / "run", uninterrupted / "run")
+    assert read_metrics(tmp_path / "run") == read_metrics(uninterrupted / "run")

@@ -1,15 +1,16 @@
-"""Every table and figure of both papers, one file each, and a few studies of ours (`extra`).
+"""Every table and figure of both papers, one file each, and experiments of our own (`demo`, `extra`).
 
-A file's functions make a study at a scale; its `STUDIES` gives them their names."""
+A file's functions return an experiment at a scale; its `EXPERIMENTS` names them."""
 
 from __future__ import annotations
 
-from stairwell.errors import UserError
+from stairwell.errors import UserError, suggestion
 from stairwell.experiments.experiment import SCALES, Experiment, ExperimentFactory, Scale
 
 from . import (
     chunk_passes,
     decoder_dropout,
+    demo,
     distances,
     extra,
     extra_agents,
@@ -24,9 +25,11 @@ from . import (
 EXTRA = (
     extra, distances, lengths, extra_agents, state_tracking, long_streams, chunk_passes, shakespeare, decoder_dropout,
 )  # fmt: skip
-# Every study by its name, in the order of the papers.
+# Every experiment by its name, in the order of the papers.
 CATALOG: dict[str, ExperimentFactory] = {
-    name: make for module in (*feedback.PARTS, *EXTRA, *staircase.PARTS) for name, make in module.STUDIES.items()
+    name: make
+    for module in (demo, *feedback.PARTS, *EXTRA, *staircase.PARTS)
+    for name, make in module.EXPERIMENTS.items()
 }
 
 # Tables and figures of the papers that are no experiments, and where to find here what they show.
@@ -41,8 +44,9 @@ NO_EXPERIMENTS = {
     "staircase.table4": "hyperparameters, which the studies have at paper scale",
     "staircase.table5": "hyperparameters, which the studies have at paper scale",
 }
-# Studies that are made at one scale only, and why.
+# Experiments that exist at one scale only, and why.
 NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
+    ("demo", "paper"): "it is made for a laptop",
     ("feedback.table2", "laptop"): (
         "its two models are those of feedback.figure4.translation; the others' numbers are of WMT14, and nothing of "
         "Multi30k could stand beside them"
@@ -52,12 +56,12 @@ NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
 }
 
 
-def studies(name: str, scale: Scale) -> list[Experiment]:
-    """The study of a name, or all those of a table: `staircase.table1` has a part for each task."""
-    found = [make for known, make in CATALOG.items() if known == name or known.startswith(f"{name}.")]
-    if not found:
-        raise UserError(f"nothing is called '{name}'; there are demo, {', '.join(CATALOG)}")
-    made = [study for make in found if (study := make(scale)) is not None]
+def find_experiments(name: str, scale: Scale) -> list[Experiment]:
+    """Return the experiment of a name, or all those of a table: `staircase.table1` has one per task."""
+    factories = [make for known, make in CATALOG.items() if known == name or known.startswith(f"{name}.")]
+    if not factories:
+        raise UserError(f"there is no experiment '{name}'{suggestion(name, CATALOG)}")
+    made = [experiment for make in factories if (experiment := make(scale)) is not None]
     if not made:
-        raise UserError(f"{name} is not made at {scale} scale; try --scale {next(s for s in SCALES if s != scale)}")
+        raise UserError(f"{name} does not exist at {scale} scale; try --scale {next(s for s in SCALES if s != scale)}")
     return made

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.experiment import Experiment, ExperimentFactory, Place, Row, Scale
-from stairwell.experiments.measures import Reach
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, SweepPoint, Variant
+from stairwell.experiments.measures import LargestSolved
 from stairwell.experiments.papers.staircase.settings import (
     CHUNK,
     EPISODES_NOT_PRINTED,
@@ -19,7 +19,8 @@ from stairwell.experiments.papers.staircase.settings import (
     RANDOM_WALK,
     TEST_ERROR,
 )
-from stairwell.experiments.setting import Setting
+from stairwell.runs.config import RunConfig
+from stairwell.runs.presets import with_core
 from stairwell.tasks import random_walk
 
 CHUNKS: dict[Scale, tuple[int, ...]] = {"laptop": (1, 2, 4, 8), "paper": (4, 8, 16, 32)}
@@ -30,9 +31,9 @@ REACHED: dict[Scale, tuple[int, ...]] = {
     "laptop": (4, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 50),
     "paper": (4, 8, 12, 16, 24, 32, 48, 64, 100, 150, 200, 300, 400),
 }
-SETTINGS: dict[Scale, Setting] = {
+SETTINGS: dict[Scale, RunConfig] = {
     "laptop": dataclasses.replace(
-        RANDOM_WALK["laptop"], heads=4, task=random_walk.Config(length=50),
+        RANDOM_WALK["laptop"].replace(core={"heads": 4}), task=random_walk.Config(length=50),
         train=dataclasses.replace(
             RANDOM_WALK["laptop"].train, steps=1600, curriculum="length=8..50", validate_every=400
         ),
@@ -41,24 +42,24 @@ SETTINGS: dict[Scale, Setting] = {
 }  # fmt: skip
 
 
-def rows(scale: Scale) -> tuple[Row, ...]:
+def variants(scale: Scale) -> tuple[Variant, ...]:
     """Staircases by chunk, then by passes, Cached Staircases by chunk; the one of both lines is trained once."""
     setting, (usual_passes, usual_chunk) = SETTINGS[scale], USUAL[scale]
 
-    def row(core: str, N: int, C: int, *places: Place) -> Row:
-        experiment = setting.experiment(core, chunk=C, passes=N)
-        return Row(f"{NAMES[core]}, N = {N}, C = {C}", experiment, places=places)
+    def variant(core: str, N: int, C: int, *places: SweepPoint) -> Variant:
+        experiment = with_core(setting, core, chunk=C, passes=N)
+        return Variant(f"{NAMES[core]}, N = {N}, C = {C}", experiment, points=places)
 
-    def staircase(N: int, C: int) -> Row:
+    def staircase(N: int, C: int) -> Variant:
         lines = {
-            Place(CHUNK, f"Staircase, {usual_passes} passes", C): usual_passes == N,
-            Place(PASSES, f"Staircase, chunks of {usual_chunk}", N): usual_chunk == C,
+            SweepPoint(CHUNK, f"Staircase, {usual_passes} passes", C): usual_passes == N,
+            SweepPoint(PASSES, f"Staircase, chunks of {usual_chunk}", N): usual_chunk == C,
         }
-        return row("staircase", N, C, *(place for place, fits in lines.items() if fits))
+        return variant("staircase", N, C, *(place for place, fits in lines.items() if fits))
 
-    def cached(C: int) -> Row:
-        place = Place(CHUNK, f"Cached Staircase, {IN_SIGHT[scale]} tokens in sight", C)
-        return row("cached-staircase", IN_SIGHT[scale] // C, C, place)
+    def cached(C: int) -> Variant:
+        place = SweepPoint(CHUNK, f"Cached Staircase, {IN_SIGHT[scale]} tokens in sight", C)
+        return variant("cached-staircase", IN_SIGHT[scale] // C, C, place)
 
     sizes = [*((usual_passes, C) for C in CHUNKS[scale]), *((N, usual_chunk) for N in COUNTS)]
     return (*(staircase(N, C) for N, C in dict.fromkeys(sizes)), *map(cached, CHUNKS[scale]))
@@ -77,8 +78,8 @@ def chunk_passes(scale: Scale) -> Experiment:
         title="Random walk: chunk and passes, one at a time",
         paper="an ablation of ours, after tables 6 and 7 and figure 2 of Ju et al. 2021 (arXiv 2106.04279)",
         scale=scale,
-        columns=(*TEST_ERROR, Reach("longest walks at 90%, actions", "length", REACHED[scale])),
-        rows=rows(scale),
+        columns=(*TEST_ERROR, LargestSolved("longest walks at 90%, actions", "length", REACHED[scale])),
+        variants=variants(scale),
         seeds=1 if scale == "laptop" else 5,
         claim="the larger a chunk the worse, and two recurrent steps are enough to track a state",
         notes=(
@@ -92,4 +93,4 @@ def chunk_passes(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"extra.chunk-passes": chunk_passes}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"extra.chunk-passes": chunk_passes}

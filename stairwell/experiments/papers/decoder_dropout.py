@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
-from stairwell.experiments.papers.feedback.pairs import SMALL, VALID_BLEU, VALID_LOSS, WMT, WMT_DATA
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
+from stairwell.experiments.papers.feedback.pairs import SMALL, VALID_BLEU, VALID_LOSS, WMT, WMT_DATA, decoder_run
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "no residual dropout": {"residual_dropout": 0.0},
@@ -27,8 +27,8 @@ def decoder_dropout(scale: Scale) -> Experiment | None:
         paper="not in the papers; a setting of figure 4 (left) of Fan et al. 2020",
         scale=scale,
         columns=(VALID_LOSS, VALID_BLEU),
-        rows=tuple(
-            Row(f"{model}, {name}", WMT[scale].experiment(core, 1, core=options))
+        variants=tuple(
+            Variant(f"{model}, {name}", decoder_run(WMT[scale], core, 1, **options))
             for name, options in SETTINGS.items()
             for core, model in MODELS.items()
         ),
@@ -37,4 +37,4 @@ def decoder_dropout(scale: Scale) -> Experiment | None:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"extra.decoder-dropout": decoder_dropout}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"extra.decoder-dropout": decoder_dropout}

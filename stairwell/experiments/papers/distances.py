@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.papers.feedback.table1 import copy_or_reverse
 from stairwell.layers import CLAMPED, POSITIONS
 
@@ -18,18 +18,18 @@ NOTE = (
 
 def of_every_kind(scale: Scale, reverse: bool) -> Experiment:
     study = copy_or_reverse(scale, reverse)
-    rows = []
-    for row in study.rows:
-        for kind in POSITIONS if row.model != "LSTM" else ():
-            core = dataclasses.replace(row.experiment.core, positions=kind)
-            experiment = dataclasses.replace(row.experiment, core=core)
-            rows.append(Row(f"{row.model}, {kind}", experiment, row.paper))
+    variants = []
+    for variant in study.variants:
+        for kind in POSITIONS if variant.name != "LSTM" else ():
+            core = dataclasses.replace(variant.config.core, positions=kind)
+            experiment = dataclasses.replace(variant.config, core=core)
+            variants.append(Variant(f"{variant.name}, {kind}", experiment, variant.paper))
     what = "reverse" if reverse else "copy"
     return dataclasses.replace(
         study,
         name=f"extra.distances.{what}",
         title=f"{study.title}, four kinds of distances",
-        rows=tuple(rows),
+        variants=tuple(variants),
         notes=(*study.notes[:-2], NOTE.format(study=study.name)),
     )
 
@@ -42,4 +42,4 @@ def reverse(scale: Scale) -> Experiment:
     return of_every_kind(scale, reverse=True)
 
 
-STUDIES: dict[str, ExperimentFactory] = {"extra.distances.copy": copy, "extra.distances.reverse": reverse}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"extra.distances.copy": copy, "extra.distances.reverse": reverse}

@@ -4,49 +4,51 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import PLAIN, RANDOM_WALK
-from stairwell.experiments.setting import Setting
+from stairwell.runs.config import RunConfig
+from stairwell.runs.presets import base_run, with_core
 from stairwell.tasks import parity, permutations
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import StreamTrainConfig
 
-PARITY: dict[Scale, Setting] = {
-    "laptop": Setting(
+NO_DROPOUT = {"attention_dropout": 0.0, "relu_dropout": 0.0}
+PARITY: dict[Scale, RunConfig] = {
+    "laptop": base_run(
         task_name="parity", task=parity.Config(length=40, test_episodes=200), layers=2, width=32, heads=1,
-        train=TrainConfig(
+        train=StreamTrainConfig(
             steps=1500, batch=256, segment=40, learning_rate=2e-3, warmup=100, decay="cosine",
             curriculum="length=2..40", valid_batch=50,
         ),
     ),
     "paper": dataclasses.replace(
-        RANDOM_WALK["paper"], task_name="parity", task=parity.Config(length=40), dropout=0.0,
+        RANDOM_WALK["paper"].replace(core=NO_DROPOUT), task_name="parity", task=parity.Config(length=40),
         train=dataclasses.replace(RANDOM_WALK["paper"].train, segment=40, curriculum="length=2..40"),
     ),
 }  # fmt: skip
-S5: dict[Scale, Setting] = {
-    "laptop": Setting(
+S5: dict[Scale, RunConfig] = {
+    "laptop": base_run(
         task_name="s5", task=permutations.Config(generators=True, length=40, test_length=200, test_episodes=200),
         layers=2, width=64, heads=2,
-        train=TrainConfig(
+        train=StreamTrainConfig(
             steps=2500, batch=128, segment=40, learning_rate=1e-3, warmup=300, decay="cosine",
             curriculum="length=1..40", valid_batch=50,
         ),
     ),
     "paper": dataclasses.replace(
-        RANDOM_WALK["paper"], task_name="s5", task=permutations.Config(length=40, test_length=200), dropout=0.0,
+        RANDOM_WALK["paper"].replace(core=NO_DROPOUT), task_name="s5", task=permutations.Config(length=40, test_length=200),
         train=dataclasses.replace(RANDOM_WALK["paper"].train, segment=40, curriculum="length=1..40"),
     ),
 }  # fmt: skip
 
 
-def yardstick(name: str, title: str, setting: Setting, scale: Scale, tested: tuple[int, ...]) -> Experiment:
+def yardstick(name: str, title: str, setting: RunConfig, scale: Scale, tested: tuple[int, ...]) -> Experiment:
     columns: tuple[Column, ...] = tuple(
         Metric(f"accuracy at {length} (%)", "accuracy", task={"test_length": length}) for length in tested
     )
     last = Metric(f"last token at {tested[-1]} (%)", "last_accuracy", task={"test_length": tested[-1]})
     train, large = setting.train, "as the first paper's random walk has them"
-    layers = f"{setting.layers} layers of width {setting.width}"
+    layers = f"{setting.core.layers} layers of width {setting.core.width}"
     small = f"laptop scale, {layers}, {train.steps:,} updates of {train.batch} rows"
     sizes = f"Sizes and training are {small if scale == 'laptop' else large}."
     return Experiment(
@@ -55,17 +57,17 @@ def yardstick(name: str, title: str, setting: Setting, scale: Scale, tested: tup
         paper="not in the papers; a yardstick of state tracking",
         scale=scale,
         columns=(*columns, last),
-        rows=(
-            Row("LSTM", setting.experiment("lstm")),
-            Row("Transformer-XL", setting.experiment("transformer-xl", memory=64)),
-            Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=64)),
-            Row("Feedback", setting.experiment("feedback", memory=8)),
-            Row("Staircase", setting.experiment("staircase", chunk=2, passes=4)),
-            Row("Cached Staircase", setting.experiment("cached-staircase", chunk=1, passes=9)),
-            Row("Global Cached Staircase", setting.experiment("global-cached-staircase", chunk=1, distances=128)),
-            Row(
+        variants=(
+            Variant("LSTM", with_core(setting, "lstm")),
+            Variant("Transformer-XL", with_core(setting, "transformer-xl", memory=64)),
+            Variant("Transformer-XL, no curriculum", with_core(setting, "transformer-xl", None, PLAIN, memory=64)),
+            Variant("Feedback", with_core(setting, "feedback", memory=8)),
+            Variant("Staircase", with_core(setting, "staircase", chunk=2, passes=4)),
+            Variant("Cached Staircase", with_core(setting, "cached-staircase", chunk=1, passes=9)),
+            Variant("Global Cached Staircase", with_core(setting, "global-cached-staircase", chunk=1, distances=128)),
+            Variant(
                 "Global Cached Staircase, 16 distances",
-                setting.experiment("global-cached-staircase", chunk=1, distances=16),
+                with_core(setting, "global-cached-staircase", chunk=1, distances=16),
             ),
         ),
         notes=(
@@ -89,9 +91,9 @@ def extra_s5(scale: Scale) -> Experiment:
     if scale == "paper":
         return study
     factors = "Laptop scale: the factors are a swap and a cycle, of which all 120 permutations are made."
-    lstm, *others = study.rows
-    quicker = Row("LSTM, rate 0.003", S5[scale].experiment("lstm", train={"learning_rate": 3e-3}))
-    return dataclasses.replace(study, rows=(lstm, quicker, *others), notes=(*study.notes, factors))
+    lstm, *others = study.variants
+    quicker = Variant("LSTM, rate 0.003", with_core(S5[scale], "lstm", train={"learning_rate": 3e-3}))
+    return dataclasses.replace(study, variants=(lstm, quicker, *others), notes=(*study.notes, factors))
 
 
-STUDIES: dict[str, ExperimentFactory] = {"extra.parity": extra_parity, "extra.s5": extra_s5}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"extra.parity": extra_parity, "extra.s5": extra_s5}

@@ -6,17 +6,16 @@ import dataclasses
 from functools import partial
 from typing import Any, NamedTuple
 
-from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.measures import LastEpisodes, Metric
-from stairwell.experiments.papers.feedback.agents import LOOKED, PPO, RETURN, AgentSetting
+from stairwell.experiments.papers.feedback.agents import LOOKED, PPO, RETURN, agent_run, agents
 from stairwell.rl.task import Config
 
-MODELS = {"Feedback": "feedback", "Transformer": "transformer-xl", "LSTM": "lstm"}
 WIDTH: dict[Scale, int] = {"laptop": 64, "paper": 256}
 MILLIONS = 15.0  # of frames at paper scale, as popgym's authors have them
 
 
-class Known(NamedTuple):
+class Environment(NamedTuple):
     """An environment and how it is learned."""
 
     env: str
@@ -31,18 +30,18 @@ class Known(NamedTuple):
 
 LAST = LastEpisodes("return, last 500 episodes")
 CHANCE = "Returns go from -1 to 1; guessing comes to -0.5."
-KNOWN = {
-    "extra.popgym.repeat-previous": Known(
+ENVIRONMENTS = {
+    "extra.popgym.repeat-previous": Environment(
         "popgym-RepeatPreviousEasy-v0", "popgym's RepeatPrevious (easy)", 64, 16, 0.5, {}, (LAST, RETURN),
         f"A card's suit must be said four cards later. {CHANCE}",
     ),
-    "extra.popgym.autoencode": Known(
+    "extra.popgym.autoencode": Environment(
         "popgym-AutoencodeEasy-v0", "popgym's Autoencode (easy)", 104, 104, 1.0, {"gamma": 0.0, "gae_lambda": 0.0},
         (LAST, RETURN),
         f"The suits of 52 cards must be said in reverse order. {CHANCE} What is said changes nothing of what comes, so "
         "that no reward is owed to what was said before: the gamma is 0.",
     ),
-    "extra.minigrid": Known(
+    "extra.minigrid": Environment(
         "MiniGrid-MemoryS9-v0", "MiniGrid's Memory, 9x9", 64, 64, 0.5, {"ent_coef": 0.03},
         (Metric("success, test", "success"), RETURN),
         "An object must be remembered from the room to the end of the hallway; by chance half of the episodes succeed. "
@@ -52,28 +51,25 @@ KNOWN = {
 
 
 def others(name: str, scale: Scale) -> Experiment:
-    known, small = KNOWN[name], scale == "laptop"
-    millions = known.millions if small else MILLIONS
-    updates = int(millions * 1e6) * PPO.reads // (PPO.batch * known.segment)
-    setting = AgentSetting(
-        env=Config(env=known.env), width=WIDTH[scale], layers=2, heads=4, memory=known.memory, lstm_layers=2,
-        normalize_observations=True,
-        train=dataclasses.replace(
-            PPO, segment=known.segment, steps=updates, validate_every=updates // 8, **known.train
-        ),
+    each, small = ENVIRONMENTS[name], scale == "laptop"
+    millions = each.millions if small else MILLIONS
+    updates = int(millions * 1e6) * PPO.optimizer_steps_per_rollout // (PPO.batch * each.segment)
+    train = dataclasses.replace(
+        PPO, segment=each.segment, steps=updates, validate_every=updates // 8, **each.train
     )  # fmt: skip
+    base = agent_run(Config(env=each.env), train, width=WIDTH[scale], heads=4, memory=each.memory, normalize=True)
     sizes = f"2 layers of width {WIDTH[scale]}, {millions:g} million frames in 64 rows, PPO."
     budget = f"{sizes} popgym's authors trained for 15 million, with a width of 256." if small else sizes
     return Experiment(
         name=name,
-        title=known.title,
+        title=each.title,
         paper="not in the papers; an environment for memory by others",
         scale=scale,
-        columns=known.columns,
-        rows=tuple(Row(model, setting.experiment(core, known.memory)) for model, core in MODELS.items()),
+        columns=each.columns,
+        variants=agents(base, lstm_layers=2)[::-1],
         seeds=3,
-        notes=(known.note, budget, *LOOKED),
+        notes=(each.note, budget, *LOOKED),
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {name: partial(others, name) for name in KNOWN}
+EXPERIMENTS: dict[str, ExperimentFactory] = {name: partial(others, name) for name in ENVIRONMENTS}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.table1 import copy_or_reverse
 
@@ -23,14 +23,14 @@ NOTE = (
 
 def spread(scale: Scale, reverse: bool) -> Experiment:
     study = copy_or_reverse(scale, reverse)
-    rows = []
-    for row in study.rows:
-        for positions in POSITIONS if row.model != "LSTM" else ("",):
-            core = dataclasses.replace(row.experiment.core, **({"positions": positions} if positions else {}))
-            task = dataclasses.replace(row.experiment.task, min_length=1)
-            name = f"{row.model}, {positions} positions" if positions else row.model
-            paper = (*row.paper[1:], *("" for _ in CURVE)) if row.paper else ()
-            rows.append(Row(name, dataclasses.replace(row.experiment, core=core, task=task), paper))
+    variants = []
+    for variant in study.variants:
+        for positions in POSITIONS if variant.name != "LSTM" else ("",):
+            core = dataclasses.replace(variant.config.core, **({"positions": positions} if positions else {}))
+            task = dataclasses.replace(variant.config.task, min_length=1)
+            name = f"{variant.name}, {positions} positions" if positions else variant.name
+            paper = (*variant.paper[1:], *("" for _ in CURVE)) if variant.paper else ()
+            variants.append(Variant(name, dataclasses.replace(variant.config, core=core, task=task), paper))
     what = "reverse" if reverse else "copy"
     return dataclasses.replace(
         study,
@@ -44,7 +44,7 @@ def spread(scale: Scale, reverse: bool) -> Experiment:
                 for n in CURVE
             ),
         ),
-        rows=tuple(rows),
+        variants=tuple(variants),
         notes=(*study.notes[:-2], NOTE.format(study=study.name)),
     )
 
@@ -57,4 +57,4 @@ def reverse(scale: Scale) -> Experiment:
     return spread(scale, reverse=True)
 
 
-STUDIES: dict[str, ExperimentFactory] = {"extra.lengths.copy": copy, "extra.lengths.reverse": reverse}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"extra.lengths.copy": copy, "extra.lengths.reverse": reverse}

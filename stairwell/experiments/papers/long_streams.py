@@ -9,10 +9,10 @@ from __future__ import annotations
 import dataclasses
 from functools import partial
 
-from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
-from stairwell.experiments.measures import Faultless, StillRight
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
+from stairwell.experiments.measures import ErrorFreeStreams, LateAccuracy
 from stairwell.experiments.papers.state_tracking import FIRST, TRAIN, contenders, products_for, setting
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import StreamTrainConfig
 
 TOKENS, STREAMS = 1_000_000, 64
 # The task and its options, the title, and how the training differs from the league's.
@@ -27,26 +27,26 @@ TASKS: dict[str, tuple[str, dict[str, object], str, dict[Scale, dict[str, object
 }
 
 
-def rows(name: str, scale: Scale) -> tuple[Row, ...]:
+def variants(name: str, scale: Scale) -> tuple[Variant, ...]:
     task, options, _, training = TASKS[name]
     # To the end: training on after everything is right is what moves the first mistake most.
-    train: TrainConfig = dataclasses.replace(TRAIN[scale], goal=None, **training[scale])  # type: ignore[arg-type]
+    train: StreamTrainConfig = dataclasses.replace(TRAIN[scale], stopping_threshold=None, **training[scale])  # type: ignore[arg-type]
     shared = dataclasses.replace(setting(task, scale, **options, label="every"), train=train)
     found = contenders(shared, scale, products=products_for(str(options.get("group", ""))))
-    return tuple(row for row in found if row.model in FIRST)
+    return tuple(variant for variant in found if variant.name in FIRST)
 
 
 def horizon(name: str, scale: Scale) -> Experiment:
     return Experiment(
-        name=f"extra.horizon.{name}",
+        name=f"extra.long-streams.{name}",
         title=f"{TASKS[name][2]}: trained on 3 to 40 tokens, followed for {TOKENS:,}",
         paper="not in the papers; how far a state is held",
         scale=scale,
         columns=(
-            Faultless(f"{STREAMS} streams of {TOKENS:,}: without a mistake (%)", TOKENS, STREAMS),
-            StillRight("right answers in the last nine tenths (%)"),
+            ErrorFreeStreams(f"{STREAMS} streams of {TOKENS:,}: without a mistake (%)", TOKENS, STREAMS),
+            LateAccuracy("right answers in the last nine tenths (%)"),
         ),
-        rows=rows(name, scale),
+        variants=variants(name, scale),
         notes=(
             "Asked at every token, in training too. A stream begins with an empty memory and never begins anew.",
             "Following takes about as long as training; the times that --dry-run tells are of training alone.",
@@ -54,4 +54,4 @@ def horizon(name: str, scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {f"extra.horizon.{name}": partial(horizon, name) for name in TASKS}
+EXPERIMENTS: dict[str, ExperimentFactory] = {f"extra.long-streams.{name}": partial(horizon, name) for name in TASKS}

@@ -7,18 +7,18 @@ next; here a model is trained in both ways.
 
 from __future__ import annotations
 
-from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric, TrainingSpeed
 from stairwell.experiments.papers.feedback.sizes import as_large_as
-from stairwell.experiments.setting import Setting
+from stairwell.runs.presets import base_run, with_core
 from stairwell.tasks import language
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import StreamTrainConfig
 
 BLOCK = 64
 CHARACTERS = 65
-SHAKESPEARE = Setting(
+SHAKESPEARE = base_run(
     task_name="lm", task=language.Config(path="", unit="characters"), layers=4, width=128, heads=4,
-    train=TrainConfig(
+    train=StreamTrainConfig(
         steps=2000, batch=12, segment=BLOCK, learning_rate=1e-3, warmup=100, decay="cosine", optimizer="adamw",
         beta2=0.99, weight_decay=0.1, max_grad_norm=1.0, validate_every=250, valid_batch=16,
     ),
@@ -29,8 +29,8 @@ def shakespeare(scale: Scale) -> Experiment | None:
     if scale == "paper":
         return None
     # Both attend to 64 characters, the current one included.
-    transformer = SHAKESPEARE.experiment("transformer-xl", memory=BLOCK - 1, attend_to_current=True)
-    lstm = as_large_as(transformer, SHAKESPEARE.experiment("lstm"), CHARACTERS)
+    transformer = with_core(SHAKESPEARE, "transformer-xl", memory=BLOCK - 1, attend_to_current=True)
+    lstm = as_large_as(transformer, with_core(SHAKESPEARE, "lstm"), CHARACTERS)
     no_memory = {"episode": BLOCK}
     return Experiment(
         name="extra.shakespeare",
@@ -42,16 +42,16 @@ def shakespeare(scale: Scale) -> Experiment | None:
             Metric("test loss (nats per character)", "loss"),
             TrainingSpeed("training (tokens/s)"),
         ),
-        rows=(
-            Row("LSTM", lstm),
-            Row(
+        variants=(
+            Variant("LSTM", lstm),
+            Variant(
                 "Transformer-XL, no carried memory",
-                SHAKESPEARE.experiment("transformer-xl", no_memory, memory=BLOCK - 1, attend_to_current=True),
+                with_core(SHAKESPEARE, "transformer-xl", no_memory, memory=BLOCK - 1, attend_to_current=True),
                 ("1.88", "", ""),
             ),
-            Row("Feedback, no carried memory", SHAKESPEARE.experiment("feedback", no_memory, memory=BLOCK)),
-            Row("Transformer-XL", transformer),
-            Row("Feedback", SHAKESPEARE.experiment("feedback", memory=BLOCK)),
+            Variant("Feedback, no carried memory", with_core(SHAKESPEARE, "feedback", no_memory, memory=BLOCK)),
+            Variant("Transformer-XL", transformer),
+            Variant("Feedback", with_core(SHAKESPEARE, "feedback", memory=BLOCK)),
         ),
         seeds=3,
         notes=(
@@ -66,4 +66,4 @@ def shakespeare(scale: Scale) -> Experiment | None:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"extra.shakespeare": shakespeare}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"extra.shakespeare": shakespeare}

@@ -11,11 +11,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from stairwell.experiments.experiment import Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.setting import Setting
+from stairwell.runs.config import RunConfig
+from stairwell.runs.presets import base_run, with_core
 from stairwell.tasks import task_type
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import StreamTrainConfig
 
 PUBLISHED = "Terzić et al. 2025 (arXiv 2509.22284)"
 # Accuracy of the last token in percent, as published. Of these we train an LSTM and a Transformer-XL ourselves.
@@ -34,15 +35,15 @@ GROUPS: dict[tuple[str, int], dict[str, str]] = {
     ("S5", 8): {"PD-SSM": "100", "Gated DeltaProduct": "57.4"},
     ("S5", 32): {"PD-SSM": "1.07", "Gated DeltaProduct": "1.23"},
 }
-TRAIN: dict[Scale, TrainConfig] = {
-    "laptop": TrainConfig(
+TRAIN: dict[Scale, StreamTrainConfig] = {
+    "laptop": StreamTrainConfig(
         steps=3000, batch=256, segment=40, learning_rate=2e-3, warmup=300, decay="cosine", optimizer="adamw",
         weight_decay=0.01, max_grad_norm=0.1, curriculum="length=3..40", curriculum_accuracy=95, validate_every=250,
-        checkpoint_every=250, valid_batch=50, goal=99.95,
+        checkpoint_every=250, valid_batch=50, stopping_threshold=99.95,
     ),
-    "paper": TrainConfig(
+    "paper": StreamTrainConfig(
         steps=100_000, batch=256, segment=40, learning_rate=2e-3, warmup=10_000, decay="cosine", optimizer="adamw",
-        weight_decay=0.01, validate_every=5000, checkpoint_every=1000, valid_batch=50, goal=99.95,
+        weight_decay=0.01, validate_every=5000, checkpoint_every=1000, valid_batch=50, stopping_threshold=99.95,
     ),
 }  # fmt: skip
 QUICK_LSTM = "LSTM, one layer, rate 0.01"
@@ -66,35 +67,37 @@ NOTES: dict[Scale, tuple[str, ...]] = {
 }
 
 
-def setting(task_name: str, scale: Scale, **options: Any) -> Setting:
+def setting(task_name: str, scale: Scale, **options: Any) -> RunConfig:
     config, _ = task_type(task_name)
     width = 64 if scale == "laptop" else 128
     task = config(valid_min_length=40, valid_length=256, valid_episodes=500, **options)
-    return Setting(
+    return base_run(
         task_name=task_name, task=task, layers=2, width=width, heads=4, train=TRAIN[scale]
     )  # fmt: skip
 
 
 def contenders(
-    shared: Setting, scale: Scale, lstm: str = "", transformer: str = "", products: tuple[int, ...] = (2,)
-) -> tuple[Row, ...]:
+    shared: RunConfig, scale: Scale, lstm: str = "", transformer: str = "", products: tuple[int, ...] = (2,)
+) -> tuple[Variant, ...]:
     def paper(number: str) -> tuple[str, ...]:
         return (number,) if number else ()
 
     quick: dict[str, Any] = {"train": {"learning_rate": 0.01}}
     found = (
-        Row("LSTM", shared.experiment("lstm"), paper(lstm)),
+        Variant("LSTM", with_core(shared, "lstm"), paper(lstm)),
         # With as many weights as the LSTM of two layers.
-        Row(QUICK_LSTM, shared.experiment("lstm", **quick, layers=1, width=112), paper(lstm)),
-        Row("Feedback", shared.experiment("feedback", memory=2)),
-        Row("Staircase", shared.experiment("staircase", chunk=1, passes=2)),
-        Row("Cached Staircase", shared.experiment("cached-staircase", chunk=1, passes=3)),
-        Row("Global Cached Staircase", shared.experiment("global-cached-staircase", chunk=1, distances=16)),
-        *(Row(DELTANETS[n], shared.experiment("deltanet", products=n)) for n in products),
-        *(Row(QUICK_DELTANETS[n], shared.experiment("deltanet", **quick, products=n)) for n in products),
-        Row("Transformer-XL", shared.experiment("transformer-xl", memory=64), paper(transformer)),
+        Variant(QUICK_LSTM, with_core(shared, "lstm", **quick, layers=1, width=112), paper(lstm)),
+        Variant("Feedback", with_core(shared, "feedback", memory=2)),
+        Variant("Staircase", with_core(shared, "staircase", chunk=1, passes=2)),
+        Variant("Cached Staircase", with_core(shared, "cached-staircase", chunk=1, passes=3)),
+        Variant("Global Cached Staircase", with_core(shared, "global-cached-staircase", chunk=1, distances=16)),
+        *(Variant(DELTANETS[n], with_core(shared, "deltanet", products=n)) for n in products),
+        *(Variant(QUICK_DELTANETS[n], with_core(shared, "deltanet", **quick, products=n)) for n in products),
+        Variant("Transformer-XL", with_core(shared, "transformer-xl", memory=64), paper(transformer)),
     )
-    return tuple(row for row in found if scale == "laptop" or row.model not in (QUICK_LSTM, *QUICK_DELTANETS.values()))
+    return tuple(
+        variant for variant in found if scale == "laptop" or variant.name not in (QUICK_LSTM, *QUICK_DELTANETS.values())
+    )
 
 
 def products_for(group: str) -> tuple[int, ...]:
@@ -106,18 +109,18 @@ def league(
     scale: Scale,
     name: str,
     title: str,
-    rows: tuple[Row, ...],
+    variants: tuple[Variant, ...],
     published: dict[str, str],
     twice: tuple[str, ...] = TWICE,
 ) -> Experiment:
     others = ", ".join(f"{model} {published[model]}" for model in OTHERS if model in published)
     return Experiment(
-        name=f"extra.league.{name}",
+        name=f"extra.state-tracking.{name}",
         title=title,
         paper=PUBLISHED,
         scale=scale,
         columns=(Metric("accuracy at 40 to 256 (%)", "accuracy"),),
-        rows=rows,
+        variants=variants,
         seeds_of=dict.fromkeys(twice, 2) if scale == "laptop" else {},
         claim="linear recurrences with the right structure track states nearly as an LSTM does; Transformers do not",
         notes=(f"Published for models that we do not train: {others}.", *NOTES[scale]),
@@ -127,32 +130,32 @@ def league(
 def of_task(name: str, scale: Scale) -> Experiment:
     published, shared = TASKS[name], setting(name, scale)
     title = f"{name.replace('-', ' ').capitalize()}: trained on 3 to 40 tokens, tested on 40 to 256"
-    rows = contenders(shared, scale, published["LSTM"], published["Transformer"])
-    return league(scale, name, title, rows, published)
+    variants = contenders(shared, scale, published["LSTM"], published["Transformer"])
+    return league(scale, name, title, variants, published)
 
 
 def of_group(group: str, generators: int, scale: Scale) -> Experiment:
     shared = setting("group-words", scale, group=group, generators=generators)
     title = f"Words over {generators} generators of {group}: trained on 3 to 40 factors, tested on 40 to 256"
     found = contenders(shared, scale, products=products_for(group))
-    rows = tuple(row for row in found if row.model in FIRST)
+    variants = tuple(variant for variant in found if variant.name in FIRST)
     twice: tuple[str, ...] = TWICE
     if (group, generators, scale) == ("S5", 32, "laptop"):
         # Feedback as in the other columns has not learned the group when 3,000 updates end, and with 25,000 holds it at
         # the lengths of training alone; with one slot it has to carry the state on, and four layers are as many as
         # a Staircase of two passes goes through.
-        rows = (
-            *rows,
-            Row("Feedback, 25,000 updates", shared.experiment("feedback", train={"steps": 25_000}, memory=2)),
-            Row("Feedback, one slot", shared.experiment("feedback", memory=1)),
-            Row(DEEP_FEEDBACK, shared.experiment("feedback", memory=1, layers=4)),
+        variants = (
+            *variants,
+            Variant("Feedback, 25,000 updates", with_core(shared, "feedback", train={"steps": 25_000}, memory=2)),
+            Variant("Feedback, one slot", with_core(shared, "feedback", memory=1)),
+            Variant(DEEP_FEEDBACK, with_core(shared, "feedback", memory=1, layers=4)),
         )
         # Nothing published has learned these words: one seed would not be enough to say that a model has.
         twice = (*TWICE, "Staircase", DEEP_FEEDBACK)
-    return league(scale, f"{group.lower()}-{generators}", title, rows, GROUPS[group, generators], twice)
+    return league(scale, f"{group.lower()}-{generators}", title, variants, GROUPS[group, generators], twice)
 
 
-STUDIES: dict[str, ExperimentFactory] = {
-    **{f"extra.league.{name}": partial(of_task, name) for name in TASKS},
-    **{f"extra.league.{g.lower()}-{n}": partial(of_group, g, n) for g, n in GROUPS},
+EXPERIMENTS: dict[str, ExperimentFactory] = {
+    **{f"extra.state-tracking.{name}": partial(of_task, name) for name in TASKS},
+    **{f"extra.state-tracking.{g.lower()}-{n}": partial(of_group, g, n) for g, n in GROUPS},
 }

@@ -1,6 +1,6 @@
-// What every operator needs: reads a plan from lists of tensors in the order of segment.py (an empty tensor stands for
-// none), packs the weights once a call, and sends tiles of rows through the segment, one a thread.
-// The loops trust the plan, so everything is checked here: sizes, element types, numbers of elements, ages.
+// Common code of the operators: read a plan from lists of tensors in the order of segment_data.py (an empty tensor
+// stands for None), pack the parameters once per call, and run the kernels on tiles of the batch. Kernels check nothing,
+// so everything is validated here: sizes, element types, element counts, indices.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 namespace stairwell {
 namespace {
 
-constexpr i64 MOST_ROWS = 24;  // of a tile: more would push its keys and values out of the cache
+constexpr i64 MAX_TILE_BATCH = 24;  // streams per tile: with more, keys and values no longer fit into the cache
 constexpr std::align_val_t LINE{64};
 
 template <class real>
@@ -34,12 +34,12 @@ const Kernels<real>& kernels(i64 set) {
   return kernels_generic<real>();
 }
 
-// Scratch memory; filled with NaN on request, so that tests find whoever reads what nobody wrote.
+// Scratch memory. Tests fill it with NaN to detect reads of uninitialized elements.
 template <class real>
 class Scratch {
  public:
-  Scratch(i64 size, bool poison) : data_(static_cast<real*>(operator new(size * sizeof(real), LINE))) {
-    if (poison)
+  Scratch(i64 size, bool fill_nan) : data_(static_cast<real*>(operator new(size * sizeof(real), LINE))) {
+    if (fill_nan)
       for (i64 i = 0; i < size; ++i) data_[i] = std::numeric_limits<real>::quiet_NaN();
   }
   ~Scratch() { operator delete(data_, LINE); }
@@ -51,7 +51,7 @@ class Scratch {
   real* data_;
 };
 
-// How many elements a tensor of this shape has. Sizes come from outside, so their product may overflow.
+// Number of elements of a shape. Sizes come from the caller, so the product may overflow.
 inline i64 elements(std::initializer_list<i64> shape) {
   i64 n = 1;
   for (i64 size : shape)
@@ -68,7 +68,7 @@ constexpr ElementType element_type() {
 
 inline bool has_type(const Tensor& tensor, ElementType type) { return tensor.type == static_cast<i64>(type); }
 
-// The elements of a tensor; null if it has none.
+// Pointer to the elements of a tensor; null if it is empty.
 template <class type>
 type* elements_of(const Tensor& tensor) {
   if (tensor.numel() == 0) return nullptr;
@@ -77,47 +77,47 @@ type* elements_of(const Tensor& tensor) {
   return static_cast<type*>(tensor.data);
 }
 
-// Takes pointers from a list of tensors, in order; each must have as many elements as the loops will touch.
-class Reader {
+// Take pointers from a list of tensors in order. Each tensor must have the number of elements that the kernels access.
+class PointerList {
  public:
-  Reader(const Tensors& tensors, const char* name) : tensors_(tensors), name_(name) {}
+  PointerList(const Tensors& tensors, const char* name) : tensors_(tensors), name_(name) {}
 
   template <class type>
   type* next(std::initializer_list<i64> shape) {
-    const i64 wanted = elements(shape);
+    const i64 expected = elements(shape);
     const Tensor& tensor = take();
-    require(tensor.numel() == wanted, tensor, wanted);
+    require(tensor.numel() == expected, tensor, expected);
     return elements_of<type>(tensor);
   }
 
-  // The same for a tensor that may be empty, or must be unless `there`.
+  // The same for an optional tensor: it may be empty, or must be empty unless `present`.
   template <class type>
   type* optional(std::initializer_list<i64> shape) {
     return next_if<type>(peek() > 0, shape);
   }
   template <class type>
-  type* next_if(bool there, std::initializer_list<i64> shape) {
-    return there ? next<type>(shape) : next<type>({0});
+  type* next_if(bool present, std::initializer_list<i64> shape) {
+    return present ? next<type>(shape) : next<type>({0});
   }
 
   // The same for a tensor that may be longer.
   template <class type>
   type* at_least(std::initializer_list<i64> shape) {
-    const i64 wanted = elements(shape);
+    const i64 expected = elements(shape);
     const Tensor& tensor = take();
-    require(tensor.numel() >= wanted, tensor, wanted);
+    require(tensor.numel() >= expected, tensor, expected);
     return elements_of<type>(tensor);
   }
 
-  // The same for parameters that may be stored in fewer bits.
+  // The same for parameters with reduced precision.
   const void* stored(Storage storage, std::initializer_list<i64> shape, ElementType type) {
-    const i64 wanted = elements(shape);
+    const i64 expected = elements(shape);
     const Tensor& tensor = take();
-    require(tensor.numel() == wanted, tensor, wanted);
+    require(tensor.numel() == expected, tensor, expected);
     if (storage != Storage::SAME) type = storage == Storage::INT8 ? ElementType::INT8 : ElementType::BFLOAT16;
-    STAIRWELL_CHECK(!wanted || (tensor.dense && has_type(tensor, type)),
-                    "stairwell: parameters must be contiguous, on the CPU and of the type of their storage");
-    return wanted ? tensor.data : nullptr;
+    STAIRWELL_CHECK(!expected || (tensor.dense && has_type(tensor, type)),
+                    "stairwell: parameters must be contiguous, on the CPU and of their declared storage type");
+    return expected ? tensor.data : nullptr;
   }
 
   void end() const { STAIRWELL_CHECK(at_ == tensors_.size(), "stairwell: too many tensors in ", name_); }
@@ -131,9 +131,9 @@ class Reader {
     peek();
     return tensors_[at_++];
   }
-  void require(bool right, const Tensor& tensor, i64 wanted) const {
+  void require(bool right, const Tensor& tensor, i64 expected) const {
     STAIRWELL_CHECK(right, "stairwell: tensor ", at_ - 1, " of ", name_, " has ", tensor.numel(), " elements, not ",
-                    wanted);
+                    expected);
   }
 
   const Tensors& tensors_;
@@ -141,20 +141,20 @@ class Reader {
   size_t at_ = 0;
 };
 
-// How long the tensors of a call are along time. Those of a Staircase differ from Feedback's.
+// Lengths of a call's tensors along time. They differ between Feedback and Staircase.
 struct Lengths {
-  i64 call;          // tokens that are read: of x, y, ages and masks
-  i64 trace;         // steps of what layers keep
-  i64 levels;        // steps of what is between layers
-  i64 memory;        // tokens that are remembered
-  i64 memory_trace;  // steps of what is kept of them
-  i64 keys;          // places of keys and values
-  i64 old;           // places of those from before the call
+  i64 call;           // tokens of x, y and masks
+  i64 saved;          // tokens of the layers' saved activations
+  i64 layer_outputs;  // tokens of the outputs between layers
+  i64 memory;         // tokens that enter the memory
+  i64 memory_saved;   // tokens of the memory's saved activations
+  i64 keys;           // positions of keys and values
+  i64 state;          // positions of keys and values from the state
 };
 
-// A weight (rows, columns) to be packed as B (depth, width) of a product: as it is, or transposed.
+// A parameter matrix to be packed as B (depth, width) of a product, possibly transposed.
 template <class real>
-struct Job {
+struct PackJob {
   const real* from;
   i64 depth, width, depth_stride, width_stride;
   Packed<real>* to;
@@ -162,7 +162,7 @@ struct Job {
 };
 
 template <class real>
-void pack_panel(const Job<real>& job, real* to, i64 panel, i64 first) {
+void pack_panel(const PackJob<real>& job, real* to, i64 panel, i64 first) {
   const i64 columns = std::min(panel, job.width - first);
   for (i64 k = 0; k < job.depth; ++k, to += panel) {
     const real* from = job.from + k * job.depth_stride + first * job.width_stride;
@@ -171,7 +171,7 @@ void pack_panel(const Job<real>& job, real* to, i64 panel, i64 first) {
   }
 }
 
-// The arguments with which every operator on a plan begins.
+// The first arguments of every operator on a plan.
 struct PlanArguments {
   explicit PlanArguments(Arguments& from)
       : sizes(from.integers()),
@@ -181,106 +181,109 @@ struct PlanArguments {
         residual_rate(from.real()),
         inputs(from.tensors()),
         masks(from.tensors()),
-        trace(from.tensors()) {}
+        activations(from.tensors()) {}
 
   std::vector<i64> sizes;
   double eps, attention_rate, relu_rate, residual_rate;
-  Tensors inputs, masks, trace;
+  Tensors inputs, masks, activations;
 };
 
-// Everything that a call's plan points to.
+// Storage of everything that a plan points to.
 template <class real>
 class Call {
  public:
-  explicit Call(const PlanArguments& given) {
-    read_sizes(given.sizes);
-    plan.eps = static_cast<real>(given.eps);
-    plan.attention_factor = static_cast<real>(1 / (1 - given.attention_rate));
-    plan.relu_factor = static_cast<real>(1 / (1 - given.relu_rate));
-    plan.residual_factor = static_cast<real>(1 / (1 - given.residual_rate));
+  explicit Call(const PlanArguments& arguments) {
+    read_sizes(arguments.sizes);
+    plan.eps = static_cast<real>(arguments.eps);
+    plan.attention_factor = static_cast<real>(1 / (1 - arguments.attention_rate));
+    plan.relu_factor = static_cast<real>(1 / (1 - arguments.relu_rate));
+    plan.residual_factor = static_cast<real>(1 / (1 - arguments.residual_rate));
   }
 
-  // Of a segment of Feedback.
+  // Lengths of a Feedback segment.
   Lengths feedback_lengths() const {
-    const i64 steps = plan.keep ? plan.T : 1;
-    STAIRWELL_CHECK(plan.steps == steps && plan.R > 0, "stairwell: a segment of other sizes");
+    const i64 steps = plan.needs_gradient ? plan.T : 1;
+    STAIRWELL_CHECK(plan.steps == steps && plan.R > 0, "stairwell: sizes of the segment are inconsistent");
     return {plan.T, steps, steps, plan.T, steps, plan.T + plan.R, plan.R};
   }
 
-  void read(const Lengths& lengths, const PlanArguments& given) {
+  void read(const Lengths& lengths, const PlanArguments& arguments) {
     length = lengths;
-    read_inputs(given.inputs);
-    read_masks(given.masks);
-    read_trace(given.trace);
+    read_inputs(arguments.inputs);
+    read_masks(arguments.masks);
+    read_activations(arguments.activations);
     plan.layers = layers.data();
-    plan.set = sets.data();
-    plan.levels = levels.data();
+    plan.groups = groups.data();
+    plan.layer_outputs = layer_outputs.data();
   }
 
-  // given: the gradients of y and, in Feedback, of the memory. Those of layers are kept for the steps of a block, those of
-  // scores and of what was read for so many steps.
-  void read_gradients(const Tensors& given, const Tensors& gradients, i64 begin, i64 end, i64 scores, i64 read) {
+  // incoming_tensors: gradients of y and, for Feedback, of the memory. Layer gradients are stored for the tokens of a block,
+  // gradients of scores and of z for the specified numbers of tokens.
+  void read_gradients(const Tensors& incoming_tensors, const Tensors& gradients, i64 begin, i64 end, i64 scores, i64 z) {
     const i64 B = plan.B, D = plan.D, H = plan.H, HK = H * plan.K, J = plan.J, N = end - begin;
-    STAIRWELL_CHECK(0 <= begin && begin < end && end <= plan.T && plan.keep, "stairwell: no such steps");
+    STAIRWELL_CHECK(0 <= begin && begin < end && end <= plan.T && plan.needs_gradient,
+                    "stairwell: the range of tokens is invalid");
     plan.begin = begin;
     plan.end = end;
-    Reader come(given, "the incoming gradients");
-    plan.d_y = come.next<const real>({length.call, B, D});
-    if (length.memory) plan.d_memory_given = come.next<const real>({plan.G, length.memory, B, D});
-    come.end();
-    Reader next(gradients, "gradients");
+    PointerList incoming(incoming_tensors, "the incoming gradients");
+    plan.d_y = incoming.next<const real>({length.call, B, D});
+    if (length.memory) plan.d_memory_incoming = incoming.next<const real>({plan.G, length.memory, B, D});
+    incoming.end();
+    PointerList next(gradients, "gradients");
     plan.d_x = next.next<real>({length.call, B, D});
     plan.d_memory = next.next<real>({plan.G, length.memory, B, D});
-    for (auto& set : sets) set.d_old = next.next<real>({B, length.old, 2 * HK});
-    for (auto& set : sets) set.d_new = next.next<real>({length.memory ? length.memory : length.memory_trace, B, 2 * HK});
+    for (auto& group : groups) group.d_state_kv = next.next<real>({B, length.state, 2 * HK});
+    const i64 new_tokens = length.memory ? length.memory : length.memory_saved;
+    for (auto& group : groups) group.d_new_kv = next.next<real>({new_tokens, B, 2 * HK});
     for (auto& layer : layers) {
-      const auto block = [&](bool there, i64 width) {
-        return there ? next.at_least<real>({N, B, width}) : next.next<real>({0});
+      const auto block = [&](bool present, i64 width) {
+        return present ? next.at_least<real>({N, B, width}) : next.next<real>({0});
       };
       layer.attention.d_out = block(true, D);
-      layer.attention.d_normed = block(!plan.pre, D);
+      layer.attention.d_normed = block(!plan.pre_norm, D);
       layer.self.d_query = block(true, HK);
       layer.self.d_scores = next.at_least<real>({scores, B, H, layer.width});
-      layer.self.d_read = next.at_least<real>({read, B, HK});
-      layer.d_own = block(plan.itself, 2 * HK);
-      layer.cross.d_out = block(crossed, D);
-      layer.cross.d_normed = block(crossed && !plan.pre, D);
-      layer.source.d_query = block(crossed, HK);
-      layer.source.d_scores = crossed ? next.at_least<real>({N, B, H, J}) : next.next<real>({0});
-      layer.source.d_read = block(crossed, HK);
+      layer.self.d_z = next.at_least<real>({z, B, HK});
+      layer.d_current_kv = block(plan.attend_to_current, 2 * HK);
+      layer.cross.d_out = block(has_source, D);
+      layer.cross.d_normed = block(has_source && !plan.pre_norm, D);
+      layer.source.d_query = block(has_source, HK);
+      layer.source.d_scores = has_source ? next.at_least<real>({N, B, H, J}) : next.next<real>({0});
+      layer.source.d_z = block(has_source, HK);
       layer.feed.d_out = block(true, D);
-      layer.feed.d_normed = block(!plan.pre, D);
+      layer.feed.d_normed = block(!plan.pre_norm, D);
       layer.d_inner = block(true, plan.F);
     }
     next.end();
   }
 
-  void run(bool forward, i64 instruction_set, bool poison) {
+  void run(bool forward, i64 instruction_set, bool fill_nan) {
     const Kernels<real>& use = kernels<real>(instruction_set);
-    run(forward, use, use.workspace, forward ? use.forward : use.backward, MOST_ROWS, poison);
+    run(forward, use, use.workspace, forward ? use.forward : use.backward, MAX_TILE_BATCH, fill_nan);
   }
 
-  // The same with other loops.
-  template <class Workspace, class Walk>
-  void run(bool forward, const Kernels<real>& use, Workspace workspace, Walk walk, i64 most_rows, bool poison) {
+  // The same with other kernels.
+  template <class Workspace, class Loop>
+  void run(bool forward, const Kernels<real>& use, Workspace workspace, Loop loop, i64 max_tile_batch, bool fill_nan) {
     i64 size = 0;
-    const std::vector<Job<real>> jobs = packing(forward, use.panel, size);
-    Scratch<real> packed(size, poison);
+    const std::vector<PackJob<real>> jobs = packing(forward, use.panel, size);
+    Scratch<real> packed(size, fill_nan);
     pack(jobs, use.panel, packed.data());
     const i64 threads = get_num_threads();
-    const i64 tiles = std::min(plan.B, threads * ((plan.B + threads * most_rows - 1) / (threads * most_rows)));
-    // Each thread takes the next tile when it is done with one: a slow core does not hold up the others.
+    const i64 round = threads * max_tile_batch;  // streams that all threads process at a time
+    const i64 tiles = std::min(plan.B, threads * ((plan.B + round - 1) / round));
+    // Threads take tiles dynamically, so a slow core does not delay the others.
     std::atomic<i64> next{0};
     parallel_for(0, std::min(threads, tiles), 1, [&](i64, i64) {
-      Scratch<real> work(workspace(plan, (plan.B + tiles - 1) / tiles), poison);
+      Scratch<real> work(workspace(plan, (plan.B + tiles - 1) / tiles), fill_nan);
       for (i64 tile = next++; tile < tiles; tile = next++)
-        walk(plan, plan.B * tile / tiles, plan.B * (tile + 1) / tiles, work.data());
+        loop(plan, plan.B * tile / tiles, plan.B * (tile + 1) / tiles, work.data());
     });
   }
 
   Plan<real> plan{};
   std::vector<Layer<real>> layers;
-  std::vector<Set<real>> sets;
+  std::vector<KVGroup<real>> groups;
 
  private:
   void read_sizes(const std::vector<i64>& sizes) {
@@ -290,146 +293,148 @@ class Call {
     for (i64 size : sizes) STAIRWELL_CHECK(0 <= size && size < MOST, "stairwell: a size is negative or too large");
     size_t at = 0;
     for (i64* to : {&plan.B, &plan.T, &plan.D, &plan.H, &plan.K, &plan.F, &plan.R, &plan.G, &plan.A, &plan.J,
-                    &plan.sets, &plan.steps, &kept_width})
+                    &plan.n_groups, &plan.steps, &mask_width})
       *to = sizes[at++];
-    for (i64 size : {plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.G, plan.A, plan.sets})
+    for (i64 size : {plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.G, plan.A, plan.n_groups})
       STAIRWELL_CHECK(size > 0, "stairwell: a size is 0");
-    plan.pre = sizes[at++];
-    plan.itself = sizes[at++];
-    plan.keep = sizes[at++];
-    const i64 many = static_cast<i64>(sizes.size() - FIXED);
-    STAIRWELL_CHECK(plan.A <= many && plan.sets <= many && 2 * plan.A + plan.sets == many,
-                    "stairwell: a plan of another number of layers");
+    plan.pre_norm = sizes[at++];
+    plan.attend_to_current = sizes[at++];
+    plan.needs_gradient = sizes[at++];
+    const i64 n = static_cast<i64>(sizes.size() - FIXED);
+    STAIRWELL_CHECK(plan.A <= n && plan.n_groups <= n && 2 * plan.A + plan.n_groups == n,
+                    "stairwell: the number of sizes does not match the number of layers");
     layers.resize(plan.A);
-    sets.resize(plan.sets);
-    levels.resize(plan.A + 1);
-    for (auto& layer : layers) layer.reach = sizes[at++];
-    for (auto& layer : layers) layer.set = sizes[at++];
-    for (auto& set : sets) set.memory = sizes[at++];
+    groups.resize(plan.n_groups);
+    layer_outputs.resize(plan.A + 1);
+    for (auto& layer : layers) layer.span = sizes[at++];
+    for (auto& layer : layers) layer.kv_group = sizes[at++];
+    for (auto& group : groups) group.memory = sizes[at++];
     for (auto& layer : layers) {
-      layer.width = layer.reach + plan.itself;
-      STAIRWELL_CHECK(layer.reach <= plan.R && layer.set < plan.sets, "stairwell: a layer reads what is not there");
+      layer.width = layer.span + plan.attend_to_current;
+      STAIRWELL_CHECK(layer.span <= plan.R && layer.kv_group < plan.n_groups,
+                      "stairwell: span or kv_group of a layer is out of range");
     }
-    for (auto& set : sets) STAIRWELL_CHECK(set.memory < plan.G, "stairwell: there is no such memory");
+    for (auto& group : groups) STAIRWELL_CHECK(group.memory < plan.G, "stairwell: memory index out of range");
   }
 
   void read_inputs(const Tensors& inputs) {
     const i64 B = plan.B, D = plan.D, HK = plan.H * plan.K;
-    Reader next(inputs, "inputs");
+    PointerList next(inputs, "inputs");
     plan.x = next.next<const real>({length.call, B, D});
     plan.mix = next.next<const real>({length.memory ? plan.G : 0, plan.A + 1});
-    position = next.next<const real>({plan.R + plan.itself, plan.K});
-    for (auto& set : sets) {
-      set.old = next.next<const real>({B, length.old, 2 * HK});
+    position = next.next<const real>({plan.R + plan.attend_to_current, plan.K});
+    for (auto& group : groups) {
+      group.state_kv = next.next<const real>({B, length.state, 2 * HK});
       const real* project = next.next<const real>({2 * HK, D});
-      raw(set.project, project, next.optional<const real>({2 * HK}), D, 2 * HK);
+      add_linear(group.project, project, next.optional<const real>({2 * HK}), D, 2 * HK);
     }
     for (auto& layer : layers) read_layer(layer, next);
     next.end();
   }
 
-  void read_layer(Layer<real>& layer, Reader& next) {
+  void read_layer(Layer<real>& layer, PointerList& next) {
     const i64 D = plan.D, HK = plan.H * plan.K, F = plan.F;
     const real* query = next.next<const real>({HK, D});
-    raw(layer.self.query, query, next.optional<const real>({HK}), D, HK);
-    raw(layer.self.out, next.next<const real>({D, HK}), nullptr, HK, D);
+    add_linear(layer.self.query, query, next.optional<const real>({HK}), D, HK);
+    add_linear(layer.self.out, next.next<const real>({D, HK}), nullptr, HK, D);
     const real* inner = next.next<const real>({F, D});
-    raw(layer.inner, inner, next.optional<const real>({F}), D, F);
+    add_linear(layer.inner, inner, next.optional<const real>({F}), D, F);
     const real* outer = next.next<const real>({D, F});
-    raw(layer.outer, outer, next.optional<const real>({D}), F, D);
+    add_linear(layer.outer, outer, next.optional<const real>({D}), F, D);
     layer.ramp = next.optional<const real>({plan.H, layer.width});
     const real* cross_query = next.optional<const real>({HK, D});
-    if (&layer == &layers[0]) crossed = cross_query;
-    STAIRWELL_CHECK(crossed == (cross_query != nullptr), "stairwell: all layers attend to a source, or none");
-    raw(layer.source.query, cross_query, next.optional<const real>({HK}), D, HK);
-    raw(layer.source.out, next.next_if<const real>(crossed, {D, HK}), nullptr, HK, D);
-    layer.source_keys = next.next_if<const real>(crossed, {plan.B, plan.H, plan.J, plan.K});
-    layer.source_values = next.next_if<const real>(crossed, {plan.B, plan.H, plan.J, plan.K});
+    if (&layer == &layers[0]) has_source = cross_query;
+    STAIRWELL_CHECK(has_source == (cross_query != nullptr), "stairwell: either all layers attend to a source or none");
+    add_linear(layer.source.query, cross_query, next.optional<const real>({HK}), D, HK);
+    add_linear(layer.source.out, next.next_if<const real>(has_source, {D, HK}), nullptr, HK, D);
+    layer.source_keys = next.next_if<const real>(has_source, {plan.B, plan.H, plan.J, plan.K});
+    layer.source_values = next.next_if<const real>(has_source, {plan.B, plan.H, plan.J, plan.K});
     for (auto* sublayer : {&layer.attention, &layer.cross, &layer.feed}) {
-      const bool there = !plan.pre && (crossed || sublayer != &layer.cross);
-      sublayer->scale = next.next_if<const real>(there, {D});
-      sublayer->shift = next.next_if<const real>(there, {D});
+      const bool present = !plan.pre_norm && (has_source || sublayer != &layer.cross);
+      sublayer->scale = next.next_if<const real>(present, {D});
+      sublayer->shift = next.next_if<const real>(present, {D});
     }
   }
 
-  struct Raw {
+  struct UnpackedLinear {
     Linear<real>* map;
     const real* weight;
     i64 in, out;
   };
 
-  void raw(Linear<real>& map, const real* weight, const real* bias, i64 in, i64 out) {
+  void add_linear(Linear<real>& map, const real* weight, const real* bias, i64 in, i64 out) {
     map.bias = bias;
     if (weight) maps.push_back({&map, weight, in, out});
   }
 
   void read_masks(const Tensors& masks) {
     const i64 B = plan.B, T = length.call, H = plan.H;
-    Reader next(masks, "masks");
-    plan.age = next.next<const i64>({B, T});
-    // Ages are indices: one below 0 would lead out of the keys.
-    for (i64 i = 0; i < B * T; ++i) STAIRWELL_CHECK(plan.age[i] >= 0, "stairwell: an age is negative: ", plan.age[i]);
-    plan.source_mask = next.next_if<const bool>(crossed, {B, plan.J});
+    PointerList next(masks, "masks");
+    plan.since_start = next.next<const i64>({B, T});
+    // Kernels use these counts as indices.
+    for (i64 i = 0; i < B * T; ++i)
+      STAIRWELL_CHECK(plan.since_start[i] >= 0, "stairwell: tokens since start is negative: ", plan.since_start[i]);
+    plan.source_mask = next.next_if<const bool>(has_source, {B, plan.J});
     for (auto& layer : layers) {
-      layer.self.kept = next.optional<const bool>({B, H, T, kept_width});
-      layer.self.kept_width = kept_width;
-      STAIRWELL_CHECK(!layer.self.kept || kept_width >= layer.width, "stairwell: a mask has too few distances");
-      layer.relu_kept = next.optional<const bool>({B, T, plan.F});
-      layer.source.kept = next.optional<const bool>({B, H, T, plan.J});
-      layer.source.kept_width = plan.J;
-      // One mask for the sublayers that there are, in their order.
-      if (const bool* kept = next.optional<const bool>({crossed ? 3 : 2, B, T, plan.D})) {
+      layer.self.mask = next.optional<const bool>({B, H, T, mask_width});
+      layer.self.mask_width = mask_width;
+      STAIRWELL_CHECK(!layer.self.mask || mask_width >= layer.width, "stairwell: a mask has too few distances");
+      layer.relu_mask = next.optional<const bool>({B, T, plan.F});
+      layer.source.mask = next.optional<const bool>({B, H, T, plan.J});
+      layer.source.mask_width = plan.J;
+      // One mask for all sublayers of the layer, in their order.
+      if (const bool* mask = next.optional<const bool>({has_source ? 3 : 2, B, T, plan.D})) {
         const i64 size = B * T * plan.D;
-        layer.attention.kept = kept;
-        layer.cross.kept = kept + size;
-        layer.feed.kept = kept + (crossed ? 2 : 1) * size;
+        layer.attention.mask = mask;
+        layer.cross.mask = mask + size;
+        layer.feed.mask = mask + (has_source ? 2 : 1) * size;
       }
     }
     next.end();
   }
 
-  void read_trace(const Tensors& trace) {
-    const i64 B = plan.B, D = plan.D, H = plan.H, HK = H * plan.K, steps = length.trace;
-    Reader next(trace, "trace");
+  void read_activations(const Tensors& activations) {
+    const i64 B = plan.B, D = plan.D, H = plan.H, HK = H * plan.K, steps = length.saved;
+    PointerList next(activations, "activations");
     plan.y = next.next<real>({length.call, B, D});
     plan.memory = next.next<real>({plan.G, length.memory, B, D});
-    for (i64 level = 1; level < plan.A; ++level) levels[level] = next.next<real>({length.levels, B, D});
-    plan.memory_input = next.next<real>({plan.G, length.memory_trace, B, D});
-    plan.memory_rstd = next.next<real>({plan.G, length.memory_trace, B});
-    for (auto& set : sets) set.keys = next.next<real>({B, H, length.keys, plan.K});
-    for (auto& set : sets) set.values = next.next<real>({B, H, length.keys, plan.K});
-    const auto sublayer = [&](Sublayer<real>& to, bool there) {
-      to.input = next.next_if<real>(there, {steps, B, D});
-      to.normed = next.next_if<real>(there && !plan.pre, {steps, B, D});
-      to.rstd = next.next_if<real>(there, {steps, B});
+    for (i64 l = 1; l < plan.A; ++l) layer_outputs[l] = next.next<real>({length.layer_outputs, B, D});
+    plan.memory_input = next.next<real>({plan.G, length.memory_saved, B, D});
+    plan.memory_rstd = next.next<real>({plan.G, length.memory_saved, B});
+    for (auto& group : groups) group.keys = next.next<real>({B, H, length.keys, plan.K});
+    for (auto& group : groups) group.values = next.next<real>({B, H, length.keys, plan.K});
+    const auto sublayer = [&](Sublayer<real>& to, bool present) {
+      to.input = next.next_if<real>(present, {steps, B, D});
+      to.normed = next.next_if<real>(present && !plan.pre_norm, {steps, B, D});
+      to.rstd = next.next_if<real>(present, {steps, B});
     };
-    const auto attended = [&](Attended<real>& to, bool there, i64 width) {
-      to.q = next.next_if<real>(there, {steps, B, HK});
-      to.weights = next.next_if<real>(there, {steps, B, H, width});
-      to.used = next.next_if<real>(there && to.kept, {steps, B, H, width});
-      to.read = next.next_if<real>(there, {steps, B, HK});
+    const auto attended = [&](Attention<real>& to, bool present, i64 width) {
+      to.q = next.next_if<real>(present, {steps, B, HK});
+      to.weights = next.next_if<real>(present, {steps, B, H, width});
+      to.used = next.next_if<real>(present && to.mask, {steps, B, H, width});
+      to.z = next.next_if<real>(present, {steps, B, HK});
     };
     for (auto& layer : layers) {
       sublayer(layer.attention, true);
       attended(layer.self, true, layer.width);
-      layer.own = next.next_if<real>(plan.itself, {steps, B, 2 * HK});
-      sublayer(layer.cross, crossed);
-      attended(layer.source, crossed, plan.J);
+      layer.current_kv = next.next_if<real>(plan.attend_to_current, {steps, B, 2 * HK});
+      sublayer(layer.cross, has_source);
+      attended(layer.source, has_source, plan.J);
       sublayer(layer.feed, true);
       layer.active = next.next<real>({steps, B, plan.F});
     }
     next.end();
   }
 
-  // What has to be packed for one direction, and how much room it takes.
-  std::vector<Job<real>> packing(bool forward, i64 panel, i64& size) {
-    const i64 W = plan.R + plan.itself, K = plan.K;
-    std::vector<Job<real>> jobs;
-    for (const Raw& map : maps)
-      jobs.push_back(forward ? Job<real>{map.weight, map.in, map.out, 1, map.in, &map.map->forth}
-                             : Job<real>{map.weight, map.out, map.in, map.in, 1, &map.map->back});
-    jobs.push_back(forward ? Job<real>{position, K, W, 1, K, &plan.position_forth}
-                           : Job<real>{position, W, K, K, 1, &plan.position_back});
+  // The matrices to pack for one direction, and the size of the buffer for them.
+  std::vector<PackJob<real>> packing(bool forward, i64 panel, i64& size) {
+    const i64 W = plan.R + plan.attend_to_current, K = plan.K;
+    std::vector<PackJob<real>> jobs;
+    for (const UnpackedLinear& map : maps)
+      jobs.push_back(forward ? PackJob<real>{map.weight, map.in, map.out, 1, map.in, &map.map->forward}
+                             : PackJob<real>{map.weight, map.out, map.in, map.in, 1, &map.map->backward});
+    jobs.push_back(forward ? PackJob<real>{position, K, W, 1, K, &plan.position_forward}
+                           : PackJob<real>{position, W, K, K, 1, &plan.position_backward});
     for (auto& job : jobs) {
       job.offset = size;
       size += (job.width + panel - 1) / panel * panel * job.depth;
@@ -437,27 +442,27 @@ class Call {
     return jobs;
   }
 
-  void pack(const std::vector<Job<real>>& jobs, i64 panel, real* room) {
+  void pack(const std::vector<PackJob<real>>& jobs, i64 panel, real* buffer) {
     for (const auto& job : jobs) {
-      *job.to = {room + job.offset, job.depth};
+      *job.to = {buffer + job.offset, job.depth};
       const i64 panels = (job.width + panel - 1) / panel;
       parallel_for(0, panels, std::max<i64>(1, 65536 / (panel * job.depth)), [&](i64 first, i64 last) {
         for (i64 j = first; j < last; ++j)
-          pack_panel(job, room + job.offset + j * panel * job.depth, panel, j * panel);
+          pack_panel(job, buffer + job.offset + j * panel * job.depth, panel, j * panel);
       });
     }
   }
 
-  std::vector<real*> levels;
-  std::vector<Raw> maps;
+  std::vector<real*> layer_outputs;
+  std::vector<UnpackedLinear> maps;
   const real* position = nullptr;
-  i64 kept_width = 0;
+  i64 mask_width = 0;
   Lengths length{};
-  bool crossed = false;  // layers attend to a source
+  bool has_source = false;  // layers attend to a source
 };
 
 template <class Do>
-void by_type(const Tensors& tensors, Do run) {
+void dispatch_type(const Tensors& tensors, Do run) {
   STAIRWELL_CHECK(!tensors.empty(), "stairwell: no tensors");
   const Tensor& like = tensors[0];
   if (has_type(like, ElementType::FLOAT32)) return run(float());

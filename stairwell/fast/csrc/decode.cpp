@@ -1,4 +1,4 @@
-// Decoding: a step description that stays between calls, and one call per token for all layers.
+// Decoding: a step description that is kept between calls, and one call per token for all layers.
 #include <sched.h>
 
 #include <memory>
@@ -45,37 +45,37 @@ class TypedDecoder : public Decoder {
     step_.D = size(from), step_.H = size(from), step_.K = size(from), step_.F = size(from), step_.P = size(from);
     step_.nearest = from.integer(), step_.chunk = size(from), step_.G = from.integer();
     step_.pre_norm = from.integer();
-    const i64 layers = size(from), applications = size(from), entries = from.integer(), crossed = from.integer();
+    const i64 layers = size(from), applications = size(from), entries = from.integer(), has_source = from.integer();
     rings_.resize(size(from));
     STAIRWELL_CHECK(step_.G >= 0 && entries >= 0 && (step_.nearest == 0 || step_.nearest == 1),
-                    "stairwell: a step of other sizes");
+                    "stairwell: sizes of the step are inconsistent");
     step_.eps = static_cast<real>(from.real());
     const Tensors tensors = from.tensors();
-    Reader next(tensors, "the step's parameters");
+    PointerList next(tensors, "the step's parameters");
     const i64 D = step_.D, HK = step_.H * step_.K;
     step_.position = next.next<const real>({step_.K, step_.P});
     step_.mix = next.next<const real>({step_.G, applications + 1});
     layers_.resize(layers);
     for (auto& layer : layers_) {
       layer.span = from.integer();
-      layer.attention_norm = norm(next);
-      layer.feed_forward_norm = norm(next);
-      layer.query = matrix(next, from, HK, D);
+      layer.attention_norm = read_norm(next);
+      layer.feed_forward_norm = read_norm(next);
+      layer.query = read_matrix(next, from, HK, D);
       const bool projects = from.integer();
-      layer.key = matrix(next, from, projects ? HK : 0, D);
-      layer.value = matrix(next, from, projects ? HK : 0, D);
-      layer.out = matrix(next, from, D, HK);
-      layer.inner = matrix(next, from, step_.F, D);
-      layer.outer = matrix(next, from, D, step_.F);
+      layer.key = read_matrix(next, from, projects ? HK : 0, D);
+      layer.value = read_matrix(next, from, projects ? HK : 0, D);
+      layer.out = read_matrix(next, from, D, HK);
+      layer.inner = read_matrix(next, from, step_.F, D);
+      layer.outer = read_matrix(next, from, D, step_.F);
       layer.ramp = next.optional<const real>({step_.H, step_.P});
-      if (crossed) {
-        layer.cross_norm = norm(next);
-        layer.cross_query = matrix(next, from, HK, D);
-        layer.cross_out = matrix(next, from, D, HK);
+      if (has_source) {
+        layer.cross_norm = read_norm(next);
+        layer.cross_query = read_matrix(next, from, HK, D);
+        layer.cross_out = read_matrix(next, from, D, HK);
       }
     }
     next.end();
-    for (i64 a = 0; a < applications; ++a) applications_.push_back(application(from));
+    for (i64 a = 0; a < applications; ++a) applications_.push_back(read_application(from));
     for (i64 e = 0; e < entries; ++e) {
       const Entry entry{ring(from), index(from, layers), index(from, step_.G)};
       STAIRWELL_CHECK(layers_[entry.layer].key.data, "stairwell: a layer without keys cannot write memory");
@@ -86,19 +86,19 @@ class TypedDecoder : public Decoder {
     step_.applications = applications_.data();
     step_.entries = entries_.data();
     step_.A = static_cast<i64>(applications_.size());
-    step_.many_entries = static_cast<i64>(entries_.size());
+    step_.n_entries = static_cast<i64>(entries_.size());
   }
 
-  // Where the rings are now, and the source if there is one: sizes of each ring, then tensors.
+  // Set the ring buffers and the optional source: sizes of the rings, then tensors.
   void set_rings(Arguments& from) override {
     capacity_ = from.integer();
     J_ = from.integer();
-    sentences_ = from.integer();
+    sources_ = from.integer();
     const i64 HK = step_.H * step_.K;
     std::vector<i64> sizes;
     for (size_t r = 0; r < rings_.size(); ++r) sizes.push_back(from.integer());
     const Tensors tensors = from.tensors();
-    Reader next(tensors, "rings");
+    PointerList next(tensors, "rings");
     positions_ = J_;
     for (size_t r = 0; r < rings_.size(); ++r) {
       rings_[r].R = sizes[r];
@@ -107,14 +107,14 @@ class TypedDecoder : public Decoder {
     }
     for (const auto& at : applications_) {
       i64 positions = 0;
-      for (i64 i = 0; i < at.many_reads; ++i) positions += rings_[at.reads[i].ring].R;
+      for (i64 i = 0; i < at.n_reads; ++i) positions += rings_[at.reads[i].ring].R;
       positions_ = std::max(positions_, positions);
     }
-    source_mask_ = next.next<const bool>({sentences_, J_});
+    source_mask_ = next.next<const bool>({sources_, J_});
     for (auto& layer : layers_) {
-      const bool there = layer.cross_query.data && J_ > 0;
-      layer.source_keys = next.next_if<const real>(there, {sentences_, HK, J_});
-      layer.source_values = next.next_if<const real>(there, {sentences_, HK, J_});
+      const bool present = layer.cross_query.data && J_ > 0;
+      layer.source_keys = next.next_if<const real>(present, {sources_, HK, J_});
+      layer.source_values = next.next_if<const real>(present, {sources_, HK, J_});
     }
     next.end();
     from.end();
@@ -126,17 +126,17 @@ class TypedDecoder : public Decoder {
     const Tensors tensors = from.tensors();
     from.end();
     STAIRWELL_CHECK(0 < B && B <= capacity_, "stairwell: the rings hold ", capacity_, " streams, not ", B);
-    STAIRWELL_CHECK(cursor.size() == rings_.size(), "stairwell: one cursor per ring");
+    STAIRWELL_CHECK(cursor.size() == rings_.size(), "stairwell: expected one cursor per ring");
     for (size_t r = 0; r < rings_.size(); ++r)
-      STAIRWELL_CHECK(0 <= cursor[r] && (cursor[r] < rings_[r].R || !rings_[r].R), "stairwell: a cursor leaves its ring");
+      STAIRWELL_CHECK(0 <= cursor[r] && (cursor[r] < rings_[r].R || !rings_[r].R), "stairwell: cursor out of range");
     const i64 D = step_.D, HK = step_.H * step_.K, A = step_.A;
-    Reader next(tensors, "the step's buffers");
+    PointerList next(tensors, "the step's buffers");
     StepCall<real> call{};
     call.B = B;
     call.J = J_;
     call.count = next.next<const i64>({B});
-    call.sentence = next.optional<const i64>({B});
-    call.levels = next.next<real>({A + 1, B, D});
+    call.source_index = next.optional<const i64>({B});
+    call.layer_outputs = next.next<real>({A + 1, B, D});
     call.memory = next.next<real>({step_.G, B, D});
     next.end();
     call.cursor = cursor.data();
@@ -144,12 +144,12 @@ class TypedDecoder : public Decoder {
     call.source_mask = source_mask_;
     for (i64 b = 0; b < B; ++b) {
       STAIRWELL_CHECK(call.count[b] >= 0, "stairwell: a count is negative: ", call.count[b]);
-      STAIRWELL_CHECK(!call.sentence || (0 <= call.sentence[b] && call.sentence[b] < sentences_),
-                      "stairwell: there is no such sentence");
+      STAIRWELL_CHECK(!call.source_index || (0 <= call.source_index[b] && call.source_index[b] < sources_),
+                      "stairwell: source index out of range");
       check_reads(call.count[b]);
     }
     for (const auto& layer : layers_)
-      STAIRWELL_CHECK(!layer.cross_query.data || J_ == 0 || call.sentence, "stairwell: streams without a sentence");
+      STAIRWELL_CHECK(!layer.cross_query.data || J_ == 0 || call.source_index, "stairwell: source indices are missing");
     const Kernels<real>& use = kernels<real>(instruction_set);
     const i64 own = use.decode_scratch(B, D, positions_);
     const i64 threads = get_num_threads();
@@ -166,13 +166,13 @@ class TypedDecoder : public Decoder {
     }
     call.inner = at;
     at += B * step_.F;
-    on_threads(threads, [&](i64 thread, i64 many, Barrier& barrier) {
-      use.decode(step_, call, barrier, thread, many, at + thread * own);
+    on_threads(threads, [&](i64 thread, i64 n, Barrier& barrier) {
+      use.decode(step_, call, barrier, thread, n, at + thread * own);
     });
   }
 
  private:
-  // Calls f(thread, threads, barrier) on threads that run at the same time.
+  // Call f(thread, threads, barrier) on concurrent threads.
   template <class F>
   static void on_threads(i64 threads, const F& f) {
     struct Shared {
@@ -180,19 +180,19 @@ class TypedDecoder : public Decoder {
       Barrier barrier;
     } shared{f, {}};
     if (threads == 1) return f(0, 1, shared.barrier);
-    const Task task = [](void* data, i64 thread, i64 many) {
+    const Task task = [](void* data, i64 thread, i64 n) {
       Shared& s = *static_cast<Shared*>(data);
-      s.barrier.set_threads(many);
-      s.f(thread, many, s.barrier);
+      s.barrier.set_threads(n);
+      s.f(thread, n, s.barrier);
     };
     run_on_threads()(task, &shared, threads);
   }
 
-  // No read may leave its ring, however many tokens a stream has read.
+  // Check that no read exceeds its ring, for a stream that has read `count` tokens.
   void check_reads(i64 count) const {
     const i64 phase = count % step_.chunk;
     for (const auto& at : applications_)
-      for (i64 i = 0; i < at.many_reads; ++i) {
+      for (i64 i = 0; i < at.n_reads; ++i) {
         const Read& read = at.reads[i];
         const i64 R = rings_[read.ring].R;
         const i64 last = read.chunks ? (read.last < 0 ? count : phase + read.last * step_.chunk) : read.last;
@@ -209,42 +209,42 @@ class TypedDecoder : public Decoder {
     STAIRWELL_CHECK(0 < n && n < (i64{1} << 31), "stairwell: a size is not positive or too large");
     return n;
   }
-  static i64 index(Arguments& from, i64 many) {
+  static i64 index(Arguments& from, i64 n) {
     const i64 i = from.integer();
-    STAIRWELL_CHECK(0 <= i && i < many, "stairwell: an index is out of range");
+    STAIRWELL_CHECK(0 <= i && i < n, "stairwell: an index is out of range");
     return i;
   }
   i64 ring(Arguments& from) const { return index(from, static_cast<i64>(rings_.size())); }
 
-  Norm<real> norm(Reader& next) const {
+  Norm<real> read_norm(PointerList& next) const {
     const real* weight = next.next<const real>({step_.D});
     return {weight, next.next<const real>({step_.D})};
   }
 
-  // rows x columns parameters, their scales (int8) and a bias; how they are stored is an integer argument.
-  static Matrix<real> matrix(Reader& next, Arguments& from, i64 rows, i64 columns) {
+  // Parameters (rows, columns), their scales (int8) and a bias. The storage type is an integer argument.
+  static Matrix<real> read_matrix(PointerList& next, Arguments& from, i64 rows, i64 columns) {
     const i64 storage = from.integer();
     STAIRWELL_CHECK(0 <= storage && storage <= 2 && (storage == 0 || std::is_same_v<real, float>),
-                    "stairwell: parameters stored in an unknown way");
-    Matrix<real> made;
-    made.rows = rows;
-    made.columns = columns;
-    made.storage = static_cast<Storage>(storage);
-    made.data = next.stored(static_cast<Storage>(storage), {rows, columns}, element_type<real>());
-    made.scale = next.next_if<const real>(made.storage == Storage::INT8 && rows > 0, {rows});
-    made.bias = next.optional<const real>({rows});
-    return made;
+                    "stairwell: unknown storage type of parameters");
+    Matrix<real> matrix;
+    matrix.rows = rows;
+    matrix.columns = columns;
+    matrix.storage = static_cast<Storage>(storage);
+    matrix.data = next.stored(static_cast<Storage>(storage), {rows, columns}, element_type<real>());
+    matrix.scale = next.next_if<const real>(matrix.storage == Storage::INT8 && rows > 0, {rows});
+    matrix.bias = next.optional<const real>({rows});
+    return matrix;
   }
 
-  Application application(Arguments& from) {
+  Application read_application(Arguments& from) {
     const i64 layers = static_cast<i64>(layers_.size());
-    Application made;
-    made.layer = index(from, layers);
-    made.write = static_cast<Write>(index(from, 3));
-    made.ring = ring(from);
-    made.projection = index(from, layers);
-    STAIRWELL_CHECK(made.write == Write::NEVER || layers_[made.projection].key.data,
-                    "stairwell: a layer without keys cannot write them");
+    Application application;
+    application.layer = index(from, layers);
+    application.write = static_cast<Write>(index(from, 3));
+    application.ring = ring(from);
+    application.projection = index(from, layers);
+    STAIRWELL_CHECK(application.write == Write::NEVER || layers_[application.projection].key.data,
+                    "stairwell: a layer without keys cannot write a ring");
     const i64 reads = from.integer();
     STAIRWELL_CHECK(0 <= reads && reads < (1 << 20), "stairwell: too many reads");
     std::vector<Read> list;
@@ -252,13 +252,13 @@ class TypedDecoder : public Decoder {
       const Read read{ring(from), from.integer() != 0, from.integer(), from.integer()};
       STAIRWELL_CHECK(read.first >= 0 && read.first < (i64{1} << 31) && read.last < (i64{1} << 31) &&
                           (read.chunks || read.last >= 0),
-                      "stairwell: a read of other distances");
+                      "stairwell: the distances of a read are invalid");
       list.push_back(read);
     }
-    reads_.push_back(std::move(list));  // moving a vector does not move what it holds
-    made.reads = reads_.back().data();
-    made.many_reads = reads;
-    return made;
+    reads_.push_back(std::move(list));  // moving a vector keeps the address of its elements
+    application.reads = reads_.back().data();
+    application.n_reads = reads;
+    return application;
   }
 
   i64 instruction_set;
@@ -268,7 +268,7 @@ class TypedDecoder : public Decoder {
   std::vector<std::vector<Read>> reads_;
   std::vector<Entry> entries_;
   std::vector<Ring<real>> rings_;
-  i64 capacity_ = 0, J_ = 0, sentences_ = 0, positions_ = 0, scratch_size_ = 0;
+  i64 capacity_ = 0, J_ = 0, sources_ = 0, positions_ = 0, scratch_size_ = 0;
   const bool* source_mask_ = nullptr;
   std::unique_ptr<Scratch<real>> scratch_;
 };
@@ -276,8 +276,7 @@ class TypedDecoder : public Decoder {
 }  // namespace
 
 void* decoder_new(bool float64, Arguments& from) {
-  Decoder* made = float64 ? static_cast<Decoder*>(new TypedDecoder<double>(from)) : new TypedDecoder<float>(from);
-  return made;
+  return float64 ? static_cast<Decoder*>(new TypedDecoder<double>(from)) : new TypedDecoder<float>(from);
 }
 void decoder_set_rings(void* decoder, Arguments& from) { static_cast<Decoder*>(decoder)->set_rings(from); }
 void decoder_step(void* decoder, Arguments& from) { static_cast<Decoder*>(decoder)->step(from); }

@@ -1,9 +1,9 @@
-// The kernel of a decoding step. Included once for each instruction set, inside namespace stairwell::STAIRWELL_ISA, after
+// The kernel of a decoding step. Included once per instruction set, inside namespace stairwell::STAIRWELL_ISA, after
 // vector.h. Threads share the rows of each matrix, so each parameter is read once per step, by one thread.
 
-// A vector of parameters as reals, whatever they are stored as.
+// Load a vector of parameters from any storage type.
 template <class real>
-ALWAYS Vec<real> parameters(const real* p) {
+ALWAYS_INLINE Vec<real> parameters(const real* p) {
   return load(p);
 }
 typedef uint16_t Halves __attribute__((vector_size(STAIRWELL_BYTES / 2), aligned(2), may_alias));
@@ -12,29 +12,29 @@ typedef uint32_t Unsigned __attribute__((vector_size(STAIRWELL_BYTES)));
 typedef int32_t Signed __attribute__((vector_size(STAIRWELL_BYTES)));
 
 template <class real>
-ALWAYS Vec<real> parameters(const uint16_t* p) {
+ALWAYS_INLINE Vec<real> parameters(const uint16_t* p) {
   return (Vec<float>)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Unsigned) << 16);
 }
 template <class real>
-ALWAYS Vec<real> parameters(const int8_t* p) {
+ALWAYS_INLINE Vec<real> parameters(const int8_t* p) {
   return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const Quarters*>(p), Signed), Vec<float>);
 }
-ALWAYS float parameter(float p) { return p; }
-ALWAYS double parameter(double p) { return p; }
-ALWAYS float parameter(int8_t p) { return p; }
-ALWAYS float parameter(uint16_t p) {
+ALWAYS_INLINE float parameter(float p) { return p; }
+ALWAYS_INLINE double parameter(double p) { return p; }
+ALWAYS_INLINE float parameter(int8_t p) { return p; }
+ALWAYS_INLINE float parameter(uint16_t p) {
   const uint32_t bits = static_cast<uint32_t>(p) << 16;
   float value;
   __builtin_memcpy(&value, &bits, 4);
   return value;
 }
 
-enum Then { STORE, ADD, RELU };
+enum Epilogue { STORE, ADD, RELU };
 
-// rows `r` .. of W times streams `b` .. : a block of sums that stays in registers.
+// A block of rows of W times a block of streams; the sums stay in registers.
 template <class real, class Stored, int rows, int streams>
-ALWAYS void product_block(const Stored* w, i64 n, const real* x, i64 ldx, real (&sums)[rows][streams]) {
-  constexpr int W = VL<real>;
+ALWAYS_INLINE void product_block(const Stored* w, i64 n, const real* x, i64 ldx, real (&sums)[rows][streams]) {
+  constexpr int W = LANES<real>;
   Vec<real> acc[rows][streams] = {};
   i64 k = 0;
   for (; k + W <= n; k += W) {
@@ -47,13 +47,13 @@ ALWAYS void product_block(const Stored* w, i64 n, const real* x, i64 ldx, real (
   }
   for (int r = 0; r < rows; ++r)
     for (int b = 0; b < streams; ++b) {
-      sums[r][b] = total<real>(acc[r][b]);
+      sums[r][b] = sum_lanes<real>(acc[r][b]);
       for (i64 j = k; j < n; ++j) sums[r][b] += parameter(w[r * n + j]) * x[b * ldx + j];
     }
 }
 
 template <class real, class Stored, int rows, int streams>
-static void product_rows(const Matrix<real>& m, i64 row, const real* x, i64 ldx, real* y, i64 ldy, Then then) {
+static void product_rows(const Matrix<real>& m, i64 row, const real* x, i64 ldx, real* y, i64 ldy, Epilogue epilogue) {
   real sums[rows][streams];
   product_block<real, Stored, rows, streams>(static_cast<const Stored*>(m.data) + row * m.columns, m.columns, x, ldx,
                                              sums);
@@ -62,46 +62,47 @@ static void product_rows(const Matrix<real>& m, i64 row, const real* x, i64 ldx,
     for (int b = 0; b < streams; ++b) {
       const real value = sums[r][b] * scale + bias;
       real& to = y[b * ldy + row + r];
-      to = then == ADD ? to + value : then == RELU ? (value > 0 || value != value ? value : 0) : value;
+      to = epilogue == ADD ? to + value : epilogue == RELU ? (value > 0 || value != value ? value : 0) : value;
     }
   }
 }
 
 template <class real, class Stored, int rows>
-static void product_streams(const Matrix<real>& m, i64 row, const real* x, i64 ldx, i64 B, real* y, i64 ldy, Then then) {
+static void product_streams(const Matrix<real>& m, i64 row, const real* x, i64 ldx, i64 B, real* y, i64 ldy,
+                            Epilogue epilogue) {
   i64 b = 0;
-  for (; b + 4 <= B; b += 4) product_rows<real, Stored, rows, 4>(m, row, x + b * ldx, ldx, y + b * ldy, ldy, then);
+  for (; b + 4 <= B; b += 4) product_rows<real, Stored, rows, 4>(m, row, x + b * ldx, ldx, y + b * ldy, ldy, epilogue);
   if (b + 2 <= B) {
-    product_rows<real, Stored, rows, 2>(m, row, x + b * ldx, ldx, y + b * ldy, ldy, then);
+    product_rows<real, Stored, rows, 2>(m, row, x + b * ldx, ldx, y + b * ldy, ldy, epilogue);
     b += 2;
   }
-  if (b < B) product_rows<real, Stored, rows, 1>(m, row, x + b * ldx, ldx, y + b * ldy, ldy, then);
+  if (b < B) product_rows<real, Stored, rows, 1>(m, row, x + b * ldx, ldx, y + b * ldy, ldy, epilogue);
 }
 
 template <class real, class Stored>
 static void product_as(const Matrix<real>& m, i64 first, i64 last, const real* x, i64 ldx, i64 B, real* y, i64 ldy,
-                       Then then) {
+                       Epilogue epilogue) {
   i64 row = first;
-  for (; row + 4 <= last; row += 4) product_streams<real, Stored, 4>(m, row, x, ldx, B, y, ldy, then);
-  for (; row < last; ++row) product_streams<real, Stored, 1>(m, row, x, ldx, B, y, ldy, then);
+  for (; row + 4 <= last; row += 4) product_streams<real, Stored, 4>(m, row, x, ldx, B, y, ldy, epilogue);
+  for (; row < last; ++row) product_streams<real, Stored, 1>(m, row, x, ldx, B, y, ldy, epilogue);
 }
 
 // y (B, ldy) = W x for the rows first .. last of W, x (B, ldx).
 static void product(const Matrix<float>& m, i64 first, i64 last, const float* x, i64 ldx, i64 B, float* y, i64 ldy,
-                    Then then = STORE) {
+                    Epilogue epilogue = STORE) {
   switch (m.storage) {
-    case Storage::BFLOAT16: return product_as<float, uint16_t>(m, first, last, x, ldx, B, y, ldy, then);
-    case Storage::INT8: return product_as<float, int8_t>(m, first, last, x, ldx, B, y, ldy, then);
-    default: return product_as<float, float>(m, first, last, x, ldx, B, y, ldy, then);
+    case Storage::BFLOAT16: return product_as<float, uint16_t>(m, first, last, x, ldx, B, y, ldy, epilogue);
+    case Storage::INT8: return product_as<float, int8_t>(m, first, last, x, ldx, B, y, ldy, epilogue);
+    default: return product_as<float, float>(m, first, last, x, ldx, B, y, ldy, epilogue);
   }
 }
 static void product(const Matrix<double>& m, i64 first, i64 last, const double* x, i64 ldx, i64 B, double* y, i64 ldy,
-                    Then then = STORE) {
-  product_as<double, double>(m, first, last, x, ldx, B, y, ldy, then);
+                    Epilogue epilogue = STORE) {
+  product_as<double, double>(m, first, last, x, ldx, B, y, ldy, epilogue);
 }
 
-// A stretch of a ring that a token attends to: n positions from `at` on, and the column of the first one's distance.
-struct Stretch {
+// Consecutive ring positions that a token attends to: n positions from `at`; `column` is that of the first distance.
+struct RingSlice {
   i64 ring, at, n, column;
 };
 
@@ -114,18 +115,18 @@ class Decode {
     scores = normed + B * D;
   }
 
-  static i64 scratch(i64 B, i64 D, i64 positions) { return B * D + positions + 2 * VL<real> + 64; }
+  static i64 scratch(i64 B, i64 D, i64 positions) { return B * D + positions + 2 * LANES<real> + 64; }
 
   void run() {
-    for (i64 a = 0; a < s.A; ++a) apply(s.applications[a], level(a), level(a + 1));
-    remember();
+    for (i64 a = 0; a < s.A; ++a) apply(s.applications[a], layer_output(a), layer_output(a + 1));
+    write_memory();
   }
 
  private:
-  real* level(i64 a) const { return c.levels + a * B * D; }
+  real* layer_output(i64 a) const { return c.layer_outputs + a * B * D; }
 
-  // Where the share of a thread begins.
-  i64 part(i64 n, i64 of) const { return n * of / threads; }
+  // First index of a thread's share of n.
+  i64 share(i64 n, i64 of) const { return n * of / threads; }
 
   void norm(const real* x, const Norm<real>& by) { norm_into(x, by, normed); }
 
@@ -137,7 +138,7 @@ class Decode {
     }
   }
 
-  // The sublayer's input: normalized with pre-norm. Every thread makes its own, which is cheaper than waiting for one.
+  // The sublayer's input, normalized with pre-norm. Each thread computes it, which is cheaper than a barrier.
   const real* input(const real* x, const Norm<real>& by) {
     if (!s.pre_norm) return x;
     norm(x, by);
@@ -147,7 +148,7 @@ class Decode {
   // x (B, D) -> to (B, D). `to` holds the residual stream between sublayers.
   void apply(const Application& at, const real* x, real* to) {
     const StepLayer<real>& layer = s.layers[at.layer];
-    const i64 HK = H * K, first = part(D, thread), last = part(D, thread + 1);
+    const i64 HK = H * K, first = share(D, thread), last = share(D, thread + 1);
     attend(at, layer, x);
     barrier.wait();
     residual(layer.out, c.z, HK, x, to);
@@ -159,7 +160,7 @@ class Decode {
       finish(to, layer.cross_norm);
     }
     const real* in = input(to, layer.feed_forward_norm);
-    product(layer.inner, part(s.F, thread), part(s.F, thread + 1), in, D, B, c.inner, s.F, RELU);
+    product(layer.inner, share(s.F, thread), share(s.F, thread + 1), in, D, B, c.inner, s.F, RELU);
     barrier.wait();
     product(layer.outer, first, last, c.inner, s.F, B, to, D, ADD);
     finish(to, layer.feed_forward_norm);
@@ -167,28 +168,28 @@ class Decode {
 
   // to = x + W z, this thread's rows.
   void residual(const Matrix<real>& by, const real* z, i64 ldz, const real* x, real* to) {
-    const i64 first = part(D, thread), last = part(D, thread + 1);
+    const i64 first = share(D, thread), last = share(D, thread + 1);
     for (i64 b = 0; b < B; ++b)
       for (i64 d = first; d < last; ++d) to[b * D + d] = x[b * D + d];
     product(by, first, last, z, ldz, B, to, D, ADD);
   }
 
-  // The end of a sublayer: all of `to` is there, and with post-norm it is normalized.
+  // Wait until all threads have written `to`; with post-norm, normalize it.
   void finish(real* to, const Norm<real>& by) {
     barrier.wait();
     if (s.pre_norm) return;
     norm(to, by);
     barrier.wait();  // every thread has read `to`
-    for (i64 i = part(B * D, thread); i < part(B * D, thread + 1); ++i) to[i] = normed[i];
+    for (i64 i = share(B * D, thread); i < share(B * D, thread + 1); ++i) to[i] = normed[i];
     barrier.wait();
   }
 
   // Self-attention up to its output projection, in c.z.
   void attend(const Application& at, const StepLayer<real>& layer, const real* x) {
     const i64 HK = H * K;
-    const bool whole_heads = H % threads == 0;  // then a thread needs only what it computed itself
-    const i64 first = whole_heads ? part(H, thread) * K : part(HK, thread);
-    const i64 last = whole_heads ? part(H, thread + 1) * K : part(HK, thread + 1);
+    const bool whole_heads = H % threads == 0;  // then a thread only needs its own results
+    const i64 first = whole_heads ? share(H, thread) * K : share(HK, thread);
+    const i64 last = whole_heads ? share(H, thread + 1) * K : share(HK, thread + 1);
     const StepLayer<real>& projection = s.layers[at.projection];
     if (at.write != Write::NEVER) {
       const real* in = input(x, projection.attention_norm);
@@ -197,7 +198,7 @@ class Decode {
     }
     product(layer.query, first, last, input(x, layer.attention_norm), D, B, c.q, HK);
     if (!whole_heads) barrier.wait();
-    const i64 from = whole_heads ? part(H, thread) : 0, until = whole_heads ? part(H, thread + 1) : H;
+    const i64 from = whole_heads ? share(H, thread) : 0, until = whole_heads ? share(H, thread + 1) : H;
     i64 pair = 0;
     for (i64 b = 0; b < B; ++b)
       for (i64 h = from; h < until; ++h) {
@@ -218,7 +219,7 @@ class Decode {
     }
   }
 
-  // The distances that a read covers for a stream that has read `count` tokens; last < first: none.
+  // The distances of a read for a stream that has read `count` tokens; empty if last < first.
   void distances(const Read& read, i64 count, i64 span, i64& first, i64& last) const {
     if (!read.chunks) {
       first = read.first;
@@ -228,15 +229,15 @@ class Decode {
       first = read.first == 0 ? 0 : phase + (read.first - 1) * s.chunk + 1;
       last = read.last < 0 ? count : phase + read.last * s.chunk;
     }
-    last = least(least(last, count), s.nearest + span - 1);
+    last = min(min(last, count), s.nearest + span - 1);
   }
 
-  // One head of one stream attends to its rings: c.z. Without anything to attend to it is zero.
+  // Attention of one head of one stream to its rings, into c.z. Zero if there is nothing to attend to.
   void read(const Application& at, const StepLayer<real>& layer, i64 b, i64 h) {
     const real* q = c.q + (b * H + h) * K;
     real* z = c.z + (b * H + h) * K;
     i64 n = 0;
-    each_stretch(at, layer, b, [&](const Stretch& t) {
+    each_slice(at, layer, b, [&](const RingSlice& t) {
       const real* keys = c.rings[t.ring].keys + (b * H + h) * K * c.rings[t.ring].R + t.at;
       score(q, keys, c.rings[t.ring].R, t, scores + n);
       if (layer.ramp)
@@ -247,7 +248,7 @@ class Decode {
     if (!n) return;
     softmax<real>(scores, n, nullptr, scores);
     n = 0;
-    each_stretch(at, layer, b, [&](const Stretch& t) {
+    each_slice(at, layer, b, [&](const RingSlice& t) {
       const i64 R = c.rings[t.ring].R;
       add_values(scores + n, c.rings[t.ring].values + (b * H + h) * K * R + t.at, R, t.n, z);
       n += t.n;
@@ -255,36 +256,36 @@ class Decode {
   }
 
   template <class F>
-  void each_stretch(const Application& at, const StepLayer<real>& layer, i64 b, F f) {
-    for (i64 i = 0; i < at.many_reads; ++i) {
+  void each_slice(const Application& at, const StepLayer<real>& layer, i64 b, F f) {
+    for (i64 i = 0; i < at.n_reads; ++i) {
       const Read& read = at.reads[i];
       i64 first, last;
       distances(read, c.count[b], layer.span, first, last);
       if (last < first) continue;
       const i64 R = c.rings[read.ring].R, column = s.nearest + s.P - 1 - last;
-      const i64 start = (c.cursor[read.ring] - last % R + R) % R, n = last - first + 1, whole = least(n, R - start);
-      f(Stretch{read.ring, start, whole, column});
-      if (whole < n) f(Stretch{read.ring, 0, n - whole, column + whole});
+      const i64 start = (c.cursor[read.ring] - last % R + R) % R, n = last - first + 1, integers = min(n, R - start);
+      f(RingSlice{read.ring, start, integers, column});
+      if (integers < n) f(RingSlice{read.ring, 0, n - integers, column + integers});
     }
   }
 
-  // scores (n) = q . (keys + position vectors) / sqrt(K); keys (K, R)
-  void score(const real* q, const real* keys, i64 R, const Stretch& t, real* out) {
-    constexpr int W = VL<real>, U = 4;
+  // scores (n) = q . (keys + position embeddings) / sqrt(K); keys (K, R)
+  void score(const real* q, const real* keys, i64 R, const RingSlice& t, real* out) {
+    constexpr int W = LANES<real>, U = 4;
     const real* position = s.position + t.column;
     const real scale = 1 / __builtin_sqrt(static_cast<double>(K));
     i64 i = 0;
     for (; i + U * W <= t.n; i += U * W) {
       Vec<real> acc[U] = {};
       for (i64 k = 0; k < K; ++k) {
-        const Vec<real> x = all(q[k]);
+        const Vec<real> x = broadcast(q[k]);
         for (int u = 0; u < U; ++u) acc[u] += x * (load(keys + k * R + i + u * W) + load(position + k * s.P + i + u * W));
       }
       for (int u = 0; u < U; ++u) store(out + i + u * W, acc[u] * scale);
     }
     for (; i + W <= t.n; i += W) {
       Vec<real> acc = {};
-      for (i64 k = 0; k < K; ++k) acc += all(q[k]) * (load(keys + k * R + i) + load(position + k * s.P + i));
+      for (i64 k = 0; k < K; ++k) acc += broadcast(q[k]) * (load(keys + k * R + i) + load(position + k * s.P + i));
       store(out + i, acc * scale);
     }
     for (; i < t.n; ++i) {
@@ -296,7 +297,7 @@ class Decode {
 
   // z (K) += values (K, R) weights (n)
   void add_values(const real* weights, const real* values, i64 R, i64 n, real* z) {
-    constexpr int W = VL<real>;
+    constexpr int W = LANES<real>;
     for (i64 k = 0; k < K; ++k) {
       Vec<real> first = {}, second = {};
       const real* row = values + k * R;
@@ -309,7 +310,7 @@ class Decode {
         first += load(weights + i) * load(row + i);
         i += W;
       }
-      real sum = total<real>(first + second);
+      real sum = sum_lanes<real>(first + second);
       for (; i < n; ++i) sum += weights[i] * row[i];
       z[k] += sum;
     }
@@ -318,7 +319,7 @@ class Decode {
   // Attention to the source of each stream, up to its output projection, in c.z.
   void attend_source(const StepLayer<real>& layer, const real* x) {
     const i64 HK = H * K;
-    product(layer.cross_query, part(HK, thread), part(HK, thread + 1), input(x, layer.cross_norm), D, B, c.q, HK);
+    product(layer.cross_query, share(HK, thread), share(HK, thread + 1), input(x, layer.cross_norm), D, B, c.q, HK);
     barrier.wait();
     for (i64 pair = thread; pair < B * H; pair += threads) read_source(layer, pair / H, pair % H);
   }
@@ -326,23 +327,23 @@ class Decode {
   void read_source(const StepLayer<real>& layer, i64 b, i64 h) {
     const real *q = c.q + (b * H + h) * K;
     real* z = c.z + (b * H + h) * K;
-    const i64 at = (c.sentence[b] * H + h) * c.J * K;
-    const bool* visible = c.source_mask + c.sentence[b] * c.J;
+    const i64 at = (c.source_index[b] * H + h) * c.J * K;
+    const bool* visible = c.source_mask + c.source_index[b] * c.J;
     const real scale = 1 / __builtin_sqrt(static_cast<double>(K));
     for (i64 k = 0; k < K; ++k) z[k] = 0;
     i64 n = 0;
-    each_run(visible, [&](i64 first, i64 many) {
-      for (i64 i = 0; i < many; ++i) scores[n + i] = 0;
-      dots(q, layer.source_keys + at + first * K, many, K, scores + n);
-      n += many;
+    each_run(visible, [&](i64 first, i64 n) {
+      for (i64 i = 0; i < n; ++i) scores[n + i] = 0;
+      dots(q, layer.source_keys + at + first * K, n, K, scores + n);
+      n += n;
     });
     if (!n) return;
     for (i64 i = 0; i < n; ++i) scores[i] *= scale;
     softmax<real>(scores, n, nullptr, scores);
     n = 0;
-    each_run(visible, [&](i64 first, i64 many) {
-      gather(scores + n, 1, layer.source_values + at + first * K, K, many, K, z);
-      n += many;
+    each_run(visible, [&](i64 first, i64 n) {
+      add_weighted(scores + n, 1, layer.source_values + at + first * K, K, n, K, z);
+      n += n;
     });
   }
 
@@ -361,19 +362,19 @@ class Decode {
   }
 
   // Form the memory entries of the token and write their keys and values.
-  void remember() {
+  void write_memory() {
     const i64 A = s.A, HK = H * K;
     if (!s.G) return;
     for (i64 g = 0; g < s.G; ++g)
-      for (i64 i = part(B * D, thread); i < part(B * D, thread + 1); ++i) {
+      for (i64 i = share(B * D, thread); i < share(B * D, thread + 1); ++i) {
         real sum = 0;
         for (i64 a = 0; a <= A; ++a)
-          if (s.mix[g * (A + 1) + a] != 0) sum += s.mix[g * (A + 1) + a] * c.levels[a * B * D + i];
+          if (s.mix[g * (A + 1) + a] != 0) sum += s.mix[g * (A + 1) + a] * c.layer_outputs[a * B * D + i];
         c.memory[g * B * D + i] = sum;
       }
     barrier.wait();
-    const i64 first = part(HK, thread), last = part(HK, thread + 1);
-    for (i64 e = 0; e < s.many_entries; ++e) {
+    const i64 first = share(HK, thread), last = share(HK, thread + 1);
+    for (i64 e = 0; e < s.n_entries; ++e) {
       const Entry& entry = s.entries[e];
       const StepLayer<real>& layer = s.layers[entry.layer];
       const real* in = input(c.memory + entry.memory * B * D, layer.attention_norm);

@@ -1,4 +1,4 @@
-// The loop over the tokens of a segment, for a tile of rows. Included after tile.h.
+// The forward loop over the tokens of a Feedback segment, for a tile of the batch. Included after tile.h.
 
 template <class real>
 struct Forward : Tile<real> {
@@ -8,8 +8,8 @@ struct Forward : Tile<real> {
   using Tile<real>::scores;
   using Tile<real>::x;
   using Tile<real>::grad;
-  using Tile<real>::pairs;
-  using Tile<real>::there;
+  using Tile<real>::kv;
+  using Tile<real>::present;
   using Tile<real>::at;
   using Tile<real>::copy;
   using Tile<real>::zero;
@@ -20,130 +20,131 @@ struct Forward : Tile<real> {
   using Tile<real>::Tile;
 
   void run() {
-    for (i64 s = 0; s < p.sets; ++s) place_old(p.set[s]);
+    for (i64 s = 0; s < p.n_groups; ++s) copy_state_kv(p.groups[s]);
     for (i64 t = 0; t < p.T; ++t) {
-      const i64 i = p.keep ? t : 0;
+      const i64 i = p.needs_gradient ? t : 0;
       const real* from = p.x + at(t, p.D);
       for (i64 a = 0; a < p.A; ++a) {
-        real* to = a + 1 == p.A ? p.y + at(t, p.D) : p.levels[a + 1] + at(i, p.D);
+        real* to = a + 1 == p.A ? p.y + at(t, p.D) : p.layer_outputs[a + 1] + at(i, p.D);
         layer_forward(p.layers[a], t, i, from, to);
         from = to;
       }
-      remember(t, i);
+      write_memory(t, i);
     }
   }
 
-  void place_old(const Set<real>& set) {
+  void copy_state_kv(const KVGroup<real>& group) {
     const i64 HK = p.H * p.K, P = p.T + p.R;
     for (i64 b = b0; b < b0 + M; ++b)
       for (i64 r = 0; r < p.R; ++r)
         for (i64 h = 0; h < p.H; ++h) {
-          const real* old = set.old + (b * p.R + r) * 2 * HK + h * p.K;
-          const i64 place = ((b * p.H + h) * P + p.T + r) * p.K;
-          copy(old, set.keys + place, p.K);
-          copy(old + HK, set.values + place, p.K);
+          const real* from = group.state_kv + (b * p.R + r) * 2 * HK + h * p.K;
+          const i64 offset = ((b * p.H + h) * P + p.T + r) * p.K;
+          copy(from, group.keys + offset, p.K);
+          copy(from + HK, group.values + offset, p.K);
         }
   }
 
   void layer_forward(const Layer<real>& layer, i64 t, i64 i, const real* from, real* to) {
     const i64 D = p.D, HK = p.H * p.K;
-    const real* input = enter(layer.attention, i, from);
+    const real* input = sublayer_input(layer.attention, i, from);
     attend(layer, t, i, input);
-    add_output(layer.attention, layer.self.out, HK, t, layer.self.read + at(i, HK), x, from);
-    leave(layer.attention, i, x);
+    add_output(layer.attention, layer.self.out, HK, t, layer.self.z + at(i, HK), x, from);
+    sublayer_output(layer.attention, i, x);
     if (layer.source.q) {
-      attend_source(layer, t, i, enter(layer.cross, i, x));
-      add_output(layer.cross, layer.source.out, HK, t, layer.source.read + at(i, HK), x, x);
-      leave(layer.cross, i, x);
+      attend_source(layer, t, i, sublayer_input(layer.cross, i, x));
+      add_output(layer.cross, layer.source.out, HK, t, layer.source.z + at(i, HK), x, x);
+      sublayer_output(layer.cross, i, x);
     }
-    input = enter(layer.feed, i, x);
+    input = sublayer_input(layer.feed, i, x);
     real* active = layer.active + at(i, p.F);
     product(layer.inner, D, p.F, input, active);
-    rectify(layer, t, active);
+    relu(layer.relu_mask ? layer.relu_mask + (b0 * p.T + t) * p.F : nullptr, p.T, active);
     add_output(layer.feed, layer.outer, p.F, t, active, to, x);
-    leave(layer.feed, i, to);
+    sublayer_output(layer.feed, i, to);
   }
 
   // to (M, out) = init + W from + bias
   void product(const Linear<real>& map, i64 in, i64 out, const real* from, real* to, const real* init = nullptr) {
-    multiply(M, out, in, from, in, map.forth, to, out, init, out, map.bias);
+    multiply(M, out, in, from, in, map.forward, to, out, init, out, map.bias);
   }
 
-  // to (M, D) = x + the sublayer's output, after its dropout
+  // to (M, D) = x + the sublayer's output after dropout
   void add_output(const Sublayer<real>& sub, const Linear<real>& map, i64 in, i64 t, const real* from, real* to,
                   const real* x) {
-    if (!sub.kept) return product(map, in, p.D, from, to, x);
+    if (!sub.mask) return product(map, in, p.D, from, to, x);
     product(map, in, p.D, from, grad);
     drop(sub, t, grad);
     for (i64 n = 0; n < M * p.D; ++n) to[n] = x[n] + grad[n];
   }
 
-  const real* enter(const Sublayer<real>& sub, i64 i, const real* from) {
+  const real* sublayer_input(const Sublayer<real>& sub, i64 i, const real* from) {
     real* input = sub.input + at(i, p.D);
-    if (p.pre)
+    if (p.pre_norm)
       standardize(from, M, p.D, p.eps, input, sub.rstd + at(i, 1));
     else
       copy(from, input, M * p.D);
     return input;
   }
 
-  void leave(const Sublayer<real>& sub, i64 i, real* out) {
-    if (p.pre) return;
+  void sublayer_output(const Sublayer<real>& sub, i64 i, real* out) {
+    if (p.pre_norm) return;
     real* normed = sub.normed + at(i, p.D);
     standardize(out, M, p.D, p.eps, normed, sub.rstd + at(i, 1));
     for (i64 r = 0; r < M; ++r)
       for (i64 d = 0; d < p.D; ++d) out[r * p.D + d] = normed[r * p.D + d] * sub.scale[d] + sub.shift[d];
   }
 
-  // NaN is neither above nor below zero, and goes on.
-  void rectify(const Layer<real>& layer, i64 t, real* active) {
-    if (!layer.relu_kept) {
+  // ReLU with dropout, given the mask of the tile's first stream; those of its streams are T tokens apart. NaN compares
+  // false with zero, so it is propagated.
+  void relu(const bool* mask, i64 T, real* active) {
+    if (!mask) {
       for (i64 n = 0; n < M * p.F; ++n) active[n] = active[n] <= 0 ? 0 : active[n];
       return;
     }
     for (i64 r = 0; r < M; ++r) {
-      const bool* kept = layer.relu_kept + ((b0 + r) * p.T + t) * p.F;
+      const bool* keep = mask + r * T * p.F;
       real* row = active + r * p.F;
-      for (i64 f = 0; f < p.F; ++f) row[f] = (row[f] <= 0 ? 0 : row[f]) * (kept[f] * p.relu_factor);
+      for (i64 f = 0; f < p.F; ++f) row[f] = (row[f] <= 0 ? 0 : row[f]) * (keep[f] * p.relu_factor);
     }
   }
 
   void attend(const Layer<real>& layer, i64 t, i64 i, const real* input) {
-    const i64 HK = p.H * p.K, P = p.T + p.R, row = score_row(p);
-    const Set<real>& set = p.set[layer.set];
+    const i64 HK = p.H * p.K, P = p.T + p.R, row = score_row(p), current = p.attend_to_current;
+    const KVGroup<real>& group = p.groups[layer.kv_group];
     real* q = layer.self.q + at(i, HK);
     product(layer.self.query, p.D, HK, input, q);
-    if (p.itself) product(set.project, p.D, 2 * HK, input, layer.own + at(i, 2 * HK));
-    // Scores of positions for all heads at once; those of keys are added to them head by head.
-    multiply(M * p.H, layer.width, p.K, q, p.K, p.position_forth, scores, row);
+    if (current) product(group.project, p.D, 2 * HK, input, layer.current_kv + at(i, 2 * HK));
+    // Position scores of all heads in one product; key scores are added per head.
+    multiply(M * p.H, layer.width, p.K, q, p.K, p.position_forward, scores, row);
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
         const i64 b = b0 + r, n = visible_slots(layer, b, h, t), first = ((b * p.H + h) * P + p.T - t) * p.K;
         const real* query = q + r * HK + h * p.K;
         real* score = scores + (r * p.H + h) * row;
-        real* read = layer.self.read + at(i, HK) + r * HK + h * p.K;
-        const real* own = p.itself ? layer.own + at(i, 2 * HK) + r * 2 * HK + h * p.K : nullptr;
-        if (own) dots(query, own, 1, p.K, score);
-        dots(query, set.keys + first, n, p.K, score + p.itself);
-        const real* used = weigh(layer.self, layer.ramp ? layer.ramp + h * layer.width : nullptr, b, h, t, i, score,
-                                 n + p.itself, layer.width);
-        zero(read, p.K);
-        if (own) gather(used, 1, own + HK, 0, 1, p.K, read);
-        gather(used + p.itself, 1, set.values + first, p.K, n, p.K, read);
+        real* z = layer.self.z + at(i, HK) + r * HK + h * p.K;
+        const real* current_kv = current ? layer.current_kv + at(i, 2 * HK) + r * 2 * HK + h * p.K : nullptr;
+        const real* ramp = layer.ramp ? layer.ramp + h * layer.width : nullptr;
+        if (current_kv) dots(query, current_kv, 1, p.K, score);
+        dots(query, group.keys + first, n, p.K, score + current);
+        const real* used = attention_weights(layer.self, ramp, b, h, t, i, score, n + current, layer.width);
+        zero(z, p.K);
+        if (current_kv) add_weighted(used, 1, current_kv + HK, 0, 1, p.K, z);
+        add_weighted(used + current, 1, group.values + first, p.K, n, p.K, z);
       }
   }
 
-  // Scores to weights, zero beyond the n that are seen; returns the weights after dropout.
-  const real* weigh(const Attended<real>& heads, const real* ramp, i64 b, i64 h, i64 t, i64 i, real* score, i64 n,
-                    i64 width) {
-    const i64 place = ((i * p.B + b) * p.H + h) * width;
-    real* weights = heads.weights + place;
+  // Compute attention weights from scores, zero beyond the n visible slots. Return the weights after dropout.
+  const real* attention_weights(const Attention<real>& heads, const real* ramp, i64 b, i64 h, i64 t, i64 i, real* score,
+                                i64 n, i64 width) {
+    const i64 offset = ((i * p.B + b) * p.H + h) * width;
+    real* weights = heads.weights + offset;
     if (n > 0) softmax(score, n, ramp, weights);
     zero(weights + n, width - n);
-    if (!heads.kept) return weights;
-    const bool* kept = heads.kept + ((b * p.H + h) * p.T + t) * heads.kept_width;
-    real* used = heads.used + place;
-    for (i64 j = 0; j < width; ++j) used[j] = weights[j] * (kept[j] * p.attention_factor);
+    if (!heads.mask) return weights;
+    const bool* mask = heads.mask + ((b * p.H + h) * p.T + t) * heads.mask_width;
+    real* used = heads.used + offset;
+    for (i64 j = 0; j < width; ++j) used[j] = weights[j] * (mask[j] * p.attention_factor);
     return used;
   }
 
@@ -154,54 +155,54 @@ struct Forward : Tile<real> {
     for (i64 r = 0; r < M; ++r)
       for (i64 h = 0; h < p.H; ++h) {
         const i64 b = b0 + r, first = (b * p.H + h) * J * p.K;
-        real* read = layer.source.read + at(i, HK) + r * HK + h * p.K;
+        real* z = layer.source.z + at(i, HK) + r * HK + h * p.K;
         zero(scores, J);
         dots(q + r * HK + h * p.K, layer.source_keys + first, J, p.K, scores);
-        const bool some = hide_absent(p.source_mask + b * J);
-        const real* used = weigh(layer.source, there, b, h, t, i, scores, some ? J : 0, J);
-        zero(read, p.K);
-        gather(used, 1, layer.source_values + first, p.K, J, p.K, read);
+        const i64 n = mask_padding(p.source_mask + b * J) ? J : 0;
+        const real* used = attention_weights(layer.source, present, b, h, t, i, scores, n, J);
+        zero(z, p.K);
+        add_weighted(used, 1, layer.source_values + first, p.K, J, p.K, z);
       }
   }
 
-  // Absent source tokens get a ramp of 0 and the score of one that is there; false if none is.
-  bool hide_absent(const bool* mask) {
-    i64 present = -1;
+  // Give padding a ramp of 0 and the score of a token that is present. Return false if all tokens are padding.
+  bool mask_padding(const bool* mask) {
+    i64 unpadded = -1;
     for (i64 j = 0; j < p.J; ++j)
-      if (mask[j]) present = j;
-    if (present < 0) return false;
+      if (mask[j]) unpadded = j;
+    if (unpadded < 0) return false;
     for (i64 j = 0; j < p.J; ++j) {
-      there[j] = mask[j];
-      if (!mask[j]) scores[j] = scores[present];
+      present[j] = mask[j];
+      if (!mask[j]) scores[j] = scores[unpadded];
     }
     return true;
   }
 
-  // Mix the levels into the token's memory and project its keys and values.
-  void remember(i64 t, i64 i) {
+  // Mix the layer outputs into the token's memory and project its keys and values.
+  void write_memory(i64 t, i64 i) {
     const i64 D = p.D, HK = p.H * p.K, P = p.T + p.R;
     for (i64 g = 0; g < p.G; ++g) {
       real* memory = p.memory + g * p.T * p.B * D + at(t, D);
       zero(memory, M * D);
-      for (i64 level = 0; level <= p.A; ++level) {
-        const real* from = level == 0 ? p.x + at(t, D) : level == p.A ? p.y + at(t, D) : p.levels[level] + at(i, D);
-        add(p.mix[g * (p.A + 1) + level], from, memory, M * D);
+      for (i64 l = 0; l <= p.A; ++l) {
+        const real* from = l == 0 ? p.x + at(t, D) : l == p.A ? p.y + at(t, D) : p.layer_outputs[l] + at(i, D);
+        add(p.mix[g * (p.A + 1) + l], from, memory, M * D);
       }
       real* input = p.memory_input + g * p.steps * p.B * D + at(i, D);
-      if (p.pre)
+      if (p.pre_norm)
         standardize(memory, M, D, p.eps, input, p.memory_rstd + g * p.steps * p.B + at(i, 1));
       else
         copy(memory, input, M * D);
     }
-    for (i64 s = 0; s < p.sets; ++s) {
-      const Set<real>& set = p.set[s];
-      const real* input = p.memory_input + set.memory * p.steps * p.B * D + at(i, D);
-      product(set.project, D, 2 * HK, input, pairs);
+    for (i64 s = 0; s < p.n_groups; ++s) {
+      const KVGroup<real>& group = p.groups[s];
+      const real* input = p.memory_input + group.memory * p.steps * p.B * D + at(i, D);
+      product(group.project, D, 2 * HK, input, kv);
       for (i64 r = 0; r < M; ++r)
         for (i64 h = 0; h < p.H; ++h) {
-          const i64 place = (((b0 + r) * p.H + h) * P + p.T - 1 - t) * p.K;
-          copy(pairs + r * 2 * HK + h * p.K, set.keys + place, p.K);
-          copy(pairs + r * 2 * HK + HK + h * p.K, set.values + place, p.K);
+          const i64 offset = (((b0 + r) * p.H + h) * P + p.T - 1 - t) * p.K;
+          copy(kv + r * 2 * HK + h * p.K, group.keys + offset, p.K);
+          copy(kv + r * 2 * HK + HK + h * p.K, group.values + offset, p.K);
         }
     }
   }

@@ -16,14 +16,13 @@
 namespace stairwell {
 namespace {
 
-// Changes with the order of the lists that the operators take: a library built before is not used.
-constexpr i64 LAYOUT = 8;
+// Version of the operators' argument lists. native.py rejects a library with another version.
+constexpr i64 LAYOUT_VERSION = 9;
 
 thread_local i64 num_threads = 1;
 thread_local std::string error;
 
-// Functions of the OpenMP runtime that torch has loaded: its threads are awake already, and a second pool would compete
-// with them for the cores.
+// Functions of the OpenMP runtime that torch has loaded. A second pool of threads would compete with its threads.
 struct OpenMP {
   void (*parallel)(void (*)(void*), void*, unsigned threads, unsigned flags) = nullptr;  // GOMP_parallel
   int (*thread)() = nullptr;                                                            // omp_get_thread_num
@@ -35,14 +34,14 @@ void run_on_openmp(Task task, void* data, i64 threads) {
     Task task;
     void* data;
   } shared{task, data};
-  const auto run = [](void* given) {
-    const Shared& s = *static_cast<Shared*>(given);
+  const auto run = [](void* pointer) {
+    const Shared& s = *static_cast<Shared*>(pointer);
     s.task(s.data, openmp.thread(), openmp.threads());
   };
   openmp.parallel(run, &shared, static_cast<unsigned>(threads), 0);
 }
 
-// Without OpenMP: a pool that lasts as long as the process. One call uses it at a time; others run on their own thread.
+// Thread pool used without OpenMP. One call uses it at a time; concurrent calls run on their own thread.
 class Pool {
  public:
   void run(Task task, void* data, i64 threads) {
@@ -56,7 +55,7 @@ class Pool {
       }
       task_ = task;
       data_ = data;
-      wanted_ = threads - 1;
+      extra_threads_ = threads - 1;
       pending_ = threads - 1;
       ++round_;
     }
@@ -73,10 +72,10 @@ class Pool {
     for (;;) {
       wake_.wait(lock, [&] { return round_ != round; });
       round = round_;
-      if (index >= wanted_) continue;
+      if (index >= extra_threads_) continue;
       const Task task = task_;
       void* const data = data_;
-      const i64 threads = wanted_ + 1;
+      const i64 threads = extra_threads_ + 1;
       lock.unlock();
       task(data, index + 1, threads);
       lock.lock();
@@ -86,13 +85,13 @@ class Pool {
 
   std::mutex turn_, mutex_;
   std::condition_variable wake_, done_;
-  i64 workers_ = 0, wanted_ = 0, pending_ = 0, round_ = 0;
+  i64 workers_ = 0, extra_threads_ = 0, pending_ = 0, round_ = 0;
   Task task_ = nullptr;
   void* data_ = nullptr;
 };
 
 void run_on_pool(Task task, void* data, i64 threads) {
-  // A forked process has none of its parent's threads, so it needs a pool of its own. Pools are never destroyed: their
+  // Threads do not survive a fork, so a forked process creates its own pool. Pools are never destroyed because their
   // threads may outlive the static objects of the process.
   static std::mutex mutex;
   static Pool* pool = nullptr;
@@ -102,16 +101,16 @@ void run_on_pool(Task task, void* data, i64 threads) {
 #else
   const i64 process = static_cast<i64>(getpid());
 #endif
-  Pool* mine;
+  Pool* own_pool;
   {
     std::lock_guard<std::mutex> lock(mutex);
     if (owner != process) {
       pool = new Pool;
       owner = process;
     }
-    mine = pool;
+    own_pool = pool;
   }
-  mine->run(task, data, threads);
+  own_pool->run(task, data, threads);
 }
 
 struct Operator {
@@ -122,7 +121,7 @@ struct Operator {
 constexpr Operator OPERATORS[] = {
     {"feedback_forward", feedback_forward},   {"feedback_backward", feedback_backward},
     {"staircase_forward", staircase_forward}, {"staircase_backward", staircase_backward},
-    {"log_sums", log_sums},                   {"highest", highest},
+    {"logsumexp", logsumexp},                   {"topk", topk},
     {"delta_forward", delta_forward},         {"delta_backward", delta_backward},
 };
 
@@ -136,12 +135,12 @@ RunOnThreads run_on_threads() { return openmp.parallel ? run_on_openmp : run_on_
 
 #define STAIRWELL_EXPORT extern "C" __attribute__((visibility("default")))
 
-STAIRWELL_EXPORT int64_t stairwell_layout() { return stairwell::LAYOUT; }
+STAIRWELL_EXPORT int64_t stairwell_layout() { return stairwell::LAYOUT_VERSION; }
 
 STAIRWELL_EXPORT int64_t stairwell_best_instruction_set() { return stairwell::best_instruction_set(); }
 
-// Use the threads of an OpenMP runtime: the addresses of GOMP_parallel, omp_get_thread_num and omp_get_num_threads; null
-// for the library's own pool. Not while other calls run.
+// Use the threads of an OpenMP runtime, given the addresses of GOMP_parallel, omp_get_thread_num and
+// omp_get_num_threads. Null selects the library's own pool. Do not call this while other calls run.
 STAIRWELL_EXPORT void stairwell_use_openmp(void* parallel, void* thread, void* threads) {
   using stairwell::openmp;
   openmp.parallel = reinterpret_cast<decltype(openmp.parallel)>(parallel);
@@ -152,7 +151,7 @@ STAIRWELL_EXPORT void stairwell_use_openmp(void* parallel, void* thread, void* t
 namespace stairwell {
 namespace {
 
-// Return null, or the text of the error that `run` throws, which is valid until the thread's next call.
+// Return null, or the message of the exception that `run` throws. It is valid until the thread's next call.
 template <class F>
 const char* guarded(F run) {
   try {
@@ -169,52 +168,52 @@ const char* guarded(F run) {
 }  // namespace
 }  // namespace stairwell
 
-// Arguments of a call in arrays, one per type (see Arguments).
+// Arguments of a call, one array per type (see Arguments).
 struct CallArguments {
   const int64_t* integers;
-  int64_t many_integers;
+  int64_t n_integers;
   const double* floats;
-  int64_t many_floats;
+  int64_t n_floats;
   const stairwell::Tensor* tensors;
-  int64_t many_tensors;
+  int64_t n_tensors;
 
   stairwell::Arguments read() const {
-    return {integers, many_integers, floats, many_floats, tensors, many_tensors};
+    return {integers, n_integers, floats, n_floats, tensors, n_tensors};
   }
 };
 
-// Run an operator. All functions below return null or an error's text.
-STAIRWELL_EXPORT const char* stairwell_call(const char* name, int64_t threads, const CallArguments* given) {
+// Run an operator. All functions below return null or an error message.
+STAIRWELL_EXPORT const char* stairwell_call(const char* name, int64_t threads, const CallArguments* packed) {
   using namespace stairwell;
   return guarded([&] {
     for (const Operator& op : OPERATORS) {
       if (std::strcmp(op.name, name) != 0) continue;
       set_num_threads(threads);
-      Arguments arguments = given->read();
+      Arguments arguments = packed->read();
       return op.run(arguments);
     }
-    fail("stairwell: there is no operator ", name);
+    fail("stairwell: unknown operator ", name);
   });
 }
 
-STAIRWELL_EXPORT const char* stairwell_decoder_new(void** decoder, int64_t float64, const CallArguments* given) {
+STAIRWELL_EXPORT const char* stairwell_decoder_new(void** decoder, int64_t float64, const CallArguments* packed) {
   return stairwell::guarded([&] {
-    stairwell::Arguments arguments = given->read();
+    stairwell::Arguments arguments = packed->read();
     *decoder = stairwell::decoder_new(float64, arguments);
   });
 }
 
-STAIRWELL_EXPORT const char* stairwell_decoder_set_rings(void* decoder, const CallArguments* given) {
+STAIRWELL_EXPORT const char* stairwell_decoder_set_rings(void* decoder, const CallArguments* packed) {
   return stairwell::guarded([&] {
-    stairwell::Arguments arguments = given->read();
+    stairwell::Arguments arguments = packed->read();
     stairwell::decoder_set_rings(decoder, arguments);
   });
 }
 
-STAIRWELL_EXPORT const char* stairwell_decoder_step(void* decoder, int64_t threads, const CallArguments* given) {
+STAIRWELL_EXPORT const char* stairwell_decoder_step(void* decoder, int64_t threads, const CallArguments* packed) {
   return stairwell::guarded([&] {
     stairwell::set_num_threads(threads);
-    stairwell::Arguments arguments = given->read();
+    stairwell::Arguments arguments = packed->read();
     stairwell::decoder_step(decoder, arguments);
   });
 }

@@ -1,5 +1,5 @@
 // The C interface between Python (native.py) and the kernels: views of tensors, arguments, errors and threads.
-// It depends on neither Python nor torch, so the library builds with a compiler alone and works with every version of both.
+// It depends on neither Python nor torch: the library builds with a compiler alone and works with any version of both.
 #pragma once
 
 #include <atomic>
@@ -15,7 +15,7 @@ using i64 = int64_t;
 
 enum class ElementType : i64 { FLOAT32 = 0, FLOAT64 = 1, BOOL = 2, INT64 = 3, BFLOAT16 = 4, INT8 = 5, OTHER = 6 };
 
-// A tensor on the CPU; `dense` if it is contiguous. The layout is that of native.py: four 64-bit integers.
+// A tensor; `dense` if it is contiguous and on the CPU. Same layout as in native.py: four 64-bit integers.
 struct Tensor {
   void* data;
   i64 size;
@@ -39,15 +39,15 @@ template <class... Parts>
     if (!(condition)) fail(__VA_ARGS__); \
   } while (false)
 
-// Arguments of an operator in the order of its schema: integers and booleans, floats, and tensors, each kind in an array
-// of its own; a list is preceded by its length among the integers.
+// Arguments of an operator in the order of its schema, in one array per type: integers and booleans, floats, tensors. A
+// list is preceded by its length among the integers.
 class Arguments {
  public:
-  Arguments(const i64* integers, i64 many_integers, const double* floats, i64 many_floats, const Tensor* tensors,
-            i64 many_tensors)
-      : integers_(integers, integers + many_integers),
-        floats_(floats, floats + many_floats),
-        tensors_(tensors, tensors + many_tensors) {}
+  Arguments(const i64* integers, i64 n_integers, const double* floats, i64 n_floats, const Tensor* tensors,
+            i64 n_tensors)
+      : integers_(integers, integers + n_integers),
+        floats_(floats, floats + n_floats),
+        tensors_(tensors, tensors + n_tensors) {}
 
   i64 integer() { return take(integers_, integer_at_); }
   double real() { return take(floats_, float_at_); }
@@ -68,11 +68,11 @@ class Arguments {
   }
   template <class type>
   std::vector<type> list(const std::vector<type>& from, size_t& at) {
-    const i64 many = integer();
-    STAIRWELL_CHECK(0 <= many && static_cast<size_t>(many) <= from.size() - at, "stairwell: too few arguments");
-    std::vector<type> found(from.begin() + at, from.begin() + at + many);
-    at += many;
-    return found;
+    const i64 length = integer();
+    STAIRWELL_CHECK(0 <= length && static_cast<size_t>(length) <= from.size() - at, "stairwell: too few arguments");
+    std::vector<type> values(from.begin() + at, from.begin() + at + length);
+    at += length;
+    return values;
   }
 
   std::vector<i64> integers_;
@@ -81,8 +81,8 @@ class Arguments {
   size_t integer_at_ = 0, float_at_ = 0, tensor_at_ = 0;
 };
 
-// Number of threads of the current call, and the function that runs a task on each of them, at the same time. A runtime may
-// start fewer threads than it was asked for, so a task is told how many there are.
+// Number of threads of the current call, and the function that runs a task on all of them concurrently. A runtime may
+// start fewer threads than requested, so a task gets the actual number.
 using Task = void (*)(void* data, i64 thread, i64 threads);
 using RunOnThreads = void (*)(Task task, void* data, i64 threads);
 
@@ -90,13 +90,13 @@ i64 get_num_threads();
 void set_num_threads(i64 threads);
 RunOnThreads run_on_threads();
 
-// Calls f(first, last) for slices of begin .. end that cover it, on several threads if it is longer than `grain`.
+// Call f(first, last) for slices that cover begin .. end, on several threads if the range is longer than `grain`.
 template <class F>
 void parallel_for(i64 begin, i64 end, i64 grain, const F& f) {
   const i64 size = end - begin;
   if (size <= 0) return;
-  const i64 most = (size + grain - 1) / grain;
-  const i64 threads = most < get_num_threads() ? most : get_num_threads();
+  const i64 max_threads = (size + grain - 1) / grain;
+  const i64 threads = max_threads < get_num_threads() ? max_threads : get_num_threads();
   if (threads <= 1) {
     f(begin, end);
     return;
@@ -107,10 +107,10 @@ void parallel_for(i64 begin, i64 end, i64 grain, const F& f) {
     std::exception_ptr error = nullptr;
     std::atomic<bool> failed{false};
   } shared{f, begin, size};
-  const Task task = [](void* data, i64 thread, i64 many) {
+  const Task task = [](void* data, i64 thread, i64 threads) {
     Shared& s = *static_cast<Shared*>(data);
     try {
-      s.f(s.begin + s.size * thread / many, s.begin + s.size * (thread + 1) / many);
+      s.f(s.begin + s.size * thread / threads, s.begin + s.size * (thread + 1) / threads);
     } catch (...) {
       if (!s.failed.exchange(true)) s.error = std::current_exception();
     }
@@ -124,8 +124,8 @@ void feedback_forward(Arguments& arguments);
 void feedback_backward(Arguments& arguments);
 void staircase_forward(Arguments& arguments);
 void staircase_backward(Arguments& arguments);
-void log_sums(Arguments& arguments);
-void highest(Arguments& arguments);
+void logsumexp(Arguments& arguments);
+void topk(Arguments& arguments);
 void delta_forward(Arguments& arguments);
 void delta_backward(Arguments& arguments);
 

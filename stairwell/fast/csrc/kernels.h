@@ -1,9 +1,9 @@
-// The loops of one instruction set as a table of functions.
+// The table of kernels of one instruction set.
 #include "vector.h"
 #include "tile.h"
 #include "forward.h"
 #include "backward.h"
-#include "climb.h"
+#include "staircase.h"
 #include "scores.h"
 #include "delta.h"
 #include "decode.h"
@@ -19,20 +19,33 @@ static void run_backward(const Plan<real>& plan, i64 first, i64 last, real* work
 }
 
 template <class real>
-static void run_climb(const Plan<real>& plan, const Stairs<real>& stairs, i64 first, i64 last, real* work) {
-  Climb<real>(plan, stairs, first, last, work).run();
+static void run_staircase_forward(const Plan<real>& plan, const StaircasePlan<real>& staircase, i64 first, i64 last,
+                                  real* work) {
+  StaircaseForward<real>(plan, staircase, first, last, work).run();
 }
 
 template <class real>
-static void run_descend(const Plan<real>& plan, const Stairs<real>& stairs, i64 first, i64 last, real* work) {
-  Descend<real>(plan, stairs, first, last, work).run();
+static void run_staircase_backward(const Plan<real>& plan, const StaircasePlan<real>& staircase, i64 first, i64 last,
+                                   real* work) {
+  StaircaseBackward<real>(plan, staircase, first, last, work).run();
 }
 
 template <class real>
 static const Kernels<real>& kernels() {
   static const Kernels<real> table = {
-      NR<real>,        Tile<real>::workspace, run_forward<real>, run_backward<real>, climb_workspace<real>,
-      run_climb<real>, run_descend<real>,     log_sum<real>,     highest<real>,      delta_workspace<real>,
-      run_delta<real>, decode_scratch<real>,  run_decode<real>};
+      PANEL<real>,
+      Tile<real>::workspace,
+      run_forward<real>,
+      run_backward<real>,
+      staircase_workspace<real>,
+      run_staircase_forward<real>,
+      run_staircase_backward<real>,
+      logsumexp<real>,
+      topk<real>,
+      delta_workspace<real>,
+      run_delta<real>,
+      decode_scratch<real>,
+      run_decode<real>,
+  };
   return table;
 }

@@ -1,4 +1,4 @@
-// What the two loops of a Feedback segment work on: sizes and plain pointers. Letters and layouts as in segment.py.
+// The data of the kernels: sizes and pointers, null where an option is off. Letters and layouts as in segment_data.py.
 #pragma once
 
 #include <cstdint>
@@ -7,133 +7,138 @@
 
 namespace stairwell {
 
-
-// A matrix laid out for the product's inner loop: panels of a few columns, each panel row by row.
+// A matrix packed for the inner loop of a product: panels of a few columns, each panel stored row by row.
 template <class real>
 struct Packed {
   const real* data = nullptr;
   i64 depth = 0;  // rows of the matrix: the summed dimension
 };
 
-// A linear map y = W x + b, ready for both directions.
+// A linear map y = W x + b, packed for both directions.
 template <class real>
 struct Linear {
-  Packed<real> forth;  // x -> y
-  Packed<real> back;   // dy -> dx
+  Packed<real> forward;   // x -> y
+  Packed<real> backward;  // dy -> dx
   const real* bias = nullptr;
 };
 
-// Attention, cross-attention or feed-forward with its norm; null where an option is off.
+// Attention, cross-attention or feed-forward with its norm.
 template <class real>
 struct Sublayer {
-  real *input = nullptr, *normed = nullptr, *rstd = nullptr;        // trace
-  const real *scale = nullptr, *shift = nullptr;                    // post-norm
-  real *d_out = nullptr, *d_normed = nullptr;                       // gradients
-  const bool* kept = nullptr;                                       // (B, T, D): dropout on what it adds
+  real *input = nullptr, *normed = nullptr, *rstd = nullptr;  // saved activations
+  const real *scale = nullptr, *shift = nullptr;              // post-norm
+  real *d_out = nullptr, *d_normed = nullptr;                 // gradients
+  const bool* mask = nullptr;                                 // (B, T, D): residual dropout
 };
 
 template <class real>
-struct Attended {
+struct Attention {
   Linear<real> query, out;
-  real *q = nullptr, *weights = nullptr, *used = nullptr, *read = nullptr;  // trace
-  real *d_query = nullptr, *d_scores = nullptr, *d_read = nullptr;          // gradients
-  const bool* kept = nullptr;                                               // (B, H, T, kept_width)
-  i64 kept_width = 0;
+  // Saved activations; used: weights after dropout, z: weighted sum of the values.
+  real *q = nullptr, *weights = nullptr, *used = nullptr, *z = nullptr;
+  real *d_query = nullptr, *d_scores = nullptr, *d_z = nullptr;  // gradients
+  const bool* mask = nullptr;                                    // (B, H, T, mask_width): dropout
+  i64 mask_width = 0;
 };
 
 template <class real>
 struct Layer {
-  i64 reach = 0, width = 0, set = 0;
+  i64 span = 0, width = 0, kv_group = 0;  // width: span, plus one for the current token
   Sublayer<real> attention, cross, feed;
-  Attended<real> self, source;
-  const real* ramp = nullptr;                                       // (H, width)
-  const real *source_keys = nullptr, *source_values = nullptr;      // (B, H, J, K)
+  Attention<real> self, source;
+  const real* ramp = nullptr;                                   // (H, width): adaptive span
+  const real *source_keys = nullptr, *source_values = nullptr;  // (B, H, J, K)
   Linear<real> inner, outer;
-  real *own = nullptr, *d_own = nullptr;
+  real *current_kv = nullptr, *d_current_kv = nullptr;
   real *active = nullptr, *d_inner = nullptr;
-  const bool* relu_kept = nullptr;                                  // (B, T, F)
+  const bool* relu_mask = nullptr;  // (B, T, F)
 };
 
+// Keys and values that several layers share.
 template <class real>
-struct Set {
+struct KVGroup {
   i64 memory = 0;
   Linear<real> project;
-  const real* old = nullptr;  // (B, R, 2HK)
+  const real* state_kv = nullptr;  // (B, R, 2HK): from the state; in a Staircase, of its cache
   real *keys = nullptr, *values = nullptr;
-  real *d_old = nullptr, *d_new = nullptr;
+  real *d_state_kv = nullptr, *d_new_kv = nullptr;
 };
 
 template <class real>
 struct Plan {
-  i64 B, T, D, H, K, F, R, G, A, J, sets, steps;
-  bool pre, itself, keep;
-  real eps, attention_factor, relu_factor, residual_factor;  // 1 / (1 - rate)
-  const i64* age;                           // (B, T)
-  const bool* source_mask;                  // (B, J)
-  const real* mix;                          // (G, A + 1)
-  Packed<real> position_forth, position_back;
+  i64 B, T, D, H, K, F, R, G, A, J, n_groups, steps;
+  bool pre_norm, attend_to_current, needs_gradient;
+  real eps, attention_factor, relu_factor, residual_factor;  // dropout's 1 / (1 - rate)
+  const i64* since_start;                                    // (B, T): tokens since the stream's start
+  const bool* source_mask;                                   // (B, J)
+  const real* mix;                                           // (G, A + 1)
+  Packed<real> position_forward, position_backward;
   const Layer<real>* layers;
-  const Set<real>* set;
+  const KVGroup<real>* groups;
   const real* x;
-  real *const* levels;                      // 1 .. A - 1, by level
+  real* const* layer_outputs;  // 1 .. A - 1: those between layers
   real *y, *memory, *memory_input, *memory_rstd;
-  const real *d_y, *d_memory_given;
+  const real *d_y, *d_memory_incoming;
   real *d_x, *d_memory;
-  i64 begin, end;                           // the steps that backward does
+  i64 begin, end;  // the tokens of this call of backward
 };
 
-// A diagonal of a Staircase: its tokens' place among those of all diagonals, how many, the first one's place in the
-// call, how many step on and off, cached slots in sight, and slots from before the call.
-struct Diagonal {
-  i64 place, t, begin, on, off, low, high, old_first, old_last;
+// One step of a Staircase: a run of chunks, each at its own pass, that goes through the layers once.
+struct StaircaseStep {
+  i64 offset;  // of its first token among the tokens of all steps
+  i64 tokens;
+  i64 start;                        // index of its first token in the call
+  i64 entering, leaving;            // tokens at their first pass (the last ones), at their last pass (the first ones)
+  i64 cache_first, cache_last;      // range of visible cache positions
+  i64 pass_kv_first, pass_kv_last;  // range of keys and values from before the call, at their passes
 
-  i64 known() const { return high + old_last - old_first; }  // slots before the diagonal's own tokens
-  i64 slots(i64 i) const { return known() - low + i + 1; }   // that token i sees, itself included
+  i64 context() const { return cache_last + pass_kv_last - pass_kv_first; }  // positions before the step's own tokens
+  i64 visible(i64 i) const { return context() - cache_first + i + 1; }       // slots visible to token i, with itself
 };
 
-// What a Staircase's call has besides a plan, whose tokens are those of all diagonals. Letters as in staircase_native.py.
+// What a Staircase has besides a plan, whose tokens are those of all steps. Letters as in staircase_segment.py.
 template <class real>
-struct Stairs {
-  i64 T, S, O, before, now, slots, kept_width;
+struct StaircasePlan {
+  i64 T, S, O, cached_before, cached_now, slots, mask_width;
   bool caches_input;
-  const Diagonal* diagonals;
-  const i64* pass;                                 // of each token of each diagonal
-  real* const* levels;                             // A + 1: (R, B, D)
-  const real* const* old;                          // a layer each: (B, O, 2HK)
-  real *const *d_old, *const *d_keys, *const *d_values;
-  const bool *const *kept, *const *relu_kept;      // a pass and layer each: (B, H, T, kept_width), (B, T, F); or null
-  const real* const* extra;                        // A + 1: (R, B, D), what the state owes to each level; or null
-  real* later;                                     // (t, B, D): gradient of the first level of the diagonal after this
-  i64 first, last;                                 // the diagonals that backward does
+  const StaircaseStep* steps;
+  const i64* pass;                     // of each token of each step
+  real* const* layer_outputs;          // A + 1: (tokens of all steps, B, D); the first is the input
+  const real* const* pass_kv;          // per layer: (B, O, 2HK)
+  real *const *d_pass_kv, *const *d_keys, *const *d_values;
+  // Dropout masks per pass and layer: (B, H, T, mask_width) and (B, T, F); or null.
+  const bool *const *attention_masks, *const *relu_masks;
+  const real* const* grad_from_state;  // A + 1: (tokens of all steps, B, D), gradients through the state; or null
+  real* d_next;                        // (tokens of a step, B, D): gradient of the next step's input
+  i64 first_step, last_step;           // the steps of this call of backward
 };
 
-// What happens to the matrices of a DeltaNet along a call, and backwards where gradients come in. Letters and layouts as
-// in cores/delta.py; null where there is none.
+// A segment of DeltaNet, forward or, if gradients are given, backward. Letters and layouts as in cores/delta.py.
 template <class real>
 struct Delta {
   i64 B, T, n, H, K;
-  const real *q, *k, *v, *b, *a;                   // a: what the gate leaves
-  const bool* start;                               // (B, T)
-  const real* before;                              // (B, H, K, K)
-  real *read, *after;                              // (B, T, H, K), (B, H, K, K)
-  const real *d_read, *d_after;
-  real *d_q, *d_k, *d_v, *d_b, *d_log_a, *d_before;
+  const real *q, *k, *v, *b, *a;  // a: the decay of the gate
+  const bool* start;              // (B, T)
+  const real* S_before;           // (B, H, K, K)
+  real *o, *S_after;              // (B, T, H, K), (B, H, K, K)
+  const real *d_o, *d_S_after;
+  real *d_q, *d_k, *d_v, *d_b, *d_log_a, *d_S_before;
 };
 
-// The loops for one instruction set. `work` holds `workspace` reals for a tile of so many rows.
+// The kernels of one instruction set. `work` has `workspace` elements for a tile of `batch` streams.
 template <class real>
 struct Kernels {
   i64 panel;  // columns of a packed panel
-  i64 (*workspace)(const Plan<real>&, i64 rows);
+  i64 (*workspace)(const Plan<real>&, i64 batch);
   void (*forward)(const Plan<real>&, i64 first, i64 last, real* work);
   void (*backward)(const Plan<real>&, i64 first, i64 last, real* work);
-  i64 (*climb_workspace)(const Plan<real>&, const Stairs<real>&, i64 rows);
-  void (*climb)(const Plan<real>&, const Stairs<real>&, i64 first, i64 last, real* work);
-  void (*descend)(const Plan<real>&, const Stairs<real>&, i64 first, i64 last, real* work);
-  real (*log_sum)(const real* x, i64 n);
-  void (*highest)(const real* x, i64 n, i64 k, real* scores, i64* symbols);
+  i64 (*staircase_workspace)(const Plan<real>&, const StaircasePlan<real>&, i64 batch);
+  void (*staircase_forward)(const Plan<real>&, const StaircasePlan<real>&, i64 first, i64 last, real* work);
+  void (*staircase_backward)(const Plan<real>&, const StaircasePlan<real>&, i64 first, i64 last, real* work);
+  real (*logsumexp)(const real* x, i64 n);
+  void (*topk)(const real* x, i64 n, i64 k, real* scores, i64* tokens);
   i64 (*delta_workspace)(const Delta<real>&);
-  void (*delta)(const Delta<real>&, i64 first, i64 last, real* work);  // heads of rows, counted together
+  void (*delta)(const Delta<real>&, i64 first, i64 last, real* work);  // a range of B * H heads
   i64 (*decode_scratch)(i64 B, i64 D, i64 positions);
   void (*decode)(const Step<real>&, const StepCall<real>&, Barrier&, i64 thread, i64 threads, real* scratch);
 };

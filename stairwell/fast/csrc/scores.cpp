@@ -1,10 +1,10 @@
-// Reductions over the vocabulary that a search needs: log-sum-exp and the k highest scores.
+// Operators of beam search: log-sum-exp and top k over the vocabulary.
 #include "call.h"
 
 namespace stairwell {
 namespace {
 
-// Calls f(r) for each of `rows`, shared among threads.
+// Call f(r) for every row, distributed over threads.
 template <class F>
 void for_rows(i64 rows, const F& f) {
   parallel_for(0, rows, 1, [&](i64 first, i64 last) {
@@ -15,36 +15,36 @@ void for_rows(i64 rows, const F& f) {
 }  // namespace
 
 // scores (rows, V) -> sums (rows)
-void log_sums(Arguments& from) {
+void logsumexp(Arguments& from) {
   const Tensors given{from.tensor(), from.tensor()};
   const i64 rows = from.integer(), V = from.integer(), instruction_set = from.integer();
   from.end();
   STAIRWELL_CHECK(rows >= 0 && V > 0, "stairwell: scores must be (rows, vocabulary size)");
-  by_type(given, [&](auto type) {
+  dispatch_type(given, [&](auto type) {
     using real = decltype(type);
     const Kernels<real>& use = kernels<real>(instruction_set);
-    Reader next(given, "scores and sums");
+    PointerList next(given, "scores and sums");
     const real* scores = next.template next<const real>({rows, V});
     real* sums = next.template next<real>({rows});
-    for_rows(rows, [&](i64 r) { sums[r] = use.log_sum(scores + r * V, V); });
+    for_rows(rows, [&](i64 r) { sums[r] = use.logsumexp(scores + r * V, V); });
   });
 }
 
 // scores (rows, V) -> values (rows, k) and token ids (rows, k)
-void highest(Arguments& from) {
+void topk(Arguments& from) {
   const Tensors given{from.tensor(), from.tensor(), from.tensor()};
   const i64 rows = from.integer(), V = from.integer(), k = from.integer(), instruction_set = from.integer();
   from.end();
   STAIRWELL_CHECK(rows >= 0 && V > 0, "stairwell: scores must be (rows, vocabulary size)");
-  STAIRWELL_CHECK(0 < k && k <= V, "stairwell: k is ", k, ", and the vocabulary has ", V, " tokens");
-  by_type(given, [&](auto type) {
+  STAIRWELL_CHECK(0 < k && k <= V, "stairwell: k is ", k, ", but the vocabulary has ", V, " tokens");
+  dispatch_type(given, [&](auto type) {
     using real = decltype(type);
     const Kernels<real>& use = kernels<real>(instruction_set);
-    Reader next(given, "scores, values and token ids");
+    PointerList next(given, "scores, values and token ids");
     const real* scores = next.template next<const real>({rows, V});
     real* values = next.template next<real>({rows, k});
     i64* tokens = next.template next<i64>({rows, k});
-    for_rows(rows, [&](i64 r) { use.highest(scores + r * V, V, k, values + r * k, tokens + r * k); });
+    for_rows(rows, [&](i64 r) { use.topk(scores + r * V, V, k, values + r * k, tokens + r * k); });
   });
 }
 

@@ -31,12 +31,12 @@ struct StepLayer {
   Norm<real> attention_norm, cross_norm, feed_forward_norm;
   Matrix<real> query, key, value, out, inner, outer, cross_query, cross_out;
   const real* ramp = nullptr;  // (H, P): logarithm of the adaptive span, the farthest distance first
-  i64 span = 0;                // distances that count, from the nearest
-  const real *source_keys = nullptr, *source_values = nullptr;  // (sentences, H, J, K)
+  i64 span = 0;                // number of distances with nonzero weight
+  const real *source_keys = nullptr, *source_values = nullptr;  // (sources, H, J, K)
 };
 
-// What a layer application reads from a ring. Window: distances first..last. Chunks: the chunks i-first .. i-last, where
-// i is the token's own chunk; last < 0: all of the stream.
+// What a layer application reads from a ring. Window: distances first .. last. Chunks: chunks i-first .. i-last, where i
+// is the token's own chunk; last < 0: all earlier tokens of the stream.
 struct Read {
   i64 ring;
   bool chunks;
@@ -50,7 +50,7 @@ struct Application {
   i64 layer, ring, projection;
   Write write;
   const Read* reads;
-  i64 many_reads;
+  i64 n_reads;
 };
 
 // Memory `memory`, projected by a layer's keys and values, written to a ring at the end of the step.
@@ -74,29 +74,29 @@ struct Step {
   const StepLayer<real>* layers;
   const Application* applications;
   const Entry* entries;
-  i64 A, many_entries;
+  i64 A, n_entries;
 };
 
 // The buffers of one call.
 template <class real>
 struct StepCall {
   i64 B, J;
-  const i64* count;          // (B): tokens that each stream has read
-  const i64* cursor;         // (rings): the position that is written
+  const i64* count;           // (B): tokens that each stream has read
+  const i64* cursor;          // (rings): the position to write
   const Ring<real>* rings;
-  const i64* sentence;       // (B): the source of each stream
-  const bool* source_mask;   // (sentences, J)
-  real* levels;              // (A + 1, B, D): the first is the input
-  real* memory;              // (G, B, D)
+  const i64* source_index;    // (B): the source of each stream
+  const bool* source_mask;    // (sources, J)
+  real* layer_outputs;        // (A + 1, B, D): the first is the input
+  real* memory;               // (G, B, D)
   real *q, *z, *inner, *keys, *values;  // shared scratch: (B, HK), (B, HK), (B, F), (B, HK), (B, HK)
-  i64 scratch;               // reals of each thread's scratch
+  i64 scratch;                // elements of each thread's scratch
 };
 
-// Threads that wait for each other between the stages of a step. They spin, because stages take microseconds, and yield
-// after a while, because another process may hold the core of the one that is waited for.
+// Barrier between the stages of a step. Threads spin, because stages take microseconds, and yield after a while,
+// because another process may occupy a core.
 class Barrier {
  public:
-  // Before its first wait every thread says how many there are.
+  // Every thread sets the number of threads before its first wait.
   void set_threads(i64 threads) { threads_.store(threads, std::memory_order_relaxed); }
   void wait();
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Place, Row, Scale
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
 from stairwell.experiments.papers.feedback.agents import CORRIDOR, CORRIDOR_NOTES, RETURN
+from stairwell.runs.presets import with_core
 
 MEMORY = "size of the memory (frames)"
 MEMORIES: dict[Scale, tuple[int, ...]] = {"laptop": (2, 4, 8, 16, 24), "paper": (5, 10, 25, 50, 100)}
@@ -17,8 +18,12 @@ def corridor(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, figure 3",
         scale=scale,
         columns=(RETURN,),
-        rows=tuple(
-            Row(f"{model}, memory {memory}", setting.experiment(core, memory), places=(Place(MEMORY, model, memory),))
+        variants=tuple(
+            Variant(
+                f"{model}, memory {memory}",
+                with_core(setting, core, memory=memory),
+                points=(SweepPoint(MEMORY, model, memory),),
+            )
             for model, core in (("Transformer", "transformer-xl"), ("Feedback", "feedback"))
             for memory in MEMORIES[scale]
         ),
@@ -29,4 +34,4 @@ def corridor(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"feedback.figure3": corridor}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"feedback.figure3": corridor}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Place, Row, Scale
-from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES, maze_study
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
+from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES, agents, maze_study
 from stairwell.experiments.papers.feedback.pairs import (
     BLEU,
     DEPTH,
@@ -16,6 +16,7 @@ from stairwell.experiments.papers.feedback.pairs import (
     WMT_DATA,
     WORDS_A_SECOND,
     by_depth,
+    decoder_run,
 )
 
 PRINTED: dict[str, tuple[str, ...]] = {"Transformer, 1 layer": ("27.3", ""), "Feedback, 1 layer": ("28.3", "")}
@@ -23,18 +24,18 @@ PRINTED: dict[str, tuple[str, ...]] = {"Transformer, 1 layer": ("27.3", ""), "Fe
 
 def translation(scale: Scale) -> Experiment:
     setting, small = WMT[scale], scale == "laptop"
-    rows = by_depth(setting, (1, 2, 4) if small else (1, 2, 4, 6), PRINTED if not small else {})
+    variants = by_depth(setting, (1, 2, 4) if small else (1, 2, 4, 6), PRINTED if not small else {})
     if not small:
-        deep = setting.experiment("feedback", 2, encoder=12, layer_drop=0.2)
-        place = Place(DEPTH, "Feedback, encoder of 12", 2)
-        rows += (Row("Feedback, 2 layers, encoder of 12", deep, ("29.0", ""), (place,)),)
+        deep = decoder_run(setting, "feedback", 2, model={"encoder_layers": 12, "encoder_layer_drop": 0.2})
+        place = SweepPoint(DEPTH, "Feedback, encoder of 12", 2)
+        variants += (Variant("Feedback, 2 layers, encoder of 12", deep, ("29.0", ""), (place,)),)
     return Experiment(
         name="feedback.figure4.translation",
         title="The depth of a translator's decoder",
         paper=f"{FEEDBACK}, figure 4 (left)",
         scale=scale,
         columns=(BLEU, VALID_BLEU, VALID_LOSS, WORDS_A_SECOND) if small else (SPLIT_BLEU, WORDS_A_SECOND),
-        rows=rows,
+        variants=variants,
         seeds_of={"Transformer, 1 layer": 2, "Feedback, 1 layer": 2} if small else {},
         claim="the shallower the decoder, the larger Feedback's lead: 28.3 against 27.3 BLEU with one layer, which "
         "decodes 4.2 times as fast as six",
@@ -47,7 +48,7 @@ def translation(scale: Scale) -> Experiment:
 def maze(scale: Scale) -> Experiment:
     claim = "Feedback converges to a higher reward than a Transformer"
     name, title, figure = "feedback.figure4.maze", "Maze Navigation", "figure 4 (right)"
-    return maze_study(name, title, figure, claim, MAZE[scale], MAZE_NOTES[scale], scale)
+    return maze_study(name, title, figure, claim, agents(MAZE[scale], 3), MAZE_NOTES[scale], scale)
 
 
-STUDIES: dict[str, ExperimentFactory] = {"feedback.figure4.translation": translation, "feedback.figure4.maze": maze}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"feedback.figure4.translation": translation, "feedback.figure4.maze": maze}

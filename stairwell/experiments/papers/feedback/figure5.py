@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import ByTime
 from stairwell.experiments.papers.feedback.settings import (
     BITS,
@@ -12,12 +12,13 @@ from stairwell.experiments.papers.feedback.settings import (
     CHAR_PTB_SYMBOLS,
 )
 from stairwell.experiments.papers.feedback.sizes import as_large_as, feedback_of
+from stairwell.runs.presets import with_core
 
 
 def figure5(scale: Scale) -> Experiment:
     setting, small = CHAR_PTB[scale], scale == "laptop"
-    transformer = setting.experiment("transformer-xl")
-    lstm = as_large_as(transformer, setting.experiment("lstm"), CHAR_PTB_SYMBOLS)
+    transformer = with_core(setting, "transformer-xl")
+    lstm = as_large_as(transformer, with_core(setting, "lstm"), CHAR_PTB_SYMBOLS)
     return Experiment(
         name="feedback.figure5",
         title="What the memory is made of: characters of the Penn Treebank",
@@ -26,12 +27,12 @@ def figure5(scale: Scale) -> Experiment:
         columns=(BITS, ByTime("valid bits per character after 2 minutes", "bits_per_character", 2))
         if small
         else (BITS,),
-        rows=(
-            *((Row("LSTM", lstm),) if small else ()),
-            Row("Transformer", transformer),
-            Row("Feedback, recurrent memory", feedback_of(setting, scale, memory_composition="recurrent")),
-            Row("Feedback, top-only memory", feedback_of(setting, scale, memory_composition=setting.layers)),
-            Row("Feedback, memory of all layers", feedback_of(setting, scale)),
+        variants=(
+            *((Variant("LSTM", lstm),) if small else ()),
+            Variant("Transformer", transformer),
+            Variant("Feedback, recurrent memory", feedback_of(setting, scale, memory_composition="recurrent")),
+            Variant("Feedback, top-only memory", feedback_of(setting, scale, memory_composition=setting.core.layers)),
+            Variant("Feedback, memory of all layers", feedback_of(setting, scale)),
         ),
         claim="all layers make the best memory, the top one alone is close; recurrence within a layer is not enough",
         notes=(
@@ -42,4 +43,4 @@ def figure5(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"feedback.figure5": figure5}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"feedback.figure5": figure5}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Place, Row, Scale
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
 from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB, CHAR_PTB_DATA, CHAR_PTB_NOTES
 from stairwell.experiments.papers.feedback.sizes import feedback_of
+from stairwell.runs.presets import with_core
 
 LAYER = "layer that makes the memory (0: the embedding)"
 
@@ -12,12 +13,12 @@ LAYER = "layer that makes the memory (0: the embedding)"
 def figure8(scale: Scale) -> Experiment:
     setting = CHAR_PTB[scale]
     single = (
-        Row(
+        Variant(
             f"Feedback, memory of layer {layer} alone",
             feedback_of(setting, scale, memory_composition=layer),
-            places=(Place(LAYER, "Feedback, memory of one layer", layer),),
+            points=(SweepPoint(LAYER, "Feedback, memory of one layer", layer),),
         )
-        for layer in range(setting.layers + 1)
+        for layer in range(setting.core.layers + 1)
     )
     return Experiment(
         name="feedback.figure8",
@@ -25,11 +26,11 @@ def figure8(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, figure 8",
         scale=scale,
         columns=(BITS,),
-        rows=(
-            Row("Transformer", setting.experiment("transformer-xl")),
+        variants=(
+            Variant("Transformer", with_core(setting, "transformer-xl")),
             *single,
-            Row("Feedback, average of all layers", feedback_of(setting, scale, memory_composition="average")),
-            Row("Feedback, weighted sum of all layers", feedback_of(setting, scale)),
+            Variant("Feedback, average of all layers", feedback_of(setting, scale, memory_composition="average")),
+            Variant("Feedback, weighted sum of all layers", feedback_of(setting, scale)),
         ),
         claim=(
             "the higher the layer the better a memory it makes; the first is no better than a Transformer, the average "
@@ -41,4 +42,4 @@ def figure8(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"feedback.figure8": figure8}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"feedback.figure8": figure8}

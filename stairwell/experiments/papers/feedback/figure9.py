@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Place, Row, Scale
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     BITS,
@@ -21,29 +20,30 @@ from stairwell.experiments.papers.feedback.settings import (
     WITH_LINE_ENDS,
 )
 from stairwell.experiments.papers.feedback.sizes import as_large_as, feedback_of
-from stairwell.experiments.setting import Setting
+from stairwell.runs.config import RunConfig
+from stairwell.runs.presets import with_core
 
 LAYERS = "layers, at equal weights"
 
 
-def by_depth(setting: Setting, scale: Scale, depths: tuple[int, ...]) -> tuple[Row, ...]:
+def by_depth(setting: RunConfig, scale: Scale, depths: tuple[int, ...]) -> tuple[Variant, ...]:
     """Both models at each depth, head and inner width changed inversely with it, so that the weights stay the same."""
-    base = setting.experiment("transformer-xl")
-    rows = []
+    base = with_core(setting, "transformer-xl")
+    variants = []
     for core, model in (("transformer-xl", "Transformer"), ("feedback", "Feedback")):
         for depth in depths:
-            head_width, inner = (setting.layers * size // depth for size in (base.core.K, base.core.F))
+            head_width, inner = (setting.core.layers * size // depth for size in (base.core.K, base.core.F))
             own: dict[str, Any] = {"layers": depth, "head_width": head_width, "inner": inner}
             if core == "feedback":
                 own["share_kv"] = scale == "laptop"
-            experiment = setting.experiment(core, **own)
-            if depth == setting.layers:  # the very training that other figures have too
+            experiment = with_core(setting, core, **own)
+            if depth == setting.core.layers:  # the very training that other figures have too
                 experiment = base if core == "transformer-xl" else feedback_of(setting, scale)
             elif scale == "laptop":
                 experiment = as_large_as(base, experiment)
             name = f"{model}, {depth} layer{'s' if depth > 1 else ''}"
-            rows.append(Row(name, experiment, places=(Place(LAYERS, model, depth),)))
-    return tuple(rows)
+            variants.append(Variant(name, experiment, points=(SweepPoint(LAYERS, model, depth),)))
+    return tuple(variants)
 
 
 DEPTH_CLAIM = "a Transformer gets better with depth, at equal weights; Feedback hardly needs it"
@@ -57,7 +57,7 @@ def figure9_char_ptb(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, figure 9 (left)",
         scale=scale,
         columns=(BITS,),
-        rows=by_depth(CHAR_PTB[scale], scale, (1, 2, 4) if scale == "laptop" else (1, 2, 3, 4, 6, 8)),
+        variants=by_depth(CHAR_PTB[scale], scale, (1, 2, 4) if scale == "laptop" else (1, 2, 3, 4, 6, 8)),
         claim=f"{DEPTH_CLAIM}: two layers are its best here",
         notes=(*CHAR_PTB_NOTES[scale], DEPTHS_NOT_PRINTED),
         data=CHAR_PTB_DATA,
@@ -67,17 +67,15 @@ def figure9_char_ptb(scale: Scale) -> Experiment:
 
 def figure9_wikitext_103(scale: Scale) -> Experiment:
     small = scale == "laptop"
-    setting = dataclasses.replace(WIKITEXT["laptop"], core={"memory": 64}) if small else WIKITEXT_SMALL
-    if not small:
-        setting = dataclasses.replace(setting, core={**setting.core, "memory": 512})
-    train = dataclasses.replace(setting.train, finetune_task="end_of_line=true")
+    base = WIKITEXT["laptop"] if small else WIKITEXT_SMALL
+    base = base.replace(core={"memory": 64 if small else 512}, train={"finetune_task": "end_of_line=true"})
     return Experiment(
         name="feedback.figure9.wikitext-103",
         title="Depth at equal weights: words of Wikipedia",
         paper=f"{FEEDBACK}, figure 9 (right)",
         scale=scale,
         columns=(Metric("test perplexity", "perplexity"),),
-        rows=by_depth(dataclasses.replace(setting, train=train), scale, (1, 2, 4) if small else (1, 2, 4, 8)),
+        variants=by_depth(base, scale, (1, 2, 4) if small else (1, 2, 4, 8)),
         claim=DEPTH_CLAIM,
         notes=(
             *WIKITEXT_NOTES[scale],
@@ -97,7 +95,7 @@ def figure9_wikitext_103(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {
+EXPERIMENTS: dict[str, ExperimentFactory] = {
     "feedback.figure9.char-ptb": figure9_char_ptb,
     "feedback.figure9.wikitext-103": figure9_wikitext_103,
 }

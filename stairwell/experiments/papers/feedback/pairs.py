@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
 from typing import Any, Literal
 
-from stairwell.cores import config_type
-from stairwell.experiments.experiment import Place, Row, Scale
-from stairwell.experiments.measures import Metric, WritingSpeed
+from stairwell.experiments.experiment import Scale, SweepPoint, Variant
+from stairwell.experiments.measures import Metric, TranslationSpeed
 from stairwell.models import Seq2SeqConfig
 from stairwell.runs.config import RunConfig
-from stairwell.runs.families import see_target
+from stairwell.runs.presets import base_run, with_core
 from stairwell.tasks import summarization, translation
 from stairwell.train.config import PairTrainConfig
 
-WORDS_A_SECOND = WritingSpeed("words/s, beam 5")
+WORDS_A_SECOND = TranslationSpeed("words/s, beam 5")
 BLEU = Metric("test BLEU", "bleu", tuned=True)
 VALID_BLEU = Metric("valid BLEU", "bleu", "valid", tuned=True)
 VALID_LOSS = Metric("valid loss (nats per token)", "loss", "valid", tuned=True)
@@ -23,93 +21,72 @@ SPLIT_BLEU = Metric("test BLEU, compounds split", "bleu_compounds_split", tuned=
 ROUGE = Metric("test ROUGE-L", "rougeL", tuned=True)
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairSetting:
-    """An encoder and a decoder of equal width, heads and inner width."""
-
-    task_name: str
-    task: Any
-    train: PairTrainConfig
-    width: int
-    heads: int
-    inner: int
-    encoder: int
-    dropout: float
-    norm: Literal["pre", "post"]
-
-    def experiment(
-        self,
-        core_name: str,
-        layers: int,
-        encoder: int | None = None,
-        layer_drop: float = 0.0,
-        core: dict[str, Any] | None = None,
-        **train: Any,
-    ) -> RunConfig:
-        """A decoder of some depth; of the encoder's depth only where it is not the setting's; `core` are further
-        options of the decoder. A Transformer's decoder attends to the current token, as is usual."""
-        own = {"attend_to_current": True} if core_name == "transformer-xl" else {}
-        decoder = config_type(core_name)(
-            **{
-                "width": self.width, "heads": self.heads, "inner": self.inner, "layers": layers, "norm": self.norm,
-                "residual_dropout": self.dropout, **own, **(core or {}),
-            }
-        )  # fmt: skip
-        model = Seq2SeqConfig(
-            encoder_layers=encoder or self.encoder, encoder_heads=self.heads, encoder_inner=self.inner,
-            encoder_norm=self.norm, encoder_dropout=self.dropout, embedding_dropout=self.dropout,
-            encoder_layer_drop=layer_drop,
-        )  # fmt: skip
-        return RunConfig(
-            task_name=self.task_name,
-            core_name=core_name,
-            core=see_target(decoder, self.task),
-            task=self.task,
-            model=model,
-            train=dataclasses.replace(self.train, **train),
-        )
+def seq2seq_run(
+    *, task_name: str, task: Any, train: PairTrainConfig, width: int, heads: int, inner: int, encoder: int,
+    dropout: float, norm: Literal["pre", "post"],
+) -> RunConfig:  # fmt: skip
+    """Return a run whose encoder and decoder have equal width, heads and inner width."""
+    model = Seq2SeqConfig(
+        encoder_layers=encoder, encoder_heads=heads, encoder_inner=inner, encoder_norm=norm, encoder_dropout=dropout,
+        embedding_dropout=dropout,
+    )  # fmt: skip
+    core = {"inner": inner, "norm": norm, "residual_dropout": dropout}
+    return base_run(
+        task_name=task_name, task=task, train=train, layers=1, width=width, heads=heads, core=core, model=model
+    )
 
 
-MULTI30K = PairSetting(
+def decoder_run(
+    base: RunConfig, core_name: str, layers: int, model: dict[str, Any] | None = None, train: dict[str, Any] | None = None,
+    **core: Any,
+) -> RunConfig:  # fmt: skip
+    """Return a run with another decoder. A Transformer decoder attends to the current token, as is usual."""
+    current: dict[str, Any] = {"attend_to_current": True} if core_name == "transformer-xl" else {}
+    run = with_core(base, core_name, train=train, layers=layers, **current, **core).replace(model=model)
+    return dataclasses.replace(run, core=run.family.fit_core(run.core, run.task))
+
+
+MULTI30K_TRAIN = PairTrainConfig(
+    steps=3000, batch=512, batch_tokens=2048, learning_rate=3e-3, warmup=600, decay="inverse-sqrt", beta2=0.98,
+    label_smoothing=0.1, validate_every=300, checkpoint_every=300, average=5,
+)  # fmt: skip
+MULTI30K = seq2seq_run(
     task_name="translation",
     task=translation.Config(
         source="de", target="en", lowercase=True, vocabulary=5000, max_source_length=128, max_target_length=64
     ),
-    train=PairTrainConfig(
-        steps=3000, batch=512, batch_tokens=2048, learning_rate=3e-3, warmup=600, decay="inverse-sqrt", beta2=0.98,
-        label_smoothing=0.1, validate_every=300, checkpoint_every=300, average=5,
-    ),
+    train=MULTI30K_TRAIN,
     width=128, heads=4, inner=256, encoder=4, dropout=0.3, norm="pre",
 )  # fmt: skip
 LONG = PairTrainConfig(
     steps=300_000, batch=4096, batch_tokens=25_000, learning_rate=5e-4, warmup=4000, decay="inverse-sqrt", beta2=0.98,
     label_smoothing=0.1, validate_every=1000, checkpoint_every=1000, average=10,
 )  # fmt: skip
-WMT: dict[Scale, PairSetting] = {
+WMT: dict[Scale, RunConfig] = {
     "laptop": MULTI30K,
-    "paper": PairSetting(
+    "paper": seq2seq_run(
         task_name="translation",
         task=translation.Config(source="en", target="de", vocabulary=32_000, max_target_length=256),
         train=LONG, width=1024, heads=16, inner=4096, encoder=6, dropout=0.3, norm="post",
     ),
 }  # fmt: skip
-IWSLT: dict[Scale, PairSetting] = {
+IWSLT: dict[Scale, RunConfig] = {
     "laptop": MULTI30K,
-    "paper": PairSetting(
+    "paper": seq2seq_run(
         task_name="translation",
         task=translation.Config(source="de", target="en", vocabulary=10_000, max_target_length=256),
         train=dataclasses.replace(LONG, steps=50_000, batch_tokens=4096),
         width=512, heads=4, inner=1024, encoder=6, dropout=0.3, norm="post",
     ),
 }  # fmt: skip
-SUMMARIES: dict[Scale, PairSetting] = {
-    "laptop": PairSetting(
+SUMMARIES: dict[Scale, RunConfig] = {
+    "laptop": seq2seq_run(
         task_name="summarization",
         task=summarization.Config(words=0, max_source_length=256, max_target_length=48, vocabulary=8000),
-        train=dataclasses.replace(MULTI30K.train, batch_tokens=8192, learning_rate=2e-3, warmup=800),
+        train=dataclasses.replace(MULTI30K_TRAIN, batch_tokens=8192, learning_rate=2e-3, warmup=800),
         width=128, heads=4, inner=256, encoder=4, dropout=0.2, norm="pre",
     ),
-    "paper": PairSetting(
+    "paper": seq2seq_run(
         task_name="summarization",
         task=summarization.Config(vocabulary=32_000),
         train=dataclasses.replace(LONG, steps=100_000),
@@ -122,7 +99,7 @@ WMT_DATA = {
 }
 IWSLT_DATA = {"laptop": WMT_DATA["laptop"], "paper": "IWSLT14 German to English: train.de, train.en, valid.de, ..."}
 SUMMARY_DATA = {
-    "laptop": "functions and their docstrings, as `stairwell data docstrings` writes them",
+    "laptop": "functions and their docstrings, as `python -m tools.docstrings` writes them",
     "paper": "CNN-DailyMail: train.jsonl, valid.jsonl, test.jsonl with the columns source and target",
 }
 DEPTH = "layers of the decoder"
@@ -147,12 +124,12 @@ SMALL_SUMMARIES = (
 )
 
 
-def by_depth(setting: PairSetting, depths: tuple[int, ...], printed: dict[str, tuple[str, ...]]) -> tuple[Row, ...]:
+def by_depth(setting: RunConfig, depths: tuple[int, ...], printed: dict[str, tuple[str, ...]]) -> tuple[Variant, ...]:
     """Both decoders at every depth, the encoder unchanged; `printed` are the paper's numbers where it prints them."""
-    rows = []
+    variants = []
     for core, model in (("transformer-xl", "Transformer"), ("feedback", "Feedback")):
         for depth in depths:
             name = f"{model}, {depth} layer{'s' if depth > 1 else ''}"
-            place = Place(DEPTH, model, depth)
-            rows.append(Row(name, setting.experiment(core, depth), printed.get(name, ()), (place,)))
-    return tuple(rows)
+            place = SweepPoint(DEPTH, model, depth)
+            variants.append(Variant(name, decoder_run(setting, core, depth), printed.get(name, ()), (place,)))
+    return tuple(variants)

@@ -9,8 +9,8 @@ import torch
 
 from stairwell.cores import build
 from stairwell.experiments.experiment import Scale
-from stairwell.experiments.setting import Setting
 from stairwell.runs.config import RunConfig
+from stairwell.runs.presets import with_core
 
 
 def weights(core: Any) -> int:
@@ -34,9 +34,9 @@ def as_large_as(goal: RunConfig, experiment: RunConfig, symbols: int = 0) -> Run
     return dataclasses.replace(experiment, core=dataclasses.replace(core, inner=inner))
 
 
-def feedback_of(setting: Setting, scale: Scale, **own: Any) -> RunConfig:
+def feedback_of(setting: RunConfig, scale: Scale, **own: Any) -> RunConfig:
     """Feedback with as many weights as the Transformer of its setting: with keys of its own in every layer at paper
     scale; with one pair, and a wider feed-forward instead, at laptop scale."""
     if scale == "paper":
-        return setting.experiment("feedback", share_kv=False, **own)
-    return as_large_as(setting.experiment("transformer-xl"), setting.experiment("feedback", **own))
+        return with_core(setting, "feedback", share_kv=False, **own)
+    return as_large_as(with_core(setting, "transformer-xl"), with_core(setting, "feedback", **own))

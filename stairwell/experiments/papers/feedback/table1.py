@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     ACCURACY,
@@ -23,7 +23,8 @@ from stairwell.experiments.papers.feedback.settings import (
     of_100,
     walking_lstms,
 )
-from stairwell.experiments.setting import Setting
+from stairwell.runs.config import RunConfig
+from stairwell.runs.presets import with_core
 from stairwell.train.curriculum import Curriculum
 
 FAR_DISTANCES = (
@@ -38,14 +39,14 @@ Numbers = tuple[str, ...]
 
 
 def two_and_an_lstm(
-    setting: Setting, scale: Scale, memory: int, transformer: Numbers, feedback: Numbers
-) -> tuple[Row, ...]:
+    setting: RunConfig, scale: Scale, memory: int, transformer: Numbers, feedback: Numbers
+) -> tuple[Variant, ...]:
     """The paper's two models with its numbers, and an LSTM."""
     shared = scale == "laptop"
     return (
-        Row("LSTM", setting.experiment("lstm")),
-        Row("Transformer", setting.experiment("transformer-xl", memory=memory), transformer),
-        Row("Feedback", setting.experiment("feedback", memory=memory, share_kv=shared), feedback),
+        Variant("LSTM", with_core(setting, "lstm")),
+        Variant("Transformer", with_core(setting, "transformer-xl", memory=memory), transformer),
+        Variant("Feedback", with_core(setting, "feedback", memory=memory, share_kv=shared), feedback),
     )
 
 
@@ -70,7 +71,7 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
             Metric("character accuracy at 400 (%)", "accuracy"),
             Metric("sequence accuracy at 400 (%)", "sequence_accuracy"),
         ),
-        rows=two_and_an_lstm(setting, scale, 801, *numbers),
+        variants=two_and_an_lstm(setting, scale, 801, *numbers),
         claim="Feedback gets more of ten times longer sequences right than a Transformer does",
         notes=(
             *((smaller, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
@@ -108,7 +109,7 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experime
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
         columns=(Metric("sequence accuracy (%)", "sequence_accuracy"),),
-        rows=two_and_an_lstm(setting, scale, 2 * most + 1, *((number + suffix,) for number in numbers)),
+        variants=two_and_an_lstm(setting, scale, 2 * most + 1, *((number + suffix,) for number in numbers)),
         claim="over long sequences Feedback counts better than a Transformer",
         notes=(
             *((smaller, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
@@ -142,10 +143,10 @@ def table1_random_walk(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
         columns=ACCURACY,
-        rows=(
+        variants=(
             *walking_lstms(setting, scale),
-            Row("Transformer", setting.experiment("transformer-xl", memory=101 if small else 100), ("68",)),
-            Row("Feedback", setting.experiment("feedback", memory=16 if small else 100, share_kv=small), ("100",)),
+            Variant("Transformer", with_core(setting, "transformer-xl", memory=101 if small else 100), ("68",)),
+            Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 100, share_kv=small), ("100",)),
         ),
         seeds=3 if small else 1,
         claim="Feedback tracks the agent without fault and a Transformer, which sees every action, does not",
@@ -183,7 +184,7 @@ def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -
         task=dataclasses.replace(setting.task, variables=variables),
         train=dataclasses.replace(setting.train, curriculum=on_more_variables(setting.train.curriculum, variables)),
     )
-    span, twice = 128 if small else 100, 2 * setting.layers
+    span, twice = 128 if small else 100, 2 * setting.core.layers
     lstm, transformer, deep, feedback = (of_100(scale, number) for number in numbers)
     return Experiment(
         name=f"feedback.table1.algorithmic-{variables}",
@@ -191,13 +192,17 @@ def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -
         paper=f"{FEEDBACK}, table 1 and section 4.1.2",
         scale=scale,
         columns=algorithmic_columns(scale, "accuracy"),
-        rows=(
-            Row("LSTM", setting.experiment("lstm"), lstm),
-            Row(
-                f"Transformer, {setting.layers} layers", setting.experiment("transformer-xl", memory=span), transformer
+        variants=(
+            Variant("LSTM", with_core(setting, "lstm"), lstm),
+            Variant(
+                f"Transformer, {setting.core.layers} layers",
+                with_core(setting, "transformer-xl", memory=span),
+                transformer,
             ),
-            Row(f"Transformer, {twice} layers", setting.experiment("transformer-xl", memory=span, layers=twice), deep),
-            Row("Feedback", setting.experiment("feedback", memory=16 if small else 100, share_kv=small), feedback),
+            Variant(
+                f"Transformer, {twice} layers", with_core(setting, "transformer-xl", memory=span, layers=twice), deep
+            ),
+            Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 100, share_kv=small), feedback),
         ),
         claim=(
             "Transformers cannot keep track of the variables, twice as deep ones hardly better; an LSTM can with three "
@@ -222,7 +227,7 @@ def table1_algorithmic_5(scale: Scale) -> Experiment:
     return programs(scale, 5, ("32.1", "37.5", "29.1", "92.6"))
 
 
-STUDIES: dict[str, ExperimentFactory] = {
+EXPERIMENTS: dict[str, ExperimentFactory] = {
     "feedback.table1.copy": table1_copy,
     "feedback.table1.reverse": table1_reverse,
     "feedback.table1.counting-50": table1_counting_50,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
-from stairwell.experiments.papers.feedback.pairs import SPLIT_BLEU, TAKEN, WMT, WMT_DATA
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
+from stairwell.experiments.papers.feedback.pairs import SPLIT_BLEU, TAKEN, WMT, WMT_DATA, decoder_run
 
 
 def table2(scale: Scale) -> Experiment | None:
@@ -16,9 +16,9 @@ def table2(scale: Scale) -> Experiment | None:
         paper=f"{FEEDBACK}, table 2",
         scale=scale,
         columns=(SPLIT_BLEU,),
-        rows=(
-            Row("Transformer", setting.experiment("transformer-xl", 6), ("28.4",)),
-            Row("Feedback", setting.experiment("feedback", 6), ("29.5",)),
+        variants=(
+            Variant("Transformer", decoder_run(setting, "transformer-xl", 6), ("28.4",)),
+            Variant("Feedback", decoder_run(setting, "feedback", 6), ("29.5",)),
         ),
         claim="Feedback is better than recurrent and hybrid architectures and than the Transformer",
         notes=(
@@ -31,4 +31,4 @@ def table2(scale: Scale) -> Experiment | None:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"feedback.table2": table2}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"feedback.table2": table2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     FAR,
@@ -14,6 +14,7 @@ from stairwell.experiments.papers.feedback.settings import (
     WIKITEXT_NOTES,
     WITH_LINE_ENDS,
 )
+from stairwell.runs.presets import with_core
 
 
 def table3(scale: Scale) -> Experiment:
@@ -28,9 +29,9 @@ def table3(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, table 3",
         scale=scale,
         columns=(Metric("test perplexity", "perplexity"),),
-        rows=(
-            Row("Transformer", setting.experiment("transformer-xl", train=last, **look_back), ("19.9",)),
-            Row("Feedback", setting.experiment("feedback", train={**last, **grows}, **look_back), ("18.3",)),
+        variants=(
+            Variant("Transformer", with_core(setting, "transformer-xl", train=last, **look_back), ("19.9",)),
+            Variant("Feedback", with_core(setting, "feedback", train={**last, **grows}, **look_back), ("18.3",)),
         ),
         claim="Feedback is better than a Transformer of its size and as good as a Transformer-XL twice as large",
         notes=(
@@ -48,4 +49,4 @@ def table3(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"feedback.table3": table3}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"feedback.table3": table3}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.papers.feedback.settings import ENWIK8, ENWIK8_DATA, ENWIK8_SAMPLE, bits_per_byte
+from stairwell.runs.presets import with_core
 
 
 def table4(scale: Scale) -> Experiment:
@@ -18,9 +19,9 @@ def table4(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, table 4",
         scale=scale,
         columns=bits_per_byte(scale)[1:],
-        rows=(
-            Row("Transformer", setting.experiment("transformer-xl")),
-            Row("Feedback", setting.experiment("feedback", share_kv=False), ("0.96",)),
+        variants=(
+            Variant("Transformer", with_core(setting, "transformer-xl")),
+            Variant("Feedback", with_core(setting, "feedback", share_kv=False), ("0.96",)),
         ),
         claim="a Feedback model is better than Transformers three and a half times its size",
         notes=(
@@ -34,4 +35,4 @@ def table4(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"feedback.table4": table4}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"feedback.table4": table4}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import DecodingSpeed, TrainingSpeed
 from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES
-from stairwell.experiments.papers.feedback.pairs import SMALL, TAKEN, WMT, WMT_DATA, WORDS_A_SECOND
+from stairwell.experiments.papers.feedback.pairs import SMALL, TAKEN, WMT, WMT_DATA, WORDS_A_SECOND, decoder_run
 from stairwell.experiments.papers.feedback.settings import WIKITEXT, WIKITEXT_DATA, WIKITEXT_NOTES
+from stairwell.runs.presets import with_core
 
 GPUS = "The paper's numbers are of GPUs that it does not name; only the ratio of the two rows can be compared."
 
@@ -27,9 +28,9 @@ def words(scale: Scale) -> Experiment:
             TrainingSpeed("training (tokens/s)"),
             DecodingSpeed(f"inference, states of {budget >> 20} MB (tokens/s)", budget),
         ),
-        rows=(
-            Row("Transformer", setting.experiment("transformer-xl", train=short, memory=memory), ("296K", "592")),
-            Row("Feedback", setting.experiment("feedback", train=short, memory=memory), ("84.4K", "2176")),
+        variants=(
+            Variant("Transformer", with_core(setting, "transformer-xl", train=short, memory=memory), ("296K", "592")),
+            Variant("Feedback", with_core(setting, "feedback", train=short, memory=memory), ("84.4K", "2176")),
         ),
         claim="Feedback trains three and a half times slower and generates almost four times faster",
         notes=(
@@ -51,9 +52,9 @@ def translation(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, table 5",
         scale=scale,
         columns=(TrainingSpeed("training (tokens/s)"), WORDS_A_SECOND),
-        rows=(
-            Row("Transformer", setting.experiment("transformer-xl", 2, **short), ("280K", "3190")),
-            Row("Feedback", setting.experiment("feedback", 2, **short), ("126K", "5410")),
+        variants=(
+            Variant("Transformer", decoder_run(setting, "transformer-xl", 2, train=short), ("280K", "3190")),
+            Variant("Feedback", decoder_run(setting, "feedback", 2, train=short), ("126K", "5410")),
         ),
         claim="Feedback trains at less than half the speed and translates 1.7 times as fast",
         notes=(
@@ -75,16 +76,16 @@ def agents(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, table 5",
         scale=scale,
         columns=(TrainingSpeed("training (frames/s)"),),
-        rows=(
-            Row("Transformer", setting.experiment("transformer-xl", setting.memory, **short), ("22.3K",)),
-            Row("Feedback", setting.experiment("feedback", setting.memory, **short), ("22.3K",)),
+        variants=(
+            Variant("Transformer", with_core(setting, "transformer-xl", train=short), ("22.3K",)),
+            Variant("Feedback", with_core(setting, "feedback", train=short), ("22.3K",)),
         ),
         claim="where frames come one after the other anyway, Feedback trains as fast as a Transformer",
         notes=(*MAZE_NOTES[scale], "96 updates, for the speed alone.", GPUS),
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {
+EXPERIMENTS: dict[str, ExperimentFactory] = {
     "feedback.table5.words": words,
     "feedback.table5.translation": translation,
     "feedback.table5.agents": agents,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     FAR,
@@ -14,6 +14,7 @@ from stairwell.experiments.papers.feedback.settings import (
     WIKITEXT_DATA,
     WIKITEXT_NOTES,
 )
+from stairwell.runs.presets import with_core
 
 
 def table6(scale: Scale) -> Experiment:
@@ -24,9 +25,9 @@ def table6(scale: Scale) -> Experiment:
         "Transformer": {(0, 0, 0): "22.9", (0, 0, 1): "22.9", (1, 0, 1): "21.0", (1, 1, 0): "20.6"},
         "Feedback": {(0, 0, 0): "19.7", (0, 0, 1): "19.9", (1, 0, 1): "19.6", (1, 1, 1): "19.0"},
     }
-    rows = []
-    for model, variants in numbers.items():
-        for (pre, far, grow), number in variants.items():
+    variants: list[Variant] = []
+    for model, tricks in numbers.items():
+        for (pre, far, grow), number in tricks.items():
             own: dict[str, Any] = {"norm": "pre" if pre else "post", "memory": 64 if small else 512}
             if far:
                 own |= FAR_SMALL if small else FAR
@@ -36,14 +37,14 @@ def table6(scale: Scale) -> Experiment:
             words = ["pre-norm and higher rate"] * pre + ["adaptive span"] * far + ["growing BPTT"] * grow
             core = "feedback" if model == "Feedback" else "transformer-xl"
             name = f"{model}, {', '.join(words) or 'plain'}"
-            rows.append(Row(name, setting.experiment(core, train=changed, **own), (number,)))
+            variants.append(Variant(name, with_core(setting, core, train=changed, **own), (number,)))
     return Experiment(
         name="feedback.table6",
         title="Words of Wikipedia: what the tricks bring",
         paper=f"{FEEDBACK}, table 6",
         scale=scale,
         columns=(Metric("dev perplexity", "perplexity", "valid"),),
-        rows=tuple(rows),
+        variants=tuple(variants),
         claim="every trick helps both models or harms neither, and the gap between them stays",
         notes=(
             *WIKITEXT_NOTES[scale],
@@ -60,4 +61,4 @@ def table6(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"feedback.table6": table6}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"feedback.table6": table6}

@@ -38,7 +38,7 @@ FIGURE2 = (
 
 
 def figure2_random_walk(scale: Scale) -> Experiment:
-    rows = pick(
+    variants = pick(
         with_numbers(random_walk_rows(scale), slice(1, 2)),
         "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8",
     )  # fmt: skip
@@ -48,13 +48,13 @@ def figure2_random_walk(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, figure 2",
         scale=scale,
         columns=TEST_ERROR,
-        rows=rows,
+        variants=variants,
         seeds=3 if scale == "laptop" else 10,
-        seeds_of=five_of_cached(rows, scale),
+        seeds_of=five_of_cached(variants, scale),
         claim="two recurrent steps are enough to track a state",
         notes=(
             *RANDOM_WALK_NOTES[scale][:-1],
-            *segments(RANDOM_WALK[scale], rows, scale),
+            *segments(RANDOM_WALK[scale], variants, scale),
             FIGURE2.format(table="table 7"),
         ),
         axes=(PASSES,),
@@ -62,7 +62,7 @@ def figure2_random_walk(scale: Scale) -> Experiment:
 
 
 def figure2_algorithm(scale: Scale) -> Experiment:
-    rows = pick(
+    variants = pick(
         with_numbers(algorithm_rows(scale), slice(1, None)),
         "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8",
     )  # fmt: skip
@@ -72,13 +72,13 @@ def figure2_algorithm(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, figure 2",
         scale=scale,
         columns=algorithmic_columns(scale, "error"),
-        rows=rows,
+        variants=variants,
         seeds=1 if scale == "laptop" else 10,
-        seeds_of=five_of_cached(rows, scale),
+        seeds_of=five_of_cached(variants, scale),
         claim="two recurrent steps are enough to track a state",
         notes=(
             *ALGORITHMIC_NOTES[scale][:-1],
-            *segments(ALGORITHMIC[scale], rows, scale),
+            *segments(ALGORITHMIC[scale], variants, scale),
             FIGURE2.format(table="table 6"),
         ),
         axes=(PASSES,),
@@ -86,15 +86,18 @@ def figure2_algorithm(scale: Scale) -> Experiment:
 
 
 def figure2_enwik8(scale: Scale) -> Experiment:
-    rows = with_numbers(enwik8_rows(scale), slice(1, 2))
-    most = EIGHT.row(ENWIK8[scale], scale, ())
+    variants = with_numbers(enwik8_rows(scale), slice(1, 2))
+    most = EIGHT.variant(ENWIK8[scale], scale, ())
     return Experiment(
         name="staircase.figure2.enwik8",
         title="Bytes of Wikipedia (enwik8): what recurrent steps bring",
         paper=f"{STAIRCASE}, figure 2",
         scale=scale,
         columns=bits_per_byte(scale)[1:],
-        rows=(*pick(rows, "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4"), most),
+        variants=(
+            *pick(variants, "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4"),
+            most,
+        ),
         seeds=text_seeds(scale),
         claim="more recurrent steps bring little here, where the context matters most",
         notes=(
@@ -109,15 +112,15 @@ def figure2_enwik8(scale: Scale) -> Experiment:
 
 
 def figure2_reddit(scale: Scale) -> Experiment:
-    rows = with_numbers(reddit_rows(scale), slice(1, 2))
+    variants = with_numbers(reddit_rows(scale), slice(1, 2))
     return on_reddit(
         scale,
         "staircase.figure2.reddit",
         title="Discussions (Reddit): what recurrent steps bring",
         paper=f"{STAIRCASE}, figure 2",
         columns=PERPLEXITY[1:],
-        rows=pick(
-            rows, "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8"
+        variants=pick(
+            variants, "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8"
         ),
         claim="the more recurrent steps, the better",
         notes=(*REDDIT_SIZES, CACHED_SIZE, FIGURE2.format(table="table 2")),
@@ -125,7 +128,7 @@ def figure2_reddit(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {
+EXPERIMENTS: dict[str, ExperimentFactory] = {
     "staircase.figure2.random-walk": figure2_random_walk,
     "staircase.figure2.algorithm": figure2_algorithm,
     "staircase.figure2.enwik8": figure2_enwik8,

@@ -22,10 +22,10 @@ def figure3(scale: Scale) -> Experiment:
         title="Discussions (Reddit): training time and perplexity",
         paper=f"{STAIRCASE}, figure 3",
         columns=columns,
-        rows=with_numbers(reddit_rows(scale), slice(1, None)),
+        variants=with_numbers(reddit_rows(scale), slice(1, None)),
         claim="Staircase buys perplexity with training time at the same number of weights; Feedback is far slower",
         notes=(*REDDIT_SIZES, CACHED_SIZE, "The models, and the numbers beside ours, are those of table 2."),
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"staircase.figure3": figure3}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"staircase.figure3": figure3}

@@ -12,16 +12,17 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from stairwell.experiments.experiment import Experiment, Place, Row, Scale
+from stairwell.experiments.experiment import Experiment, Scale, SweepPoint, Variant
 from stairwell.experiments.measures import Metric, TrainingSpeed
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import STATEMENTS
-from stairwell.experiments.setting import Setting
 from stairwell.models import LanguageModelConfig
+from stairwell.runs.config import RunConfig
+from stairwell.runs.presets import base_run, with_core
 from stairwell.tasks import algorithmic, language, random_walk
-from stairwell.train.config import TrainConfig
+from stairwell.train.config import StreamTrainConfig
 
-Rows = tuple[Row, ...]
+Rows = tuple[Variant, ...]
 Numbers = tuple[str, ...]
 ERRORS = (Metric("valid error (%)", "error", "valid"), Metric("test error (%)", "error"))
 TEST_ERROR = ERRORS[1:]
@@ -56,34 +57,34 @@ class Stairs:
     laptop: tuple[int, int]
     paper: tuple[int, int]
 
-    def row(self, setting: Setting, scale: Scale, numbers: Numbers, **more: Any) -> Row:
+    def variant(self, setting: RunConfig, scale: Scale, numbers: Numbers, **more: Any) -> Variant:
         N, C = self.laptop if scale == "laptop" else self.paper
         looks_back: dict[str, Any] = {"chunk": C, "passes": N} if N else {"chunk": C}
         name = f"{NAMES[self.core]}, {f'N = {N}, ' if N else ''}C = {C}"
-        experiment = setting.experiment(self.core, **looks_back, **more)
+        experiment = with_core(setting, self.core, **looks_back, **more)
         # A laptop's perplexities are far from the paper's, whose numbers stand in the table only.
         comparable = scale == "paper" or setting.task_name != "lm"
-        places = [Place(CHUNK, NAMES[self.core], C, printed=comparable and self.paper[1] == C)]
+        places = [SweepPoint(CHUNK, NAMES[self.core], C, printed=comparable and self.paper[1] == C)]
         if self.core == "staircase":  # the others compute a chunk once
-            places.append(Place(PASSES, NAMES[self.core], N, printed=comparable and self.paper[0] == N))
-        return Row(name, experiment, numbers, tuple(places))
+            places.append(SweepPoint(PASSES, NAMES[self.core], N, printed=comparable and self.paper[0] == N))
+        return Variant(name, experiment, numbers, tuple(places))
 
 
-def pick(rows: Rows, *names: str) -> Rows:
+def pick(variants: Rows, *names: str) -> Rows:
     """The first row that begins with each name."""
-    return tuple(next(row for row in rows if row.model.startswith(name)) for name in names)
+    return tuple(next(variant for variant in variants if variant.name.startswith(name)) for name in names)
 
 
-def with_numbers(rows: Rows, places: slice) -> Rows:
+def with_numbers(variants: Rows, places: slice) -> Rows:
     """Rows with only some of the paper's numbers, for fewer columns."""
-    return tuple(dataclasses.replace(row, paper=row.paper[places]) for row in rows)
+    return tuple(dataclasses.replace(variant, paper=variant.paper[places]) for variant in variants)
 
 
-def segments(setting: Setting, rows: Rows, scale: Scale) -> tuple[str, ...]:
+def segments(setting: RunConfig, variants: Rows, scale: Scale) -> tuple[str, ...]:
     """How a laptop's segment compares with the step sizes of its Staircases."""
     if scale == "paper":
         return ()
-    cores = [row.experiment.core for row in rows if row.experiment.core_name == "staircase"]
+    cores = [variant.config.core for variant in variants if variant.config.core_name == "staircase"]
     sizes = " and ".join(str(size) for size in sorted({core.chunk * core.passes for core in cores}))
     return (
         f"A segment has {setting.train.segment} tokens, Staircase's step size is {sizes}; the paper's best has 128 and "
@@ -91,12 +92,12 @@ def segments(setting: Setting, rows: Rows, scale: Scale) -> tuple[str, ...]:
     )
 
 
-def five_of_cached(rows: Rows, scale: Scale) -> dict[str, int]:
+def five_of_cached(variants: Rows, scale: Scale) -> dict[str, int]:
     """Appendix A: every setting was run ten times, Cached Staircase five times."""
-    return {} if scale == "laptop" else {row.model: 5 for row in rows if row.model.startswith("Cached")}
+    return {} if scale == "laptop" else {variant.name: 5 for variant in variants if variant.name.startswith("Cached")}
 
 
-RANDOM_WALK: dict[Scale, Setting] = {
+RANDOM_WALK: dict[Scale, RunConfig] = {
     "laptop": first.RANDOM_WALK["laptop"],
     "paper": dataclasses.replace(
         first.RANDOM_WALK["paper"],
@@ -114,10 +115,10 @@ RANDOM_WALK_NOTES: dict[Scale, tuple[str, ...]] = {
     ),
     "paper": (EPISODES_NOT_PRINTED, SPAN_NOT_PRINTED, SAME_WEIGHTS, GLOBAL_STARTS),
 }
-FRESH = {"fresh": True}
+FRESH = {"reset": True}
 PLAIN = first.PLAIN
 LONGER = {"steps": 400_000}  # of Global Cached Staircase on both toy tasks
-ALGORITHMIC: dict[Scale, Setting] = {
+ALGORITHMIC: dict[Scale, RunConfig] = {
     "laptop": first.ALGORITHMIC["laptop"],
     "paper": dataclasses.replace(
         first.ALGORITHMIC["paper"],
@@ -143,18 +144,18 @@ ALGORITHMIC_NOTES: dict[Scale, tuple[str, ...]] = {
     ),
 }
 # 8.2 million tokens of any text on a laptop
-TEXT = TrainConfig(
+TEXT = StreamTrainConfig(
     steps=2000, batch=32, segment=128, learning_rate=1.5e-3, warmup=200, decay="cosine", max_grad_norm=0.1,
     validate_every=250, checkpoint_every=250, valid_batch=32, valid_tokens=100_000,
 )  # fmt: skip
-ENWIK8: dict[Scale, Setting] = {
-    "laptop": Setting(
+ENWIK8: dict[Scale, RunConfig] = {
+    "laptop": base_run(
         task_name="lm", task=first.ENWIK8_TASK, layers=2, width=128, heads=4, train=TEXT,
     ),
-    "paper": Setting(
+    "paper": base_run(
         task_name="lm", task=first.ENWIK8_TASK, layers=8, width=512, heads=8, dropout=0.3,
         model=LanguageModelConfig(embedding_dropout=0.2),
-        train=TrainConfig(
+        train=StreamTrainConfig(
             steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1,
             validate_every=2000, checkpoint_every=1000, valid_batch=16, valid_tokens=1_000_000,
         ),
@@ -173,21 +174,21 @@ ENWIK8_COMMON = (
     SEES_ITSELF,
     SAME_WEIGHTS,
 )
-REDDIT: dict[Scale, Setting] = {
-    "laptop": Setting(
+REDDIT: dict[Scale, RunConfig] = {
+    "laptop": base_run(
         task_name="lm", task=language.Config(path="stdlib", unit="bpe", vocabulary=4000, documents="none"),
         layers=2, width=128, heads=4, train=TEXT,
     ),
-    "paper": Setting(
+    "paper": base_run(
         task_name="lm", task=language.Config(path="", unit="bpe", vocabulary=8000, documents="none"),
         layers=8, width=1024, heads=8, dropout=0.3, model=LanguageModelConfig(embedding_dropout=0.2),
-        train=TrainConfig(
+        train=StreamTrainConfig(
             steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1,
             validate_every=2000, checkpoint_every=1000, valid_batch=16, valid_tokens=1_000_000,
         ),
     ),
 }  # fmt: skip
-BASE: dict[Scale, Setting] = {
+BASE: dict[Scale, RunConfig] = {
     "laptop": dataclasses.replace(REDDIT["laptop"], task=dataclasses.replace(REDDIT["laptop"].task, path="")),
     "paper": dataclasses.replace(REDDIT["paper"], train=dataclasses.replace(REDDIT["paper"].train, steps=80_000)),
 }
@@ -229,19 +230,21 @@ EIGHT = Stairs("staircase", (8, 8), (8, 32))
 CACHED = Stairs("cached-staircase", (3, 32), (3, 128))
 
 
-def transformer_xl(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
-    experiment = setting.experiment("transformer-xl", memory=64 if scale == "laptop" else 256, attend_to_current=True)
-    return Row("Transformer-XL", experiment, numbers)
+def transformer_xl(setting: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
+    experiment = with_core(setting, "transformer-xl", memory=64 if scale == "laptop" else 256, attend_to_current=True)
+    return Variant("Transformer-XL", experiment, numbers)
 
 
-def deeper(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
+def deeper(setting: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
     memory = 64 if scale == "laptop" else 256
-    experiment = setting.experiment("transformer-xl", layers=2 * setting.layers, memory=memory, attend_to_current=True)
-    return Row("Transformer-XL, twice as deep", experiment, numbers)
+    experiment = with_core(
+        setting, "transformer-xl", layers=2 * setting.core.layers, memory=memory, attend_to_current=True
+    )
+    return Variant("Transformer-XL, twice as deep", experiment, numbers)
 
 
-def feedback(setting: Setting, scale: Scale, numbers: Numbers) -> Row:
-    return Row("Feedback", setting.experiment("feedback", memory=128 if scale == "laptop" else 512), numbers)
+def feedback(setting: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
+    return Variant("Feedback", with_core(setting, "feedback", memory=128 if scale == "laptop" else 512), numbers)
 
 
 def on_reddit(scale: Scale, name: str, **rest: Any) -> Experiment:

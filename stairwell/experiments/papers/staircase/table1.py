@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte, of_100
 from stairwell.experiments.papers.staircase.settings import (
@@ -43,7 +43,8 @@ from stairwell.experiments.papers.staircase.settings import (
 )
 from stairwell.experiments.papers.staircase.table2 import reddit_rows
 from stairwell.experiments.papers.staircase.table9 import enwik8_rows
-from stairwell.experiments.setting import Setting
+from stairwell.runs.config import RunConfig
+from stairwell.runs.presets import with_core
 
 OF_OUR_OWN = (
     "Transformer-XL is trained without the curriculum too, as in the paper. Staircase and Global Cached Staircase have "
@@ -53,16 +54,16 @@ OF_OUR_OWN = (
 )
 
 
-def walking_globals(setting: Setting, scale: Scale) -> tuple[Row, ...]:
+def walking_globals(setting: RunConfig, scale: Scale) -> tuple[Variant, ...]:
     """Global Cached Staircase, which the paper trains for longer; on a laptop it has a higher rate instead, too."""
     name, number = "Global Cached Staircase", ("0.0 (table 7)",)
     if scale == "paper":
-        return (Row(name, setting.experiment("global-cached-staircase", FRESH, LONGER, chunk=8), number),)
+        return (Variant(name, with_core(setting, "global-cached-staircase", FRESH, LONGER, chunk=8), number),)
     core: dict[str, Any] = {"chunk": 1, "distances": 16, "heads": 4}
     quicker = {"learning_rate": 6e-3}
     return (
-        Row(name, setting.experiment("global-cached-staircase", FRESH, **core), number),
-        Row(f"{name}, rate 0.006", setting.experiment("global-cached-staircase", FRESH, quicker, **core), number),
+        Variant(name, with_core(setting, "global-cached-staircase", FRESH, **core), number),
+        Variant(f"{name}, rate 0.006", with_core(setting, "global-cached-staircase", FRESH, quicker, **core), number),
     )
 
 
@@ -70,17 +71,17 @@ def table1_random_walk(scale: Scale) -> Experiment:
     """Table 1, random walk, and the Global Cached Staircase of its appendix."""
     setting = RANDOM_WALK[scale]
     small = scale == "laptop"
-    rows = (
+    variants = (
         *first.walking_lstms(setting, scale, ("0.6",)),
-        Row("Transformer-XL", setting.experiment("transformer-xl", memory=101 if small else 512), ("84.1",)),
+        Variant("Transformer-XL", with_core(setting, "transformer-xl", memory=101 if small else 512), ("84.1",)),
         *(
-            (Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=101)),)
+            (Variant("Transformer-XL, no curriculum", with_core(setting, "transformer-xl", None, PLAIN, memory=101)),)
             if small
             else ()
         ),
-        Row("Feedback", setting.experiment("feedback", memory=16 if small else 64, share_kv=small), ("0.1",)),
-        Stairs("staircase", (2, 1), (8, 8)).row(setting, scale, ("0.1",), **({"heads": 4} if small else {})),
-        Stairs("cached-staircase", (17, 1), (64, 4)).row(setting, scale, ("0.1",)),
+        Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 64, share_kv=small), ("0.1",)),
+        Stairs("staircase", (2, 1), (8, 8)).variant(setting, scale, ("0.1",), **({"heads": 4} if small else {})),
+        Stairs("cached-staircase", (17, 1), (64, 4)).variant(setting, scale, ("0.1",)),
         *walking_globals(setting, scale),
     )
     return Experiment(
@@ -89,13 +90,13 @@ def table1_random_walk(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, tables 1 and 7",
         scale=scale,
         columns=TEST_ERROR,
-        rows=rows,
+        variants=variants,
         seeds=3 if small else 10,
-        seeds_of=five_of_cached(rows, scale),
+        seeds_of=five_of_cached(variants, scale),
         claim="all models that carry a state through time solve it, and a Transformer-XL does not",
         notes=(
             *RANDOM_WALK_NOTES[scale],
-            *segments(setting, rows, scale),
+            *segments(setting, variants, scale),
             *((OF_OUR_OWN, first.WALKING) if small else ()),
         ),
     )
@@ -104,23 +105,23 @@ def table1_random_walk(scale: Scale) -> Experiment:
 def table1_algorithm(scale: Scale) -> Experiment:
     setting, small = ALGORITHMIC[scale], scale == "laptop"
 
-    def row(name: str, core: str, number: str, **options: Any) -> Row:
-        return Row(name, setting.experiment(core, **options), of_100(scale, number))
+    def variant(name: str, core: str, number: str, **options: Any) -> Variant:
+        return Variant(name, with_core(setting, core, **options), of_100(scale, number))
 
-    xl = row("Transformer-XL", "transformer-xl", "48.7", memory=128 if small else 512)
-    plain = Row("Transformer-XL, no curriculum", setting.experiment("transformer-xl", None, PLAIN, memory=128))
-    longer = Stairs("staircase", (4, 8), (4, 16)).row(setting, scale, ())
+    xl = variant("Transformer-XL", "transformer-xl", "48.7", memory=128 if small else 512)
+    plain = Variant("Transformer-XL, no curriculum", with_core(setting, "transformer-xl", None, PLAIN, memory=128))
+    longer = Stairs("staircase", (4, 8), (4, 16)).variant(setting, scale, ())
     core: dict[str, Any] = {"chunk": 1, "distances": 16} if small else {"chunk": 8}
-    best = setting.experiment("global-cached-staircase", FRESH, {} if small else LONGER, **core)
-    rows = (
-        row("LSTM", "lstm", "1.0"),
+    best = with_core(setting, "global-cached-staircase", FRESH, {} if small else LONGER, **core)
+    variants = (
+        variant("LSTM", "lstm", "1.0"),
         xl,
         *((plain,) if small else ()),
-        row("Feedback", "feedback", "0.2", memory=16 if small else 32, share_kv=small),
-        Stairs("staircase", (2, 8), (8, 8)).row(setting, scale, of_100(scale, "0.2")),
+        variant("Feedback", "feedback", "0.2", memory=16 if small else 32, share_kv=small),
+        Stairs("staircase", (2, 8), (8, 8)).variant(setting, scale, of_100(scale, "0.2")),
         *((longer,) if small else ()),
-        Stairs("cached-staircase", (17, 1), (16, 4)).row(setting, scale, of_100(scale, "1.2")),
-        Row("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),
+        Stairs("cached-staircase", (17, 1), (16, 4)).variant(setting, scale, of_100(scale, "1.2")),
+        Variant("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),
     )
     return Experiment(
         name="staircase.table1.algorithm",
@@ -128,13 +129,13 @@ def table1_algorithm(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, tables 1 and 6",
         scale=scale,
         columns=algorithmic_columns(scale, "error"),
-        rows=rows,
+        variants=variants,
         seeds=1 if small else 10,
-        seeds_of=five_of_cached(rows, scale),
+        seeds_of=five_of_cached(variants, scale),
         claim="all models that carry a state through time solve it, and a Transformer-XL does not",
         notes=(
             *ALGORITHMIC_NOTES[scale],
-            *segments(setting, rows, scale),
+            *segments(setting, variants, scale),
             "Table 1 prints the best of ten seeds. The mean errors of table 6 are 0.5 ± 0.2% (N = 2, C = 32), 0.5 ± "
             "0.7% (N = 4, C = 16) and 12.6 ± 16.2% (N = 8, C = 8), and 24.3 ± 21.7% for Cached Staircase (C = 4).",
             "The LSTM's number is quoted by the paper from Irie et al. 2021.",
@@ -143,7 +144,7 @@ def table1_algorithm(scale: Scale) -> Experiment:
 
 
 def table1_enwik8(scale: Scale) -> Experiment:
-    rows = pick(
+    variants = pick(
         with_numbers(enwik8_rows(scale), slice(1, 2)), "Transformer-XL", "Feedback", "Staircase, N = 4", "Cached"
     )
     return Experiment(
@@ -152,7 +153,7 @@ def table1_enwik8(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, table 1",
         scale=scale,
         columns=bits_per_byte(scale)[1:],
-        rows=(Row("LSTM", ENWIK8[scale].experiment("lstm"), ("1.38",)), *rows),
+        variants=(Variant("LSTM", with_core(ENWIK8[scale], "lstm"), ("1.38",)), *variants),
         seeds=text_seeds(scale),
         claim="Feedback, Cached Staircase and Staircase are a little better than Transformer-XL, an LSTM far worse",
         notes=(
@@ -165,14 +166,14 @@ def table1_enwik8(scale: Scale) -> Experiment:
 
 
 def table1_reddit(scale: Scale) -> Experiment:
-    rows = with_numbers(reddit_rows(scale), slice(1, 2))
+    variants = with_numbers(reddit_rows(scale), slice(1, 2))
     return on_reddit(
         scale,
         "staircase.table1.reddit",
         title="Discussions (Reddit)",
         paper=f"{STAIRCASE}, table 1",
         columns=PERPLEXITY[1:],
-        rows=pick(rows, "Transformer-XL", "Feedback", "Staircase, N = 8", "Cached"),
+        variants=pick(variants, "Transformer-XL", "Feedback", "Staircase, N = 8", "Cached"),
         claim="Staircase is far better than Transformer-XL and Feedback with the same number of weights",
         notes=(*REDDIT_SIZES, CACHED_SIZE),
     )
@@ -182,8 +183,8 @@ def table1_base(scale: Scale) -> Experiment:
     setting = BASE[scale]
     ours = (
         deeper(setting, scale, ("",)),
-        TWO.row(setting, scale, ("",)),
-        FOUR.row(setting, scale, ("",)),
+        TWO.variant(setting, scale, ("",)),
+        FOUR.variant(setting, scale, ("",)),
     )
     return Experiment(
         name="staircase.table1.base",
@@ -191,11 +192,11 @@ def table1_base(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, table 1",
         scale=scale,
         columns=PERPLEXITY[:1],
-        rows=(
+        variants=(
             transformer_xl(setting, scale, ("28.0",)),
             feedback(setting, scale, ("26.6",)),
-            EIGHT.row(setting, scale, ("23.0",)),
-            CACHED.row(setting, scale, ("27.8",)),
+            EIGHT.variant(setting, scale, ("23.0",)),
+            CACHED.variant(setting, scale, ("27.8",)),
             *(ours if scale == "laptop" else ()),
         ),
         seeds=text_seeds(scale),
@@ -211,7 +212,7 @@ def table1_base(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {
+EXPERIMENTS: dict[str, ExperimentFactory] = {
     "staircase.table1.random-walk": table1_random_walk,
     "staircase.table1.algorithm": table1_algorithm,
     "staircase.table1.enwik8": table1_enwik8,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.papers.staircase.settings import (
     CACHED,
     CACHED_SIZE,
@@ -21,6 +21,7 @@ from stairwell.experiments.papers.staircase.settings import (
     on_reddit,
     transformer_xl,
 )
+from stairwell.runs.presets import with_core
 
 
 def reddit_rows(scale: Scale) -> Rows:
@@ -28,24 +29,24 @@ def reddit_rows(scale: Scale) -> Rows:
     setting, small = REDDIT[scale], scale == "laptop"
     memory = 64 if small else 256
 
-    def universal(passes: int, numbers: Numbers) -> Row:
-        experiment = setting.experiment("universal", layers=1, memory=memory, passes=passes)
-        return Row(f"Universal Transformer, {passes} passes", experiment, numbers)
+    def universal(passes: int, numbers: Numbers) -> Variant:
+        experiment = with_core(setting, "universal", layers=1, memory=memory, passes=passes)
+        return Variant(f"Universal Transformer, {passes} passes", experiment, numbers)
 
     # One layer so wide that with its vectors for the symbols it has the weights of Transformer-XL
-    wide = setting.experiment("universal", layers=1, width=136 if small else 2560, memory=memory, passes=8)
+    wide = with_core(setting, "universal", layers=1, width=136 if small else 2560, memory=memory, passes=8)
     return (
         transformer_xl(setting, scale, ("26.5", "26.2", "178")),
         deeper(setting, scale, ("23.7", "23.4", "359")),
         feedback(setting, scale, ("25.8", "25.5", "3260")),
-        CACHED.row(setting, scale, ("26.4", "26.1", "246")),
-        TWO.row(setting, scale, ("25.0", "24.8", "297")),
+        CACHED.variant(setting, scale, ("26.4", "26.1", "246")),
+        TWO.variant(setting, scale, ("25.0", "24.8", "297")),
         universal(2, ("39.9", "39.5", "51")),
-        FOUR.row(setting, scale, ("23.7", "23.4", "580")),
+        FOUR.variant(setting, scale, ("23.7", "23.4", "580")),
         universal(4, ("34.9", "34.5", "88")),
-        EIGHT.row(setting, scale, ("22.9", "22.6", "1147")),
+        EIGHT.variant(setting, scale, ("22.9", "22.6", "1147")),
         universal(8, ("32.3", "32.0", "163")),
-        Row("Universal Transformer, 8 passes, as large", wide, ("25.9", "25.6", "766")),
+        Variant("Universal Transformer, 8 passes, as large", wide, ("25.9", "25.6", "766")),
         universal(16, ("31.5", "31.1", "328")),
     )
 
@@ -57,7 +58,7 @@ def table2(scale: Scale) -> Experiment:
         title="Discussions (Reddit) in detail",
         paper=f"{STAIRCASE}, table 2",
         columns=(*PERPLEXITY, SPEED),
-        rows=reddit_rows(scale),
+        variants=reddit_rows(scale),
         claim=MOST_STEPS,
         notes=(
             *REDDIT_SIZES,
@@ -69,4 +70,4 @@ def table2(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"staircase.table2": table2}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"staircase.table2": table2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.papers.staircase.settings import (
     CACHED,
     CHUNK,
@@ -18,12 +18,14 @@ from stairwell.experiments.papers.staircase.settings import (
 )
 
 
-def with_its_passes(row: Row) -> Row:
+def with_its_passes(variant: Variant) -> Variant:
     """Staircases of as many passes are a line of their own, since only their chunks differ."""
-    if row.experiment.core_name != "staircase":
-        return row
-    series = f"Staircase, N = {row.experiment.core.passes}"
-    return dataclasses.replace(row, places=tuple(dataclasses.replace(place, series=series) for place in row.places))
+    if variant.config.core_name != "staircase":
+        return variant
+    series = f"Staircase, N = {variant.config.core.passes}"
+    return dataclasses.replace(
+        variant, points=tuple(dataclasses.replace(place, series=series) for place in variant.points)
+    )
 
 
 def table3(scale: Scale) -> Experiment:
@@ -43,7 +45,7 @@ def table3(scale: Scale) -> Experiment:
         title="Discussions (Reddit): how large a chunk may be",
         paper=f"{STAIRCASE}, table 3",
         columns=(PERPLEXITY[0], SPEED),
-        rows=tuple(with_its_passes(each.row(setting, scale, numbers)) for each, numbers in stairs.items()),
+        variants=tuple(with_its_passes(each.variant(setting, scale, numbers)) for each, numbers in stairs.items()),
         claim="for the same number of recurrent steps the size of a chunk hardly matters; larger ones are faster",
         notes=(),
         axes=(CHUNK,),
@@ -51,4 +53,4 @@ def table3(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"staircase.table3": table3}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"staircase.table3": table3}

@@ -41,20 +41,20 @@ def algorithm_rows(scale: Scale) -> Rows:
         Stairs("global-cached-staircase", (0, 8), (0, 16)): ("7.1 ± 19.3", "7.1 ± 19.3"),
         Stairs("global-cached-staircase", (0, 16), (0, 32)): ("20.0 ± 23.0", "19.7 ± 22.7"),
     }
-    xl, feedback = pick(table1_algorithm(scale).rows, "Transformer-XL", "Feedback")
+    xl, feedback = pick(table1_algorithm(scale).variants, "Transformer-XL", "Feedback")
     return (
         dataclasses.replace(xl, paper=of_100(scale, "59.1 ± 12.5", "59.1 ± 12.4")),
         dataclasses.replace(feedback, paper=of_100(scale, "0.3 ± 0.0", "0.3 ± 0.0")),
-        *(each.row(setting, scale, of_100(scale, *numbers)) for each, numbers in stairs.items()),
+        *(each.variant(setting, scale, of_100(scale, *numbers)) for each, numbers in stairs.items()),
         *(
-            each.row(setting, scale, of_100(scale, *numbers), task=FRESH, train={} if small else LONGER)
+            each.variant(setting, scale, of_100(scale, *numbers), task=FRESH, train={} if small else LONGER)
             for each, numbers in unbounded.items()
         ),
     )
 
 
 def table6(scale: Scale) -> Experiment:
-    rows, small = algorithm_rows(scale), scale == "laptop"
+    variants, small = algorithm_rows(scale), scale == "laptop"
     at = {"statements": STATEMENTS}
     laptop = (
         Metric(f"valid error at {STATEMENTS} statements (%)", "error", "valid", at),
@@ -67,14 +67,18 @@ def table6(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, table 6",
         scale=scale,
         columns=laptop if small else ERRORS,
-        rows=rows,
+        variants=variants,
         seeds=1 if small else 10,
-        seeds_of=five_of_cached(rows, scale),
+        seeds_of=five_of_cached(variants, scale),
         claim="Staircase solves it with chunks that are not too large; Cached Staircase depends on the seed",
-        notes=(*ALGORITHMIC_NOTES[scale], *segments(ALGORITHMIC[scale], rows, scale), *((CHUNKS,) if small else ())),
+        notes=(
+            *ALGORITHMIC_NOTES[scale],
+            *segments(ALGORITHMIC[scale], variants, scale),
+            *((CHUNKS,) if small else ()),
+        ),
         axes=(CHUNK,),
         drawn=tuple(column.title for column in (laptop if small else ERRORS)[1:]),
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"staircase.table6": table6}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"staircase.table6": table6}

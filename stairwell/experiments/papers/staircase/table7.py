@@ -39,33 +39,33 @@ def random_walk_rows(scale: Scale) -> Rows:
         Stairs("global-cached-staircase", (0, 4), (0, 16)): ("1.4 ± 0.6", "1.3 ± 0.5"),
         Stairs("global-cached-staircase", (0, 8), (0, 32)): ("52.4 ± 16.4", "52.4 ± 16.4"),
     }
-    xl, feedback = pick(table1_random_walk(scale).rows, "Transformer-XL", "Feedback")
+    xl, feedback = pick(table1_random_walk(scale).variants, "Transformer-XL", "Feedback")
     return (
         dataclasses.replace(xl, paper=("90.1 ± 4.6", "90.1 ± 4.6")),
         dataclasses.replace(feedback, paper=("0.1 ± 0.0", "0.1 ± 0.0")),
-        *(each.row(setting, scale, numbers) for each, numbers in stairs.items()),
+        *(each.variant(setting, scale, numbers) for each, numbers in stairs.items()),
         *(
-            each.row(setting, scale, numbers, task=FRESH, train={} if small else LONGER)
+            each.variant(setting, scale, numbers, task=FRESH, train={} if small else LONGER)
             for each, numbers in unbounded.items()
         ),
     )
 
 
 def table7(scale: Scale) -> Experiment:
-    rows = random_walk_rows(scale)
+    variants = random_walk_rows(scale)
     return Experiment(
         name="staircase.table7",
         title="Random walk in detail: how large a chunk may be",
         paper=f"{STAIRCASE}, table 7",
         scale=scale,
         columns=ERRORS,
-        rows=rows,
+        variants=variants,
         seeds=2 if scale == "laptop" else 10,
-        seeds_of=five_of_cached(rows, scale),
+        seeds_of=five_of_cached(variants, scale),
         claim="small chunks solve it, and the larger a chunk the worse; Transformer-XL fails",
         notes=(
             *RANDOM_WALK_NOTES[scale],
-            *segments(RANDOM_WALK[scale], rows, scale),
+            *segments(RANDOM_WALK[scale], variants, scale),
             *((CHUNKS,) if scale == "laptop" else ()),
         ),
         axes=(CHUNK,),
@@ -73,4 +73,4 @@ def table7(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"staircase.table7": table7}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"staircase.table7": table7}

@@ -38,9 +38,9 @@ def table8(scale: Scale) -> Experiment:
         title="Discussions (Reddit) in episodes of one length",
         paper=f"{STAIRCASE}, table 8",
         columns=PERPLEXITY,
-        rows=(
+        variants=(
             transformer_xl(setting, scale, ("27.6", "27.3")),
-            *(each.row(setting, scale, numbers) for each, numbers in stairs.items()),
+            *(each.variant(setting, scale, numbers) for each, numbers in stairs.items()),
         ),
         claim="within short episodes too, more recurrent steps are better",
         notes=(
@@ -54,4 +54,4 @@ def table8(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"staircase.table8": table8}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"staircase.table8": table8}

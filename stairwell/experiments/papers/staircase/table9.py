@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Row, Scale
+from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import bits_per_byte
 from stairwell.experiments.papers.staircase.settings import (
@@ -14,14 +14,15 @@ from stairwell.experiments.papers.staircase.settings import (
     Stairs,
     text_seeds,
 )
+from stairwell.runs.presets import with_core
 
 
 def enwik8_rows(scale: Scale) -> Rows:
     """Table 9, in its order; what it calls ppl are bits per byte."""
     setting, small = ENWIK8[scale], scale == "laptop"
     memory = 64 if small else 256
-    xl = setting.experiment("transformer-xl", memory=memory, attend_to_current=True)
-    feedback = setting.experiment("feedback", memory=memory, share_kv=False)
+    xl = with_core(setting, "transformer-xl", memory=memory, attend_to_current=True)
+    feedback = with_core(setting, "feedback", memory=memory, share_kv=False)
     stairs = {
         Stairs("cached-staircase", (17, 4), (65, 4)): ("1.14", "1.13"),
         Stairs("cached-staircase", (9, 8), (9, 32)): ("1.15", "1.13"),
@@ -31,9 +32,9 @@ def enwik8_rows(scale: Scale) -> Rows:
         Stairs("staircase", (4, 16), (4, 64)): ("1.14", "1.14"),
     }
     return (
-        Row("Transformer-XL", xl, ("1.17", "1.15")),
-        Row("Feedback", feedback, ("1.13", "1.12")),
-        *(each.row(setting, scale, numbers) for each, numbers in stairs.items()),
+        Variant("Transformer-XL", xl, ("1.17", "1.15")),
+        Variant("Feedback", feedback, ("1.13", "1.12")),
+        *(each.variant(setting, scale, numbers) for each, numbers in stairs.items()),
     )
 
 
@@ -44,7 +45,7 @@ def table9(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, table 9",
         scale=scale,
         columns=bits_per_byte(scale),
-        rows=enwik8_rows(scale),
+        variants=enwik8_rows(scale),
         seeds=text_seeds(scale),
         claim="all staircases are a little better than Transformer-XL and a little worse than Feedback",
         notes=(*ENWIK8_NOTES[scale], *ENWIK8_COMMON, "What the table calls perplexity are bits per byte."),
@@ -54,4 +55,4 @@ def table9(scale: Scale) -> Experiment:
     )
 
 
-STUDIES: dict[str, ExperimentFactory] = {"staircase.table9": table9}
+EXPERIMENTS: dict[str, ExperimentFactory] = {"staircase.table9": table9}

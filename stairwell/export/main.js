@@ -1,0 +1,9 @@
+// Build the engines and open the page of the task.
+const { task, models: specs } = JSON.parse(document.getElementById("data").textContent);
+const models = specs.map(({ name, color: index, header }, i) => {
+  const block = document.getElementById(`parameters-${i}`);
+  const engine = new Engine(header, decodeParameters(block.textContent));
+  block.remove();
+  return { name, color: index, header, engine };
+});
+const page = new (task.type === "text" ? TextPage : TrackingPage)(document.getElementById("page"), models, task);

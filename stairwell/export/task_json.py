@@ -1,0 +1,109 @@
+"""The task of an exported model as JSON: the vocabulary of a text, or tokens, labels and the rule between them.
+
+A rule is a finite-state machine: `next[state][token]` is the state after a token, `label[state]` the label of a state,
+and 0 the initial state. Tasks without a small machine have an example of their test split instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from stairwell import text
+from stairwell.errors import UserError
+from stairwell.models import LanguageModel
+from stairwell.tasks import StreamTask
+from stairwell.tasks.algorithmic import PROGRAM_TOKENS, Algorithmic
+from stairwell.tasks.base import IGNORE
+from stairwell.tasks.copying import Copying
+from stairwell.tasks.counting import COUNTING_TOKENS, Counting
+from stairwell.tasks.labeled import Labeled
+from stairwell.tasks.language import Language
+from stairwell.tasks.parity import Parity
+from stairwell.tasks.permutations import Permutations, generators, images, product_table
+from stairwell.tasks.random_walk import ACTIONS, RESET, RandomWalk, transitions
+
+MAX_MACHINE = 20_000  # entries of `next`
+EXAMPLE_TOKENS = 600
+
+
+def check_sizes(name: str, model: LanguageModel, task: StreamTask | text.Vocabulary) -> None:
+    """Raise an error if the model has other numbers of input and output tokens than its task or vocabulary."""
+    is_vocabulary = isinstance(task, text.Vocabulary)
+    expected = (task.size, task.size) if isinstance(task, text.Vocabulary) else (task.inputs, task.outputs)
+    if expected != (model.config.inputs, model.config.V):
+        raise UserError(
+            f"'{name}' has {model.config.inputs:,} input and {model.config.V:,} output tokens, but its "
+            f"{'vocabulary' if is_vocabulary else 'task'} has {expected[0]:,} and {expected[1]:,}; pass the one it was "
+            "trained with"
+        )
+
+
+def task_json(task: StreamTask | text.Vocabulary) -> dict[str, Any]:
+    """Return a task, or a vocabulary, as the page reads it."""
+    if isinstance(task, Labeled):
+        vocabulary = task.vocabulary
+        return {"type": "tokens", "tokens": list(vocabulary.tokens), "labels": list(vocabulary.labels)}
+    vocabulary = task.vocabulary if isinstance(task, Language) else task
+    if isinstance(vocabulary, text.Vocabulary):
+        return {"type": "text", "vocabulary": vocabulary_json(vocabulary)}
+    return generated_task_json(task)
+
+
+def vocabulary_json(vocabulary: text.Vocabulary) -> dict[str, Any]:
+    """Return a vocabulary as `vocabulary.js` reads it."""
+    table = vocabulary.token_table()
+    if table is None:
+        raise UserError(
+            f"a page cannot encode text with a vocabulary of type '{vocabulary.type_name}'; "
+            "it supports bytes, characters, separated, words and bpe"
+        )
+    return {"type": vocabulary.type_name, **table}
+
+
+def generated_task_json(task: Any) -> dict[str, Any]:
+    """Return the tokens and labels of a generated task, and its machine or an example."""
+    if isinstance(task, RandomWalk):
+        following = np.concatenate([transitions(task.config.grid), np.zeros((4 * task.outputs, 1), np.int64)], 1)
+        machine = {"next": following.tolist(), "label": (np.arange(len(following)) // 4).tolist()}
+        walk = {"type": "grid", "grid": task.config.grid, "first_token": RESET, "reset_memory": task.config.reset}
+        return {**walk, "tokens": list(ACTIONS), "labels": numbers(task.outputs), "machine": machine}
+    if isinstance(task, Parity):
+        machine = {"next": [[0, 1], [1, 0]], "label": [0, 1]}
+        return {"type": "tokens", "tokens": ["0", "1"], "labels": ["even", "odd"], "machine": machine}
+    if isinstance(task, Permutations):
+        return permutations_json(task)
+    tokens, labels = numbers(task.inputs), numbers(task.outputs)
+    if isinstance(task, Counting):
+        tokens = labels = list(COUNTING_TOKENS)
+    elif isinstance(task, Copying):
+        tokens = [*labels, "SEP", "END"]
+    elif isinstance(task, Algorithmic):
+        tokens, labels = list(PROGRAM_TOKENS[: task.inputs]), [str(value + 1) for value in range(task.outputs)]
+    return {"type": "tokens", "tokens": tokens, "labels": labels, "example": example_json(task)}
+
+
+def permutations_json(task: Permutations) -> dict[str, Any]:
+    """Return the task with permutations named by their images: 10234 swaps the first two of five elements."""
+    elements = task.config.elements
+    labels = ["".join(map(str, image)) for image in images(elements)]
+    task_names: dict[str, Any] = {"type": "tokens", "tokens": labels, "labels": labels}
+    following = product_table(elements).reshape(task.outputs, task.outputs).T  # (running product, factor)
+    if task.config.generators:
+        following, task_names["tokens"] = following[:, generators(elements)], ["swap", "cycle"]
+    if following.size > MAX_MACHINE:
+        return {**task_names, "example": example_json(task)}
+    return {**task_names, "machine": {"next": following.tolist(), "label": list(range(task.outputs))}}
+
+
+def example_json(task: StreamTask) -> dict[str, Any]:
+    """Return the start of the test split: tokens, labels (null where not scored) and where sequences start."""
+    batch = next(iter(task.batches("test", 1, EXAMPLE_TOKENS)))
+    start = [False] * batch.tokens.shape[1] if batch.start is None else batch.start[0].tolist()
+    labels = [None if label == IGNORE else label for label in batch.targets[0].tolist()]
+    return {"tokens": batch.tokens[0].tolist(), "labels": labels, "start": start}
+
+
+def numbers(count: int) -> list[str]:
+    return [str(number) for number in range(count)]

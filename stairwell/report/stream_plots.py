@@ -1,0 +1,135 @@
+"""Plots and table of long-stream evaluations: streams without a mistake, and accuracy, by position in the stream."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from typing import Any
+
+import numpy as np
+
+from stairwell.report.colors import MUTED, RULE, TEXT
+from stairwell.report.compare import Model
+from stairwell.report.plots import line_style, new_figure, save_png, set_log_x, style_axes
+from stairwell.report.table import Table
+from stairwell.runs.long_streams import Horizon
+
+
+def evaluated_models(models: list[Model]) -> list[tuple[Model, list[Horizon]]]:
+    """Return the models with a long-stream evaluation, and the evaluations of their runs."""
+    pairs = [(model, [run.horizon for run in model.runs if run.horizon is not None]) for model in models]
+    return [(model, horizons) for model, horizons in pairs if horizons]
+
+
+def survival(horizons: list[Horizon]) -> tuple[list[int], list[float]]:
+    """Return the share (%) of streams without a mistake as a step function: positions, and the share from there on.
+    After the end of a stream the share is that of the longer streams."""
+    streams = [(one.first_mistake, one.tokens or horizon.tokens) for horizon in horizons for one in horizon.streams]
+    lengths = {tokens for _, tokens in streams}
+    after_ends = {tokens + 1 for tokens in lengths if tokens < max(lengths)}
+    positions = sorted({1, *(first for first, _ in streams if first), *lengths, *after_ends})
+    shares = []
+    for position in positions:
+        firsts = [first for first, tokens in streams if tokens >= position]
+        shares.append(100 * sum(first is None or first > position for first in firsts) / len(firsts))
+    return positions, shares
+
+
+def accuracy(horizons: list[Horizon]) -> tuple[list[float], list[float]]:
+    """Return the accuracy (%) in bins of positions: geometric centers of the bins, and the accuracies."""
+    bins: dict[int, tuple[int, int, int]] = {}  # by first position: last position, scored, wrong
+    for horizon in horizons:
+        ends = [*(position - 1 for position in horizon.places[1:]), horizon.tokens]
+        for first, end, scored, wrong in zip(horizon.places, ends, horizon.asked, horizon.wrong, strict=True):
+            before = bins.get(first, (0, 0, 0))
+            bins[first] = (max(before[0], end), before[1] + scored, before[2] + wrong)
+    firsts = sorted(bins)
+    # The last bin is merged with the one before if the streams cover only a small part of it.
+    if len(firsts) > 1 and bins[firsts[-1]][1] < bins[firsts[-2]][1] / 4:
+        (_, scored, wrong), (end, last_scored, last_wrong) = bins[firsts[-2]], bins.pop(firsts[-1])
+        bins[firsts[-2]] = (end, scored + last_scored, wrong + last_wrong)
+    points = [
+        ((first * end) ** 0.5, 100 - 100 * wrong / scored) for first, (end, scored, wrong) in bins.items() if scored
+    ]
+    centers, values = zip(*sorted(points)) if points else ((), ())
+    return list(centers), list(values)
+
+
+def format_horizons(horizons: list[Horizon]) -> str:
+    """Return a summary: 53 of 64 streams without a mistake in 160,000 tokens, 2 of 4 in 1,000,000"""
+    parts: list[str] = []
+    for tokens in sorted({horizon.tokens for horizon in horizons}):
+        same = [horizon for horizon in horizons if horizon.tokens == tokens]
+        faultless, streams = sum(horizon.faultless for horizon in same), sum(len(horizon.streams) for horizon in same)
+        length = f"{tokens:,}" if all(horizon.equal for horizon in same) else f"up to {tokens:,}"
+        if parts:
+            parts.append(f"{faultless} of {streams} in {length}")
+        else:
+            parts.append(f"{faultless} of {streams} streams without a mistake in {length} tokens")
+    return ", ".join(parts)
+
+
+def stream_figure(models: list[Model]) -> Any:
+    """Plot the streams without a mistake, and the accuracy, by position; None if no model was evaluated."""
+    evaluated = evaluated_models(models)
+    if not evaluated:
+        return None
+    figure = new_figure(10, 3.7 + 0.21 * len(evaluated))
+    left, right = figure.subplots(1, 2, sharex=True)
+    for i, (model, horizons) in enumerate(evaluated):
+        # Earlier lines are wider, so that they stay visible below later ones.
+        style = {"linewidth": 2 + 1.6 * (len(evaluated) - 1 - i), "zorder": 2 + i}
+        model_style = line_style(model.color)
+        style["color"] = model_style["color"]
+        positions, shares = survival(horizons)
+        label = f"{model.name}: {format_horizons(horizons)}"
+        left.step(positions, shares, where="post", solid_capstyle="butt", label=label, **style)
+        left.plot(
+            positions[-1:], shares[-1:], marker="o", markersize=6, markerfacecolor="white", clip_on=False, **style
+        )
+        right.plot(*accuracy(horizons), **style, linestyle=model_style["linestyle"] if len(evaluated) < 3 else "-")
+    longest = max(horizon.tokens for _, horizons in evaluated for horizon in horizons)
+    trained_on = {horizon.trained_on for _, horizons in evaluated for horizon in horizons} - {0}
+    for plot, label in ((left, "streams without a mistake so far, %"), (right, "accuracy, %")):
+        style_axes(plot)
+        set_log_x(plot, "position in the stream, tokens")
+        plot.set_xlim(1, longest)
+        plot.set_ylim(-2, 104)
+        plot.set_ylabel(label, color=MUTED)
+        if len(trained_on) == 1:
+            (length,) = trained_on
+            plot.axvspan(1, length, color=RULE, alpha=0.45, linewidth=0, zorder=0)
+            plot.text(length**0.5, 3, f"trained on\nup to {length}", ha="center", color=MUTED, fontsize=8.5)
+    figure.legend(loc="outside upper left", frameon=False, labelcolor=TEXT, fontsize=9.5)
+    return figure
+
+
+def write_stream_png(path: str | os.PathLike[str], models: list[Model]) -> bool:
+    """Write the plot if a model was evaluated. Return whether it was written."""
+    return save_png(path, stream_figure(models))
+
+
+def stream_table(models: list[Model]) -> Table:
+    """Return the first mistakes, one row per model."""
+    rows: list[list[Any]] = []
+    for model, horizons in evaluated_models(models):
+        streams = [stream for horizon in horizons for stream in horizon.streams]
+        firsts = sorted(first for horizon in horizons for first in horizon.first_mistakes)
+        median = statistics.median_low([stream.first_mistake or np.inf for stream in streams])
+        lengths = sorted({(horizon.tokens, horizon.equal) for horizon in horizons})
+        rows.append(
+            [
+                model.name,
+                len(horizons),
+                len(streams),
+                " or ".join(f"{tokens:,}" if equal else f"up to {tokens:,}" for tokens, equal in lengths),
+                sum(horizon.faultless for horizon in horizons),
+                firsts[0] if firsts else "none",
+                "none" if median == np.inf else int(median),
+                sum(stream.mistakes for stream in streams),
+            ]
+        )
+    columns = ["model", "runs", "streams", "tokens per stream", "without a mistake", "earliest mistake at",
+               "median first mistake at", "mistakes in total"]  # fmt: skip
+    caption = "Positions are counted from 1. A stream starts with an empty memory and is never reset."
+    return Table("First mistakes", columns, rows, caption)

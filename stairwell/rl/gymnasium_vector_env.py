@@ -1,0 +1,294 @@
+"""Any gymnasium environment as a `VectorEnv`: by name, or an existing gymnasium vector environment.
+
+gymnasium has no interface to save an environment's state, so `load_state_dict` starts new episodes.
+Letters: B environments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import EnumType, IntEnum
+from typing import Any
+
+import numpy as np
+
+from stairwell.errors import UserError
+
+from .environments import Array
+from .flatten import flatten
+from .spaces import MISSING_GYMNASIUM, Space, from_gymnasium
+from .vector_env import BrokenEnvironment, Observations, VectorStep, check_step, describe_exception
+
+try:
+    import gymnasium
+    from gymnasium import spaces
+    from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+except ImportError as missing:
+    raise UserError(MISSING_GYMNASIUM) from missing
+
+# MiniGrid's images have three categories per cell, not colors: object type, object color and object state.
+MINIGRID_NVEC = (11, 6, 4)
+# Packages that must be imported to register environments with these prefixes. Others are named `package:Name-v0`.
+PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "popgym-": "popgym"}
+
+
+class GymnasiumVectorEnv:
+    """A gymnasium vector environment with any autoreset mode."""
+
+    can_restore = False
+
+    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], seeds: list[int]) -> None:
+        """`seeds`: one per environment. A custom vector environment, which takes one seed for all, gets the first."""
+        self.env, self.seeds = env, seeds
+        self.takes_seed_list = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
+        self.autoreset_mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
+        self.observation_space, self.ignored_observations = without_text(env.single_observation_space)
+        self.action_space = convert_space(env.single_action_space, "the action space")
+        self.action_names = action_names(env)
+        can_render = "rgb_array" in env.metadata.get("render_modes", ())
+        self.render_options: Mapping[str, str] = {"render_mode": "rgb_array"} if can_render else {}
+        self.resets_next = np.zeros(env.num_envs, dtype=bool)  # NEXT_STEP: environments whose next step is a reset
+
+    @property
+    def num_envs(self) -> int:
+        return int(self.env.num_envs)
+
+    def reset(self) -> Observations:
+        return self._reset_with(self.seeds)
+
+    def _reset_with(self, seeds: list[int]) -> Observations:
+        seed: Any = seeds if self.takes_seed_list else seeds[0]
+        observations, _ = self._call(lambda: self.env.reset(seed=seed))
+        flat = flatten(self.observation_space, observations)
+        none = np.zeros(self.num_envs, dtype=bool)
+        check_step(self.observation_space, flat, np.zeros(self.num_envs), none, none, self.num_envs)
+        self.resets_next = none
+        return copy_arrays(flat)
+
+    def step(self, actions: Array) -> VectorStep:
+        observations, rewards, terminated, truncated, infos = self._call(lambda: self.env.step(actions))
+        flat = copy_arrays(flatten(self.observation_space, observations))
+        check_step(self.observation_space, flat, rewards, terminated, truncated, self.num_envs)
+        terminated, truncated = np.array(terminated), np.array(truncated)
+        done, ignored = terminated | truncated, self.resets_next
+        final, start = flat, done
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
+            start, self.resets_next = ignored, done
+        elif self.autoreset_mode is AutoresetMode.SAME_STEP and done.any():
+            final = self._with_final_observations(flat, infos, done)
+        elif done.any():
+            first, _ = self._call(lambda: self.env.reset(options={"reset_mask": done}))
+            flat = copy_arrays(flatten(self.observation_space, first))
+            check_step(self.observation_space, flat, rewards, terminated, truncated, self.num_envs)
+        rewards = np.asarray(rewards, dtype=np.float32)
+        return VectorStep(flat, final, rewards, terminated, truncated, start.copy(), ignored.copy())
+
+    def _with_final_observations(
+        self, observations: Observations, infos: Mapping[str, Any], done: Array
+    ) -> Observations:
+        """Return the observations with the last ones of finished episodes, which SAME_STEP returns in `infos`."""
+        final = copy_arrays(observations)
+        if "final_obs" not in infos:
+            raise BrokenEnvironment("its autoreset mode is SAME_STEP, but `infos` has no `final_obs`")
+        for index in np.flatnonzero(done):
+            for path, values in flatten(self.observation_space, infos["final_obs"][index]).items():
+                final[path][index] = values
+        return final
+
+    def _call(self, function: Callable[[], Any]) -> Any:
+        try:
+            return function()
+        except BrokenEnvironment:
+            raise
+        except (Exception, SystemExit) as error:  # external code
+            raise BrokenEnvironment(describe_exception(error)) from error
+
+    def state_dict(self) -> dict[str, Array]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Array], steps: int) -> Observations:
+        """Start new episodes, which were not played before `steps`."""
+        return self._reset_with([derive_seed(seed, steps) for seed in self.seeds])
+
+    def render(self, index: int) -> Array | None:
+        images: Any = self._call(self.env.render) if self.env.render_mode else None
+        return None if images is None or images[index] is None else np.asarray(images[index])
+
+    def close(self) -> None:
+        self._call(self.env.close)
+
+
+class CheckTypes(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Check the types of one environment, since a vector environment converts wrong ones silently."""
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = self.env.reset(**options)
+        self.check(observation)
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        self.check(observation)
+        if not isinstance(reward, int | float | np.number | np.bool_) or isinstance(reward, np.complexfloating):
+            raise BrokenEnvironment(f"the reward is {reward!r}, not a number")
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, bool | np.bool_):
+                raise BrokenEnvironment(f"`{name}` is {flag!r}, not a bool")
+        return observation, reward, terminated, truncated, info
+
+    def check(self, observation: Any) -> None:
+        if not self.observation_space.contains(observation):
+            array = isinstance(observation, np.ndarray)
+            text = f"{observation.dtype} of shape {observation.shape}" if array else repr(observation)
+            raise BrokenEnvironment(f"an observation is not in the space {self.observation_space}: {text}")
+
+
+class MiniGridCategories(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """MiniGrid's image as MultiDiscrete: three categories per cell."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        inner = env.observation_space
+        assert isinstance(inner, spaces.Dict)
+        shape: Any = inner["image"].shape
+        nvec = np.broadcast_to(np.array(MINIGRID_NVEC), shape)
+        self.observation_space = spaces.Dict([*inner.spaces.items(), ("image", spaces.MultiDiscrete(nvec))])
+
+    def observation(self, observation: Any) -> Any:
+        return {**observation, "image": observation["image"].astype(np.int64)}
+
+
+def is_minigrid(env: gymnasium.Env[Any, Any]) -> bool:
+    space = env.observation_space
+    return (
+        isinstance(space, spaces.Dict)
+        and {"image", "direction"} <= set(space.spaces)
+        and type(env.unwrapped).__module__.startswith("minigrid")
+    )
+
+
+def wrap(env: gymnasium.Env[Any, Any]) -> gymnasium.Wrapper[Any, Any, Any, Any]:
+    checked = CheckTypes(env)
+    return MiniGridCategories(checked) if is_minigrid(env) else checked
+
+
+def make_gymnasium_env(name: str, options: Mapping[str, Any], indices: range, seed: int) -> GymnasiumVectorEnv:
+    """Return one environment per index by name, each with its own seed."""
+    import_environment(name)
+    try:
+        env = gymnasium.make_vec(
+            name,
+            num_envs=len(indices),
+            vectorization_mode="sync",
+            vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED},
+            wrappers=[wrap],
+            **options,
+        )
+    except gymnasium.error.UnregisteredEnv as error:
+        raise UserError(f"environment '{name}': {describe_registered(name) or error}") from None
+    except gymnasium.error.Error as error:
+        raise UserError(f"environment '{name}': {error}") from None
+    except TypeError as error:
+        raise UserError(f"environment '{name}' cannot be made with {dict(options)}: {error}") from None
+    except (Exception, SystemExit) as error:  # external code
+        raise UserError(f"environment '{name}' cannot be made: {describe_exception(error)}") from error
+    return GymnasiumVectorEnv(env, [derive_seed(seed, index) for index in indices])
+
+
+def import_environment(name: str) -> None:
+    """Import what registers an environment: the module of `module:Name-v0`, which may be in the current directory, or
+    the package of a known prefix."""
+    module, colon, env_id = name.partition(":")
+    if not colon:
+        module = next((package for prefix, package in PACKAGES.items() if name.startswith(prefix)), "")
+        if not module:
+            return
+    elif not module or not env_id:
+        raise UserError(f"--task.env '{name}': expected module:Name-v0, for example my_module:MyEnv-v0")
+    folder = os.getcwd()
+    if colon and folder not in sys.path:
+        sys.path.append(folder)  # last, so that its files do not shadow installed packages
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise import_error(name, module, error) from error
+        if not colon:
+            raise UserError(
+                f"environment '{name}' needs a package that is not installed: pip install {module}"
+            ) from None
+        advice = (
+            f"write {module[:-3]}:{env_id}" if module.endswith(".py") else "run this in its directory, or install it"
+        )
+        raise UserError(
+            f"environment '{name}': there is no module '{module}' in the current directory ({folder}) or among the "
+            f"installed packages; {advice}"
+        ) from None
+    except (Exception, SystemExit) as error:
+        raise import_error(name, module, error) from error
+
+
+def import_error(name: str, module: str, error: BaseException) -> UserError:
+    return UserError(f"environment '{name}': importing the module '{module}' failed: {describe_exception(error)}")
+
+
+def describe_registered(name: str) -> str:
+    """Return which environments the module of `module:Name-v0` registers, for an error; empty without a module."""
+    module, colon, env_id = name.partition(":")
+    if not colon:
+        return ""
+    entry_points = {id: spec.entry_point for id, spec in gymnasium.registry.items()}
+    modules = {
+        id: entry.partition(":")[0] if isinstance(entry, str) else getattr(entry, "__module__", "")
+        for id, entry in entry_points.items()
+    }
+    registered = [id for id, owner in modules.items() if owner == module]
+    advice = f"it registers {', '.join(registered)}" if registered else "call gymnasium.register in it"
+    file = getattr(sys.modules.get(module), "__file__", None) or "built in"
+    return f"the module '{module}' ({file}) does not register '{env_id}'; {advice}"
+
+
+def derive_seed(seed: int, number: int) -> int:
+    """Return an independent seed for a number: an environment's index, or a number of steps."""
+    return int(np.random.SeedSequence([seed, number]).generate_state(1, np.uint32)[0] >> 1)
+
+
+def action_names(env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> Sequence[str]:
+    """Return the names in MiniGrid's `actions` enumeration; gymnasium itself has no action names."""
+    vector, space = env.unwrapped, env.single_action_space
+    actions = getattr(vector.envs[0].unwrapped, "actions", None) if isinstance(vector, SyncVectorEnv) else None
+    if not (isinstance(actions, EnumType) and issubclass(actions, IntEnum) and isinstance(space, spaces.Discrete)):
+        return ()
+    names = {int(action): action.name for action in actions}
+    return [names.get(number, str(number)) for number in range(int(space.n))]
+
+
+def convert_space(space: Any, path: str) -> Space:
+    try:
+        return from_gymnasium(space, path)
+    except ValueError as error:
+        raise UserError(str(error)) from None
+
+
+def without_text(space: Any) -> tuple[Space, list[str]]:
+    """Return an observation space without the text in a Dict, and the names of what was removed."""
+    removed: list[str] = []
+    if isinstance(space, spaces.Dict):
+        removed = [name for name, child in space.spaces.items() if is_text(child)]
+        rest = [(name, child) for name, child in space.spaces.items() if name not in removed]
+        if removed and rest:
+            space = spaces.Dict(rest)
+    return convert_space(space, "the observation space"), removed
+
+
+def is_text(space: Any) -> bool:
+    """Return whether a space is Text or MiniGrid's MissionSpace."""
+    return isinstance(space, spaces.Text) or type(space).__name__ == "MissionSpace"
+
+
+def copy_arrays(arrays: Observations) -> Observations:
+    """Return copies, because vector environments reuse their arrays."""
+    return {path: np.array(values) for path, values in arrays.items()}
