@@ -67,7 +67,7 @@ def our_steps(config: RunConfig, folder: str) -> tuple[Steps, int]:
 
         return step
 
-    loop, learning = (agent_trainer(agent, [task], train, Run(folder)) for _ in range(2))
+    loop, learning = (agent_trainer(agent, task, train, Run(folder)) for _ in range(2))
     source: Any = learning.batch_source
     assert isinstance(source, RolloutSource) and isinstance(learning.objective, ActorCritic)
     rollout = source.collect(train.segment)

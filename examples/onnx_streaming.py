@@ -42,12 +42,12 @@ class Stream:
 def main(path: str, prompt: str = "\n", tokens: str = "100", temperature: str = "0.8") -> None:
     stream, chance = Stream(path), np.random.default_rng(0)
     words = json.loads(stream.session.get_modelmeta().custom_metadata_map.get("vocabulary", "{}"))
-    if words.get("kind") == "bytes":
+    if words.get("type") == "bytes":
         ids, spell = list(prompt.encode()), lambda ids: bytes(ids).decode(errors="replace")
-    elif words.get("kind") == "characters":
+    elif words.get("type") == "characters":
         ids, spell = (
-            [words["symbols"].index(letter) for letter in prompt],
-            lambda ids: "".join(words["symbols"][i] for i in ids),
+            [words["tokens"].index(letter) for letter in prompt],
+            lambda ids: "".join(words["tokens"][i] for i in ids),
         )
     else:
         ids, spell = [0], lambda ids: " ".join(map(str, ids))

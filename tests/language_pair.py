@@ -1,4 +1,4 @@
-"""A tiny language pair for tests: every word has a translation, and sentences are said backwards."""
+"""A tiny language pair for tests: words are translated one by one, in reverse order."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ WORDS = {
 
 
 def sentences(count: int, seed: int, longest: int = 4) -> list[tuple[str, str]]:
-    dice = random.Random(seed)
-    found = []
+    generator = random.Random(seed)
+    pairs = []
     for _ in range(count):
-        words = dice.choices(list(WORDS), k=dice.randint(1, longest))
-        found.append((" ".join(words), " ".join(WORDS[word] for word in reversed(words))))
-    return found
+        words = generator.choices(list(WORDS), k=generator.randint(1, longest))
+        pairs.append((" ".join(words), " ".join(WORDS[word] for word in reversed(words))))
+    return pairs
 
 
 def write(folder: Path, train: int = 400, valid: int = 40, longest: int = 4) -> Path:
-    """A folder of parallel files."""
+    """Write a folder of parallel files and return it."""
     folder.mkdir(parents=True, exist_ok=True)
     for seed, (split, count) in enumerate((("train", train), ("val", valid), ("test_2020", valid))):
         pairs = sentences(count, seed, longest)

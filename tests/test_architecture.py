@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tools import architecture
+
+pytestmark = pytest.mark.quick
 
 
 def test_every_module_is_in_a_room() -> None:

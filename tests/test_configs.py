@@ -19,6 +19,8 @@ from stairwell.runs import RunConfig, preset
 from stairwell.tasks import TASKS, task_type
 from stairwell.train import Run, StreamTrainConfig, stream_trainer
 
+pytestmark = pytest.mark.quick
+
 KINDS = {
     **{f"core {name}": entry.config for name, entry in CORES.items()},
     **{f"task {name}": task_type(name)[0] for name in TASKS},
@@ -35,7 +37,7 @@ def test_every_field_says_what_it_is(name: str) -> None:
     help = configs.field_help(KINDS[name])
     for field in configs.field_types(KINDS[name]):
         assert help.get(field), f"{name}: {field} has no help"
-        assert len(help[field]) < 160 and not help[field].endswith("."), f"{name}: {field}"
+        assert len(help[field]) < 160 and help[field].endswith("."), f"{name}: {field}"
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def train_one(experiment: RunConfig, folder: Path) -> None:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     trainer = stream_trainer(model, tasks, experiment.train, Run(folder))
     trainer.train_step()
-    tally = trainer.progress.tally
+    tally = trainer.progress.metrics
     assert torch.tensor(float(tally.sums["loss"])).isfinite() and tally.updates == 1
     changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert all(parameter.isfinite().all() for parameter in model.parameters()) and sum(changed) > len(changed) // 2

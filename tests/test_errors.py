@@ -21,6 +21,8 @@ from stairwell.decode import Session, greedy
 from stairwell.errors import UserError, suggestion
 from stairwell.tasks import task_type
 
+pytestmark = pytest.mark.quick
+
 SMALL: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2}
 
 

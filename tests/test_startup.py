@@ -11,6 +11,8 @@ import pytest
 from stairwell import startup
 from tests.commands import TINY, stairwell
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("platform", ["win32", "cygwin", "emscripten"])
 def test_a_platform_that_is_not_supported_says_so_in_a_line(platform: str) -> None:

@@ -29,6 +29,8 @@ from stairwell.state import FLOAT_DTYPES, FORMAT, State
 from stairwell.tensor_files import write_hashed
 from stairwell.train.distributed import Distributed
 
+pytestmark = pytest.mark.quick
+
 SMALL: dict[str, Any] = {"width": 4, "layers": 2}
 DTYPES = (
     torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.complex64, torch.bool,

@@ -24,7 +24,7 @@ from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.experiments.reproduce import best_by_validation, panels, table, total_time
 from stairwell.files import write_text
 from stairwell.report import Panel, write_sweep_png
-from stairwell.report.sweep import in_words as describe_sweep
+from stairwell.report.sweep import format_sweep
 from stairwell.runs import RunConfig
 from stairwell.runs.launch import primary_metric
 
@@ -197,7 +197,7 @@ def section(result: dict[str, Any]) -> str:
     lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
     lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in shown.rows]
     if plots := sweep(result):
-        lines.append(f"\n![{describe_sweep(plots)}](pictures/{name}.sweep.png)")
+        lines.append(f"\n![{format_sweep(plots)}](pictures/{name}.sweep.png)")
     if result["claim"]:
         lines.append(f"\nThe paper's conclusion: {result['claim']}.")
     lines.append(f"\n**Ours:** {result['verdict']}\n")

@@ -17,15 +17,15 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from stairwell.report.figures import DARK
 
 from stairwell.errors import UserError
 from stairwell.experiments.papers.state_tracking import GROUPS, MODELS, TASKS
 from stairwell.files import write_text
 from stairwell.report import gather
-from stairwell.report.compare import Model, models
+from stairwell.report.colors import MUTED, PALETTE, RULE, TEXT
+from stairwell.report.compare import Model, group_models
 from stairwell.report.memory_plots import write_memory_png
-from stairwell.report.plots import INK, PALETTE, RULE, new_figure, save_png
+from stairwell.report.plots import new_figure, save_png
 from stairwell.report.stream_plots import write_stream_png
 from stairwell.runs import long_streams
 
@@ -91,22 +91,22 @@ def draw_table(path: Path) -> None:
         y = i + (0.9 if i >= len(OURS) else 0)
         mine = i < len(OURS)
         plot.text(
-            -0.62, y, model, ha="right", va="center", color=DARK, fontsize=9.5, fontweight="bold" if mine else None
+            -0.62, y, model, ha="right", va="center", color=TEXT, fontsize=9.5, fontweight="bold" if mine else None
         )
         for x, name in enumerate(order):
             value = cells.get((model, name))
             box = (x - 0.46 + (0.35 if x > len(TASKS) else 0), y - 0.42)
-            draw_cell(plot, box, value, PALETTE[0] if mine else INK)
+            draw_cell(plot, box, value, PALETTE[0].light if mine else MUTED)
     for x, name in enumerate(order):
         place = x + (0.35 if x > len(TASKS) else 0)
-        plot.text(place, -0.75, names.get(name, name), ha="center", va="bottom", color=INK, fontsize=8)
-    plot.text(-0.62, -0.75, "ours, laptop scale", ha="right", va="bottom", color=INK, fontsize=9, style="italic")
-    plot.text(-0.62, len(OURS) + 0.2, "published", ha="right", va="bottom", color=INK, fontsize=9, style="italic")
+        plot.text(place, -0.75, names.get(name, name), ha="center", va="bottom", color=MUTED, fontsize=8)
+    plot.text(-0.62, -0.75, "ours, laptop scale", ha="right", va="bottom", color=MUTED, fontsize=9, style="italic")
+    plot.text(-0.62, len(OURS) + 0.2, "published", ha="right", va="bottom", color=MUTED, fontsize=9, style="italic")
     plot.set_xlim(-3.4, len(order) + 0.1)
     plot.set_ylim(len(lines) + 0.6, -1.9)
     plot.axis("off")
     title = "State tracking: trained on 3 to 40 tokens, tested on 40 to 256; right answers at the last token, %"
-    figure.suptitle(title, x=0.01, ha="left", color=DARK, fontsize=11.5)
+    figure.suptitle(title, x=0.01, ha="left", color=TEXT, fontsize=11.5)
     save_png(path, figure)
 
 
@@ -117,11 +117,11 @@ def draw_cell(plot: Any, corner: tuple[float, float], value: float | None, color
     plot.add_patch(Rectangle(corner, width, height, facecolor=RULE, alpha=0.35, linewidth=0))
     middle = (corner[0] + width / 2, corner[1] + height / 2)
     if value is None:
-        plot.text(*middle, "·", ha="center", va="center", color=INK, fontsize=9)
+        plot.text(*middle, "·", ha="center", va="center", color=MUTED, fontsize=9)
         return
     plot.add_patch(Rectangle(corner, width * value / 100, height, facecolor=color, alpha=0.38, linewidth=0))
     text = "100" if value >= 99.95 else f"{value:.1f}"
-    plot.text(*middle, text, ha="center", va="center", color=DARK, fontsize=9)
+    plot.text(*middle, text, ha="center", va="center", color=TEXT, fontsize=9)
 
 
 def take_over(named: list[tuple[str, Path]], add: bool = False, stem: str = "horizon") -> None:
@@ -153,12 +153,12 @@ def followed(entries: list[dict[str, Any]]) -> list[Model]:
     runs = [
         RunReport(
             name=entry["name"], folder=f"{entry['name']} {i}", task="", core=entry["core"], about=entry["task"],
-            metric="accuracy", higher_is_better=True, seed=i, weights=None, config={}, curves=nothing, validations=[],
+            metric="accuracy", higher_is_better=True, seed=i, parameters=None, config={}, curves=nothing, validations=[],
             scores={}, horizon=long_streams.from_json(entry),
         )
         for i, entry in enumerate(entries)
     ]  # fmt: skip
-    return models(runs)
+    return group_models(runs)
 
 
 def main() -> None:
@@ -179,11 +179,11 @@ def main() -> None:
         draw_horizon(path)
     else:
         ((name, run),) = named
-        (model,) = models([gather(run, name=name)])
-        drift = model.runs[0].drift
-        if drift is None:
+        (model,) = group_models([gather(run, name=name)])
+        analysis = model.runs[0].memory_analysis
+        if analysis is None:
             parser.error(f"{run} was not looked into: stairwell report {run} --inside")
-        write_memory_png(path, drift, name, model.color)
+        write_memory_png(path, analysis, name, model.color)
     print(path)
 
 

@@ -13,7 +13,7 @@ from typing import Any, TextIO, cast
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 CURVE = 48  # characters
-STOPPING = "stopping after this update; once more to stop at once"
+STOPPING = "stopping after this step; Ctrl-C again stops at once"
 
 
 class SafeStderr:
@@ -78,7 +78,7 @@ def duration(seconds: float) -> str:
 
 
 def time_left(record: dict[str, Any], total: int) -> str:
-    """How long the rest of a training takes if every update takes as long as those before, validations not counted."""
+    """Return the remaining time at the average time per step so far, without validations."""
     left = record["seconds"] / record["step"] * (total - record["step"])
     return f", {duration(left)} left" if left else ""
 
@@ -129,7 +129,7 @@ class Lines(Quiet):
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "metrics":
             left = "" if "valid" in event else time_left(event, self.total)
-            self.say(f"update {event['step']:,}/{self.total:,}  {metrics_line(event)}{left}")
+            self.say(f"step {event['step']:,}/{self.total:,}  {metrics_line(event)}{left}")
         elif event["event"] == "stopping":
             self.say(STOPPING)
         else:
@@ -165,7 +165,7 @@ class Live(OnScreen):
         self.title, self.Text, self.Group = title, Text, Group
         self.console = Console(stderr=True)
         self.progress = Progress(
-            TextColumn("[bold]updates"), BarColumn(), MofNCompleteColumn(), TextColumn("eta"), TimeRemainingColumn(),
+            TextColumn("[bold]steps"), BarColumn(), MofNCompleteColumn(), TextColumn("eta"), TimeRemainingColumn(),
             TextColumn("{task.fields[rate]}"), console=self.console,
         )  # fmt: skip
         self.task = self.progress.add_task("", total=total, completed=done, rate="")
@@ -193,7 +193,7 @@ class Live(OnScreen):
             self.note = ""
             return
         if kind == "metrics" and "valid" in event:
-            self.valid = f"valid     {scores_line(event['valid'])} at update {event['step']:,}"
+            self.valid = f"valid     {scores_line(event['valid'])} at step {event['step']:,}"
             self.note = ""
         elif kind == "metrics":
             self.latest = f"train     {summary(event)}"
@@ -210,42 +210,45 @@ class Live(OnScreen):
 
 
 class Together(OnScreen):
-    """Several trainings beside each other, each with its panel."""
+    """Runs that train at the same time, one panel each."""
 
-    def __init__(self, models: dict[str, int]) -> None:
+    def __init__(self, steps: dict[str, int]) -> None:
         from rich.console import Console, Group
         from rich.live import Live as RichLive
 
-        self.parts = {name: Live(name, total) for name, total in models.items()}
+        self.panels = {name: Live(name, total) for name, total in steps.items()}
         self.Group, self.note = Group, ""
         self.live = RichLive(self.panel(), console=Console(stderr=True), refresh_per_second=4)
 
     def panel(self) -> Any:
-        panels = [part.panel() for part in self.parts.values()]
+        panels = [panel.panel() for panel in self.panels.values()]
         return self.Group(*panels, self.note) if self.note else self.Group(*panels)
 
     def __call__(self, event: dict[str, Any]) -> None:
+        panel = self.panels.get(event.get("model", ""))
         if event["event"] == "stopping":
             self.note = STOPPING
-        elif (part := self.parts.get(event.get("model", ""))) is not None:
-            part({**event, "event": "step"})
-            part(event)
+        elif event["event"] == "metrics" and panel is not None:
+            panel({**event, "event": "step"})
+            panel(event)
         self.live.update(self.panel())
 
 
 class NamedLines(Lines):
-    """One line an event of several trainings."""
+    """One line per event of runs that train at the same time."""
 
-    def __init__(self, models: dict[str, int]) -> None:
-        self.totals = models
-        self.say(f"{' and '.join(models)} train side by side")
+    def __init__(self, steps: dict[str, int]) -> None:
+        self.steps = steps
+        self.say(f"{' and '.join(steps)} train side by side")
 
     def __call__(self, event: dict[str, Any]) -> None:
-        if "model" not in event:
+        if event["event"] == "metrics":
+            total = self.steps[event["model"]]
+            self.say(f"{event['model']:24} step {event['step']:,}/{total:,}  {metrics_line(event)}")
+        elif event["event"] == "finished":
+            self.say(f"{event['model']:24} finished")
+        else:
             super().__call__(event)
-            return
-        total = self.totals[event["model"]]
-        self.say(f"{event['model']:16} update {event['step']:,}/{total:,}  {metrics_line(event)}")
 
 
 class RunLines(Quiet):

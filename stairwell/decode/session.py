@@ -64,7 +64,7 @@ for _name in ("staircase", "cached-staircase", "multi-vector-rnn", "memory-netwo
     CORES[_name].decoding = StaircaseSteps
 
 
-def steps_for(core: Core, capacity: int, max_crop: int) -> Steps:
+def steps_for(core: Core[Any, Any], capacity: int, max_crop: int) -> Steps:
     decoding = decoding_of(core)
     if decoding is None or core.changed_module():
         return CarriedSteps(core)

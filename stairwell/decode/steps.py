@@ -440,7 +440,7 @@ class CarriedSteps:
 
     carried: State
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core[Any, Any]) -> None:
         self.core = core
         self.source: tuple[Tensor, Tensor] | tuple[()] = ()
 

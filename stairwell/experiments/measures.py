@@ -6,7 +6,7 @@ import statistics
 import time
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -16,7 +16,7 @@ from stairwell.runs import long_streams
 from stairwell.runs.families import FAMILIES, EvalOptions
 from stairwell.runs.load import load
 from stairwell.runs.seq2seq import open_translator, tune
-from stairwell.tasks import Split
+from stairwell.tasks import Split, StreamTask
 from stairwell.tasks.pair_task import PairTask
 from stairwell.train import Run, evaluate
 from stairwell.train.pair_objective import evaluate_pairs
@@ -202,4 +202,4 @@ class Sample:
 
     def measure(self, run: Run, device: str, engine: str) -> float:
         model, task = load(run.path, device, engine)
-        return evaluate(model, task, self.split, STREAMS[True], segment=128, tokens=self.tokens)[self.metric]
+        return evaluate(model, cast(StreamTask, task), self.split, STREAMS[True], segment=128, tokens=self.tokens)[self.metric]

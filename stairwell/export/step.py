@@ -84,7 +84,7 @@ class Step(nn.Module):
         named = dict(zip(self.names, tensors, strict=True))
         batch = token.shape[0]
         zeros = {leaf.path: leaf.tensor.new_zeros(batch, *leaf.tensor.shape[1:]) for leaf in self.initial.leaves()}
-        return self.initial._with(named.get(name, zeros[name]) for name in zeros)
+        return self.initial._with_tensors(named.get(name, zeros[name]) for name in zeros)
 
     def inputs(self, batch: int = 1, slots: int = 1) -> dict[str, Tensor]:
         """Return the initial state. Tensors that grow have `slots` slots, which are masked: some runtimes do not

@@ -42,7 +42,7 @@ import stairwell.hf  # registers the model with transformers
 from transformers import {names}
 
 model = {auto}.from_pretrained("path/to/this/folder")
-{more}```
+{tokenizers}```
 """
 TOKENIZER = 'tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder")\n'
 TARGET = 'target_tokenizer = AutoTokenizer.from_pretrained("path/to/this/folder", subfolder="target")\n'
@@ -53,18 +53,17 @@ PIPELINES = {"translation": "translation", "summarization": "summarization"}
 def write_card(model: StairwellModel, auto: str, folder: Path) -> None:
     """Write the card of a model that has been saved in `folder`; `auto` is the Auto class that loads it."""
     run = json.loads((model.config.run or {}).get("config.json", "{}"))
-    experiment = str(run.get("experiment", ""))
-    task = experiment.partition("/")[0]
-    more = TOKENIZER if (folder / "tokenizer_config.json").exists() else ""
+    name = str(run.get("name", ""))  # TASK/CORE
+    tokenizers = TOKENIZER if (folder / "tokenizer_config.json").exists() else ""
     if (folder / "target").exists():
-        more += TARGET
+        tokenizers += TARGET
     card = CARD.format(
-        pipeline=PIPELINES.get(task, "text-generation"),
+        pipeline=PIPELINES.get(name.partition("/")[0], "text-generation"),
         core=model.config.core,
-        title=experiment or "stairwell model",
+        title=name or "stairwell model",
         parameters=sum(parameter.numel() for parameter in model.model.parameters()),
-        names=f"{auto}, AutoTokenizer" if more else auto,
+        names=f"{auto}, AutoTokenizer" if tokenizers else auto,
         auto=auto,
-        more=more,
+        tokenizers=tokenizers,
     )
     write_text(folder / FILE, card)

@@ -251,7 +251,7 @@ class RolloutSource:
             agent.return_count.copy_(total)
 
     def change(self, **options: Any) -> None:
-        raise UserError("environments have no curriculum; leave out --train.curriculum")
+        raise UserError("environments have no curriculum")
 
     def position(self) -> dict[str, Any]:
         """Return environments, state, current episodes and, between its minibatches, the rollout."""

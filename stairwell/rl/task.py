@@ -254,15 +254,13 @@ class RLTask:
 
 
 def agent_trainer(
-    agent: Agent, tasks: list[RLTask], config: AgentTrainConfig, run: Run, world: Distributed | None = None
+    agent: Agent, task: RLTask, config: AgentTrainConfig, run: Run, world: Distributed | None = None
 ) -> Trainer:
-    """Return the trainer of an agent in one environment."""
-    if len(tasks) > 1:
-        raise UserError("an agent has one environment; leave out --train.finetune_task")
-    validation = tasks[0].validation(config.seed, config.valid_batch)
+    """Return the trainer of an agent."""
+    validation = task.validation(config.seed, config.valid_batch)
     if agent.config.normalize_observations and agent.has_discrete_observations:
-        tasks[0].fit_observation_statistics(agent, config.seed)
-    phase = Phase(tasks[0].batch_source(agent, config, world), validation)
+        task.fit_observation_statistics(agent, config.seed)
+    phase = Phase(task.batch_source(agent, config, world), validation)
     trainer = Trainer(ALGORITHMS[config.algorithm](agent, config), [phase], config, run, world)
     validation.callback = trainer.emit
     return trainer

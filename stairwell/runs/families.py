@@ -139,13 +139,14 @@ class RL(Family[Agent, RLTask]):
     derived = ("core", "observation_space", "action_space")
 
     def make_model(self, config: AgentConfig, core: Any, task: RLTask, engine: str) -> Agent:
-        return Agent(configs.replace(config, core=core, observation_space=task.observation_space, action_space=task.action_space), engine)
+        spaces = {"observation_space": task.observation_space, "action_space": task.action_space}
+        return Agent(configs.replace(config, core=core, **spaces), engine)
 
     def make_trainer(
         self, model: Agent, tasks: Sequence[RLTask], config: AgentTrainConfig, run: Run,
         world: Distributed | None,
     ) -> Trainer:  # fmt: skip
-        return agent_trainer(model, [*tasks], config, run, world)
+        return agent_trainer(model, tasks[0], config, run, world)
 
     def evaluate(
         self, model: Agent, task: RLTask, split: Split, folder: Path, options: EvalOptions,

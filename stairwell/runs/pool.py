@@ -153,7 +153,7 @@ class Pool:
         """Raise what a single training would have raised."""
         if self.failed is not None:
             raise UserError(f"{self.failed.name}: {self.failed.error().removeprefix('stairwell: ')}")
-        if stopped := [process for process in self.ended if process.process.returncode]:
+        if stopped := sorted((p for p in self.ended if p.process.returncode), key=lambda process: process.name):
             messages = ", ".join(f"{process.name} {process.error().partition(';')[0]}" for process in stopped)
             saved = all(process.process.returncode == SAVED for process in stopped)
             raise (Interrupted if saved else NotSaved)(f"{messages}; {SAME_COMMAND}")

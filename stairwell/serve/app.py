@@ -21,40 +21,15 @@ from starlette.routing import Route
 from stairwell import text
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel
+from stairwell.serve import openapi
+from stairwell.serve import state_routes as states
 from stairwell.serve.access import AccessMiddleware
 from stairwell.serve.completions import complete
 from stairwell.serve.limits import Limits, RequestError
-from stairwell.serve.openapi import (
-    BINARY,
-    EVENTS,
-    HTML,
-    JSON,
-    PLAIN,
-    CompletionResponse,
-    DetokenizeResponse,
-    Endpoint,
-    Handler,
-    HealthResponse,
-    ModelListResponse,
-    ModelResponse,
-    StateResponse,
-    TokenizeResponse,
-    TokenizerInfoResponse,
-    describe,
-)
+from stairwell.serve.openapi import Endpoint, Handler, describe
 from stairwell.serve.requests import RequestModels, encode_prompt
 from stairwell.serve.scheduler import Scheduler
 from stairwell.serve.service import HANDLERS, ChunkedResponse, Service, read_request, service_of
-from stairwell.serve.state_routes import (
-    create_state,
-    crop_state,
-    delete_state,
-    feed_state,
-    fork_state,
-    get_state,
-    restore_state,
-    save_state,
-)
 from stairwell.serve.state_store import StateStore
 from stairwell.version import __version__
 
@@ -91,7 +66,7 @@ def make_app(
     limits = replace(limits, sequences=min(limits.sequences, batch_size + max_waiting))
     name = name.encode("utf-8", "replace").decode("utf-8")  # the name of a folder may not be Unicode
     scheduler = Scheduler(model, vocabulary, batch_size, max_waiting)
-    states = StateStore(model, vocabulary, limits)
+    store = StateStore(model, vocabulary, limits)
     models = RequestModels(name, vocabulary, limits)
 
     @asynccontextmanager
@@ -103,17 +78,17 @@ def make_app(
     app = Starlette(routes=ROUTES, lifespan=lifespan, middleware=[access], exception_handlers=HANDLERS)
     cached_page = cache(lambda: page().encode("utf-8"))
     app.state.service = Service(
-        name, model, vocabulary, limits, scheduler, states, models, cached_page, started=time.time()
+        name, model, vocabulary, limits, scheduler, store, models, cached_page, started=time.time()
     )
     return app
 
 
-def model_info(service: Service) -> ModelResponse:
+def model_info(service: Service) -> openapi.ModelResponse:
     return {"id": service.name, "object": "model", "created": int(service.started), "owned_by": "stairwell"}
 
 
 async def list_models(request: Request) -> Response:
-    content: ModelListResponse = {"object": "list", "data": [model_info(service_of(request))]}
+    content: openapi.ModelListResponse = {"object": "list", "data": [model_info(service_of(request))]}
     return JSONResponse(content)
 
 
@@ -128,14 +103,15 @@ async def tokenize(request: Request) -> Response:
     service = service_of(request)
     prompt = (await read_request(request, service.models.tokenize)).prompt
     ids = await service.parse(lambda: encode_prompt(prompt, service.vocabulary, service.limits))
-    content: TokenizeResponse = {"tokens": ids, "count": len(ids), "max_model_len": service.limits.prompt_tokens}
+    limit = service.limits.prompt_tokens
+    content: openapi.TokenizeResponse = {"tokens": ids, "count": len(ids), "max_model_len": limit}
     return JSONResponse(content)
 
 
 async def detokenize(request: Request) -> Response:
     service = service_of(request)
     ids = (await read_request(request, service.models.detokenize)).tokens
-    content: DetokenizeResponse = {"prompt": await service.parse(lambda: service.vocabulary.decode(ids))}
+    content: openapi.DetokenizeResponse = {"prompt": await service.parse(lambda: service.vocabulary.decode(ids))}
     return JSONResponse(content)
 
 
@@ -146,7 +122,7 @@ async def get_tokenizer_info(request: Request) -> Response:
         has_newline = len(vocabulary.encode("\n")) == 1
     except UserError:
         has_newline = False
-    content: TokenizerInfoResponse = {
+    content: openapi.TokenizerInfoResponse = {
         "tokenizer_class": f"stairwell.{vocabulary.type_name}",
         "vocab_size": vocabulary.size,
         "bos_token": "\n" if has_newline else None,
@@ -160,7 +136,7 @@ async def get_tokenizer_info(request: Request) -> Response:
 async def get_health(request: Request) -> Response:
     scheduler = service_of(request).scheduler
     healthy = scheduler.thread.is_alive() and not scheduler.closing
-    content: HealthResponse = {"status": "ok" if healthy else "closing", "version": __version__}
+    content: openapi.HealthResponse = {"status": "ok" if healthy else "closing", "version": __version__}
     return JSONResponse(content, 200 if healthy else 503)
 
 
@@ -169,12 +145,11 @@ async def get_metrics(request: Request) -> Response:
     service = service_of(request)
     scheduler = service.scheduler
     gauges = {"running": len(scheduler.running), "waiting": len(scheduler.queue), "states": len(service.states)}
-    values = {**{f"{name}_total": (name, "counter", value) for name, value in scheduler.counts.items()}}
-    values |= {name: (name, "gauge", value) for name, value in gauges.items()}
     lines = []
-    for full, (name, type_, value) in values.items():
-        metric = f"stairwell_{full}"
-        lines += [f"# HELP {metric} {METRICS[name]}", f"# TYPE {metric} {type_}", f"{metric} {value}"]
+    for name, value in {**scheduler.counts, **gauges}.items():
+        metric, type_ = (f"{name}_total", "counter") if name in scheduler.counts else (name, "gauge")
+        lines += [f"# HELP stairwell_{metric} {METRICS[name]}", f"# TYPE stairwell_{metric} {type_}"]
+        lines.append(f"stairwell_{metric} {value}")
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
@@ -188,46 +163,41 @@ async def get_openapi(request: Request) -> Response:
     return JSONResponse(describe(ENDPOINTS, service.name, service.models))
 
 
-STATE = StateResponse
+STATE = openapi.StateResponse
 ENDPOINTS = [
-    Endpoint("GET", "/", get_page, "The page of the HTML export.", media_types=(HTML,)),
-    Endpoint("GET", "/health", get_health, "Whether the server is healthy.", HealthResponse),
-    Endpoint("GET", "/metrics", get_metrics, "Metrics for Prometheus.", media_types=(PLAIN,)),
+    Endpoint("GET", "/", get_page, "The page of the HTML export.", media_types=("text/html",)),
+    Endpoint("GET", "/health", get_health, "Whether the server is healthy.", openapi.HealthResponse),
+    Endpoint("GET", "/metrics", get_metrics, "Metrics for Prometheus.", media_types=("text/plain",)),
     Endpoint("GET", "/openapi.json", get_openapi, "This description."),
-    Endpoint("GET", "/v1/models", list_models, "The model of the server.", ModelListResponse),
-    Endpoint("GET", "/v1/models/{name}", get_model, "The model of the server.", ModelResponse, errors=(404,)),
+    Endpoint("GET", "/v1/models", list_models, "The model of the server.", openapi.ModelListResponse),
+    Endpoint("GET", "/v1/models/{name}", get_model, "The model of the server.", openapi.ModelResponse, errors=(404,)),
     Endpoint(
         "POST", "/v1/completions", complete, "Complete prompts; with `stream`, as server-sent events.",
-        CompletionResponse, (JSON, EVENTS), "completion", errors=(404, 409, 503),
+        openapi.CompletionResponse, (openapi.JSON, "text/event-stream"), errors=(404, 409, 503),
+    ),
+    Endpoint("POST", "/tokenize", tokenize, "The token ids of a text.", openapi.TokenizeResponse, errors=(404,)),
+    Endpoint("POST", "/detokenize", detokenize, "The text of token ids.", openapi.DetokenizeResponse, errors=(404,)),
+    Endpoint("GET", "/tokenizer_info", get_tokenizer_info, "The special tokens.", openapi.TokenizerInfoResponse),
+    Endpoint(
+        "POST", "/v1/states", states.create_state, "Read a prompt and store the state.", STATE, status=201,
+        errors=(503,),
     ),
     Endpoint(
-        "POST", "/tokenize", tokenize, "The token ids of a text.", TokenizeResponse, request="tokenize", errors=(404,)
-    ),
-    Endpoint(
-        "POST", "/detokenize", detokenize, "The text of token ids.", DetokenizeResponse, request="detokenize",
-        errors=(404,),
-    ),
-    Endpoint("GET", "/tokenizer_info", get_tokenizer_info, "The special tokens.", TokenizerInfoResponse),
-    Endpoint(
-        "POST", "/v1/states", create_state, "Read a prompt and store the state.", STATE, request="create_state",
-        status=201, errors=(503,),
-    ),
-    Endpoint(
-        "POST", "/v1/states/restore", restore_state, "Store a saved state.", STATE, upload=True, status=201,
+        "POST", "/v1/states/restore", states.restore_state, "Store a saved state.", STATE, upload=True, status=201,
         errors=(503, 507),
     ),
-    Endpoint("GET", "/v1/states/{id}", get_state, "Describe a state.", STATE, errors=(404,)),
-    Endpoint("DELETE", "/v1/states/{id}", delete_state, "Delete a state.", media_types=(), status=204, errors=(404,)),
+    Endpoint("GET", "/v1/states/{id}", states.get_state, "Describe a state.", STATE, errors=(404,)),
     Endpoint(
-        "POST", "/v1/states/{id}/feed", feed_state, "Read more tokens.", STATE, request="feed_state", errors=(404, 503)
+        "DELETE", "/v1/states/{id}", states.delete_state, "Delete a state.", media_types=(), status=204, errors=(404,)
     ),
+    Endpoint("POST", "/v1/states/{id}/feed", states.feed_state, "Read more tokens.", STATE, errors=(404, 503)),
     Endpoint(
-        "POST", "/v1/states/{id}/crop", crop_state, "Remove the most recent tokens.", STATE, request="crop_state",
+        "POST", "/v1/states/{id}/crop", states.crop_state, "Remove the most recent tokens.", STATE,
         errors=(404, 409, 503),
     ),
-    Endpoint("POST", "/v1/states/{id}/fork", fork_state, "Copy a state.", STATE, status=201, errors=(404,)),
+    Endpoint("POST", "/v1/states/{id}/fork", states.fork_state, "Copy a state.", STATE, status=201, errors=(404,)),
     Endpoint(
-        "GET", "/v1/states/{id}/save", save_state, "The state as a file.", media_types=(BINARY,),
+        "GET", "/v1/states/{id}/save", states.save_state, "The state as a file.", media_types=(openapi.BINARY,),
         errors=(404, 503, 507),
     ),
 ]  # fmt: skip

@@ -41,7 +41,7 @@ SMALL = 64  # requests with at most this fraction of the total output size are a
 
 async def complete(request: Request) -> Response:
     service = service_of(request)
-    body = await read_request(request, service.models.completion)
+    body = await read_request(request, service.models.complete)
     prompts = await service.parse(lambda: encode_prompts(body, service.vocabulary, service.limits))
     start = None
     if body.state is not None:

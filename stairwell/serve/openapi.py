@@ -17,13 +17,7 @@ from stairwell.version import __version__
 
 Schema = dict[str, Any]
 Handler = Callable[[Request], Awaitable[Response]]
-JSON, BINARY, HTML, PLAIN, EVENTS = (
-    "application/json",
-    "application/octet-stream",
-    "text/html",
-    "text/plain",
-    "text/event-stream",
-)
+JSON, BINARY = "application/json", "application/octet-stream"
 NonNegative = Annotated[int, Field(ge=0)]
 exact = with_config(ConfigDict(extra="forbid"))
 
@@ -127,7 +121,7 @@ class HealthResponse(TypedDict):
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One method of one path."""
+    """One method of one path. `RequestModels` has the model of its JSON body, if any, under the name of the handler."""
 
     method: str
     path: str
@@ -137,8 +131,6 @@ class Endpoint:
     """Type of the JSON response, None if it has another media type or no content."""
     media_types: Sequence[str] = (JSON,)
     """Media types of the response."""
-    request: str | None = None
-    """Attribute of `RequestModels` with the model of the JSON body."""
     upload: bool = False
     """Whether the body is a file."""
     status: int = 200
@@ -169,7 +161,7 @@ ERRORS = {
 def describe(endpoints: Sequence[Endpoint], name: str, models: RequestModels) -> Schema:
     """Return the OpenAPI description of a server whose model has this name."""
     types = {endpoint.id: endpoint.response for endpoint in endpoints if endpoint.response is not None}
-    bodies = {each.id: getattr(models, each.request) for each in endpoints if each.request is not None}
+    bodies = {each.id: getattr(models, each.id) for each in endpoints if hasattr(models, each.id)}
     adapters = [(id, "serialization", TypeAdapter(type_)) for id, type_ in types.items()]
     adapters += [(id, "validation", TypeAdapter(model)) for id, model in bodies.items()]
     adapters.append(("error", "serialization", TypeAdapter(ErrorResponse)))
@@ -204,12 +196,13 @@ def operation(endpoint: Endpoint, schemas: dict[tuple[str, str], Schema]) -> Sch
     if endpoint.response is not None:
         success["content"][JSON]["schema"] = schemas[endpoint.id, "serialization"]
     error = {JSON: {"schema": schemas["error", "serialization"]}}
-    body_errors = (408, 413, 415) if endpoint.request or endpoint.upload else ()
+    body: Any = {BINARY: {}} if endpoint.upload else None
+    if (endpoint.id, "validation") in schemas:
+        body = {JSON: {"schema": schemas[endpoint.id, "validation"]}}
     responses: Schema = {str(endpoint.status): success}
-    for status in sorted({400, 401, 405, 429, *endpoint.errors, *body_errors}):
+    for status in sorted({400, 401, 405, 429, *endpoint.errors, *((408, 413, 415) if body else ())}):
         responses[str(status)] = {"description": ERRORS[status], "content": error}
     result: Schema = {"operationId": endpoint.id, "summary": endpoint.summary, "responses": responses}
-    if endpoint.request is not None or endpoint.upload:
-        content = {BINARY: {}} if endpoint.upload else {JSON: {"schema": schemas[endpoint.id, "validation"]}}
-        result["requestBody"] = {"required": True, "content": content}
+    if body is not None:
+        result["requestBody"] = {"required": True, "content": body}
     return result

@@ -240,7 +240,7 @@ def one_of(expected: str, forms: dict[str, Any], list_form: str | None = None) -
 
 
 class RequestModels:
-    """The request models of one server: its limits are constraints of the fields."""
+    """The request models of one server, by the names of the handlers. Its limits are constraints of the fields."""
 
     def __init__(self, name: str, vocabulary: text.Vocabulary, limits: Limits) -> None:
         def list_of(item: Any, longest: int, shortest: int = 0) -> Any:
@@ -268,7 +268,7 @@ class RequestModels:
         model = Literal[name] | None  # type: ignore[valid-type]
         max_tokens = Annotated[int, Field(ge=0, le=limits.completion_tokens)] | None
         sequences = Annotated[int, Field(ge=1, le=limits.sequences)] | None
-        self.completion = constrain(
+        self.complete = constrain(
             CompletionRequest,
             model=model,
             prompt=prompts | None,

@@ -65,6 +65,7 @@ def one_object(ended: Completed) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.quick
 def test_an_evaluation_prints_one_json_object_that_does_not_depend_on_the_segment(place: Path) -> None:
     for run in ("walk", "text", "mine"):
         results = [
@@ -114,11 +115,12 @@ def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(place: Path, tmp_path:
         assert "there is no file or folder text.txt; the run was trained on it" in stairwell(tmp_path, *command).error_line
 
 
+@pytest.mark.quick
 def test_a_run_refuses_a_corpus_or_symbols_that_have_changed(place: Path, tmp_path: Path) -> None:
     commands = [("train", "--resume", "--out", "text"), ("eval", "text"), ("eval", "text", "--split", "valid")]
     shutil.copytree(place / "text", tmp_path / "text")
     (tmp_path / "text.txt").write_text(PANGRAM * 80)
-    told = "text.txt has changed since the training began (in train and valid and test)"
+    told = "text.txt has changed since the run started (in train and valid and test)"
     for command in commands:
         assert told in stairwell(tmp_path, *command).error_line
     (tmp_path / "text.txt").write_text(PANGRAM * 40)
@@ -129,7 +131,7 @@ def test_a_run_refuses_a_corpus_or_symbols_that_have_changed(place: Path, tmp_pa
     (tmp_path / "text" / "task.json").write_text(kept.replace("abc", "acb"))
     others = [("generate", "text"), ("report", "text"), ("eval", "text", "--data", "text.txt")]
     for command in commands + others:
-        assert "task.json was changed or damaged since the training wrote it" in stairwell(tmp_path, *command).error_line
+        assert "task.json was changed or damaged after the run wrote it" in stairwell(tmp_path, *command).error_line
     (tmp_path / "text" / "task.json").unlink()
     for command in commands + others:
         assert "task.json is missing" in stairwell(tmp_path, *command).error_line
@@ -202,8 +204,8 @@ MISTAKES = {
     "train lm/lstm --task.path nowhere.txt": "nowhere.txt",
     "train lm/lstm --task.path empty.txt": "empty.txt",
     "train lm/lstm --task.path tiny.txt": "tiny.txt",
-    "train lm/lstm --task.path binary.txt --task.unit characters": "unit=bytes takes any file",
-    "train lm/lstm --task.path binary.txt --task.unit words": "unit=bytes takes any file",
+    "train lm/lstm --task.path binary.txt --task.unit characters": "unit=bytes reads any file",
+    "train lm/lstm --task.path binary.txt --task.unit words": "unit=bytes reads any file",
     "train labeled/lstm": "path",
     "train labeled/lstm --task.path lonely.tokens": "lonely.labels",
     "train labeled/lstm --task.path crooked.tokens": "crooked",
@@ -229,7 +231,7 @@ MISTAKES = {
     "eval walk --horizon 50 --seeds 1000000000": "lower --rows (now 4) or --seeds (now 1,000,000,000)",
     "eval walk --horizon 50 --baselines": "--baselines goes with a split; leave it out with --horizon",
     "eval text --data foreign.txt": "is not in the training text",
-    "eval mine --data foreign.tokens": "the symbol 'c' does not occur in the training split",
+    "eval mine --data foreign.tokens": "the token 'c' is not in the training split",
     "eval walk --device cuda:7": "--device cuda:7 cannot be used",
     "list nonsense": "cannot list 'nonsense'",
     "data get nonsense": "nonsense",

@@ -13,6 +13,8 @@ from stairwell.cores import build
 from stairwell.cores.delta import DeltaNetConfig
 from tests import invariants
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("negative", [False, True])

@@ -19,6 +19,8 @@ from stairwell.fast import choose_engine
 from stairwell.layers import Masks
 from stairwell.models import LanguageModel, LanguageModelConfig
 
+pytestmark = pytest.mark.quick
+
 RATE = 0.3
 TRANSFORMERS = [name for name in sorted(CORES) if issubclass(CORES[name].core, TransformerCore)]
 SHAPE: dict[str, Any] = {"width": 8, "heads": 2, "layers": 3, "inner": 16}

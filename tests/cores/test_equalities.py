@@ -21,6 +21,8 @@ from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
 from tests import invariants
 
+pytestmark = pytest.mark.quick
+
 SHAPE: dict[str, Any] = {"width": 6, "heads": 2, "head_width": 4, "inner": 9, "layers": 2}
 norms = pytest.mark.parametrize("norm", ["pre", "post"])
 

@@ -15,6 +15,8 @@ from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.staircase import CachedStaircaseConfig
 from tests import invariants
 
+pytestmark = pytest.mark.quick
+
 NAMES = sorted(CORES)
 TRANSFORMERS = [name for name in NAMES if issubclass(CORES[name].core, TransformerCore)]
 EXAMPLES = settings(max_examples=15, deadline=None, derandomize=True)

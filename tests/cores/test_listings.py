@@ -25,6 +25,8 @@ from stairwell.cores.universal import UniversalConfig
 from stairwell.fast import choose_engine
 from tests import invariants
 
+pytestmark = pytest.mark.quick
+
 T, R = 9, 3  # tokens; the ramp of the span, short enough that some slots have weight 0
 SHAPE: dict[str, Any] = {"width": 4, "heads": 2, "head_width": 3, "inner": 5, "layers": 2}
 Listing = Callable[[listings.Weights, listings.Array], listings.Array]

@@ -19,6 +19,8 @@ from stairwell.state import batch_indices
 from tests.models.test_seq2seq import DECODERS, make
 from tests.models.test_seq2seq import V as VOCABULARY_SIZE
 
+pytestmark = pytest.mark.quick
+
 END = 0
 
 

@@ -20,6 +20,8 @@ from stairwell.runs.presets import preset
 from stairwell.stream import Stream
 from stairwell.text import BPE, Bytes, Characters, Separated, Vocabulary, Words
 
+pytestmark = pytest.mark.quick
+
 TEXT = "Hoch über den Wolken, 無限 — naïve 🙂🙃!\nEine zweite Zeile ohne Ende\n" * 3
 LETTERS = "t o _ b e\no r _ n o t\n"
 

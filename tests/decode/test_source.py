@@ -18,6 +18,8 @@ from stairwell.cores.universal import UniversalConfig
 from stairwell.decode import Session, beam_search
 from tests import invariants
 
+pytestmark = pytest.mark.quick
+
 V = 5
 SMALL: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2, "inner": 5}
 CONFIGS = [

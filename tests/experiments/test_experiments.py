@@ -27,6 +27,8 @@ from stairwell.layers import POSITIONS
 from stairwell.runs import preset
 from stairwell.runs.config import RunConfig
 
+pytestmark = pytest.mark.quick
+
 NAMES = list(CATALOG)
 MISSING = set(NOT_AT_SCALE)
 PAPER_ONLY = tuple(name for name, scale in NOT_AT_SCALE if scale == "laptop")
@@ -79,7 +81,7 @@ def test_a_name_without_its_last_part_stands_for_all_parts() -> None:
     ]  # fmt: skip
     assert len(find_experiments("feedback.table1", "paper")) == 7
     assert len(find_experiments("feedback.figure9", "laptop")) == 2
-    assert {name.split(".")[0] for name in NAMES} == {"feedback", "staircase", "extra"}
+    assert {name.split(".")[0] for name in NAMES} == {"demo", "feedback", "staircase", "extra"}
 
 
 @pytest.mark.parametrize("name", ["feedback.figure5", "feedback.figure8", "feedback.figure9.char-ptb"])
@@ -194,7 +196,7 @@ def test_the_toy_tasks_have_ten_seeds_and_five_of_cached_staircase() -> None:
 
 def test_a_study_that_is_not_made_at_a_scale_says_so() -> None:
     assert CATALOG["feedback.table2"]("laptop") is None
-    with pytest.raises(UserError, match="not made at laptop scale; try --scale paper"):
+    with pytest.raises(UserError, match="does not exist at laptop scale; try --scale paper"):
         find_experiments("feedback.table2", "laptop")
 
 
@@ -274,7 +276,7 @@ def test_all_models_of_a_laptops_table_have_one_recipe(name: str) -> None:
     (recipe,) = {each.config.train for each in variants if each not in second}
     for each in second:
         assert any(each.name.startswith(f"{variant.name}, ") for variant in variants if variant not in second)
-        own: dict[str, Any] = {"curriculum": ""}
+        own: dict[str, Any] = {"curriculum": "", "curriculum_accuracy": 96.0}
         if ", rate " in each.name:
             own = {"learning_rate": float(each.name.split()[-1])}
         elif each.name.endswith(" updates"):
@@ -300,7 +302,7 @@ def test_every_table_and_figure_of_both_papers_is_a_study_or_named_as_none(monke
         for kind, count in zip(("table", "figure"), counts)
         for number in range(1, count + 1)
     }
-    made = {".".join(name.split(".")[:2]) for name in CATALOG if not name.startswith("extra")}
+    made = {".".join(name.split(".")[:2]) for name in CATALOG if not name.startswith(("extra", "demo"))}
     assert made | set(NO_EXPERIMENTS) == there and not made & set(NO_EXPERIMENTS)
     told: list[str] = []
     reproduce.describe(told.append)
@@ -316,7 +318,7 @@ def test_copy_and_reverse_with_every_kind_of_distance() -> None:
         made, plain = study(f"extra.distances.{name}", "laptop"), study(f"feedback.table1.{name}", "laptop")
         assert [variant.config.core.positions for variant in made.variants] == [*POSITIONS, *POSITIONS]
         # The learned ones are the paper's own study, which need not be trained again.
-        assert [made.variants[0].experiment, made.variants[4].experiment] == [variant.config for variant in plain.variants[1:]]
+        assert [made.variants[0].config, made.variants[4].config] == [variant.config for variant in plain.variants[1:]]
 
 
 # What each axis says of a row's core.
@@ -347,7 +349,7 @@ def test_sweeps_vary_what_their_axis_says(scale: Scale) -> None:
     assert {name: each.axes[0] for name, each in made.items() if each.axes} == {**SWEEPS, "extra.chunk-passes": CHUNK}
     for each in made.values():
         for axis in each.axes:
-            placed = [(variant, place) for variant in each.variants if (place := variant.place(axis))]
+            placed = [(variant, place) for variant in each.variants if (place := variant.point(axis))]
             assert all(place.x == getattr(variant.config.core, FIELDS[axis]) for variant, place in placed)
             assert all(place.printed for _, place in placed) or scale == "laptop"
             # A line is of one model and has something to show.
@@ -358,7 +360,7 @@ def test_sweeps_vary_what_their_axis_says(scale: Scale) -> None:
 
 def test_a_study_notices_places_and_columns_that_cannot_be_drawn() -> None:
     made = study("feedback.figure3", "laptop")
-    twice = (*made.variants, dataclasses.replace(made.variants[0], model="the same again"))
+    twice = (*made.variants, dataclasses.replace(made.variants[0], name="the same again"))
     for changes in ({"axes": ("depth",)}, {"drawn": ("loss",)}, {"variants": twice}):
         with pytest.raises(AssertionError, match=r"feedback\.figure3"):
             dataclasses.replace(made, **changes)  # type: ignore[arg-type]
@@ -369,7 +371,7 @@ def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
     made = study("extra.chunk-passes", scale)
     lines: dict[tuple[str, str], list[Any]] = {}
     for each in made.variants:
-        for place in each.places:
+        for place in each.points:
             lines.setdefault((place.axis, each.config.core_name), []).append(each.config.core)
     by_chunk, by_passes = lines[CHUNK, "staircase"], lines[PASSES, "staircase"]
     cached = lines[CHUNK, "cached-staircase"]
@@ -383,13 +385,13 @@ def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
     assert len({(each.config.task, each.config.train) for each in made.variants}) == 1
     if scale == "laptop":
         assert [core.chunk for core in by_chunk] == [1, 2, 4, 8]
-        assert made.columns[1].values[-1] == made.variants[0].experiment.task.length  # type: ignore[attr-defined]
+        assert made.columns[1].values[-1] == made.variants[0].config.task.length  # type: ignore[attr-defined]
         rate = reproduce.USUAL["laptop"][0] / 2  # of one core
         assert sum(estimate(each.config, rate) for each in made.variants) <= 4 * 3600 and made.seeds == 1
         recipe = variant("staircase.table1.random-walk", "Staircase", "laptop").config.train
         changed = {
             name
             for name in recipe.__dataclass_fields__
-            if getattr(recipe, name) != getattr(made.variants[0].experiment.train, name)
+            if getattr(recipe, name) != getattr(made.variants[0].config.train, name)
         }
         assert changed == {"steps", "curriculum", "validate_every"}

@@ -156,7 +156,7 @@ def test_a_study_whose_rows_vary_a_number_draws_it(tmp_path: Path) -> None:
     result = json.loads((tmp_path / "study" / "result.json").read_text())
     means = {row["name"][-12:-7]: sum(row["measured"]["test error (%)"]) / 2 for row in result["variants"] if row["seeds"]}
     told = f"Staircase, chunks of 2 {means['N = 1']:.4g} at 1, {means['N = 4']:.4g} at 4"
-    assert "What the number changes" in page and told in page
+    assert "<h2>Sweep</h2>" in page and told in page
     assert "longest walks at 90%, actions against passes (recurrent steps): " in page
 
 

@@ -1,4 +1,4 @@
-// Reads cases (a packed model and a stream each) from the file that is named, and writes what the engine makes of them.
+// Run the engine on cases (a packed model and a stream each) from a JSON file and print the results.
 const fs = require("fs");
 const { Engine, decodeParameters } = require(process.argv[2]);
 
@@ -9,10 +9,10 @@ const results = JSON.parse(fs.readFileSync(process.argv[3], "utf8")).map(({ head
     const { logits, attention } = engine.step(token, true);
     return { logits: [...logits], attention: attention.map((layer) => layer.weights.map((row) => [...row])) };
   });
-  // Not looking must change nothing.
+  // Recording attention must not change the logits.
   engine.reset();
-  const again = tokens.slice(0, 7).map((token) => [...engine.step(token).logits]);
-  const weights = engine.layerWeights ? engine.layerWeights.map((row) => [...row]) : null;
-  return { steps, again, weights };
+  const withoutAttention = tokens.slice(0, 7).map((token) => [...engine.step(token).logits]);
+  const layerWeights = engine.layerWeights ? engine.layerWeights.map((row) => [...row]) : null;
+  return { steps, withoutAttention, layerWeights };
 });
 process.stdout.write(JSON.stringify(results));

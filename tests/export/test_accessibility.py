@@ -1,4 +1,4 @@
-"""Pages for people who do not use a pointer or do not see: what a screen reader is told, and where Tab leads."""
+"""Exported pages are accessible: names for screen readers, landmarks, and visible keyboard focus."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ import pytest
 from stairwell import text
 from stairwell.export import PageModel, export_html
 from tests.export.test_engine import node
-from tests.export.test_html import make_task, shown, shown_text
+from tests.export.test_html import make_task, task_model, text_model
 from tests.export.test_page import BROWSER, FLAGS
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed to open the page in")
-SCRIPT = Path(__file__).parent / "accessible.js"
+SCRIPT = Path(__file__).parent / "accessibility.js"
 CONTROLS = {"button", "textbox", "slider", "combobox", "option", "link", "DisclosureTriangle"}
 
 
-def look(models: list[PageModel], use: str, folder: Path) -> dict[str, Any]:
-    """The tree that a screen reader gets after a script has used the page, and the stops of Tab."""
+def inspect_page(models: list[PageModel], script: str, folder: Path) -> dict[str, Any]:
+    """Run a script in the page. Return its accessibility tree and Tab stops."""
     export_html(models, folder / "page.html")
     flags = [flag for flag in FLAGS if "virtual-time" not in flag]
     command = [
@@ -36,47 +36,49 @@ def look(models: list[PageModel], use: str, folder: Path) -> dict[str, Any]:
         try:
             assert browser.stderr is not None
             socket = next(filter(None, (re.search(r"ws://\S+", line) for line in browser.stderr)))[0]
-            asked = [str(node()), str(SCRIPT), socket, (folder / "page.html").as_uri(), use]
-            done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+            arguments = [str(node()), str(SCRIPT), socket, (folder / "page.html").as_uri(), script]
+            result = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
         finally:
             browser.terminate()
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    assert result.returncode == 0, result.stderr
+    page: dict[str, Any] = json.loads(result.stdout)
+    return page
 
 
-def named(found: dict[str, Any], role: str) -> list[str]:
-    return [node["name"] for node in found["told"] if node["role"] == role]
+def names(page: dict[str, Any], role: str) -> list[str]:
+    return [node["name"] for node in page["tree"] if node["role"] == role]
 
 
-def check(found: dict[str, Any]) -> None:
-    nameless = [node for node in found["told"] if node["role"] in CONTROLS | {"image"} and not node["name"].strip()]
-    assert nameless == []
+def check(page: dict[str, Any]) -> None:
+    unnamed = [node for node in page["tree"] if node["role"] in CONTROLS | {"image"} and not node["name"].strip()]
+    assert unnamed == []
     for landmark in ("banner", "main", "contentinfo"):
-        assert landmark in {node["role"] for node in found["told"]}
-    assert {node["live"] for node in found["told"] if node["role"] == "status"} == {"polite"}
-    assert found["stops"] and all(stop["seen"] for stop in found["stops"]), "one cannot see where the focus is"
+        assert landmark in {node["role"] for node in page["tree"]}
+    assert {node["live"] for node in page["tree"] if node["role"] == "status"} == {"polite"}
+    assert page["stops"] and all(stop["focusVisible"] for stop in page["stops"])
 
 
-def test_who_drives_by_ear_hears_and_reaches_everything(tmp_path: Path) -> None:
+def test_tracking_page_is_accessible(tmp_path: Path) -> None:
     task = make_task("random-walk")
-    models = [shown(task), shown(task, "LSTM", "lstm")]
-    found = look(models, "page.own(0); page.own(2);", tmp_path)
-    check(found)
-    stops = [stop["words"] for stop in found["stops"]]
+    models = [task_model(task), task_model(task, "LSTM", "lstm")]
+    page = inspect_page(models, "page.press(0); page.press(2);", tmp_path)
+    check(page)
+    stops = [stop["name"] for stop in page["stops"]]
     assert stops[0] == "Change between light and dark"
     assert stops[1:6] == ["↺ left", "↑ forward", "↻ right", "Play 50 random actions", "Reset"]
-    assert stops[6].startswith("Look inside")
-    assert {"where the agent is", "where Feedback believes the agent to be"} <= set(named(found, "image"))
+    assert stops[6].startswith("Attention and memory composition")
+    assert {"where the agent is", "where Feedback predicts the agent"} <= set(names(page, "image"))
 
 
-def test_who_writes_by_ear_hears_and_reaches_everything(tmp_path: Path) -> None:
-    use = 'page.prompt.value = "bad"; page.prompt.dispatchEvent(new Event("input")); page.write(); page.pick(1);'
-    found = look([shown_text(text.Characters("\n abcd"))], use, tmp_path)
-    check(found)
-    tags = [stop["tag"] for stop in found["stops"]]
+def test_text_page_is_accessible(tmp_path: Path) -> None:
+    script = (
+        'page.prompt.value = "bad"; page.prompt.dispatchEvent(new Event("input")); page.generate(); page.select(1);'
+    )
+    page = inspect_page([text_model(text.Characters("\n abcd"))], script, tmp_path)
+    check(page)
+    tags = [stop["tag"] for stop in page["stops"]]
     assert tags[:6] == ["button", "textarea", "button", "button", "button", "input"]
-    # One stop for the whole text, from which the arrow keys lead on, and then the layers.
-    assert [stop["words"] for stop in found["stops"]][6:] == ["a", "all layers", "layer 1", "layer 2"]
-    assert named(found, "option") == ["b", "a", "d", *named(found, "option")[3:]] and len(named(found, "option")) == 4
-    assert any("head 1: most of it" in name for name in named(found, "image"))
+    # One stop for the whole text, where the arrow keys move on, then the layers.
+    assert [stop["name"] for stop in page["stops"]][6:] == ["a", "all layers", "layer 1", "layer 2"]
+    assert names(page, "option") == ["b", "a", "d", *names(page, "option")[3:]] and len(names(page, "option")) == 4
+    assert any("layer 1, head 1: " in name for name in names(page, "image"))

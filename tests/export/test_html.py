@@ -1,4 +1,4 @@
-"""The page as a file: what is in it, what is refused, and that its rules are the tasks' own."""
+"""The exported HTML file: its content, unsupported models, and the JSON of tasks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from stairwell.errors import UserError
 from stairwell.export import PageModel, export_html, from_runs
 from stairwell.export import html as page
 from stairwell.export.pack import pack
-from stairwell.export.task_json import describe
+from stairwell.export.task_json import task_json
 from stairwell.models import LanguageModel, LanguageModelConfig
+from stairwell.report.colors import CORE_COLORS
 from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
 from stairwell.tasks import task_type
@@ -27,8 +28,8 @@ from tests.invariants import scramble
 
 
 def make_task(name: str, **options: Any) -> Any:
-    config, kind = task_type(name)
-    return kind(config(**options))
+    config, task = task_type(name)
+    return task(config(**options))
 
 
 def make_model(inputs: int, outputs: int, core: str = "feedback", **options: Any) -> LanguageModel:
@@ -42,81 +43,93 @@ def make_model(inputs: int, outputs: int, core: str = "feedback", **options: Any
     return scramble(LanguageModel(config)).eval()  # type: ignore[return-value]
 
 
-def shown(task: Any, name: str = "Feedback", core: str = "feedback") -> PageModel:
+def task_model(task: Any, name: str = "Feedback", core: str = "feedback") -> PageModel:
     return PageModel(name, make_model(task.inputs, task.outputs, core), task)
 
 
-def shown_text(vocabulary: text.Vocabulary, name: str = "Feedback", core: str = "feedback") -> PageModel:
+def text_model(vocabulary: text.Vocabulary, name: str = "Feedback", core: str = "feedback") -> PageModel:
     return PageModel(name, make_model(vocabulary.size, vocabulary.size, core), vocabulary)
 
 
-def test_the_file_needs_nothing_else(tmp_path: Path) -> None:
+def test_page_is_self_contained(tmp_path: Path) -> None:
     path = tmp_path / "page.html"
     task = make_task("random-walk")
-    size = export_html([shown(task), shown(task, "Transformer-XL", "transformer-xl")], path)
-    written = path.read_text(encoding="utf-8")
+    size = export_html([task_model(task), task_model(task, "Transformer-XL", "transformer-xl")], path)
+    html = path.read_text(encoding="utf-8")
     assert size == path.stat().st_size
     assert list(tmp_path.iterdir()) == [path]
-    assert "default-src 'none'" in written
-    assert not re.search(r"""(src|href)\s*=|\bimport\s*\(|\bfetch\s*\(|XMLHttpRequest|https?://""", written)
-    assert "$" not in re.sub(r"<script.*?</script>", "", written, flags=re.DOTALL)
+    assert "default-src 'none'" in html
+    assert not re.search(r"""(src|href)\s*=|\bimport\s*\(|\bfetch\s*\(|XMLHttpRequest|https?://""", html)
+    assert "{{" not in re.sub(r"<script.*?</script>", "", html, flags=re.DOTALL)
 
 
-def test_parameters_are_in_the_page_bit_for_bit() -> None:
+def test_packed_parameters_are_exact() -> None:
     model = make_model(4, 5)
     packed = pack(model)
     block = np.frombuffer(base64.b64decode(packed.block), "<f4")
     for name, tensor in model.state_dict().items():
-        place = packed.header["tensors"][name]
-        found = block[place["offset"] : place["offset"] + place["size"]]
-        assert np.array_equal(found, tensor.flatten().numpy()), name
+        entry = packed.header["tensors"][name]
+        values = block[entry["offset"] : entry["offset"] + entry["size"]]
+        assert np.array_equal(values, tensor.flatten().numpy()), name
 
 
-def test_names_from_outside_cannot_change_the_page() -> None:
-    evil = "</script><script>alert(1)</script>"
-    written = page.make_page([PageModel(evil, make_model(3, 3), text.Characters("<&>"))])
-    assert "alert(1)</script>" not in written
+def test_names_are_escaped() -> None:
+    name = "</script><script>alert(1)</script>"
+    html = page.make_page([PageModel(name, make_model(3, 3), text.Characters("<&>"))])
+    assert "alert(1)</script>" not in html
 
 
-@pytest.mark.parametrize(
-    ("options", "core", "words"),
-    [
-        ({"adaptive": (2,)}, {}, "adaptive embeddings and softmax"),
-    ],
-)
-def test_what_the_engine_cannot_run_is_refused_in_one_line(
-    options: dict[str, Any], core: dict[str, Any], words: str, tmp_path: Path
-) -> None:
-    config = LanguageModelConfig(core=config_type("feedback")(width=4, heads=1, **core), inputs=5, **options)
-    with pytest.raises(UserError, match=words) as refused:
+def test_adaptive_softmax_is_refused(tmp_path: Path) -> None:
+    config = LanguageModelConfig(core=config_type("feedback")(width=4, heads=1), inputs=5, adaptive=(2,))
+    with pytest.raises(UserError, match="adaptive embeddings and softmax") as error:
         export_html([PageModel("Feedback", LanguageModel(config), text.Characters("abcde"))], tmp_path / "page.html")
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_core_that_the_engine_does_not_know_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stairwell.export.pack.RUNS", ("lstm",))
-    with pytest.raises(UserError, match="cannot run the core feedback; it can run lstm"):
+def test_unsupported_core_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stairwell.export.pack.SUPPORTED", ("lstm",))
+    with pytest.raises(UserError, match="does not support the core feedback; it supports lstm"):
         pack(make_model(3, 3))
 
 
-def test_a_file_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page, "LARGEST", 60_000)
+def test_page_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "MAX_BYTES", 60_000)
     with pytest.raises(UserError, match="the page would have"):
-        export_html([shown(make_task("parity"))], tmp_path / "page.html")
+        export_html([task_model(make_task("parity"))], tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 
-def test_models_of_different_tasks_do_not_share_a_page() -> None:
-    with pytest.raises(UserError, match="'LSTM' was trained for something else than 'Feedback'"):
-        page.make_page([shown(make_task("parity")), shown(make_task("random-walk"), "LSTM", "lstm")])
+def test_models_of_different_tasks_are_refused() -> None:
+    with pytest.raises(UserError, match="'LSTM' and 'Feedback' were trained for different tasks"):
+        page.make_page([task_model(make_task("parity")), task_model(make_task("random-walk"), "LSTM", "lstm")])
     with pytest.raises(UserError, match="at least one model"):
         page.make_page([])
 
 
+def test_vocabulary_of_another_size_than_the_model_is_refused(tmp_path: Path) -> None:
+    mismatched = PageModel("Feedback", make_model(3, 3), text.Bytes())
+    with pytest.raises(UserError, match="'Feedback' has 3 input and 3 output tokens, but its vocabulary has 256"):
+        export_html([mismatched], tmp_path / "page.html")
+    with pytest.raises(UserError, match="but its task has 4 and 64"):
+        page.make_page([PageModel("Feedback", make_model(3, 64), make_task("random-walk"))])
+    assert not list(tmp_path.iterdir())
+
+
+def test_models_have_the_colors_of_reports() -> None:
+    task = make_task("parity")
+    html = page.make_page([task_model(task, "LSTM", "lstm"), task_model(task)])
+    data = re.search(r'id="data">(.*?)</script>', html)
+    assert data is not None
+    colors = {model["name"]: model["color"] for model in json.loads(data[1])["models"]}
+    assert colors == {"LSTM": CORE_COLORS["lstm"], "Feedback": CORE_COLORS["feedback"]}
+
+
 def test_models_of_one_name_are_numbered() -> None:
     task = make_task("parity")
-    assert [one.name for one in page.numbered([shown(task), shown(task, "LSTM"), shown(task)])] == [
+    assert [
+        one.name for one in page.with_unique_names([task_model(task), task_model(task, "LSTM"), task_model(task)])
+    ] == [
         "Feedback 1",
         "LSTM",
         "Feedback 2",
@@ -132,9 +145,9 @@ def test_models_of_one_name_are_numbered() -> None:
         ("s5", {"generators": True, "elements": 4}),
     ],
 )
-def test_a_machine_gives_the_labels_of_its_task(name: str, options: dict[str, Any]) -> None:
+def test_machine_gives_the_labels_of_the_task(name: str, options: dict[str, Any]) -> None:
     task = make_task(name, length=60, **options)
-    machine = describe(task)["machine"]
+    machine = task_json(task)["machine"]
     batch = next(iter(task.batches("valid", 4, 150)))
     assert batch.start is not None
     for tokens, targets, starts in zip(batch.tokens, batch.targets, batch.start):
@@ -145,25 +158,25 @@ def test_a_machine_gives_the_labels_of_its_task(name: str, options: dict[str, An
 
 
 @pytest.mark.parametrize("name", ["algorithmic", "copy", "reverse", "counting", "s5"])
-def test_other_tasks_come_with_a_sample_of_their_test_split(name: str) -> None:
+def test_tasks_without_a_machine_have_an_example_of_the_test_split(name: str) -> None:
     task = make_task(name, **({"elements": 6} if name == "s5" else {}))
-    subject = describe(task)
-    assert len(subject["symbols"]) == task.inputs and len(subject["labels"]) == task.outputs
-    sample = subject["sample"]
-    batch = next(iter(task.batches("test", 1, len(sample["tokens"]))))
-    assert sample["tokens"] == batch.tokens[0].tolist()
-    assert [-100 if label is None else label for label in sample["labels"]] == batch.targets[0].tolist()
+    described = task_json(task)
+    assert len(described["tokens"]) == task.inputs and len(described["labels"]) == task.outputs
+    example = described["example"]
+    batch = next(iter(task.batches("test", 1, len(example["tokens"]))))
+    assert example["tokens"] == batch.tokens[0].tolist()
+    assert [-100 if label is None else label for label in example["labels"]] == batch.targets[0].tolist()
 
 
-def test_labeled_streams_show_their_own_words(tmp_path: Path) -> None:
+def test_labeled_task_has_the_names_of_its_tokens_and_labels(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.tokens").write_text("go stop go\n" * 4)
         (tmp_path / f"{split}.labels").write_text("here there -\n" * 4)
-    subject = describe(make_task("labeled", path=str(tmp_path)))
-    assert subject == {"kind": "symbols", "symbols": ["go", "stop"], "labels": ["here", "there"]}
+    described = task_json(make_task("labeled", path=str(tmp_path)))
+    assert described == {"type": "tokens", "tokens": ["go", "stop"], "labels": ["here", "there"]}
 
 
-def test_a_run_becomes_a_page(tmp_path: Path) -> None:
+def test_export_of_a_run(tmp_path: Path) -> None:
     small = {"core.width": "8", "train.steps": "1", "train.curriculum": "", "task.valid_episodes": "4"}
     experiment = preset("parity/lstm").with_options(small)
     fit(experiment, tmp_path / "run", "cpu")

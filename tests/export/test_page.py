@@ -1,4 +1,4 @@
-"""The page in a browser: keys and pointers drive it, and what it shows is what PyTorch says."""
+"""The exported page in a browser: keys and pointer work, and it shows the predictions of PyTorch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stairwell.decode import Session, greedy
 from stairwell.export import PageModel, export_html
 from stairwell.models import inspect
 from stairwell.tasks.random_walk import RESET, trajectory
-from tests.export.test_html import make_task, shown, shown_text
+from tests.export.test_html import make_task, task_model, text_model
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed to open the page in")
@@ -29,15 +29,15 @@ FLAGS = (
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars",
     "--virtual-time-budget=20000",
 )  # fmt: skip
-WATCH = """<script>
+HELPERS = """<script>
 const problems = [];
 addEventListener("error", (event) => problems.push(event.message));
 addEventListener("securitypolicyviolation", (event) => problems.push(event.violatedDirective));
 const key = (name) => new KeyboardEvent("keydown", { key: name, bubbles: true });
 const press = (name, target = document.body) => target.dispatchEvent(key(name));
-const wait = (milliseconds) => new Promise((done) => setTimeout(done, milliseconds));
+const wait = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 const live = () => document.getElementById("live").textContent;
-const type = (words) => { page.prompt.value = words; page.prompt.dispatchEvent(new Event("input")); };
+const type = (text) => { page.prompt.value = text; page.prompt.dispatchEvent(new Event("input")); };
 </script>"""
 
 
@@ -47,135 +47,135 @@ def open_page(path: Path, *flags: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
 
 
-def drive(models: list[PageModel], script: str, folder: Path) -> Any:
-    """Open a page of the models, let a script use it, and return what the script returns."""
+def run_in_page(models: list[PageModel], script: str, folder: Path) -> Any:
+    """Open a page of the models and return the result of a script in it."""
     path = folder / "page.html"
     export_html(models, path)
-    write = f"""<script>(async () => {{
+    runner = f"""<script>(async () => {{
       const result = await (async () => {{ {script} }})().catch((error) => ({{ failed: error.stack }}));
       document.body.replaceChildren();
       html(document.body, "pre", {{ id: "result" }}, JSON.stringify({{ result, problems }}));
     }})();</script></body>"""
-    source = path.read_text(encoding="utf-8").replace("<head>", f"<head>{WATCH}").replace("</body>", write)
+    source = path.read_text(encoding="utf-8").replace("<head>", f"<head>{HELPERS}").replace("</body>", runner)
     path.write_text(source, encoding="utf-8")
-    found = re.search(r'<pre id="result">(.*?)</pre>', open_page(path, "--dump-dom"), re.DOTALL)
-    assert found is not None
-    answer = json.loads(html.unescape(found[1]))
-    assert answer["problems"] == []
-    assert not (isinstance(answer["result"], dict) and answer["result"].get("failed")), answer["result"]
-    return answer["result"]
+    match = re.search(r'<pre id="result">(.*?)</pre>', open_page(path, "--dump-dom"), re.DOTALL)
+    assert match is not None
+    output = json.loads(html.unescape(match[1]))
+    assert output["problems"] == []
+    assert not (isinstance(output["result"], dict) and output["result"].get("failed")), output["result"]
+    return output["result"]
 
 
-def beliefs(one: PageModel, tokens: list[int]) -> Tensor:
+def predict(one: PageModel, tokens: list[int]) -> Tensor:
     with torch.no_grad():
         logits, _ = one.model(torch.tensor([tokens]), one.model.init_state(1))
     return logits[0].softmax(-1)
 
 
-def test_the_agent_is_driven_by_keys_and_two_models_follow(tmp_path: Path) -> None:
+def test_agent_is_driven_by_keys_and_two_models_predict(tmp_path: Path) -> None:
     task = make_task("random-walk")
-    models = [shown(task), shown(task, "Transformer-XL", "transformer-xl")]
+    models = [task_model(task), task_model(task, "Transformer-XL", "transformer-xl")]
     actions = [0, 0, 2, 0, 1, 0, 1, 1, 0, 2, 0, 0]
     keys = ["ArrowUp", "ArrowLeft", "ArrowRight"]
-    result = drive(
+    result = run_in_page(
         models,
         f"""
         const steps = [];
-        const look = () => steps.push({{
-          believed: page.minds.map((mind) => [...mind.believed]), cell: page.agent.says.textContent,
-          says: page.minds.map((mind) => mind.says.textContent), spoken: live(),
-          arrow: page.agent.arrow.getAttribute("transform"),
+        const record = () => steps.push({{
+          probabilities: page.cards.map((card) => [...card.probabilities]), cell: page.truth.status.textContent,
+          status: page.cards.map((card) => card.status.textContent), spoken: live(),
         }});
-        for (const key of {json.dumps([keys[action] for action in actions])}) {{ press(key); look(); }}
-        press("r"); look();
-        document.querySelector('[data-symbol="0"]').click(); look();
+        for (const key of {json.dumps([keys[action] for action in actions])}) {{ press(key); record(); }}
+        press("r"); record();
+        document.querySelector('[data-token="0"]').click(); record();
         return steps;""",
         tmp_path,
     )
     tokens = [RESET, *actions, RESET, 0]
     cells, headings = trajectory(tokens)
     for m, one in enumerate(models):
-        wanted = beliefs(one, tokens)[1:]
-        found = torch.tensor([step["believed"][m] for step in result])
-        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
-        right = 0
+        expected = predict(one, tokens)[1:]
+        probabilities = torch.tensor([step["probabilities"][m] for step in result])
+        torch.testing.assert_close(probabilities, expected, rtol=0, atol=1e-5)
+        correct = 0
         for t, step in enumerate(result[:-2]):
-            answer = int(wanted[t].argmax())
-            right += answer == cells[t + 1]
-            assert step["says"][m].startswith("✓ right" if answer == cells[t + 1] else "✗ wrong")
-            assert f"Right so far: {right} of {t + 1} " in step["says"][m]
+            answer = int(expected[t].argmax())
+            correct += answer == cells[t + 1]
+            assert step["status"][m].startswith("✓ correct" if answer == cells[t + 1] else "✗ wrong")
+            assert f"Correct so far: {correct} of {t + 1} " in step["status"][m]
             assert f"{one.name}: " in step["spoken"]
     compass = ("east", "north", "west", "south")
     assert [step["cell"] for step in result] == [
         f"In row {cell // 8 + 1}, column {cell % 8 + 1}, facing {compass[heading]}."
         for cell, heading in zip(cells[1:], headings[1:])
     ]
-    assert result[-2]["spoken"].startswith("reset") and "Nothing scored yet" in result[-2]["says"][0]
+    assert result[-2]["spoken"].startswith("reset") and "Nothing scored yet" in result[-2]["status"][0]
 
 
 def test_fifty_random_actions_are_played_and_scored(tmp_path: Path) -> None:
-    result = drive(
-        [shown(make_task("random-walk"))],
+    result = run_in_page(
+        [task_model(make_task("random-walk"))],
         """
         press("p");
-        const playing = page.player.textContent;
+        const playing = page.playButton.textContent;
         await wait(1000);
         press("p");
-        const paused = page.minds[0].asked;
+        const paused = page.cards[0].scored;
         await wait(1000);
-        const still = page.minds[0].asked;
-        page.player.click();
+        const later = page.cards[0].scored;
+        page.playButton.click();
         await wait(6000);
-        const mind = page.minds[0];
-        const marks = page.strips[0].picture.childElementCount;
-        return { playing, paused, still, asked: mind.asked, says: mind.says.textContent, tally: mind.tally.textContent,
-                 right: mind.right, marks, tokens: page.read, button: page.player.textContent, spoken: live() };""",
+        const card = page.cards[0];
+        const marks = page.strips[0].image.childElementCount;
+        return { playing, paused, later, scored: card.scored, accuracy: card.accuracy.textContent, marks,
+                 correct: card.correct, tokens: page.tokens, button: page.playButton.textContent, spoken: live() };""",
         tmp_path,
     )
-    asked, right = result["asked"], result["right"]
+    scored, correct = result["scored"], result["correct"]
     assert result["playing"].endswith("Pause") and result["button"] == "Play 50 random actions"
-    assert 0 < result["paused"] == result["still"] == asked - 50
-    one = shown(make_task("random-walk"))
-    answers = beliefs(one, result["tokens"]).argmax(-1).tolist()
+    assert 0 < result["paused"] == result["later"] == scored - 50
+    one = task_model(make_task("random-walk"))
+    answers = predict(one, result["tokens"]).argmax(-1).tolist()
     cells, _ = trajectory(result["tokens"])
-    assert right == sum(answer == cell for answer, cell in zip(answers[1:], cells[1:]))
-    assert result["tally"] == f"{100 * right / asked:.0f}%" and f"{right} of {asked}" in result["spoken"]
-    assert result["marks"] == asked
+    assert correct == sum(answer == cell for answer, cell in zip(answers[1:], cells[1:]))
+    assert result["accuracy"] == f"{100 * correct / scored:.0f}%" and f"{correct} of {scored}" in result["spoken"]
+    assert result["marks"] == scored
 
 
-def test_symbols_are_pressed_by_number_and_a_sample_is_played(tmp_path: Path) -> None:
-    parity = shown(make_task("parity"), "LSTM", "lstm")
+def test_tokens_are_pressed_by_number_keys(tmp_path: Path) -> None:
+    parity = task_model(make_task("parity"), "LSTM", "lstm")
     bits = [1, 0, 1, 1, 0, 1]
-    result = drive(
+    result = run_in_page(
         [parity],
         f"""
-        const steps = [], [mind] = page.minds;
-        for (const bit of {bits}) {{ press(String(bit + 1)); steps.push([[...mind.believed], mind.known]); }}
-        page.inside.open = true;
+        const steps = [], [card] = page.cards;
+        for (const bit of {bits}) {{ press(String(bit + 1)); steps.push([[...card.probabilities], card.label]); }}
+        page.details.open = true;
         await wait(50);
-        const names = [...mind.belief.box.querySelectorAll("span:nth-child(3n+1)")].map((name) => name.textContent);
-        return {{ steps, names, inside: page.boxes[0].textContent }};""",
+        const names = [...card.prediction.box.querySelectorAll("span:nth-child(3n+1)")].map((name) => name.textContent);
+        return {{ steps, names, attention: page.attentionBoxes[0].textContent }};""",
         tmp_path,
     )
     found = torch.tensor([step[0] for step in result["steps"]])
-    torch.testing.assert_close(found, beliefs(parity, bits), rtol=0, atol=1e-5)
+    torch.testing.assert_close(found, predict(parity, bits), rtol=0, atol=1e-5)
     assert [step[1] for step in result["steps"]] == [sum(bits[: i + 1]) % 2 for i in range(len(bits))]
     assert result["names"] == ["even ✓", "odd"]
-    assert "attends to nothing" in result["inside"]
+    assert "has no attention" in result["attention"]
 
 
-def test_a_task_without_a_rule_is_played_from_its_test_split(tmp_path: Path) -> None:
+def test_task_without_a_machine_plays_its_test_split(tmp_path: Path) -> None:
     task = make_task("counting", length=5)
-    one = shown(task, "Staircase", "staircase")
-    result = drive(
+    one = task_model(task, "Staircase", "staircase")
+    result = run_in_page(
         [one],
         """
         press("p");
         const steps = [];
-        for (let i = 0; i < 50; i++) { await wait(90); steps.push([[...page.minds[0].believed], page.minds[0].known]); }
+        const [card] = page.cards;
+        for (let i = 0; i < 50; i++) { await wait(90); steps.push([[...card.probabilities], card.label]); }
         press("1");
-        page.next();
-        return { steps, after: page.read, place: page.place };""",
+        page.playStep();
+        return { steps, tokens: page.tokens, position: page.examplePosition };""",
         tmp_path,
     )
     batch, steps = next(iter(task.batches("test", 1, 50))), result["steps"]
@@ -184,96 +184,125 @@ def test_a_task_without_a_rule_is_played_from_its_test_split(tmp_path: Path) -> 
     found = torch.tensor([step[0] for step in steps])
     torch.testing.assert_close(found, logits[0].softmax(-1), rtol=0, atol=1e-5)
     assert [-100 if step[1] is None else step[1] for step in steps] == batch.targets[0].tolist()
-    # After a symbol of one's own nothing is known of the truth, so a sample begins from its beginning.
-    assert result["after"] == batch.tokens[0, :1].tolist() and result["place"] == 1
+    # After a token from the user the label is unknown, so the example starts again.
+    assert result["tokens"] == batch.tokens[0, :1].tolist() and result["position"] == 1
 
 
-def test_text_goes_on_as_greedy_decoding_does(tmp_path: Path) -> None:
+def test_generated_text_is_that_of_greedy_decoding(tmp_path: Path) -> None:
     vocabulary = text.Characters("\n abcdé")
-    one, lstm = shown_text(vocabulary), shown_text(vocabulary, "LSTM", "lstm")
-    result = drive(
+    one, lstm = text_model(vocabulary), text_model(vocabulary, "LSTM", "lstm")
+    result = run_in_page(
         [one, lstm],
         """
-        page.go.click();
+        page.playButton.click();
         const empty = live();
         type("bad"); type("bad z");
-        const unknown = page.words.textContent;
+        const unknown = page.status.textContent;
         type("bad cé");
         page.temperature.value = 0;
-        for (let i = 0; i < 40; i++) page.write();
-        const written = page.paper.textContent, ids = page.tokens.map((token) => token.id);
+        for (let i = 0; i < 40; i++) page.generate();
+        const text = page.text.textContent, ids = page.tokens.map((token) => token.id);
         page.tokens[44].element.dispatchEvent(new PointerEvent("pointerover", { bubbles: true }));
         const weight = ({ element }) => parseFloat(getComputedStyle(element).getPropertyValue("--weight"));
-        const looked = page.tokens.map((token) => (token.element.matches(".seen") ? weight(token) : 0));
+        const shades = page.tokens.map((token) => (token.element.matches(".attended") ? weight(token) : 0));
         const attention = page.tokens[44].attention.map((layer) => layer.weights.map((row) => [...row]));
         page.tokens[20].element.focus();
         press("ArrowRight", page.tokens[20].element);
-        const picked = page.picked, spoken = live(), heads = page.side.querySelectorAll(".heads svg").length;
-        page.go.click();
+        const selected = page.selected, spoken = live(), heads = page.side.querySelectorAll(".heads svg").length;
+        page.playButton.click();
         await wait(500);
         press("Escape");
-        const more = page.tokens.length;
+        const stopped = page.tokens.length;
         await wait(500);
-        const still = page.tokens.length;
-        const choice = document.querySelector("select");
-        choice.value = 1;
-        choice.dispatchEvent(new Event("change"));
-        for (let i = 0; i < 9; i++) page.write();
-        const other = page.tokens.map((token) => token.id), none = page.side.textContent;
-        return { empty, unknown, written, ids, looked, attention, picked, spoken, heads, more, still, other, none };""",
+        const later = page.tokens.length;
+        const menu = document.querySelector("select");
+        menu.value = 1;
+        menu.dispatchEvent(new Event("change"));
+        for (let i = 0; i < 9; i++) page.generate();
+        const other = page.tokens.map((token) => token.id), side = page.side.textContent;
+        return { empty, unknown, text, ids, shades, attention, selected, spoken, heads, stopped, later, other,
+                 side };""",
         tmp_path,
     )
-    assert "Type something" in result["empty"] and "never seen “z”" in result["unknown"]
+    assert result["empty"] == "Type a prompt." and "“z” is not in the vocabulary" in result["unknown"]
     prompt = torch.from_numpy(vocabulary.encode("bad cé"))
-    wanted = greedy(Session(one.model, one.model.init_state(1)), prompt[None], 40)[0].tolist()
-    assert result["ids"] == [*prompt.tolist(), *wanted]
-    assert result["written"] == vocabulary.decode(result["ids"])
-    with torch.no_grad(), inspect(one.model) as seen:
+    expected = greedy(Session(one.model, one.model.init_state(1)), prompt[None], 40)[0].tolist()
+    assert result["ids"] == [*prompt.tolist(), *expected]
+    assert result["text"] == vocabulary.decode(result["ids"])
+    with torch.no_grad(), inspect(one.model) as recorder:
         one.model(torch.tensor([result["ids"][:45]]), one.model.init_state(1))
-    attended = torch.stack([layer[0, :, -1] for layer in seen.attention])  # (layers, H, slots)
+    attended = torch.stack([layer[0, :, -1] for layer in recorder.attention])  # (layers, H, distances)
     torch.testing.assert_close(torch.tensor(result["attention"]), attended, rtol=0, atol=1e-5)
-    shares = attended.mean((0, 1)).tolist()
-    assert [44 - i for i, weight in enumerate(result["looked"]) if weight] == list(range(len(shares), 0, -1))
-    assert result["looked"][43] == pytest.approx(55 * shares[0] ** 0.5, abs=1)
-    assert result["picked"] == 21 and "layer 2 looks most at" in result["spoken"] and result["heads"] == 4
-    assert 46 < result["more"] == result["still"]
-    wanted = greedy(Session(lstm.model, lstm.model.init_state(1)), prompt[None], 9)[0].tolist()
-    assert result["other"] == [*prompt.tolist(), *wanted] and "attends to nothing" in result["none"]
+    means = attended.mean((0, 1)).tolist()
+    assert [44 - i for i, weight in enumerate(result["shades"]) if weight] == list(range(len(means), 0, -1))
+    assert result["shades"][43] == pytest.approx(55 * means[0] ** 0.5, abs=1)
+    assert result["selected"] == 21 and "layer 2 attends most to" in result["spoken"] and result["heads"] == 4
+    assert 46 < result["stopped"] == result["later"]
+    expected = greedy(Session(lstm.model, lstm.model.init_state(1)), prompt[None], 9)[0].tolist()
+    assert result["other"] == [*prompt.tolist(), *expected] and "has no attention" in result["side"]
 
 
-def test_what_was_typed_is_gray_and_what_was_written_is_not(tmp_path: Path) -> None:
+def test_prompt_is_gray_and_generated_text_is_not(tmp_path: Path) -> None:
     script = """
       type("abc");
       page.temperature.value = 0;
-      for (let i = 0; i < 6; i++) page.write();
-      page.pick(4);
+      for (let i = 0; i < 6; i++) page.generate();
+      page.select(4);
       const color = ({ element }) => getComputedStyle(element).color;
-      const of = (names) => page.tokens.filter((token) => names(token)).map(color);
-      const seen = ({ element }) => element.classList.contains("seen");
-      const probe = html(document.body, "span", { style: "color: var(--soft)" });
+      const colors = (condition) => page.tokens.filter(condition).map(color);
+      const attended = ({ element }) => element.classList.contains("attended");
       const ink = html(document.body, "span", { style: "color: var(--ink)" });
       return {
-        typed: of((t) => !t.written), seen: of((t) => !t.written && seen(t)), written: of((t) => t.written),
-        soft: getComputedStyle(probe).color, ink: getComputedStyle(ink).color,
+        prompt: colors((t) => !t.generated), attended: colors((t) => !t.generated && attended(t)),
+        generated: colors((t) => t.generated), ink: getComputedStyle(ink).color,
       };
     """
-    result = drive([shown_text(text.Bytes())], script, tmp_path)
-    assert len(result["typed"]) == 3 and len(result["written"]) == 6 and result["seen"]
-    assert set(result["written"]) == {result["ink"]}
-    assert not set(result["typed"]) & set(result["written"])
+    result = run_in_page([text_model(text.Bytes())], script, tmp_path)
+    assert len(result["prompt"]) == 3 and len(result["generated"]) == 6 and result["attended"]
+    assert set(result["generated"]) == {result["ink"]}
+    assert not set(result["prompt"]) & set(result["generated"])
 
 
-@pytest.mark.parametrize("kind", ["grid", "text"])
-def test_the_page_is_drawn_in_light_and_dark(kind: str, tmp_path: Path) -> None:
-    one = shown(make_task("random-walk")) if kind == "grid" else shown_text(text.Bytes())
+PHONE = """<body><iframe src="page.html" style="width: 390px; height: 900px"></iframe><script>
+addEventListener("message", ({ data }) => { document.body.textContent = data; });
+</script></body>"""
+MEASURE_LAYOUT = """<script>
+for (const name of ["quite incomprehensibilities", "quite"]) {
+  page.prompt.value = name;
+  page.prompt.dispatchEvent(new Event("input"));
+}
+setTimeout(() => {
+  const width = (element) => element.getBoundingClientRect().width;
+  const bars = [...document.querySelectorAll(".bars .track")].map(width);
+  const panel = document.querySelector(".side"), cut = panel.scrollHeight > panel.clientHeight + 2;
+  const right = Math.max(...[...document.querySelectorAll("main *")].map((e) => e.getBoundingClientRect().right));
+  parent.postMessage(JSON.stringify({ width: innerWidth, right, bars, cut }), "*");
+}, 500);
+</script></body>"""
+
+
+def test_text_page_fits_a_phone(tmp_path: Path) -> None:
+    vocabulary = text.Words.build(["quite antidisestablishmentarianism incomprehensibilities\n"])
+    export_html([text_model(vocabulary, "Cached Staircase", "cached-staircase")], tmp_path / "page.html")
+    source = (tmp_path / "page.html").read_text(encoding="utf-8")
+    (tmp_path / "page.html").write_text(source.replace("</body>", MEASURE_LAYOUT), encoding="utf-8")
+    (tmp_path / "phone.html").write_text(PHONE)
+    layout = json.loads(re.sub(r"<[^>]+>", "", open_page(tmp_path / "phone.html", "--dump-dom")))
+    assert layout["width"] == 390 and layout["right"] <= 390 and not layout["cut"]
+    assert layout["bars"] and min(layout["bars"]) > 100
+
+
+@pytest.mark.parametrize("page_type", ["grid", "text"])
+def test_page_has_a_light_and_a_dark_theme(page_type: str, tmp_path: Path) -> None:
+    one = task_model(make_task("random-walk")) if page_type == "grid" else text_model(text.Bytes())
     export_html([one], tmp_path / "page.html")
-    light = {}
+    brightness = {}
     dark = "--blink-settings=preferredColorScheme=0"
     for theme, flags in (("light", []), ("dark", [dark])):
-        picture = tmp_path / f"{theme}.png"
-        open_page(tmp_path / "page.html", "--window-size=900,1000", f"--screenshot={picture}", *flags)
-        pixels = imread(picture)[..., :3]
+        screenshot = tmp_path / f"{theme}.png"
+        open_page(tmp_path / "page.html", "--window-size=900,1000", f"--screenshot={screenshot}", *flags)
+        pixels = imread(screenshot)[..., :3]
         assert pixels.shape[:2] == (1000, 900)
-        light[theme] = pixels.mean()
-        assert pixels.std() > 0.05, "nothing is drawn"
-    assert light["light"] > 0.8 and light["dark"] < 0.3
+        brightness[theme] = pixels.mean()
+        assert pixels.std() > 0.05
+    assert brightness["light"] > 0.8 and brightness["dark"] < 0.3

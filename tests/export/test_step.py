@@ -1,4 +1,4 @@
-"""A step as a graph: onnxruntime and torch.export give the numbers of PyTorch for every core."""
+"""The exported step: onnxruntime and torch.export give the logits of PyTorch for every core."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def make_model(name: str) -> LanguageModel:
-    kind = config_type(name)
+    config = config_type(name)
     sizes = {**SIZES, **OPTIONS.get(name, {})}
-    core = kind(**{key: value for key, value in sizes.items() if key in configs.field_types(kind)})
+    core = config(**{key: value for key, value in sizes.items() if key in configs.field_types(config)})
     torch.manual_seed(0)
     return scramble(LanguageModel(LanguageModelConfig(core=core, inputs=V), "reference")).eval()  # type: ignore
 
@@ -57,8 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("onnx")
 
 
-def streams(rows: int) -> Tensor:
-    return torch.randint(V, (rows, TOKENS), generator=torch.Generator().manual_seed(1))
+def streams(batch: int) -> Tensor:
+    return torch.randint(V, (batch, TOKENS), generator=torch.Generator().manual_seed(1))
 
 
 @torch.no_grad()
@@ -67,15 +67,15 @@ def expected(model: LanguageModel, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_onnxruntime_streams_what_pytorch_says(name: str, folder: Path) -> None:
+def test_onnxruntime_gives_the_logits_of_pytorch(name: str, folder: Path) -> None:
     model, session = make_model(name), onnxruntime.InferenceSession(exported(name, folder))
     step = Step(model)
     outputs = [output.name for output in session.get_outputs()]
-    assert [given.name for given in session.get_inputs()] == ["token", *step.names]
+    assert [value.name for value in session.get_inputs()] == ["token", *step.names]
     assert outputs == ["logits", *(f"{name}N" for name in step.names)]
-    for rows in (1, 3):
-        tokens = streams(rows)
-        states = {key: tensor.numpy() for key, tensor in step.inputs(rows).items()}
+    for batch in (1, 3):
+        tokens = streams(batch)
+        states = {key: tensor.numpy() for key, tensor in step.inputs(batch).items()}
         for t in range(TOKENS):
             logits, *after = session.run(None, {"token": tokens[:, t].numpy(), **states})
             states = dict(zip(step.names, after))
@@ -84,24 +84,24 @@ def test_onnxruntime_streams_what_pytorch_says(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_rows_of_other_ages_do_not_touch_each_other(name: str) -> None:
-    """In plain PyTorch: one row is two tokens ahead of the other."""
+def test_streams_at_different_positions_are_independent(name: str) -> None:
+    """In PyTorch: one stream is two tokens ahead of the other."""
     model, tokens = make_model(name), streams(2)
     step = Step(model)
     with torch.no_grad():
         _, ahead = model(tokens[:1, :2], model.init_state(1))
         state = type(ahead).join([ahead, model.init_state(1)])
-        given = {name: tensor for name, tensor in state.tensors() if name in step.names}
+        states = {name: tensor for name, tensor in state.tensors() if name in step.names}
         shifted = torch.stack([tokens[0, 2:], tokens[1, : TOKENS - 2]])
         for t in range(TOKENS - 2):
-            logits, *after = step(shifted[:, t], *given.values())
-            given = dict(zip(step.names, after))
-            wanted = [expected(model, tokens)[0, t + 2], expected(model, tokens)[1, t]]
-            torch.testing.assert_close(logits, torch.stack(wanted), rtol=0, atol=1e-5)
+            logits, *after = step(shifted[:, t], *states.values())
+            states = dict(zip(step.names, after))
+            logits_alone = [expected(model, tokens)[0, t + 2], expected(model, tokens)[1, t]]
+            torch.testing.assert_close(logits, torch.stack(logits_alone), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_torch_export_writes_the_same_step(name: str, tmp_path: Path) -> None:
+def test_torch_export_gives_the_logits_of_pytorch(name: str, tmp_path: Path) -> None:
     model, tokens = make_model(name), streams(2)
     export_torch(model, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
@@ -111,30 +111,30 @@ def test_torch_export_writes_the_same_step(name: str, tmp_path: Path) -> None:
         torch.testing.assert_close(logits, expected(model, tokens)[:, t], rtol=0, atol=1e-5)
 
 
-def test_what_a_graph_cannot_hold_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(tmp_path: Path) -> None:
     adaptive = LanguageModel(LanguageModelConfig(core=config_type("lstm")(width=8), inputs=9, adaptive=(4,)))
     with pytest.raises(UserError, match="adaptive embeddings"):
         export_onnx(adaptive, tmp_path / "model.onnx")
-    with pytest.raises(UserError, match="not of a Linear"):
+    with pytest.raises(UserError, match="not a Linear"):
         export_onnx(torch.nn.Linear(2, 2), tmp_path / "model.onnx")  # type: ignore[arg-type]
     assert not (tmp_path / "model.onnx").exists()
 
 
-def test_the_example_streams_with_onnxruntime_alone(folder: Path, tmp_path: Path) -> None:
+def test_example_streams_with_onnxruntime_alone(folder: Path, tmp_path: Path) -> None:
     vocabulary = Characters.build(["abcde"])
     export_onnx(make_model("global-cached-staircase"), tmp_path / "model.onnx", vocabulary)
     example = ROOT / "examples/onnx_streaming.py"
-    # Where torch cannot be imported.
+    # Without torch.
     code = "import sys, runpy; sys.modules['torch'] = None; sys.argv = sys.argv[1:]; "
     code += "runpy.run_path(sys.argv[0], run_name='__main__')"
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", code, str(example), str(tmp_path / "model.onnx"), "abba", "30"],
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout) == 31 and set(done.stdout) <= set("abcde\n")
+    assert result.returncode == 0, result.stderr
+    assert len(result.stdout) == 31 and set(result.stdout) <= set("abcde\n")
     stream = runpy.run_path(str(example))["Stream"](str(exported("feedback", folder)))
     tokens = streams(1)
-    found = np.stack([stream.feed(int(token)) for token in tokens[0]])
-    torch.testing.assert_close(torch.from_numpy(found), expected(make_model("feedback"), tokens)[0], rtol=0, atol=1e-5)
+    logits = np.stack([stream.feed(int(token)) for token in tokens[0]])
+    torch.testing.assert_close(torch.from_numpy(logits), expected(make_model("feedback"), tokens)[0], rtol=0, atol=1e-5)

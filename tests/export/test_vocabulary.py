@@ -1,4 +1,4 @@
-"""The page's vocabularies under node: the ids and the text of stairwell/text.py."""
+"""`vocabulary.js` under node encodes and decodes like stairwell/text.py."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from stairwell import text
-from stairwell.export import html
 from stairwell.export.task_json import vocabulary_json
-from tests.export.test_engine import run_node
+from tests.export.test_engine import EXPORT, run_node
+
+pytestmark = pytest.mark.quick
 
 TRAINING = (
     "It's a long way;  we'll go on!\n\tHe said 42 times: “naïve café”\r\n"
@@ -21,10 +22,10 @@ ALPHABET = "aehilnot  \n\t'12.,;“é日𝒳\xa0\x1c\u2028\ufeff"
 
 
 def texts() -> list[str]:
-    chance = random.Random(0)
-    drawn = ["".join(chance.choices(ALPHABET, k=chance.randint(1, 30))) for _ in range(150)]
-    words = [" ".join(chance.choices(TRAINING.split(), k=8)) + "\nnot in it" for _ in range(20)]
-    return [TRAINING, "", "\n", " ", "  two  spaces ", "it'll don't 's", "aaa aaaaa aaaaaaa", *drawn, *words]
+    rng = random.Random(0)
+    random_texts = ["".join(rng.choices(ALPHABET, k=rng.randint(1, 30))) for _ in range(150)]
+    words = [" ".join(rng.choices(TRAINING.split(), k=8)) + "\nnot in it" for _ in range(20)]
+    return [TRAINING, "", "\n", " ", "  two  spaces ", "it'll don't 's", "aaa aaaaa aaaaaaa", *random_texts, *words]
 
 
 VOCABULARIES: list[text.Vocabulary] = [
@@ -42,17 +43,17 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, obj
     file = tmp_path_factory.mktemp("cases") / "cases.json"
     cases = [{"spec": vocabulary_json(vocabulary), "texts": texts()} for vocabulary in VOCABULARIES]
     file.write_text(json.dumps(cases))
-    script = Path(html.__file__).with_name("vocabulary.js")
+    script = EXPORT / "vocabulary.js"
     return run_node(Path(__file__).with_name("vocabulary_cases.js"), script, file)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("number", range(len(VOCABULARIES)), ids=lambda n: f"{VOCABULARIES[n].type_name}-{n}")
-def test_the_page_encodes_and_spells_as_python_does(number: int, results: list[list[dict[str, object]]]) -> None:
+def test_vocabulary_encodes_and_decodes_like_python(number: int, results: list[list[dict[str, object]]]) -> None:
     vocabulary = VOCABULARIES[number]
-    for given, found in zip(texts(), results[number], strict=True):
+    for given, result in zip(texts(), results[number], strict=True):
         try:
             ids = vocabulary.encode(given).tolist() if given else []
         except text.UnknownTokenError:
-            assert "never seen" in str(found["error"]), given
+            assert "is not in the vocabulary" in str(result["error"]), given
             continue
-        assert found == {"ids": ids, "spelled": vocabulary.decode(ids)}, given
+        assert result == {"ids": ids, "decoded": vocabulary.decode(ids)}, given

@@ -1,4 +1,4 @@
-// Reads vocabularies with texts from the file that is named, and writes the ids of each text and how they are spelled.
+// Encode and decode texts with the vocabularies of a JSON file and print the results.
 const fs = require("fs");
 const { Vocabulary } = require(process.argv[2]);
 
@@ -6,8 +6,8 @@ const results = JSON.parse(fs.readFileSync(process.argv[3], "utf8")).map(({ spec
   const vocabulary = new Vocabulary(spec);
   return texts.map((text) => {
     try {
-      const ids = vocabulary.encode(text), spell = vocabulary.speller();
-      return { ids, spelled: ids.map((id) => spell(id)).join("") };
+      const ids = vocabulary.encode(text), decode = vocabulary.decoder();
+      return { ids, decoded: ids.map((id) => decode(id)).join("") };
     } catch (error) {
       return { error: error.message };
     }

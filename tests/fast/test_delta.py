@@ -18,6 +18,8 @@ from tests import invariants
 from tests.cores.test_invariants import cases
 from tests.fast import engine_invariants
 
+pytestmark = pytest.mark.quick
+
 EXAMPLES = settings(max_examples=25, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
 CHUNKS = st.sampled_from([1, 3, 8, 64])  # shorter and longer than a call, and not dividing it

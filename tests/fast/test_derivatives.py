@@ -19,6 +19,8 @@ from stairwell.cores.universal import UniversalConfig
 from stairwell.fast import choose_engine
 from tests import invariants
 
+pytestmark = pytest.mark.quick
+
 SHAPE: dict[str, Any] = {"width": 4, "heads": 2, "layers": 2, "inner": 5}
 CONFIGS = [
     FeedbackConfig(**SHAPE, memory=3),

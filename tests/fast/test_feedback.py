@@ -26,6 +26,8 @@ from tests import invariants
 from tests.cores.test_invariants import cases
 from tests.fast import engine_invariants
 
+pytestmark = pytest.mark.quick
+
 BACKENDS: dict[str, Any] = {"torch": TorchBackend()}
 if not native.UNAVAILABLE_REASON:
     BACKENDS |= {native.INSTRUCTION_SETS[i]: native.NativeBackend(i) for i in range(native.BEST_INSTRUCTION_SET + 1)}

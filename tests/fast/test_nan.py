@@ -16,6 +16,8 @@ from stairwell.fast.feedback import FeedbackEngine
 from stairwell.fast.feedback_torch import TorchBackend
 from tests import invariants
 
+pytestmark = pytest.mark.quick
+
 SHAPE: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "inner": 9}
 NATIVE = [] if native.UNAVAILABLE_REASON else list(range(native.BEST_INSTRUCTION_SET + 1))
 ENGINES = {

@@ -22,6 +22,8 @@ from tests import invariants
 from tests.cores.test_invariants import cases
 from tests.fast import engine_invariants
 
+pytestmark = pytest.mark.quick
+
 EXAMPLES = settings(max_examples=25, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
 NAMES = ["transformer-xl", "universal"]

@@ -33,6 +33,8 @@ from stairwell.hf import (  # noqa: E402
     vocabulary_of,
 )
 
+pytestmark = pytest.mark.quick
+
 V = 11
 SIZES: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2, "memory": 5, "chunk": 3, "passes": 2}
 cores = pytest.mark.parametrize("name", sorted(CORES))
@@ -353,7 +355,7 @@ def test_from_run_and_to_run_are_inverse(run: Path, tmp_path: Path) -> None:
         assert (again / name).read_bytes() == (run / name).read_bytes()
     model, task = load(again, "cpu")
     assert task.vocabularies["text"] == load(run, "cpu")[1].vocabularies["text"]
-    with pytest.raises(UserError, match="holds a training already"):
+    with pytest.raises(UserError, match="is a run already"):
         to_run(from_run(run), again)
     with pytest.raises(UserError, match="did not come from a run folder"):
         to_run(make_model(), tmp_path / "new")

@@ -11,6 +11,8 @@ import torch
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.models import LanguageModel, LanguageModelConfig
 
+pytestmark = pytest.mark.quick
+
 VOCABULARY_SIZE, CUTOFFS = 900, (300, 600)
 
 

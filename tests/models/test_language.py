@@ -32,6 +32,8 @@ from stairwell.models import IGNORE
 from stairwell.train.run import Run
 from tests import invariants
 
+pytestmark = pytest.mark.quick
+
 SMALL: dict[str, Any] = {"width": 8, "heads": 2, "layers": 2}
 MILLION = 1_000_000
 TRANSFORMERS = [name for name in sorted(CORES) if issubclass(CORES[name].core, TransformerCore)]

@@ -14,6 +14,8 @@ from stairwell.fast import linear
 from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig, inspect
 from stairwell.models.encoder import sinusoids
 
+pytestmark = pytest.mark.quick
+
 SIZES: dict[str, Any] = {"width": 8, "layers": 2}
 DECODERS = {
     "feedback": {"heads": 2, "memory": 6},

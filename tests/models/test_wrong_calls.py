@@ -18,6 +18,8 @@ from stairwell.stream import Stream
 from stairwell.tasks.pair_task import PairTask
 from stairwell.train.translator import Search, Translator
 
+pytestmark = pytest.mark.quick
+
 MODEL = LanguageModel(LanguageModelConfig(core=FeedbackConfig(width=8, heads=2, layers=1, memory=3), inputs=9)).eval()
 
 
@@ -32,13 +34,13 @@ def test_huge_ratios_raise(name: str) -> None:
     "options", [{"max_length": 5, "min_length": 10}, {"max_length_ratio": 1.0, "min_length_ratio": 2.0}]
 )
 def test_a_minimum_length_above_the_maximum_raises(options: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="is above longest"):
+    with pytest.raises(UserError, match="is above max_length"):
         Search(**options)
 
 
 def test_any_number_of_sentences_can_be_requested() -> None:
     class Pairs:
-        sides = PairTask.sides
+        sources_and_targets = PairTask.sources_and_targets
 
         def texts(self, split: str) -> Any:
             return iter([("a", "b"), ("c", "d")])
@@ -51,7 +53,7 @@ def test_any_number_of_sentences_can_be_requested() -> None:
 def test_more_prefixes_than_texts_raise() -> None:
     translator: Any = object.__new__(Translator)
     translator.search, translator.read_ahead = Search(), 10
-    translator._group = lambda texts, best, prefixes: [[text] for text in texts]
+    translator._translate_group = lambda texts, best, prefixes: [[text] for text in texts]
     assert list(translator.translate(["x", "y"], 1, ["", ""])) == [["x"], ["y"]]
     with pytest.raises(UserError, match="3 prefixes and 2 texts"):
         list(translator.translate(["x", "y"], 1, ["", "", "z"]))
@@ -79,7 +81,7 @@ def test_loading_another_type_of_file_names_its_format(tmp_path: Path) -> None:
     stream = Stream(MODEL)
     stream.feed(1)
     stream.save(tmp_path / "stream")
-    with pytest.raises(UserError, match=r"is not a saved state of stairwell; its format is stairwell\.stream") as error:
+    with pytest.raises(UserError, match=r"is not a saved state of stairwell: its format is stairwell\.stream") as error:
         State.load(tmp_path / "stream")
     assert len(str(error.value)) < 300
 
@@ -93,7 +95,7 @@ def test_cropping_a_negative_number_raises() -> None:
 
 @pytest.mark.parametrize("tokens", [{1: 2}, {1, 2}])
 def test_unordered_tokens_raise(tokens: Any) -> None:
-    with pytest.raises(UserError, match="tokens are a sequence"):
+    with pytest.raises(UserError, match="tokens must be a sequence"):
         Stream(MODEL).feed(tokens)
 
 

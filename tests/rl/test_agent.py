@@ -19,6 +19,8 @@ from stairwell.rl.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from stairwell.state import State
 from tests import invariants
 
+pytestmark = pytest.mark.quick
+
 EVERYTHING = Dict(
     (
         ("color", Discrete(3)),

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from stairwell.rl.environments.corridor import Config, Corridor, PassiveTMaze, TMazeConfig
+
+pytestmark = pytest.mark.quick
 
 WALK, FIRST, SECOND = 0, 1, 2
 BLUE, GREEN = 0, 1

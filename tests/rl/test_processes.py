@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from stairwell.train import Run
-from tests.commands import assert_same_tensors, start_command, newest_step, stairwell
-from tests.train.test_distributed import CLOSE, two
+from tests.commands import assert_same_tensors, newest_step, stairwell, start_command
+from tests.train.test_distributed import CLOSE, run_two
 
 OPTIONS = [
     "rl/feedback", "--task.length", "3", "--task.valid_episodes", "4", "--core.width", "8", "--core.layers", "1",
@@ -37,8 +37,8 @@ def test_two_processes_equal_one_and_one_resumes_a_run_of_two(tmp_path: Path) ->
     """With A2C, whose loss is a sum over environments. Only the episode statistics are those of the first process."""
     command = ["train", *OPTIONS, *A2C]
     assert stairwell(tmp_path, *command, "--steps", "12", "--out", "one").status == 0
-    two(tmp_path, *command, "--steps", "12", "--out", "two")
-    two(tmp_path, *command, "--steps", "6", "--out", "two-one")
+    run_two(tmp_path, *command, "--steps", "12", "--out", "two")
+    run_two(tmp_path, *command, "--steps", "6", "--out", "two-one")
     assert stairwell(tmp_path, "train", "--resume", "--quiet", "--steps", "12", "--out", "two-one").status == 0
     whole = Run(tmp_path / "one").load_checkpoint()[0]
     for name in ("two", "two-one"):

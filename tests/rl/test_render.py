@@ -137,7 +137,7 @@ def test_play_prints_scores_and_writes_a_gif(runs: Any, tmp_path: Path) -> None:
 def test_play_takes_agents_only_and_generate_takes_none(runs: Any, tmp_path: Path) -> None:
     assert stairwell(tmp_path, "train", "parity/lstm", *TINY, "--steps", "2", "--out", "lm", "--quiet").status == 0
     line = stairwell(tmp_path, "play", "lm").error_line
-    assert "play takes the run of a model of the kind 'agent'; this one is of the kind 'language'" in line
+    assert "play expects a run of the family 'rl'; this run is of the family 'streams'" in line
     assert "is not a language model" in stairwell(tmp_path, "generate", runs("corridor")).error_line
 
 

@@ -259,7 +259,7 @@ def test_gymnasium_environments_start_new_episodes_when_resumed(tmp_path: Path) 
     fit(config, tmp_path / "run", "cpu")
     longer = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=20))
     task = config.make_tasks()[0]
-    trainer = agent_trainer(config.make_model(task), [task], longer.train, Run(tmp_path / "run"))
+    trainer = agent_trainer(config.make_model(task), task, longer.train, Run(tmp_path / "run"))
     message = "the state of this environment cannot be restored: all environments start new episodes"
     assert trainer.resume() == [message]
     fit(longer, tmp_path / "run", "cpu")
@@ -275,7 +275,7 @@ def test_gymnasium_episodes_depend_on_the_checkpoint_resumed_from(tmp_path: Path
         shorter = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=steps))
         fit(shorter, tmp_path / "run", "cpu")
         task = shorter.make_tasks()[0]
-        trainer = agent_trainer(shorter.make_model(task), [task], shorter.train, Run(tmp_path / "run"))
+        trainer = agent_trainer(shorter.make_model(task), task, shorter.train, Run(tmp_path / "run"))
         new = trainer.batch_source.inputs.observation["observation"].flatten().tolist()
         trainer.resume()
         return [new, trainer.batch_source.inputs.observation["observation"].flatten().tolist()]

@@ -21,7 +21,7 @@ from stairwell.rl.vector_env import BatchedVectorEnv
 from stairwell.runs.launch import fit
 from stairwell.runs.load import evaluate_run, load
 from tests.commands import stairwell
-from tests.rl.small_runs import run_config
+from tests.rl.small_runs import rollout_source, run_config
 
 ROOT = Path(__file__).parents[2]
 TINY = [
@@ -298,8 +298,10 @@ def test_derived_and_unknown_fields_raise() -> None:
         run_config(model__action_space="x")
     with pytest.raises(UserError, match=r"unknown option --train\.discont"):
         run_config(train__discont=1)
-    config = run_config(train__curriculum="length=2..4")
-    task = config.make_tasks()[0]
-    source = task.batch_source(config.make_model(task), config.train)(range(4), 4, 0)
+    with pytest.raises(UserError, match=r"unknown option --train\.curriculum"):
+        run_config(train__curriculum="length=2..4")
+
+
+def test_environments_have_no_curriculum() -> None:
     with pytest.raises(UserError, match="environments have no curriculum"):
-        source.change(length=2)
+        rollout_source(run_config()).change(length=2)

@@ -17,6 +17,8 @@ from stairwell.runs import sizes
 from stairwell.runs.presets import preset
 from tests import language_pair
 
+pytestmark = pytest.mark.quick
+
 CPU = torch.device("cpu")
 PAIR = {"task.source": "xx", "task.target": "yy", "task.vocabulary": "300"}
 BEYOND = {

@@ -30,6 +30,8 @@ from stairwell.serve.state_store import StateStore
 from stairwell.stream import Stream, encode
 from stairwell.text import BPE, Bytes, Characters, Words
 
+pytestmark = pytest.mark.quick
+
 VOCABULARY = Characters.build(["abcdefg\n"])
 
 
@@ -209,7 +211,7 @@ def test_a_long_text_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyP
         assert answer.status_code == 400, answer.text
     models, longest = RequestModels("stairwell", bpe, Limits(prompt_tokens=100)), 100 * max(bpe.byte_lengths)
     with pytest.raises(RequestError, match=f"'prompt' must have at most {longest} characters"):
-        requests.validate(models.completion, {"prompt": "a" * (longest + 1)})
+        requests.validate(models.complete, {"prompt": "a" * (longest + 1)})
     assert encoded == []
 
 

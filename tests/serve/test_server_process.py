@@ -55,7 +55,7 @@ def test_the_openai_client_raises_its_own_exceptions(server: Server) -> None:
 
 def test_the_page_is_served(server: Server) -> None:
     answer = server.get("/")
-    assert answer.status_code == 200 and "Go on from here" in answer.text
+    assert answer.status_code == 200 and "TextPage" in answer.text
 
 
 def test_clients_that_disconnect_leave_nothing_behind(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Language modeling: splits, targets, starts, episodes, the cache, and every text that cannot be read."""
+"""Language modeling: splits, targets, starts, episodes, the cache, and errors of unreadable text."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def cache_folder(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.M
     return folder
 
 
-def file(folder: Path, content: str | bytes, name: str = "book.txt") -> str:
+def write(folder: Path, content: str | bytes, name: str = "book.txt") -> str:
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_bytes(content.encode() if isinstance(content, str) else content)
     return str(folder / name)
 
 
 def language(path: str, **options: Any) -> Language:
-    """The task with its data opened."""
+    """Return the task with its data opened."""
     return opened(Language(Config(path=path, **options)))
 
 
@@ -54,9 +54,9 @@ def splits_of(task: Language) -> list[str]:
     return [task.vocabulary.decode(ids(task, split)) for split in ("train", "valid", "test")]
 
 
-def whole(data: Encoded, rows: int, segment: int) -> Batch:
-    """A split in one batch, however it was cut."""
-    batches = list(split_batches(data, rows, segment))
+def read(data: Encoded, batch: int, segment: int) -> Batch:
+    """Return a split in one batch, read in segments."""
+    batches = list(split_batches(data, batch, segment))
     assert all(batch.tokens.shape[1] == segment for batch in batches[:-1])
     starts = [
         torch.zeros_like(batch.tokens, dtype=torch.bool) if batch.start is None else batch.start for batch in batches
@@ -69,64 +69,64 @@ def whole(data: Encoded, rows: int, segment: int) -> Batch:
 
 
 def in_order(batch: Batch, present: int) -> Batch:
-    """The rows one after the other, without the filling at their ends. Tokens count up from 1, filling is 0."""
-    real = batch.tokens > 0
-    assert int(real.sum()) == present
-    assert (batch.targets[~real] == IGNORE).all()
-    assert batch.start is not None and not batch.start[~real].any()
-    return Batch(batch.tokens[real], batch.targets[real], batch.start[real])
+    """Return the streams concatenated, without padding. Tokens count from 1, padding is 0."""
+    mask = batch.tokens > 0
+    assert int(mask.sum()) == present
+    assert (batch.targets[~mask] == IGNORE).all()
+    assert batch.start is not None and not batch.start[~mask].any()
+    return Batch(batch.tokens[mask], batch.targets[mask], batch.start[mask])
 
 
 N = 50
-CUTS = [(rows, segment) for rows in (1, 2, 3, 7, 60) for segment in (1, 4, 7, 1000)]
+SIZES = [(streams, segment) for streams in (1, 2, 3, 7, 60) for segment in (1, 4, 7, 1000)]
 
 
-@pytest.mark.parametrize(("rows", "segment"), CUTS)
-def test_every_token_is_scored_once_whatever_the_segment_and_the_rows(rows: int, segment: int) -> None:
-    read = in_order(whole(Packed(np.arange(1, N + 1)), rows, segment), N)
-    assert read.tokens.tolist() == list(range(1, N + 1))
-    assert read.targets.tolist() == [*range(2, N + 1), IGNORE]
+@pytest.mark.parametrize(("streams", "segment"), SIZES)
+def test_every_token_is_scored_once_at_any_batch_size_and_segment(streams: int, segment: int) -> None:
+    batch = in_order(read(Packed(np.arange(1, N + 1)), streams, segment), N)
+    assert batch.tokens.tolist() == list(range(1, N + 1))
+    assert batch.targets.tolist() == [*range(2, N + 1), IGNORE]
 
 
-@pytest.mark.parametrize(("rows", "segment"), CUTS)
-def test_documents_start_anew_and_their_first_token_is_no_target(rows: int, segment: int) -> None:
-    begins = np.array([0, 3, 4, 20, 33, 40, 45, 48])
-    read = in_order(whole(Packed(np.arange(1, N + 1), begins), rows, segment), N)
-    assert read.tokens.tolist() == list(range(1, N + 1))
-    assert read.start is not None and np.flatnonzero(read.start).tolist() == begins.tolist()
-    unscored = {*(begins - 1), N - 1}
-    assert read.targets.tolist() == [IGNORE if i in unscored else i + 2 for i in range(N)]
+@pytest.mark.parametrize(("streams", "segment"), SIZES)
+def test_documents_are_reset_and_their_first_token_is_not_a_target(streams: int, segment: int) -> None:
+    starts = np.array([0, 3, 4, 20, 33, 40, 45, 48])
+    batch = in_order(read(Packed(np.arange(1, N + 1), starts), streams, segment), N)
+    assert batch.tokens.tolist() == list(range(1, N + 1))
+    assert batch.start is not None and np.flatnonzero(batch.start).tolist() == starts.tolist()
+    unscored = {*(starts - 1), N - 1}
+    assert batch.targets.tolist() == [IGNORE if i in unscored else i + 2 for i in range(N)]
 
 
-@pytest.mark.parametrize("rows", [2, 3, 5, 8])
-def test_with_enough_documents_every_row_begins_with_one(rows: int) -> None:
+@pytest.mark.parametrize("streams", [2, 3, 5, 8])
+def test_with_enough_documents_every_stream_starts_with_one(streams: int) -> None:
     data = Packed(np.arange(1, N + 1), np.array([0, 3, 4, 20, 33, 40, 45, 48]))
-    batch = whole(data, rows, 1000)
+    batch = read(data, streams, 1000)
     occupied = batch.tokens[:, 0] > 0
     assert batch.start is not None and batch.start[occupied, 0].all()
     assert int(occupied.sum()) > 1
 
 
-def test_with_fewer_documents_than_rows_the_cuts_are_even() -> None:
-    batch = whole(Packed(np.arange(1, N + 1), np.array([0, 3])), 5, 1000)
+def test_with_fewer_documents_than_streams_the_streams_have_equal_lengths() -> None:
+    batch = read(Packed(np.arange(1, N + 1), np.array([0, 3])), 5, 1000)
     assert batch.tokens[:, 0].tolist() == [1, 11, 21, 31, 41]
 
 
-def test_an_unmarked_text_has_no_starts() -> None:
+def test_a_single_document_has_no_starts() -> None:
     assert next(split_batches(Packed(np.arange(5)), 2, 3)).start is None
 
 
-def test_rows_and_segments_must_be_at_least_one() -> None:
-    for rows, segment in ((0, 1), (1, 0)):
+def test_batch_size_and_segment_must_be_at_least_one() -> None:
+    for streams, segment in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="at least 1"):
-            split_batches(Packed(np.arange(5)), rows, segment)
+            split_batches(Packed(np.arange(5)), streams, segment)
 
 
-def test_episodes_are_cut_filled_up_and_start_anew() -> None:
-    # documents of 6, 1, 3 and 5 tokens in episodes of 4: the second document and the last token of the fourth have
-    # nothing to score
+def test_episodes_are_split_padded_and_reset() -> None:
+    # Documents of 6, 1, 3 and 5 tokens in episodes of 4: the second document and the last token of the fourth have no
+    # targets.
     data = Episodic(Packed(np.arange(1, 16), np.array([0, 6, 7, 10])), 4)
-    batch = whole(data, 1, 3)
+    batch = read(data, 1, 3)
     assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 0, 0, 8, 9, 10, 0, 11, 12, 13, 14]]
     assert [t if t != IGNORE else 0 for t in batch.targets[0].tolist()] == [
         *(2, 3, 4, 0),
@@ -137,9 +137,9 @@ def test_episodes_are_cut_filled_up_and_start_anew() -> None:
     assert batch.start is not None and np.flatnonzero(batch.start[0]).tolist() == [0, 4, 8, 12]
 
 
-@pytest.mark.parametrize("rows", [2, 3, 4, 9])
-def test_rows_never_cut_an_episode(rows: int) -> None:
-    batch = whole(Episodic(Packed(np.arange(1, 16), np.array([0, 6, 7, 10])), 4), rows, 5)
+@pytest.mark.parametrize("streams", [2, 3, 4, 9])
+def test_episodes_are_never_split_between_streams(streams: int) -> None:
+    batch = read(Episodic(Packed(np.arange(1, 16), np.array([0, 6, 7, 10])), 4), streams, 5)
     assert batch.start is not None
     assert sorted(batch.tokens[batch.start].tolist()) == [1, 5, 8, 11]
     occupied = batch.tokens[:, 0] > 0
@@ -147,80 +147,82 @@ def test_rows_never_cut_an_episode(rows: int) -> None:
     assert int((batch.targets != IGNORE).sum()) == 3 + 1 + 2 + 3
 
 
-def test_an_unmarked_text_is_one_document_of_episodes() -> None:
-    assert whole(Episodic(Packed(np.arange(1, 6)), 3), 1, 9).tokens.tolist() == [[1, 2, 3, 4, 5, 0]]
+def test_a_single_document_is_split_into_episodes() -> None:
+    assert read(Episodic(Packed(np.arange(1, 6)), 3), 1, 9).tokens.tolist() == [[1, 2, 3, 4, 5, 0]]
 
 
 @pytest.mark.parametrize("episode", [0, 4])
 def test_training_reads_what_evaluation_reads(episode: int) -> None:
     packed = Packed(np.arange(1, 16), np.array([0, 6, 7, 10]))
     data = Episodic(packed, episode) if episode else packed
-    once = whole(data, 1, 1000)
-    stream = SequenceSource(data, range(1), 1)
-    for _ in range(2):  # the stream goes round
-        read = stream.read(len(data))
-        assert torch.equal(read.tokens, once.tokens)
-        assert torch.equal(read.targets, once.targets)
-        assert read.start is not None and once.start is not None and torch.equal(read.start, once.start)
+    expected = read(data, 1, 1000)
+    source = SequenceSource(data, range(1), 1)
+    for _ in range(2):  # epochs
+        batch = source.read(len(data))
+        assert torch.equal(batch.tokens, expected.tokens)
+        assert torch.equal(batch.targets, expected.targets)
+        assert batch.start is not None and expected.start is not None and torch.equal(batch.start, expected.start)
 
 
-def test_rows_of_training_do_not_depend_on_their_neighbors_and_can_be_put_down(tmp_path: Path) -> None:
-    task = language(file(tmp_path, LINES), documents="lines")
+def test_training_streams_are_independent_and_can_be_resumed(tmp_path: Path) -> None:
+    task = language(write(tmp_path, LINES), documents="lines")
     together, alone = task.batch_source(range(4), 4, 0), task.batch_source(range(2, 3), 4, 0)
     assert torch.equal(together.read(30).tokens[2:3], alone.read(30).tokens)
     again = task.batch_source(range(4), 4, 0)
     again.seek(together.position())
-    expected, read = together.read(11), again.read(11)
-    assert torch.equal(expected.tokens, read.tokens) and torch.equal(expected.targets, read.targets)
+    expected, resumed = together.read(11), again.read(11)
+    assert torch.equal(expected.tokens, resumed.tokens) and torch.equal(expected.targets, resumed.targets)
 
 
-def test_a_file_is_cut_at_line_edges_and_nothing_is_lost(tmp_path: Path) -> None:
-    train, valid, test = splits_of(language(file(tmp_path, LINES)))
+def test_a_file_is_split_at_line_feeds_without_loss(tmp_path: Path) -> None:
+    train, valid, test = splits_of(language(write(tmp_path, LINES)))
     assert train + valid + test == LINES
     assert train.endswith("\n") and valid.endswith("\n") and valid and test
     assert 0.9 <= len(train) / len(LINES) < 0.92 and 0.95 <= len(train + valid) / len(LINES) < 0.97
 
 
-def test_a_cut_that_falls_on_a_line_edge_stays_there(tmp_path: Path) -> None:
-    assert [len(split) for split in splits_of(language(file(tmp_path, "ten bytes\n" * 100)))] == [900, 50, 50]
+def test_a_split_at_a_line_feed_is_not_moved(tmp_path: Path) -> None:
+    assert [len(split) for split in splits_of(language(write(tmp_path, "ten bytes\n" * 100)))] == [900, 50, 50]
 
 
 @pytest.mark.parametrize(
-    ("content", "edge"),
+    ("content", "separator"),
     [("word " * 100, " "), ("ż" * 200, "")],
     ids=["spaces", "characters"],
 )
-def test_a_file_without_line_edges_is_cut_between_words_or_characters(tmp_path: Path, content: str, edge: str) -> None:
-    train, valid, test = splits_of(language(file(tmp_path, content), unit="characters"))
-    assert train + valid + test == content
-    assert valid.startswith(edge) and test.startswith(edge) and valid and test
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_file_of_the_customary_size_is_cut_where_everybody_cuts_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: bool
+def test_a_file_without_line_feeds_is_split_between_words_or_characters(
+    tmp_path: Path, content: str, separator: str
 ) -> None:
-    monkeypatch.setattr(splits, "CUSTOMARY_SIZE", 1000)
+    train, valid, test = splits_of(language(write(tmp_path, content), unit="characters"))
+    assert train + valid + test == content
+    assert valid.startswith(separator) and test.startswith(separator) and valid and test
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_file_of_the_size_of_enwik8_has_its_customary_splits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compressed: bool
+) -> None:
+    monkeypatch.setattr(splits, "ENWIK8_SIZE", 1000)
     content = b"seven b\n" * 125
-    path = file(tmp_path, gzip.compress(content), "small8.gz") if packed else file(tmp_path, content, "small8")
+    path = write(tmp_path, gzip.compress(content), "small8.gz") if compressed else write(tmp_path, content, "small8")
     task = language(path)
     assert ids(task, "train") == list(content[:900])
     assert ids(task, "valid") == list(content[900:950])
     assert ids(task, "test") == list(content[950:])
 
 
-def test_a_customary_cut_does_not_break_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_customary_splits_do_not_split_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = "a" + "ż" * 499 + "b"
-    monkeypatch.setattr(splits, "CUSTOMARY_SIZE", 1000)
-    task = Language(Config(path=file(tmp_path, content), unit="characters"), text.Characters.build([content]))
+    monkeypatch.setattr(splits, "ENWIK8_SIZE", 1000)
+    task = Language(Config(path=write(tmp_path, content), unit="characters"), text.Characters.build([content]))
     assert "".join(splits_of(task)) == content
     assert len(ids(task, "valid")) == 25
 
 
-def test_a_packed_file_reads_like_the_plain_one(tmp_path: Path) -> None:
-    plain = language(file(tmp_path, LINES), unit="words")
-    packed = language(file(tmp_path, gzip.compress(LINES.encode()), "book.gz"), unit="words")
-    assert splits_of(plain) == splits_of(packed)
+def test_a_gzip_file_is_read_like_the_plain_one(tmp_path: Path) -> None:
+    plain = language(write(tmp_path, LINES), unit="words")
+    compressed = language(write(tmp_path, gzip.compress(LINES.encode()), "book.gz"), unit="words")
+    assert splits_of(plain) == splits_of(compressed)
 
 
 @pytest.mark.parametrize(
@@ -233,17 +235,17 @@ def test_a_packed_file_reads_like_the_plain_one(tmp_path: Path) -> None:
     ],
     ids=lambda names: names[0],
 )
-def test_files_that_name_their_split_keep_it(tmp_path: Path, names: tuple[str, str, str]) -> None:
+def test_the_names_of_files_determine_their_split(tmp_path: Path, names: tuple[str, str, str]) -> None:
     for name, content in zip(names, ("to train", "to validate", "to test")):
-        file(tmp_path, content, name)
-    file(tmp_path, "read this first", "README")
+        write(tmp_path, content, name)
+    write(tmp_path, "read this first", "README")
     assert splits_of(language(str(tmp_path))) == ["to train", "to validate", "to test"]
 
 
-def test_a_folder_of_several_corpora_asks_which(tmp_path: Path) -> None:
-    for lead in ("ptb", "ptb.char"):
+def test_a_folder_of_several_corpora_needs_a_prefix(tmp_path: Path) -> None:
+    for prefix in ("ptb", "ptb.char"):
         for split in ("train", "valid", "test"):
-            file(tmp_path, f"{lead} {split}", f"{lead}.{split}.txt")
+            write(tmp_path, f"{prefix} {split}", f"{prefix}.{split}.txt")
     with pytest.raises(ValueError, match=r"several corpora; prefix must be one of 'ptb\.char', 'ptb'"):
         language(str(tmp_path))
     with pytest.raises(ValueError, match=r"no corpus 'wiki'; prefix must be one of"):
@@ -252,9 +254,9 @@ def test_a_folder_of_several_corpora_asks_which(tmp_path: Path) -> None:
     assert splits_of(language(str(tmp_path), prefix="ptb.char"))[2] == "ptb.char test"
 
 
-def test_a_missing_split_is_told(tmp_path: Path) -> None:
+def test_a_missing_split_is_an_error(tmp_path: Path) -> None:
     for name in ("train.txt", "valid.txt"):
-        file(tmp_path, "some text", name)
+        write(tmp_path, "some text", name)
     task = language(str(tmp_path))
     with pytest.raises(ValueError, match="has no test split; it has train and valid"):
         task.batches("test", 1, 1)
@@ -265,91 +267,96 @@ def test_a_missing_split_is_told(tmp_path: Path) -> None:
 
 def many_files(folder: Path, count: int = 40) -> str:
     for i in range(count):
-        file(folder, f"document {i} ends here.\n", f"{i % 3}/{i}.txt")
+        write(folder, f"document {i} ends here.\n", f"{i % 3}/{i}.txt")
     return str(folder)
 
 
-def test_the_files_of_a_folder_are_documents_dealt_to_the_splits(tmp_path: Path) -> None:
+def test_the_files_of_a_folder_are_documents_distributed_to_the_splits(tmp_path: Path) -> None:
     task = language(many_files(tmp_path))
-    sizes = {split: 1 if data.begins is None else len(data.begins) for split, data in task.splits.items()}
+    sizes = {
+        split: 1 if data.start_positions is None else len(data.start_positions) for split, data in task.splits.items()
+    }
     assert sizes == {"train": 36, "valid": 2, "test": 2}
-    dealt = "".join(splits_of(task))
-    assert all(f"document {i} ends here.\n" in dealt for i in range(40))
+    content = "".join(splits_of(task))
+    assert all(f"document {i} ends here.\n" in content for i in range(40))
     data = task.splits["train"]
-    assert data.begins is not None
-    assert all(chr(token) == "d" for token in data.tokens(data.begins))
+    assert data.start_positions is not None
+    assert all(chr(token) == "d" for token in data.tokens(data.start_positions))
 
 
-def test_dealing_depends_on_names_only_and_not_on_the_folder_or_the_contents(tmp_path: Path) -> None:
+def test_the_splits_of_files_depend_on_their_names_only(tmp_path: Path) -> None:
     first, second = many_files(tmp_path / "first"), many_files(tmp_path / "second")
-    file(Path(second), "changed", "0/0.txt")
-    dealt, again = (
-        {split: [part.file.relative_to(folder) for part in parts] for split, parts in splits.find(folder).items()}
+    write(Path(second), "changed", "0/0.txt")
+    splits_of_first, splits_of_second = (
+        {
+            split: [part.file.relative_to(folder) for part in parts]
+            for split, parts in splits.find_splits(folder).items()
+        }
         for folder in (first, second)
     )
-    assert dealt == again
-    everything = sorted(name for names in dealt.values() for name in names)
-    assert dealt["valid"] != everything[:2] and dealt["train"] != everything[:36]
+    assert splits_of_first == splits_of_second
+    everything = sorted(name for names in splits_of_first.values() for name in names)
+    assert splits_of_first["valid"] != everything[:2] and splits_of_first["train"] != everything[:36]
 
 
-def test_few_files_are_cut_one_by_one(tmp_path: Path) -> None:
+def test_few_files_are_each_split(tmp_path: Path) -> None:
     for name in ("a.txt", "b.txt"):
-        file(tmp_path, LINES, name)
+        write(tmp_path, LINES, name)
     train, valid, test = splits_of(language(str(tmp_path)))
     one = splits_of(language(str(tmp_path / "a.txt")))
     assert [train, valid, test] == [part * 2 for part in one]
-    assert len(language(str(tmp_path)).splits["train"].begins) == 2  # type: ignore[arg-type]
+    assert len(language(str(tmp_path)).splits["train"].start_positions) == 2  # type: ignore[arg-type]
 
 
-def test_a_pattern_chooses_the_files_and_hidden_and_empty_ones_are_passed_over(tmp_path: Path) -> None:
+def test_a_pattern_selects_files_and_hidden_and_empty_files_are_skipped(tmp_path: Path) -> None:
     many_files(tmp_path)
-    file(tmp_path, b"\xff\xfe", "picture.png")
-    file(tmp_path, b"\xff", ".hidden")
-    file(tmp_path, b"", "empty.txt")
+    write(tmp_path, b"\xff\xfe", "picture.png")
+    write(tmp_path, b"\xff", ".hidden")
+    write(tmp_path, b"", "empty.txt")
     assert len(ids(language(str(tmp_path), unit="words", files="*.txt"), "train")) == 36 * 5
     with pytest.raises(ValueError, match=r"has no file that matches '\*\.md'"):
         language(str(tmp_path), files="*.md")
 
 
-def test_marks_can_be_left_out_or_set_at_lines(tmp_path: Path) -> None:
+def test_documents_can_be_lines_or_none(tmp_path: Path) -> None:
     path = many_files(tmp_path)
-    assert language(path, documents="none").splits["train"].begins is None
-    one = file(tmp_path, "one\ntwo\n\nthree\n" * 40, "lines.txt")
+    assert language(path, documents="none").splits["train"].start_positions is None
+    one = write(tmp_path, "one\ntwo\n\nthree\n" * 40, "lines.txt")
     task = language(one, documents="lines")
-    begins = task.splits["train"].begins
-    assert begins is not None
-    read = task.splits["train"].tokens(np.arange(len(task.splits["train"])))
-    assert all(i == 0 or read[i - 1] == ord("\n") for i in begins)
-    assert len(begins) == splits_of(task)[0].count("\n")
+    starts = task.splits["train"].start_positions
+    assert starts is not None
+    tokens = ids(task, "train")
+    assert all(i == 0 or tokens[i - 1] == ord("\n") for i in starts)
+    assert len(starts) == splits_of(task)[0].count("\n")
 
 
-def test_the_standard_library_is_a_corpus_on_every_machine() -> None:
+def test_the_standard_library_is_a_corpus() -> None:
     task = language("stdlib")
-    assert all(data.begins is not None and len(data.begins) > 5 for data in task.splits.values())
+    assert all(data.start_positions is not None and len(data.start_positions) > 5 for data in task.splits.values())
     assert "finite" in task.describe() and "stdlib" in task.describe()
     assert sum(len(data) for data in task.splits.values()) > 1_000_000
 
 
-def test_the_vocabulary_comes_from_training_alone(tmp_path: Path) -> None:
+def test_the_vocabulary_is_built_from_training_only(tmp_path: Path) -> None:
     for name, content in {"train.txt": "ab ab", "valid.txt": "ba cd", "test.txt": "a b"}.items():
-        file(tmp_path, content, name)
+        write(tmp_path, content, name)
     words = language(str(tmp_path), unit="words").vocabulary
-    assert isinstance(words, text.Words) and words.words == ("<unk>", "\n", "ab")
+    assert isinstance(words, text.Words) and words.tokens == ("<unk>", "\n", "ab")
     with pytest.raises(ValueError, match=r"valid\.txt \(valid split\): the character 'c' \(U\+0063\) .* unit=bytes"):
         language(str(tmp_path), unit="characters")
 
 
-def test_the_treebanks_separated_characters_count_one_end_a_line(tmp_path: Path) -> None:
+def test_separated_characters_have_one_end_per_line(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
-        file(tmp_path, " t o _ b e \n b e \n", f"ptb.char.{split}.txt")
+        write(tmp_path, " t o _ b e \n b e \n", f"ptb.char.{split}.txt")
     task = language(str(tmp_path), unit="characters", separated=True)
     assert task.inputs == 6
     assert len(ids(task, "train")) == 9
     assert task.primary_metric == "bits_per_character"
 
 
-def test_end_of_line_symbols_can_be_turned_on_for_a_trained_model(tmp_path: Path) -> None:
-    path = file(tmp_path, LINES)
+def test_end_of_line_tokens_can_be_turned_on_for_a_trained_model(tmp_path: Path) -> None:
+    path = write(tmp_path, LINES)
     without = language(path, unit="words", end_of_line=False)
     with_ends = Language(Config(path=path, unit="words"), without.vocabulary)
     assert with_ends.inputs == without.inputs
@@ -358,61 +365,61 @@ def test_end_of_line_symbols_can_be_turned_on_for_a_trained_model(tmp_path: Path
 
 
 @pytest.mark.parametrize("unit", ["bytes", "characters", "words", "bpe"])
-def test_pieces_of_any_size_give_the_same_tokens(
+def test_tokens_do_not_depend_on_the_block_size(
     tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch, unit: str
 ) -> None:
     content = LINES + "a very   long line without any end   " * 30 + "\n" + LINES.replace("x", "ż")
-    path = file(tmp_path, content)
+    path = write(tmp_path, content)
     options: dict[str, Any] = {"unit": unit, "vocabulary": 300} if unit == "bpe" else {"unit": unit}
     if unit == "characters":
         options["documents"] = "lines"
-    once = language(path, **options)
-    monkeypatch.setattr(text_files, "PIECE", 64)
+    expected = language(path, **options)
+    monkeypatch.setattr(text_files, "TEXT_BLOCK", 64)
     monkeypatch.setenv("STAIRWELL_CACHE", str(cache_folder / "other"))
     again = language(path, **options)
     for split in ("train", "valid", "test"):
-        assert ids(again, split) == ids(once, split)
-        np.testing.assert_array_equal(again.splits[split].begins, once.splits[split].begins)
+        assert ids(again, split) == ids(expected, split)
+        np.testing.assert_array_equal(again.splits[split].start_positions, expected.splits[split].start_positions)
 
 
-def test_a_text_without_line_ends_and_spaces_is_still_read_in_pieces(
+def test_a_text_without_line_feeds_and_spaces_is_read_in_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text_files, "PIECE", 64)
-    monkeypatch.setattr(text_files, "LONGEST_LINE", 100)
+    monkeypatch.setattr(text_files, "TEXT_BLOCK", 64)
+    monkeypatch.setattr(text_files, "MAX_LINE", 100)
     content = "żółw" * 200
-    path = Path(file(tmp_path, content))
-    pieces = [data for _, data in text_files.pieces(text_files.whole(path))]
-    assert max(map(len, pieces)) <= 200
-    assert "".join(text_files.texts([text_files.whole(path)], "")) == content
+    path = Path(write(tmp_path, content))
+    blocks = [data for _, data in text_files.text_blocks(text_files.whole_file(path))]
+    assert max(map(len, blocks)) <= 200
+    assert "".join(text_files.read_texts([text_files.whole_file(path)], "")) == content
 
 
-def test_bytes_take_anything(tmp_path: Path) -> None:
+def test_bytes_encode_any_file(tmp_path: Path) -> None:
     content = bytes(np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8))
-    task = language(file(tmp_path, content))
+    task = language(write(tmp_path, content))
     assert bytes(ids(task, "train") + ids(task, "valid") + ids(task, "test")) == content
 
 
 @pytest.mark.parametrize("unit", ["characters", "words", "bpe"])
-def test_text_that_is_not_utf8_is_named_with_its_place(
+def test_the_error_for_text_that_is_not_utf8_has_its_position(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unit: str
 ) -> None:
-    monkeypatch.setattr(text_files, "PIECE", 64)  # the place must be right in later pieces too
-    path = file(tmp_path, b"fine\n" * 100 + b"ab\xff\n" + b"fine\n" * 100)
+    monkeypatch.setattr(text_files, "TEXT_BLOCK", 64)  # the position must be correct in later blocks too
+    path = write(tmp_path, b"fine\n" * 100 + b"ab\xff\n" + b"fine\n" * 100)
     with pytest.raises(
-        ValueError, match=r"book\.txt is not UTF-8 text: byte 0xff at position 502; unit=bytes takes any"
+        ValueError, match=r"book\.txt is not UTF-8 text: byte 0xff at position 502; unit=bytes reads any"
     ):
         language(path, unit=unit)
 
 
 @pytest.mark.parametrize("content", [b"", b"a", b"ab\ncd\n"])
-def test_an_empty_or_tiny_file_is_one_plain_line(tmp_path: Path, content: bytes) -> None:
+def test_an_empty_or_tiny_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match=r"is empty|is too small") as raised:
-        language(file(tmp_path, content))
+        language(write(tmp_path, content))
     assert "\n" not in str(raised.value) and "book.txt" in str(raised.value)
 
 
-def test_missing_damaged_and_empty_places_are_told(tmp_path: Path) -> None:
+def test_missing_damaged_and_empty_paths_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no file or folder"):
         language(str(tmp_path / "nowhere"))
     with pytest.raises(ValueError, match="no path is given"):
@@ -420,16 +427,16 @@ def test_missing_damaged_and_empty_places_are_told(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="has no file that matches"):
         language(str(tmp_path / "empty"))
-    path = file(tmp_path, gzip.compress(LINES.encode())[:-20], "cut.gz")
-    with pytest.raises(ValueError, match="not a whole gzip file"):
+    path = write(tmp_path, gzip.compress(LINES.encode())[:-20], "cut.gz")
+    with pytest.raises(ValueError, match="not a complete gzip file"):
         language(path)
-    path = file(tmp_path, b"no gzip at all", "false.gz")
-    with pytest.raises(ValueError, match="not a whole gzip file"):
+    path = write(tmp_path, b"no gzip at all", "false.gz")
+    with pytest.raises(ValueError, match="not a complete gzip file"):
         language(path)
 
 
-def test_documents_of_one_token_make_no_episode(tmp_path: Path) -> None:
-    path = file(tmp_path, "word\n" * 60)
+def test_documents_of_one_token_have_no_episodes(tmp_path: Path) -> None:
+    path = write(tmp_path, "word\n" * 60)
     with pytest.raises(ValueError, match=r"no document of the train split .* has more than one token"):
         language(path, unit="words", end_of_line=False, documents="lines", episode=4)
 
@@ -439,18 +446,20 @@ def test_documents_of_one_token_make_no_episode(tmp_path: Path) -> None:
     [
         ({"unit": "runes"}, "unit must be 'bytes' or 'characters' or 'words' or 'bpe', not 'runes'"),
         ({"documents": "pages"}, "documents must be 'files' or 'lines'"),
-        ({"separated": True}, "separated goes with unit=characters"),
-        ({"vocabulary": 10}, "vocabulary goes with"),
+        ({"separated": True}, "separated requires unit=characters"),
+        ({"vocabulary": 10}, "vocabulary requires unit=words"),
         ({"vocabulary": -1}, "vocabulary must be 0 or more"),
         ({"episode": 1}, "episode must be 0 or at least 2"),
     ],
 )
-def test_options_that_do_not_go_together_are_refused(options: dict[str, Any], message: str) -> None:
+def test_incompatible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Config(**options)
 
 
-def test_a_cached_corpus_is_mapped_and_not_encoded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cached_corpus_is_memory_mapped_and_not_encoded_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = many_files(tmp_path)
     first = language(path, unit="words")
 
@@ -463,29 +472,29 @@ def test_a_cached_corpus_is_mapped_and_not_encoded_again(tmp_path: Path, monkeyp
     assert ids(again, "train") == ids(first, "train")
     data = again.splits["train"]
     assert isinstance(data, Packed) and isinstance(data.ids, np.memmap) and data.ids.dtype == np.uint8
-    np.testing.assert_array_equal(data.begins, first.splits["train"].begins)
+    np.testing.assert_array_equal(data.start_positions, first.splits["train"].start_positions)
 
 
-def test_changed_text_and_changed_options_are_encoded_anew(tmp_path: Path) -> None:
-    path = file(tmp_path, LINES)
+def test_changed_text_and_changed_options_are_encoded_again(tmp_path: Path) -> None:
+    path = write(tmp_path, LINES)
     first = ids(language(path), "train")
-    file(tmp_path, LINES.replace("small", "great"))
+    write(tmp_path, LINES.replace("small", "great"))
     assert bytes(ids(language(path), "train")) == bytes(first).replace(b"small", b"great")
-    assert language(path, documents="lines").splits["train"].begins is not None
-    assert language(path).splits["train"].begins is None
+    assert language(path, documents="lines").splits["train"].start_positions is not None
+    assert language(path).splits["train"].start_positions is None
 
 
-def test_the_same_text_in_other_documents_is_encoded_anew(tmp_path: Path) -> None:
+def test_the_same_text_in_other_documents_is_encoded_again(tmp_path: Path) -> None:
     path = many_files(tmp_path)
     before = language(path).splits["valid"]
-    (first, second) = (part.file for part in splits.find(path)["valid"])
+    (first, second) = (part.file for part in splits.find_splits(path)["valid"])
     content = first.read_text() + second.read_text()
     first.write_text(content[:3])
     second.write_text(content[3:])
     after = language(path).splits["valid"]
     assert len(after) == len(before)
-    assert before.begins is not None and before.begins.tolist() != [0, 3]
-    assert after.begins is not None and after.begins.tolist() == [0, 3]
+    assert before.start_positions is not None and before.start_positions.tolist() != [0, 3]
+    assert after.start_positions is not None and after.start_positions.tolist() == [0, 3]
 
 
 def damage(path: Path, how: str) -> None:
@@ -497,88 +506,88 @@ def damage(path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["truncated", "empty", "garbage", "flipped"])
-@pytest.mark.parametrize("which", ["ids.npy", "begins.npy", "json"])
-def test_a_damaged_cache_is_made_anew(tmp_path: Path, cache_folder: Path, which: str, how: str) -> None:
+@pytest.mark.parametrize("which", ["ids.npy", "starts.npy", "json"])
+def test_a_damaged_cache_is_replaced(tmp_path: Path, cache_folder: Path, which: str, how: str) -> None:
     path = many_files(tmp_path)
     first = language(path)
     expected = [ids(first, split) for split in ("train", "valid", "test")]
-    begins = first.splits["train"].begins
+    starts = first.splits["train"].start_positions
     damaged = list(cache_folder.glob(f"*.{which}"))
     assert len(damaged) == 3
     for entry in damaged:
         damage(entry, how)
     again = language(path)
     assert [ids(again, split) for split in ("train", "valid", "test")] == expected
-    np.testing.assert_array_equal(again.splits["train"].begins, begins)
+    np.testing.assert_array_equal(again.splits["train"].start_positions, starts)
 
 
-def test_a_damaged_cached_vocabulary_is_built_anew(tmp_path: Path, cache_folder: Path) -> None:
-    path = file(tmp_path, LINES)
+def test_a_damaged_cached_vocabulary_is_replaced(tmp_path: Path, cache_folder: Path) -> None:
+    path = write(tmp_path, LINES)
     first = language(path, unit="bpe", vocabulary=300).vocabulary.dumps()
     (entry,) = cache_folder.glob("*.vocabulary.json")
     damage(entry, "truncated")
     assert language(path, unit="bpe", vocabulary=300).vocabulary.dumps() == first
 
 
-def test_an_interrupted_encoding_leaves_nothing_that_counts(
+def test_an_interrupted_encoding_leaves_no_cache_entry(
     tmp_path: Path, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = many_files(tmp_path)
     encode = text.Bytes.encode
     calls = iter(range(10))
 
-    def stop(self: text.Bytes, piece: str | bytes) -> np.ndarray:
+    def interrupt(self: text.Bytes, content: str | bytes) -> np.ndarray:
         if next(calls) == 5:
             raise KeyboardInterrupt
-        return encode(self, piece)
+        return encode(self, content)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(text.Bytes, "encode", stop)
+        patch.setattr(text.Bytes, "encode", interrupt)
         language(path)
     assert not list(cache_folder.iterdir())
     assert "document 1 ends" in "".join(splits_of(language(path)))
 
 
-def test_a_document_begins_at_its_first_token_and_an_empty_one_does_not_begin() -> None:
-    stretches = [([1, 2], True), ([], True), ([], True), ([3], False), ([4, 5], True), ([], True)]
-    tokens, begins = cache.cached("key", 300, lambda: [(np.array(ids, np.int64), start) for ids, start in stretches])
-    assert (tokens.tolist(), begins.tolist(), tokens.dtype) == ([1, 2, 3, 4, 5], [0, 2, 3], np.uint16)
+def test_an_empty_document_has_no_start() -> None:
+    encoded = [([1, 2], True), ([], True), ([], True), ([3], False), ([4, 5], True), ([], True)]
+    tokens, starts = cache.cached("key", 300, lambda: [(np.array(ids, np.int64), start) for ids, start in encoded])
+    assert (tokens.tolist(), starts.tolist(), tokens.dtype) == ([1, 2, 3, 4, 5], [0, 2, 3], np.uint16)
 
 
-def test_a_cache_that_cannot_be_made_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("STAIRWELL_CACHE", file(tmp_path, "a file", "in the way"))
-    with pytest.raises(ValueError, match="STAIRWELL_CACHE may name another"):
-        language(file(tmp_path, LINES))
+def test_a_cache_that_cannot_be_created_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAIRWELL_CACHE", write(tmp_path, "a file", "in the way"))
+    with pytest.raises(ValueError, match="set STAIRWELL_CACHE to another folder"):
+        language(write(tmp_path, LINES))
 
 
-def test_the_cache_lies_where_the_platform_keeps_caches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_in_the_cache_folder_of_the_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STAIRWELL_CACHE")
     assert cache.cache_folder().name == "stairwell"
 
 
 def test_other_text_is_read_with_the_vocabulary_of_training(tmp_path: Path) -> None:
-    task = language(file(tmp_path, "abc " * 100, "letters.txt"), unit="characters")
-    other = task.with_data(file(tmp_path, "cab", "cab.txt"))
+    task = language(write(tmp_path, "abc " * 100, "letters.txt"), unit="characters")
+    other = task.with_data(write(tmp_path, "cab", "cab.txt"))
     assert other.vocabulary == task.vocabulary
     assert ids(other, "valid") == ids(other, "test") == task.vocabulary.encode("cab").tolist()
     with pytest.raises(ValueError, match="has no train split"):
         other.batch_source(range(1), 1, 0)
     with pytest.raises(ValueError, match=r"taxi\.txt .*the character 't'"):
-        opened(task.with_data(file(tmp_path, "taxi", "taxi.txt")))
+        opened(task.with_data(write(tmp_path, "taxi", "taxi.txt")))
     with pytest.raises(UserError):
         opened(task.with_data(str(tmp_path / "nowhere")))
 
 
-def test_a_folder_with_splits_keeps_them_in_evaluation(tmp_path: Path) -> None:
+def test_a_folder_with_splits_is_evaluated_by_split(tmp_path: Path) -> None:
     for split in ("train", "valid", "test"):
-        file(tmp_path, f"to {split}", f"{split}.txt")
-    other = language(file(tmp_path, LINES)).with_data(str(tmp_path))
+        write(tmp_path, f"to {split}", f"{split}.txt")
+    other = language(write(tmp_path, LINES)).with_data(str(tmp_path))
     assert other.vocabulary.decode(ids(other, "test")) == "to test" and "train" not in other.splits
 
 
 def test_a_vocabulary_of_another_unit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="one of bytes, but the task reads words"):
-        Language(Config(path=file(tmp_path, LINES), unit="words"), text.Bytes())
+    with pytest.raises(ValueError, match="has the type 'bytes', but the task needs 'words'"):
+        Language(Config(path=write(tmp_path, LINES), unit="words"), text.Bytes())
 
 
 def scored(score: LanguageScore, targets: list[int], nll: list[float]) -> dict[str, float]:
@@ -587,7 +596,7 @@ def scored(score: LanguageScore, targets: list[int], nll: list[float]) -> dict[s
     return score.result()
 
 
-def test_scores_are_worked_out_by_hand() -> None:
+def test_metrics_of_an_example() -> None:
     by_bytes = LanguageScore("bytes", text.Bytes())
     scored(by_bytes, [1, IGNORE], [math.log(2), 99.0])
     assert scored(by_bytes, [1], [math.log(8)]) == pytest.approx(
@@ -606,12 +615,12 @@ def test_bits_per_byte_count_the_bytes_of_the_scored_tokens() -> None:
     assert result["perplexity"] == pytest.approx(2)
 
 
-def test_a_score_of_nothing_or_of_a_diverged_model_is_no_error() -> None:
+def test_metrics_without_tokens_or_of_a_diverged_model_are_not_errors() -> None:
     assert math.isnan(LanguageScore("words", text.Words.build(["a"])).result()["perplexity"])
     assert scored(LanguageScore("words", text.Words.build(["a"])), [1], [1e4])["perplexity"] == math.inf
 
 
-def test_a_task_scores_its_whole_split(tmp_path: Path) -> None:
+def test_a_task_scores_all_tokens_of_a_split(tmp_path: Path) -> None:
     task = language(many_files(tmp_path), unit="words")
     score = task.score()
     for batch in task.batches("test", 2, 3):

@@ -1,4 +1,4 @@
-"""Pairs of texts: how files fall into splits, what is left out, batches of like lengths, and where a feed stands."""
+"""Pairs of texts: splits, skipped pairs, batches of similar lengths, and positions of batch sources."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ from stairwell.tasks import IGNORE, load_tasks, make_task, saved_task
 from stairwell.tasks.pair_task import PairBatch, PairSource, PairTask, buckets
 from tests import language_pair
 
+pytestmark = pytest.mark.quick
+
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,8 +29,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def translation(folder: Path, **options: Any) -> PairTask:
     from stairwell.tasks.translation import Config
 
-    given = {"path": str(folder), "source": "xx", "target": "yy", "vocabulary": 300, **options}
-    return make_task("translation", Config(**given))  # type: ignore[return-value]
+    options = {"path": str(folder), "source": "xx", "target": "yy", "vocabulary": 300, **options}
+    return make_task("translation", Config(**options))  # type: ignore[return-value]
 
 
 def summarization(folder: Path, **options: Any) -> PairTask:
@@ -41,35 +43,35 @@ def write_lines(file: Path, *lines: str) -> None:
     file.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
 
 
-def test_a_pair_becomes_ids_and_comes_back(tmp_path: Path) -> None:
+def test_a_pair_is_encoded_and_decoded(tmp_path: Path) -> None:
     task = translation(language_pair.write(tmp_path / "data"))
     batch = next(iter(task.batches("valid", 1, 100)))
     source = batch.source[0, batch.source_mask[0]].tolist()
     assert source[-1] == task.source_end and batch.targets[0, -1] == task.end
-    said = task.vocabulary.source.decode(source[:-1]).strip(), task.decode_target(batch.targets[0].tolist())
-    assert said in list(task.texts("valid"))
+    pair = task.vocabulary.source.decode(source[:-1]).strip(), task.decode_target(batch.targets[0].tolist())
+    assert pair in list(task.texts("valid"))
     assert batch.tokens[0, 0] == task.end and torch.equal(batch.tokens[0, 1:], batch.targets[0, :-1])
 
 
-def test_folders_are_found_by_the_usual_names(tmp_path: Path) -> None:
+def test_the_files_of_splits_have_the_usual_names(tmp_path: Path) -> None:
     task = translation(language_pair.write(tmp_path / "data", 30, 7))
     assert {split: len(data) for split, data in task.splits.items()} == {"train": 30, "valid": 7, "test": 7}
     write_lines(tmp_path / "data/test_2021.xx", "ba")
-    with pytest.raises(UserError, match=r"test_2020.xx and test_2021.xx; task.test may name one"):
+    with pytest.raises(UserError, match=r"test_2020.xx and test_2021.xx; --task.test may select one"):
         translation(tmp_path / "data").describe()
     assert len(translation(tmp_path / "data", test="test_2020").splits["test"]) == 7
 
 
-def test_without_splits_a_share_is_kept_apart_and_no_source_is_in_two(tmp_path: Path) -> None:
+def test_without_splits_some_pairs_are_held_out_and_no_source_is_in_two_splits(tmp_path: Path) -> None:
     pairs = language_pair.sentences(2000, 0)
     write_lines(tmp_path / "talks.xx", *(source for source, _ in pairs))
     write_lines(tmp_path / "talks.yy", *(target for _, target in pairs))
     for path, source, target in ((tmp_path / "talks", "xx", "yy"), (tmp_path, "talks.xx", "talks.yy")):
-        found = parallel.find(str(path), source, target)
-        sources = {split: {asked for asked, _ in place.pairs()} for split, place in found.items()}
-        assert all(sources.values()) and sum(map(len, sources.values())) == len({asked for asked, _ in pairs})
-        assert sum(len(list(place.pairs())) for place in found.values()) == 2000
-        assert len(list(found["train"].pairs())) > 1500
+        splits = parallel.find_splits(str(path), source, target)
+        sources = {split: {text for text, _ in files.pairs()} for split, files in splits.items()}
+        assert all(sources.values()) and sum(map(len, sources.values())) == len({text for text, _ in pairs})
+        assert sum(len(list(files.pairs())) for files in splits.values()) == 2000
+        assert len(list(splits["train"].pairs())) > 1500
 
 
 def test_tables_have_named_columns(tmp_path: Path) -> None:
@@ -78,18 +80,18 @@ def test_tables_have_named_columns(tmp_path: Path) -> None:
         csv.writer(file).writerows([("id", "article", "highlights"), *((i, *row) for i, row in enumerate(rows))])
     lists = {"article": ["one.", "two."], "highlights": ["first", "second"]}
     write_lines(tmp_path / "dev.jsonl", json.dumps(lists))
-    found = parallel.find(str(tmp_path), "article", "highlights")
-    assert list(found["train"].pairs()) == rows
-    assert list(found["valid"].pairs()) == [("one. two.", "first")]
+    splits = parallel.find_splits(str(tmp_path), "article", "highlights")
+    assert list(splits["train"].pairs()) == rows
+    assert list(splits["valid"].pairs()) == [("one. two.", "first")]
     with pytest.raises(UserError, match=r"row 1 has no column 'text'; it has id, article, highlights"):
-        list(parallel.find(str(tmp_path / "train.csv"), "text", "highlights")["train"].pairs())
+        list(parallel.find_splits(str(tmp_path / "train.csv"), "text", "highlights")["train"].pairs())
 
 
-def test_a_table_alone_in_a_folder_is_pointed_at(tmp_path: Path) -> None:
+def test_the_error_for_a_folder_with_one_table_suggests_it(tmp_path: Path) -> None:
     write_lines(tmp_path / "news.jsonl", *(json.dumps({"a": f"one {i}", "b": "two"}) for i in range(200)))
     with pytest.raises(UserError, match=r"no training pairs.*which is then split: --task.path .*news\.jsonl$"):
-        parallel.find(str(tmp_path), "a", "b")
-    assert set(parallel.find(str(tmp_path / "news.jsonl"), "a", "b")) == {"train", "valid", "test"}
+        parallel.find_splits(str(tmp_path), "a", "b")
+    assert set(parallel.find_splits(str(tmp_path / "news.jsonl"), "a", "b")) == {"train", "valid", "test"}
 
 
 def test_only_the_first_words_of_an_article_are_read(tmp_path: Path) -> None:
@@ -98,21 +100,21 @@ def test_only_the_first_words_of_an_article_are_read(tmp_path: Path) -> None:
     assert task.vocabulary.source.decode(task.splits["train"].pair(0)[0][:-1]).split() == ["a", "b"] * 200
 
 
-def test_broken_pairs_are_counted_and_reported(tmp_path: Path) -> None:
+def test_skipped_pairs_are_counted_and_reported(tmp_path: Path) -> None:
     folder = language_pair.write(tmp_path / "data", 20, 5)
     with open(folder / "train.xx", "a", encoding="utf-8") as source, open(folder / "train.yy", "a") as target:
-        source.write("ba\n\n  \t\n" + "ba " * 40 + "\nke\nke\n")  # two without a partner
+        source.write("ba\n\n  \t\n" + "ba " * 40 + "\nke\nke\n")  # two without a counterpart
         target.write("\none\none\n" + "one " * 40 + "\n")
     task = translation(folder, max_source_length=30, max_target_length=30)
     assert len(task.splits["train"]) == 20
     assert "left out of train: 5 empty, 1 too long; " in task.describe()
     assert task.describe().endswith(
-        "train.xx has 26 lines and train.yy 24, so 2 have no partner (are the files parallel?)"
+        "train.xx has 26 lines and train.yy 24, so 2 have no counterpart (are the files parallel?)"
     )
 
 
 def two_files(folder: Path) -> tuple[str, str]:
-    """A source and a target of any name, without splits."""
+    """Write a source and a target file of any name, without splits."""
     pairs = language_pair.sentences(300, 0)
     write_lines(folder / "english.txt", *(source for source, _ in pairs))
     write_lines(folder / "french.txt", *(target for _, target in pairs))
@@ -120,27 +122,29 @@ def two_files(folder: Path) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(
-    "line, told",
+    "line, message",
     [
         ('{"a": "x", "b": "\\ud800"}', r"\\ud800 is half of a surrogate pair"),
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is nested too deeply"),
     ],
 )
-def test_a_row_of_json_that_no_file_can_hold_is_refused(line: str, told: str, tmp_path: Path) -> None:
+def test_invalid_rows_of_json_are_refused(line: str, message: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", '{"a": "x", "b": "y"}', line)
-    with pytest.raises(UserError, match=f"pairs.jsonl, line 2 is not JSON that can be read: {told}"):
+    with pytest.raises(UserError, match=f"pairs.jsonl, line 2 is not valid JSON: {message}"):
         list(parallel.table_pairs(tmp_path / "pairs.jsonl", "a", "b"))
 
 
-def test_a_folder_or_a_pipe_where_a_file_is_needed_is_named(tmp_path: Path) -> None:
+def test_a_folder_or_a_pipe_instead_of_a_file_is_an_error(tmp_path: Path) -> None:
     write_lines(tmp_path / "english.txt", "a")
     (tmp_path / "french").mkdir()
     os.mkfifo(tmp_path / "pipe.txt")
-    for target, what in (("french", "a folder"), ("./french", "a folder"), ("pipe.txt", "a device or a pipe")):
-        with pytest.raises(UserError, match=f"{Path(target).name} is {what}, not a file; --task.source and --task.tar"):
-            parallel.find(str(tmp_path), "english.txt", target)
+    for target, file_type in (("french", "a folder"), ("./french", "a folder"), ("pipe.txt", "a device or a pipe")):
+        with pytest.raises(
+            UserError, match=f"{Path(target).name} is {file_type}, not a file; --task.source and --task.tar"
+        ):
+            parallel.find_splits(str(tmp_path), "english.txt", target)
     with pytest.raises(UserError, match=r"pipe.txt is neither a file nor a folder but a device or a pipe"):
-        parallel.find(str(tmp_path / "pipe.txt"), "a", "b")
+        parallel.find_splits(str(tmp_path / "pipe.txt"), "a", "b")
 
 
 def test_two_files_need_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,32 +160,32 @@ def test_two_files_need_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         translation(tmp_path, path="").describe()
 
 
-def test_what_is_misspelt_is_named(tmp_path: Path) -> None:
+def test_the_errors_for_wrong_names_suggest_the_right_ones(tmp_path: Path) -> None:
     source, target = two_files(tmp_path)
-    place = str(tmp_path)
+    folder = str(tmp_path)
     with pytest.raises(UserError, match=r"there is no file /.*/englsh.txt; did you mean english.txt\?"):
-        parallel.find(place, "englsh.txt", target)
+        parallel.find_splits(folder, "englsh.txt", target)
     with pytest.raises(UserError, match=r"there is no file /.*/somewhere/french.txt$"):
-        parallel.find(place, source, "somewhere/french.txt")
+        parallel.find_splits(folder, source, "somewhere/french.txt")
     with pytest.raises(UserError, match=r"source and target are both 'english.txt'"):
-        parallel.find(place, source, source)
-    with pytest.raises(UserError, match=r"english.txt is no table .*--task.source FILE --task.target FILE"):
-        parallel.find(f"{place}/{source}", source, target)
+        parallel.find_splits(folder, source, source)
+    with pytest.raises(UserError, match=r"english.txt is neither a table .*--task.source FILE --task.target FILE"):
+        parallel.find_splits(f"{folder}/{source}", source, target)
     with pytest.raises(UserError, match=r"has no training pairs: it needs train.de and train.en"):
-        parallel.find(place, "de", "en")
+        parallel.find_splits(folder, "de", "en")
 
 
-def test_too_few_pairs_to_keep_some_apart_are_refused_before_training(tmp_path: Path) -> None:
+def test_too_few_pairs_for_validation_are_refused_before_training(tmp_path: Path) -> None:
     write_lines(tmp_path / "few.xx", "ba", "ke")
     write_lines(tmp_path / "few.yy", "one", "two")
     task = translation(tmp_path / "few")
-    with pytest.raises(UserError, match=r"no whole pair to validate on in .*few; bring more"):
+    with pytest.raises(UserError, match=r"few has no complete pairs for validation; add pairs"):
         task.batch_source(range(1), 1, 0)
-    with pytest.raises(UserError, match=r"there is no pair in the test split of .*few"):
+    with pytest.raises(UserError, match=r"the test split of .*few has no pairs"):
         task.sources_and_targets("test")
 
 
-def test_files_named_in_full_are_not_read_again_as_other_data(tmp_path: Path) -> None:
+def test_absolute_file_names_do_not_override_other_data(tmp_path: Path) -> None:
     source, target = (str(tmp_path / name) for name in two_files(tmp_path))
     task = translation(tmp_path, source=source, target=target)
     other = tmp_path / "other"
@@ -191,7 +195,7 @@ def test_files_named_in_full_are_not_read_again_as_other_data(tmp_path: Path) ->
     assert list(task.with_data(str(other)).texts("test")) == [("ba", "one")]
 
 
-def test_text_that_is_not_utf8_is_named_by_its_line(tmp_path: Path) -> None:
+def test_the_error_for_text_that_is_not_utf8_has_its_line(tmp_path: Path) -> None:
     folder = language_pair.write(tmp_path / "data", 3, 3)
     (folder / "train.xx").write_bytes(b"ba\nk\xe9\nli\n")
     with pytest.raises(UserError, match=r"train.xx is not UTF-8 text: line 2"):
@@ -204,17 +208,19 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
     assert parallel.count_lines(tmp_path / "a") == 2
 
 
-def test_batches_hold_every_pair_once_and_no_more_tokens_than_allowed(tmp_path: Path) -> None:
+def test_batches_have_every_pair_once_within_the_limit_of_tokens(tmp_path: Path) -> None:
     data = translation(language_pair.write(tmp_path / "data", 200, 5, longest=9)).splits["train"]
     lengths = data.lengths()
-    for most in (1000, 7):
-        made = buckets(lengths, np.random.default_rng(0).permutation(200), 100, most)
-        assert sorted(np.concatenate(made).tolist()) == list(range(200))
-        assert all(lengths[batch].max() * len(batch) <= 100 and len(batch) <= most for batch in made)
-    assert len(buckets(lengths, np.arange(200), 1, 5)) == 200, "a pair that is too long for a batch is one of its own"
+    for max_pairs in (1000, 7):
+        batches = buckets(lengths, np.random.default_rng(0).permutation(200), 100, max_pairs)
+        assert sorted(np.concatenate(batches).tolist()) == list(range(200))
+        assert all(lengths[batch].max() * len(batch) <= 100 and len(batch) <= max_pairs for batch in batches)
+    assert len(buckets(lengths, np.arange(200), 1, 5)) == 200, (
+        "a pair that is too long for a batch is a batch of its own"
+    )
 
 
-def test_a_limit_that_no_batch_could_keep_is_refused(tmp_path: Path) -> None:
+def test_a_limit_of_tokens_below_the_longest_pair_is_refused(tmp_path: Path) -> None:
     task = translation(language_pair.write(tmp_path / "data", 60, 5))
     longest = int(task.splits["train"].lengths().max())
     task.batch_source(range(8), 8, 0, tokens=longest)
@@ -226,7 +232,7 @@ def read(batch_source: PairSource, count: int) -> list[tuple[Any, Any]]:
     return [(batch.source.tolist(), batch.targets.tolist()) for batch in (batch_source.read(1) for _ in range(count))]
 
 
-def test_an_epoch_follows_from_the_seed_and_its_number(tmp_path: Path) -> None:
+def test_an_epoch_depends_on_the_seed_and_its_number_only(tmp_path: Path) -> None:
     task = translation(language_pair.write(tmp_path / "data", 60, 5))
     batch_source = task.batch_source(range(8), 8, 3, tokens=64)
     epoch = len(batch_source.batches)
@@ -236,7 +242,7 @@ def test_an_epoch_follows_from_the_seed_and_its_number(tmp_path: Path) -> None:
     assert read(task.batch_source(range(8), 8, 4, tokens=64), epoch) != first
 
 
-def test_a_feed_goes_on_where_it_stood(tmp_path: Path) -> None:
+def test_a_batch_source_can_be_resumed(tmp_path: Path) -> None:
     task = translation(language_pair.write(tmp_path / "data", 60, 5))
     batch_source, other = (task.batch_source(range(8), 8, 3, tokens=64) for _ in range(2))
     read(batch_source, len(batch_source.batches) + 3)
@@ -246,45 +252,45 @@ def test_a_feed_goes_on_where_it_stood(tmp_path: Path) -> None:
 
 def test_processes_share_every_batch(tmp_path: Path) -> None:
     task = translation(language_pair.write(tmp_path / "data", 61, 5))
-    whole = task.batch_source(range(9), 9, 0, tokens=64)
+    single = task.batch_source(range(9), 9, 0, tokens=64)
     shares = [task.batch_source(range(first, first + 3), 9, 0, tokens=64) for first in (0, 3, 6)]
-    for _ in range(len(whole.batches)):
-        batch, parts = whole.read(1), [batch_source.read(1) for batch_source in shares]
+    for _ in range(len(single.batches)):
+        batch, parts = single.read(1), [batch_source.read(1) for batch_source in shares]
         assert sum(part.terms for part in parts) == batch.terms
-        assert sorted(targets(batch)) == sorted(row for part in parts for row in targets(part))
+        assert sorted(targets(batch)) == sorted(target for part in parts for target in targets(part))
 
 
 def targets(batch: PairBatch) -> list[list[int]]:
-    rows = [[i for i in row if i != IGNORE] for row in batch.targets.tolist()]
-    return [row for row in rows if row]
+    unpadded = [[i for i in target if i != IGNORE] for target in batch.targets.tolist()]
+    return [target for target in unpadded if target]
 
 
-def test_a_run_keeps_its_symbols_and_needs_no_files(tmp_path: Path) -> None:
+def test_a_saved_task_needs_no_files(tmp_path: Path) -> None:
     for joint in (True, False):
         task = translation(language_pair.write(tmp_path / "data"), joint=joint)
         folder = tmp_path / f"run-{joint}"
         folder.mkdir()
         saved_task.write(folder, "translation", [task])
-        (kept,) = load_tasks("translation", [task.config], folder)
-        assert isinstance(kept, PairTask) and kept.joint is joint
-        assert (kept.inputs, kept.outputs, kept.describe()) == (task.inputs, task.outputs, task.describe())
-        ids, _ = kept.encode_sources(["ba ke"])
+        (loaded,) = load_tasks("translation", [task.config], folder)
+        assert isinstance(loaded, PairTask) and loaded.joint is joint
+        assert (loaded.inputs, loaded.outputs, loaded.describe()) == (task.inputs, task.outputs, task.describe())
+        ids, _ = loaded.encode_sources(["ba ke"])
         assert ids[0].tolist() == task.encode_sources(["ba ke"])[0][0].tolist()
     language_pair.write(tmp_path / "data", 10)
-    with pytest.raises(UserError, match="has changed since the training began"):
-        kept.batch_source(range(1), 1, 0)
+    with pytest.raises(UserError, match="has changed since the run started"):
+        loaded.batch_source(range(1), 1, 0)
 
 
-def test_sources_that_are_too_long_are_cut_and_counted(tmp_path: Path) -> None:
+def test_sources_that_are_too_long_are_truncated_and_counted(tmp_path: Path) -> None:
     task = translation(language_pair.write(tmp_path / "data"), max_source_length=5)
-    sources, cut = task.encode_sources(["ba " * 20, "ba", ""])
-    assert len(sources[0]) == 6 and sources[2].tolist() == [task.source_end] and cut == 1
+    sources, truncated = task.encode_sources(["ba " * 20, "ba", ""])
+    assert len(sources[0]) == 6 and sources[2].tolist() == [task.source_end] and truncated == 1
 
 
-def test_without_a_path_the_task_says_what_it_needs() -> None:
+def test_without_a_path_the_error_names_the_options() -> None:
     from stairwell.tasks.translation import Config
 
     with pytest.raises(UserError, match=r"--task.path FOLDER"):
         make_task("translation", Config()).describe()
-    with pytest.raises(UserError, match="needs a sample"):
+    with pytest.raises(UserError, match=r"the primary metric bleu requires --task\.decode_examples"):
         Config(primary_metric="bleu", decode_examples=0)

@@ -18,6 +18,8 @@ import torch
 
 from stairwell.tasks import IGNORE, Batch, StreamTask, task_type
 
+pytestmark = pytest.mark.quick
+
 WORDS = ["der", "die", "das", "rose", "is", "a", "rose", "and", "żółw", "ate", "naïve", "無限", "fish"]
 WORDS += [",", ".", "!", "12"]
 

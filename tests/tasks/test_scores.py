@@ -10,6 +10,8 @@ import torch
 from stairwell.tasks.base import IGNORE, Batch
 from stairwell.tasks.scores import SequenceScore, TokenScore
 
+pytestmark = pytest.mark.quick
+
 
 def test_loss_and_accuracy_are_of_the_scored_tokens() -> None:
     batch = Batch(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[4, IGNORE, 2], [IGNORE, 0, 1]]))

@@ -1,4 +1,4 @@
-"""The corpus of docstrings: what a pair is, and that nothing is in two splits."""
+"""The corpus of docstrings: its pairs, and that nothing is in two splits."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from stairwell.data import docstrings
 from stairwell.errors import UserError
+from tools import docstrings
 
 MODULE = '''
 import os
@@ -26,8 +26,8 @@ def area(width, height,
     return width * height, unit
 
 
-def said_only():
-    """Say nothing at all, really."""
+def docstring_only():
+    """Have no body except for this docstring."""
 
 
 def short(x): "Return what it was given, unchanged."; return x
@@ -59,52 +59,52 @@ def test_a_pair_is_a_function_on_one_line_and_the_first_sentence_of_its_docstrin
     ]  # fmt: skip
 
 
-def test_files_that_are_no_programs_are_passed_over(tmp_path: Path) -> None:
+def test_files_that_are_not_programs_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text("def broken(:")
     (tmp_path / "b.py").write_bytes(b"\xff\xfe")
     assert [list(docstrings.functions(tmp_path / name)) for name in ("a.py", "b.py", "absent.py")] == [[], [], []]
 
 
-def test_neither_a_source_nor_a_target_comes_twice(tmp_path: Path) -> None:
+def test_no_source_or_target_occurs_twice(tmp_path: Path) -> None:
     for name in ("one", "copy"):
         (tmp_path / f"{name}.py").write_text(MODULE)
     (tmp_path / "other.py").write_text(MODULE.replace("width * height", "height * width"))
     files = [(path.stem, "1", [path]) for path in sorted(tmp_path.glob("*.py"))]
-    pairs, versions = docstrings.gather(files)
-    assert [(pair.package, pair.name) for pair in pairs] == [("copy", "area"), ("copy", "open")]
+    examples, versions = docstrings.collect(files)
+    assert [(example.package, example.name) for example in examples] == [("copy", "area"), ("copy", "open")]
     assert versions == {"copy": "1"}
 
 
-def test_a_package_is_in_one_split_on_every_machine() -> None:
+def test_the_split_of_a_package_is_the_same_on_every_machine() -> None:
     assert [docstrings.split_of(name) for name in ("torch", "Torch", "json", "rich", "heapq")] == [
         docstrings.split_of(name) for name in ("torch", "torch", "json", "rich", "heapq")
     ]
-    assert [docstrings.split_of(name) for name in ("bdb", "torch")] == ["test", "train"], "fixed for ever"
-    drawn = [docstrings.split_of(f"package-{i}") for i in range(2000)]
-    assert 100 < drawn.count("test") < 220 and 100 < drawn.count("valid") < 220
+    assert [docstrings.split_of(name) for name in ("bdb", "torch")] == ["test", "train"]
+    splits = [docstrings.split_of(f"package-{i}") for i in range(2000)]
+    assert 100 < splits.count("test") < 220 and 100 < splits.count("valid") < 220
 
 
-def test_the_corpus_is_written_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = []
+def test_the_corpus_has_all_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = []
     for i in range(60):
         path = tmp_path / f"p{i}.py"
         path.write_text(f'def f{i}(a, b):\n    """Return the number {i} and more."""\n    return a + b + {i} - a\n')
-        places.append((f"p{i}", "2", [path]))
-    monkeypatch.setattr(docstrings, "packages", lambda also: iter(places))
-    made = docstrings.write(tmp_path / "corpus")
-    read = {
+        packages.append((f"p{i}", "2", [path]))
+    monkeypatch.setattr(docstrings, "packages", lambda also: iter(packages))
+    manifest = docstrings.write(tmp_path / "corpus")
+    written = {
         split: [json.loads(line) for line in (tmp_path / "corpus" / f"{split}.jsonl").read_text().splitlines()]
         for split in docstrings.SPLITS
     }
-    assert {split: len(pairs) for split, pairs in read.items()} == made["pairs"]
-    assert sum(made["pairs"].values()) == 60
-    assert all(docstrings.split_of(pair["package"]) == split for split, pairs in read.items() for pair in pairs)
+    assert {split: len(pairs) for split, pairs in written.items()} == manifest["pairs"]
+    assert sum(manifest["pairs"].values()) == 60
+    assert all(docstrings.split_of(pair["package"]) == split for split, pairs in written.items() for pair in pairs)
     with pytest.raises(UserError, match="not empty"):
         docstrings.write(tmp_path / "corpus")
 
 
 def install(folder: Path, name: str, version: str) -> Path:
-    """A package as pip leaves it, with one function that says its version."""
+    """Write a package as pip installs it, with one function whose docstring has the version."""
     info = folder / f"{name}-{version}.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
@@ -114,12 +114,12 @@ def install(folder: Path, name: str, version: str) -> Path:
     return path
 
 
-def test_packages_of_other_folders_are_read_too_each_once(tmp_path: Path) -> None:
+def test_packages_of_other_folders_are_read_once(tmp_path: Path) -> None:
     installed = {name for name, _, _ in docstrings.packages()}
     one, other = tmp_path / "one", tmp_path / "other"
     first, second = install(one, "made_up", "1.0"), install(other, "second-made-up", "3.0")
     install(other, "Made-Up", "2.0")
-    found = [each for each in docstrings.packages([one, other]) if each[0] not in installed]
-    assert found == [("made_up", "1.0", [first]), ("second-made-up", "3.0", [second])]
+    others = [package for package in docstrings.packages([one, other]) if package[0] not in installed]
+    assert others == [("made_up", "1.0", [first]), ("second-made-up", "3.0", [second])]
     with pytest.raises(UserError, match=r"no folder .*absent"):
         docstrings.write(tmp_path / "corpus", [tmp_path / "absent"])

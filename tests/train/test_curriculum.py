@@ -9,6 +9,8 @@ import pytest
 from stairwell.runs import preset
 from stairwell.train.curriculum import WINDOW, Curriculum
 
+pytestmark = pytest.mark.quick
+
 
 def test_a_range_increases_by_a_quarter_up_to_its_end() -> None:
     lengths = [stage["length"] for stage in Curriculum.parse("length=8..100").stages]

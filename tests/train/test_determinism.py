@@ -1,5 +1,5 @@
-"""What a reader of results relies on: scores are of the split they name and without dropout, the best seed is the best,
-gradients are clipped as asked. Only what users call is called here."""
+"""What published results rely on: scores are of the named split and without dropout, the best seed is chosen by
+validation, gradients are clipped. These tests use the public interface only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from stairwell.runs.load import evaluate_run, fit, load
 from stairwell.train import Run, evaluate
 from tests.commands import TINY, stairwell
 
-# Splits of different sizes, so that the number of scored tokens says which one was read.
+pytestmark = pytest.mark.quick
+
+# Splits of different sizes, so that the number of scored tokens identifies the split.
 VALID, TEST = 4 * 5, 6 * 9
 OPTIONS = {
     "task.length": "5", "task.valid_episodes": "4", "task.test_length": "9", "task.test_episodes": "6",
@@ -37,7 +39,7 @@ def experiment(**options: str) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A trained model whose every kind of dropout is on."""
+    """A trained model with all types of dropout."""
     out = tmp_path_factory.mktemp("promises") / "run"
     rates = {
         "core__attention_dropout": "0.4",
@@ -50,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_a_splits_scores_are_of_that_split(run: Path) -> None:
+def test_scores_are_those_of_the_named_split(run: Path) -> None:
     model, task = load(run, "cpu")
     assert evaluate(model, task, "valid", 2, 7)["scored"] == VALID
     assert evaluate(model, task, "test", 2, 7)["scored"] == TEST
@@ -59,7 +61,7 @@ def test_a_splits_scores_are_of_that_split(run: Path) -> None:
         assert (result["split"], result["scored"]) == (split, size)
 
 
-def test_the_command_scores_the_test_split_unless_told_otherwise(run: Path) -> None:
+def test_the_command_scores_the_test_split_by_default(run: Path) -> None:
     for options, split, size in (
         ([], "test", TEST),
         (["--split", "test"], "test", TEST),
@@ -77,7 +79,7 @@ def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> Non
     assert Metric("", "scored", "test", {"test_length": 11}).measure(folder, "cpu", "auto") == 6 * 11
     assert Sample("", "scored", "test", 10**6).measure(folder, "cpu", "auto") == TEST
     assert Sample("", "scored", "valid", 10**6).measure(folder, "cpu", "auto") == VALID
-    # How far a model reaches is found on the test split too: 3 episodes of 2 tokens make 6, of 8 tokens 24.
+    # Lengths are measured on the test split too: 3 episodes of 2 tokens have 6, of 8 tokens 24.
     for bar, reached in ((6, 8), (7, 0)):
         reach = Reach("", "test_length", (2, 8), metric="scored", bar=bar, episodes=3)
         assert reach.measure(folder, "cpu", "auto") == reached
@@ -85,7 +87,7 @@ def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> Non
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None:
-    """Nothing but what says valid or dev is read from the validation split."""
+    """Only columns named valid or dev use the validation split."""
     seen = set()
     # Not every study is made at every scale.
     for study in filter(None, (make(scale) for make in CATALOG.values())):
@@ -98,8 +100,7 @@ def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None
 
 
 @pytest.mark.parametrize("name", ["parity", "random-walk", "copy", "reverse", "counting", "s5", "algorithmic"])
-def test_validation_and_test_episodes_are_others(name: str) -> None:
-    """The same episodes under two names would make a test score a validation score."""
+def test_validation_and_test_episodes_differ(name: str) -> None:
     task = preset(f"{name}/feedback").make_tasks()[0]
     # Test episodes may be longer than those of validation; what comes first is drawn first.
     tokens = 12 if getattr(task.config, "test_length", 0) else 200  # type: ignore[attr-defined]
@@ -108,21 +109,21 @@ def test_validation_and_test_episodes_are_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_evaluation_is_without_dropout_and_leaves_a_model_in_training(run: Path, split: Any) -> None:
+def test_evaluation_is_without_dropout_and_restores_training_mode(run: Path, split: Any) -> None:
     model, task = load(run, "cpu")
     plain = evaluate(model.eval(), task, split, 2, 7)
     assert not model.training
     assert evaluate(model.train(), task, split, 2, 7) == plain
     assert evaluate(model, task, split, 2, 7) == plain
-    assert model.training, "and a training goes on with dropout"
+    assert model.training
 
 
 def test_validation_during_training_is_without_dropout(run: Path) -> None:
-    """What a training wrote down about its model is what the model scores afterwards."""
+    """The scores saved with a model are those of an evaluation afterwards."""
     model, task = load(run, "cpu")
-    noted = Run(run).load_model()[1]["valid"]
-    again = evaluate(model, task, "valid", noted["streams"], 8)
-    assert again["loss"] == pytest.approx(noted["loss"], rel=1e-6)
+    saved = Run(run).load_model()[1]["valid"]
+    again = evaluate(model, task, "valid", saved["streams"], 8)
+    assert again["loss"] == pytest.approx(saved["loss"], rel=1e-6)
 
 
 def write_results(out: Path, study: Any, scores: list[dict[str, float]]) -> dict[int, dict[str, Any]]:
@@ -175,7 +176,6 @@ def write_results(out: Path, study: Any, scores: list[dict[str, float]]) -> dict
 def test_the_best_seed_of_a_table_is_the_best_by_the_tasks_primary_metric(
     name: str, options: dict[str, str], scores: list[dict[str, float]], tmp_path: Path
 ) -> None:
-    """Whatever else was measured: accuracy and loss need not agree."""
     study = find_experiments(name, "laptop")[0].changed(options, seeds=3)
     measured = write_results(tmp_path, study, scores)
     summed = reproduce.sum_up(study, tmp_path)
@@ -188,7 +188,7 @@ def test_the_best_seed_of_a_table_is_the_best_by_the_tasks_primary_metric(
 
 
 def test_the_best_of_several_seeds_is_the_one_with_the_best_validation(tmp_path: Path) -> None:
-    """Accuracy where more is better, loss where less is."""
+    """By accuracy, where higher is better, and by loss, where lower is better."""
     (tmp_path / "text.txt").write_text("a rose is a rose is a rose. " * 60)
     text = [TINY[i + j] for i in range(0, len(TINY), 2) for j in (0, 1) if not TINY[i].startswith("--task")]
     for name, options, better in (
@@ -203,19 +203,19 @@ def test_the_best_of_several_seeds_is_the_one_with_the_best_validation(tmp_path:
         summary = json.loads(ended.out)
         results = [json.loads((tmp_path / out / f"seed-{seed}" / "result.json").read_text()) for seed in range(3)]
         values = {result["run"]: result[summary["metric"]] for result in results}
-        assert len(set(values.values())) > 1, "seeds that tell nothing apart prove nothing"
+        assert len(set(values.values())) > 1, "the seeds must differ"
         assert summary["best"] == better(values.values()) == values[summary["best_run"]]
 
 
 def gradient_norms(out: Path, clip: float) -> list[float]:
-    """The norm of all gradients together as each update's optimizer meets it."""
+    """Return the gradient norm of each step, as the optimizer gets it."""
     norms: list[float] = []
 
-    def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def record(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         norms.append(math.sqrt(sum(float(gradient.double().square().sum()) for gradient in gradients)))
 
-    hook = register_optimizer_step_pre_hook(look)
+    hook = register_optimizer_step_pre_hook(record)
     try:
         fit(experiment(train__max_grad_norm=str(clip), train__accumulate="2"), out, "cpu")
     finally:
@@ -223,7 +223,7 @@ def gradient_norms(out: Path, clip: float) -> list[float]:
     return norms
 
 
-def test_gradients_are_clipped_to_the_norm_asked_for(tmp_path: Path) -> None:
+def test_gradients_are_clipped_to_max_grad_norm(tmp_path: Path) -> None:
     free = gradient_norms(tmp_path / "free", 0.0)
     assert len(free) == 3 and min(free) > 0.02
     bound = min(free) / 2

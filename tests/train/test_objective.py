@@ -1,4 +1,4 @@
-"""Objectives, feeds and validations: the loop trains what keeps their contracts, and goes on with it bit for bit."""
+"""The training loop with other objectives, batch sources and validations, and their contracts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,13 @@ from tests.commands import assert_same_tensors, read_metrics
 from tests.train.test_distributed import free_port
 from tests.train.test_loop import experiment, trainer
 
+pytestmark = pytest.mark.quick
+
 PACKAGE = Path(__file__).parents[2] / "stairwell" / "train"
 
 
-@pytest.mark.parametrize("name", ["loop", "objective", "checkpoint", "optimizers", "processes", "run", "curriculum"])
-def test_the_loop_knows_nothing_of_what_is_learned(name: str) -> None:
+@pytest.mark.parametrize("name", ["loop", "objective", "checkpoint", "optimizers", "distributed", "run", "curriculum"])
+def test_the_loop_does_not_depend_on_what_is_learned(name: str) -> None:
     source = (PACKAGE / f"{name}.py").read_text()
     foreign = r"stairwell\.(models|tasks(?!\.base import Split$)|text|data|cores)|train\.streams|IGNORE|\"accuracy\""
     assert not re.search(foreign, source, re.MULTILINE)
@@ -43,36 +45,36 @@ def test_the_loop_knows_nothing_of_what_is_learned(name: str) -> None:
 
 @dataclass(frozen=True)
 class Frames:
-    """What a toy policy saw and did: a minibatch of the rollout, with the rows' own weights."""
+    """A batch of observations of a toy policy and its targets."""
 
-    seen: Tensor  # (B, T)
-    wanted: Tensor  # (B, T)
+    observations: Tensor  # (B, T)
+    targets: Tensor  # (B, T)
 
     @property
     def terms(self) -> int:
-        return self.seen.numel()
+        return self.observations.numel()
 
     size = terms
 
     def parts(self, count: int) -> list[Frames]:
-        return [Frames(*tensors) for tensors in zip(self.seen.chunk(count), self.wanted.chunk(count))]
+        return [Frames(*tensors) for tensors in zip(self.observations.chunk(count), self.targets.chunk(count))]
 
     def to(self, device: torch.device | str) -> Frames:
-        return Frames(self.seen.to(device), self.wanted.to(device))
+        return Frames(self.observations.to(device), self.targets.to(device))
 
 
 class Rollouts:
-    """Every third read makes a new rollout with the policy as it is then; the reads between go over it again."""
+    """A batch source that makes a new rollout with the current policy at every third read."""
 
-    def __init__(self, policy: nn.Module, rows: range, batch: int, seed: int) -> None:
-        self.policy, self.rows, self.seed, self.reads = policy, rows, seed, 0
-        self.frames = torch.zeros(len(rows), 0)
+    def __init__(self, policy: nn.Module, indices: range, batch: int, seed: int) -> None:
+        self.policy, self.indices, self.seed, self.reads = policy, indices, seed, 0
+        self.frames = torch.zeros(len(indices), 0)
 
     def read(self, length: int) -> Frames:
         if self.reads % 3 == 0:
-            noise = [torch.Generator().manual_seed(hash((self.seed, row, self.reads))) for row in self.rows]
+            noise = [torch.Generator().manual_seed(hash((self.seed, index, self.reads))) for index in self.indices]
             self.frames = torch.stack([torch.rand(length, generator=rng) for rng in noise])
-            with torch.no_grad():  # what is seen depends on the policy that saw it
+            with torch.no_grad():  # observations depend on the policy
                 self.frames = self.frames + 0.1 * self.policy(self.frames[..., None])[..., 0]
         self.reads += 1
         return Frames(self.frames.roll(self.reads, 1), torch.sin(3 * self.frames.roll(self.reads, 1)))
@@ -81,22 +83,22 @@ class Rollouts:
         raise ValueError("nothing to change")
 
     def position(self) -> dict[str, Any]:
-        return {"streams": [None for _ in self.rows], "reads": self.reads, "tensors": {"frames": self.frames}}
+        return {"streams": [None for _ in self.indices], "reads": self.reads, "tensors": {"frames": self.frames}}
 
     def seek(self, position: dict[str, Any]) -> None:
-        assert len(position["streams"]) == len(self.rows)
+        assert len(position["streams"]) == len(self.indices)
         self.reads, self.frames = position["reads"], position["tensors"]["frames"]
 
 
-class Surprise(Objective):
-    """The likelihood of an error whose size is a parameter of the objective's own."""
+class GaussianLikelihood(Objective):
+    """The likelihood of an error with a learned variance, a parameter of the objective."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
         self.size = nn.Parameter(torch.zeros(()))
 
     def forward(self, batch: Frames) -> Outcome:
-        error = self.model(batch.seen[..., None])[..., 0] - batch.wanted
+        error = self.model(batch.observations[..., None])[..., 0] - batch.targets
         loss = error.square() * (-self.size).exp() + self.size
         return Outcome(loss.sum(), {"error": error.detach().abs().sum()})
 
@@ -113,7 +115,7 @@ class Score:
 def agent(folder: Path, world: Distributed | None = None, **options: Any) -> Trainer:
     torch.manual_seed(0)
     policy = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Dropout(0.1), nn.Linear(8, 1))
-    given = {
+    settings = {
         "steps": 40,
         "batch": 4,
         "segment": 5,
@@ -122,12 +124,12 @@ def agent(folder: Path, world: Distributed | None = None, **options: Any) -> Tra
         "checkpoint_every": 10,
         **options,
     }
-    config = StreamTrainConfig(**{"learning_rate": 0.01, "warmup": 0, **given})
-    phase = Phase(lambda rows, batch, seed: Rollouts(policy, rows, batch, seed), Score())
-    return Trainer(Surprise(policy), [phase], config, Run(folder), world)
+    config = StreamTrainConfig(**{"learning_rate": 0.01, "warmup": 0, **settings})
+    phase = Phase(lambda indices, batch, seed: Rollouts(policy, indices, batch, seed), Score())
+    return Trainer(GaussianLikelihood(policy), [phase], config, Run(folder), world)
 
 
-def test_an_objective_with_a_feed_and_a_validation_of_its_own_learns(tmp_path: Path) -> None:
+def test_a_custom_objective_batch_source_and_validation_learn(tmp_path: Path) -> None:
     scores = agent(tmp_path, steps=200, accumulate=2).run()
     lines = read_metrics(tmp_path)
     assert scores["score"] == lines[-1]["valid"]["score"] > lines[10]["valid"]["score"]
@@ -137,8 +139,8 @@ def test_an_objective_with_a_feed_and_a_validation_of_its_own_learns(tmp_path: P
     assert Run(tmp_path).load_model()[1]["valid"]["score"] == best
 
 
-def test_a_rollout_and_the_objectives_own_parameters_are_taken_up_bit_for_bit(tmp_path: Path) -> None:
-    """Stopped at update 20, in the middle of a rollout that was made by an older policy."""
+def test_a_rollout_and_parameters_of_the_objective_resume_bit_for_bit(tmp_path: Path) -> None:
+    """Stopped at step 20, within a rollout of an older policy."""
     agent(tmp_path / "whole").run()
     agent(tmp_path / "stopped", steps=20).run()
     resumed = agent(tmp_path / "stopped")
@@ -146,26 +148,26 @@ def test_a_rollout_and_the_objectives_own_parameters_are_taken_up_bit_for_bit(tm
     resumed.run()
     assert_same_tensors(tmp_path / "stopped", tmp_path / "whole")
     tensors, _, _ = Run(tmp_path / "whole").load_checkpoint()
-    assert {"objective.size", "feed.frames", "model.0.weight", "optimizer.exp_avg.size"} <= set(tensors)
+    assert {"objective.size", "batch_source.frames", "model.0.weight", "optimizer.exp_avg.size"} <= set(tensors)
     assert tensors["objective.size"] != 0
 
 
-def train_among_two(rank: int, port: str, folder: Path, options: dict[str, Any]) -> None:
+def train_rank(rank: int, port: str, folder: Path, options: dict[str, Any]) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
     torch.set_num_threads(1)
     with Distributed.connect(torch.device("cpu")) as world:
-        made = agent(folder, world, **options)
+        trained = agent(folder, world, **options)
         if Run(folder).checkpoints():
-            made.resume()
-        made.model[2].p = 0.0  # masks differ from process to process
-        made.run()
-        made.close()
+            trained.resume()
+        trained.model[2].p = 0.0  # dropout masks differ between processes
+        trained.run()
+        trained.close()
 
 
 def two_agents(folder: Path, **options: Any) -> None:
     fork, port = multiprocessing.get_context("fork"), free_port()
-    ranks = [fork.Process(target=train_among_two, args=(rank, port, folder, options)) for rank in range(2)]
+    ranks = [fork.Process(target=train_rank, args=(rank, port, folder, options)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:
@@ -173,13 +175,13 @@ def two_agents(folder: Path, **options: Any) -> None:
     assert [rank.exitcode for rank in ranks] == [0, 0]
 
 
-def test_two_processes_share_the_rows_of_any_feed_and_either_takes_up_what_the_other_began(tmp_path: Path) -> None:
+def test_two_processes_share_any_batch_source_and_each_can_resume_the_other(tmp_path: Path) -> None:
     def alone(folder: Path, **options: Any) -> None:
-        made = agent(folder, **options)
+        trained = agent(folder, **options)
         if Run(folder).checkpoints():
-            made.resume()
-        made.model[2].p = 0.0
-        made.run()
+            trained.resume()
+        trained.model[2].p = 0.0
+        trained.run()
 
     alone(tmp_path / "one")
     two_agents(tmp_path / "two")
@@ -194,27 +196,27 @@ def test_two_processes_share_the_rows_of_any_feed_and_either_takes_up_what_the_o
         torch.testing.assert_close({name: tensors[name] for name in same}, same, rtol=1e-3, atol=1e-5)
 
 
-def test_a_curriculum_is_refused_where_nothing_is_counted_as_right(tmp_path: Path) -> None:
+def test_a_curriculum_is_refused_without_the_metric_correct(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to change"):
         agent(tmp_path, curriculum="length=2..4")
 
-    made = agent(tmp_path)
-    made.curriculum = made.curriculum.parse("length=2..4")
-    with pytest.raises(ValueError, match="a curriculum needs an objective that counts what is `right`"):
-        made.train_step()
+    trained = agent(tmp_path)
+    trained.curriculum = trained.curriculum.parse("length=2..4")
+    with pytest.raises(ValueError, match="a curriculum needs an objective with the metric `correct`"):
+        trained.train_step()
 
 
-def test_an_objective_of_ones_own_takes_a_tasks_streams(tmp_path: Path) -> None:
+def test_a_custom_objective_trains_on_the_streams_of_a_task(tmp_path: Path) -> None:
     class Doubled(CrossEntropy):
         def forward(self, batch: Any) -> Outcome:
             outcome = super().forward(batch)
             return Outcome(2 * outcome.loss, outcome.metrics)
 
-    made, losses = experiment("parity/lstm"), []
+    trained, losses = experiment("parity/lstm"), []
     for objective in (CrossEntropy, Doubled):
-        tasks = made.make_tasks()
-        model = made.make_model(tasks[0])
-        run = stream_trainer(model, tasks, made.train, Run(tmp_path / objective.__name__), objective=objective)
+        tasks = trained.make_tasks()
+        model = trained.make_model(tasks[0])
+        run = stream_trainer(model, tasks, trained.train, Run(tmp_path / objective.__name__), objective=objective)
         run.run()
         losses.append(read_metrics(run.folder.path)[0]["loss"])
     assert losses[1] == pytest.approx(2 * losses[0])
@@ -224,7 +226,7 @@ def test_an_objective_of_ones_own_takes_a_tasks_streams(tmp_path: Path) -> None:
 def test_a_large_vocabulary_is_scored_and_advances_a_curriculum(
     adaptive: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Logits that are formed block by block, and those of an adaptive softmax, have a likeliest symbol too."""
+    """Predictions are the same with logits in blocks, and exist for an adaptive softmax."""
     options = {"train__curriculum": "length=2..3", "train__curriculum_accuracy": 20, "train__steps": 25}
     options |= {"model__adaptive": adaptive}
     whole = trainer(tmp_path / "whole", "parity/lstm", **options)
@@ -240,37 +242,36 @@ def test_a_large_vocabulary_is_scored_and_advances_a_curriculum(
     assert ours[-1]["valid"]["accuracy"] == theirs[-1]["valid"]["accuracy"] > 20
 
 
-def test_an_evaluation_counts_what_the_logits_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_accuracy_of_an_evaluation_is_that_of_the_logits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trainer(tmp_path, "s5/lstm", task__length=20, task__valid_episodes=20)
     task, model = run.validation.task, run.model
-    right, scored = 0, 0
+    correct, total = 0, 0
     with torch.no_grad():
         for batch in task.batches("valid", 1, 10_000):
             logits, _ = model.eval()(batch.tokens, model.init_state(1), batch.start)
-            asked = batch.targets != IGNORE
-            right += int((logits.argmax(-1) == batch.targets)[asked].sum())
-            scored += int(asked.sum())
-    assert 0 < right < scored
+            scored = batch.targets != IGNORE
+            correct += int((logits.argmax(-1) == batch.targets)[scored].sum())
+            total += int(scored.sum())
+    assert 0 < correct < total
     for limit in (1 << 24, 500):
         monkeypatch.setattr("stairwell.models.language.MAX_LOGITS", limit)
-        assert evaluate(model, task, "valid", 1, 64)["accuracy"] == pytest.approx(100 * right / scored)
+        assert evaluate(model, task, "valid", 1, 64)["accuracy"] == pytest.approx(100 * correct / total)
 
 
-def test_the_state_is_carried_part_by_part(tmp_path: Path) -> None:
-    """Rows keep their own states, however the rows are cut."""
-    cut = trainer(tmp_path / "cut", "random-walk/lstm", train__accumulate=2)
+def test_gradient_accumulation_keeps_the_state_of_every_stream(tmp_path: Path) -> None:
+    parts = trainer(tmp_path / "parts", "random-walk/lstm", train__accumulate=2)
     whole = trainer(tmp_path / "whole", "random-walk/lstm")
-    for run in (cut, whole):
+    for run in (parts, whole):
         run.train_step(), run.train_step()
-    ours, theirs = cut.objective.stream_state(), whole.objective.stream_state()
-    assert ours is not None and theirs is not None and len(cut.objective.states) == 2
+    ours, theirs = parts.objective.stream_state(), whole.objective.stream_state()
+    assert ours is not None and theirs is not None and len(parts.objective.states) == 2
     for (name, a), (_, b) in zip(ours.tensors(), theirs.tensors(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_the_model_alone_is_what_a_run_keeps(tmp_path: Path) -> None:
-    made = agent(tmp_path, steps=3)
-    made.run()
+def test_a_run_saves_the_parameters_of_the_model_only(tmp_path: Path) -> None:
+    trained = agent(tmp_path, steps=3)
+    trained.run()
     tensors, _ = load_tensors(tmp_path / "model.safetensors")
-    assert set(tensors) == set(made.model.state_dict())
+    assert set(tensors) == set(trained.model.state_dict())
     assert isinstance(trainer(tmp_path / "lm", "parity/lstm").model, LanguageModel)

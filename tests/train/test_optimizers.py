@@ -14,6 +14,8 @@ from stairwell.train import Run, StreamTrainConfig, optimizers
 from tests.commands import assert_same_tensors
 from tests.train.test_loop import trainer
 
+pytestmark = pytest.mark.quick
+
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"train__beta1": 0.5, "train__beta2": 0.7, "train__eps": 1e-3, "train__weight_decay": 0.1},
     "adamw": {"train__beta1": 0.5, "train__weight_decay": 0.1},

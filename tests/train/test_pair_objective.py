@@ -1,4 +1,4 @@
-"""Training on pairs: a tiny language pair is learned, and every promise of a training holds for pairs too."""
+"""Training on pairs: a tiny language pair is learned; resuming, processes, accumulation and averaging."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 import torch
 
 from stairwell.models import Seq2Seq
-from stairwell.runs.load import evaluate_run, load, new_job, train
+from stairwell.runs.launch import new_run, train
+from stairwell.runs.load import evaluate_run, load
 from stairwell.train.pair_objective import PairCrossEntropy, pair_loss
 from stairwell.train.run import load_tensors
 from tests import language_pair
 from tests.commands import assert_same_tensors, newest_step, read_metrics, stairwell, start_command
-from tests.train.test_distributed import CLOSE, two
+from tests.train.test_distributed import CLOSE, run_two
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,12 @@ def options(folder: Path, core: str = "feedback") -> list[str]:
     return [f"translation/{core}", "--task.path", str(path), *language_pair.TINY, "--quiet"]
 
 
-def shorter(folder: Path) -> list[str]:
+def option_values(folder: Path) -> dict[str, str]:
+    arguments = options(folder)[1:-1]
+    return dict(zip((name.removeprefix("--") for name in arguments[::2]), arguments[1::2]))
+
+
+def short_run(folder: Path) -> list[str]:
     return [*options(folder), "--train.validate_every", "8", "--train.checkpoint_every", "5", "--train.log_every", "1"]
 
 
@@ -39,25 +45,21 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def test_a_language_pair_is_learned_in_seconds(tmp_path: Path) -> None:
-    given = options(tmp_path)[1:-1]
-    named = dict(zip((name.removeprefix("--") for name in given[::2]), given[1::2]))
-    job = new_job("translation/feedback", None, tmp_path / "run", {**named, "train.steps": "400"})
-    from contextlib import nullcontext
-
-    train(job, "cpu", "auto", lambda *_: nullcontext(lambda event: None))
-    scores = evaluate_run(tmp_path / "run", "test", None, 1, 64, "cpu", "auto", None)
+    named = {**option_values(tmp_path), "train.steps": "400"}
+    train(*new_run("translation/feedback", None, tmp_path / "run", named), resume=False, device="cpu")
+    scores = evaluate_run(tmp_path / "run", "test", device="cpu")
     assert scores["bleu"] > 90 and scores["chrf++"] > 90 and scores["loss"] < 0.5 and scores["sentences"] == 40
     assert "tok:13a" in scores["signature_cased"]
-    # Validation writes from the sources and compares with the targets: the two languages share no word.
+    # Validation decodes the sources and compares with the targets. The two languages share no word.
     lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
     assert [line["valid"] for line in lines if "valid" in line][-1]["bleu"] > 50
 
 
-def test_killed_and_resumed_is_never_stopped_bit_for_bit(tmp_path: Path) -> None:
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     more = ["--model.embedding_dropout", "0.2", "--core.residual_dropout", "0.1", "--train.average", "2"]
-    given = [*shorter(tmp_path), *more, "--steps", "30"]
-    assert stairwell(tmp_path, "train", *given, "--out", "whole", **environment(tmp_path)).status == 0
-    command = start_command(tmp_path, "train", *given, "--out", "run", TEST_WAIT_AT="12", **environment(tmp_path))
+    arguments = [*short_run(tmp_path), *more, "--steps", "30"]
+    assert stairwell(tmp_path, "train", *arguments, "--out", "whole", **environment(tmp_path)).status == 0
+    command = start_command(tmp_path, "train", *arguments, "--out", "run", TEST_WAIT_AT="12", **environment(tmp_path))
     assert command.wait_until(lambda: newest_step(tmp_path / "run") >= 12)
     command.kill(signal.SIGKILL)
     assert command.wait().status == -signal.SIGKILL
@@ -68,9 +70,9 @@ def test_killed_and_resumed_is_never_stopped_bit_for_bit(tmp_path: Path) -> None
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    given = [*shorter(tmp_path), "--train.batch", "6", "--train.label_smoothing", "0.1", "--steps", "12"]
-    assert stairwell(tmp_path, "train", *given, "--out", "one", **environment(tmp_path)).status == 0
-    two(tmp_path, "train", *given, "--out", "two")
+    arguments = [*short_run(tmp_path), "--train.batch", "6", "--train.label_smoothing", "0.1", "--steps", "12"]
+    assert stairwell(tmp_path, "train", *arguments, "--out", "one", **environment(tmp_path)).status == 0
+    run_two(tmp_path, "train", *arguments, "--out", "two")
     for a, b in zip(read_metrics(tmp_path / "two"), read_metrics(tmp_path / "one"), strict=True):
         assert a.keys() == b.keys() and a["tokens"] == b["tokens"]
         if "loss" in a:
@@ -79,36 +81,34 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     torch.testing.assert_close(a, b, **CLOSE)
 
 
-def test_validation_is_without_dropout_and_leaves_the_model_as_it_was(tmp_path: Path) -> None:
-    given = options(tmp_path)[1:-1]
-    named = dict(zip((name.removeprefix("--") for name in given[::2]), given[1::2]))
+def test_validation_is_without_dropout_and_restores_training_mode(tmp_path: Path) -> None:
     dropout = {"model.embedding_dropout": "0.5", "core.residual_dropout": "0.5", "model.encoder_dropout": "0.5"}
-    job = new_job("translation/feedback", None, tmp_path / "run", {**named, **dropout})
-    task = job.experiment.make_tasks()[0]
-    model = job.experiment.make_model(task)
+    config, _ = new_run("translation/feedback", None, tmp_path / "run", {**option_values(tmp_path), **dropout})
+    task = config.make_tasks()[0]
+    model = config.make_model(task)
     scores = [pair_loss(model.train(training), task, "valid") for training in (False, True)]
     assert scores[0] == scores[1] and model.training
 
 
-def test_accumulation_changes_nothing(tmp_path: Path) -> None:
-    given = [*shorter(tmp_path), "--steps", "6"]
+def test_gradient_accumulation_changes_nothing(tmp_path: Path) -> None:
+    arguments = [*short_run(tmp_path), "--steps", "6"]
     for out, parts in (("one", 1), ("four", 4)):
         more = ("--train.accumulate", parts, "--out", out)
-        assert stairwell(tmp_path, "train", *given, *more, **environment(tmp_path)).status == 0
+        assert stairwell(tmp_path, "train", *arguments, *more, **environment(tmp_path)).status == 0
     (a, _), (b, _) = (load_tensors(tmp_path / name / "model.safetensors") for name in ("four", "one"))
     torch.testing.assert_close(a, b, **CLOSE)
 
 
 @pytest.mark.parametrize("which", ["last", "best"])
 def test_models_of_several_validations_are_averaged(tmp_path: Path, which: str) -> None:
-    given = [*shorter(tmp_path), "--steps", "24", "--train.average", "2", "--train.average_of", which, "--out", "run"]
-    assert stairwell(tmp_path, "train", *given, **environment(tmp_path)).status == 0
-    kept = sorted((tmp_path / "run/snapshots").glob("*.safetensors"))
-    assert [int(path.stem.split("-")[1]) for path in kept] == [16, 24], "the loss falls: the best are the last"
+    arguments = [*short_run(tmp_path), "--steps", "24", "--train.average", "2", "--train.average_of", which, "--out", "run"]
+    assert stairwell(tmp_path, "train", *arguments, **environment(tmp_path)).status == 0
+    paths = sorted((tmp_path / "run/snapshots").glob("*.safetensors"))
+    assert [int(path.stem.split("-")[1]) for path in paths] == [16, 24], "the loss falls, so the best are the last"
     validations = [record for record in read_metrics(tmp_path / "run") if "valid" in record]
     assert validations[-1]["averaged"] == 2
     model, task = load(tmp_path / "run", "cpu")
-    snapshots = [load_tensors(path)[0] for path in kept]
+    snapshots = [load_tensors(path)[0] for path in paths]
     mean = {name: (snapshots[0][name] + snapshots[1][name]) / 2 for name in snapshots[0]}
     saved, note = load_tensors(tmp_path / "run/model.safetensors")
     best = min(record["valid"]["loss"] for record in validations)
@@ -121,24 +121,24 @@ def test_models_of_several_validations_are_averaged(tmp_path: Path, which: str) 
     assert pair_loss(model, task, "valid")["loss"] == pytest.approx(validations[-1]["valid"]["loss"])
 
 
-def test_the_headline_may_be_bleu_and_stops_a_training(tmp_path: Path) -> None:
+def test_bleu_as_primary_metric_stops_a_run_early(tmp_path: Path) -> None:
     more = ["--task.primary_metric", "bleu", "--train.validate_every", "2", "--train.patience", "2", "--steps", "60"]
-    given = [*options(tmp_path), *more, "--train.learning_rate", "1e-9", "--train.average", "0", "--out", "run"]
-    ended = stairwell(tmp_path, "train", *given, **environment(tmp_path))
+    arguments = [*options(tmp_path), *more, "--train.learning_rate", "1e-9", "--train.average", "0", "--out", "run"]
+    ended = stairwell(tmp_path, "train", *arguments, **environment(tmp_path))
     assert ended.status == 0, ended
-    # Among equal scores the loss decides, and it moves even at this rate; but not for long.
+    # The loss decides between equal scores, and it improves for a while even at this learning rate.
     assert 6 <= newest_step(tmp_path / "run") < 60
 
 
 @pytest.mark.parametrize("core", ["transformer-xl", "staircase", "lstm", "deltanet"])
 def test_every_core_translates(tmp_path: Path, core: str) -> None:
-    given = options(tmp_path, core)
+    arguments = options(tmp_path, core)
     names = {"lstm": ("width", "layers"), "deltanet": ("width", "layers", "heads")}.get(core)
     if names is not None:
-        pairs = zip(given[1:-1:2], given[2:-1:2])
-        kept = [(n, v) for n, v in pairs if not n.startswith("--core.") or n.removeprefix("--core.") in names]
-        given = [given[0], *(word for pair in kept for word in pair), "--quiet"]
-    ended = stairwell(tmp_path, "train", *given, "--steps", 3, "--out", "run", **environment(tmp_path))
+        pairs = zip(arguments[1:-1:2], arguments[2:-1:2])
+        chosen = [(n, v) for n, v in pairs if not n.startswith("--core.") or n.removeprefix("--core.") in names]
+        arguments = [arguments[0], *(word for pair in chosen for word in pair), "--quiet"]
+    ended = stairwell(tmp_path, "train", *arguments, "--steps", 3, "--out", "run", **environment(tmp_path))
     assert ended.status == 0, ended
     ended = stairwell(tmp_path, "translate", "run", str(tmp_path / "data/val.xx"), **environment(tmp_path))
     assert ended.status == 0 and ended.out.count("\n") == 40
@@ -149,7 +149,7 @@ def test_options_of_pairs_are_refused_elsewhere(tmp_path: Path) -> None:
     assert "train.label_smoothing" in ended.error_line
 
 
-def test_the_loss_that_is_logged_is_of_all_terms(tmp_path: Path) -> None:
+def test_metrics_are_sums_over_all_terms(tmp_path: Path) -> None:
     from tests.tasks.test_pair_task import translation
 
     task = translation(language_pair.write(tmp_path / "data"))
@@ -160,4 +160,4 @@ def test_the_loss_that_is_logged_is_of_all_terms(tmp_path: Path) -> None:
     batch: Any = task.batch_source(range(8), 8, 0, tokens=200).read(1)
     outcome = objective(batch)
     assert float(outcome.metrics["nll"]) / batch.terms == pytest.approx(math.log(task.outputs), rel=1)
-    assert 0 <= int(outcome.metrics["right"]) <= batch.terms < batch.tokens.numel() + 1
+    assert 0 <= int(outcome.metrics["correct"]) <= batch.terms < batch.tokens.numel() + 1

@@ -87,7 +87,7 @@ def test_a_run_resumes_bit_for_bit_around_a_change_of_size(stop: int, tmp_path: 
 def test_a_run_of_the_command_line_has_the_full_core(tmp_path: Path) -> None:
     options = [*TINY, "--core.chunk", "2", "--core.passes", "2", "--train.size_schedule", "3:passes=1", "--steps", "6"]
     assert stairwell(tmp_path, "train", "parity/staircase", *options, "--quiet", "--out", "run").status == 0
-    assert stairwell(tmp_path, "eval", "run", "--rows", "2").status == 0
+    assert stairwell(tmp_path, "eval", "run", "--streams", "2").status == 0
     assert stairwell(tmp_path, "train", "parity/staircase", *options, "--quiet", "--out", "again").status == 0
     assert_same_tensors(tmp_path / "run", tmp_path / "again")
 
