@@ -1,4 +1,4 @@
-"""Transformers that attend to their own past high-level states: Feedback Transformer, Staircase attention, baselines."""
+"""Transformers that attend to their own past high-level states: Feedback, Staircase attention and baselines."""
 
 # isort: off
 from stairwell import startup

@@ -37,10 +37,10 @@ class DocumentedFields:
             return self.summary or owner.__name__
         help = field_help(owner)
         lines = [
-            textwrap.fill(f"{field.name}: {help[field.name]}", DOCSTRING_WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 8)
+            textwrap.fill(f"    {field.name}: {help[field.name]}", DOCSTRING_WIDTH, subsequent_indent=" " * 8)
             for field in dataclasses.fields(owner)
             if field.name in help
-        ]  # fmt: skip
+        ]
         return "\n".join([self.summary or owner.__name__, "", "Attributes:", *lines]) if lines else self.summary
 
 
@@ -55,7 +55,8 @@ class Config:
         cls.__doc__ = DocumentedFields(summary)  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
-        for name, annotation in _known_types(type(self)).items():
+        config_type: Any = type(self)
+        for name, annotation in _known_types(config_type).items():
             value = getattr(self, name)
             if not any(_is_instance(value, choice) for choice in _choices(annotation)):
                 raise UserError(f"{name} must be {_type_text(annotation)}, not {value!r}")

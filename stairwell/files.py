@@ -49,7 +49,7 @@ def write_text(path: AnyPath, text: str) -> None:
 
 
 def write_folder(path: AnyPath, write: Callable[[Path], object]) -> None:
-    """Let `write(temporary folder)` fill a folder, and move it to `path`, which is new or empty, once it is complete."""
+    """Let `write(temporary folder)` fill a folder, and move it to `path`, new or empty, once it is complete."""
     target = Path(os.path.realpath(path))
     with _temporary(path, target, tempfile.mkdtemp) as name:
         temporary = Path(name)

@@ -72,7 +72,7 @@ def check_location(path: AnyPath, option: str = "") -> Path:
 
 
 def check_all(*outputs: tuple[str, AnyPath | None, OutputType | None]) -> None:
-    """Check all outputs of a command, each with its option, before any work is done. Paths that are None are skipped."""
+    """Check all outputs of a command, each with its option, before any work is done. None is skipped."""
     targets = [(option, path, check(path, kind, option)) for option, path, kind in outputs if path is not None]
     for (option, path, target), (other_option, _, other) in combinations(targets, 2):
         if target == other:

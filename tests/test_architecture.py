@@ -1,4 +1,4 @@
-"""The house: imports point downward only, lazy ones included, and nobody knows each other in a circle."""
+"""The architecture: imports point downward only, lazy ones included, and have no cycles."""
 
 from __future__ import annotations
 

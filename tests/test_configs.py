@@ -1,4 +1,4 @@
-"""Configs: every field explains itself, comes from text and from JSON with its type, and every preset works."""
+"""Configs: documentation, parsing from text and JSON, type checks, and presets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stairwell.train import Run, StreamTrainConfig, stream_trainer
 
 pytestmark = pytest.mark.quick
 
-KINDS = {
+CONFIG_TYPES = {
     **{f"core {name}": entry.config for name, entry in CORES.items()},
     **{f"task {name}": task_type(name)[0] for name in TASKS},
     "model": LanguageModelConfig,
@@ -32,12 +32,13 @@ AGENTS = ("rl",)  # tests/rl trains them
 PRESETS = [f"{task}/{core}" for task in TASKS for core in CORES]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_every_field_says_what_it_is(name: str) -> None:
-    help = configs.field_help(KINDS[name])
-    for field in configs.field_types(KINDS[name]):
+@pytest.mark.parametrize("name", CONFIG_TYPES)
+def test_every_field_is_documented(name: str) -> None:
+    help = configs.field_help(CONFIG_TYPES[name])
+    for field in configs.field_types(CONFIG_TYPES[name]):
         assert help.get(field), f"{name}: {field} has no help"
         assert len(help[field]) < 160 and help[field].endswith("."), f"{name}: {field}"
+        assert f"\n    {field}: " in CONFIG_TYPES[name].__doc__
 
 
 @pytest.mark.parametrize(
@@ -63,14 +64,14 @@ def test_text_becomes_a_value_of_its_type(text: str, kind: Any, value: Any) -> N
     ],
 )  # fmt: skip
 def test_text_of_another_type_is_refused(text: str, kind: Any) -> None:
-    with pytest.raises(ValueError, match=r"here: .* is not a"):
+    with pytest.raises(ValueError, match=r"here: .* is not an? "):
         configs.parse(text, kind, "here")
 
 
 @pytest.mark.parametrize("value", ["1e400", "-1e400", "NaN", "9" * 400])
-def test_a_number_of_a_config_is_finite(value: str) -> None:
+def test_infinite_numbers_are_refused(value: str) -> None:
     data = json.loads(f'{{"learning_rate": {value}}}')
-    with pytest.raises(UserError, match="here: 'learning_rate': it must be a finite number, not"):
+    with pytest.raises(UserError, match="here: 'learning_rate': expected a finite number, not"):
         configs.from_json(StreamTrainConfig, data, "here")
 
 
@@ -78,15 +79,15 @@ REQUIRED: dict[str, dict[str, Any]] = {"model": {"core": CORES["feedback"].confi
 WRONG = {int: (1.5, 64.0, True, "4", None), bool: ("yes", 1, 0.0, None), float: ("0.1", True, None), str: (1, None)}
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_field_of_another_type_is_refused_where_a_config_is_made(name: str) -> None:
-    for field, kind in configs.field_types(KINDS[name]).items():
+@pytest.mark.parametrize("name", CONFIG_TYPES)
+def test_a_config_checks_the_types_of_its_fields(name: str) -> None:
+    for field, kind in configs.field_types(CONFIG_TYPES[name]).items():
         for value in WRONG.get(kind, ()):
             with pytest.raises(ValueError, match=f"{field} must be {kind.__name__}, not {value!r}"):
-                KINDS[name](**{**REQUIRED.get(name, {}), field: value})
+                CONFIG_TYPES[name](**{**REQUIRED.get(name, {}), field: value})
 
 
-def test_what_a_config_takes_and_refuses() -> None:
+def test_a_config_checks_unions_and_literals() -> None:
     kind = CORES["feedback"].config
     with pytest.raises(ValueError, match="attend_to_current must be bool, not 'yes'"):
         kind(attend_to_current="yes")
@@ -97,7 +98,7 @@ def test_what_a_config_takes_and_refuses() -> None:
     assert kind(attention_dropout=0, head_width=None).attention_dropout == 0  # an integer is a number
 
 
-def test_an_unknown_option_names_the_nearest() -> None:
+def test_an_unknown_option_suggests_a_similar_one() -> None:
     with pytest.raises(
         ValueError, match=r"unknown option --train\.learning_rat; did you mean --train\.learning_rate\?"
     ):
@@ -106,12 +107,12 @@ def test_an_unknown_option_names_the_nearest() -> None:
         preset("parity/lstm").with_options({"model.inputs": "3"})
 
 
-def test_a_language_model_that_would_read_a_source_cannot_be_configured() -> None:
+def test_a_language_model_cannot_have_a_source() -> None:
     with pytest.raises(ValueError, match=r"--core\.cross is no option"):
         preset("parity/feedback").with_options({"core.cross": "true"})
     data = preset("parity/feedback").to_json()
     data["core"]["cross"] = True
-    with pytest.raises(ValueError, match="a language model reads no source"):
+    with pytest.raises(ValueError, match="a language model has no source"):
         RunConfig.from_json(data, "here")
 
 
@@ -123,15 +124,15 @@ def test_a_language_model_that_would_read_a_source_cannot_be_configured() -> Non
         ("memory-network", {"attend_to_current", "chunk", "compute"}),
     ],
 )
-def test_a_core_does_not_offer_what_makes_it_what_it_is(name: str, fixed: set[str]) -> None:
+def test_a_core_has_no_options_for_its_fixed_fields(name: str, fixed: set[str]) -> None:
     assert not fixed & set(configs.field_types(CORES[name].config))
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_survives_json(name: str) -> None:
-    experiment = preset(name)
-    data = json.loads(json.dumps(experiment.to_json()))
-    assert RunConfig.from_json(data, "here") == experiment
+def test_every_preset_is_saved_and_loaded_as_json(name: str) -> None:
+    config = preset(name)
+    data = json.loads(json.dumps(config.to_json()))
+    assert RunConfig.from_json(data, "here") == config
     assert RunConfig.from_json(data, "here").to_json() == data
 
 
@@ -142,9 +143,9 @@ STATE_TRACKING = (
 
 @pytest.mark.parametrize("task", STATE_TRACKING)
 def test_presets_of_state_tracking_are_the_benchmarks(task: str) -> None:
-    """A short memory, so that a state has to be carried on, and gradients clipped as there."""
-    published = find_experiments("extra.state-tracking.parity-check", "laptop")[0].rows
-    of_core = {row.experiment.core_name: row.experiment for row in published}
+    """A short memory, so that the state has to be kept, and the same gradient clipping."""
+    variants = find_experiments("extra.state-tracking.parity-check", "laptop")[0].variants
+    of_core = {variant.config.core_name: variant.config for variant in variants}
     assert preset(f"{task}/feedback").core.memory == of_core["feedback"].core.memory == 2
     cached, ours = of_core["cached-staircase"].core, preset(f"{task}/cached-staircase").core
     assert (ours.chunk, ours.passes) == (cached.chunk, cached.passes)
@@ -152,24 +153,24 @@ def test_presets_of_state_tracking_are_the_benchmarks(task: str) -> None:
         assert preset(f"{task}/{core}").train.max_grad_norm == of_core["feedback"].train.max_grad_norm == 0.1
 
 
-def test_missing_fields_keep_their_defaults_and_lists_become_tuples() -> None:
+def test_missing_fields_get_their_defaults_and_lists_become_tuples() -> None:
     data = preset("parity/lstm").to_json()
     data["train"] = {"steps": 3}
     data["model"] = {"adaptive": [2, 4]}
-    experiment = RunConfig.from_json(data, "here")
-    assert experiment.train == StreamTrainConfig(steps=3) and experiment.model.adaptive == (2, 4)
-    assert not experiment.model.start_embedding  # as it was before there was this option
+    config = RunConfig.from_json(data, "here")
+    assert config.train == StreamTrainConfig(steps=3) and config.model.adaptive == (2, 4)
+    assert not config.model.start_embedding
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.partition("/")[0] not in READS_FILES + AGENTS])
 def test_every_preset_builds_and_trains(name: str, tmp_path: Path) -> None:
-    """One update of the preset's own model, with few rows and segments just long enough that something is scored."""
+    """One step of the preset's model, with segments just long enough that some tokens are scored."""
     options = {"train.batch": "2", "train.segment": "5", "train.accumulate": "2"}
     if name.startswith("algorithmic"):
         options["train.segment"] = "24"
     if name.startswith("counting"):
         options["task.length"] = "2"
-    train_one(preset(name).with_options(options), tmp_path)
+    train_one_step(preset(name).with_options(options), tmp_path)
 
 
 @pytest.mark.parametrize("core", CORES)
@@ -179,14 +180,14 @@ def test_every_preset_that_reads_files_builds_and_trains(core: str, tmp_path: Pa
     (tmp_path / "mine.labels").write_text("0 1 - 1\n" * 40)
     for task, file in (("lm", "text.txt"), ("labeled", "mine.tokens")):
         options = {"train.batch": "2", "train.segment": "5", "task.path": str(tmp_path / file)}
-        train_one(preset(f"{task}/{core}").with_options(options), tmp_path)
+        train_one_step(preset(f"{task}/{core}").with_options(options), tmp_path)
 
 
-def train_one(experiment: RunConfig, folder: Path) -> None:
-    tasks = experiment.make_tasks()
-    model = experiment.make_model(tasks[0])
+def train_one_step(config: RunConfig, folder: Path) -> None:
+    tasks = config.make_tasks()
+    model = config.make_model(tasks[0])
     before = [parameter.detach().clone() for parameter in model.parameters()]
-    trainer = stream_trainer(model, tasks, experiment.train, Run(folder))
+    trainer = stream_trainer(model, tasks, config.train, Run(folder))
     trainer.train_step()
     tally = trainer.progress.metrics
     assert torch.tensor(float(tally.sums["loss"])).isfinite() and tally.updates == 1
@@ -194,28 +195,28 @@ def train_one(experiment: RunConfig, folder: Path) -> None:
     assert all(parameter.isfinite().all() for parameter in model.parameters()) and sum(changed) > len(changed) // 2
 
 
-def test_all_cores_of_a_task_have_about_as_many_weights() -> None:
+def test_all_cores_of_a_task_have_similar_numbers_of_parameters() -> None:
     for task in (name for name in TASKS if name not in READS_FILES + AGENTS):
         sizes = {}
         for core in CORES:
-            experiment = preset(f"{task}/{core}")
-            model = experiment.make_model(experiment.make_tasks()[0])
+            config = preset(f"{task}/{core}")
+            model = config.make_model(config.make_tasks()[0])
             sizes[core] = sum(parameter.numel() for parameter in model.parameters())
         assert max(sizes.values()) < 2 * min(sizes.values()), (task, sizes)
 
 
-def test_a_task_without_a_recipe_gets_a_plain_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_without_a_preset_gets_the_default_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "my-parity", TASKS["parity"])
     for core in CORES:
-        train_one(preset(f"my-parity/{core}").with_options({"train.batch": "2", "train.segment": "5"}), tmp_path)
+        train_one_step(preset(f"my-parity/{core}").with_options({"train.batch": "2", "train.segment": "5"}), tmp_path)
 
 
-def test_a_length_that_cannot_be_is_told_before_a_curriculum_is_made_of_it() -> None:
+def test_an_invalid_length_is_refused_before_the_curriculum_uses_it() -> None:
     for length in ("-3", "0"):
         with pytest.raises(ValueError, match=f"^length is {length}; it must be at least 1$"):
             preset("random-walk/lstm").with_options({"task.length": length})
 
 
-def test_a_config_class_stays_frozen() -> None:
-    for kind in KINDS.values():
-        assert dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+def test_configs_are_frozen() -> None:
+    for config_type in CONFIG_TYPES.values():
+        assert dataclasses.is_dataclass(config_type) and config_type.__dataclass_params__.frozen  # type: ignore[attr-defined]

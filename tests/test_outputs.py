@@ -1,4 +1,4 @@
-"""Output paths: nothing that a user has is lost, whatever path a command is given."""
+"""Output paths: no command or function replaces files of the user."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def contents(folder: Path) -> dict[str, object]:
-    """Every file with its content, and what everything else is."""
+    """Return every file with its content, and the type of everything else."""
     paths = [path for path in folder.rglob("*") if path.suffix not in (".out", ".err") and path.name != ".lock"]
     return {str(path): path.read_bytes() if path.is_file() else stat.S_IFMT(path.lstat().st_mode) for path in paths}
 
@@ -63,28 +63,28 @@ REFUSED = [RUN, f"{RUN}/config.json", f"{RUN}/checkpoints/new", f"{RUN}/horizon.
 
 
 @pytest.mark.parametrize("command", WRITERS)
-def test_nothing_is_lost_whatever_path_a_command_is_given(command: str, place: Path) -> None:
+def test_commands_refuse_paths_that_would_replace_something(command: str, place: Path) -> None:
     before = contents(place)
     for path in REFUSED:
-        told = stairwell(place, *WRITERS[command], path).error_line
-        assert told.endswith(("choose another path", "or an empty one", "choose a new folder", "or move it away")) or (
-            path == "" and "is empty; name a file or a folder" in told
-        ), told
+        line = stairwell(place, *WRITERS[command], path).error_line
+        assert line.endswith(("choose another path", "or an empty one", "choose a new folder", "or move it away")) or (
+            path == "" and "is empty; name a file or a folder" in line
+        ), line
     assert contents(place) == before
 
 
 TWICE = [
     (["export", RUN, "--html", "x", "--onnx", "x"], "--html and --onnx both name x"),
     (["export", RUN, "--html", "x", "--hf", "./x"], "--html and --hf both name x"),
-    (["export", RUN, "--hf", "x", "--html", "x/page.html"], "of --html and --hf one lies inside the other"),
+    (["export", RUN, "--hf", "x", "--html", "x/page.html"], "one of --html and --hf is inside the other"),
     (["report", RUN, "--out", "page.png"], "--out and its figure both name page.png"),
 ]
 
 
-@pytest.mark.parametrize("arguments, told", TWICE)
-def test_one_command_writes_to_no_path_twice(arguments: list[str], told: str, place: Path) -> None:
+@pytest.mark.parametrize("arguments, message", TWICE)
+def test_a_command_never_writes_to_a_path_twice(arguments: list[str], message: str, place: Path) -> None:
     before = contents(place)
-    assert told in stairwell(place, *arguments).error_line
+    assert message in stairwell(place, *arguments).error_line
     assert contents(place) == before
 
 
@@ -93,7 +93,7 @@ Write = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def writers() -> dict[OutputType, Write]:
-    """Of every kind of file a function that writes one."""
+    """Return a function per output type that writes such a file."""
     core = LSTMConfig(width=4, layers=1)
     model = LanguageModel(LanguageModelConfig(core=core, inputs=256, outputs=256)).eval()
     stream = Stream(model, text.Bytes())
@@ -111,10 +111,10 @@ def writers() -> dict[OutputType, Write]:
     }
 
 
-def test_a_function_replaces_its_own_kind_of_file_and_no_other(writers: dict[OutputType, Write], tmp_path: Path) -> None:
+def test_a_file_is_replaced_only_by_one_of_its_type(writers: dict[OutputType, Write], tmp_path: Path) -> None:
     paths = {kind: tmp_path / f"{number}" for number, kind in enumerate(writers)}
     for kind, write in writers.items():
-        paths[kind].touch()  # an empty file, as mktemp makes them, holds nothing to lose
+        paths[kind].touch()  # an empty file, such as one of mktemp, may be replaced
         write(paths[kind])
         write(paths[kind])
     for kind in writers:
@@ -124,7 +124,7 @@ def test_a_function_replaces_its_own_kind_of_file_and_no_other(writers: dict[Out
                     outputs.check(path, kind)
 
 
-def test_no_function_replaces_another_file(writers: dict[OutputType, Write], tmp_path: Path) -> None:
+def test_no_function_replaces_an_unknown_file(writers: dict[OutputType, Write], tmp_path: Path) -> None:
     (mine := tmp_path / "mine").write_text("mine")
     for kind, write in writers.items():
         with pytest.raises(UserError, match=f"mine exists and is not {kind.name}"):
@@ -132,7 +132,7 @@ def test_no_function_replaces_another_file(writers: dict[OutputType, Write], tmp
     assert mine.read_text() == "mine"
 
 
-def test_every_file_that_commands_write_into_a_run_is_known_to_be_the_runs(tmp_path: Path) -> None:
+def test_run_files_lists_everything_that_commands_write_to_a_run(tmp_path: Path) -> None:
     options = [*TINY, "--train.average", "2", "--steps", "20", "--quiet"]
     assert stairwell(tmp_path, "train", "parity/lstm", *options, "--out", RUN).status == 0
     assert stairwell(tmp_path, "eval", RUN, "--horizon", "50").status == 0
@@ -141,7 +141,7 @@ def test_every_file_that_commands_write_into_a_run_is_known_to_be_the_runs(tmp_p
     for name in outputs.RUN_FILES:
         with pytest.raises(UserError, match="belongs to the run"):
             outputs.check(tmp_path / RUN / name, PAGE)
-    outputs.check(tmp_path / RUN / "report.html", PAGE)  # a new file of the user's own may lie there
+    outputs.check(tmp_path / RUN / "report.html", PAGE)  # users may put new files there
 
 
 def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path: Path) -> None:
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 
-def test_a_link_stays_a_link_and_a_mode_stays_as_it_is(tmp_path: Path) -> None:
+def test_links_and_permissions_are_kept(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     (tmp_path / "file").chmod(0o600)
     (tmp_path / "link").symlink_to("file")
@@ -160,26 +160,26 @@ def test_a_link_stays_a_link_and_a_mode_stays_as_it_is(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o600
 
 
-def test_the_longest_name_that_a_file_may_have_can_be_written(tmp_path: Path) -> None:
+def test_a_file_name_of_maximum_length_can_be_written(tmp_path: Path) -> None:
     write_text(tmp_path / ("x" * 255), "text")
     assert (tmp_path / ("x" * 255)).read_text() == "text"
 
 
-def test_an_error_names_the_path_that_was_to_be_written(tmp_path: Path) -> None:
+def test_an_error_names_the_output_path(tmp_path: Path) -> None:
     def full(temporary: Path) -> None:
-        raise OSError("100 requested and 0 written")  # as numpy says it
+        raise OSError("100 requested and 0 written")  # the message of numpy
 
     with pytest.raises(OSError, match="page: 100 requested"):
         write_atomically(tmp_path / "page", full)
     with pytest.raises(OSError, match="corpus: 100 requested"):
         write_folder(tmp_path / "corpus", full)
-    with pytest.raises(FileNotFoundError, match="missing"):  # one about a file that is read stays as it is
+    with pytest.raises(FileNotFoundError, match="missing"):  # an error about an input is not changed
         write_atomically(tmp_path / "page", lambda temporary: (tmp_path / "missing").read_text())
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("exists", [False, True])
-def test_a_folder_is_written_whole_or_not_at_all(exists: bool, tmp_path: Path) -> None:
+def test_a_folder_is_written_atomically(exists: bool, tmp_path: Path) -> None:
     folder = tmp_path / "folder"
     if exists:
         folder.mkdir()
@@ -199,15 +199,17 @@ def test_a_folder_is_written_whole_or_not_at_all(exists: bool, tmp_path: Path) -
     assert folder.stat().st_mode & 0o555 == 0o555
 
 
-def test_a_full_disk_is_told_with_the_path(place: Path) -> None:
+def test_a_full_disk_is_reported_with_the_path(place: Path) -> None:
     for option, *command in (("--save-state", "generate", RUN, "--tokens", "3"), ("--hf", "export", RUN)):
         ended = stairwell(place, *command, option, "full", TEST_FILE_LIMIT="300")
         assert ended.status == 1 and ended.err.endswith("stairwell: full: File too large\n"), ended
         assert not list(place.glob("full*")) and not list(place.glob(".full*"))
 
 
-def test_what_cannot_be_kept_is_not_measured(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root may write anywhere, so that there is no permission is said by the system's answer alone."""
+def test_missing_permissions_are_found_before_anything_is_measured(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """os.access is replaced, because root may write everywhere."""
     run = Run(place / RUN)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     for check in (run.check_writable, run.load_model, lambda: outputs.check(place / "new", PAGE)):
@@ -215,43 +217,57 @@ def test_what_cannot_be_kept_is_not_measured(place: Path, monkeypatch: pytest.Mo
             check()
 
 
-def resumed(place: Path, *options: str) -> Completed:
+def resume(place: Path, *options: str) -> Completed:
     return stairwell(place, "train", "--resume", "--out", RUN, *options, "--quiet")
 
 
-def test_a_run_folder_is_no_folder_of_other_runs(place: Path) -> None:
+def test_a_run_folder_cannot_contain_other_runs(place: Path) -> None:
     before = contents(place)
     for command in (["reproduce", "demo", "--updates", "1"], ["train", "parity/lstm", "--seeds", "2"]):
-        stairwell(place, *command, "--out", RUN).error_line  # noqa: B018  it is told in one line
+        stairwell(place, *command, "--out", RUN).error_line  # noqa: B018  asserts that there is one line
     assert contents(place) == before
 
 
-def test_a_run_without_its_checkpoints_is_not_trained_over(place: Path) -> None:
+def test_a_run_that_lost_its_checkpoints_is_not_overwritten(place: Path) -> None:
     (place / RUN / "checkpoints").rename(place / "checkpoints")
     before = contents(place)
     for options in ([], ["--steps", "5"], ["--steps", "40"]):
-        assert "has no checkpoint to resume from, but a model or metrics" in resumed(place, *options).error_line
+        assert "has no checkpoint to resume from, but a model or metrics" in resume(place, *options).error_line
     assert contents(place) == before
     (place / "checkpoints").rename(place / RUN / "checkpoints")
-    assert resumed(place).status == 0
+    assert resume(place).status == 0
 
 
-def test_a_training_replaces_no_files_of_a_run_that_has_lost_its_config(place: Path, tmp_path: Path) -> None:
+def test_a_run_that_lost_its_config_is_not_overwritten(place: Path, tmp_path: Path) -> None:
     (tmp_path / CORPUS).write_text(BOOK)
     for name in ("model.safetensors", "task.json", "metrics.jsonl"):
         (tmp_path / "lost").mkdir(exist_ok=True)
         (tmp_path / "lost" / name).write_bytes((place / RUN / name).read_bytes())
     before = contents(tmp_path)
-    told = stairwell(tmp_path, "train", "lm/lstm", *OPTIONS, "--out", "lost").error_line
-    assert "metrics.jsonl and model.safetensors and task.json, which a training would replace" in told
+    line = stairwell(tmp_path, "train", "lm/lstm", *OPTIONS, "--out", "lost").error_line
+    assert "metrics.jsonl and model.safetensors and task.json, which a run would" in line
     assert contents(tmp_path) == before
     (tmp_path / "lost" / "model.safetensors").unlink()
     (tmp_path / "lost" / "metrics.jsonl").unlink()
-    # All that a training leaves that is killed as it begins: the same command begins it again.
+    # A run that was killed at its start leaves only task.json, and the same command starts it again.
     assert stairwell(tmp_path, "train", "lm/lstm", *OPTIONS, "--out", "lost").status == 0
 
 
 def test_an_empty_run_folder_name_is_not_the_current_folder(tmp_path: Path) -> None:
-    told = stairwell(tmp_path, "train", "parity/lstm", *TINY, "--out", "").error_line
-    assert "'--out': the path is empty" in told
+    line = stairwell(tmp_path, "train", "parity/lstm", *TINY, "--out", "").error_line
+    assert "the path is empty" in line
     assert contents(tmp_path) == {}
+
+
+def test_a_run_inside_the_folder_of_its_corpus_can_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / CORPUS).write_text(BOOK)
+    options = [*OPTIONS, "--task.path", "texts/.", "--out", "texts/runs/mine"]
+    for command in (
+        ["train", "lm/lstm", *options],
+        ["train", "--resume", "--out", "texts/runs/mine", "--steps", "21", "--quiet"],
+        ["eval", "texts/runs/mine"],
+    ):
+        ended = stairwell(tmp_path, *command)
+        assert ended.status == 0, ended
+    assert "language modeling on texts by" in ended.out

@@ -59,7 +59,7 @@ def ours(scale: str = "laptop") -> Cells:
         result = json.loads(path.read_text(encoding="utf-8"))
         (title,) = result["columns"]
         for model in OURS:
-            settings = [row for row in result["variants"] if f"{row['model']}, ".startswith(f"{model}, ") and row["valid"]]
+            settings = [row for row in result["variants"] if f"{row['name']}, ".startswith(f"{model}, ") and row["valid"]]
             if settings:
                 best = max(settings, key=validated)
                 cells[model, name] = statistics.mean(best["measured"][title])

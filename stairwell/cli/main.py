@@ -75,7 +75,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 # The options of each command that its memory depends on.
 LARGE = {
-    "eval": "--rows or --segment",
+    "eval": "--streams or --segment",
     "translate": "--batch, --beam or --nbest",
     "summarize": "--batch, --beam or --nbest",
     "tune": "--beam",

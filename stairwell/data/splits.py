@@ -25,6 +25,7 @@ from stairwell.data.text_files import (
     whole_file,
 )
 from stairwell.errors import UserError
+from stairwell.outputs import is_run
 
 STDLIB = "stdlib"
 ENWIK8_SIZE = 100_000_000
@@ -155,10 +156,13 @@ def _named_splits(folder: Path, prefix: str) -> dict[str, Path]:
 
 def _matching_files(folder: Path, pattern: str) -> list[Path]:
     """Return every file below a folder that matches and is neither hidden nor empty. Of several links to a file, the
-    first that is not symbolic is returned."""
+    first that is not symbolic is returned. Run folders are left out: a run may be inside the folder of its corpus."""
     files: dict[tuple[int, int], Path] = {}
+    runs = {config.parent for config in folder.rglob("*/config.json") if is_run(config.parent)}
     for file in sorted(folder.rglob("*"), key=lambda file: (file.is_symlink(), file)):
         name = file.relative_to(folder)
+        if not runs.isdisjoint(file.parents):
+            continue
         if name.match(pattern) and file.is_file() and not any(part.startswith(".") for part in name.parts):
             status = file.stat()
             if status.st_size > 0:

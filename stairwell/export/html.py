@@ -75,6 +75,7 @@ def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[PageModel]:
 
     models = []
     for path in paths:
+        task: Any
         model, task = load(path, device="cpu", engine="reference")
         check_family(task.family, "streams", "a page")
         models.append(PageModel(entry(check(model)).title, model, task))

@@ -99,7 +99,7 @@ def core_step(core: Any, x: Tensor, state: Any) -> tuple[Tensor, CoreState]:
     """Apply a core to one token, x (B, 1, D)."""
     if isinstance(core, Staircase):
         return staircase_step(core, x, state)
-    y, after = core.reference(x, state, None, None, None)
+    y, after = core.reference(x, state)
     return y, after
 
 

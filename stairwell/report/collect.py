@@ -33,7 +33,6 @@ from stairwell.state import State
 from stairwell.tasks import Split, Task
 from stairwell.tasks.pair_task import PairBatch, PairTask
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
-from stairwell.train.curriculum import Curriculum
 from stairwell.train.run import Run
 from stairwell.train.streams import model_metrics
 
@@ -250,7 +249,7 @@ def mean(values: list[float | None]) -> float | None:
 
 def read_stages(config: RunConfig, groups: list[list[dict[str, Any]]]) -> tuple[str, list[float | None]]:
     """Return the name of the curriculum's variable and its value at each point of the curves."""
-    stages = Curriculum.parse(config.train.curriculum).stages
+    stages = config.train.make_curriculum().stages
     options = {name for stage in stages for name in stage}
     if len(options) == 1:
         (name,) = options

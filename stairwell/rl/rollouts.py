@@ -267,9 +267,9 @@ class RolloutSource:
             tensors |= {f"rollout.{name}": tensor for name, tensor in self.rollout.tensors().items()}
             for number, state in enumerate(self.rollout.states):
                 tensors |= {f"window.{number}.{name}": tensor for name, tensor in state.tensors()}
-        rows: list[None] = [None] * self.env.num_envs
+        streams: list[None] = [None] * self.env.num_envs
         counts = {"batches_read": self.batches_read, "env_steps": self.env_steps, "windows": windows}
-        return {"streams": rows, **counts, "tensors": tensors}
+        return {"streams": streams, **counts, "tensors": tensors}
 
     def seek(self, position: dict[str, Any]) -> str | None:
         tensors = position["tensors"]

@@ -29,7 +29,7 @@ class RunConfig:
     core: Any
     task: Any
     model: Any
-    train: TrainConfig
+    train: Any  # the TrainConfig of the task's family
 
     def __post_init__(self) -> None:
         dataclasses.replace(self.model, core=self.core)  # raises if no model can have these options

@@ -1,6 +1,6 @@
 """The horizon of a trained run: streams without end are followed until the first mistake, and beyond.
 
-    result = measure("runs/s5", tokens=10_000_000, rows=4)      also written to runs/s5/horizon.json
+    result = measure("runs/s5", tokens=10_000_000, streams=4)      also written to runs/s5/horizon.json
 
 Labeled data does not go on without end: every sequence of a split, or of other data, is a stream as long as it is.
 

@@ -100,7 +100,7 @@ def small_run(
     memory: int = 32,
     context: int = 100,
     chunk: int = 4,
-    train: StreamTrainConfig | None = None,
+    train: TrainConfig | None = None,
     task: dict[str, Any] | None = None,
     core: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,

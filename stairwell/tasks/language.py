@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ class Language(FileTask[FileSlices, Encoded]):
 
     def describe_data(self) -> str:
         config = self.config
-        name = config.path if config.path == splits.STDLIB else Path(config.path).name
+        name = config.path if config.path == splits.STDLIB else Path(os.path.abspath(config.path)).name
         length = config.episode or 1
         sizes = ", ".join(f"{split} {len(data) // length:,}" for split, data in self.splits.items())
         unit = f"episodes of {length} tokens" if config.episode else "tokens"

@@ -1,4 +1,4 @@
-"""Training configs: one for what every run has, one for streams and one for pairs. Agents have theirs in rl/config.py."""
+"""Training configs: what every run has, and the options of streams and of pairs. rl/config.py has those of agents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from stairwell.configs import Config
 from stairwell.errors import UserError
@@ -104,9 +104,9 @@ class TrainConfig(Config):
         for optimizer, names in OPTIMIZER_OPTIONS.items():
             for name in set(names) - set(OPTIMIZER_OPTIONS[self.optimizer]):
                 self._check_default(name, f"it is for train.optimizer {optimizer}")
-        for required, names in DEPENDENT_OPTIONS.items():
+        for required, dependents in DEPENDENT_OPTIONS.items():
             if not getattr(self, required, True):
-                for name in names:
+                for name in dependents:
                     self._check_default(name, f"set train.{required} too, or leave it out")
 
     def _check(self, name: str, valid: bool, requirement: str) -> None:
@@ -129,7 +129,8 @@ class TrainConfig(Config):
         names = {name for required in unset for name in DEPENDENT_OPTIONS.get(required, ()) if name in fields}
         if "validate_every" in unset and "average" not in options:
             names.add("average_of")
-        return dataclasses.replace(self, **{name: fields[name].default for name in names - set(options)})
+        defaults: dict[str, Any] = {name: fields[name].default for name in names - set(options)}
+        return dataclasses.replace(self, **defaults)
 
     @property
     def total_steps(self) -> int:

@@ -203,9 +203,9 @@ class Trainer:
         config, best = self.config, self.progress.best
         if self.curriculum.stop_when_mastered and self.curriculum.mastered and self.progress.phase == 0:
             return True
-        if config.stopping_threshold is not None and best is not None and self.progress.phase < len(self.phases):
-            if self.sign * best >= self.sign * config.stopping_threshold:
-                return True
+        threshold = config.stopping_threshold if self.progress.phase < len(self.phases) else None
+        if threshold is not None and best is not None and self.sign * best >= self.sign * threshold:
+            return True
         return bool(config.patience) and self.progress.unimproved >= config.patience
 
     @property
@@ -243,7 +243,7 @@ class Trainer:
     def backward(self, part: Batch, terms: int, last: bool) -> Outcome:
         """Compute the loss and gradients of one part; `terms` counts those of all parts and processes."""
         # Processes exchange gradients once per step, after the last part.
-        no_sync = nullcontext()
+        no_sync: AbstractContextManager[Any] = nullcontext()
         if not last and isinstance(self.wrapped, DistributedDataParallel):
             no_sync = self.wrapped.no_sync()
         with no_sync, self.autocast():
@@ -335,7 +335,7 @@ class Trainer:
         if "loss" in scores and scores.get("scored", 1) and not math.isfinite(loss):
             raise self.diverged(loss)
         value = scores[self.validation.primary_metric]
-        # Accuracy reaches its maximum long before the loss reaches its minimum, so the loss decides between equal scores.
+        # Accuracy is at its maximum long before the loss is at its minimum, so the loss decides between equal scores.
         tied = value == progress.best and loss < progress.best_loss
         better = progress.best is None or self.sign * value > self.sign * progress.best or tied
         progress.unimproved = 0 if better else progress.unimproved + 1

@@ -2,8 +2,9 @@
 
     outcome = objective(batch);  (outcome.loss / terms).backward()
 
-Streams of tokens (`streams.py`), pairs of texts (`pair_objective.py`) and agents (`rl/`) implement them. Letters: B batch
-elements of a process.
+Streams of tokens (`streams.py`), pairs of texts (`pair_objective.py`) and agents (`rl/`) implement them.
+
+Letters: B batch elements of a process.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Objective(nn.Module):
         """Start from initial states: `batch` elements in `parts` parts."""
 
     def resize(self, sizes: dict[str, int]) -> None:
-        """Set the sizes of the core to those of the size schedule; its own if there are none. States are not changed."""
+        """Set the sizes of the core to those of the size schedule, or to its own if empty. States are not changed."""
         if sizes:
             raise UserError(f"train.size_schedule: {type(self).__name__} has no core that can be resized")
 

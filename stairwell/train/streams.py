@@ -151,8 +151,9 @@ def evaluate(
     callback: Callback | None = None,
     tokens: int = 0,
 ) -> dict[str, float]:
-    """Return the scores of a split, read once as `streams` parallel streams; with `tokens`, of about as many tokens. The
-    result does not depend on `segment`."""
+    """Return the scores of a split, read as `streams` parallel streams; with `tokens`, of about that many tokens.
+
+    The result does not depend on `segment`."""
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()

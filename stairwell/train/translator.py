@@ -125,8 +125,10 @@ class Translation:
 
 
 class Translator:
-    """Decodes texts in batches, and counts: `cut` sources exceeded the maximum length, `unended` targets reached theirs,
-    `looped` targets were decoded again because they ran in a loop."""
+    """Decodes texts in batches.
+
+    It counts sources that were `cut` to the maximum length, targets that are `unended` at theirs, and `looped` targets,
+    which were decoded again because they ran in a loop."""
 
     def __init__(self, model: Seq2Seq, task: PairTask, search: Search | None = None, batch: int = 64) -> None:
         self.read_ahead = READ_AHEAD
@@ -145,7 +147,7 @@ class Translator:
             forced = prefixes[done : done + len(group)] if prefixes is not None else [""] * len(group)
             if len(forced) < len(group):
                 raise UserError(
-                    f"there are {len(prefixes or ()):,} prefixes but more texts; use an empty line for a text without one"
+                    f"there are {len(prefixes or ()):,} prefixes and more texts; use an empty line for no prefix"
                 )
             yield from self._translate_group(group, best, forced)
             done += len(group)

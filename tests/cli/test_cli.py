@@ -46,14 +46,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_training_prints_its_result_on_stdout_and_progress_on_stderr(tmp_path: Path) -> None:
     plain = stairwell(tmp_path, "train", "random-walk/lstm", *SMALL, "--out", "a")
-    assert plain.status == 0 and plain.out.startswith("run ") and "update 4/4" in plain.err
+    assert plain.status == 0 and plain.out.startswith("run ") and "step 4/4" in plain.err
     quiet = stairwell(tmp_path, "train", "random-walk/lstm", *SMALL, "--out", "b", "--quiet", "--json")
     assert quiet.status == 0 and quiet.err == ""
     result = one_object(quiet)
-    assert result["run"] == "b" and result["updates"] == 4 and result["tokens"] == 4 * 4 * 8
-    assert {"weights", "seconds", "best_update", "valid_loss", "valid_accuracy"} <= set(result)
+    assert result["run"] == "b" and result["steps"] == 4 and result["tokens"] == 4 * 4 * 8
+    assert {"parameters", "seconds", "best_step", "valid_loss", "valid_accuracy"} <= set(result)
     loud = stairwell(tmp_path, "train", "random-walk/lstm", *SMALL, "--out", "c", "--json")
-    assert one_object(loud)["valid_loss"] == result["valid_loss"] and "update 4/4" in loud.err
+    assert one_object(loud)["valid_loss"] == result["valid_loss"] and "step 4/4" in loud.err
 
 
 def one_object(ended: Completed) -> dict[str, Any]:
@@ -150,13 +150,13 @@ def test_a_config_fed_back_in_gives_the_same_weights(place: Path) -> None:
 
 def test_what_would_be_trained_can_be_shown_and_changed(place: Path) -> None:
     shown = json.loads(stairwell(place, "train", "lm/staircase", "--show", "--core.chunk", "5", "--seed", "7").out)
-    assert shown["experiment"] == "lm/staircase"
+    assert shown["name"] == "lm/staircase"
     assert shown["core"]["chunk"] == 5 and shown["train"]["seed"] == 7
     assert not (place / "runs").exists()
 
 
 MISTAKES = {
-    "train": "name an experiment, such as random-walk/feedback",
+    "train": "give a TASK/CORE, such as random-walk/feedback",
     "train random-walk": "such as 'random-walk/feedback'",
     "train randomwalk/lstm": "unknown task 'randomwalk'; did you mean 'random-walk'?",
     "train random-walk/feedbak": "unknown core 'feedbak'; did you mean 'feedback'?",
@@ -183,8 +183,8 @@ MISTAKES = {
     "train random-walk/lstm --device abacus": "'abacus' is not a device",
     "train random-walk/lstm --engine warp": "engine must be auto, fast or reference",
     "train random-walk/lstm --seeds 0": "--seeds",
-    "train random-walk/lstm --out walk": "walk holds a training already; go on with it (--resume)",
-    "train random-walk/lstm --out text.txt": "the folder text.txt cannot be made (text.txt is a file); choose another",
+    "train random-walk/lstm --out walk": "walk is a run already; resume it (--resume)",
+    "train random-walk/lstm --out text.txt": "the folder text.txt cannot be created (text.txt is a file); choose another",
     "train random-walk/lstm --out text.txt/a": "text.txt is not a folder; choose another path",
     "train random-walk/lstm --seed 12345678901234567890": "train.seed must be below 2^63, not 12345678901234567890",
     "train random-walk/lstm --seed 9223372036854775807 --seeds 2": "train.seed must be below 2^63",
@@ -192,13 +192,13 @@ MISTAKES = {
     "train random-walk/lstm --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
     "train random-walk/lstm --core.layers 1000000 --seeds 2": "lower --core.layers (now 1,000,000)",
     "reproduce staircase.table1.random-walk --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
-    "reproduce staircase.table1.random-walk --only nobody": "--only 'nobody': staircase.table1.random-walk has no such",
+    "reproduce staircase.table1.random-walk --only nobody": "--only 'nobody': staircase.table1.random-walk has no such variant",
     "reproduce staircase.table1.random-wlk": "random-wlk",
     "reproduce feedback.figure5": "--task.path",
     "train --resume": "--resume needs --out",
     "train --resume --out nowhere": "nowhere is not a run folder",
     "train --resume --out walk --train.batch 8": "only --steps may change",
-    "train lm/lstm --resume --out walk": "walk is a training of random-walk/lstm",
+    "train lm/lstm --resume --out walk": "walk is a run of random-walk/lstm",
     "train --config nowhere.json": "nowhere.json",
     "train --config text.txt": "is not readable JSON",
     "train lm/lstm --task.path nowhere.txt": "nowhere.txt",
@@ -211,8 +211,8 @@ MISTAKES = {
     "train labeled/lstm --task.path crooked.tokens": "crooked",
     "train walk/config.json": "walk",
     "train random-walk/lstm --core.width": "Option '--core.width' requires an argument",
-    "train random-walk/lstm --steps 5 --train.steps 7": "--steps 5 and --train.steps 7 differ",
-    "train random-walk/lstm --seed 5 --train.seed 7": "--seed 5 and --train.seed 7 differ",
+    "train random-walk/lstm --steps 5 --train.steps 7": "--steps 5 and --train.steps 7 mean the same but differ",
+    "train random-walk/lstm --seed 5 --train.seed 7": "--seed 5 and --train.seed 7 mean the same but differ",
     "generate text --temperature": "Option '--temperature' requires an argument",
     "generate text --temperature inf": "temperature must be a finite number, 0 or more, not inf",
     "generate text --repetition-penalty nan": "the repetition penalty must be from 0.01 to 100 (1 is none), not nan",
@@ -220,16 +220,16 @@ MISTAKES = {
     "generate text --top-p nan": "top_p must be above 0 and at most 1, not nan",
     "generate text --seed 12345678901234567890": "--seed",
     "translate text --seed 12345678901234567890": "--seed",
-    "generate broken": "broken/model.safetensors holds numbers that are not finite (NaN or infinity) in '",
-    "eval broken": "it can answer nothing; bring back a good copy, or train anew",
+    "generate broken": "broken/model.safetensors: the parameters contain NaN or infinity (in '",
+    "eval broken": "Restore the file or retrain.",
     "eval nowhere": "nowhere is not a run folder",
     "eval begun": "begun holds no model yet",
     "eval walk --split train": "--split must be valid or test",
     "eval walk --data text.txt": "--data is for tasks that read files",
-    "eval walk --rows 0": "--rows",
-    "eval walk --rows 1000000000000": "1,000,000,000,000 streams at a time would need at least",
-    "eval walk --horizon 50 --seeds 1000000000": "lower --rows (now 4) or --seeds (now 1,000,000,000)",
-    "eval walk --horizon 50 --baselines": "--baselines goes with a split; leave it out with --horizon",
+    "eval walk --streams 0": "--streams",
+    "eval walk --streams 1000000000000": "1,000,000,000,000 streams at a time would need at least",
+    "eval walk --horizon 50 --seeds 1000000000": "lower --streams (now 4) or --seeds (now 1,000,000,000)",
+    "eval walk --horizon 50 --baselines": "--baselines needs a split; leave it out with --horizon",
     "eval text --data foreign.txt": "is not in the training text",
     "eval mine --data foreign.tokens": "the token 'c' is not in the training split",
     "eval walk --device cuda:7": "--device cuda:7 cannot be used",
@@ -270,8 +270,8 @@ def test_a_mistake_is_told_in_one_line(arguments: str, place: Path) -> None:
         ({"format": 99}, "was written by a newer stairwell (format 99, this one reads 1); upgrade"),
         ({"format": "1"}, "is not a stairwell config"),
         ({"trian": {}}, "unknown section 'trian'"),
-        ({"experiment": 3}, "'experiment' must be a task and a core"),
-        ({"experiment": "random-walk/gru"}, "unknown core 'gru'"),
+        ({"name": 3}, "'name' must be a task and a core"),
+        ({"name": "random-walk/gru"}, "unknown core 'gru'"),
         ({"train": []}, "it must hold fields and their values"),
         ({"train": {"batsch": 3}}, "unknown field 'batsch'"),
         ({"train": {"batch": "3"}}, "'batch': '3' is not a whole number"),
@@ -407,8 +407,8 @@ def test_the_module_is_the_same_command_and_a_terminal_shows_a_live_panel(tmp_pa
         seen += part
     out, _ = process.communicate()
     assert process.returncode == 0
-    assert json.loads(out)["updates"] == 30
+    assert json.loads(out)["steps"] == 30
     shown = seen.decode(errors="replace")
-    for word in ("updates", "30/30", "tokens/s", "eta", "loss", "valid", "random-walk/lstm"):
+    for word in ("steps", "30/30", "tokens/s", "eta", "loss", "valid", "random-walk/lstm"):
         assert word in shown, word
     assert any(block in shown for block in "▁▂▃▄▅▆▇█")

@@ -32,7 +32,7 @@ def test_a_training_goes_on_when_nobody_reads_its_progress(place: str, tmp_path:
     )
     assert done.returncode == 0, done
     assert done.stdout.count("\n") == ("head" in place) and done.stderr == ""
-    assert '"updates": 30' in (tmp_path / "result.txt").read_text()
+    assert '"steps": 30' in (tmp_path / "result.txt").read_text()
     assert (tmp_path / "run" / "checkpoints" / "step-000000030.safetensors").exists()
     assert (tmp_path / "run" / "metrics.jsonl").read_text().startswith('{"step": 3,')
 
@@ -65,9 +65,9 @@ def test_a_log_says_how_long_the_rest_takes(capsys: pytest.CaptureFixture[str]) 
     lines({"event": "metrics", "step": 50, "seconds": 50.0, "valid": {"loss": 1.0}})
     lines({"event": "metrics", "step": 10_000, "seconds": 9_000.0, "loss": 1.0})
     assert capsys.readouterr().err.splitlines()[1:] == [
-        "update 50/10,000  loss 1.0000, 2:45:50 left",
-        "update 50/10,000  valid: loss 1",
-        "update 10,000/10,000  loss 1.0000",
+        "step 50/10,000  loss 1.0000, 2:45:50 left",
+        "step 50/10,000  valid: loss 1",
+        "step 10,000/10,000  loss 1.0000",
     ]
 
 
@@ -81,5 +81,5 @@ def test_a_narrow_terminal_shows_all_that_is_said_of_the_data() -> None:
 def test_a_training_shorter_than_its_warm_up_is_told(tmp_path: Path) -> None:
     given = ("train", "parity/lstm", *TINY, "--train.warmup", "20")
     short = stairwell(tmp_path, *given, "--steps", "3", "--out", "short").err
-    assert "the learning rate rises for 20 updates and the training has 3: it will hardly learn" in short
+    assert "the learning rate warms up for 20 steps but training has only 3: the model will hardly learn" in short
     assert "hardly learn" not in stairwell(tmp_path, *given, "--steps", "21", "--out", "long").err

@@ -134,7 +134,7 @@ def test_a_prefix_is_what_a_translation_begins_with(place: Path) -> None:
 
 def test_lengths_hold(place: Path) -> None:
     ended = run_command(place, "translate", "run", "data/val.xx", "--max-length", 2, "--min-length", 2)
-    assert ended.status == 0 and "texts were stopped at their greatest length" in ended.err
+    assert ended.status == 0 and "texts were cut at the maximum length" in ended.err
     assert all(len(line.split()) <= 2 for line in ended.out.splitlines())
     assert Search(max_length=9, max_length_ratio=2.0).lengths(3, 100) == (0, 9)
     assert Search(max_length_ratio=2.0).lengths(3, 100) == (0, 16)
@@ -177,7 +177,7 @@ def test_a_corpus_that_is_too_large_for_the_disk_is_not_begun(place: Path) -> No
 
 
 def test_a_line_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seq2seq, "LONGEST_LINE", 1 << 20)
+    monkeypatch.setattr(seq2seq, "MAX_LINE_BYTES", 1 << 20)
     with pytest.raises(UserError, match="line 2 is longer than 1 MiB"):
         list(seq2seq.lines_of(io.BytesIO(b"short\n" + b"x" * ((1 << 20) + 1))))
 
@@ -256,7 +256,7 @@ def test_a_text_that_runs_in_a_loop_is_decoded_again_without_it(place: Path) -> 
     (place / "loops.txt").write_text("\n".join(texts) + "\n")
     asked = ["translate", "run", "loops.txt", "--beam", "2", "--min-length", "14"]
     ended = run_command(place, *asked)
-    assert ended.out.splitlines() == found and f"{looped} texts ran in a loop and were decoded again" in ended.err
+    assert ended.out.splitlines() == found and f"{looped} texts had a repetition loop and were decoded again" in ended.err
     assert run_command(place, *asked, "--keep-loops").out.splitlines() == kept
 
 

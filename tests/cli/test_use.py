@@ -67,7 +67,7 @@ def test_a_prompt_that_is_no_utf8(place: Path) -> None:
     ("arguments", "told"),
     [
         (["text", "--prompt", "Ж"], "the character 'Ж' (U+0416) is not in the training text"),
-        (["text", "--samples", "2", "--save-state", "s"], "--save-state keeps one stream"),
+        (["text", "--samples", "2", "--save-state", "s"], "--save-state saves one stream"),
         (["text", "--state", "no-such-file"], "no-such-file"),
         (["text", "--state", "text.txt"], "text.txt is not a readable stream"),
         (["text", "--top-p", "2"], "top_p must be above 0 and at most 1"),
@@ -99,7 +99,7 @@ def test_two_runs_stand_on_one_page(place: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["walk"], "say what to write"),
+        (["walk"], "choose an output"),
         (["walk", "text", "--html", "x.html"], "was trained for something else"),
         (["nowhere", "--html", "x.html"], "nowhere"),
     ],
@@ -113,7 +113,7 @@ def test_a_graph_is_written_by_name(place: Path) -> None:
     done = stairwell(place, "export", "text", "--onnx", "text.onnx")
     assert done.status == 0 and done.out == "text.onnx: token, count, memory -> logits, countN, memoryN\n", done
     assert done.err == ""
-    assert "only a page holds several models" in stairwell(place, "export", "walk", "walk-xl", "--onnx", "x.onnx").error_line
+    assert "only an HTML page can contain several models" in stairwell(place, "export", "walk", "walk-xl", "--onnx", "x.onnx").error_line
 
 
 def test_a_folder_for_hugging_face_is_written(place: Path) -> None:

@@ -386,7 +386,7 @@ def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
     if scale == "laptop":
         assert [core.chunk for core in by_chunk] == [1, 2, 4, 8]
         assert made.columns[1].values[-1] == made.variants[0].config.task.length  # type: ignore[attr-defined]
-        rate = reproduce.USUAL["laptop"][0] / 2  # of one core
+        rate = reproduce.TYPICAL["laptop"][0] / 2  # of one core
         assert sum(estimate(each.config, rate) for each in made.variants) <= 4 * 3600 and made.seeds == 1
         recipe = variant("staircase.table1.random-walk", "Staircase", "laptop").config.train
         changed = {

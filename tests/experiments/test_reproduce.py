@@ -192,7 +192,7 @@ def test_points_are_what_was_measured_beside_the_papers_number_of_the_same_x() -
     (small,) = find_experiments("staircase.table7", "laptop")
     renamed = swept([90.0], [1.0], [3.0])
     for row, own in zip(renamed["variants"], small.variants):
-        row["name"] = own.model
+        row["name"] = own.name
     (panel,) = reproduce.panels(small, renamed)
     assert [(point.x, point.paper) for point in panel.points] == [(None, None), (None, None), (2, None)]
 

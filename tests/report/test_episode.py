@@ -24,7 +24,13 @@ from tests.export.test_page import BROWSER, open_page
 from tests.report.test_report import Page
 from tests.rl.small_runs import run_config
 
-MAZE = {"task__env": "maze-navigation", "task__length": None, "task__side": 5, "task__targets": 2, "task__steps": 30}
+MAZE = {
+    "task__env": "maze-navigation",
+    "task__length": None,
+    "task__side": 5,
+    "task__targets": 2,
+    "task__max_steps": 30,
+}
 RUNS: dict[str, dict[str, Any]] = {
     "feedback": MAZE,
     "lstm": MAZE,
@@ -149,7 +155,7 @@ def test_episodes_beyond_the_size_limit_are_omitted_and_named(
     monkeypatch.setattr("stairwell.report.page.MAX_EPISODE_CHARACTERS", size)
     write_html(tmp_path / "page.html", "maze", [runs["lstm"], runs["feedback"]])
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
-    assert [episode["name"] for episode in json.loads(page.data)["played"]] == ["LSTM"]
+    assert [episode["name"] for episode in json.loads(page.data)["episodes"]] == ["LSTM"]
     assert any("Omitted to limit the size of the page: Feedback." in text for text in page.texts)
 
 

@@ -18,6 +18,7 @@ import torch
 from stairwell.report import RunReport, Table, gather, summary, summary_sentence, write_html, write_png
 from stairwell.report.collect import command
 from stairwell.report.page import SCRIPTS
+from stairwell.report.samples import Sample
 from stairwell.report.templates import resource
 from stairwell.runs.launch import fit
 from stairwell.runs.load import load
@@ -266,6 +267,15 @@ def test_lower_loss_and_higher_accuracy_are_better(runs: dict[str, RunReport], t
         walks = [replace(runs["lstm"], name=run.name, scores={"test_accuracy": run.scores["test_bits_per_character"]})
                  for run in scored]  # fmt: skip
         assert "High reaches 2.5% accuracy, Low 1.5% (test)." in summary_sentence(walks)
+
+
+def test_page_has_samples_with_attention_to_the_source(runs: dict[str, RunReport], tmp_path: Path) -> None:
+    plotted = Sample("a b", "c", "d <e>", ["a", "b", "(end)"], ["d", "<e>"], [[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
+    run = replace(runs["lstm"], samples=[plotted, Sample("long", "reference", "generated", [], [], [])])
+    page = make_page(tmp_path / "report.html", [run])
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert {"d <e>", "<e> to b: 100%", "reference", "generated"} <= set(page.texts)
+    assert text.count('<svg class="source-attention"') == 1 and text.count('fill-opacity="0.25"') == 2
 
 
 def test_learning_curves_are_a_small_png(runs: dict[str, RunReport], tmp_path: Path) -> None:

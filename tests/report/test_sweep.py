@@ -46,13 +46,13 @@ def test_line_is_the_mean_in_the_color_of_the_core() -> None:
     assert [list(lines["Feedback"].get_xdata()), list(lines["Feedback"].get_ydata())] == [[2, 8], [15, 2]]
     assert list(lines["Transformer"].get_ydata()) == [85, 50]
     for name, core in (("Feedback", "feedback"), ("Transformer", "transformer-xl"), ("LSTM", "lstm")):
-        assert lines[name].get_color() == PALETTE[CORE_COLORS.get(core, 0)]
+        assert lines[name].get_color() == PALETTE[CORE_COLORS[core]].light
     assert list(lines["LSTM"].get_xdata()) == [0, 1] and list(lines["LSTM"].get_ydata()) == [40, 40]
 
 
 def test_seeds_are_points_and_the_papers_numbers_hollow() -> None:
     (plot,) = sweep_figure([PANEL]).axes
-    blue, red = (PALETTE[CORE_COLORS.get(core, 0)] for core in ("feedback", "transformer-xl"))
+    blue, red = (PALETTE[CORE_COLORS[core]].light for core in ("feedback", "transformer-xl"))
     assert sorted(markers(plot, "o")) == sorted(
         (color, x, score)
         for color, x, scores in ((blue, 2, (10, 20)), (blue, 8, (1, 3)), (red, 2, (80, 90)), (red, 8, (60, 40)))

@@ -59,7 +59,7 @@ def test_a_followed_stream_is_one_call_of_the_whole(core: str) -> None:
 def test_no_mistake_is_missed(run: Path) -> None:
     """Each token by itself, in plain Python: places, counts and the curve."""
     model, task = load(run, "cpu", "reference")
-    result = measure(run, 500, rows=2, seeds=2, segment=77, device="cpu")
+    result = measure(run, 500, streams=2, seeds=2, segment=77, device="cpu")
     names = [StreamId(s["seed"], s["row"]) for s in result["streams"]]
     assert names == [(0, 0), (0, 1), (1, 0), (1, 1)]
     (whole,) = endless_batches(task.endless_stream(), names, 500, 500)  # type: ignore[attr-defined]
@@ -96,18 +96,18 @@ def test_the_curve_has_a_point_at_every_power_of_ten() -> None:
 
 
 def test_what_was_found_is_written_with_where_it_comes_from(run: Path) -> None:
-    ended = stairwell(run.parent, "eval", "poor", "--horizon", "1_000", "--rows", "3", "--json")
+    ended = stairwell(run.parent, "eval", "poor", "--horizon", "1_000", "--streams", "3", "--json")
     assert ended.status == 0 and ended.err == ""
     told, written = json.loads(ended.out), json.loads((run / "horizon.json").read_text())
     assert told.pop("kept") and told == written
-    assert written["provenance"]["command"] == "stairwell eval poor --horizon 1_000 --rows 3 --json"
+    assert written["provenance"]["command"] == "stairwell eval poor --horizon 1_000 --streams 3 --json"
     assert {"commit", "time", "cpu"} <= set(written["provenance"]) and written["interrupted"] is False
     assert written["tokens"] == 1000 and written["trained_on"] == 40 and len(written["streams"]) == 3
     known = long_streams.read(run)
     assert known is not None and known.streams[0].mistakes == written["streams"][0]["mistakes"]
     assert long_streams.read(run.parent) is None
 
-    again = stairwell(run.parent, "eval", "poor", "--horizon", "1000", "--rows", "3", "--segment", "9")
+    again = stairwell(run.parent, "eval", "poor", "--horizon", "1000", "--streams", "3", "--segment", "9")
     assert f"without mistake  0 of 3\nmistakes         {sum(s['mistakes'] for s in told['streams']):,}\n" in again.out
     assert "3 streams of 1,000 tokens" in again.out and "100 to 999 " in again.out
     assert "1,000 of 1,000 tokens of each stream" in again.err and "tokens/s" in again.err
@@ -116,7 +116,7 @@ def test_what_was_found_is_written_with_where_it_comes_from(run: Path) -> None:
 def test_whoever_interrupts_gets_what_was_seen(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    measure(run, 400, rows=2, segment=100, device="cpu")
+    measure(run, 400, streams=2, segment=100, device="cpu")
     events = iter(range(10))
     real = long_streams.progress
 
@@ -127,14 +127,14 @@ def test_whoever_interrupts_gets_what_was_seen(
 
     monkeypatch.setattr(long_streams, "progress", ctrl_c)
     with pytest.raises(
-        Interrupted, match="interrupted at 300 of 1,000 tokens; a longer measurement is there and stays"
+        Interrupted, match="interrupted at 300 of 1,000 tokens; an earlier, longer result is kept"
     ):
         evaluate_long_streams(run, 1000, 2, 1, 100, "cpu", "auto", as_json=False)
     assert "2 streams of 300 tokens" in capsys.readouterr().out
     assert json.loads((run / "horizon.json").read_text())["tokens"] == 400
     (run / "horizon.json").unlink()
     events = iter(range(10))
-    with pytest.raises(Interrupted, match="interrupted at 300 of 1,000 tokens; what was seen is written"):
+    with pytest.raises(Interrupted, match="interrupted at 300 of 1,000 tokens; the result so far is saved"):
         evaluate_long_streams(run, 1000, 2, 1, 100, "cpu", "auto", as_json=False)
     written = json.loads((run / "horizon.json").read_text())
     assert written["interrupted"] is True and (written["tokens"], written["wanted"]) == (300, 1000)
@@ -147,7 +147,7 @@ def test_whoever_interrupts_gets_what_was_seen(
 def test_what_cannot_be_followed_is_told_in_one_line(run: Path, tmp_path: Path) -> None:
     line = stairwell(run.parent, "eval", "poor", "--horizon", "10", "--split", "valid").error_line
     assert line == "stairwell: --horizon makes its own streams; leave out --data and --split"
-    assert "--seeds goes with --horizon" in stairwell(run.parent, "eval", "poor", "--seeds", "2").error_line
+    assert "--seeds needs --horizon" in stairwell(run.parent, "eval", "poor", "--seeds", "2").error_line
     fit(preset("copy/lstm").with_options({**SMALL, "train.steps": "1", "task.valid_episodes": "2"}), tmp_path / "c")
     assert "this task has no endless streams" in stairwell(tmp_path, "eval", "c", "--horizon", "10").error_line
     with pytest.raises(UserError, match="this task has no endless streams"):
@@ -199,7 +199,7 @@ def test_labeled_sequences_are_not_followed_beyond_their_ends(labeled: Path) -> 
     assert "10 streams of " in ended.out, "the run's own test split: 5% of 200"
     known = long_streams.read(labeled / "run")
     assert known is not None and not known.equal and known.tokens <= 20
-    options = ["--horizon", "9", "--split", "valid", "--rows", "3", "--json"]
+    options = ["--horizon", "9", "--split", "valid", "--streams", "3", "--json"]
     some = json.loads(stairwell(labeled, "eval", "run", *options).out)
     assert len(some["streams"]) == 3 and some["tokens"] <= 9 and some["split"] == "valid"
     assert "--seeds is for tasks that make" in stairwell(labeled, "eval", "run", "--horizon", "9", "--seeds", "2").error_line
@@ -227,5 +227,5 @@ def test_people_are_told_the_rate_the_time_left_and_one_mistake_in_a_million() -
     streams = [{"seed": 0, "row": 0, "first_mistake": 1_000_000, "mistakes": 1}]
     curve = {"places": [1, 10, 1_000_000], "asked": [9, 90, 1_000_000], "wrong": [0, 0, 1]}
     told = horizon_text({"streams": streams, "tokens": 1_000_001, "tokens_per_second": 5, "curve": curve})
-    assert "first at      1,000,000  (row 0, 1 mistake in all)" in told and "99.9999%" in told
-    assert "not asked" in told
+    assert "first at      1,000,000  (stream 0, 1 mistake in all)" in told and "99.9999%" in told
+    assert "not scored" in told

@@ -29,7 +29,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def row(model: str, measured: list[float], validated: float = 50.0) -> dict[str, object]:
     valid = [{"valid_accuracy": validated} for _ in measured]
-    return {"model": model, "measured": {"accuracy": measured}, "valid": valid}
+    return {"name": model, "measured": {"accuracy": measured}, "valid": valid}
 
 
 def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -44,7 +44,7 @@ def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
             row("LSTM, one layer, rate 0.01", [75.0], validated=65.0),
             row("DeltaNet, 2 products", []),
         ]
-        content = {"columns": ["accuracy"], "rows": rows}
+        content = {"columns": ["accuracy"], "variants": rows}
         (tmp_path / f"extra.state-tracking.{name}-laptop.json").write_text(json.dumps(content))
     cells = state_tracking.with_mean(state_tracking.ours())
     assert cells["Feedback", "parity-check"] == cells["Feedback", "mean"] == 95
@@ -108,6 +108,6 @@ def test_the_studies_of_the_horizon_train_on_forty_tokens_and_ask_at_each() -> N
             wanted = [model for model in FIRST if scale == "laptop" or not model.endswith("rate 0.01")]
             if study.name == "extra.long-streams.parity":  # what S5 takes four products for, parity has no use for
                 wanted = [model for model in wanted if "4 products" not in model]
-            assert [row.model for row in study.rows] == wanted
-            for row in study.rows:
-                assert (row.experiment.task.length, row.experiment.task.label) == (40, "every")
+            assert [variant.name for variant in study.variants] == wanted
+            for variant in study.variants:
+                assert (variant.config.task.length, variant.config.task.label) == (40, "every")

@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stairwell.experiments import reproduce
 from stairwell.experiments.experiment import SCALES
-from stairwell.experiments.measures import Metric, Reach, Sample
+from stairwell.experiments.measures import LargestSolved, Metric, Sample
 from stairwell.experiments.papers import CATALOG, find_experiments
 from stairwell.runs import RunConfig, preset
 from stairwell.runs.load import evaluate_run, fit, load
@@ -81,7 +81,7 @@ def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> Non
     assert Sample("", "scored", "valid", 10**6).measure(folder, "cpu", "auto") == VALID
     # Lengths are measured on the test split too: 3 episodes of 2 tokens have 6, of 8 tokens 24.
     for bar, reached in ((6, 8), (7, 0)):
-        reach = Reach("", "test_length", (2, 8), metric="scored", bar=bar, episodes=3)
+        reach = LargestSolved("", "test_length", (2, 8), metric="scored", bar=bar, episodes=3)
         assert reach.measure(folder, "cpu", "auto") == reached
 
 

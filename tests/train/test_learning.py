@@ -34,7 +34,11 @@ def learn(folder: Path, name: str, options: dict[str, Any]) -> dict[str, Any]:
         "train.checkpoint_every": 0,
         **options,
     }
-    train(*new_run(name, None, folder / "run", {key: str(value) for key, value in small.items()}), resume=False, device="cpu")
+    train(
+        *new_run(name, None, folder / "run", {key: str(value) for key, value in small.items()}),
+        resume=False,
+        device="cpu",
+    )
     scores = evaluate_run(folder / "run", "test", device="cpu")
     print(f"{name}: {scores}")
     return scores
@@ -74,7 +78,9 @@ def test_algorithmic(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["copy/transformer-xl", "reverse/feedback"])
 def test_copy_and_reverse(name: str, tmp_path: Path) -> None:
     curriculum = {"train.curriculum": "length=3..5", "train.curriculum_accuracy": 90}
-    options = short_task(5, **curriculum, **{"core.heads": 2, "core.memory": 12, "train.segment": 24, "train.steps": 400})
+    options = short_task(
+        5, **curriculum, **{"core.heads": 2, "core.memory": 12, "train.segment": 24, "train.steps": 400}
+    )
     scores = learn(tmp_path, name, options)
     assert scores["accuracy"] >= 95
     assert scores["sequence_accuracy"] >= 85

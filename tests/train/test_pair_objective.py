@@ -101,7 +101,17 @@ def test_gradient_accumulation_changes_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("which", ["last", "best"])
 def test_models_of_several_validations_are_averaged(tmp_path: Path, which: str) -> None:
-    arguments = [*short_run(tmp_path), "--steps", "24", "--train.average", "2", "--train.average_of", which, "--out", "run"]
+    arguments = [
+        *short_run(tmp_path),
+        "--steps",
+        "24",
+        "--train.average",
+        "2",
+        "--train.average_of",
+        which,
+        "--out",
+        "run",
+    ]
     assert stairwell(tmp_path, "train", *arguments, **environment(tmp_path)).status == 0
     paths = sorted((tmp_path / "run/snapshots").glob("*.safetensors"))
     assert [int(path.stem.split("-")[1]) for path in paths] == [16, 24], "the loss falls, so the best are the last"

@@ -171,9 +171,7 @@ def test_a_second_interrupt_stops_at_once_without_saving(
 
 def test_a_second_sighup_has_no_effect(interrupted: Callable[..., tuple[int, str]]) -> None:
     status, line = interrupted(signal.SIGHUP, signal.SIGHUP, signal.SIGTERM)
-    assert status == 130 and line.startswith(
-        "stopped and saved at step 8 of 40; resume with: stairwell train --resume"
-    )
+    assert status == 130 and line.startswith("stopped and saved at step 8 of 40; resume with: stairwell train --resume")
 
 
 def test_an_interrupt_before_the_first_step_reports_that_nothing_is_saved(
@@ -246,9 +244,7 @@ def flip_a_byte(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [truncate, flip_a_byte])
-def test_the_checkpoint_before_a_damaged_one_is_used(
-    damage: object, uninterrupted: Path, tmp_path: Path
-) -> None:
+def test_the_checkpoint_before_a_damaged_one_is_used(damage: object, uninterrupted: Path, tmp_path: Path) -> None:
     run = copy_of(uninterrupted, tmp_path)
     older, newest = Run(run).checkpoints()
     damage(newest)  # type: ignore[operator]
@@ -265,9 +261,7 @@ def test_the_checkpoint_before_a_damaged_one_is_used(
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe\n", b"[1, 2]\n", b'{"step": "many"}\n', b'{"step": 1}\n', b'{"step": 40'])
-def test_a_damaged_log_does_not_prevent_resuming(
-    line: bytes, uninterrupted: Path, tmp_path: Path
-) -> None:
+def test_a_damaged_log_does_not_prevent_resuming(line: bytes, uninterrupted: Path, tmp_path: Path) -> None:
     run = copy_of(uninterrupted, tmp_path)
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(line)
@@ -304,10 +298,7 @@ def test_a_model_is_not_read_as_a_checkpoint_nor_the_reverse(uninterrupted: Path
     assert_same_tensors(run, uninterrupted / "run")
     shutil.copyfile(newest, model)
     for command in (("eval", "run"), ("train", "--resume", "--out", "run", "--quiet")):
-        assert (
-            "model.safetensors is damaged (it is another type of file)"
-            in stairwell(tmp_path, *command).error_line
-        )
+        assert "model.safetensors is damaged (it is another type of file)" in stairwell(tmp_path, *command).error_line
 
 
 def test_a_lost_model_is_distinguished_from_one_that_was_never_saved(uninterrupted: Path, tmp_path: Path) -> None:

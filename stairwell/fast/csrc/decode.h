@@ -332,18 +332,18 @@ class Decode {
     const real scale = 1 / __builtin_sqrt(static_cast<double>(K));
     for (i64 k = 0; k < K; ++k) z[k] = 0;
     i64 n = 0;
-    each_run(visible, [&](i64 first, i64 n) {
-      for (i64 i = 0; i < n; ++i) scores[n + i] = 0;
-      dots(q, layer.source_keys + at + first * K, n, K, scores + n);
-      n += n;
+    each_run(visible, [&](i64 first, i64 length) {
+      for (i64 i = 0; i < length; ++i) scores[n + i] = 0;
+      dots(q, layer.source_keys + at + first * K, length, K, scores + n);
+      n += length;
     });
     if (!n) return;
     for (i64 i = 0; i < n; ++i) scores[i] *= scale;
     softmax<real>(scores, n, nullptr, scores);
     n = 0;
-    each_run(visible, [&](i64 first, i64 n) {
-      add_weighted(scores + n, 1, layer.source_values + at + first * K, K, n, K, z);
-      n += n;
+    each_run(visible, [&](i64 first, i64 length) {
+      add_weighted(scores + n, 1, layer.source_values + at + first * K, K, length, K, z);
+      n += length;
     });
   }
 

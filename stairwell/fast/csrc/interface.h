@@ -107,10 +107,10 @@ void parallel_for(i64 begin, i64 end, i64 grain, const F& f) {
     std::exception_ptr error = nullptr;
     std::atomic<bool> failed{false};
   } shared{f, begin, size};
-  const Task task = [](void* data, i64 thread, i64 threads) {
+  const Task task = [](void* data, i64 thread, i64 actual) {
     Shared& s = *static_cast<Shared*>(data);
     try {
-      s.f(s.begin + s.size * thread / threads, s.begin + s.size * (thread + 1) / threads);
+      s.f(s.begin + s.size * thread / actual, s.begin + s.size * (thread + 1) / actual);
     } catch (...) {
       if (!s.failed.exchange(true)) s.error = std::current_exception();
     }

@@ -29,7 +29,7 @@ class StaircaseCall {
                       &step.cache_last, &step.pass_kv_first, &step.pass_kv_last})
         *to = sizes[at++];
     pass.assign(sizes.begin() + at, sizes.end());
-    for (i64 n : pass) STAIRWELL_CHECK(n < passes, "stairwell: pass out of range");
+    for (i64 index : pass) STAIRWELL_CHECK(index < passes, "stairwell: pass out of range");
     check_steps(call.plan);
     for (const auto& layer : call.layers)
       STAIRWELL_CHECK(layer.span == call.plan.R, "stairwell: all layers of a staircase must have the same span");

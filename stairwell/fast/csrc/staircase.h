@@ -118,8 +118,8 @@ struct StaircaseForward : Forward<real> {
     if (cached >= last) return cached;
     for (i64 s = 0; s < p.n_groups; ++s)
       for (i64 b = b0; b < b0 + M; ++b) {
-        const real* kv = p.groups[s].state_kv + (b * staircase.cached_before + cached) * width;
-        range.write_kv(kv, last - cached, p.groups[s], b, cached);
+        const real* cached_kv = p.groups[s].state_kv + (b * staircase.cached_before + cached) * width;
+        range.write_kv(cached_kv, last - cached, p.groups[s], b, cached);
       }
     return last;
   }
@@ -297,8 +297,8 @@ struct StaircaseBackward : Backward<real> {
     for (i64 b = b0; b < b0 + M; ++b) {
       range.write_pass_kv(step, a, b);
       for (i64 i = 0; i < step.tokens; ++i) {
-        const real* kv = layer.current_kv + ((step.offset + i) * p.B + b) * width;
-        range.write_kv(kv, 1, p.groups[layer.kv_group], b, step.context() + i);
+        const real* current_kv = layer.current_kv + ((step.offset + i) * p.B + b) * width;
+        range.write_kv(current_kv, 1, p.groups[layer.kv_group], b, step.context() + i);
       }
       for (i64 h = 0; h < p.H; ++h) {
         const i64 offset = ((b * p.H + h) * staircase.slots + step.cache_last) * p.K;
