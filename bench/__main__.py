@@ -65,7 +65,7 @@ PAGES = {
 
 
 def usage() -> str:
-    lines = ["usage: python -m bench NAME [CASE...]      also: stairwell bench NAME [CASE...]", ""]
+    lines = ["usage: python -m bench NAME [CASE...]", ""]
     lines += ["Measure, print and append to bench/results/; all cases if none is named."]
     for name, measurement in MEASUREMENTS.items():
         lines.append(f"  {name:12} {measurement.description}")

@@ -57,7 +57,7 @@ def measure_case(case: str, folder: Path) -> list[dict[str, Any]]:
     size = export_html([PageModel(case, model.eval(), task)], path)
     timing = TIMING.replace("SECONDS", str(SECONDS))
     path.write_text(path.read_text(encoding="utf-8").replace("</body>", timing), encoding="utf-8")
-    command = [find_browser(), *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri()]
+    command = [browser(), *FLAGS, f"--user-data-dir={folder / 'profile'}", "--dump-dom", path.as_uri()]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     result = re.search(r'<pre id="result">(.*?)</pre>', dom, re.DOTALL)
     if result is None:
@@ -65,13 +65,13 @@ def measure_case(case: str, folder: Path) -> list[dict[str, Any]]:
     rates = json.loads(unescape(result[1]))
     parameters = sum(parameter.numel() for parameter in model.parameters())
     facts = {"case": case, "what": "page", "bytes": size, "parameters": parameters}
-    version = re.search(r"Chrome/([\d.]+)", result["agent"])
+    version = re.search(r"Chrome/([\d.]+)", rates["agent"])
     return [
         {
             **facts,
-            "tokens_per_second": round(result["plain"]),
+            "tokens_per_second": round(rates["plain"]),
             "with_attention": round(rates["attention"]),
-            "browser": f"Chromium {version[1]}" if version else result["agent"],
+            "browser": f"Chromium {version[1]}" if version else rates["agent"],
         }
     ]
 

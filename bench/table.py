@@ -1,4 +1,4 @@
-"""Tables of README.md and docs/performance.md, generated from bench/results.
+"""Tables of docs/performance.md, generated from bench/results.
 
 `python -m bench table` writes each table between its two markers, or a note if there are no results yet.
 """
@@ -12,7 +12,7 @@ from typing import Any
 from bench import plot
 from bench.records import ROOT, Record, newest_by_case
 
-PAGES = ("README.md", "docs/performance.md")
+PAGES = ("docs/performance.md",)
 NOT_MEASURED = "Not measured yet: `python -m bench {}`."
 MAIN = "4 layers, width 256, memory 100, segment 64, batch 16"
 CHAR_PTB = "6 layers, width 384, memory 512, segment 128, batch 16 (the paper's char-PTB)"

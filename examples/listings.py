@@ -1,15 +1,15 @@
-"""Every model as a listing: NumPy and loops, one token at a time, to be held against the equations.
+"""Every model as a short NumPy function, one token at a time, to compare with the equations.
 
-Nothing of stairwell is imported. A listing takes the weights of a core by their names and a stream of embeddings
-x (T, D), and gives what the core gives for one row that begins anew:
+Nothing of stairwell is imported. A listing takes the parameters of a core by name and a stream of embeddings x (T, D).
+It returns the output of the core for one stream from the initial state:
 
     core = stairwell.build(stairwell.FeedbackConfig(width=8, heads=2, layers=2, memory=5))
     w = {name: tensor.double().numpy() for name, tensor in core.state_dict().items()}
     y = listings.feedback(w, x, S=5)
 
-There are no states here, no batches, no dropout and no tricks: a token looks at lists of earlier vectors. A test runs
-every core against its listing. Letters: T tokens, S memory slots, D width, L layers, K head width, C chunk, N passes,
-M computed passes, R the span's ramp; upper indices count finished layers, so x^0 is the embedding.
+There are no states, batches or dropout: a token attends to lists of earlier vectors. A test compares every core with
+its listing. Letters: T tokens, S memory positions, D width, L layers, K head width, C chunk, N passes, M computed
+passes, R span ramp. Upper indices count finished layers, so x^0 is the embedding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 
 Array = np.ndarray[Any, np.dtype[np.float64]]
 Weights = dict[str, Array]
-Slots = Sequence[tuple[Array, int]]  # what a token sees: a vector, and how many tokens back it lies
+Slots = Sequence[tuple[Array, int]]  # what a token attends to: vectors and their distances in tokens
 
 
 def softmax(scores: Array) -> Array:
@@ -46,21 +46,21 @@ def depth(w: Weights) -> int:
 
 
 def attend(w: Weights, l: int, x: Array, slots: Slots, pre: bool, first: int, R: int) -> Array:
-    """score = q . (k + p_distance) / sqrt(K);  Attn = W_o sum softmax(score) v;  nothing to see gives zero."""
-    owner = l if f"layers.{l}.attention.key.weight" in w else 0  # the layer whose keys and values all share
-    p = w["position.vectors"]  # one a distance, the nearest first; farther ones than there are share the last
+    """score = q . (k + p_distance) / sqrt(K);  Attn = W_o sum softmax(score) v;  zero without slots."""
+    owner = l if f"layers.{l}.attention.key.weight" in w else 0  # the layer whose projections are shared
+    p = w["position.vectors"]  # one per distance; larger distances share the last
     K = p.shape[1]
-    seen = [layer_norm(w, f"layers.{owner}.attention_norm", m) if pre else m for m, _ in slots]
+    memory = [layer_norm(w, f"layers.{owner}.attention_norm", m) if pre else m for m, _ in slots]
     q = w[f"layers.{l}.attention.query.weight"] @ (layer_norm(w, f"layers.{l}.attention_norm", x) if pre else x)
-    k = [w[f"layers.{owner}.attention.key.weight"] @ m for m in seen]
-    v = [w[f"layers.{owner}.attention.value.weight"] @ m for m in seen]
+    k = [w[f"layers.{owner}.attention.key.weight"] @ m for m in memory]
+    v = [w[f"layers.{owner}.attention.value.weight"] @ m for m in memory]
     distance = np.array([d - first for _, d in slots])
     read = np.zeros_like(q)
     for h in range(len(q) // K if slots else 0):
         head = slice(h * K, (h + 1) * K)
         scores = [q[head] @ (key[head] + p[min(d, len(p) - 1)]) / np.sqrt(K) for key, d in zip(k, distance)]
         weights = softmax(np.array(scores))
-        if f"layers.{l}.span.ratio" in w:  # adaptive span: what lies farther back than z fades over R tokens
+        if f"layers.{l}.span.ratio" in w:  # adaptive span: weights beyond distance z fade over R tokens
             z = w[f"layers.{l}.span.ratio"][h] * len(w["position.vectors"])
             weights = weights * np.clip((R + z - distance) / R, 0, 1)
             weights = weights / weights.sum()
@@ -76,7 +76,7 @@ def feed_forward(w: Weights, l: int, x: Array) -> Array:
 
 
 def layer(w: Weights, l: int, x: Array, slots: Slots, norm: str = "pre", first: int = 0, R: int = 32) -> Array:
-    """x^l -> x^{l+1} of one token that sees `slots`, the nearest of which may lie `first` tokens back."""
+    """x^l -> x^{l+1} of one token that attends to `slots`; `first` is the smallest possible distance."""
     z = attend(w, l, x, slots, norm == "pre", first, R)
     if norm == "pre":
         return x + z + feed_forward(w, l, layer_norm(w, f"layers.{l}.feed_forward_norm", x + z))
@@ -89,7 +89,7 @@ def feedback(
 ) -> Array:
     """Fan et al., 2020:  z_t^l = Attn(x_t^{l-1}, {m_{t-S} .. m_{t-1}}),  m_t = sum_l softmax(w)_l x_t^l (equation 1)"""
     L, first = depth(w), 0 if attend_to_current else 1
-    memory: list[list[Array]] = []  # of each token, what each layer will see of it
+    memory: list[list[Array]] = []  # per token and layer
     y = []
     for t in range(len(x)):
         levels = [x[t]]  # x_t^0, then x_t^1 .. x_t^L
@@ -104,7 +104,7 @@ def feedback(
 
 
 def mixed(w: Weights, levels: list[Array], memory_composition: str | int, l: int) -> Array:
-    """The memory of a token as the layer above x^l sees it: one for all layers, but for `recurrent` (figure 5)."""
+    """The memory of a token for the layer above x^l: the same for all layers, except `recurrent` (figure 5)."""
     if isinstance(memory_composition, int):
         return levels[memory_composition]
     if memory_composition == "average":
@@ -120,20 +120,20 @@ def transformer_xl(w: Weights, x: Array, S: int, attend_to_current: bool = False
     """Dai et al., 2019:  z_t^l = Attn(x_t^{l-1}, {x_{t-S}^{l-1} .. x_{t-1}^{l-1}})"""
     first = 0 if attend_to_current else 1
     for l in range(depth(w)):
-        seen = [[(x[t - d], d) for d in range(first, min(S, t) + 1)] for t in range(len(x))]
-        x = np.stack([layer(w, l, x[t], slots, first=first, **options) for t, slots in enumerate(seen)])
+        past = [[(x[t - d], d) for d in range(first, min(S, t) + 1)] for t in range(len(x))]
+        x = np.stack([layer(w, l, x[t], slots, first=first, **options) for t, slots in enumerate(past)])
     return x
 
 
 def universal(w: Weights, x: Array, S: int, N: int, attend_to_current: bool = True, **options: Any) -> Array:
-    """Dehghani et al., 2018, without halting:  h^n = Layers(h^{n-1}), n = 1..N, with the same weights"""
+    """Dehghani et al., 2018, without halting:  h^n = Layers(h^{n-1}), n = 1..N, with the same parameters"""
     for _ in range(N):
         x = transformer_xl(w, x, S, attend_to_current, **options)
     return x
 
 
 def staircase(w: Weights, x: Array, C: int, N: int, **options: Any) -> Array:
-    """Ju et al., 2021, equation 3, as it is printed: step by step N chunks on a diagonal go through TC together.
+    """Ju et al., 2021, equation 3 as printed: in each step the N chunks of a diagonal go through TC together.
 
     H_{i+1}^N, H_{i+2}^{N-1}, ..., H_{i+N}^1 = TC(H_{i+1}^{N-1}, H_{i+2}^{N-2}, ..., H_{i+N}^0)"""
     chunks = -(-len(x) // C)
@@ -149,27 +149,28 @@ def staircase(w: Weights, x: Array, C: int, N: int, **options: Any) -> Array:
 
 
 def cached_staircase(w: Weights, x: Array, C: int, N: int | None, M: int, **options: Any) -> Array:
-    """Section 3.2.1: H_i^n = H_i^M for n > M. At pass n chunk i sees chunk i-d at pass n+d while that is computed, then
-    the states H_{i-d}^M that it came out with, in every layer. M = 0: its embeddings. N = None: all chunks (B.1)."""
-    seen: dict[
-        tuple[int, int, int], list[Array]
-    ] = {}  # [chunk, pass, layer]: what went into that layer, token by token
+    """Section 3.2.1: H_i^n = H_i^M for n > M. In pass n, chunk i attends to chunk i-d in pass n+d if that is computed,
+    else to its final states H_{i-d}^M, in every layer. M = 0: to its embeddings. N = None: to all chunks (B.1)."""
+    inputs: dict[tuple[int, int, int], list[Array]] = {}  # [chunk, pass, layer]: the layer's input per token
     final: list[list[Array]] = []  # H_i^M
     y: list[Array] = []
-    for i, begin in enumerate(range(0, len(x), C)):
-        h = list(x[begin : begin + C])
+    for i, first in enumerate(range(0, len(x), C)):
+        h = list(x[first : first + C])
         final.append(h)
         for n in range(1, max(M, 1) + 1):
-            sight = i if N is None else min(i, N - n)  # chunks back
+            chunks = i if N is None else min(i, N - n)  # visible past chunks
             for l in range(depth(w)):
-                seen[i, n, l] = h
+                inputs[i, n, l] = h
                 past = [
-                    (m, begin - (i - d) * C - j)  # distance to the chunk's first token
-                    for d in range(sight, 0, -1)
-                    for j, m in enumerate(seen[i - d, n + d, l] if n + d <= M else final[i - d])
+                    (m, first - (i - d) * C - j)  # distance to the chunk's first token
+                    for d in range(chunks, 0, -1)
+                    for j, m in enumerate(inputs[i - d, n + d, l] if n + d <= M else final[i - d])
                 ]
                 own = [[(h[s], j - s) for s in range(j + 1)] for j in range(len(h))]
-                h = [layer(w, l, h[j], [*((m, far + j) for m, far in past), *own[j]], **options) for j in range(len(h))]
+                h = [
+                    layer(w, l, h[j], [*((m, distance + j) for m, distance in past), *own[j]], **options)
+                    for j in range(len(h))
+                ]
             if n == M:
                 final[i] = h
         y += h
@@ -193,7 +194,7 @@ def lstm(w: Weights, x: Array) -> Array:
 
 
 def deltanet(w: Weights, x: Array, H: int, n: int = 1, largest: float = 2.0, gated: bool = False) -> Array:
-    """DeltaNet (n = 1) and DeltaProduct:  S <- S (I - b k k^T) + b v k^T, n times a token, for each of H heads"""
+    """DeltaNet (n = 1) and DeltaProduct:  S <- S (I - b k k^T) + b v k^T, n times per token and head"""
     for l in range(1 + max(int(name.split(".")[1]) for name in w if name.startswith("layers."))):
         own = {name.removeprefix(f"layers.{l}."): weight for name, weight in w.items() if f"layers.{l}." in name}
         K = own["query.weight"].shape[0] // H

@@ -1,10 +1,10 @@
-"""Stream with onnxruntime alone: neither PyTorch nor stairwell is needed.
+"""Stream a model with onnxruntime and NumPy, without PyTorch or stairwell.
 
 stairwell export runs/lm-feedback --onnx model.onnx
 python examples/onnx_streaming.py model.onnx "Once upon a time" 200
 
-The graph reads one token a row. A fresh stream begins with zeros; each output `...N` is the next input of that name.
-This example writes text for models of bytes or characters, and numbers for all others.
+The graph reads one token per stream. The initial state is zeros; each output `...N` is the next input of that name.
+This example prints text for models of bytes or characters, and token ids for all others.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(int6
 
 
 class Stream:
-    """One row of a model, token by token."""
+    """One stream of a model, token by token."""
 
     def __init__(self, path: str) -> None:
         self.session = onnxruntime.InferenceSession(path)
         self.outputs = [output.name for output in self.session.get_outputs()]
-        # One row; what grows, the size `tokens`, begins with one slot that nobody sees.
+        # One stream. A cache that grows (size `tokens`) starts with one masked position.
         sizes = {"batch": 1, "tokens": 1}
         self.state = {
             given.name: np.zeros([sizes.get(size, size) for size in given.shape], TYPES[given.type])
@@ -33,32 +33,30 @@ class Stream:
         }
 
     def feed(self, token: int) -> np.ndarray:
-        """Read a token; logits (V,) of what follows."""
-        logits, *after = self.session.run(None, {"token": np.array([token]), **self.state})
-        self.state = {name.removesuffix("N"): tensor for name, tensor in zip(self.outputs[1:], after)}
+        """Read a token and return the logits (V,) of the next."""
+        logits, *state = self.session.run(None, {"token": np.array([token]), **self.state})
+        self.state = {name.removesuffix("N"): tensor for name, tensor in zip(self.outputs[1:], state)}
         return logits[0]
 
 
 def main(path: str, prompt: str = "\n", tokens: str = "100", temperature: str = "0.8") -> None:
-    stream, chance = Stream(path), np.random.default_rng(0)
-    words = json.loads(stream.session.get_modelmeta().custom_metadata_map.get("vocabulary", "{}"))
-    if words.get("type") == "bytes":
-        ids, spell = list(prompt.encode()), lambda ids: bytes(ids).decode(errors="replace")
-    elif words.get("type") == "characters":
-        ids, spell = (
-            [words["tokens"].index(letter) for letter in prompt],
-            lambda ids: "".join(words["tokens"][i] for i in ids),
-        )
+    stream, generator = Stream(path), np.random.default_rng(0)
+    vocabulary = json.loads(stream.session.get_modelmeta().custom_metadata_map.get("vocabulary", "{}"))
+    if vocabulary.get("type") == "bytes":
+        ids, decode = list(prompt.encode()), lambda ids: bytes(ids).decode(errors="replace")
+    elif vocabulary.get("type") == "characters":
+        ids = [vocabulary["tokens"].index(character) for character in prompt]
+        decode = lambda ids: "".join(vocabulary["tokens"][i] for i in ids)  # noqa: E731
     else:
-        ids, spell = [0], lambda ids: " ".join(map(str, ids))
-    written = []
+        ids, decode = [0], lambda ids: " ".join(map(str, ids))
+    generated = []
     for token in ids:
         logits = stream.feed(token)
     for _ in range(int(tokens)):
-        chances = np.exp((logits - logits.max()) / float(temperature), dtype=np.float64)
-        written.append(int(chance.choice(len(chances), p=chances / chances.sum())))
-        logits = stream.feed(written[-1])
-    print(spell(written))
+        weights = np.exp((logits - logits.max()) / float(temperature), dtype=np.float64)
+        generated.append(int(generator.choice(len(weights), p=weights / weights.sum())))
+        logits = stream.feed(generated[-1])
+    print(decode(generated))
 
 
 if __name__ == "__main__":

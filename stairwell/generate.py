@@ -14,10 +14,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Self
 
-import torch
-
 from stairwell import text
 from stairwell.decode import Sampling
+from stairwell.decode.sampling import make_generator
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel
 from stairwell.runs.load import load
@@ -94,11 +93,7 @@ class TextGenerator:
     ) -> None:
         assert stream.vocabulary is not None
         self.stream, self.sampling = stream, sampling or Sampling()
-        self.generator = torch.Generator(next(stream.model.parameters()).device)
-        if seed is None:
-            self.generator.seed()
-        else:
-            self.generator.manual_seed(seed)
+        self.generator = make_generator(next(stream.model.parameters()).device, seed)
         self.detokenizer = Detokenizer(stream.vocabulary)
         self.detokenizer.skip(stream.recent)
         self.stops = StopStrings(stop)

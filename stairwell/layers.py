@@ -188,8 +188,12 @@ class AdaptiveSpan(nn.Module):
 
     @property
     def z(self) -> Tensor:
-        """The span of each head in tokens. (H,)"""
-        return self.ratio * self.longest
+        """The span of each head in tokens. (H,)
+
+        A training loop that never calls `clamp` can move the ratio out of [0, 1]: the value is clamped here, so that
+        all engines agree, and the gradient passes through, so that the ratio can return."""
+        outside = self.ratio.clamp(0, 1) - self.ratio
+        return (self.ratio + outside.detach()) * self.longest
 
     def forward(self, distance: Tensor) -> Tensor:
         """Return the ramp at each distance; it is 1 at the nearest. (T, J) -> (H, T, J)"""

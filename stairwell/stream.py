@@ -20,7 +20,6 @@ Letters: T tokens, V output vocabulary size.
 from __future__ import annotations
 
 import json
-import operator
 import os
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any, Self
@@ -31,7 +30,8 @@ from torch import Tensor
 
 from stairwell import text
 from stairwell.decode import Sampling, Session
-from stairwell.decode.sampling import REPETITION_WINDOW
+from stairwell.decode.sampling import REPETITION_WINDOW, as_integer
+from stairwell.decode.stepper import check_parameters
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel
 from stairwell.outputs import OutputType, has_format, write_output
@@ -60,6 +60,11 @@ class Stream:
         self._set_anchor(model.init_state(1, max_crop=max_crop + 1 if max_crop else 0))
 
     def _init(self, model: LanguageModel, vocabulary: text.Vocabulary | None, max_crop: int) -> None:
+        if vocabulary is not None and vocabulary.size != model.config.inputs:
+            raise UserError(
+                f"the vocabulary has {vocabulary.size} tokens, but the model reads {model.config.inputs}; use the "
+                "vocabulary that the model was trained with"
+            )
         self.model, self.vocabulary, self.max_crop = model, vocabulary, max_crop
         self.logits: Tensor | None = None  # (V,), after the last token; None before the first token
         self.recent: list[int] = []  # the last tokens
@@ -168,6 +173,9 @@ class Stream:
         self.logits = None
         if remaining:
             self._step(remaining_recent[-1])
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a stream cannot be copied or pickled with its model; use fork() or save()")
 
     def state(self) -> State:
         """Return the model's state, of batch size 1."""
@@ -421,9 +429,7 @@ def check_usable(model: LanguageModel) -> None:
         raise UserError(f"a stream requires a LanguageModel, not a {type(model).__name__}")
     if model.training:
         raise UserError("the model is in training mode; call model.eval() first")
-    for name, parameter in model.named_parameters():
-        if not parameter.detach().isfinite().all():
-            raise UserError(f"the parameter '{name}' contains NaN or infinity. Restore model.safetensors or retrain.")
+    check_parameters(model)
 
 
 def parameter_hash(model: LanguageModel) -> str:
@@ -476,13 +482,3 @@ def check_loaded_state(
     count, croppable = (int(number) + len(tensors["since"]) for number in (state.count, state.croppable))
     if (count > 0) != ("logits" in tensors) or len(tensors["recent"]) < min(croppable, state.max_crop):
         raise UserError(f"{where} is damaged: its last tokens or its logits are missing")
-
-
-def as_integer(number: Any, expected: str) -> int:
-    """Return a number as a Python integer; raise an error if it is not an integer, or a bool."""
-    try:
-        if not isinstance(number, bool):
-            return operator.index(number)
-    except TypeError:
-        pass
-    raise TypeError(f"{expected}, not {number!r}")

@@ -186,8 +186,8 @@ def run_command(request: dict[str, Any]) -> None:
 
 
 def interrupt_at(suffix: str) -> None:
-    """Send Ctrl-C when this process first opens or renames a file whose path has this suffix. The moment does not depend
-    on the speed of the machine."""
+    """Send Ctrl-C when this process first opens or renames a file whose path has this suffix. This does not depend on
+    the speed of the machine."""
     waiting = [suffix]
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:

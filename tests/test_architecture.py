@@ -1,4 +1,4 @@
-"""The architecture: imports point downward only, lazy ones included, and have no cycles."""
+"""Imports point downward only, including those inside functions, and there are no import cycles."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from tools import architecture
 pytestmark = pytest.mark.quick
 
 
-def test_every_module_is_in_a_room() -> None:
-    assert {architecture.room(name) for name in architecture.graph()} <= set(architecture.ROOMS)
+def test_every_module_is_in_a_layer() -> None:
+    assert {architecture.layer_of(name) for name in architecture.graph()} <= set(architecture.LAYERS)
 
 
-def test_no_room_knows_one_above_it() -> None:
+def test_no_layer_imports_a_higher_one() -> None:
     assert architecture.upward(architecture.graph()) == []
 
 
-def test_no_modules_know_each_other_in_a_circle() -> None:
-    assert architecture.circles(architecture.graph()) == []
+def test_there_are_no_import_cycles() -> None:
+    assert architecture.cycles(architecture.graph()) == []
 
 
-def test_lazy_relative_and_upward_imports_are_found() -> None:
-    """The reading itself, on imports that break the rule."""
+def test_upward_imports_and_cycles_are_detected() -> None:
     edges = {"stairwell.state": {"stairwell.cli"}, "stairwell.cli": {"stairwell.state", "stairwell"}}
     assert architecture.upward(edges) == ["stairwell.state imports stairwell.cli", "stairwell.cli imports stairwell"]
-    assert architecture.circles(edges) == ["stairwell.cli -> stairwell.state -> stairwell.cli"]
-    lazy = architecture.imports(
-        "stairwell.cli.train", architecture.PACKAGE / "cli" / "training.py", architecture.modules()
-    )
-    assert {"stairwell.runs.launch", "stairwell.cli.display"} <= lazy
-    relative = architecture.imports(
-        "stairwell.tasks.random_walk", architecture.PACKAGE / "tasks" / "random_walk.py", architecture.modules()
-    )
-    assert "stairwell.tasks.scores" in relative
+    assert architecture.cycles(edges) == ["stairwell.cli -> stairwell.state -> stairwell.cli"]
+
+
+def test_imports_inside_functions_and_relative_imports_are_detected() -> None:
+    def imports(name: str) -> set[str]:
+        modules = architecture.modules()
+        return architecture.imports(name, modules[name], modules)
+
+    assert {"stairwell.runs.launch", "stairwell.cli.display"} <= imports("stairwell.cli.train")
+    assert "stairwell.tasks.scores" in imports("stairwell.tasks.random_walk")

@@ -108,7 +108,7 @@ def test_an_unknown_option_suggests_a_similar_one() -> None:
 
 
 def test_a_language_model_cannot_have_a_source() -> None:
-    with pytest.raises(ValueError, match=r"--core\.cross is no option"):
+    with pytest.raises(ValueError, match=r"--core\.cross cannot be set"):
         preset("parity/feedback").with_options({"core.cross": "true"})
     data = preset("parity/feedback").to_json()
     data["core"]["cross"] = True
@@ -159,7 +159,6 @@ def test_missing_fields_get_their_defaults_and_lists_become_tuples() -> None:
     data["model"] = {"adaptive": [2, 4]}
     config = RunConfig.from_json(data, "here")
     assert config.train == StreamTrainConfig(steps=3) and config.model.adaptive == (2, 4)
-    assert not config.model.start_embedding
 
 
 @pytest.mark.parametrize("name", [name for name in PRESETS if name.partition("/")[0] not in READS_FILES + AGENTS])
@@ -189,8 +188,8 @@ def train_one_step(config: RunConfig, folder: Path) -> None:
     before = [parameter.detach().clone() for parameter in model.parameters()]
     trainer = stream_trainer(model, tasks, config.train, Run(folder))
     trainer.train_step()
-    tally = trainer.progress.metrics
-    assert torch.tensor(float(tally.sums["loss"])).isfinite() and tally.updates == 1
+    metrics = trainer.progress.metrics
+    assert torch.tensor(float(metrics.sums["loss"])).isfinite() and metrics.steps == 1
     changed = [not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)]
     assert all(parameter.isfinite().all() for parameter in model.parameters()) and sum(changed) > len(changed) // 2
 

@@ -57,7 +57,7 @@ def test_unreadable_lines_of_metrics_are_skipped(tmp_path: Path) -> None:
 
 def test_a_config_of_format_1_has_to_be_converted(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"format": 1}')
-    with pytest.raises(UserError, match="made by an older version; convert it with tools/convert_run.py"):
+    with pytest.raises(UserError, match="made by an older version; convert it with tools/convert_run"):
         Run(tmp_path).read_config()
 
 

@@ -1,11 +1,10 @@
-"""A soak: random trainings, random kills, random damage, for as long as one likes.
+"""Soak test: random runs, kills and damage for a given time.
 
     SOAK_SECONDS=600 SOAK_SEED=1 python -m pytest -s -m slow tests/test_soak.py
 
-Every run folder either resumes bit for bit or says in one line why not, and a folder that was refused has lost nothing:
-with the damaged file brought back it resumes bit for bit. A command that is told to write where something is loses
-nothing either. The seed and every round are printed; a round depends on the
-seed and its number alone, apart from the moment of a kill, which is the machine's.
+Every run either resumes bit for bit or is refused in one line, and a refused run resumes bit for bit once the damaged
+file is restored. Commands never replace existing files. The seed and every round are printed; a round depends only on
+the seed and its number, except for the exact moment of a kill.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ pytestmark = pytest.mark.slow
 SECONDS = float(os.environ.get("SOAK_SECONDS", "600"))
 SEED = int(os.environ.get("SOAK_SEED", str(random.SystemRandom().randrange(10**6))))
 STEPS = 30
-CONFIGS = 16  # trainings that are cut and damaged in ever new ways
+CONFIGS = 16  # different configs of runs
 TEXT = "".join(f"the quick brown fox jumps over the lazy dog {i}\n" for i in range(60))
-CHANGED = "has changed since"  # what is told where numbers may differ
+CHANGED = "has changed since"  # warning that numbers may differ
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
 
 
 @dataclass(frozen=True)
 class Config:
-    """A random training, made of its number."""
+    """A random run, determined by its number."""
 
     name: str
     options: tuple[str, ...]
 
     @staticmethod
-    def draw(number: int) -> Config:
-        dice = random.Random(f"{SEED} config {number}")
-        task = dice.choice(["parity", "random-walk", "copy", "counting", "lm", "labeled", "group-words"])
-        core = dice.choice(["lstm", "feedback", "transformer-xl", "staircase", "cached-staircase", "deltanet"])
+    def sample(number: int) -> Config:
+        generator = random.Random(f"{SEED} config {number}")
+        task = generator.choice(["parity", "random-walk", "copy", "counting", "lm", "labeled", "group-words"])
+        core = generator.choice(["lstm", "feedback", "transformer-xl", "staircase", "cached-staircase", "deltanet"])
         options = [*TINY[: TINY.index("--train.curriculum")], "--steps", str(STEPS), "--quiet"]
         files = {"lm": "text.txt", "labeled": "mine.tokens"}
         if task in files:
@@ -56,42 +55,42 @@ class Config:
         else:
             options += ["--task.valid_episodes", "4", "--task.test_episodes", "4"]
         if core not in ("lstm", "deltanet"):
-            options += ["--core.heads", "2", "--core.attention_dropout", dice.choice(["0", "0.1"])]
-        options += ["--train.optimizer", dice.choice(["adam", "adamw", "rmsprop"])]
-        options += ["--train.accumulate", dice.choice(["1", "2"]), "--seed", str(dice.randrange(100))]
-        options += ["--model.output_dropout", dice.choice(["0", "0.2"])]
-        options += ["--train.finetune_steps", dice.choice(["0", "7"])]
+            options += ["--core.heads", "2", "--core.attention_dropout", generator.choice(["0", "0.1"])]
+        options += ["--train.optimizer", generator.choice(["adam", "adamw", "rmsprop"])]
+        options += ["--train.accumulate", generator.choice(["1", "2"]), "--seed", str(generator.randrange(100))]
+        options += ["--model.output_dropout", generator.choice(["0", "0.2"])]
+        options += ["--train.finetune_steps", generator.choice(["0", "7"])]
         return Config(f"{task}/{core}", tuple(options))
 
 
-def flip(path: Path, dice: random.Random) -> None:
+def flip(path: Path, generator: random.Random) -> None:
     content = bytearray(path.read_bytes())
     if content:
-        content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
+        content[generator.randrange(len(content))] ^= 1 << generator.randrange(8)
     path.write_bytes(content)
 
 
-def cut(path: Path, dice: random.Random) -> None:
+def truncate(path: Path, generator: random.Random) -> None:
     content = path.read_bytes()
-    path.write_bytes(content[: dice.randrange(len(content) + 1)])
+    path.write_bytes(content[: generator.randrange(len(content) + 1)])
 
 
-def append(path: Path, dice: random.Random) -> None:
+def append(path: Path, generator: random.Random) -> None:
     with path.open("ab") as file:
-        file.write(dice.choice([b"\xff\xfe\n", b"[1]\n", b'{"step": 3}', b"\0" * 100]))
+        file.write(generator.choice([b"\xff\xfe\n", b"[1]\n", b'{"step": 3}', b"\0" * 100]))
 
 
-def become_a_folder(path: Path, dice: random.Random) -> None:
+def replace_by_folder(path: Path, generator: random.Random) -> None:
     path.unlink()
     path.mkdir()
 
 
-def be_another(path: Path, dice: random.Random) -> None:
+def replace_by_other_file(path: Path, generator: random.Random) -> None:
     others = [other for other in sorted(path.parent.parent.rglob("*")) if other.is_file() and other != path]
-    shutil.copyfile(dice.choice(others), path)
+    shutil.copyfile(generator.choice(others), path)
 
 
-# Commands that write, and the option that says where. Not every model can be written in every way: then they say so.
+# Commands that write, with the option of the output path. Some models do not support all exports.
 WRITERS = [
     ["export", "run", "--html"],
     ["export", "run", "--onnx"],
@@ -106,94 +105,94 @@ WRITERS = [
 Damage = Callable[[Path, random.Random], None]
 DAMAGES: dict[str, Damage] = {
     "a flipped bit in": flip,
-    "a part of": cut,
+    "a part of": truncate,
     "more bytes in": append,
-    "no bytes in": lambda path, dice: path.write_bytes(b""),
-    "a folder in place of": become_a_folder,
-    "no": lambda path, dice: path.unlink(),
-    "another file in place of": be_another,
+    "no bytes in": lambda path, generator: path.write_bytes(b""),
+    "a folder in place of": replace_by_folder,
+    "no": lambda path, generator: path.unlink(),
+    "another file in place of": replace_by_other_file,
 }
 
 
-def kind_of(path: Path) -> str:
+def file_type(path: Path) -> str:
     if path.suffix == ".tmp":
-        return "half-written file"
+        return "temporary file"
     return {"checkpoints": "checkpoint", "tensorboard": "event file"}.get(path.parent.name, path.name)
 
 
 class Soak:
     def __init__(self, folder: Path) -> None:
-        self.folder, self.done, self.harmed = folder, Counter[str](), Path()
+        self.folder, self.done, self.damaged = folder, Counter[str](), Path()
         (folder / "text.txt").write_text(TEXT)
         (folder / "mine.tokens").write_text("a b a b\n" * 40)
         (folder / "mine.labels").write_text("0 1 - 1\n" * 40)
         os.mkfifo(folder / "pipe")
         (folder / "link").symlink_to("run/config.json")
 
-    def whole(self, number: int) -> Path:
-        """The training that nothing happened to."""
+    def reference_run(self, number: int) -> Path:
+        """Return the run of a config without interruptions."""
         run = self.folder / f"whole-{number}"
         if not run.exists():
-            config = Config.draw(number)
+            config = Config.sample(number)
             ended = stairwell(self.folder, "train", config.name, *config.options, "--out", run.name)
             assert ended.status == 0, (config, ended)
         return run
 
     def round(self, number: int) -> str:
-        """One training cut, damaged and resumed; what happened, in words."""
-        dice = random.Random(f"{SEED} round {number}")
-        config_number = dice.randrange(CONFIGS)
-        whole, config, run = self.whole(config_number), Config.draw(config_number), self.folder / "run"
+        """Interrupt, damage and resume a run. Return a description."""
+        generator = random.Random(f"{SEED} round {number}")
+        config_number = generator.randrange(CONFIGS)
+        whole, config, run = self.reference_run(config_number), Config.sample(config_number), self.folder / "run"
         shutil.rmtree(run, ignore_errors=True)
-        shutil.rmtree(self.folder / "kept", ignore_errors=True)
-        kills = [self.cut_short(config, run, dice) for _ in range(dice.randint(1, 3))]
-        story = f"{config.name}: {', '.join(kills)}"
+        shutil.rmtree(self.folder / "before", ignore_errors=True)
+        kills = [self.interrupt(config, run, generator) for _ in range(generator.randint(1, 3))]
+        description = f"{config.name}: {', '.join(kills)}"
         if not (run / "config.json").exists():
-            self.done["cut before it was a run"] += 1
-            return f"{story}; nothing there yet"
-        shutil.copytree(run, self.folder / "kept")
-        if dice.random() < 0.5:
-            story += f"; {self.write_elsewhere(run, dice)}"
-        if Run(run).has_results and dice.random() < 0.2:
-            story += f"; {self.lose_the_checkpoints(run, dice)}"
-        story += f"; {self.harm(run, dice)}"
-        self.look(run, dice)
-        if dice.random() < 0.2:
-            story += f"; {self.fill_the_disk(run, dice)}"
-        if config.name.startswith("lm/") and dice.random() < 0.3:
-            story += f"; {self.change_the_corpus(run)}"
+            self.done["interrupted before it was a run"] += 1
+            return f"{description}; no run yet"
+        shutil.copytree(run, self.folder / "before")
+        if generator.random() < 0.5:
+            description += f"; {self.write_to_existing(run, generator)}"
+        if Run(run).has_results and generator.random() < 0.2:
+            description += f"; {self.remove_checkpoints(run, generator)}"
+        description += f"; {self.damage(run, generator)}"
+        self.use(run, generator)
+        if generator.random() < 0.2:
+            description += f"; {self.fill_the_disk(run, generator)}"
+        if config.name.startswith("lm/") and generator.random() < 0.3:
+            description += f"; {self.change_the_corpus(run)}"
         ended = self.resume(run)
         if ended.status == 0:
             changed = CHANGED in ended.err
-            self.done["went on, and said what had changed" if changed else "went on bit for bit"] += 1
+            self.done["resumed with a warning" if changed else "resumed bit for bit"] += 1
             if not changed:
                 assert_same_tensors(run, whole)
-            return f"{story}; went on {ended.err.strip()}"
-        self.done["refused in a line"] += 1
-        # Nothing more was lost than what the damage took.
-        self.bring_back(run)
+            return f"{description}; resumed {ended.err.strip()}"
+        self.done["refused in one line"] += 1
+        # Nothing is lost except for the damaged file.
+        self.restore(run)
         assert (again := self.resume(run)).status == 0, (ended, again)
         assert_same_tensors(run, whole)
         assert read_metrics(run) == read_metrics(whole)
-        return f"{story}; {ended.err.strip()}"
+        return f"{description}; {ended.err.strip()}"
 
-    def cut_short(self, config: Config, run: Path, dice: random.Random) -> str:
-        """Begin or go on, and be stopped at some moment in some way."""
-        asked = ["--resume", "--quiet"] if (run / "config.json").exists() else [config.name, *config.options]
-        command = start_command(self.folder, "train", *asked, "--out", run.name)
-        moment, number = dice.randrange(0, STEPS), dice.choice(SIGNALS)
-        # Before its output is opened a command is not yet one.
-        command.wait_until(lambda: (self.folder / f"{command.pid}.err").exists() and newest_step(run) >= moment)
-        time.sleep(dice.uniform(0, 0.05))
+    def interrupt(self, config: Config, run: Path, generator: random.Random) -> str:
+        """Start or resume a run, and stop it with a random signal at a random step."""
+        arguments = ["--resume", "--quiet"] if (run / "config.json").exists() else [config.name, *config.options]
+        command = start_command(self.folder, "train", *arguments, "--out", run.name)
+        step, number = generator.randrange(0, STEPS), generator.choice(SIGNALS)
+        # A process that has not opened its output yet does not run the command.
+        command.wait_until(lambda: (self.folder / f"{command.pid}.err").exists() and newest_step(run) >= step)
+        time.sleep(generator.uniform(0, 0.05))
         command.kill(number)
         ended = command.wait()
         self.done[f"stopped by {number.name}"] += 1
         assert "Traceback" not in ended.err, ended
         return f"{number.name} at {newest_step(run)}"
 
-    def write_elsewhere(self, run: Path, dice: random.Random) -> str:
-        """Tell a command to write where something is already, or twice to a new path."""
-        writer = dice.choice(WRITERS)
+    def write_to_existing(self, run: Path, generator: random.Random) -> str:
+        """Let a command write to an existing path, which is refused, and twice to a new one."""
+        writer = generator.choice(WRITERS)
         there = sorted(path for path in run.rglob("*") if path.name != ".lock")
         corpora = [self.folder / name for name in ("text.txt", "mine.tokens", "pipe", "link")]
         targets = [
@@ -204,10 +203,10 @@ class Soak:
             run / "checkpoints" / "new",
             self.folder / "text.txt" / "x",
         ]
-        target = dice.choice(targets).relative_to(self.folder)
+        target = generator.choice(targets).relative_to(self.folder)
         before = self.contents()
         refused = stairwell(self.folder, *writer, target)
-        self.in_a_line(refused)
+        self.check_output(refused)
         assert refused.status == 2, refused
         assert self.contents() == before, refused
         self.done[f"{writer[0]} {writer[-1]} was refused a path"] += 1
@@ -216,8 +215,8 @@ class Soak:
         new = self.folder / "new"
         statuses = [stairwell(self.folder, *writer, new.name) for _ in range(2)]
         for ended in statuses:
-            self.in_a_line(ended)
-        # A file that the command itself wrote is replaced, a folder is not.
+            self.check_output(ended)
+        # A command replaces its own files, but no folders.
         assert statuses[1].status == (2 if writer[-1] == "--hf" else statuses[0].status), statuses
         if new.is_dir():
             shutil.rmtree(new)
@@ -227,11 +226,11 @@ class Soak:
         self.done[f"{writer[0]} {writer[-1]} {'wrote' if statuses[0].status == 0 else 'could not write'} twice"] += 1
         return refused.err.strip()
 
-    def lose_the_checkpoints(self, run: Path, dice: random.Random) -> str:
-        """Resume without checkpoints, with more steps or fewer: refused, and nothing is lost."""
+    def remove_checkpoints(self, run: Path, generator: random.Random) -> str:
+        """Resume without checkpoints, which is refused and changes nothing."""
         (run / "checkpoints").rename(self.folder / "checkpoints")
         before = self.contents()
-        ended = stairwell(self.folder, "train", "--resume", "--out", run.name, "--steps", dice.choice([1, 5, 90]))
+        ended = stairwell(self.folder, "train", "--resume", "--out", run.name, "--steps", generator.choice([1, 5, 90]))
         assert ended.status == 2 and "has no checkpoint to resume from" in ended.err, ended
         assert self.contents() == before, ended
         (self.folder / "checkpoints").rename(run / "checkpoints")
@@ -239,31 +238,30 @@ class Soak:
         return ended.err.strip()
 
     def contents(self) -> dict[str, int]:
-        """A hash of every file but what commands say."""
+        """Return a hash of every file except the output of commands."""
         files = [path for path in self.folder.rglob("*") if path.suffix not in (".out", ".err", ".go")]
         known = [path for path in files if path.is_file() and path.name != ".lock"]
         return {str(path): zlib.crc32(path.read_bytes()) for path in known}
 
-    def harm(self, run: Path, dice: random.Random) -> str:
-        """Damage some file, or none."""
-        # Each kind of file is as likely as any other, however many there are of it.
-        kinds: dict[str, list[Path]] = {}
+    def damage(self, run: Path, generator: random.Random) -> str:
+        """Damage a random file, or none. All types of files have the same probability."""
+        by_type: dict[str, list[Path]] = {}
         for path in sorted(path for path in run.rglob("*") if path.is_file()):
-            kinds.setdefault(kind_of(path), []).append(path)
-        files = kinds[dice.choice(sorted(kinds))]
-        kind, path = dice.choice([*DAMAGES, "nothing happened to"]), dice.choice(files)
-        self.harmed = path.relative_to(run)
+            by_type.setdefault(file_type(path), []).append(path)
+        files = by_type[generator.choice(sorted(by_type))]
+        kind, path = generator.choice([*DAMAGES, "nothing happened to"]), generator.choice(files)
+        self.damaged = path.relative_to(run)
         if kind in DAMAGES:
-            DAMAGES[kind](path, dice)
-        self.done[f"{kind} {kind_of(path)}"] += 1
-        return f"{kind} {self.harmed}"
+            DAMAGES[kind](path, generator)
+        self.done[f"{kind} {file_type(path)}"] += 1
+        return f"{kind} {self.damaged}"
 
-    def fill_the_disk(self, run: Path, dice: random.Random) -> str:
-        """Go on where no file can become larger than so many bytes."""
-        limit = dice.choice([500, 2000, 5000, 20000])  # what is told must fit too
+    def fill_the_disk(self, run: Path, generator: random.Random) -> str:
+        """Resume with a limit on the size of files."""
+        limit = generator.choice([500, 2000, 5000, 20000])  # the error message must fit too
         before = set(run.rglob("*.tmp"))
         ended = self.resume(run, TEST_FILE_LIMIT=str(limit))
-        self.done[f"a full disk {'did no harm' if ended.status == 0 else 'was told in a line'}"] += 1
+        self.done[f"a full disk {'had no effect' if ended.status == 0 else 'was reported in one line'}"] += 1
         assert set(run.rglob("*.tmp")) <= before, ended
         return f"a disk full at {limit} bytes ({ended.err.strip()})"
 
@@ -276,45 +274,47 @@ class Soak:
         self.done["a changed corpus was refused"] += 1
         return ended.err.strip()
 
-    def look(self, run: Path, dice: random.Random) -> None:
-        """Other commands on what is there: they answer, or say in a line why not."""
-        command = dice.choice([["eval", "--json"], ["report"], ["generate", "--tokens", "3"], ["eval", "--rows", "2"]])
+    def use(self, run: Path, generator: random.Random) -> None:
+        """Run another command on the run: it works, or is refused in one line."""
+        command = generator.choice(
+            [["eval", "--json"], ["report"], ["generate", "--tokens", "3"], ["eval", "--streams", "2"]]
+        )
         ended = stairwell(self.folder, command[0], run.name, *command[1:])
-        self.in_a_line(ended)
-        self.done[f"{command[0]} {'answered' if ended.status == 0 else 'refused in a line'}"] += 1
+        self.check_output(ended)
+        self.done[f"{command[0]} {'worked' if ended.status == 0 else 'refused in one line'}"] += 1
 
     def resume(self, run: Path, **environment: str) -> Completed:
         ended = stairwell(self.folder, "train", "--resume", "--out", run.name, "--quiet", **environment)
-        self.in_a_line(ended)
+        self.check_output(ended)
         return ended
 
-    def in_a_line(self, ended: Completed) -> None:
+    def check_output(self, ended: Completed) -> None:
         assert "Traceback" not in ended.err, ended
         if ended.status:
             assert ended.status in (1, 2) and ended.out == "", ended
             assert ended.err.splitlines()[-1].startswith("stairwell: "), ended
 
-    def bring_back(self, run: Path) -> None:
-        """The damaged file as it was; what the refused training has written stays."""
-        path = run / self.harmed
+    def restore(self, run: Path) -> None:
+        """Restore the damaged file; what the refused command has written stays."""
+        path = run / self.damaged
         if path.is_dir():
             shutil.rmtree(path)
         path.parent.mkdir(exist_ok=True)
-        shutil.copyfile(self.folder / "kept" / self.harmed, path)
+        shutil.copyfile(self.folder / "before" / self.damaged, path)
 
 
-def test_every_run_folder_resumes_bit_for_bit_or_says_why_not(tmp_path: Path) -> None:
+def test_every_run_resumes_bit_for_bit_or_is_refused_in_one_line(tmp_path: Path) -> None:
     print(f"SOAK_SEED={SEED}")
-    soak, began, rounds = Soak(tmp_path), time.monotonic(), 0
-    while time.monotonic() - began < SECONDS:
+    soak, start, rounds = Soak(tmp_path), time.monotonic(), 0
+    while time.monotonic() - start < SECONDS:
         try:
-            story = soak.round(rounds)
+            description = soak.round(rounds)
         except BaseException:
             print(f"round {rounds} of SOAK_SEED={SEED} failed; its folder: {tmp_path}")
             raise
-        print(f"{rounds}: {story}", flush=True)
+        print(f"{rounds}: {description}", flush=True)
         rounds += 1
-    print(f"{rounds} rounds, {len(soak.done)} kinds:")
+    print(f"{rounds} rounds, {len(soak.done)} types of events:")
     for kind, times in sorted(soak.done.items()):
         print(f"{times:6} {kind}")
     assert rounds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -385,6 +387,27 @@ def test_models_with_nan_or_in_training_mode_raise() -> None:
         Stream(model)
     with pytest.raises(UserError, match="training mode"):
         Stream(make_model().train())
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_stream_cannot_be_copied_or_pickled(duplicate: Any) -> None:
+    stream = Stream(make_model())
+    with pytest.raises(TypeError, match=r"use fork\(\) or save\(\)"):
+        duplicate(stream)
+    with pytest.raises(TypeError, match=r"use Session\(model, session.state\(\)\)"):
+        duplicate(stream.session)
+
+
+def test_a_vocabulary_of_another_size_raises(tmp_path: Path) -> None:
+    model = make_model()
+    Stream(model).save(tmp_path / "a.stream")
+    for call in (
+        lambda: Stream(model, Bytes()),
+        lambda: StreamBatch(model, Bytes()),
+        lambda: Stream.load(tmp_path / "a.stream", model, Bytes()),
+    ):
+        with pytest.raises(UserError, match="the vocabulary has 256 tokens, but the model reads 7"):
+            call()
 
 
 @cores

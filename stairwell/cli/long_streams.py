@@ -36,7 +36,7 @@ def progress(hidden: bool) -> Iterator[Callback | None]:
 
 
 def progress_line(event: dict[str, Any]) -> str:
-    error_free = f"{event['faultless']} of {event['streams']} streams without a mistake"
+    error_free = f"{event['error_free']} of {event['streams']} streams without a mistake"
     whose = "each stream" if event.get("each", True) else "all sequences"
     return (
         f"{event['tokens']:,} of {event['of']:,} tokens of {whose}, {event['rate']:,.0f} tokens/s, "

@@ -84,7 +84,7 @@ def default_text(value: Any) -> str:
         text = ",".join(map(str, value))
     else:
         text = f"{value:g}" if isinstance(value, float) else str(value)
-    return f" [default: {text}]"
+    return rf" \[default: {text}]"  # escaped: rich reads brackets as markup
 
 
 class PresetCommand(TyperCommand):

@@ -11,15 +11,17 @@ Letters: B prompts, n open sentences, W beam width, V vocabulary size, t tokens 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from stairwell.decode.stepper import Stepper
+from stairwell.decode.sampling import as_integer
+from stairwell.decode.stepper import Stepper, check_parameters
 from stairwell.errors import UserError
 from stairwell.fast import native
 
@@ -57,11 +59,14 @@ def beam_search(
     cannot be continued under this constraint ends. Prefixes are forced: they take precedence over the constraints."""
     check_prompt(stepper, prompt)
     B = prompt.shape[0]
+    width = as_integer(width, "width must be an integer")
+    nbest = None if nbest is None else as_integer(nbest, "nbest must be an integer")
     if width < 1 or (nbest is not None and not 1 <= nbest <= width):
         raise UserError(f"beam search requires width >= 1 and 1 <= nbest <= width, not width {width}, nbest {nbest}")
     check_length_penalty(length_penalty)
     constraints = Constraints.for_batch(B, end, max_length, min_length, no_repeat_ngram_size, prefixes)
     logits = stepper.read(prompt)
+    constraints.check_vocabulary(logits.shape[-1])
     stepper.select(torch.arange(B, device=prompt.device).repeat_interleave(width))
     beams = OpenBeams.start(logits, width)
     finished = [FinishedHypotheses(nbest or width, longest, length_penalty) for longest in constraints.max_length]
@@ -96,10 +101,19 @@ class Constraints:
         """Return the constraints of B sentences; lengths may be given once for all."""
         if no_repeat_ngram_size < 0:
             raise UserError(f"no_repeat_ngram_size must be 0 or more, not {no_repeat_ngram_size}")
+        if end is not None:
+            as_integer(end, "the end token must be an integer")
         longest = per_sentence(max_length, B)
         if min(longest) < 1:
             raise UserError(f"the number of tokens to decode must be at least 1, not {min(longest)}")
         return Constraints(end, longest, per_sentence(min_length, B), no_repeat_ngram_size, prefixes or [()] * B)
+
+    def check_vocabulary(self, V: int) -> None:
+        """Raise an error if the end token or a token of a prefix is not in the vocabulary."""
+        ends = [] if self.end is None else [self.end]
+        for token in itertools.chain(ends, *self.prefixes):
+            if not 0 <= token < V:
+                raise UserError(f"token {token} is not in the model's vocabulary of {V} tokens")
 
     def mask_forbidden(self, scores: Tensor, tokens: Tensor, sentences: Sequence[int]) -> None:
         """Set the scores (n, W, V) of tokens that must not follow tokens (n, W, t) to -inf, in place."""
@@ -294,5 +308,7 @@ def per_sentence(lengths: Lengths, B: int) -> list[int]:
 def check_prompt(stepper: Stepper, prompt: Tensor) -> None:
     if not isinstance(prompt, Tensor):
         raise TypeError(f"a prompt must be a tensor, not a {type(prompt).__name__}")
+    if isinstance(model := getattr(stepper, "model", None), nn.Module):
+        check_parameters(model)
     if prompt.dim() != 2 or prompt.shape[0] != stepper.batch or prompt.shape[1] < 1:
         raise UserError(f"a prompt must be ({stepper.batch} streams, at least 1 token), not {tuple(prompt.shape)}")

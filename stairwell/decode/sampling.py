@@ -9,9 +9,12 @@ Letters: B streams, V vocabulary size.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,6 +40,12 @@ class Sampling:
     "Penalty on the last 64 tokens; above 1 they become less probable."
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "repetition_penalty"):
+            value = getattr(self, name)
+            if not hasattr(value, "__float__") and not (name == "top_p" and value is None):
+                raise TypeError(f"{name} must be a number, not {value!r}")
+        if self.top_k is not None:
+            as_integer(self.top_k, "top_k must be an integer")
         if not 0 <= self.temperature < math.inf:
             raise UserError(f"temperature must be a finite number, 0 or more, not {self.temperature}")
         if self.top_k is not None and self.top_k < 1:
@@ -59,7 +68,7 @@ class Sampling:
     def sample(self, logits: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Return one token per stream, without a repetition penalty. (B, V) -> (B,)"""
         if self.temperature < MIN_TEMPERATURE:
-            return logits.argmax(-1)
+            return most_probable(logits)
         probabilities, tokens = self._truncated(logits)
         return tokens.gather(-1, torch.multinomial(probabilities, 1, generator=generator))[:, 0]
 
@@ -67,7 +76,7 @@ class Sampling:
         """Return the distribution that `sample` samples from, in float64. (..., V) -> (..., V)"""
         zeros = torch.zeros_like(logits, dtype=torch.float64)
         if self.temperature < MIN_TEMPERATURE:
-            return zeros.scatter(-1, logits.argmax(-1, keepdim=True), 1.0)
+            return zeros.scatter(-1, most_probable(logits)[..., None], 1.0)
         probabilities, tokens = self._truncated(logits.double())
         return zeros.scatter(-1, tokens, probabilities / probabilities.sum(-1, keepdim=True))
 
@@ -82,6 +91,39 @@ class Sampling:
             # The most probable token stays, however small top_p is in single precision.
             probabilities = probabilities.masked_fill((preceding >= self.top_p) & (preceding > 0), 0)
         return probabilities, tokens
+
+
+def most_probable(logits: Tensor) -> Tensor:
+    """(..., V) -> (...)"""
+    tokens = logits.argmax(-1)
+    # NaN counts as the maximum, so it is enough to check the chosen logits.
+    if logits.gather(-1, tokens[..., None]).isnan().any():
+        raise UserError("the logits contain NaN, so no token can be chosen; check the model's parameters and its state")
+    return tokens
+
+
+def make_generator(device: torch.device, seed: int | None = None) -> torch.Generator:
+    """Return a random generator; without a seed, every call returns a different one.
+
+    PyTorch uses only the low 32 bits of a seed on the CPU, so larger and negative seeds are hashed: all of their bits
+    count."""
+    generator = torch.Generator(device)
+    if seed is None:
+        generator.seed()
+        return generator
+    if not 0 <= seed < 2**32:
+        seed = int.from_bytes(hashlib.sha256(str(seed).encode()).digest()[:4])
+    return generator.manual_seed(seed)
+
+
+def as_integer(number: Any, expected: str) -> int:
+    """Return a number as a Python integer; raise an error if it is not an integer, or a bool."""
+    try:
+        if not isinstance(number, bool):
+            return operator.index(number)
+    except TypeError:
+        pass
+    raise TypeError(f"{expected}, not {number!r}")
 
 
 def penalize_repetition(logits: Tensor, recent: Sequence[int], penalty: float) -> Tensor:

@@ -78,6 +78,7 @@ def sample_hypotheses(
         raise UserError(f"the number of samples must be at least 1, not {samples}")
     each = torch.arange(B, device=prompt.device).repeat_interleave(samples)
     logits = stepper.read(prompt)[each]
+    constraints.check_vocabulary(logits.shape[-1])
     stepper.select(each)
     open_samples, sentences = list(range(B * samples)), each.tolist()
     tokens = torch.empty(len(open_samples), 0, dtype=torch.int64, device=prompt.device)

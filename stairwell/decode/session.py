@@ -289,6 +289,9 @@ class Session:
         self.croppable[index] = 0
         self._update_min_count()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a session cannot be copied or pickled with its model; use Session(model, session.state())")
+
     def _index(self, streams: BatchIndices) -> Tensor:
         return batch_indices(streams, self.batch, self.count.device)
 

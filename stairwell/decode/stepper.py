@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stairwell.decode.session import Session, outside_autograd
+from stairwell.errors import UserError
 from stairwell.models.seq2seq import Seq2Seq
 from stairwell.state import BatchIndices, State
 
@@ -62,6 +63,13 @@ def make_stepper(model: Any, state: State) -> Stepper:
 def session_supports(model: Any) -> bool:
     """Return whether a session runs the whole model: not the cross-attention that follows a core without its own."""
     return not isinstance(model, Seq2Seq) or model.reader is None
+
+
+def check_parameters(model: nn.Module) -> None:
+    """Raise an error if a parameter is not finite."""
+    for name, parameter in model.named_parameters():
+        if not parameter.detach().isfinite().all():
+            raise UserError(f"the parameter '{name}' contains NaN or infinity. Restore model.safetensors or retrain.")
 
 
 @torch.no_grad()

@@ -101,13 +101,13 @@ class LateAccuracy:
     title: str
 
     def measure(self, run: Run, device: str, engine: str) -> float | None:
-        found = long_streams.read(run.path)
-        if found is None:
+        horizon = long_streams.read(run.path)
+        if horizon is None:
             return None
-        late = [place >= found.tokens / 10 for place in found.places]
-        asked = sum(number for number, counts in zip(found.asked, late) if counts)
-        wrong = sum(number for number, counts in zip(found.wrong, late) if counts)
-        return 100 - 100 * wrong / asked
+        late = [position >= horizon.tokens / 10 for position in horizon.positions]
+        scored = sum(number for number, is_late in zip(horizon.scored, late) if is_late)
+        wrong = sum(number for number, is_late in zip(horizon.wrong, late) if is_late)
+        return 100 - 100 * wrong / scored
 
 
 @dataclass(frozen=True)

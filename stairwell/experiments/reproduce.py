@@ -23,12 +23,10 @@ from stairwell.outputs import OutputType, check, has_keys
 from stairwell.provenance import provenance
 from stairwell.report import Panel, Point, Table
 from stairwell.report.plots import FIGURE
-from stairwell.runs import sizes
 from stairwell.runs.config import RunConfig
 from stairwell.runs.device import choose_device
 from stairwell.runs.launch import RESULT_FILE, Show, check_same_config, primary_metric, train_many
 from stairwell.runs.load import config_of
-from stairwell.tasks import Task
 from stairwell.train import Callback, Run
 
 # Matrix-product rates of the machines that the scales are made for.
@@ -71,7 +69,6 @@ def reproduce(
         results = [result for run in experiment.runs(only) if (result := read_result(out, *run))]
         check_trained_with(out, results, device, engine)
     to_train = [run for run in to_train if not copy_finished(experiment, out, *run, device, engine)]
-    check_sizes([variant.config for variant, _ in to_train], device)
     named = {f"{variant.name}, seed {seed}": (variant, seed) for variant, seed in to_train}
     train_many(
         {name: (variant.config.with_seed(seed), run_of(out, variant, seed)) for name, (variant, seed) in named.items()},
@@ -131,16 +128,6 @@ def check_data(experiment: Experiment) -> None:
         if not path or (path != "stdlib" and not Path(path).exists()):
             wrong = f"there is no file or folder {path}; " if path else ""
             raise UserError(f"{wrong}{experiment.name} reads {experiment.data or 'a corpus'}: --task.path must name it")
-
-
-def check_sizes(run_configs: Sequence[RunConfig], device: str) -> None:
-    """Refuse a model that does not fit into memory before any other is trained."""
-    tasks: dict[Any, Task] = {}
-    for config in run_configs:
-        key = (config.task_name, config.task)
-        if key not in tasks:
-            tasks[key] = config.make_tasks()[0]
-        sizes.check_training(config, tasks[key], choose_device(device))
 
 
 def finish(

@@ -13,15 +13,13 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stairwell.fast.segment_data import Activations, Gradients, Inputs, LayerActivations, Plan, leaves
-
-if TYPE_CHECKING:
-    from stairwell.fast.staircase_segment import StaircasePlan
+from stairwell.fast.staircase_plan import StaircasePlan
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
 LAYOUT_VERSION = 9  # version of the operators' argument lists; must equal the one in csrc/interface.cpp

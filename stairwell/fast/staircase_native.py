@@ -13,7 +13,8 @@ from torch import Tensor
 
 from stairwell.fast.feedback import fold, project
 from stairwell.fast.segment_data import Inputs, Plan, leaves
-from stairwell.fast.staircase_segment import StaircasePlan, StaircaseSegment, StateCopy, Step
+from stairwell.fast.staircase_plan import StaircasePlan, StateCopy, Step
+from stairwell.fast.staircase_segment import StaircaseSegment
 from stairwell.fast.staircase_steps import StaircaseSteps
 
 

@@ -39,8 +39,8 @@ def accuracy(horizons: list[Horizon]) -> tuple[list[float], list[float]]:
     """Return the accuracy (%) in bins of positions: geometric centers of the bins, and the accuracies."""
     bins: dict[int, tuple[int, int, int]] = {}  # by first position: last position, scored, wrong
     for horizon in horizons:
-        ends = [*(position - 1 for position in horizon.places[1:]), horizon.tokens]
-        for first, end, scored, wrong in zip(horizon.places, ends, horizon.asked, horizon.wrong, strict=True):
+        ends = [*(position - 1 for position in horizon.positions[1:]), horizon.tokens]
+        for first, end, scored, wrong in zip(horizon.positions, ends, horizon.scored, horizon.wrong, strict=True):
             before = bins.get(first, (0, 0, 0))
             bins[first] = (max(before[0], end), before[1] + scored, before[2] + wrong)
     firsts = sorted(bins)
@@ -60,12 +60,12 @@ def format_horizons(horizons: list[Horizon]) -> str:
     parts: list[str] = []
     for tokens in sorted({horizon.tokens for horizon in horizons}):
         same = [horizon for horizon in horizons if horizon.tokens == tokens]
-        faultless, streams = sum(horizon.faultless for horizon in same), sum(len(horizon.streams) for horizon in same)
+        error_free, streams = sum(horizon.error_free for horizon in same), sum(len(horizon.streams) for horizon in same)
         length = f"{tokens:,}" if all(horizon.equal for horizon in same) else f"up to {tokens:,}"
         if parts:
-            parts.append(f"{faultless} of {streams} in {length}")
+            parts.append(f"{error_free} of {streams} in {length}")
         else:
-            parts.append(f"{faultless} of {streams} streams without a mistake in {length} tokens")
+            parts.append(f"{error_free} of {streams} streams without a mistake in {length} tokens")
     return ", ".join(parts)
 
 
@@ -123,7 +123,7 @@ def stream_table(models: list[Model]) -> Table:
                 len(horizons),
                 len(streams),
                 " or ".join(f"{tokens:,}" if equal else f"up to {tokens:,}" for tokens, equal in lengths),
-                sum(horizon.faultless for horizon in horizons),
+                sum(horizon.error_free for horizon in horizons),
                 firsts[0] if firsts else "none",
                 "none" if median == np.inf else int(median),
                 sum(stream.mistakes for stream in streams),

@@ -14,7 +14,7 @@ from stairwell.cores import config_type
 from stairwell.errors import UserError
 from stairwell.runs.families import Family, family_of
 from stairwell.tasks import Task, load_tasks, make_task, task_type
-from stairwell.train.config import PairTrainConfig, StreamTrainConfig, TrainConfig
+from stairwell.train.config import PairTrainConfig, StreamTrainConfig
 from stairwell.train.curriculum import Curriculum
 
 SECTIONS = ("core", "model", "task", "train")

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -89,9 +89,8 @@ def check_new(run: Run) -> None:
     if check_location(run.path, "--out").is_file():
         raise UserError(f"the folder {run.path} cannot be created ({run.path} is a file); choose another --out")
     existing = [name for name in RUN_FILES if name != LOCK and (run.path / name).exists()]
-    if existing == [saved_task.FILE] and saved_task.is_intact(
-        run.path
-    ):  # left by a training that was killed as it started
+    # A run that was killed as it started leaves its task.json.
+    if existing == [saved_task.FILE] and saved_task.is_intact(run.path):
         return
     if existing:
         raise UserError(
@@ -190,9 +189,11 @@ def train_many(
     here.
     """
     if jobs > 1:
+        check_sizes([config for config, _ in runs.values()], device)
         Pool(jobs, device, engine, callback, finish).train(runs)
         return
     with Distributed.connect(choose_device(device)) as world:
+        check_sizes([config for config, _ in runs.values()], device, world.size)
         for number, (name, (config, run)) in enumerate(runs.items(), start=1):
             callback({"event": "begin", "model": name, "number": number, "of": len(runs)})
             # The first process decides for all: a slower one could see what the first has begun to write.
@@ -203,6 +204,16 @@ def train_many(
                 raise type(stopped)(f"{name}: {str(stopped).partition(';')[0]}; {SAME_COMMAND}") from None
             if result is not None:
                 finish(name, result)
+
+
+def check_sizes(run_configs: Sequence[RunConfig], device: str, processes: int = 1) -> None:
+    """Refuse a model that does not fit into memory before any other is trained."""
+    tasks: dict[Any, Task] = {}
+    for config in run_configs:
+        key = (config.task_name, config.task)
+        if key not in tasks:
+            tasks[key] = config.make_tasks()[0]
+        sizes.check_training(config, tasks[key], choose_device(device), processes)
 
 
 def train_seeds(

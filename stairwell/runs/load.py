@@ -28,8 +28,8 @@ def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto
     """Return the trained model of a run folder and its task, from the folder alone. The data is opened on first use."""
     run = Run(path)
     config = config_of(run)
+    task = config.make_tasks(run.path)[-1]  # before the model: it reports a damaged task.json
     parameters, _ = run.load_model()
-    task = config.make_tasks(run.path)[-1]
     check_finite(parameters, run)
     sizes.check_model(config, task, chosen := choose_device(device))
     model = config.make_model(task, chosen, engine)

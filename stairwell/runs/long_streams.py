@@ -1,12 +1,12 @@
-"""The horizon of a trained run: streams without end are followed until the first mistake, and beyond.
+"""Long-stream evaluation: how many tokens a trained model reads until its first mistake, and how accurate it is after.
 
     result = measure("runs/s5", tokens=10_000_000, streams=4)      also written to runs/s5/horizon.json
 
-Labeled data does not go on without end: every sequence of a split, or of other data, is a stream as long as it is.
+Tasks that generate their data have endless streams. Labeled data has sequences that end: each one is a stream.
 
-A model is called on one segment after the other with its state handed on, which by the law of splits is the same as one
-call of the whole; nothing is kept but the state and a few counts, so the memory does not grow. Places in a stream are
-counted from 1. Letters: B streams, T tokens of a segment.
+The model reads one segment after another and passes its state on, which gives the same outputs as one call on the whole
+stream. Only the state and a few counts are stored, so memory use is constant. Positions in a stream start at 1.
+Letters: B streams, T tokens of a segment.
 """
 
 from __future__ import annotations
@@ -37,123 +37,124 @@ from stairwell.tasks.labeled import Labeled
 from stairwell.train import Callback, Run
 
 FILE = "horizon.json"
-PER_DECADE = 8  # points of the curve for each power of ten
-EDGES = np.unique(np.round(10 ** (np.arange(13 * PER_DECADE) / PER_DECADE)).astype(np.int64))  # each begins a bin
-TOGETHER = 64  # sequences of labeled data that are followed side by side
-MOST_GROWING = 100_000  # tokens; a state that keeps all of them is followed no further
+PER_DECADE = 8  # points of the curve per power of ten
+EDGES = np.unique(np.round(10 ** (np.arange(13 * PER_DECADE) / PER_DECADE)).astype(np.int64))  # first positions of bins
+GROUP = 64  # sequences of labeled data per batch
+MAX_GROWING = 100_000  # tokens; the limit of models whose state grows with every token
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What was seen so far. A new one is made for every segment, so that an interruption finds one that is whole."""
+class MistakeCounts:
+    """Mistakes so far. Immutable, so that an interruption never leaves a segment half counted."""
 
-    followed: Array  # (B,): tokens of each stream so far; behind its own end nothing is asked
-    first: Array  # (B,): where the first mistake came; 0: none has
+    tokens_read: Array  # (B,); after the end of a stream nothing is scored
+    first: Array  # (B,): position of the first mistake; 0: none
     mistakes: Array  # (B,)
-    asked: Array  # (bins,): labels asked at the places of each bin, in all streams
-    wrong: Array  # (bins,): how many of these the model did not know
+    scored: Array  # (bins,): labels at the positions of each bin, in all streams
+    wrong: Array  # (bins,): how many of them the model predicted wrong
 
     @classmethod
     def empty(cls, streams: int) -> Self:
-        rows, bins = np.zeros(streams, dtype=np.int64), np.zeros(len(EDGES), dtype=np.int64)
-        return cls(rows, rows, rows, bins, bins)
+        per_stream, bins = np.zeros(streams, dtype=np.int64), np.zeros(len(EDGES), dtype=np.int64)
+        return cls(per_stream, per_stream, per_stream, bins, bins)
 
     @property
     def tokens(self) -> int:
-        """Of the stream that was followed farthest."""
-        return int(self.followed.max(initial=0))
+        """Tokens read of the longest stream."""
+        return int(self.tokens_read.max(initial=0))
 
-    def plus(self, answers: Array, targets: Array) -> Tally:
-        """With the next segment of all streams: answers, targets (B, T)."""
-        asked = targets != IGNORE
-        wrong = asked & (answers != targets)
-        places = self.tokens + 1 + np.arange(targets.shape[1])
-        bins = np.searchsorted(EDGES, places, side="right") - 1
-        here = np.where(wrong.any(axis=1), places[wrong.argmax(axis=1)], 0)
-        return Tally(
-            self.followed + targets.shape[1],
-            np.where(self.first > 0, self.first, here),
+    def add_segment(self, predictions: Array, targets: Array) -> MistakeCounts:
+        """Return the counts with the next segment of all streams; predictions, targets (B, T)."""
+        scored = targets != IGNORE
+        wrong = scored & (predictions != targets)
+        positions = self.tokens + 1 + np.arange(targets.shape[1])
+        bins = np.searchsorted(EDGES, positions, side="right") - 1
+        first = np.where(wrong.any(axis=1), positions[wrong.argmax(axis=1)], 0)
+        return MistakeCounts(
+            self.tokens_read + targets.shape[1],
+            np.where(self.first > 0, self.first, first),
             self.mistakes + wrong.sum(axis=1),
-            self.asked + np.bincount(bins, asked.sum(axis=0), len(EDGES)).astype(np.int64),
+            self.scored + np.bincount(bins, scored.sum(axis=0), len(EDGES)).astype(np.int64),
             self.wrong + np.bincount(bins, wrong.sum(axis=0), len(EDGES)).astype(np.int64),
         )
 
-    def beside(self, other: Tally) -> Tally:
-        """With other streams, which were followed apart from these."""
-        return Tally(
-            np.concatenate([self.followed, other.followed]),
+    def add_streams(self, other: MistakeCounts) -> MistakeCounts:
+        """Return the counts with other streams."""
+        return MistakeCounts(
+            np.concatenate([self.tokens_read, other.tokens_read]),
             np.concatenate([self.first, other.first]),
             np.concatenate([self.mistakes, other.mistakes]),
-            self.asked + other.asked,
+            self.scored + other.scored,
             self.wrong + other.wrong,
         )
 
 
-def follow(
+def read_streams(
     model: LanguageModel, task: EndlessStream, streams: Sequence[StreamId], tokens: int, segment: int = 256
-) -> Iterator[Tally]:
-    """Follow so many tokens of every stream; what was seen so far, after each segment."""
+) -> Iterator[MistakeCounts]:
+    """Read `tokens` tokens of every stream; yield the counts after each segment."""
     check_growing(model, tokens)
-    yield from tallied(model, endless_batches(task, streams, tokens, segment), len(streams))
+    yield from count_mistakes(model, endless_batches(task, streams, tokens, segment), len(streams))
 
 
-def follow_sequences(
+def read_sequences(
     model: LanguageModel, task: Labeled, split: Split, count: int, tokens: int, segment: int = 256
-) -> Iterator[Tally]:
-    """Follow up to so many tokens of the first `count` sequences of a split; what was seen so far, after each
-    segment."""
+) -> Iterator[MistakeCounts]:
+    """Read at most `tokens` tokens of the first `count` sequences of a split; yield the counts after each segment."""
     lengths = np.minimum(task.stream_lengths(split)[:count], tokens)
     check_growing(model, int(lengths.max()))
-    before = Tally.empty(0)
-    for first in range(0, len(lengths), TOGETHER):
-        group, together = range(first, min(first + TOGETHER, len(lengths))), before
-        for tally in tallied(model, task.stream_batches(split, group, tokens, segment), len(group)):
-            yield (together := before.beside(tally))
-        before = together
+    before = MistakeCounts.empty(0)
+    for first in range(0, len(lengths), GROUP):
+        group, counts = range(first, min(first + GROUP, len(lengths))), before
+        for of_group in count_mistakes(model, task.stream_batches(split, group, tokens, segment), len(group)):
+            yield (counts := before.add_streams(of_group))
+        before = counts
 
 
 def check_growing(model: LanguageModel, tokens: int) -> None:
-    if tokens > MOST_GROWING and any(leaf.field_type is FieldType.GROWING for leaf in model.init_state(1).leaves()):
+    if tokens > MAX_GROWING and any(leaf.field_type is FieldType.GROWING for leaf in model.init_state(1).leaves()):
         raise UserError(
-            f"this model keeps all of its past; it can be followed for {MOST_GROWING:,} tokens, not {tokens:,}"
+            f"the state of this model grows with every token: it can read {MAX_GROWING:,} tokens, not {tokens:,}"
         )
 
 
 @torch.no_grad()
-def tallied(model: LanguageModel, batches: Iterable[Batch], streams: int) -> Iterator[Tally]:
-    """Carry a state from segment to segment; what was seen so far, after each."""
+def count_mistakes(model: LanguageModel, batches: Iterable[Batch], streams: int) -> Iterator[MistakeCounts]:
+    """Pass the state from segment to segment; yield the counts after each."""
     device = next(model.parameters()).device
     model.eval()
-    state, tally = model.init_state(streams), Tally.empty(streams)
+    state, counts = model.init_state(streams), MistakeCounts.empty(streams)
     for batch in batches:
         logits, state = model(batch.tokens.to(device), state)
-        tally = tally.plus(logits.argmax(-1).cpu().numpy(), batch.targets.numpy())
-        yield tally
+        counts = counts.add_segment(logits.argmax(-1).cpu().numpy(), batch.targets.numpy())
+        yield counts
 
 
 @dataclass(frozen=True)
-class FollowedStream:
+class StreamResult:
+    """One stream in horizon.json."""
+
     seed: int
     row: int
     first_mistake: int | None
-    "its place in the stream, counted from 1; none where there was no mistake"
+    "Position of the first mistake, from 1; None if there was none."
     mistakes: int
     tokens: int | None = None
-    "of this stream, where streams end by themselves; none: as many as were followed of all"
+    "Length of a stream that ends; None for endless streams."
 
 
 @dataclass(frozen=True)
 class Horizon:
-    """What horizon.json holds, as far as it is drawn."""
+    """The part of horizon.json that is plotted."""
 
     tokens: int
-    "of each stream, or of the longest"
+    "Tokens read of each stream, or of the longest."
     trained_on: int
-    "tokens of the longest training episode"
-    streams: tuple[FollowedStream, ...]
-    places: tuple[int, ...]
-    "where each bin of the curve begins; it ends where the next one begins, and the last one with the streams"
-    asked: tuple[int, ...]
+    "Tokens of the longest training episode."
+    streams: tuple[StreamResult, ...]
+    positions: tuple[int, ...]
+    "First position of each bin of the curve. The last bin ends with the streams."
+    scored: tuple[int, ...]
     wrong: tuple[int, ...]
 
     @property
@@ -162,19 +163,19 @@ class Horizon:
 
     @property
     def equal(self) -> bool:
-        """Whether all streams were followed for as many tokens."""
+        """Whether the same number of tokens was read of all streams."""
         return all(stream.tokens in (None, self.tokens) for stream in self.streams)
 
     @property
-    def faultless(self) -> int:
-        """How many streams had no mistake."""
+    def error_free(self) -> int:
+        """Number of streams without a mistake."""
         return sum(stream.first_mistake is None for stream in self.streams)
 
 
 def measure(
     path: str | Path,
     tokens: int,
-    rows: int | None = None,
+    streams: int | None = None,
     seeds: int | None = None,
     segment: int = 256,
     device: str = "auto",
@@ -183,42 +184,45 @@ def measure(
     split: Split = "test",
     data: str | None = None,
 ) -> dict[str, Any]:
-    """Follow streams and write down what was seen: `rows` (4) streams of each of `seeds` (1) seeds that the task makes,
-    or the first `rows` (all) sequences of a split of labeled data, or of other data. Whoever interrupts it gets what
-    was seen until then, with `interrupted`; a longer measurement that is there already is not written over by that."""
+    """Evaluate a run on long streams, write horizon.json and return its content.
+
+    Generated tasks: `streams` (4) endless streams of each of `seeds` (1) seeds. Labeled data: the first `streams` (all)
+    sequences of a split, or of other data. On KeyboardInterrupt the result so far is returned with `interrupted`; it
+    does not replace a longer result.
+    """
     model, task = load(path, device, engine)
     Run(path).check_writable()
     chosen: Streams
     if isinstance(task, Labeled):
-        chosen = given_streams(model, task, split, data, rows, seeds, tokens, segment)
+        chosen = labeled_streams(model, task, split, data, streams, seeds, tokens, segment)
     else:
-        chosen = made_streams(model, task, split, data, rows, seeds, tokens, segment)
-    tally, began, interrupted = Tally.empty(0), time.monotonic(), False
+        chosen = generated_streams(model, task, split, data, streams, seeds, tokens, segment)
+    counts, start, interrupted = MistakeCounts.empty(0), time.monotonic(), False
     try:
-        for tally in chosen.follow:
+        for counts in chosen.counts:
             if callback is not None:
-                callback(progress(tally, chosen, time.monotonic() - began))
+                callback(progress(counts, chosen, time.monotonic() - start))
     except KeyboardInterrupt:
-        if not tally.tokens:
+        if not counts.tokens:
             raise
         interrupted = True
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - start
     result = {
         "run": Path(path).name,
-        **chosen.about,
-        "update": Run(path).load_model()[1]["step"],
+        **chosen.description,
+        "step": Run(path).load_model()[1]["step"],
         "wanted": tokens,
         "interrupted": interrupted,
         "trained_on": trained_on(task),
-        **as_json(tally, chosen),
+        **to_json(counts, chosen),
         "segment": segment,
         "engine": model.core.engine_name,
         "seconds": round(seconds, 1),
-        "tokens_per_second": round(chosen.read(tally) / max(seconds, 1e-9)),
+        "tokens_per_second": round(chosen.tokens_read(counts) / max(seconds, 1e-9)),
         "provenance": provenance(),
     }
-    known = read(path)
-    kept = not interrupted or known is None or known.tokens <= tally.tokens
+    earlier = read(path)
+    kept = not interrupted or earlier is None or earlier.tokens <= counts.tokens
     if kept:
         write_text(Path(path) / FILE, json.dumps(result, indent=1) + "\n")
     return {**result, "kept": kept}
@@ -226,76 +230,76 @@ def measure(
 
 @dataclass(frozen=True)
 class Streams:
-    """What is followed."""
+    """The streams of an evaluation."""
 
-    names: list[StreamId]
+    ids: list[StreamId]
     lengths: Array  # (B,): tokens of each
-    follow: Iterator[Tally]
-    "what was seen so far, after each segment"
-    about: dict[str, Any]
+    counts: Iterator[MistakeCounts]
+    "The counts after each segment."
+    description: dict[str, Any]
     end: bool
-    "whether they end by themselves"
+    "Whether the streams end, as those of labeled data do."
 
-    def read(self, tally: Tally) -> int:
-        """Return how many tokens were read of all streams."""
-        return int(np.minimum(tally.followed, self.lengths[: len(tally.followed)]).sum())
+    def tokens_read(self, counts: MistakeCounts) -> int:
+        """Return the number of tokens read of all streams."""
+        return int(np.minimum(counts.tokens_read, self.lengths[: len(counts.tokens_read)]).sum())
 
 
-def made_streams(
+def generated_streams(
     model: LanguageModel,
     task: Any,
     split: str,
     data: str | None,
-    rows: int | None,
+    streams: int | None,
     seeds: int | None,
     tokens: int,
     segment: int,
 ) -> Streams:
-    """Streams that the task makes without end."""
+    """Return the endless streams of a task that generates its data."""
     if data is not None or split != "test":
-        raise UserError("--horizon makes its own streams; leave out --data and --split")
-    endless, seeds, rows = stream_of(task), seeds or 1, rows or 4
-    sizes.check_streams(model, rows * seeds, BLOCK, f"--rows (now {rows:,}) or --seeds (now {seeds:,})")
-    names = [StreamId(seed, row) for seed in range(seeds) for row in range(rows)]
-    found = follow(model, endless, names, tokens, segment)
-    return Streams(names, np.full(len(names), tokens), found, {"task": task.describe()}, end=False)
+        raise UserError("--horizon generates the streams of this task; leave out --data and --split")
+    endless, seeds, streams = stream_of(task), seeds or 1, streams or 4
+    sizes.check_streams(model, streams * seeds, BLOCK, f"--streams (now {streams:,}) or --seeds (now {seeds:,})")
+    ids = [StreamId(seed, row) for seed in range(seeds) for row in range(streams)]
+    counts = read_streams(model, endless, ids, tokens, segment)
+    return Streams(ids, np.full(len(ids), tokens), counts, {"task": task.describe()}, end=False)
 
 
-def given_streams(
+def labeled_streams(
     model: LanguageModel,
     task: Labeled,
     split: Split,
     data: str | None,
-    rows: int | None,
+    streams: int | None,
     seeds: int | None,
     tokens: int,
     segment: int,
 ) -> Streams:
-    """The sequences of labeled data: nobody has labels for what comes after their ends."""
+    """Return the sequences of labeled data."""
     if seeds is not None:
-        raise UserError("--seeds is for tasks that make their own streams; labeled data is the same for every seed")
+        raise UserError("--seeds is for tasks that generate their streams; labeled data is the same for every seed")
     if data is not None:
         task = task.with_data(data)
-    lengths = np.minimum(task.stream_lengths(split)[:rows], tokens)
-    sizes.check_streams(model, len(lengths), 1, f"--rows (now {len(lengths):,})")
-    names = [StreamId(0, row) for row in range(len(lengths))]
-    about = {"task": task.describe(), "split": split}
-    return Streams(names, lengths, follow_sequences(model, task, split, len(lengths), tokens, segment), about, end=True)
+    lengths = np.minimum(task.stream_lengths(split)[:streams], tokens)
+    sizes.check_streams(model, len(lengths), 1, f"--streams (now {len(lengths):,})")
+    ids = [StreamId(0, row) for row in range(len(lengths))]
+    counts = read_sequences(model, task, split, len(lengths), tokens, segment)
+    return Streams(ids, lengths, counts, {"task": task.describe(), "split": split}, end=True)
 
 
 def stream_of(task: Any) -> EndlessStream:
-    """The task's stream without end; a plain error where it has none."""
+    """Return the task's endless stream; raise an error if it has none."""
     if not hasattr(task, "endless_stream"):
         raise UserError(
-            "this task has no endless streams: --horizon and --inside are for tasks that generate their own tokens, "
-            "--horizon for labeled data too"
+            "this task has no endless streams: --horizon and --inside need a task that generates its data; --horizon "
+            "also reads labeled data"
         )
     stream: EndlessStream = task.endless_stream()
     return stream
 
 
 def trained_on(task: Any) -> int:
-    """Return the tokens of the longest training episode; 0 where nobody can tell, as without the training data."""
+    """Return the tokens of the longest training episode; 0 if unknown, as without the training data."""
     if not isinstance(task, Labeled):
         return int(getattr(task.config, "length", 0))
     try:
@@ -304,44 +308,44 @@ def trained_on(task: Any) -> int:
         return 0
 
 
-def progress(tally: Tally, streams: Streams, seconds: float) -> dict[str, Any]:
-    """Tokens of each stream or, where they end by themselves, of all."""
-    read, total = streams.read(tally), int(streams.lengths.sum())
+def progress(counts: MistakeCounts, streams: Streams, seconds: float) -> dict[str, Any]:
+    """Return a progress event: tokens of each endless stream, or of all sequences together."""
+    read, total = streams.tokens_read(counts), int(streams.lengths.sum())
     rate = read / max(seconds, 1e-9)
-    share = 1 if streams.end else len(streams.names)
+    share = 1 if streams.end else len(streams.ids)
     return {
-        "event": "following",
+        "event": "reading",
         "tokens": read // share,
         "of": total // share,
         "each": not streams.end,
         "rate": rate,
         "left": (total - read) / max(rate, 1e-9),
-        "faultless": int((tally.first == 0).sum()),
-        "streams": len(tally.first),
+        "error_free": int((counts.first == 0).sum()),
+        "streams": len(counts.first),
     }
 
 
-def as_json(tally: Tally, streams: Streams) -> dict[str, Any]:
-    used = EDGES[tally.tokens >= EDGES]
-    lengths = np.minimum(tally.followed, streams.lengths[: len(tally.followed)]).tolist()
-    begun = zip(streams.names, lengths, tally.first, tally.mistakes)  # an interruption may leave some that were not
+def to_json(counts: MistakeCounts, streams: Streams) -> dict[str, Any]:
+    used = EDGES[counts.tokens >= EDGES]
+    lengths = np.minimum(counts.tokens_read, streams.lengths[: len(counts.tokens_read)]).tolist()
+    started = zip(streams.ids, lengths, counts.first, counts.mistakes)  # after an interruption not all have started
     return {
-        "tokens": tally.tokens,
+        "tokens": counts.tokens,
         "streams": [
             {"seed": seed, "row": row, "first_mistake": int(first) or None, "mistakes": int(mistakes)}
             | ({"tokens": length} if streams.end else {})
-            for (seed, row), length, first, mistakes in begun
+            for (seed, row), length, first, mistakes in started
         ],
         "curve": {
             "places": used.tolist(),
-            "asked": tally.asked[: len(used)].tolist(),
-            "wrong": tally.wrong[: len(used)].tolist(),
+            "asked": counts.scored[: len(used)].tolist(),
+            "wrong": counts.wrong[: len(used)].tolist(),
         },
     }
 
 
 def read(path: str | Path) -> Horizon | None:
-    """What a run folder knows of its horizon; none where nobody has measured it, or where the file is damaged."""
+    """Return the long-stream evaluation of a run folder; None if there is none, or if the file is damaged."""
     try:
         data = parse_json((Path(path) / FILE).read_bytes())
         return from_json(data)
@@ -354,6 +358,6 @@ def from_json(data: dict[str, Any]) -> Horizon:
     return Horizon(
         data["tokens"],
         data["trained_on"],
-        tuple(configs.from_json(FollowedStream, stream, FILE) for stream in data["streams"]),
+        tuple(configs.from_json(StreamResult, stream, FILE) for stream in data["streams"]),
         *(tuple(map(int, curve[name])) for name in ("places", "asked", "wrong")),
     )

@@ -118,7 +118,7 @@ class Completion:
             prompt = Prompt(ids, start, bool(body.echo), logprobs)
             for _ in range(body.generated):
                 index = len(requests)
-                seed = None if body.seed is None else (body.seed + index) % 2**63  # sequences must differ
+                seed = None if body.seed is None else body.seed + index  # sequences must differ
                 requests.append(
                     SequenceRequest(
                         prompt,

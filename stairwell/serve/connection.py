@@ -1,20 +1,29 @@
-"""uvicorn's HTTP protocol with time limits within a request, and its server with a last response on shutdown."""
+"""uvicorn's HTTP protocol with limits on the time and the chunks of a request, and its server with a last response on shutdown."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
 import socket
+import sys
 import time
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from stairwell.serve.service import error_body
+
 MAX_HEAD_BYTES = 65_536
 HEAD_TIMEOUT = 10.0  # seconds
 WRITE_TIMEOUT = 30.0  # seconds
+HALF_CLOSE_TIMEOUT = 5.0  # seconds
+INTERRUPTED = 130  # exit status
 FREE_CHUNKS, CHUNK_BYTES = 1000, 100  # a body may have this many chunks of any size, and one more per so many bytes
 
 
@@ -52,6 +61,8 @@ class TimeoutProtocol(H11Protocol):
     timer: asyncio.TimerHandle | None = None
     write_timer: asyncio.TimerHandle | None = None  # while writing is paused
     idle_since: float | None = None  # None while nothing is expected from the client
+    half_closed = False  # the client has ended its side and waits for a response
+    refused = False  # the rest of the request is ignored
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -65,6 +76,8 @@ class TimeoutProtocol(H11Protocol):
             self._close_longest_idle()
 
     def data_received(self, data: bytes) -> None:
+        if self.refused:
+            return
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
             self.idle_since = time.monotonic() if self.cycle.more_body else None
@@ -74,10 +87,38 @@ class TimeoutProtocol(H11Protocol):
         try:
             super().handle_events()
         except TooManyChunksError:
-            self.transport.abort()
+            limit = f"{FREE_CHUNKS} chunks and one more per {CHUNK_BYTES} bytes"
+            self._refuse(413, f"the request body has more than {limit}; send larger chunks")
         if self.cycle is not cycle:
             self.idle_since = None
             self._abort_after(self.request_timeout)
+
+    def eof_received(self) -> bool:
+        """Return whether to keep the connection open: a client may end its side after a complete request and wait for
+        the response. It looks the same as a client that has disconnected until something is sent to it, so the response
+        must start within `HALF_CLOSE_TIMEOUT`."""
+        cycle = self.cycle
+        self.half_closed = cycle is not None and not cycle.more_body and not cycle.response_complete
+        if self.half_closed and not cycle.response_started:
+            self.loop.call_later(HALF_CLOSE_TIMEOUT, lambda: cycle.response_started or self.transport.abort())
+        return self.half_closed
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Respond to a request that is not complete, and ignore the rest of it. The connection stays open until the
+        client closes it or for `head_timeout`: closing it with unread data would discard the response."""
+        self.refused = True
+        if self.cycle is not None:
+            self.cycle.disconnected = True  # the application's response is not sent
+            self.cycle.message_event.set()
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            self.transport.abort()
+            return
+        content = json.dumps(error_body(status, message)).encode()
+        headers = [("content-type", "application/json"), ("content-length", str(len(content))), ("connection", "close")]
+        for event in (h11.Response(status_code=status, headers=headers), h11.Data(content), h11.EndOfMessage()):
+            self.transport.write(self.conn.send(event))
+        self.transport.write_eof()
+        self._abort_after(self.head_timeout)
 
     def send_400_response(self, msg: str) -> None:
         """Respond to a malformed message, unless a response was sent already."""
@@ -90,7 +131,10 @@ class TimeoutProtocol(H11Protocol):
         self.idle_since = time.monotonic()
         if not self.flow.write_paused:  # otherwise the client is still reading, within the time of the request
             self._abort_after(self.head_timeout)
+        cycle = self.cycle
         super().on_response_complete()
+        if self.half_closed and self.cycle is cycle:  # not if the client had sent another request
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -136,11 +180,19 @@ class TimeoutProtocol(H11Protocol):
 
 class Server(uvicorn.Server):
     """Calls `abort` after `grace` seconds of shutdown, so that requests in progress get an error response. uvicorn
-    alone would drop their connections."""
+    alone would drop their connections. A second Ctrl-C ends the process immediately."""
 
     def __init__(self, config: uvicorn.Config, abort: Callable[[], None], grace: float) -> None:
         super().__init__(config)
         self.abort, self.grace = abort, grace
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.should_exit and sig == signal.SIGINT:
+            # Without cleanup: PyTorch aborts the process if the interpreter exits while the scheduler's thread runs.
+            sys.stderr.write("interrupted; the requests in progress were dropped\n")
+            sys.stderr.flush()
+            os._exit(INTERRUPTED)
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         timer = asyncio.get_running_loop().call_later(self.grace, self.abort)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+
+from stairwell.errors import UserError
 
 
 class RequestError(Exception):
@@ -39,3 +42,9 @@ class Limits:
     """Idle seconds after which a stored state is evicted."""
     state_file_bytes: int = 64_000_000
     """Bytes of a state file to restore."""
+
+    def __post_init__(self) -> None:
+        for name in ("seconds", "state_seconds"):
+            # JSON has no infinity, and responses contain these numbers.
+            if not 0 <= getattr(self, name) < math.inf:
+                raise UserError(f"{name} must be a finite number of seconds, not {getattr(self, name)}")

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from stairwell import text
 from stairwell.decode import Sampling, Session
-from stairwell.decode.sampling import REPETITION_WINDOW
+from stairwell.decode.sampling import REPETITION_WINDOW, make_generator
 from stairwell.errors import UserError
 from stairwell.generate import Detokenizer, StopStrings
 from stairwell.models import LanguageModel
@@ -178,8 +178,7 @@ class DecodingSequence:
         self.detokenizer = Detokenizer(vocabulary)
         self.detokenizer.load_state(prompt.detokenizer.state())
         self.stops = StopStrings(request.stop)
-        self.generator = torch.Generator(device)
-        self.generator.seed() if request.seed is None else self.generator.manual_seed(request.seed)
+        self.generator = make_generator(device, request.seed)
         self.recent = prompt.snapshot.recent
         self.counts: Counter[int] = Counter()  # of generated tokens, for the logits processor
         self.snapshot: Snapshot | None = prompt.snapshot  # while it is not running

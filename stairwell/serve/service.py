@@ -194,6 +194,7 @@ async def on_disconnect(request: Request, error: Exception) -> Response:
 
 async def on_bug(request: Request, error: Exception) -> Response:
     """Starlette logs the traceback."""
+    service_of(request).scheduler.counts["failed"] += 1
     return error_response(500, "internal error; the server's log has the details")
 
 

@@ -165,7 +165,7 @@ class Run:
                 raise UserError(f"{path} is missing; restore it from a copy of the run, or train again")
             raise UserError(f"{self.path} has no model yet: the first validation saves one; {self.resume_hint}")
         tensors, note = load_tensors(path, "valid")
-        if self.task_hash() != note.get("task_hash", self.task_hash()):
+        if self.task_hash() not in ("", note.get("task_hash", self.task_hash())):
             raise UserError(
                 f"{path} and task.json are not of the same run: the model was trained with another task.json; restore "
                 "the one that belongs to the model"

@@ -232,24 +232,3 @@ def test_the_help_names_every_measurement_and_case(capsys: pytest.CaptureFixture
 def test_a_mistake_is_told(arguments: list[str], told: str) -> None:
     with pytest.raises(ValueError, match=told):
         bench.run(arguments)
-
-
-def test_the_command_line_measures_where_the_sources_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from stairwell import cli
-
-    def ended(*arguments: str) -> tuple[object, str, str]:
-        monkeypatch.setattr("sys.argv", ["stairwell", "bench", *arguments])
-        with pytest.raises(SystemExit) as end:
-            cli.main()
-        return end.value.code, *capsys.readouterr()
-
-    monkeypatch.chdir(tmp_path)
-    status, out, _ = ended("--help")
-    assert not status and "char-ptb" in out
-    assert ended("speed", "b17")[0] == 2
-    # Installed without sources:
-    monkeypatch.setattr("stairwell.cli.use.__file__", str(tmp_path / "stairwell" / "cli" / "using.py"))
-    status, out, told = ended("speed")
-    assert (status, out, told.count("\n")) == (2, "", 1) and "clone" in told

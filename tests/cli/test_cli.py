@@ -168,8 +168,8 @@ MISTAKES = {
     "train random-walk/multi-vector-rnn --core.chunk 4": "unknown option --core.chunk",
     "train random-walk/memory-network --core.compute 1": "unknown option --core.compute",
     "train random-walk/lstm --train.batch 0": "train.batch must be at least 1",
-    "train random-walk/lstm --train.batch many": "'many' is not a whole number",
-    "train random-walk/lstm --train.batch 6 --train.accumulate 4": "accumulate 4 does not divide the batch of 6",
+    "train random-walk/lstm --train.batch many": "'many' is not an integer",
+    "train random-walk/lstm --train.batch 6 --train.accumulate 4": "train.accumulate 4 does not divide train.batch 6",
     "train random-walk/lstm --train.learning_rate nan": "'nan' is not a number",
     "train random-walk/lstm --train.decay linear": "'linear' is not a none|cosine",
     "train random-walk/lstm --train.curriculum length=9..2": "cannot read the curriculum",
@@ -215,15 +215,15 @@ MISTAKES = {
     "train random-walk/lstm --seed 5 --train.seed 7": "--seed 5 and --train.seed 7 mean the same but differ",
     "generate text --temperature": "Option '--temperature' requires an argument",
     "generate text --temperature inf": "temperature must be a finite number, 0 or more, not inf",
-    "generate text --repetition-penalty nan": "the repetition penalty must be from 0.01 to 100 (1 is none), not nan",
-    "generate text --repetition-penalty inf": "the repetition penalty must be from 0.01 to 100 (1 is none), not inf",
+    "generate text --repetition-penalty nan": "the repetition penalty must be from 0.01 to 100 (1: no penalty), not nan",
+    "generate text --repetition-penalty inf": "the repetition penalty must be from 0.01 to 100 (1: no penalty), not inf",
     "generate text --top-p nan": "top_p must be above 0 and at most 1, not nan",
     "generate text --seed 12345678901234567890": "--seed",
     "translate text --seed 12345678901234567890": "--seed",
     "generate broken": "broken/model.safetensors: the parameters contain NaN or infinity (in '",
     "eval broken": "Restore the file or retrain.",
     "eval nowhere": "nowhere is not a run folder",
-    "eval begun": "begun holds no model yet",
+    "eval begun": "begun has no model yet",
     "eval walk --split train": "--split must be valid or test",
     "eval walk --data text.txt": "--data is for tasks that read files",
     "eval walk --streams 0": "--streams",
@@ -267,15 +267,15 @@ def test_a_mistake_is_told_in_one_line(arguments: str, place: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "told"),
     [
-        ({"format": 99}, "was written by a newer stairwell (format 99, this one reads 1); upgrade"),
+        ({"format": 99}, "was written by a newer stairwell (format 99, this one reads 2); upgrade"),
         ({"format": "1"}, "is not a stairwell config"),
         ({"trian": {}}, "unknown section 'trian'"),
         ({"name": 3}, "'name' must be a task and a core"),
         ({"name": "random-walk/gru"}, "unknown core 'gru'"),
-        ({"train": []}, "it must hold fields and their values"),
+        ({"train": []}, "expected an object with the fields of a config, not []"),
         ({"train": {"batsch": 3}}, "unknown field 'batsch'"),
-        ({"train": {"batch": "3"}}, "'batch': '3' is not a whole number"),
-        ({"train": {"batch": 3.5}}, "'batch': 3.5 is not a whole number"),
+        ({"train": {"batch": "3"}}, "'batch': '3' is not an integer"),
+        ({"train": {"batch": 3.5}}, "'batch': 3.5 is not an integer"),
         ({"train": {"stop_when_mastered": 1}}, "'stop_when_mastered': 1 is not a true or false"),
         ({"core": {"width": -8}}, "width"),
     ],
@@ -348,7 +348,7 @@ def test_lists_and_information(place: Path) -> None:
 def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -> None:
     from stairwell.cli.options import dotted_options
 
-    text = stairwell(place, "train", "--help", COLUMNS="80", TERMINAL_WIDTH="80").out
+    text = stairwell(place, "train", "--help-all", COLUMNS="80", TERMINAL_WIDTH="80").out
     words = set(text.replace("│", " ").split())
     missing = [name for name, _, _ in dotted_options() if f"--{name}" not in words]
     assert not missing
@@ -357,10 +357,11 @@ def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -
 
 def test_the_help_of_one_experiment_has_its_own_options_words_and_defaults(place: Path) -> None:
     """An option of the same name is another thing elsewhere: a path, say, or which tables are tied."""
-    asked = ("train", "translation/feedback", "--task.path", "lm/lstm/pairs", "--help")
+    asked = ("train", "translation/feedback", "--task.path", "lm/lstm/pairs", "--help-all")
     text = " ".join(stairwell(place, *asked, COLUMNS="300", TERMINAL_WIDTH="300").out.split())
-    assert "number of byte pairs; default: 8000" in text and "not needed if source and target are files" in text
-    assert "target and output, or none (all|output|none); default: all" in text
+    assert "Vocabulary size (byte pairs). [default: 8000]" in text
+    assert "not needed if source and target are files" in text
+    assert "or none. (all|output|none) [default: all]" in text
     assert "--out" in text and "--train.label_smoothing" in text and "--core.memory" in text
     for foreign in ("--core.chunk", "--task.unit", "--task.statements", "--train.epochs", "--model.adaptive"):
         assert foreign not in text, foreign

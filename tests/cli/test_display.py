@@ -1,5 +1,4 @@
-"""Nobody has to read progress: a training goes on in silence, and what starts the command is kind to interruptions.
-Whoever reads it is told everything, and how long it will take."""
+"""The progress display: training continues when stderr is closed, and logs show the remaining time."""
 
 from __future__ import annotations
 
@@ -21,17 +20,17 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
-@pytest.mark.parametrize("place", ["2>&1 >result.txt | head -1", ">result.txt 2>&-"])
-def test_a_training_goes_on_when_nobody_reads_its_progress(place: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("redirection", ["2>&1 >result.txt | head -1", ">result.txt 2>&-"])
+def test_training_continues_when_stderr_is_closed(redirection: str, tmp_path: Path) -> None:
     command = " ".join(
         [sys.executable, "-m stairwell train parity/lstm --steps 30 --out run --json", *map(quoted, TINY)]
     )
-    shell = f"set -o pipefail; {command} {place}"
+    shell = f"set -o pipefail; {command} {redirection}"
     done = subprocess.run(
         ["bash", "-c", shell], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT
     )
     assert done.returncode == 0, done
-    assert done.stdout.count("\n") == ("head" in place) and done.stderr == ""
+    assert done.stdout.count("\n") == ("head" in redirection) and done.stderr == ""
     assert '"steps": 30' in (tmp_path / "result.txt").read_text()
     assert (tmp_path / "run" / "checkpoints" / "step-000000030.safetensors").exists()
     assert (tmp_path / "run" / "metrics.jsonl").read_text().startswith('{"step": 3,')
@@ -41,16 +40,16 @@ def quoted(text: str) -> str:
     return text or "''"
 
 
-# Moments from the first extension to the last: numpy's swallows an exception, torch's turns it into another.
+# From the first extension module to the last: numpy swallows the exception, torch raises another one.
 @pytest.mark.parametrize("loaded", ["_multiarray_umath", "libtorch", "libtorch_python", "_safetensors_rust"])
-def test_interrupting_while_everything_is_loading_is_told_in_one_line(loaded: str, tmp_path: Path) -> None:
+def test_an_interruption_while_loading_prints_one_line(loaded: str, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "stairwell", "train", "parity/lstm"],
         cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    give_up = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + TIMEOUT
     while loaded not in Path(f"/proc/{process.pid}/maps").read_text():
-        assert time.monotonic() < give_up
+        assert time.monotonic() < deadline
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=TIMEOUT)
@@ -59,7 +58,7 @@ def test_interrupting_while_everything_is_loading_is_told_in_one_line(loaded: st
     assert not list(tmp_path.iterdir())
 
 
-def test_a_log_says_how_long_the_rest_takes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
     lines = Lines("title", 10_000)
     lines({"event": "metrics", "step": 50, "seconds": 50.0, "loss": 1.0})
     lines({"event": "metrics", "step": 50, "seconds": 50.0, "valid": {"loss": 1.0}})
@@ -71,14 +70,14 @@ def test_a_log_says_how_long_the_rest_takes(capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_a_narrow_terminal_shows_all_that_is_said_of_the_data() -> None:
+def test_a_narrow_terminal_shows_the_whole_description_of_the_data() -> None:
     console = Console(width=40, file=io.StringIO())
-    about = "translate english.txt to french.txt: 24,037 pairs; left out of train: 4 too long"
-    console.print(Live(f"translation/feedback\n{about}", 10).panel())
-    assert about in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+    description = "translate english.txt to french.txt: 24,037 pairs; left out of train: 4 too long"
+    console.print(Live(f"translation/feedback\n{description}", 10).panel())
+    assert description in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
 
 
-def test_a_training_shorter_than_its_warm_up_is_told(tmp_path: Path) -> None:
+def test_training_shorter_than_its_warm_up_warns(tmp_path: Path) -> None:
     given = ("train", "parity/lstm", *TINY, "--train.warmup", "20")
     short = stairwell(tmp_path, *given, "--steps", "3", "--out", "short").err
     assert "the learning rate warms up for 20 steps but training has only 3: the model will hardly learn" in short

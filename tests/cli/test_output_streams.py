@@ -1,4 +1,4 @@
-"""Output paths that are no files of their own: the root, the standard streams, a full disk."""
+"""Output paths that are refused: the root and the standard streams. Errors of a full disk name the path."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def test_the_root_is_refused() -> None:
         outputs.check("/", FOLDER)
 
 
-def test_the_commands_own_output_is_refused(tmp_path: Path) -> None:
-    """Moving a file to where standard output goes would lose what is printed."""
-    printed, kept = tmp_path / "out.txt", os.dup(1)
+def test_the_standard_output_of_the_command_is_refused(tmp_path: Path) -> None:
+    """Replacing the file of standard output would lose what is printed."""
+    printed, stdout = tmp_path / "out.txt", os.dup(1)
     with open(printed, "w") as file:
         os.dup2(file.fileno(), 1)
     try:
@@ -32,12 +32,12 @@ def test_the_commands_own_output_is_refused(tmp_path: Path) -> None:
             with pytest.raises(UserError, match="own input or output"):
                 outputs.check(path, ANY)
     finally:
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(stdout, 1)
+        os.close(stdout)
     assert outputs.check(printed, ANY) == printed.resolve()
 
 
-def test_a_full_disk_is_named_whatever_library_finds_it(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_oserror_with_the_path(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         raise Exception("No space left on device (os error 28)")  # as tokenizers do
 
@@ -46,7 +46,7 @@ def test_a_full_disk_is_named_whatever_library_finds_it(tmp_path: Path) -> None:
     assert failed.value.filename == str(tmp_path / "model") and not list(tmp_path.iterdir())
 
 
-def test_other_errors_stay_as_they_are(tmp_path: Path) -> None:
+def test_other_errors_are_unchanged(tmp_path: Path) -> None:
     def write(folder: Path) -> None:
         raise KeyError("a bug")
 

@@ -1,4 +1,4 @@
-"""Tables in a terminal show every name and number whole."""
+"""Tables in a terminal do not truncate names or numbers."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 @pytest.mark.parametrize("width", [40, 80, 120, None])
 @pytest.mark.parametrize("name", ["staircase.table1.random-walk", "feedback.figure4.translation", "extra.state-tracking.s5-4"])
-def test_no_word_of_a_result_table_is_cut(
+def test_no_word_of_a_result_table_is_truncated(
     name: str, width: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if width is None:
-        monkeypatch.delenv("COLUMNS", raising=False)  # a pipe: as wide as it needs to be
+        monkeypatch.delenv("COLUMNS", raising=False)  # a pipe: as wide as necessary
     else:
         monkeypatch.setenv("COLUMNS", str(width))
     table = reproduce.table(json.loads((RESULTS / f"{name}-laptop.json").read_text(encoding="utf-8")))
@@ -33,7 +33,7 @@ def test_no_word_of_a_result_table_is_cut(
         assert all(any(str(row[0]) in line for line in out.splitlines()) for row in table.rows)
 
 
-def test_a_column_stays_beside_the_one_that_it_belongs_to(
+def test_repeated_columns_stay_beside_their_column(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = ["model", "size", "first", "best", "second", "best"]
@@ -44,7 +44,7 @@ def test_a_column_stays_beside_the_one_that_it_belongs_to(
     assert headings == [["model", "size"], ["model", "first", "best"], ["model", "second", "best"]]
 
 
-def test_what_stands_in_brackets_is_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_brackets_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
     print_table(Table("a [bold]title[/bold]", ["model", "x"], [["[red]A[/red]", 1]], "to [/a/folder]"))
     out = capsys.readouterr().out
     assert "a [bold]title[/bold]" in out and "[red]A[/red]" in out and "to [/a/folder]" in out

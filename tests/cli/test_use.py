@@ -1,4 +1,4 @@
-"""Commands on a trained run, as a person types them: write text, go on another day."""
+"""`stairwell generate`, `export` and `serve` on trained runs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SIZES = {"core.width": "8", "core.layers": "1", "train.steps": "2", "train.batch
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with trainings: `text` of characters, `bytes`, `walk` and `walk-xl` of the random walk."""
-    folder = tmp_path_factory.mktemp("place")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with runs: `text` of characters, `bytes`, `walk` and `walk-xl` of the random walk."""
+    folder = tmp_path_factory.mktemp("runs")
     (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 40)
     paths = {"task.path": str(folder / "text.txt")}
     fit(preset("lm/feedback").with_options({**SIZES, **paths, "task.unit": "characters"}), folder / "text", "cpu")
@@ -32,39 +32,39 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("run", ["text", "bytes"])
-def test_two_parts_of_a_text_are_the_text(place: Path, run: str) -> None:
+def test_a_saved_stream_continues_the_text(folder: Path, run: str) -> None:
     options = ["--temperature", "1.1", "--top-k", "20", "--repetition-penalty", "1.2", "--stop", "xyzxyz"]
-    whole = stairwell(place, "generate", run, "--prompt", "the ", "--seed", "3", "--tokens", "60", *options)
+    whole = stairwell(folder, "generate", run, "--prompt", "the ", "--seed", "3", "--tokens", "60", *options)
     first = stairwell(
-        place, "generate", run, "--prompt", "the ", "--seed", "3", "--tokens", "25", "--save-state", "s", *options
+        folder, "generate", run, "--prompt", "the ", "--seed", "3", "--tokens", "25", "--save-state", "s", *options
     )
-    second = stairwell(place, "generate", run, "--state", "s", "--tokens", "35", "--save-state", "s", *options)
+    second = stairwell(folder, "generate", run, "--state", "s", "--tokens", "35", "--save-state", "s", *options)
     assert whole.status == first.status == second.status == 0, (whole, first, second)
-    # Held back at the end of a part is at most half a character or the beginning of a stop string.
+    # At the end of a part at most an incomplete character or the start of a stop string is held back.
     assert whole.out[:-1].startswith(first.out + second.out)
     assert len(whole.out) - 1 - len(first.out + second.out) <= 5
-    assert stairwell(place, "generate", run, "--state", "s", "--prompt", "fox", "--samples", "2").status == 0
+    assert stairwell(folder, "generate", run, "--state", "s", "--prompt", "fox", "--samples", "2").status == 0
 
 
-def test_several_samples_begin_with_what_one_would_be(place: Path) -> None:
-    one = stairwell(place, "generate", "text", "--seed", "5", "--tokens", "30", "--temperature", "1")
+def test_the_first_of_several_samples_is_the_single_one(folder: Path) -> None:
+    one = stairwell(folder, "generate", "text", "--seed", "5", "--tokens", "30", "--temperature", "1")
     three = stairwell(
-        place, "generate", "text", "--seed", "5", "--tokens", "30", "--samples", "3", "--temperature", "1"
+        folder, "generate", "text", "--seed", "5", "--tokens", "30", "--samples", "3", "--temperature", "1"
     )
     parts = three.out.split("--- ")
     assert len(parts) == 4 and parts[1] == "1 ---\n" + one.out
     assert parts[2][6:] != parts[1][6:]
 
 
-def test_a_prompt_that_is_no_utf8(place: Path) -> None:
+def test_a_prompt_with_invalid_utf8(folder: Path) -> None:
     cut = os.fsdecode("é".encode()[:1])
-    line = stairwell(place, "generate", "text", "--prompt", cut).error_line
+    line = stairwell(folder, "generate", "text", "--prompt", cut).error_line
     assert "not valid UTF-8 at byte 0" in line
-    assert stairwell(place, "generate", "bytes", "--prompt", cut, "--tokens", "4").status == 0
+    assert stairwell(folder, "generate", "bytes", "--prompt", cut, "--tokens", "4").status == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["text", "--prompt", "Ж"], "the character 'Ж' (U+0416) is not in the training text"),
         (["text", "--samples", "2", "--save-state", "s"], "--save-state saves one stream"),
@@ -75,12 +75,12 @@ def test_a_prompt_that_is_no_utf8(place: Path) -> None:
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
-def test_mistakes_are_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
-    assert told in stairwell(place, "generate", *arguments).error_line
+def test_generate_refuses_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+    assert message in stairwell(folder, "generate", *arguments).error_line
 
 
-def test_parameters_that_are_not_numbers_are_told_in_one_line(place: Path, tmp_path: Path) -> None:
-    shutil.copytree(place / "text", tmp_path / "text")
+def test_nan_parameters_are_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "text", tmp_path / "text")
     run = Run(tmp_path / "text")
     tensors, note = run.load_model()
     next(iter(tensors.values())).view(-1)[0] = torch.nan
@@ -88,16 +88,16 @@ def test_parameters_that_are_not_numbers_are_told_in_one_line(place: Path, tmp_p
     assert "NaN or infinity" in stairwell(tmp_path, "generate", "text").error_line
 
 
-def test_two_runs_stand_on_one_page(place: Path) -> None:
-    done = stairwell(place, "export", "walk", "walk-xl", "--html", "page.html")
-    page = (place / "page.html").read_text()
+def test_two_runs_are_exported_to_one_page(folder: Path) -> None:
+    done = stairwell(folder, "export", "walk", "walk-xl", "--html", "page.html")
+    page = (folder / "page.html").read_text()
     assert done.status == 0 and done.out.startswith("page.html: 0."), done
     assert "Feedback" in page and "Transformer-XL" in page
-    assert stairwell(place, "export", "text", "--html", "text.html").status == 0
+    assert stairwell(folder, "export", "text", "--html", "text.html").status == 0
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["walk"], "choose an output"),
         (["walk", "text", "--html", "x.html"], "was trained for something else"),
@@ -105,27 +105,27 @@ def test_two_runs_stand_on_one_page(place: Path) -> None:
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
-def test_what_cannot_be_exported_is_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
-    assert told in stairwell(place, "export", *arguments).error_line
+def test_export_refuses_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+    assert message in stairwell(folder, "export", *arguments).error_line
 
 
-def test_a_graph_is_written_by_name(place: Path) -> None:
-    done = stairwell(place, "export", "text", "--onnx", "text.onnx")
+def test_an_onnx_graph_has_named_inputs_and_outputs(folder: Path) -> None:
+    done = stairwell(folder, "export", "text", "--onnx", "text.onnx")
     assert done.status == 0 and done.out == "text.onnx: token, count, memory -> logits, countN, memoryN\n", done
     assert done.err == ""
-    assert "only an HTML page can contain several models" in stairwell(place, "export", "walk", "walk-xl", "--onnx", "x.onnx").error_line
+    assert "only an HTML page can contain several models" in stairwell(folder, "export", "walk", "walk-xl", "--onnx", "x.onnx").error_line
 
 
-def test_a_folder_for_hugging_face_is_written(place: Path) -> None:
-    done = stairwell(place, "export", "text", "--hf", "hf")
+def test_a_folder_for_hugging_face_is_exported(folder: Path) -> None:
+    done = stairwell(folder, "export", "text", "--hf", "hf")
     assert done.status == 0 and done.out.startswith("hf: import stairwell.hf"), done
-    names = {path.name for path in (place / "hf").iterdir()}
+    names = {path.name for path in (folder / "hf").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
-    assert "predicts its own 4 symbols, not 64 labels" in stairwell(place, "export", "walk", "--hf", "other").error_line
+    assert "predicts its own 4 symbols, not 64 labels" in stairwell(folder, "export", "walk", "--hf", "other").error_line
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["walk"], "only runs of the task 'lm' generate text"),
         (["text", "--token-file", "nowhere"], "nowhere"),
@@ -133,5 +133,5 @@ def test_a_folder_for_hugging_face_is_written(place: Path) -> None:
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
-def test_what_cannot_be_served_is_told_in_one_line(place: Path, arguments: list[str], told: str) -> None:
-    assert told in stairwell(place, "serve", *arguments).error_line
+def test_serve_refuses_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+    assert message in stairwell(folder, "serve", *arguments).error_line

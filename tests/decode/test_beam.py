@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from stairwell.decode import Hypothesis, ModelStepper, beam, beam_search, make_stepper
+from stairwell.decode import Hypothesis, ModelStepper, Sampling, beam, beam_search, make_stepper, sample_hypotheses
 from stairwell.decode.beam import FinishedHypotheses, align_with_parents, has_loop, top_scores
 from stairwell.errors import UserError
 from stairwell.models import Seq2Seq
@@ -268,3 +268,20 @@ def test_invalid_arguments_raise() -> None:
     ):
         with pytest.raises(UserError, match=message):
             beam_search(chain, prompts(2), **{"max_length": 3, **options})  # type: ignore[arg-type]
+    for message, options in (
+        ("width must be an integer, not 2.5", {"width": 2.5}),
+        ("nbest must be an integer, not 1.5", {"width": 2, "nbest": 1.5}),
+        ("the end token must be an integer, not 1.5", {"width": 1, "end": 1.5}),
+    ):
+        with pytest.raises(TypeError, match=message):
+            beam_search(chain, prompts(2), 3, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("token", [-1, 3, 99])
+def test_tokens_outside_the_vocabulary_raise(token: int) -> None:
+    tables, message = random_tables(2, 3), f"token {token} is not in the model's vocabulary of 3 tokens"
+    for end, prefixes in ((token, None), (None, [[0], [token]])):
+        with pytest.raises(UserError, match=message):
+            beam_search(MarkovChain(tables), prompts(2), 3, 2, end=end, prefixes=prefixes)
+        with pytest.raises(UserError, match=message):
+            sample_hypotheses(MarkovChain(tables), prompts(2), 3, Sampling(), end, prefixes=prefixes)

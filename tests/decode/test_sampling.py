@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stairwell.decode import Sampling, sample_hypotheses
-from stairwell.decode.sampling import penalize_repetition
+from stairwell.decode.sampling import make_generator, penalize_repetition
 from stairwell.errors import UserError
 from stairwell.state import BatchIndices
 
@@ -56,6 +56,37 @@ class MarkovChain:
 def test_invalid_options_raise(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         Sampling(**options)
+
+
+@pytest.mark.parametrize("name", ["temperature", "top_k", "top_p", "repetition_penalty"])
+def test_options_of_a_wrong_type_raise(name: str) -> None:
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        Sampling(**{name: "1"})
+    with pytest.raises(TypeError, match=f"{name} must be"):
+        Sampling(**{name: [1]})
+
+
+def test_a_fractional_top_k_raises() -> None:
+    with pytest.raises(TypeError, match=r"top_k must be an integer, not 2\.5"):
+        Sampling(top_k=2.5)  # type: ignore[arg-type]
+
+
+def test_nan_logits_raise() -> None:
+    logits = torch.tensor([[0.1, 0.2, math.nan], [1.0, 2.0, 3.0]])
+    with pytest.raises(UserError, match="the logits contain NaN"):
+        GREEDY.sample(logits)
+    with pytest.raises(UserError, match="the logits contain NaN"):
+        GREEDY.probabilities(logits)
+
+
+def test_all_bits_of_a_seed_count() -> None:
+    seeds = [0, 1, 2**31, 2**32, 2**32 + 1, 2**62, 2**63 - 1, -1, -2, -(2**31), -(2**32), -(2**62), -(2**63)]
+    generators = [make_generator(torch.device("cpu"), seed) for seed in seeds]
+    first = {int(torch.randint(2**62, (), generator=generator)) for generator in generators}
+    assert len(first) == len(seeds)
+    for seed in (0, 7, 2**32 - 1):
+        expected = torch.rand(3, generator=torch.Generator().manual_seed(seed))
+        assert torch.equal(torch.rand(3, generator=make_generator(torch.device("cpu"), seed)), expected)
 
 
 @pytest.mark.parametrize(

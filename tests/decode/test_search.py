@@ -10,7 +10,17 @@ import torch
 from torch import Tensor
 
 from stairwell import LanguageModel
-from stairwell.decode import Hypothesis, Session, beam_search, greedy, sample
+from stairwell.decode import (
+    Hypothesis,
+    ModelStepper,
+    Sampling,
+    Session,
+    beam_search,
+    greedy,
+    sample,
+    sample_hypotheses,
+)
+from stairwell.errors import UserError
 from tests.decode.test_session import CONFIGS, V, config_id, make_model
 
 
@@ -79,6 +89,21 @@ def test_invalid_sampling_options_raise(options: Any) -> None:
     model = make_model(CONFIGS[0])
     with pytest.raises(ValueError, match=next(iter(options))):
         sample(Session(model, model.init_state(1)), torch.tensor([[0]]), 1, **options)
+
+
+def test_parameters_with_nan_raise() -> None:
+    model = make_model(CONFIGS[0])
+    prompt = torch.tensor([[0]])
+    with torch.no_grad():
+        model.head.bias[1] = torch.nan
+    for make in (Session, ModelStepper):
+        for search in (
+            lambda stepper: greedy(stepper, prompt, 2),
+            lambda stepper: beam_search(stepper, prompt, 2, 2),
+            lambda stepper: sample_hypotheses(stepper, prompt, 2, Sampling(), None),
+        ):
+            with pytest.raises(UserError, match=r"the parameter 'head\.bias' contains NaN or infinity"):
+                search(make(model, model.init_state(1)))
 
 
 def log_probabilities(model: LanguageModel, prompt: Tensor, texts: list[tuple[int, ...]]) -> dict[Any, float]:

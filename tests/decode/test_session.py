@@ -524,3 +524,22 @@ def test_autocast_does_not_change_a_session(core: str) -> None:
             )
         model.core.check_state(session.state(), 2)
     torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ratio", [-1.0, 2.0])
+@pytest.mark.parametrize("core", ["feedback", "transformer-xl", "staircase", "cached-staircase", "universal"])
+def test_span_ratios_out_of_range_change_no_result_between_engines(core: str, ratio: float) -> None:
+    """A plain training loop never clamps the ratio; decoding must still equal the model."""
+    config = CORES[core].config(**SMALL, adaptive_span=True, span_ramp=2)
+    model = LanguageModel(LanguageModelConfig(core=config, inputs=V)).double().eval()
+    with torch.no_grad():
+        for span in model.core.spans():
+            span.ratio.fill_(ratio)
+    tokens = torch.randint(V, (2, 12))
+    with torch.no_grad():
+        expected, _ = model(tokens, model.init_state(2))
+        session = Session(model, model.init_state(2))
+        steps = torch.stack([session.step(tokens[:, t]) for t in range(12)], 1)
+    torch.testing.assert_close(steps.log_softmax(-1), expected.log_softmax(-1), atol=1e-10, rtol=0)
+    clamped = [span.z.clone() for span in model.core.spans()]
+    assert all(bool(((z >= 0) & (z <= span.longest)).all()) for z, span in zip(clamped, model.core.spans()))

@@ -1,4 +1,4 @@
-"""The documents tell the truth: quoted lines are where they are said to be, code runs, links lead somewhere."""
+"""The docs match the code: quoted lines are in the files, code runs, commands parse, links resolve."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ import torch
 
 from stairwell import CORES, State, build
 from stairwell.experiments.papers import CATALOG
+from stairwell.rl.algorithms import ALGORITHMS
+from stairwell.tasks import TASKS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
@@ -26,11 +28,11 @@ names = [str(page.relative_to(ROOT)) for page in PAGES]
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block: its language, its lines, where it begins, and the line of text before it."""
+    """A fenced block: its language, its lines, its first line number, and the line of text before it."""
 
     language: str
     lines: list[str]
-    place: int
+    line_number: int
     before: str
 
     @property
@@ -39,29 +41,30 @@ class Block:
 
     @property
     def quotes(self) -> Path | None:
-        """The file that the block quotes, if it does."""
-        found = QUOTED.fullmatch(self.before)
-        return ROOT / found["file"] if found else None
+        """The file that the block quotes, if any."""
+        match = QUOTED.fullmatch(self.before)
+        return ROOT / match["file"] if match else None
 
 
 def blocks(page: Path, language: str = "python") -> Iterator[Block]:
-    before, inside = "", None
+    """Yield the fenced blocks of a page in a language."""
+    before, block = "", None
     for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
-        if line.startswith("```") and inside is None:
-            inside = Block(line[3:].strip(), [], number, before)
-        elif line.startswith("```") and inside is not None:
-            if inside.language == language:
-                yield inside
-            inside = None
-        elif inside is not None:
-            inside.lines.append(line)
+        if line.startswith("```") and block is None:
+            block = Block(line[3:].strip(), [], number, before)
+        elif line.startswith("```") and block is not None:
+            if block.language == language:
+                yield block
+            block = None
+        elif block is not None:
+            block.lines.append(line)
         elif line.strip():
             before = line.strip()
-    assert inside is None, f"{page.name}: a block that begins on line {inside and inside.place} has no end"
+    assert block is None, f"{page.name}: the block that starts on line {block and block.line_number} has no end"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
-def test_quoted_lines_are_in_the_file_that_is_named(page: Path) -> None:
+def test_quoted_lines_are_in_the_named_file(page: Path) -> None:
     for block in blocks(page):
         if block.quotes is None:
             continue
@@ -70,7 +73,9 @@ def test_quoted_lines_are_in_the_file_that_is_named(page: Path) -> None:
             if line.strip() in ("", "..."):
                 continue
             # One iterator for the whole block: the lines must also come in the order of the file.
-            assert line in source, f"{page.name}, line {block.place}: {block.quotes.name} has no such line: {line}"
+            assert line in source, (
+                f"{page.name}, line {block.line_number}: {block.quotes.name} has no such line: {line}"
+            )
 
 
 def test_models_quotes_every_file_of_a_core() -> None:
@@ -80,12 +85,12 @@ def test_models_quotes_every_file_of_a_core() -> None:
 
 @pytest.fixture
 def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A place to run code that registers cores and writes files."""
+    """Run in a temporary folder; undo what the code registers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     monkeypatch.setenv("STAIRWELL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sys, "argv", sys.argv)
-    registries: list[dict[str, Any]] = [CORES, State.classes, CATALOG]
+    registries: list[dict[str, Any]] = [CORES, State.classes, CATALOG, ALGORITHMS, TASKS]
     before = [dict(registry) for registry in registries]
     yield
     for registry, contents in zip(registries, before, strict=True):
@@ -109,35 +114,35 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     ],
 )
 def test_code_runs(name: str) -> None:
-    """All blocks of a page, one after the other, in one namespace."""
+    """Run all blocks of a page in order, in one namespace."""
     page, namespace = ROOT / name, {"__name__": name}
     toy = (ROOT / "examples/toy_core.py").read_text(encoding="utf-8")
     for block in blocks(page):
         if block.quotes is None and block.code != toy:
-            # Empty lines in front make errors name the lines of the page.
-            exec(compile("\n" * block.place + block.code, str(page), "exec"), namespace)
+            # The empty lines make tracebacks show line numbers of the page.
+            exec(compile("\n" * block.line_number + block.code, str(page), "exec"), namespace)
 
 
 def commands() -> list[str]:
-    """Every command that begins a training."""
+    """Return every command that starts a run."""
     lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.lines]
-    begun = [line for line in lines if "stairwell train " in line]
-    return [line for line in begun if "--resume" not in line and "--config" not in line]
+    train = [line for line in lines if "stairwell train " in line]
+    return [line for line in train if "--resume" not in line and "--config" not in line]
 
 
 @pytest.mark.usefixtures("playground")
 @pytest.mark.parametrize("command", commands())
-def test_commands_are_understood(command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """RunConfig, options and values are what the command line knows; nothing is trained."""
+def test_train_commands_are_valid(command: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Parse the command with --show; nothing is trained."""
     from stairwell import cli
 
     arguments = shlex.split(command, comments=True)
     arguments = arguments[arguments.index("stairwell") + 1 :]
     monkeypatch.setattr(sys, "argv", ["stairwell", *arguments, "--show"])
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit:
         cli.main()
-    assert not ended.value.code, capsys.readouterr().err
-    assert json.loads(capsys.readouterr().out)["experiment"] in command
+    assert not exit.value.code, capsys.readouterr().err
+    assert json.loads(capsys.readouterr().out)["name"] in command
 
 
 def test_extending_shows_the_whole_toy_core() -> None:
@@ -145,33 +150,33 @@ def test_extending_shows_the_whole_toy_core() -> None:
     assert toy in [block.code for block in blocks(ROOT / "docs/extending.md")]
 
 
-def numbers_in_the_table() -> dict[str, str]:
-    """Core: what models.md says its state holds."""
+def state_sizes() -> dict[str, str]:
+    """Return the size of each core's state as given in models.md."""
     table = re.findall(r"^\| `([\w-]+)`[^|]*\| `([^`]+)` \|", (ROOT / "docs/models.md").read_text(), re.MULTILINE)
     return dict(table)
 
 
 @pytest.mark.parametrize("name", sorted(CORES))
-def test_the_table_says_how_much_a_state_holds(name: str) -> None:
+def test_state_sizes_in_the_table_are_correct(name: str) -> None:
     sizes: dict[str, Any] = {"width": 8, "layers": 3}
     fields = CORES[name].config.__dataclass_fields__
-    wanted = {"heads": 2, "memory": 5, "chunk": 4, "passes": 6, "compute": 2}
+    options = {"heads": 2, "memory": 5, "chunk": 4, "passes": 6, "compute": 2}
     if name in ("multi-vector-rnn", "memory-network"):
-        wanted = {"heads": 2}
-    config = CORES[name].config(**sizes, **{key: value for key, value in wanted.items() if key in fields})
+        options = {"heads": 2}
+    config = CORES[name].config(**sizes, **{key: value for key, value in options.items() if key in fields})
     core, tokens = build(config), 7
     with torch.no_grad():
         _, state = core(torch.randn(1, tokens, 8), core.init_state(1))
     letters = {"D": 8, "H": 2, "L": 3, "S": 5, "G": 1, "C": 4, "M": 2, "tokens": tokens}
     letters["N"] = getattr(config, "passes", 0)
-    held = sum(tensor.numel() for _, tensor in state.tensors() if tensor.is_floating_point())
-    assert held == eval(numbers_in_the_table()[name], {}, letters)
-    # What the tensors say is what the memory really holds, and two integers.
-    assert state.map(torch.clone).nbytes == 4 * held + 2 * 8
+    size = sum(tensor.numel() for _, tensor in state.tensors() if tensor.is_floating_point())
+    assert size == eval(state_sizes()[name], {}, letters)
+    # Two 64-bit integers: count and croppable.
+    assert state.map(torch.clone).nbytes == 4 * size + 2 * 8
 
 
 @pytest.mark.parametrize("page", PAGES, ids=names)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_resolve(page: Path) -> None:
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = {anchor(heading) for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
@@ -183,15 +188,15 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def anchor(heading: str) -> str:
-    """A heading as GitHub links to it."""
+    """Return the anchor of a heading on GitHub."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-def test_the_streaming_example_shows_what_it_says(capsys: Any) -> None:
+def test_the_streaming_example_prints_small_differences(capsys: Any) -> None:
     runpy.run_path(str(ROOT / "examples/streaming.py"), run_name="__main__")
-    shown = capsys.readouterr().out
-    differences = [float(number) for number in re.findall(r"\d+e[+-]\d+", shown)]
+    output = capsys.readouterr().out
+    differences = [float(number) for number in re.findall(r"\d+e[+-]\d+", output)]
     assert len(differences) == 4
     assert max(differences) < 1e-12
-    assert "[12, 14, 17]" in shown
-    assert "[12, 0, 12]" in shown
+    assert "[12, 14, 17]" in output
+    assert "[12, 0, 12]" in output

@@ -17,7 +17,7 @@ from stairwell.cores.staircase import (
     Staircase,
     StaircaseConfig,
 )
-from stairwell.fast import banded, choose_engine, native, segment_data, staircase, staircase_segment
+from stairwell.fast import banded, choose_engine, native, segment_data, staircase, staircase_plan, staircase_segment
 from stairwell.fast.staircase import StaircaseEngine, TorchStaircase
 from tests import invariants
 from tests.cores.test_invariants import cases as any_cases
@@ -185,7 +185,7 @@ def test_any_block_size_and_repeated_backward_give_the_same_gradients(monkeypatc
     case = invariants.make_case(small(2, 4, 2), B=2, T=9, starts=0.0, warm=0)
     gradients = []
     for block_rows in (1, 5, 1 << 20):
-        monkeypatch.setattr(staircase_segment, "BLOCK_ROWS", block_rows)
+        monkeypatch.setattr(staircase_plan, "BLOCK_ROWS", block_rows)
         y, after = ENGINE(case.core, case.x, case.state)
         total = invariants.random_projection(y, after)
         for again in (True, False):

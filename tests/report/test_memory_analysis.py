@@ -105,41 +105,41 @@ def test_only_scored_tokens_count() -> None:
 @pytest.mark.parametrize("core", ["feedback", "staircase", "lstm", "deltanet"])
 def test_analysis_is_deterministic_and_can_be_plotted(core: str) -> None:
     model, task = untrained(f"parity/{core}")
-    found, again = (analyze_memory(model, task, (12, 40), streams=8, window=6) for _ in range(2))
-    assert asdict(found) == asdict(again)
-    assert found.positions == [12, 40] and len(found.own_distance) == len(found.probe_accuracy) == 2
-    assert found.states == 2
-    assert (found.attention is None) == (core in ("lstm", "deltanet"))
-    if found.attention is not None:
-        sums = [sum(head) for layer in found.attention.weights for head in layer]
+    analysis, again = (analyze_memory(model, task, (12, 40), streams=8, window=6) for _ in range(2))
+    assert asdict(analysis) == asdict(again)
+    assert analysis.positions == [12, 40] and len(analysis.own_distance) == len(analysis.probe_accuracy) == 2
+    assert analysis.states == 2
+    assert (analysis.attention is None) == (core in ("lstm", "deltanet"))
+    if analysis.attention is not None:
+        sums = [sum(head) for layer in analysis.attention.weights for head in layer]
         assert sums == pytest.approx([1] * len(sums), abs=2e-3)
-    json.dumps(asdict(found), allow_nan=False)
-    assert len(memory_figure(found, core, 0).axes) == 4
+    json.dumps(asdict(analysis), allow_nan=False)
+    assert len(memory_figure(analysis, core, 0).axes) == 4
 
 
 @torch.no_grad()
 def test_attention_is_that_of_the_last_tokens() -> None:
     model, task = untrained("parity/feedback")
-    found = analyze_memory(model, task, (12, 40), streams=4, window=6)
+    analysis = analyze_memory(model, task, (12, 40), streams=4, window=6)
     (whole,) = endless_batches(task, STREAM_IDS, 40, 40)
     with inspect(model) as recorder:
         model(whole.tokens, model.init_state(4))
     expected = recorder.attention[1][:, :, -6:].mean((0, 2))
-    assert found.attention is not None
-    torch.testing.assert_close(torch.tensor(found.attention.weights[1]), expected, atol=1e-4, rtol=0)
+    assert analysis.attention is not None
+    torch.testing.assert_close(torch.tensor(analysis.attention.weights[1]), expected, atol=1e-4, rtol=0)
 
 
 def test_noise_decays_in_a_memory_that_forgets() -> None:
     model, task = untrained("parity/transformer-xl", **{"core.memory": "2", "core.layers": "1"})
-    found = analyze_memory(model, task, (12, 40), streams=4, window=24)
+    analysis = analyze_memory(model, task, (12, 40), streams=4, window=24)
     # The newest slot of this Transformer-XL is the embedding of the token, which the noise does not reach.
-    assert all(line[0] == 0 for line in found.noise_distance)
+    assert all(line[0] == 0 for line in analysis.noise_distance)
     model, task = untrained("parity/lstm")
     with torch.no_grad():
         for parameter in model.core.parameters():
             parameter.mul_(0.1)
-    found = analyze_memory(model, task, (12, 40), streams=4, window=24)
-    small, large = found.noise_distance[0], found.noise_distance[2]
+    analysis = analyze_memory(model, task, (12, 40), streams=4, window=24)
+    small, large = analysis.noise_distance[0], analysis.noise_distance[2]
     assert small[0] > 20 * small[-1] and large[0] > small[0]
 
 

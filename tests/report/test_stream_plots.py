@@ -11,12 +11,12 @@ from stairwell.report import RunReport, gather, write_html, write_stream_pngs
 from stairwell.report.compare import group_models
 from stairwell.report.stream_plots import accuracy, format_horizons, stream_figure, stream_table, survival
 from stairwell.runs.launch import fit
-from stairwell.runs.long_streams import FollowedStream, Horizon, measure
+from stairwell.runs.long_streams import Horizon, StreamResult, measure
 from stairwell.runs.presets import preset
 
 
 def horizon(tokens: int, *firsts: int | None) -> Horizon:
-    streams = tuple(FollowedStream(0, row, first, 0 if first is None else 2) for row, first in enumerate(firsts))
+    streams = tuple(StreamResult(0, row, first, 0 if first is None else 2) for row, first in enumerate(firsts))
     return Horizon(tokens, 40, streams, (1, 10, 100), (9, 90, 1), (0, 9, 1))
 
 
@@ -38,7 +38,7 @@ def test_share_of_streams_without_a_mistake() -> None:
 
 
 def test_streams_of_different_lengths() -> None:
-    streams = (FollowedStream(0, 0, None, 0, 20), FollowedStream(0, 1, 30, 5, 40), FollowedStream(0, 2, None, 0, 40))
+    streams = (StreamResult(0, 0, None, 0, 20), StreamResult(0, 1, 30, 5, 40), StreamResult(0, 2, None, 0, 40))
     evaluated = Horizon(40, 20, streams, (1, 10), (27, 73), (0, 5))
     positions, shares = survival([evaluated])
     assert dict(zip(positions, shares)) == {1: 100.0, 20: 100.0, 21: 100.0, 30: 50.0, 40: 50.0}
@@ -57,7 +57,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunReport]:
     small = {"core.width": "8", "train.batch": "4", "train.steps": "2", "train.segment": "8", "train.curriculum": ""}
     for core in ("feedback", "lstm"):
         fit(preset(f"parity/{core}").with_options({**small, "task.valid_episodes": "4"}), root / core, "cpu")
-    measure(root / "feedback", 300, rows=3, device="cpu")
+    measure(root / "feedback", 300, streams=3, device="cpu")
     return [gather(root / "feedback"), gather(root / "lstm")]
 
 

@@ -44,7 +44,7 @@ def run_scripts(
 
 def test_every_run_is_finished_with_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events: list[dict[str, Any]] = []
-    results = run_scripts({name: SUCCEEDS for name in "abc"}, tmp_path, monkeypatch, watch=events.append)
+    results = run_scripts(dict.fromkeys("abc", SUCCEEDS), tmp_path, monkeypatch, watch=events.append)
     assert {name: result["steps"] for name, result in results.items()} == {"a": 1, "b": 1, "c": 1}
     assert sorted(event["left"] for event in events if event["event"] == "finished") == [0, 1, 2]
 

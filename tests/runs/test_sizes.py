@@ -62,9 +62,9 @@ def test_an_encoder_beyond_reason_is_refused(option: str, tmp_path: Path) -> Non
 
 
 def test_limits_of_a_batch_of_pairs_are_not_its_size(tmp_path: Path) -> None:
-    """Counted is the largest batch that the data gives; a stream's segment means nothing here."""
+    """The largest batch of the data counts, not the limits."""
     language_pair.write(tmp_path)
-    given = PAIR | {"task.path": str(tmp_path), "train.batch": "10000000", "train.segment": "100000000"}
+    given = PAIR | {"task.path": str(tmp_path), "train.batch": "10000000"}
     experiment = preset("translation/feedback").with_options(given)
     task = experiment.make_tasks()[0]
     sizes.check_training(experiment, task, CPU)

@@ -144,6 +144,13 @@ def test_echo_and_logprobs_score_token_ids() -> None:
     assert scored["text"] == "ab" and len(scored["logprobs"]["tokens"]) == 2
 
 
+def test_all_bits_of_a_seed_count() -> None:
+    body = {"prompt": "abc", "max_tokens": 40}
+    seeds = [3, 3 + 2**32, 3 + 2**62, -(2**63) + 3]
+    texts = {ask("/v1/completions", {**body, "seed": seed}).json()["choices"][0]["text"] for seed in seeds}
+    assert len(texts) == len(seeds)
+
+
 def test_a_stop_string_ends_generation() -> None:
     full = expected("abc", 30)
     stop = full[4:6]
@@ -331,6 +338,27 @@ def test_an_internal_error_ends_requests_but_not_the_server() -> None:
         assert "stairwell_failed_total 1" in (await client.get("/metrics")).text
 
     with_client(use)
+
+
+def test_a_bug_gets_500_and_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    app = make_app(MODEL, VOCABULARY)
+    monkeypatch.setattr(app.state.service.states, "get", lambda id: 1 / 0)
+
+    async def use() -> None:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            assert (await client.get("/v1/states/x")).status_code == 500
+            assert "stairwell_failed_total 1" in (await client.get("/metrics")).text
+
+    asyncio.run(use())
+    app.state.service.scheduler.close()
+
+
+@pytest.mark.parametrize("seconds", [float("inf"), float("nan"), -1.0])
+def test_time_limits_must_be_finite(seconds: float) -> None:
+    for name in ("seconds", "state_seconds"):
+        with pytest.raises(UserError, match=f"{name} must be a finite number of seconds, not"):
+            Limits(**{name: seconds})  # type: ignore[arg-type]
 
 
 def test_states_are_fed_forked_cropped_saved_and_restored() -> None:

@@ -202,7 +202,7 @@ def test_requests_not_finished_at_shutdown_get_an_error() -> None:
         assert answer.startswith(b"HTTP/1.1 503") and b"the server is shutting down" in answer
 
 
-def test_a_body_in_very_many_small_chunks_is_disconnected() -> None:
+def test_a_body_in_very_many_small_chunks_gets_413() -> None:
     """Each chunk costs far more time than its byte."""
     request_head = head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     body = b'{"prompt": "abc", "max_tokens": 2}'
@@ -210,11 +210,43 @@ def test_a_body_in_very_many_small_chunks_is_disconnected() -> None:
     with run_server(app()) as server, connect(server) as client, connect(server) as hostile:
         client.sendall(request_head + chunks + b"0\r\n\r\n")
         assert client.recv(12) == b"HTTP/1.1 200", "a few small chunks are allowed"
+        hostile.sendall(request_head + b"1\r\n \r\n" * 200_000)
+        answer = read_to_the_end(hostile)
+        assert answer.startswith(b"HTTP/1.1 413") and answer.count(b"HTTP/1.1 ") == 1
+        assert b"more than 1000 chunks" in answer
+        hostile.close()
+        check_healthy(server)
+        client.close()
+        server.wait_until_idle()
+
+
+def test_a_refused_client_that_keeps_sending_is_disconnected() -> None:
+    request_head = head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    with run_server(app(), head_timeout=0.5) as server, connect(server) as hostile:
         hostile.sendall(request_head)
         with pytest.raises(ConnectionError):
-            for _ in range(1000):
+            while True:
                 hostile.sendall(b"1\r\n \r\n" * 1000)
         check_healthy(server)
+        server.wait_until_idle()
+
+
+@pytest.mark.parametrize("stream", [b"true", b"false"])
+def test_a_client_that_ends_its_side_after_a_complete_request_gets_its_response(stream: bytes) -> None:
+    body = b'{"prompt": "abc", "max_tokens": 2, "stream": ' + stream + b"}"
+    with run_server(app()) as server, connect(server) as client:
+        client.sendall(head(len(body)) + body)
+        client.shutdown(socket.SHUT_WR)
+        answer = read_to_the_end(client)
+        assert answer.startswith(b"HTTP/1.1 200") and b'"finish_reason"' in answer
+        server.wait_until_idle()
+
+
+def test_pipelined_requests_before_the_end_of_the_client_all_get_responses() -> None:
+    with run_server(app()) as server, connect(server) as client:
+        client.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5)
+        client.shutdown(socket.SHUT_WR)
+        assert read_to_the_end(client).count(b"HTTP/1.1 200") == 5
         server.wait_until_idle()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import time
+from pathlib import Path
 
 import httpx
 import openai
@@ -12,7 +13,7 @@ import pytest
 
 from stairwell.decode import Sampling
 from stairwell.generate import generate_text
-from tests.serve.conftest import TOKEN, Server
+from tests.serve.conftest import TOKEN, Server, started
 
 
 def test_the_openai_client_completes_and_streams(server: Server) -> None:
@@ -84,3 +85,20 @@ def test_a_stopped_server_finishes_the_requests_in_progress(server: Server) -> N
     server.process.wait(30)
     with pytest.raises(httpx.TransportError):
         httpx.get(f"http://127.0.0.1:{server.port}/health")
+
+
+def test_a_second_interrupt_ends_the_server_immediately(tiny_run: Path) -> None:
+    with started(tiny_run, "--max-tokens", "200000") as server:
+        stream = server.client.completions.create(model="tiny", prompt="the quick", max_tokens=200_000, stream=True)
+        next(stream)
+        server.process.send_signal(signal.SIGINT)
+        while True:  # until the server no longer listens: it waits for the stream
+            try:
+                socket.create_connection(("127.0.0.1", server.port)).close()
+            except ConnectionError:
+                break
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(60) == 130
+        assert server.process.stderr is not None
+        assert server.process.stderr.read() == "interrupted; the requests in progress were dropped\n"

@@ -17,7 +17,9 @@ from stairwell.experiments.experiment import SCALES
 from stairwell.experiments.measures import LargestSolved, Metric, Sample
 from stairwell.experiments.papers import CATALOG, find_experiments
 from stairwell.runs import RunConfig, preset
-from stairwell.runs.load import evaluate_run, fit, load
+from stairwell.runs.families import EvalOptions
+from stairwell.runs.launch import fit
+from stairwell.runs.load import evaluate_run, load
 from stairwell.train import Run, evaluate
 from tests.commands import TINY, stairwell
 
@@ -57,7 +59,7 @@ def test_scores_are_those_of_the_named_split(run: Path) -> None:
     assert evaluate(model, task, "valid", 2, 7)["scored"] == VALID
     assert evaluate(model, task, "test", 2, 7)["scored"] == TEST
     for split, size in (("valid", VALID), ("test", TEST)):
-        result = evaluate_run(run, split, None, 2, 7, "cpu", "auto", None)  # type: ignore[arg-type]
+        result = evaluate_run(run, split, None, EvalOptions(2, 7), "cpu")  # type: ignore[arg-type]
         assert (result["split"], result["scored"]) == (split, size)
 
 
@@ -80,29 +82,29 @@ def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> Non
     assert Sample("", "scored", "test", 10**6).measure(folder, "cpu", "auto") == TEST
     assert Sample("", "scored", "valid", 10**6).measure(folder, "cpu", "auto") == VALID
     # Lengths are measured on the test split too: 3 episodes of 2 tokens have 6, of 8 tokens 24.
-    for bar, reached in ((6, 8), (7, 0)):
-        reach = LargestSolved("", "test_length", (2, 8), metric="scored", bar=bar, episodes=3)
-        assert reach.measure(folder, "cpu", "auto") == reached
+    for threshold, expected in ((6, 8), (7, 0)):
+        reach = LargestSolved("", "test_length", (2, 8), metric="scored", threshold=threshold, episodes=3)
+        assert reach.measure(folder, "cpu", "auto") == expected
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None:
     """Only columns named valid or dev use the validation split."""
-    seen = set()
-    # Not every study is made at every scale.
-    for study in filter(None, (make(scale) for make in CATALOG.values())):
-        for column in study.columns:
+    splits = set()
+    # Some experiments do not exist at every scale.
+    for published in filter(None, (make(scale) for make in CATALOG.values())):
+        for column in published.columns:
             if isinstance(column, Metric | Sample):
-                wanted = "valid" if column.title.startswith(("valid", "dev")) else "test"
-                assert column.split == wanted, column
-                seen.add(wanted)
-    assert seen == {"valid", "test"}
+                expected = "valid" if column.title.startswith(("valid", "dev")) else "test"
+                assert column.split == expected, column
+                splits.add(expected)
+    assert splits == {"valid", "test"}
 
 
 @pytest.mark.parametrize("name", ["parity", "random-walk", "copy", "reverse", "counting", "s5", "algorithmic"])
 def test_validation_and_test_episodes_differ(name: str) -> None:
     task = preset(f"{name}/feedback").make_tasks()[0]
-    # Test episodes may be longer than those of validation; what comes first is drawn first.
+    # Test episodes may be longer than those of validation, so only the first tokens are compared.
     tokens = 12 if getattr(task.config, "test_length", 0) else 200  # type: ignore[attr-defined]
     valid, test = (next(iter(task.batches(split, 1, tokens))).tokens for split in ("valid", "test"))  # type: ignore[arg-type]
     assert not torch.equal(valid, test)
@@ -126,18 +128,18 @@ def test_validation_during_training_is_without_dropout(run: Path) -> None:
     assert again["loss"] == pytest.approx(saved["loss"], rel=1e-6)
 
 
-def write_results(out: Path, study: Any, scores: list[dict[str, float]]) -> dict[int, dict[str, Any]]:
-    """As if every row had been trained with these validation scores, one a seed; a seed's measurements are its own."""
-    found = {}
-    for training in study.trainings():
-        measured = {column.title: 100.0 + training.seed for column in study.columns}
-        result = {"weights": 1, "tokens": 1, "seconds": 1.0, "data": "", "threads": 1, "measured": measured}
-        result |= {"provenance": {"commit": "none", "threads": 1}, **scores[training.seed]}
-        path = out / training.folder / "result.json"
+def write_results(out: Path, published: Any, scores: list[dict[str, float]]) -> dict[int, dict[str, Any]]:
+    """Write results of all variants with these validation scores, one per seed. Return the measurements by seed."""
+    measurements = {}
+    for variant, seed in published.runs():
+        measured = {column.title: 100.0 + seed for column in published.columns}
+        result = {"parameters": 1, "tokens": 1, "seconds": 1.0, "data": "", "threads": 1, "measured": measured}
+        result |= {"provenance": {"commit": "none", "threads": 1}, **scores[seed]}
+        path = reproduce.run_of(out, variant, seed).path / "result.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(result))
-        found[training.seed] = measured
-    return found
+        measurements[seed] = measured
+    return measurements
 
 
 @pytest.mark.parametrize(
@@ -176,15 +178,15 @@ def write_results(out: Path, study: Any, scores: list[dict[str, float]]) -> dict
 def test_the_best_seed_of_a_table_is_the_best_by_the_tasks_primary_metric(
     name: str, options: dict[str, str], scores: list[dict[str, float]], tmp_path: Path
 ) -> None:
-    study = find_experiments(name, "laptop")[0].changed(options, seeds=3)
-    measured = write_results(tmp_path, study, scores)
-    summed = reproduce.sum_up(study, tmp_path)
-    for row in summed["rows"]:
-        assert row["best"] == measured[1]
-        assert row["valid"] == scores
-    title = study.columns[0].title
-    place = list(reproduce.table(summed).columns).index(title)
-    assert {row[place + 1] for row in reproduce.table(summed).rows} == {"101"}
+    published = find_experiments(name, "laptop")[0].changed(options, seeds=3)
+    measured = write_results(tmp_path, published, scores)
+    summary = reproduce.summarize(published, tmp_path)
+    for variant in summary["variants"]:
+        assert variant["best"] == measured[1]
+        assert variant["valid"] == scores
+    table = reproduce.table(summary)
+    column = list(table.columns).index(published.columns[0].title)
+    assert {row[column + 1] for row in table.rows} == {"101"}
 
 
 def test_the_best_of_several_seeds_is_the_one_with_the_best_validation(tmp_path: Path) -> None:

@@ -134,8 +134,8 @@ def test_a_run_started_with_nohup_ignores_sighup(tmp_path: Path) -> None:
 def interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """A function that sends signals to a run in its eighth step, after a checkpoint of step 5. It returns the status and
-    the last line of output."""
+    """Return a function that sends signals to a run in its eighth step, after a checkpoint of step 5, and returns its
+    status and the last line of its output."""
     forward = CrossEntropy.forward
 
     def run(*numbers: int) -> tuple[int, str]:

@@ -263,9 +263,9 @@ class Decode {
       distances(read, c.count[b], layer.span, first, last);
       if (last < first) continue;
       const i64 R = c.rings[read.ring].R, column = s.nearest + s.P - 1 - last;
-      const i64 start = (c.cursor[read.ring] - last % R + R) % R, n = last - first + 1, integers = min(n, R - start);
-      f(RingSlice{read.ring, start, integers, column});
-      if (integers < n) f(RingSlice{read.ring, 0, n - integers, column + integers});
+      const i64 start = (c.cursor[read.ring] - last % R + R) % R, n = last - first + 1, before_wrap = min(n, R - start);
+      f(RingSlice{read.ring, start, before_wrap, column});
+      if (before_wrap < n) f(RingSlice{read.ring, 0, n - before_wrap, column + before_wrap});
     }
   }
 
