@@ -102,7 +102,9 @@ def layer_graph(edges: dict[str, set[str]]) -> dict[str, set[str]]:
     """Return the layers that each layer imports."""
     layers: dict[str, set[str]] = {}
     for name, others in edges.items():
-        layers.setdefault(layer_of(name), set()).update(layer_of(other) for other in others if other not in ENTRY_POINTS)
+        layers.setdefault(layer_of(name), set()).update(
+            layer_of(other) for other in others if other not in ENTRY_POINTS
+        )
     return {name: others - {name} for name, others in layers.items()}
 
 
@@ -124,7 +126,8 @@ def draw(layers: dict[str, set[str]]) -> None:
             distance, side = y - height[other], 1 if y % 2 else -1
             arc = FancyArrowPatch(
                 (0.85 * side, y), (0.85 * side, height[other]), arrowstyle="-|>", mutation_scale=8,
-                connectionstyle=f"arc3,rad={-side * min(0.25 + 0.03 * distance, 0.6)}", color="#555555", lw=0.7, alpha=0.6,
+                connectionstyle=f"arc3,rad={-side * min(0.25 + 0.03 * distance, 0.6)}", color="#555555", lw=0.7,
+                alpha=0.6,
             )  # fmt: skip
             axes.add_patch(arc)
     axes.set(xlim=(-5.5, 5.5), ylim=(-0.7, len(shown) - 0.3), title="Imports between packages point down")

@@ -27,7 +27,9 @@ TASKS = {"labelled": "labeled"}
 FAMILIES = {"language": "streams", "seq2seq": "pairs", "agent": "rl"}
 # Fields of config.json by section.
 FIELDS: dict[str, dict[str, str]] = {
-    "core": {"make_up": "memory_composition", "sees_itself": "attend_to_current", "position_vectors": "position_embeddings"},
+    "core": {
+        "make_up": "memory_composition", "sees_itself": "attend_to_current", "position_vectors": "position_embeddings",
+    },
     "model": {"first_token": "start_embedding", "standardise": "normalize_observations"},
     "task": {
         "colours": "colors", "longest_source": "max_source_length", "longest_target": "max_target_length",

@@ -1,11 +1,14 @@
-"""Whether two checkouts compute the same numbers: four trainings in each, compared bit for bit.
+"""Check that two checkouts compute the same numbers: four runs in each, compared bit by bit.
 
-    python tools/same_numbers.py ../before . --rename core.layers=core.blocks --before "--model.start_embedding false"
+    python -m tools.same_numbers ../before . --names tools/before_names.json --before-python ../venv/bin/python
 
-A change that is not about the maths must leave every metric but time and memory, and every parameter of the last
-checkpoint, as it was. Dropout is on wherever a core has it, so that the order of random draws is compared too.
-`--rename OLD=NEW` says which part of a parameter's or a metric's name has changed; `--before` and `--after` are options
-that only one of the two checkouts is given.
+A change that is not about the mathematics leaves every metric except for time and memory, and every parameter of the
+last checkpoint, as it was. Dropout is on in every core that has it, so that the order of random numbers is compared
+too.
+
+`--names` is a JSON file for checkouts with other names: `options` maps an option of this checkout to that of the first
+one (null: it has none), `parameters` and `metrics` map parts of names of the first checkout to those of this one.
+`--before` and `--after` are options of only one of the checkouts.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-PASSING = ("seconds", "tokens_per_second", "peak_memory")  # what no two trainings have in common
+VARYING = ("seconds", "tokens_per_second", "peak_memory")  # metrics that differ between equal runs
 DROPOUT = ["--model.embedding_dropout", "0.1", "--model.output_dropout", "0.1"]
 ATTENTION = [*DROPOUT, "--core.attention_dropout", "0.1", "--core.relu_dropout", "0.1"]
 SHORT = [
@@ -32,87 +35,103 @@ SHORT = [
     "--train.validate_every", "40", "--train.valid_batch", "4", "--train.checkpoint_every", "50",
 ]  # fmt: skip
 EPISODES = ["--task.valid_episodes", "8", "--task.test_episodes", "8", "--train.curriculum_accuracy", "20"]
-TRAININGS = {
+RUNS = {
     "random-walk/feedback": [*ATTENTION, *EPISODES, "--train.accumulate", "2"],
     "lm/transformer-xl": [*ATTENTION, "--task.path", "text.txt", "--core.layer_drop", "0.1"],
     "parity/staircase": [*ATTENTION, *EPISODES, "--core.adaptive_span", "true", "--core.span_loss", "0.001"],
     "algorithmic/lstm": [*DROPOUT, *EPISODES, "--core.dropout", "0.1", "--train.decay", "cosine"],
 }
+NO_NAMES: dict[str, dict[str, Any]] = {"options": {}, "parameters": {}, "metrics": {}}
 
 
-def write_text(path: Path) -> None:
-    """Some made-up language, the same every time."""
-    dice = random.Random(0)
-    words = ["".join(dice.choices("abcdefgh", k=dice.randint(1, 6))) for _ in range(200)]
-    path.write_text("\n".join(" ".join(dice.choices(words, k=8)) for _ in range(600)) + "\n")
+def write_corpus(path: Path) -> None:
+    """Write a small random corpus, the same every time."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefgh", k=rng.randint(1, 6))) for _ in range(200)]
+    path.write_text("\n".join(" ".join(rng.choices(words, k=8)) for _ in range(600)) + "\n")
 
 
-def train(checkout: Path, name: str, out: Path, steps: int, more: list[str]) -> None:
+def train(python: str, checkout: Path, name: str, out: Path, options: list[str]) -> None:
     environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    environment["STAIRWELL_CACHE"] = str(out.parent / "cache")
-    command = [sys.executable, "-m", "stairwell", "train", name, *SHORT, *TRAININGS[name], *more]
-    command += ["--steps", str(steps), "--quiet", "--out", str(out)]
-    done = subprocess.run(command, cwd=out.parent, env=environment, capture_output=True, text=True)
-    if done.returncode:
-        sys.exit(f"{checkout}: {name} ended with status {done.returncode}\n{done.stderr}")
+    environment["STAIRWELL_CACHE"] = str(out.parent / "cache" / out.name)
+    command = [python, "-m", "stairwell", "train", name, *options, "--quiet", "--out", str(out)]
+    completed = subprocess.run(command, cwd=out.parent, env=environment, capture_output=True, text=True)
+    if completed.returncode:
+        sys.exit(f"{checkout}: {name} ended with status {completed.returncode}\n{completed.stderr}")
+
+
+def with_names(options: list[str], names: dict[str, str | None]) -> list[str]:
+    """Return options, which are pairs of a name and a value, with the names of another checkout."""
+    pairs = zip(options[::2], options[1::2], strict=True)
+    renamed = [(names.get(option, option), value) for option, value in pairs]
+    return [word for option, value in renamed if option is not None for word in (option, value)]
 
 
 def metrics(run: Path, names: dict[str, str]) -> list[dict[str, Any]]:
     lines = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
-    return [{renamed(name, names): value for name, value in line.items() if name not in PASSING} for line in lines]
+    return [rename_keys({key: line[key] for key in line if key not in VARYING}, names) for line in lines]
+
+
+def rename_keys(record: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {
+        rename(key, names): rename_keys(value, names) if isinstance(value, dict) else value
+        for key, value in record.items()
+    }
 
 
 def parameters(run: Path, names: dict[str, str]) -> dict[str, Tensor]:
-    newest = max((run / "checkpoints").glob("step-*.safetensors"))
-    return {renamed(name, names): tensor for name, tensor in load_file(newest).items() if name.startswith("model.")}
+    newest = max((run / "checkpoints").glob("*.safetensors"))
+    return {rename(name, names): tensor for name, tensor in load_file(newest).items() if name.startswith("model.")}
 
 
-def renamed(name: str, names: dict[str, str]) -> str:
+def rename(name: str, names: dict[str, str]) -> str:
     for old, new in names.items():
         name = name.replace(old, new)
     return name
 
 
-def differences(before: Path, after: Path, names: dict[str, str]) -> list[str]:
-    """What is not the same, in words."""
-    found = []
-    ours, theirs = metrics(after, {}), metrics(before, names)
-    if len(ours) != len(theirs):
-        found.append(f"{len(theirs)} lines of metrics before, {len(ours)} after")
-    for a, b in zip(theirs, ours):
-        unlike = [name for name in sorted({*a, *b}) if a.get(name) != b.get(name)]
-        found += [f"update {b['step']}: {name} was {a.get(name)}, is {b.get(name)}" for name in unlike]
-    old, new = parameters(before, names), parameters(after, {})
-    found += [f"{name} is in one checkpoint only" for name in sorted({*old} ^ {*new})]
-    found += [f"{name} differs" for name in sorted({*old} & {*new}) if not old[name].equal(new[name])]
-    return found
+def differences(before: Path, after: Path, names: dict[str, dict[str, Any]]) -> list[str]:
+    """Return what differs, as lines."""
+    old_metrics, new_metrics = metrics(before, names["metrics"]), metrics(after, {})
+    lines = []
+    if len(old_metrics) != len(new_metrics):
+        lines.append(f"{len(old_metrics)} lines of metrics before, {len(new_metrics)} after")
+    for old, new in zip(old_metrics, new_metrics):
+        different = [key for key in sorted({*old, *new}) if old.get(key) != new.get(key)]
+        lines += [f"step {new['step']}: {key} was {old.get(key)}, is {new.get(key)}" for key in different]
+    tensors_before, tensors_after = parameters(before, names["parameters"]), parameters(after, {})
+    lines += [f"{name} is in one checkpoint only" for name in sorted({*tensors_before} ^ {*tensors_after})]
+    both = sorted({*tensors_before} & {*tensors_after})
+    return lines + [f"{name} differs" for name in both if not tensors_before[name].equal(tensors_after[name])]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkouts", nargs=2, type=Path, metavar="CHECKOUT", help="before and after")
-    parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW")
-    parser.add_argument("--before", default="", help="options for the first checkout only")
-    parser.add_argument("--after", default="", help="options for the second checkout only")
-    parser.add_argument("--only", choices=TRAININGS, help="one of the four trainings")
-    asked = parser.parse_args()
-    names = dict(pair.split("=", 1) for pair in asked.rename)
-    wrong = 0
-    for name in [asked.only] if asked.only else TRAININGS:
+    parser.add_argument("checkouts", nargs=2, type=Path, metavar="CHECKOUT", help="Before and after.")
+    parser.add_argument("--steps", type=int, default=100, help="Optimizer steps of each run.")
+    parser.add_argument("--names", type=Path, help="JSON file that maps names between the checkouts.")
+    parser.add_argument("--before", default="", help="Options of the first checkout only.")
+    parser.add_argument("--after", default="", help="Options of the second checkout only.")
+    parser.add_argument("--before-python", default=sys.executable, help="Python that runs the first checkout.")
+    parser.add_argument("--only", choices=RUNS, help="One of the four runs.")
+    arguments = parser.parse_args()
+    names = {**NO_NAMES, **(json.loads(arguments.names.read_text()) if arguments.names else {})}
+    before, after = (checkout.resolve() for checkout in arguments.checkouts)
+    failed = 0
+    for name in [arguments.only] if arguments.only else RUNS:
+        options = [*SHORT, *RUNS[name], "--train.steps", str(arguments.steps)]
         with tempfile.TemporaryDirectory() as folder:
-            runs = [Path(folder) / side for side in ("before", "after")]
-            write_text(Path(folder) / "text.txt")
-            for checkout, run, more in zip(asked.checkouts, runs, (asked.before, asked.after)):
-                train(checkout.resolve(), name, run, asked.steps, shlex.split(more))
-            found = differences(*runs, names)
-            lines = len(metrics(runs[1], {}))
-            tensors = len(parameters(runs[1], {}))
-        wrong += bool(found)
-        told = f"{lines} lines of metrics and {tensors} parameters are the same, bit for bit"
-        print(f"{name}, {asked.steps} updates: {told if not found else 'DIFFERENT'}")
-        print("".join(f"  {line}\n" for line in found[:10]), end="", flush=True)
-    sys.exit(1 if wrong else 0)
+            old, new = Path(folder) / "before", Path(folder) / "after"
+            write_corpus(Path(folder) / "text.txt")
+            old_options = [*with_names(options, names["options"]), *shlex.split(arguments.before)]
+            train(arguments.before_python, before, name, old, old_options)
+            train(sys.executable, after, name, new, [*options, *shlex.split(arguments.after)])
+            lines = differences(old, new, names)
+            equal = f"{len(metrics(new, {}))} lines of metrics and {len(parameters(new, {}))} parameters are equal"
+        failed += bool(lines)
+        print(f"{name}, {arguments.steps} steps: {'DIFFERENT' if lines else equal}")
+        print("".join(f"  {line}\n" for line in lines[:10]), end="", flush=True)
+    sys.exit(1 if failed else 0)
 
 
 if __name__ == "__main__":

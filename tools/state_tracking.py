@@ -1,12 +1,11 @@
-"""Pictures of the league for the README, drawn from the files in results/ alone.
+"""Draw the figures of the state-tracking benchmark from the files in results/ alone.
 
-    python -m tools.state_tracking table                  docs/pictures/state-tracking.png, from results/extra.state-tracking.*.json
-    python -m tools.state_tracking horizon NAME=RUN ...   total_time the horizons of run folders over into results/horizon.json;
-                                                  with --add, beside those that it has
-    python -m tools.state_tracking horizon                docs/pictures/horizon.png, from results/horizon.json; --name: others
-    python -m tools.state_tracking inside NAME=RUN        docs/pictures/inside.png, of a run that was looked into
+    python -m tools.state_tracking table                  state-tracking.png, from extra.state-tracking.*.json
+    python -m tools.state_tracking horizon NAME=RUN ...   write long-stream results to horizon.json (--add: append)
+    python -m tools.state_tracking horizon                horizon.png, from horizon.json; --name: another name
+    python -m tools.state_tracking inside NAME=RUN        inside.png, of a run with `report --inside`
 
-What was not run is a cell without a number.
+Figures are written to docs/pictures. What was not run is a cell without a number.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import json
 import statistics
 from pathlib import Path
 from typing import Any
-
 
 from stairwell.errors import UserError
 from stairwell.experiments.papers.state_tracking import GROUPS, MODELS, TASKS
@@ -59,7 +57,9 @@ def ours(scale: str = "laptop") -> Cells:
         result = json.loads(path.read_text(encoding="utf-8"))
         (title,) = result["columns"]
         for model in OURS:
-            settings = [row for row in result["variants"] if f"{row['name']}, ".startswith(f"{model}, ") and row["valid"]]
+            settings = [
+                row for row in result["variants"] if f"{row['name']}, ".startswith(f"{model}, ") and row["valid"]
+            ]
             if settings:
                 best = max(settings, key=validated)
                 cells[model, name] = statistics.mean(best["measured"][title])
@@ -153,7 +153,8 @@ def followed(entries: list[dict[str, Any]]) -> list[Model]:
     runs = [
         RunReport(
             name=entry["name"], folder=f"{entry['name']} {i}", task="", core=entry["core"], about=entry["task"],
-            metric="accuracy", higher_is_better=True, seed=i, parameters=None, config={}, curves=nothing, validations=[],
+            metric="accuracy", higher_is_better=True, seed=i, parameters=None, config={}, curves=nothing,
+            validations=[],
             scores={}, horizon=long_streams.from_json(entry),
         )
         for i, entry in enumerate(entries)

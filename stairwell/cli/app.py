@@ -24,8 +24,8 @@ app = typer.Typer(
 
 
 def output_option(help: str) -> Any:
-    """Return an option for an output path. An empty path, as from an unset variable, is refused: `Path("")` would be the
-    current folder."""
+    """Return an option for an output path. An empty path, as from an unset variable, is refused: `Path("")`
+    would be the current folder."""
     return typer.Option(help=help, parser=output_path, metavar="PATH")
 
 

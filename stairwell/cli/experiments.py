@@ -70,9 +70,7 @@ def reproduce_command(
     scale: Annotated[
         str, typer.Option(help="laptop: two cores, minutes to hours; paper: the papers' sizes.")
     ] = "laptop",
-    out: Annotated[
-        Path | None, output_option("Folder of runs and report; runs/NAME-SCALE if not given.")
-    ] = None,
+    out: Annotated[Path | None, output_option("Folder of runs and report; runs/NAME-SCALE if not given.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Number of seeds per variant.", min=1, max=MOST_SEEDS)] = None,
     jobs: Annotated[
         int | None,
@@ -99,7 +97,9 @@ def reproduce_command(
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")
     choose_device(device)  # a finished experiment trains nothing, but a wrong name is an error there too
     changes = same_option("--steps", steps, "train.steps", options or {})
-    planned = [e.changed(changes, seeds) for e in papers.find_experiments(name, "paper" if scale == "paper" else "laptop")]
+    planned = [
+        e.changed(changes, seeds) for e in papers.find_experiments(name, "paper" if scale == "paper" else "laptop")
+    ]
     only = only or []
     experiment.check_variants(name, [variant.name for e in planned for variant in e.variants], only)
     for chosen in planned:

@@ -97,6 +97,9 @@ class PresetCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
+        from typer import rich_utils
+
+        rich_utils.STYLE_OPTIONS_TABLE_PADDING = (0, 1, 0, 0)  # type: ignore[assignment]  # narrow columns
         arguments = ctx.meta.get(ARGUMENTS, ())
         presets = set(complete_preset(""))
         name = next((word for word in arguments if word in presets), None)

@@ -30,7 +30,9 @@ MAX_LINE_BYTES = 1 << 24
 MOST_HYPOTHESES = 1000  # more is a typing error
 
 Folder = Annotated[Path, typer.Argument(help="Run folder of a trained model.", metavar="RUN")]
-Files = Annotated[list[Path] | None, typer.Argument(help="Text files with one text per line; standard input if not given.")]
+Files = Annotated[
+    list[Path] | None, typer.Argument(help="Text files with one text per line; standard input if not given.")
+]
 Articles = Annotated[
     list[Path] | None,
     typer.Argument(
@@ -51,7 +53,9 @@ Best = Annotated[
         max=MOST_HYPOTHESES,
     ),
 ]
-Penalty = Annotated[float | None, typer.Option(help="Length penalty; higher prefers longer texts. The tuned one if not given.")]
+Penalty = Annotated[
+    float | None, typer.Option(help="Length penalty; higher prefers longer texts. The tuned one if not given.")
+]
 NgramSize = Annotated[
     int | None, typer.Option(help="Size of the n-grams that must not repeat (0: off); 3 is usual for summaries.")
 ]
@@ -59,8 +63,8 @@ BreakLoops = Annotated[
     bool | None,
     typer.Option(
         "--break-loops/--keep-loops",
-        help="Decode a text with a repetition loop again, with --no-repeat-ngram-size 3. The default, unless the run was "
-        "tuned with --keep-loops.",
+        help="Decode a text with a repetition loop again, with --no-repeat-ngram-size 3. The default, unless the run "
+        "was tuned with --keep-loops.",
         show_default=False,
     ),
 ]
@@ -81,8 +85,8 @@ Prefix = Annotated[Path | None, typer.Option(help="File with the first words of 
 
 
 def read_lines(files: list[Path], column: str = "") -> Iterator[str]:
-    """Yield the lines of files, or of standard input. Invalid UTF-8 is replaced. `column`: the column to read of tables;
-    without it tables are read line by line."""
+    """Yield the lines of files, or of standard input. Invalid UTF-8 is replaced. `column`: the column to read
+    of tables; without it tables are read line by line."""
     from stairwell.data import parallel
 
     if not files:
@@ -108,8 +112,8 @@ def lines_of(stream: Any) -> Iterator[str]:
 
 
 def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path | None, **options: Any) -> None:
-    """Write one line per input line, or the `best` hypotheses with their scores; print the speed to stderr. Articles may
-    contain line ends, so those to summarize may come as a table."""
+    """Write one line per input line, or the `best` hypotheses with their scores; print the speed to stderr.
+    Articles may contain line ends, so those to summarize may come as a table."""
     from stairwell.runs.seq2seq import open_translator
 
     for file in [*files, *([prefix] if prefix else [])]:
@@ -131,11 +135,12 @@ def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path
     say(f"{lines:,} lines, {words:,} words in {seconds:.1f} s: {words / seconds:,.0f} words/s")
     if translator.cut:
         max_length = translator.task.config.max_source_length
-        say(
-            f"{translator.cut:,} lines were truncated to {max_length:,} tokens, the model's task.max_source_length"
-        )
+        say(f"{translator.cut:,} lines were truncated to {max_length:,} tokens, the model's task.max_source_length")
     if translator.looped:
-        say(f"{translator.looped:,} texts had a repetition loop and were decoded again without it (--keep-loops keeps them)")
+        say(
+            f"{translator.looped:,} texts had a repetition loop and were decoded again without it (--keep-loops "
+            f"keeps them)"
+        )
     if translator.unended:
         limits = "--max-length, --max-length-ratio" if task == "translation" else "--max-length"
         say(f"{translator.unended:,} texts were cut at the maximum length ({limits})")

@@ -41,7 +41,9 @@ Examples:
 def train_command(
     name: Annotated[
         str | None,
-        typer.Argument(help="Task and core, such as random-walk/feedback.", autocompletion=complete_preset, metavar="TASK/CORE"),
+        typer.Argument(
+            help="Task and core, such as random-walk/feedback.", autocompletion=complete_preset, metavar="TASK/CORE"
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A run's config.json, instead of TASK/CORE.")] = None,
     out: Annotated[Path | None, output_option("Run folder; runs/TASK-CORE if not given.")] = None,
@@ -104,7 +106,8 @@ def eval_command(
     streams: Annotated[
         int | None,
         typer.Option(
-            help="Parallel streams; 1, the default, is exact for a single text. --horizon: 4, or all labeled ones.", min=1
+            help="Parallel streams; 1, the default, is exact for a single text. --horizon: 4, or all labeled ones.",
+            min=1,
         ),
     ] = None,
     segment: Annotated[
@@ -115,7 +118,9 @@ def eval_command(
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option(help="Long-stream evaluation: read endless streams or labeled sequences of this many tokens.", min=1),
+        typer.Option(
+            help="Long-stream evaluation: read endless streams or labeled sequences of this many tokens.", min=1
+        ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="--horizon: number of seeds of the streams.", min=1)] = None,
     device: Device = "auto",

@@ -17,9 +17,7 @@ MAX_BATCH = 4096  # of a server; more is a typing error
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, compared on one page.")],
     out: Annotated[Path, output_option("HTML page to write; figures are written beside it.")] = Path("report.html"),
-    inside: Annotated[
-        bool, typer.Option("--inside", help="Also analyze the memory along an endless stream.")
-    ] = False,
+    inside: Annotated[bool, typer.Option("--inside", help="Also analyze the memory along an endless stream.")] = False,
 ) -> None:
     """Write one HTML page (and PNGs) of runs: learning curves, scores, predictions, attention, long-stream results."""
     from stairwell.report import check_report, gather, summary, write_html, write_png, write_stream_pngs
@@ -42,9 +40,7 @@ def generate(
     tokens: Annotated[int, typer.Option(help="Number of tokens to generate.", min=1)] = 500,
     temperature: Annotated[
         float,
-        typer.Option(
-            help="Sampling temperature; 0 is greedy.", min=0
-        ),
+        typer.Option(help="Sampling temperature; 0 is greedy.", min=0),
     ] = 0.8,
     top_k: Annotated[int | None, typer.Option(help="Sample among the k most probable tokens.")] = None,
     top_p: Annotated[
@@ -151,23 +147,23 @@ def export(
 @app.command(rich_help_panel=USE)
 def serve(
     run: Annotated[Path, typer.Argument(help="Run folder of a language model.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; 127.0.0.1 accepts connections from this machine only.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; 127.0.0.1 accepts connections from this machine only.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[
         Path | None, typer.Option(help="File with a bearer token that every request must have.")
     ] = None,
-    batch: Annotated[
-        int, typer.Option(help="Sequences decoded at once, in one batch.", min=1, max=MAX_BATCH)
-    ] = 16,
-    waiting: Annotated[
-        int, typer.Option(help="Sequences that may wait; further requests get 429.", min=0)
-    ] = 64,
+    batch: Annotated[int, typer.Option(help="Sequences decoded at once, in one batch.", min=1, max=MAX_BATCH)] = 16,
+    waiting: Annotated[int, typer.Option(help="Sequences that may wait; further requests get 429.", min=0)] = 64,
     max_clients: Annotated[int, typer.Option(help="Concurrent requests.", min=1)] = 256,
     max_prompt: Annotated[int, typer.Option(help="Maximum tokens of a prompt.", min=1)] = 16_384,
     max_tokens: Annotated[int, typer.Option(help="Maximum tokens of a completion.", min=1)] = 4_096,
     max_seconds: Annotated[float, typer.Option(help="Time limit of a request, in seconds.", min=1)] = 300,
     max_states: Annotated[int, typer.Option(help="Maximum number of saved states.", min=0)] = 256,
-    max_state_bytes: Annotated[int, typer.Option(help="Maximum size of all saved states, in bytes.", min=0)] = 1_000_000_000,
+    max_state_bytes: Annotated[
+        int, typer.Option(help="Maximum size of all saved states, in bytes.", min=0)
+    ] = 1_000_000_000,
     state_seconds: Annotated[float, typer.Option(help="Idle seconds after which a state is evicted.", min=1)] = 3_600,
     allow_host: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""About how long a training takes, by a count of operations."""
+"""Estimates of training time from a count of operations."""
 
 from __future__ import annotations
 
@@ -16,72 +16,73 @@ from stairwell.runs.config import RunConfig
 from stairwell.runs.device import choose_device
 from stairwell.train.config import PairTrainConfig
 
-SHARE = 0.25  # of the rate of large matrix products that a training comes to, about
-USUAL = {"bytes": 256, "characters": 50, "words": 267_735, "bpe": 8000}  # symbols; words: those of WikiText-103
+UTILIZATION = 0.25  # training speed as a fraction of the speed of large matrix products
+VOCABULARY = {"bytes": 256, "characters": 50, "words": 267_735, "bpe": 8000}  # typical sizes; words: WikiText-103
 
 
-def estimate(experiment: RunConfig, rate: float) -> float:
-    """About how many seconds a training takes where matrix products run at `rate` operations a second."""
+def estimate(config: RunConfig, rate: float) -> float:
+    """Return an estimate of the seconds of a run if matrix products run at `rate` operations per second."""
     with torch.device("meta"):
-        model = blueprint(experiment)
-    core: Any = experiment.core
-    reach: int = getattr(core, "memory", 0) or getattr(core, "distances", 0)
+        model = blueprint(config)
+    core: Any = config.core
+    context: int = getattr(core, "memory", 0) or getattr(core, "distances", 0)
     passes: int = getattr(core, "computed", 0) or getattr(core, "passes", 1)
-    attention = 2 * core.layers * core.width * reach
+    attention = 2 * core.layers * core.width * context
     parts = dict(model.named_children())
-    inside = sum(parameter.numel() for parameter in parts.pop("core").parameters())
-    # What is looked up in a table is not multiplied.
-    outside = sum(weights(part) for name, part in parts.items() if "embedding" not in name)
-    if (head := parts.get("head")) is not None and not weights(head):  # tied: the embedding's table
-        outside += weights(parts["embedding"])
-    train = experiment.train
-    calls = 3.0  # forward, and backward twice as much
+    in_core = sum(parameter.numel() for parameter in parts.pop("core").parameters())
+    # An embedding lookup is not a product.
+    elsewhere = sum(num_parameters(part) for name, part in parts.items() if "embedding" not in name)
+    if (head := parts.get("head")) is not None and not num_parameters(head):  # tied to the embedding
+        elsewhere += num_parameters(parts["embedding"])
+    train = config.train
+    calls = 3.0  # forward, and backward with twice as many operations
     if isinstance(train, AgentTrainConfig):
-        calls = 1 / train.optimizer_steps_per_rollout + 3.0  # a rollout is one more forward
-    each = 2 * calls * (passes * (inside + attention) + outside)
-    return train.total_steps * tokens_per_step(experiment) * each / (SHARE * rate)
+        calls = 1 / train.optimizer_steps_per_rollout + 3.0  # a rollout is another forward pass
+    each = 2 * calls * (passes * (in_core + attention) + elsewhere)
+    return train.total_steps * tokens_per_step(config) * each / (UTILIZATION * rate)
 
 
-def weights(part: nn.Module) -> int:
+def num_parameters(part: nn.Module) -> int:
     return sum(parameter.numel() for parameter in part.parameters())
 
 
-def tokens_per_step(experiment: RunConfig) -> int:
-    """Tokens of a stream, of targets, or frames that an update learns from; of pairs at most, padding included."""
-    train = experiment.train
+def tokens_per_step(config: RunConfig) -> int:
+    """Return the number of tokens, target tokens or environment steps per optimizer step; for pairs the maximum, with
+    padding."""
+    train = config.train
     if isinstance(train, PairTrainConfig):
         return train.batch_tokens
-    rows = train.batch // train.minibatches if isinstance(train, AgentTrainConfig) else train.batch
-    return rows * train.segment
+    streams = train.batch // train.minibatches if isinstance(train, AgentTrainConfig) else train.batch
+    return streams * train.segment
 
 
-def blueprint(experiment: RunConfig) -> nn.Module:
-    """The model; of one whose texts may not be there yet, with about as many symbols."""
-    task, change = experiment.task, partial(dataclasses.replace, experiment.model, core=experiment.core)
-    if isinstance(experiment.model, Seq2SeqConfig):
-        symbols = task.vocabulary + 1
-        return Seq2Seq(change(sources=symbols, targets=symbols, joint=task.joint), "reference")
-    if experiment.task_name == "lm":
-        symbols = task.vocabulary or USUAL[task.unit]
-        return LanguageModel(change(inputs=symbols, outputs=symbols), "reference")
-    model: nn.Module = experiment.make_model(experiment.make_tasks()[0], "meta", "reference")
+def blueprint(config: RunConfig) -> nn.Module:
+    """Return the model. If its corpus may be missing, the vocabulary has a typical size."""
+    task, change = config.task, partial(dataclasses.replace, config.model, core=config.core)
+    if isinstance(config.model, Seq2SeqConfig):
+        size = task.vocabulary + 1
+        return Seq2Seq(change(sources=size, targets=size, joint=task.joint), "reference")
+    if config.task_name == "lm":
+        size = task.vocabulary or VOCABULARY[task.unit]
+        return LanguageModel(change(inputs=size, outputs=size), "reference")
+    model: nn.Module = config.make_model(config.make_tasks()[0], "meta", "reference")
     return model
 
 
 def machine_rate(device: str) -> float:
-    """Operations a second of this machine's matrix products in float32, measured in an instant."""
+    """Measure the operations per second of float32 matrix products on this machine."""
     chosen = choose_device(device)
     a = torch.randn(1024, 1024, device=chosen)
     times = []
     for _ in range(20):
-        began = time.perf_counter()
+        start = time.perf_counter()
         (a @ a).sum().item()
-        times.append(time.perf_counter() - began)
-    return 2 * 1024**3 / min(times)  # another process only ever makes it slower
+        times.append(time.perf_counter() - start)
+    return 2 * 1024**3 / min(times)  # other processes only make it slower
 
 
 def format_duration(seconds: float) -> str:
-    """A duration as people say it."""
+    """Return a duration in words: 2.5 minutes."""
     for size, name in ((365 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {name}"

@@ -1,4 +1,4 @@
-"""An Experiment: one table or figure of a paper. Its variants are runs, its columns measurements, beside the paper's numbers.
+"""An Experiment: one table or figure of a paper. Its variants are runs, its columns measurements.
 
     experiment = experiments("staircase.table7", "laptop")[0]        from stairwell.experiments.papers
     for variant in experiment.variants: variant.name, variant.config, variant.paper
@@ -39,7 +39,7 @@ class Column(Protocol):
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """The position of a variant among variants that differ in one number: a point of a line in the experiment's plot."""
+    """The position of a variant among variants that differ in one number: a point in the experiment's plot."""
 
     axis: str
     "The number with its unit, as the label of the x axis."

@@ -80,8 +80,8 @@ class LargestSolved:
 
 @dataclass(frozen=True)
 class ErrorFreeStreams:
-    """The percentage of endless streams without a mistake in their first tokens. The positions of mistakes are written to
-    the run folder."""
+    """The percentage of endless streams without a mistake in their first tokens. The positions of mistakes are
+    written to the run folder."""
 
     title: str
     tokens: int
@@ -192,8 +192,8 @@ class LastEpisodes:
 
 @dataclass(frozen=True)
 class Sample:
-    """A metric on about `tokens` tokens of a text's split, read from 16 positions: for texts whose evaluation would take
-    longer than training."""
+    """A metric on about `tokens` tokens of a text's split, read from 16 positions: for texts whose evaluation would
+    take longer than training."""
 
     title: str
     metric: str
@@ -202,4 +202,5 @@ class Sample:
 
     def measure(self, run: Run, device: str, engine: str) -> float:
         model, task = load(run.path, device, engine)
-        return evaluate(model, cast(StreamTask, task), self.split, STREAMS[True], segment=128, tokens=self.tokens)[self.metric]
+        scores = evaluate(model, cast(StreamTask, task), self.split, STREAMS[True], segment=128, tokens=self.tokens)
+        return scores[self.metric]

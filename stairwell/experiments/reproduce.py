@@ -59,7 +59,7 @@ def reproduce(
     callback: Callback,
     only: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Train and measure what is missing, of all variants or of `only` some. Return the result, which is also written."""
+    """Train and measure what is missing, of all variants or of `only` some. Return and write the result."""
     check_data(experiment)
     check(out / "result.json", RESULT, "--out")
     report.check_report(out / "report.html", out / "curves.png", "--out")

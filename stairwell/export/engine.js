@@ -100,7 +100,7 @@ class Layer {
     this.innerBias = parameter("feed_forward.inner.bias");
     this.outer = parameter("feed_forward.out.weight");
     this.outerBias = parameter("feed_forward.out.bias");
-    this.span = config.adaptive_span ? Float64Array.from(parameter("span.ratio"), (ratio) => ratio * config.longest_span) : null;
+    this.span = config.adaptive_span ? Float64Array.from(parameter("span.ratio"), (ratio) => Math.min(Math.max(ratio, 0), 1) * config.longest_span) : null;
     const width = this.H * this.K;
     this.q = new Float64Array(width);
     this.output = new Float64Array(width);

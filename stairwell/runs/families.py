@@ -65,7 +65,13 @@ class Family(ABC, Generic[ModelT, TaskT]):
 
     @abstractmethod
     def evaluate(
-        self, model: ModelT, task: TaskT, split: Split, folder: Path, options: EvalOptions, callback: Callback | None = None
+        self,
+        model: ModelT,
+        task: TaskT,
+        split: Split,
+        folder: Path,
+        options: EvalOptions,
+        callback: Callback | None = None,
     ) -> dict[str, Any]:
         """Return the scores of a split."""
 
@@ -84,7 +90,12 @@ class Streams(Family[LanguageModel, StreamTask]):
         return LanguageModel(configs.replace(config, core=core, inputs=task.inputs, outputs=task.outputs), engine)
 
     def make_trainer(
-        self, model: LanguageModel, tasks: Sequence[StreamTask], config: StreamTrainConfig, run: Run, world: Distributed | None
+        self,
+        model: LanguageModel,
+        tasks: Sequence[StreamTask],
+        config: StreamTrainConfig,
+        run: Run,
+        world: Distributed | None,
     ) -> Trainer:
         return stream_trainer(model, tasks, config, run, world)
 

@@ -94,8 +94,8 @@ def check_new(run: Run) -> None:
         return
     if existing:
         raise UserError(
-            f"{run.path} has no config.json, so it is not a run, but it has {' and '.join(existing)}, which a run would "
-            "overwrite; choose another --out"
+            f"{run.path} has no config.json, so it is not a run, but it has {' and '.join(existing)}, which a run "
+            "would overwrite; choose another --out"
         )
 
 

@@ -88,7 +88,7 @@ def environment(threads: int) -> dict[str, str]:
 
 
 class Pool:
-    """Runs `jobs` training processes at a time. A slot is free again when its run has ended and `finish` has returned."""
+    """Runs `jobs` training processes at a time. A slot is free when its run has ended and `finish` has returned."""
 
     def __init__(self, jobs: int, device: str, engine: str, callback: Callback, finish: Finish) -> None:
         self.jobs, self.device, self.engine, self.callback, self.finish = jobs, device, engine, callback, finish

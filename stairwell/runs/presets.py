@@ -160,7 +160,8 @@ def algorithmic(core: str) -> RunConfig:
 def copy(core: str) -> RunConfig:
     return small_run(
         "copy", core, width=128, heads=4, memory=801, context=801, chunk=16, task={"test_episodes": 100},
-        train=StreamTrainConfig(steps=4000, batch=32, segment=82, warmup=300, curriculum="length=2..40", valid_batch=50),
+        train=StreamTrainConfig(steps=4000, batch=32, segment=82, warmup=300, curriculum="length=2..40",
+        valid_batch=50),
     )  # fmt: skip
 
 
@@ -229,7 +230,8 @@ SEQ2SEQ_MODEL: dict[str, Any] = {
 
 def translation(core: str) -> RunConfig:
     return small_run(
-        "translation", core, width=128, heads=4, memory=128, context=128, chunk=16, core=SEQ2SEQ_CORE, model=SEQ2SEQ_MODEL,
+        "translation", core, width=128, heads=4, memory=128, context=128, chunk=16, core=SEQ2SEQ_CORE,
+        model=SEQ2SEQ_MODEL,
         train=PairTrainConfig(
             steps=10000, batch=512, batch_tokens=4096, learning_rate=3e-3, warmup=1000, decay="inverse-sqrt",
             beta2=0.98, label_smoothing=0.1, validate_every=500, checkpoint_every=500, average=10,
@@ -239,7 +241,8 @@ def translation(core: str) -> RunConfig:
 
 def summarization(core: str) -> RunConfig:
     return small_run(
-        "summarization", core, width=128, heads=4, memory=256, context=256, chunk=16, core=SEQ2SEQ_CORE, model=SEQ2SEQ_MODEL,
+        "summarization", core, width=128, heads=4, memory=256, context=256, chunk=16, core=SEQ2SEQ_CORE,
+        model=SEQ2SEQ_MODEL,
         train=PairTrainConfig(
             steps=4000, batch=64, batch_tokens=8192, learning_rate=2e-3, warmup=500, decay="inverse-sqrt",
             beta2=0.98, label_smoothing=0.1, validate_every=250, checkpoint_every=250, average=5,

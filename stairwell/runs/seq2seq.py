@@ -1,6 +1,6 @@
-"""What a trained sequence-to-sequence run is for: translate and summarize texts, tune how it searches, distil it.
+"""Use of trained sequence-to-sequence runs: translate, summarize, tune the search, compare, distill.
 
-The search that `tune` finds is kept in the run's folder, and later commands begin from it.
+`tune` saves the search in the run folder; later commands use it by default.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ PENALTIES = (0.0, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0)
 def open_translator(
     run: str | os.PathLike[str], task_name: str | None = None, device: str = "auto", batch: int = 64, **options: Any
 ) -> Translator:
-    """The model of a run, ready to write; `task_name`: what it must have been trained for."""
+    """Return the translator of a run; `task_name`: the task that it must have been trained for."""
     model, task = load(run, device)
     if not isinstance(task, PairTask) or (task_name is not None and type(task) is not task_type(task_name)[1]):
-        wanted = task_name or "translation or summarization"
-        raise UserError(f"{os.fspath(run)} was not trained for {wanted}, so it cannot do this")
+        expected = task_name or "translation or summarization"
+        raise UserError(f"{os.fspath(run)} was not trained for {expected}; name a run that was")
     return Translator(model, task, load_search(Path(run), task, **options), batch)
 
 
@@ -42,21 +42,21 @@ def tune(
     penalties: Sequence[float] = PENALTIES,
     sentences: int = 0,
     device: str = "auto",
-    tell: Callable[[float, float], None] = lambda penalty, score: None,
+    callback: Callable[[float, float], None] = lambda penalty, score: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Find the length penalty with the best score on the validation set and keep it in the run's folder.
+    """Find the length penalty with the best score on the validation set and save it in the run folder.
 
-    The penalty only orders hypotheses, but a search also stops by it: every value is a search of its own."""
+    A search also uses the penalty to decide when to stop, so every value needs its own search."""
     translator = open_translator(run, None, device, **options)
     Run(run).check_writable()
-    asked, wanted = translator.task.sources_and_targets("valid", sentences)
+    sources, references = translator.task.sources_and_targets("valid", sentences)
     scores: dict[float, float] = {}
     for penalty in penalties:
         translator.search = dataclasses.replace(translator.search, length_penalty=penalty)
-        said = [best[0].text for best in translator.translate(asked)]
-        scores[penalty] = translator.task.text_metrics(said, wanted)[translator.task.metric]
-        tell(penalty, scores[penalty])
+        outputs = [best[0].text for best in translator.translate(sources)]
+        scores[penalty] = translator.task.text_metrics(outputs, references)[translator.task.metric]
+        callback(penalty, scores[penalty])
     best = max(scores, key=lambda penalty: scores[penalty])
     search = dataclasses.replace(translator.search, length_penalty=best)
     write_text(Path(run) / SEARCH, json.dumps(configs.to_json(search), indent=2) + "\n")
@@ -65,7 +65,7 @@ def tune(
         "run": str(run),
         "length_penalty": best,
         metric: scores[best],
-        "sentences": len(wanted),
+        "sentences": len(references),
         "beam": search.beam,
     }
 
@@ -73,27 +73,27 @@ def tune(
 def compare(
     first: str | os.PathLike[str], second: str | os.PathLike[str], split: Split = "test", device: str = "auto"
 ) -> dict[str, Any]:
-    """BLEU of two translators on the sentences of the first one's split, and how probable their difference is by
-    chance. Each searches as it was tuned."""
+    """Return the BLEU of two translators on a split of the first one's data, and the p-value of the difference. Each
+    uses its tuned search."""
     translators = [open_translator(run, "translation", device) for run in (first, second)]
     task = translators[0].task
-    asked, wanted = task.sources_and_targets(split)
-    said = [[best[0].text for best in translator.translate(asked)] for translator in translators]
+    sources, references = task.sources_and_targets(split)
+    outputs = [[best[0].text for best in translator.translate(sources)] for translator in translators]
     lowercase = task.config.lowercase or translators[1].task.config.lowercase
-    found = text_scores.paired_test(said[0], said[1], wanted, lowercase)
-    return {"split": split, "sentences": len(wanted), "case": "lower" if lowercase else "mixed", **found}
+    result = text_scores.paired_test(outputs[0], outputs[1], references, lowercase)
+    return {"split": split, "sentences": len(references), "case": "lower" if lowercase else "mixed", **result}
 
 
 def score_baselines(
     run: str | os.PathLike[str], split: Split = "test", device: str = "auto", data: str | None = None
 ) -> dict[str, float]:
-    """The scores of what costs nothing, on the split that a run of summaries is scored on, or on that of other data."""
+    """Return the scores of simple baselines on a split of the data of a summarization run, or of other data."""
     task = open_translator(run, "summarization", device).task
-    articles, wanted = (task if data is None else task.with_data(data)).sources_and_targets(split)
-    read = [task.normalize_source(article) for article in articles]  # no more of an article than the model reads
+    articles, references = (task if data is None else task.with_data(data)).sources_and_targets(split)
+    sources = [task.normalize_source(article) for article in articles]  # truncated as for the model
     train = ((task.normalize_source(article), summary) for article, summary in task.locations["train"].pairs())
-    found = {name: task.text_metrics(said, wanted) for name, said in baselines(train, read).items()}
-    return {f"{name}_{metric}": value for name, scores in found.items() for metric, value in scores.items()}
+    scores = {name: task.text_metrics(texts, references) for name, texts in baselines(train, sources).items()}
+    return {f"{name}_{metric}": value for name, metrics in scores.items() for metric, value in metrics.items()}
 
 
 def distill(
@@ -101,11 +101,11 @@ def distill(
     out: str | os.PathLike[str],
     device: str = "auto",
     batch: int = 64,
-    tell: Callable[[int], None] = lambda done: None,
+    callback: Callable[[int], None] = lambda done: None,
     **options: Any,
 ) -> dict[str, Any]:
-    """A corpus whose training targets are what the run writes for its training sources (Kim & Rush, 2016); valid and
-    test are as they were. The run's own data must be there."""
+    """Write a corpus whose training targets are the run's outputs for its training sources (Kim & Rush, 2016);
+    valid and test are copied. Needs the data of the run."""
     check(out, FOLDER, "--out")
     translator = open_translator(run, None, device, batch, **options)
     task, config = translator.task, translator.task.config
@@ -115,34 +115,34 @@ def distill(
     counts: dict[str, Any] = {}
 
     def write(folder: Path) -> None:
-        for split, place in task.locations.items():
-            pairs = said_by(translator, place.pairs, tell) if split == "train" else place.pairs()
+        for split, files in task.locations.items():
+            pairs = distilled_pairs(translator, files.pairs, callback) if split == "train" else files.pairs()
             counts[split] = write_pairs(pairs, folder / f"{split}.{source}", folder / f"{split}.{target}")
 
     write_output_folder(out, write)
     return {"out": os.fspath(out), "source": source, "target": target, **counts, "sources_cut": translator.cut}
 
 
-def said_by(
-    translator: Translator, pairs: Callable[[], Iterable[tuple[str, str]]], tell: Callable[[int], None]
+def distilled_pairs(
+    translator: Translator, pairs: Callable[[], Iterable[tuple[str, str]]], callback: Callable[[int], None]
 ) -> Iterable[tuple[str, str]]:
-    """The sources once more, each with what the model writes for it."""
-    written = translator.translate(source for source, _ in pairs())
-    for done, ((source, _), best) in enumerate(zip(pairs(), written, strict=True), 1):
-        tell(done)
+    """Yield every source with the model's output for it."""
+    outputs = translator.translate(source for source, _ in pairs())
+    for done, ((source, _), best) in enumerate(zip(pairs(), outputs, strict=True), 1):
+        callback(done)
         yield source, best[0].text
 
 
 def write_pairs(pairs: Iterable[tuple[str, str]], source: Path, target: Path) -> int:
-    """Two parallel files, one line a pair whatever is in it; how many pairs they have."""
+    """Write two parallel files with one line per pair. Return the number of pairs."""
     count = 0
     with (
         open(source, "w", encoding="utf-8", newline="\n") as sources,
-        # Half a pair of surrogates can come out of a tokenizer; a file cannot hold it.
+        # A tokenizer can produce a lone surrogate, which cannot be encoded.
         open(target, "w", encoding="utf-8", newline="\n", errors="replace") as targets,
     ):
-        for asked, said in pairs:
-            print(" ".join(asked.split()), file=sources)
-            print(" ".join(said.split()), file=targets)
+        for source_text, target_text in pairs:
+            print(" ".join(source_text.split()), file=sources)
+            print(" ".join(target_text.split()), file=targets)
             count += 1
     return count

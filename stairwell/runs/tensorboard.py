@@ -1,21 +1,20 @@
-"""Metrics for TensorBoard, where it is installed: event files in a run's folder `tensorboard`.
+"""Metrics for TensorBoard, if it is installed: event files in the folder `tensorboard` of a run.
 
-Its own writer has a thread that meets a deleted folder or a full disk with a traceback. Here every line of metrics is
-written at once, and one that cannot be written is left out: `metrics.jsonl` has them all, and says what is wrong.
+TensorBoard's own writer has a thread that raises on a deleted folder or a full disk. Here every event is written at
+once, and errors are ignored: writing `metrics.jsonl` reports them.
 """
 
 from __future__ import annotations
 
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from stairwell.train import Callback, Run
 
 
 def with_tensorboard(callback: Callback, run: Run) -> Callback:
-    """Metrics to TensorBoard too."""
+    """Return a callback that also writes metrics for TensorBoard."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -34,7 +33,8 @@ def with_tensorboard(callback: Callback, run: Run) -> Callback:
         if event["event"] == "metrics":
             with suppress(OSError):
                 if not path.exists():
-                    begin(path.parent, run)
+                    if run.path.exists():  # do not create a deleted run folder again
+                        path.parent.mkdir(exist_ok=True)
                     append(file_version="brain.Event:2")
                 values = [Summary.Value(tag=tag, simple_value=value) for tag, value in scalars(event)]
                 append(step=event["step"], summary=Summary(value=values))
@@ -43,17 +43,11 @@ def with_tensorboard(callback: Callback, run: Run) -> Callback:
     return both
 
 
-def begin(folder: Path, run: Run) -> None:
-    """A run folder that was deleted must not come to life again."""
-    if run.path.exists():
-        folder.mkdir(exist_ok=True)
-
-
 def scalars(event: dict[str, Any]) -> list[tuple[str, float]]:
-    """What a line of metrics holds, by the names that TensorBoard shows."""
-    found = []
+    """Return the numbers of a metrics event by their TensorBoard tags."""
+    tags = []
     for section, numbers in (("train", event), ("valid", event.get("valid", {}))):
         for name, value in numbers.items():
             if isinstance(value, int | float) and name != "step":
-                found.append((f"{section}/{name}", float(value)))
-    return found
+                tags.append((f"{section}/{name}", float(value)))
+    return tags

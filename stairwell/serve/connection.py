@@ -1,4 +1,5 @@
-"""uvicorn's HTTP protocol with limits on the time and the chunks of a request, and its server with a last response on shutdown."""
+"""uvicorn's HTTP protocol with limits on the time and the chunks of a request, and its server with a last response on
+shutdown."""
 
 from __future__ import annotations
 
@@ -89,19 +90,23 @@ class TimeoutProtocol(H11Protocol):
         except TooManyChunksError:
             limit = f"{FREE_CHUNKS} chunks and one more per {CHUNK_BYTES} bytes"
             self._refuse(413, f"the request body has more than {limit}; send larger chunks")
-        if self.cycle is not cycle:
+        if self.cycle is not cycle and not self.refused:
             self.idle_since = None
             self._abort_after(self.request_timeout)
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Return whether to keep the connection open: a client may end its side after a complete request and wait for
         the response. It looks the same as a client that has disconnected until something is sent to it, so the response
         must start within `HALF_CLOSE_TIMEOUT`."""
         cycle = self.cycle
         self.half_closed = cycle is not None and not cycle.more_body and not cycle.response_complete
         if self.half_closed and not cycle.response_started:
-            self.loop.call_later(HALF_CLOSE_TIMEOUT, lambda: cycle.response_started or self.transport.abort())
+            self.loop.call_later(HALF_CLOSE_TIMEOUT, self._abort_unless_started, cycle)
         return self.half_closed
+
+    def _abort_unless_started(self, cycle: Any) -> None:
+        if not cycle.response_started:
+            self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:
         """Respond to a request that is not complete, and ignore the rest of it. The connection stays open until the

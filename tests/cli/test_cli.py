@@ -112,7 +112,9 @@ def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(place: Path, tmp_path:
     assert one_object(stairwell(tmp_path, "eval", "mine", "--data", "more.tokens", "--json", **empty))["scored"] == 2
 
     for command in (("eval", "text"), ("train", "--resume", "--out", "text")):
-        assert "there is no file or folder text.txt; the run was trained on it" in stairwell(tmp_path, *command).error_line
+        assert (
+            "there is no file or folder text.txt; the run was trained on it" in stairwell(tmp_path, *command).error_line
+        )
 
 
 @pytest.mark.quick
@@ -184,7 +186,8 @@ MISTAKES = {
     "train random-walk/lstm --engine warp": "engine must be auto, fast or reference",
     "train random-walk/lstm --seeds 0": "--seeds",
     "train random-walk/lstm --out walk": "walk is a run already; resume it (--resume)",
-    "train random-walk/lstm --out text.txt": "the folder text.txt cannot be created (text.txt is a file); choose another",
+    "train random-walk/lstm --out text.txt": "the folder text.txt cannot be created (text.txt is a file); choose "
+    "another",
     "train random-walk/lstm --out text.txt/a": "text.txt is not a folder; choose another path",
     "train random-walk/lstm --seed 12345678901234567890": "train.seed must be below 2^63, not 12345678901234567890",
     "train random-walk/lstm --seed 9223372036854775807 --seeds 2": "train.seed must be below 2^63",
@@ -192,7 +195,8 @@ MISTAKES = {
     "train random-walk/lstm --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
     "train random-walk/lstm --core.layers 1000000 --seeds 2": "lower --core.layers (now 1,000,000)",
     "reproduce staircase.table1.random-walk --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
-    "reproduce staircase.table1.random-walk --only nobody": "--only 'nobody': staircase.table1.random-walk has no such variant",
+    "reproduce staircase.table1.random-walk --only nobody": "--only 'nobody': staircase.table1.random-walk has no "
+    "such variant",
     "reproduce staircase.table1.random-wlk": "random-wlk",
     "reproduce feedback.figure5": "--task.path",
     "train --resume": "--resume needs --out",
@@ -215,8 +219,10 @@ MISTAKES = {
     "train random-walk/lstm --seed 5 --train.seed 7": "--seed 5 and --train.seed 7 mean the same but differ",
     "generate text --temperature": "Option '--temperature' requires an argument",
     "generate text --temperature inf": "temperature must be a finite number, 0 or more, not inf",
-    "generate text --repetition-penalty nan": "the repetition penalty must be from 0.01 to 100 (1: no penalty), not nan",
-    "generate text --repetition-penalty inf": "the repetition penalty must be from 0.01 to 100 (1: no penalty), not inf",
+    "generate text --repetition-penalty nan": "the repetition penalty must be from 0.01 to 100 (1: no penalty), not "
+    "nan",
+    "generate text --repetition-penalty inf": "the repetition penalty must be from 0.01 to 100 (1: no penalty), not "
+    "inf",
     "generate text --top-p nan": "top_p must be above 0 and at most 1, not nan",
     "generate text --seed 12345678901234567890": "--seed",
     "translate text --seed 12345678901234567890": "--seed",
@@ -227,7 +233,7 @@ MISTAKES = {
     "eval walk --split train": "--split must be valid or test",
     "eval walk --data text.txt": "--data is for tasks that read files",
     "eval walk --streams 0": "--streams",
-    "eval walk --streams 1000000000000": "1,000,000,000,000 streams at a time would need at least",
+    "eval walk --streams 1000000000000": "1,000,000,000,000 parallel streams would need at least",
     "eval walk --horizon 50 --seeds 1000000000": "lower --streams (now 4) or --seeds (now 1,000,000,000)",
     "eval walk --horizon 50 --baselines": "--baselines needs a split; leave it out with --horizon",
     "eval text --data foreign.txt": "is not in the training text",

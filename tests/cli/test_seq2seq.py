@@ -112,7 +112,10 @@ def test_targets_can_be_sampled(folder: Path) -> None:
     once, again, other = (run_command(folder, *sample, "--seed", seed) for seed in (1, 1, 2))
     assert once.status == 0 and len(once.out.splitlines()) == 80
     assert once.out == again.out != other.out
-    assert "have no effect without a temperature" in run_command(folder, "translate", "run", "data/val.xx", "--top-k", 3).error_line
+    assert (
+        "have no effect without a temperature"
+        in run_command(folder, "translate", "run", "data/val.xx", "--top-k", 3).error_line
+    )
 
 
 def test_a_report_shows_sentences_and_source_attention(folder: Path) -> None:
@@ -203,7 +206,9 @@ def test_a_run_of_another_task_is_refused(folder: Path) -> None:
 
 def test_commands_for_other_families_are_refused(folder: Path) -> None:
     assert "is not a language model" in run_command(folder, "generate", "run").error_line
-    assert "this run is of the family 'pairs'" in run_command(folder, "export", "run", "--html", "other.html").error_line
+    assert (
+        "this run is of the family 'pairs'" in run_command(folder, "export", "run", "--html", "other.html").error_line
+    )
     assert run_command(folder, "report", "run", "--out", "report.html").status == 0
 
 
@@ -258,13 +263,13 @@ def test_a_text_with_a_repetition_loop_is_decoded_again(folder: Path) -> None:
     (folder / "loops.txt").write_text("\n".join(texts) + "\n")
     command = ["translate", "run", "loops.txt", "--beam", "2", "--min-length", "14"]
     ended = run_command(folder, *command)
-    assert ended.out.splitlines() == broken and f"{looped} texts had a repetition loop and were decoded again" in ended.err
+    assert (
+        ended.out.splitlines() == broken and f"{looped} texts had a repetition loop and were decoded again" in ended.err
+    )
     assert run_command(folder, *command, "--keep-loops").out.splitlines() == kept
 
 
-def test_validations_and_experiments_keep_loops(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_validations_and_experiments_keep_loops(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not GREEDY.break_loops and Search().break_loops
     searches: list[Search] = []
     monkeypatch.setattr(measures, "evaluate_pairs", lambda *given: searches.append(given[-1]) or {"bleu": 1.0})
@@ -285,7 +290,9 @@ def test_bleu_and_rouge_are_as_computed_by_hand() -> None:
 def test_compounds_are_split_on_both_sides() -> None:
     outputs, references = ["a high-speed train runs fast"], ["a high-grade train runs fast"]
     # `high - speed` is three tokens: 6 of 7 are correct, 4 of 6 pairs, 2 of 5 triples; of 4 quadruples none, smoothed.
-    assert text_scores.compound_bleu(outputs, references) == pytest.approx(100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 8) ** 0.25)
+    assert text_scores.compound_bleu(outputs, references) == pytest.approx(
+        100 * (6 / 7 * 4 / 6 * 2 / 5 * 1 / 8) ** 0.25
+    )
     # As one token: 4 of 5, 2 of 4, 1 of 3, none of 2.
     assert text_scores.bleu(outputs, references)[0] == pytest.approx(100 * (4 / 5 * 2 / 4 * 1 / 3 * 1 / 4) ** 0.25)
 
@@ -295,7 +302,9 @@ def test_identical_outputs_have_p_1_and_better_ones_a_small_p() -> None:
     references = [" ".join(rng.choices("abcdefgh", k=12)) for _ in range(60)]
     worse = [text.replace("a", "h").replace("b", "g") if i % 2 else text for i, text in enumerate(references)]
     same = text_scores.paired_test(worse, worse, references)
-    assert same["p_value"] == 1 and same["first"] == same["second"] == pytest.approx(text_scores.bleu(worse, references)[0])
+    assert same["p_value"] == 1 and same["first"] == same["second"] == pytest.approx(
+        text_scores.bleu(worse, references)[0]
+    )
     # One sentence of 60 differs: swapping it or not gives the same difference, so nothing can be concluded.
     assert text_scores.paired_test(worse, [references[0], references[1], *worse[2:]], references)["p_value"] == 1
     result = text_scores.paired_test(worse, references, references)

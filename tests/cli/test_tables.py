@@ -15,7 +15,9 @@ RESULTS = Path(__file__).parents[2] / "results"
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, None])
-@pytest.mark.parametrize("name", ["staircase.table1.random-walk", "feedback.figure4.translation", "extra.state-tracking.s5-4"])
+@pytest.mark.parametrize(
+    "name", ["staircase.table1.random-walk", "feedback.figure4.translation", "extra.state-tracking.s5-4"]
+)
 def test_no_word_of_a_result_table_is_truncated(
     name: str, width: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

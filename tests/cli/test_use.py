@@ -100,7 +100,7 @@ def test_two_runs_are_exported_to_one_page(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["walk"], "choose an output"),
-        (["walk", "text", "--html", "x.html"], "was trained for something else"),
+        (["walk", "text", "--html", "x.html"], "were trained for different tasks or vocabularies"),
         (["nowhere", "--html", "x.html"], "nowhere"),
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
@@ -113,7 +113,10 @@ def test_an_onnx_graph_has_named_inputs_and_outputs(folder: Path) -> None:
     done = stairwell(folder, "export", "text", "--onnx", "text.onnx")
     assert done.status == 0 and done.out == "text.onnx: token, count, memory -> logits, countN, memoryN\n", done
     assert done.err == ""
-    assert "only an HTML page can contain several models" in stairwell(folder, "export", "walk", "walk-xl", "--onnx", "x.onnx").error_line
+    assert (
+        "only an HTML page can contain several models"
+        in stairwell(folder, "export", "walk", "walk-xl", "--onnx", "x.onnx").error_line
+    )
 
 
 def test_a_folder_for_hugging_face_is_exported(folder: Path) -> None:
@@ -121,7 +124,9 @@ def test_a_folder_for_hugging_face_is_exported(folder: Path) -> None:
     assert done.status == 0 and done.out.startswith("hf: import stairwell.hf"), done
     names = {path.name for path in (folder / "hf").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= names
-    assert "predicts its own 4 symbols, not 64 labels" in stairwell(folder, "export", "walk", "--hf", "other").error_line
+    assert (
+        "predicts its 4 input tokens, not 64 labels" in stairwell(folder, "export", "walk", "--hf", "other").error_line
+    )
 
 
 @pytest.mark.parametrize(

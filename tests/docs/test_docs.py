@@ -120,7 +120,7 @@ def test_code_runs(name: str) -> None:
     for block in blocks(page):
         if block.quotes is None and block.code != toy:
             # The empty lines make tracebacks show line numbers of the page.
-            exec(compile("\n" * block.line_number + block.code, str(page), "exec"), namespace)
+            exec(compile("\n" * block.line_number + block.code, str(page), "exec", dont_inherit=True), namespace)
 
 
 def commands() -> list[str]:

@@ -59,7 +59,9 @@ def test_one_model_alone_is_trained_and_reported(tmp_path: Path) -> None:
 
 
 def test_it_does_not_exist_at_paper_scale(tmp_path: Path) -> None:
-    assert "demo does not exist at paper scale" in stairwell(tmp_path, "reproduce", "demo", "--scale", "paper").error_line
+    assert (
+        "demo does not exist at paper scale" in stairwell(tmp_path, "reproduce", "demo", "--scale", "paper").error_line
+    )
 
 
 def test_ctrl_c_stops_all_models_saved_and_the_same_command_resumes(tmp_path: Path) -> None:
@@ -71,7 +73,9 @@ def test_ctrl_c_stops_all_models_saved_and_the_same_command_resumes(tmp_path: Pa
     while len(started) < 3:  # every model has logged a line
         line = process.stderr.readline()
         assert line, "it ended early"
-        started |= {name for name in ("Feedback", "Cached", "Transformer-XL") if line.startswith(name) and "/100" in line}
+        started |= {
+            name for name in ("Feedback", "Cached", "Transformer-XL") if line.startswith(name) and "/100" in line
+        }
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130 and errors.strip().endswith("the same command resumes"), errors

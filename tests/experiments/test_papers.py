@@ -34,7 +34,9 @@ class Table:
         self.variants: list[dict[str, str]] = [dict(zip(printed["columns"], variant)) for variant in printed["rows"]]
 
     def variant(self, **cells: str) -> dict[str, str]:
-        (found,) = [variant for variant in self.variants if all(variant[column] == cell for column, cell in cells.items())]
+        (found,) = [
+            variant for variant in self.variants if all(variant[column] == cell for column, cell in cells.items())
+        ]
         return found
 
     def column(self, title: str) -> dict[str, str]:
@@ -52,7 +54,8 @@ def study(name: str, scale: Scale) -> Experiment:
 def printed(name: str, scale: Scale) -> dict[str, tuple[str, ...]]:
     """The paper's numbers of an experiment by model, without the columns for which the paper has none."""
     numbers = {
-        variant.name: tuple(SETTING.sub("", number) for number in variant.paper if number) for variant in study(name, scale).variants
+        variant.name: tuple(SETTING.sub("", number) for number in variant.paper if number)
+        for variant in study(name, scale).variants
     }
     return {model: variant for model, variant in numbers.items() if variant}
 
@@ -124,7 +127,10 @@ def test_feedback_figure_4() -> None:
         if variant.paper
     }
     assert found == {
-        (variant["Model"].split()[0], int(variant["Encoder layers"]), int(variant["Decoder layers"])): (variant["BLEU"], "")
+        (variant["Model"].split()[0], int(variant["Encoder layers"]), int(variant["Decoder layers"])): (
+            variant["BLEU"],
+            "",
+        )
         for variant in table.variants
     }
 
@@ -216,7 +222,8 @@ def sizes_and_training(variant: Variant) -> dict[str, float]:
     return {
         "layers": core.layers, "width": core.width, "inner": core.F, "heads": core.heads, "head_width": core.K,
         "dropout": core.attention_dropout, "embedding_dropout": model.embedding_dropout, "segment": train.segment,
-        "batch": train.batch, "learning_rate": train.learning_rate, "max_grad_norm": train.max_grad_norm, "warmup": train.warmup,
+        "batch": train.batch, "learning_rate": train.learning_rate, "max_grad_norm": train.max_grad_norm,
+        "warmup": train.warmup,
     }  # fmt: skip
 
 
@@ -274,7 +281,9 @@ PAIRS = {
 @pytest.mark.parametrize("name", PAIRS)
 def test_feedback_table_8(name: str) -> None:
     cells = {title: number(cell) for title, cell in Table("feedback", "table 8").column(PAIRS[name]).items()}
-    variants = [variant for variant in study(name, "paper").variants if variant.config.core.layers == cells["Decoder Layers"]]
+    variants = [
+        variant for variant in study(name, "paper").variants if variant.config.core.layers == cells["Decoder Layers"]
+    ]
     assert {variant.config.core_name for variant in variants} == {"feedback", "transformer-xl"}
     for variant in variants:
         core, model, train = variant.config.core, variant.config.model, variant.config.train
@@ -330,7 +339,10 @@ DETAILS = {  # the columns of results
 @pytest.mark.parametrize("table", DETAILS)
 def test_staircase_tables_in_detail(table: str) -> None:
     name, cells = f"staircase.{table.replace(' ', '')}", Table("staircase", table)
-    variants = [(next(iter(variant.values())).split()[0], tuple(variant[title] for title in DETAILS[table])) for variant in cells.variants]
+    variants = [
+        (next(iter(variant.values())).split()[0], tuple(variant[title] for title in DETAILS[table]))
+        for variant in cells.variants
+    ]
     compare(name, [("Cached" if model == "Cache" else model, variant) for model, variant in variants])
     expected = [column.split()[0].lower().rstrip(".") for column in DETAILS[table] if "time" not in column]
     assert [column.title.split()[0] for column in study(name, "paper").columns][: len(expected)] == expected
@@ -393,9 +405,14 @@ def test_staircase_table_4(task: str) -> None:
 def test_staircase_table_5(task: str) -> None:
     printed_as = {"random-walk": "Random Walk", "algorithm": "Algorithm", "base": "BASE Data"}
     title = printed_as.get(task, task.capitalize())
-    cells = {variant["Models"].split()[0]: variant for variant in Table("staircase", "table 5").variants if variant["Tasks"] == title}
+    cells = {
+        variant["Models"].split()[0]: variant
+        for variant in Table("staircase", "table 5").variants
+        if variant["Tasks"] == title
+    }
     cores: dict[str, Any] = {
-        variant.name.split()[0].rstrip(","): variant.config.core for variant in study(f"staircase.table1.{task}", "paper").variants
+        variant.name.split()[0].rstrip(","): variant.config.core
+        for variant in study(f"staircase.table1.{task}", "paper").variants
     }
     for model, variant in cells.items():
         core = cores[model]

@@ -91,7 +91,7 @@ def test_an_environment_without_images_has_a_summary_of_observations(runs: Any, 
     assert first.image is None and first.observation.startswith("0 1; 1 ")  # watch phase, and a suit
     assert compose_image(second).any()  # its attention
     episode = gather(runs("cards")).episode
-    assert episode is not None and episode.width == 0 and episode.steps[0].observed.startswith("0 1; 1 ")
+    assert episode is not None and episode.width == 0 and episode.steps[0].observation.startswith("0 1; 1 ")
     assert stairwell(tmp_path, "play", runs("cards"), "--episodes", "1", "--json").status == 0
 
 

@@ -108,7 +108,9 @@ def test_the_result_is_written_with_its_provenance(run: Path) -> None:
     assert long_streams.read(run.parent) is None
 
     again = stairwell(run.parent, "eval", "poor", "--horizon", "1000", "--streams", "3", "--segment", "9")
-    assert f"without mistake  0 of 3\nmistakes         {sum(s['mistakes'] for s in printed['streams']):,}\n" in again.out
+    assert (
+        f"without mistake  0 of 3\nmistakes         {sum(s['mistakes'] for s in printed['streams']):,}\n" in again.out
+    )
     assert "3 streams of 1,000 tokens" in again.out and "100 to 999 " in again.out
     assert "1,000 of 1,000 tokens of each stream" in again.err and "tokens/s" in again.err
 
@@ -126,9 +128,7 @@ def test_an_interruption_prints_and_saves_the_result_so_far(
         return real(*given)
 
     monkeypatch.setattr(long_streams, "progress", ctrl_c)
-    with pytest.raises(
-        Interrupted, match="interrupted at 300 of 1,000 tokens; an earlier, longer result is kept"
-    ):
+    with pytest.raises(Interrupted, match="interrupted at 300 of 1,000 tokens; an earlier, longer result is kept"):
         evaluate_long_streams(run, 1000, 2, 1, 100, "cpu", "auto", as_json=False)
     assert "2 streams of 300 tokens" in capsys.readouterr().out
     assert json.loads((run / "horizon.json").read_text())["tokens"] == 400
@@ -160,7 +160,8 @@ def test_unsupported_evaluations_are_refused_in_one_line(run: Path, tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of labeled data that has hardly been trained. Sequences have 4 to 20 tokens; the last token has no label."""
+    """A model of labeled data that has hardly been trained. Sequences have 4 to 20 tokens; the last token has no
+    label."""
     folder, random = tmp_path_factory.mktemp("labeled"), np.random.default_rng(0)
     for name, count, most in (("short", 200, 20), ("long", 70, 300)):
         bits = [random.integers(0, 2, random.integers(4, most + 1)) for _ in range(count)]
@@ -202,7 +203,10 @@ def test_labeled_sequences_are_not_read_beyond_their_ends(labeled: Path) -> None
     options = ["--horizon", "9", "--split", "valid", "--streams", "3", "--json"]
     some = json.loads(stairwell(labeled, "eval", "run", *options).out)
     assert len(some["streams"]) == 3 and some["tokens"] <= 9 and some["split"] == "valid"
-    assert "--seeds is for tasks that generate" in stairwell(labeled, "eval", "run", "--horizon", "9", "--seeds", "2").error_line
+    assert (
+        "--seeds is for tasks that generate"
+        in stairwell(labeled, "eval", "run", "--horizon", "9", "--seeds", "2").error_line
+    )
 
 
 def test_an_interruption_keeps_the_sequences_that_were_read(labeled: Path, monkeypatch: pytest.MonkeyPatch) -> None:

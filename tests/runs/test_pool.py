@@ -74,6 +74,8 @@ def test_a_signal_stops_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     stop = threading.Event()
     threading.Thread(target=interrupt).start()
-    with pytest.raises(Interrupted, match=r"^a stopped and saved at step 5 of 9, b stopped and saved at step 5 of 9; the "):
+    with pytest.raises(
+        Interrupted, match=r"^a stopped and saved at step 5 of 9, b stopped and saved at step 5 of 9; the "
+    ):
         run_scripts({"a": WAITS, "b": WAITS, "c": WAITS}, tmp_path, monkeypatch, watch=events.append)
     assert {"event": "stopping"} in events and not (tmp_path / "c.ready").exists()

@@ -21,7 +21,7 @@ import torch
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
 from stairwell.decode import Sampling
-from stairwell.serve import service
+from stairwell.serve import connection, service
 from stairwell.serve.app import make_app
 from stairwell.serve.connection import TimeoutProtocol
 from stairwell.serve.limits import Limits
@@ -232,7 +232,10 @@ def test_a_refused_client_that_keeps_sending_is_disconnected() -> None:
 
 
 @pytest.mark.parametrize("stream", [b"true", b"false"])
-def test_a_client_that_ends_its_side_after_a_complete_request_gets_its_response(stream: bytes) -> None:
+def test_a_client_that_ends_its_side_after_a_complete_request_gets_its_response(
+    stream: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "HALF_CLOSE_TIMEOUT", 600.0)  # the machine may be slow
     body = b'{"prompt": "abc", "max_tokens": 2, "stream": ' + stream + b"}"
     with run_server(app()) as server, connect(server) as client:
         client.sendall(head(len(body)) + body)

@@ -36,7 +36,8 @@ S5: dict[Scale, RunConfig] = {
         ),
     ),
     "paper": dataclasses.replace(
-        RANDOM_WALK["paper"].replace(core=NO_DROPOUT), task_name="s5", task=permutations.Config(length=40, test_length=200),
+        RANDOM_WALK["paper"].replace(core=NO_DROPOUT), task_name="s5",
+        task=permutations.Config(length=40, test_length=200),
         train=dataclasses.replace(RANDOM_WALK["paper"].train, segment=40, curriculum="length=1..40"),
     ),
 }  # fmt: skip

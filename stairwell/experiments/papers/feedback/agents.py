@@ -64,7 +64,8 @@ PPO = AgentTrainConfig(
 )  # fmt: skip
 MINUTES = dataclasses.replace(PPO, steps=15_000, validate_every=1500)  # 6 million frames
 ADAM = AgentTrainConfig(
-    algorithm="a2c", steps=20_000, batch=1024, segment=100, learning_rate=3e-4, warmup=0, ent_coef=5e-4, max_grad_norm=0,
+    algorithm="a2c", steps=20_000, batch=1024, segment=100, learning_rate=3e-4, warmup=0, ent_coef=5e-4,
+    max_grad_norm=0,
     normalize_rewards=False, validate_every=1000, checkpoint_every=1000,
 )  # fmt: skip
 RMSPROP = dataclasses.replace(ADAM, optimizer="rmsprop", eps=0.01, batch=128, steps=40_000)

@@ -37,7 +37,11 @@ def seq2seq_run(
 
 
 def decoder_run(
-    base: RunConfig, core_name: str, layers: int, model: dict[str, Any] | None = None, train: dict[str, Any] | None = None,
+    base: RunConfig,
+    core_name: str,
+    layers: int,
+    model: dict[str, Any] | None = None,
+    train: dict[str, Any] | None = None,
     **core: Any,
 ) -> RunConfig:  # fmt: skip
     """Return a run with another decoder. A Transformer decoder attends to the current token, as is usual."""

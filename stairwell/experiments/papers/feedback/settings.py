@@ -27,8 +27,10 @@ RANDOM_WALK: dict[Scale, RunConfig] = {
     "laptop": base_run(
         task_name="random-walk", task=random_walk.Config(length=100), layers=2, width=64, heads=1,
         train=StreamTrainConfig(
-            steps=4000, batch=256, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", max_grad_norm=1.0, stopping_threshold=99.8,
-            curriculum="length=8..100", curriculum_accuracy=92, validate_every=250, checkpoint_every=500, valid_batch=50,
+            steps=4000, batch=256, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", max_grad_norm=1.0,
+            stopping_threshold=99.8,
+            curriculum="length=8..100", curriculum_accuracy=92, validate_every=250, checkpoint_every=500,
+            valid_batch=50,
         ),
     ),
     "paper": base_run(
@@ -144,7 +146,8 @@ WIKITEXT: dict[Scale, RunConfig] = {
             tied=True, adaptive=(20_000, 40_000, 200_000), embedding_dropout=0.2, output_dropout=0.2
         ),
         train=StreamTrainConfig(
-            steps=200_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1, finetune_steps=10_000,
+            steps=200_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1,
+            finetune_steps=10_000,
             validate_every=2000, checkpoint_every=1000, valid_batch=16,
         ),
     ),
@@ -189,7 +192,8 @@ ENWIK8: dict[Scale, RunConfig] = {
         task_name="lm", task=ENWIK8_TASK, layers=12, width=512, heads=8, dropout=0.5,
         core={"head_width": 128, "inner": 4096, "memory": 8192, "adaptive_span": True, "span_loss": 5e-7},
         train=StreamTrainConfig(
-            steps=100_000, batch=1024, segment=128, segment_warmup=64, learning_rate=1.5e-3, warmup=8000, max_grad_norm=0.1,
+            steps=100_000, batch=1024, segment=128, segment_warmup=64, learning_rate=1.5e-3, warmup=8000,
+            max_grad_norm=0.1,
             finetune_steps=10_000, validate_every=2000, checkpoint_every=1000, valid_batch=16, valid_tokens=1_000_000,
         ),
     ),
@@ -224,7 +228,8 @@ CHAR_PTB: dict[Scale, RunConfig] = {
     "paper": base_run(
         task_name="lm", task=CHAR_PTB_TASK, layers=6, width=384, heads=4, core={"memory": 512}, dropout=0.5,
         train=StreamTrainConfig(
-            steps=15_000, batch=2048, segment=128, learning_rate=1.5e-3, warmup=1000, max_grad_norm=1.0, finetune_steps=1000,
+            steps=15_000, batch=2048, segment=128, learning_rate=1.5e-3, warmup=1000, max_grad_norm=1.0,
+            finetune_steps=1000,
             validate_every=500, patience=4, valid_batch=16,
         ),
     ),
