@@ -26,11 +26,11 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 quick: $(VENV)/installed
 	$(BIN)/ruff check .
-	$(BIN)/python -m pytest -m "quick and not slow"
+	$(BIN)/python -m pytest -n auto -m "quick and not slow"
 
 slow: $(VENV)/installed
 	$(BIN)/python -m pytest -m slow
