@@ -31,7 +31,7 @@ from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
 from stairwell.models.embedding import StartEmbedding
 from stairwell.models.encoder import EncoderConfig, relative_scores
 from stairwell.provenance import provenance
-from stairwell.tasks import group_words
+from stairwell.tasks import groups
 from stairwell.tasks.base import Batch
 from stairwell.tasks.language import LanguageScore
 from stairwell.tasks.pair_task import PairBatch, buckets
@@ -245,8 +245,9 @@ def test_the_start_embedding_is_added_to_the_first_token_only() -> None:
 
 
 def test_the_generators_of_the_groups_are_permutations() -> None:
-    for generator in (group_words.SWAP, group_words.SMALL_CYCLE, group_words.CYCLE):
-        assert sorted(generator) == list(range(group_words.ELEMENTS))
+    for group in ("S5", "A5", "A6", "Z7", "D6", "A5xZ2"):
+        for generator in groups.generators(group):
+            assert sorted(generator) == list(range(len(generator)))
 
 
 def test_a_nan_within_a_learned_span_propagates() -> None:

@@ -24,7 +24,7 @@ TASKS: dict[str, tuple[str, str, str]] = {
     "even-pairs": ("even_pairs", "EvenPairs", "parity of the number of adjacent bits that differ"),
     "cycle-navigation": ("cycle_navigation", "CycleNavigation", "end of a walk on a cycle of five positions"),
     "modular-arithmetic": ("modular_arithmetic", "ModularArithmetic", "value of an expression modulo five"),
-    "group-words": ("group_words", "GroupWords", "product of a word over generators of A5 or S5"),
+    "group-words": ("group_words", "GroupWords", "product of a word over generators of a group"),
     "lm": ("language", "Language", "language modeling on any text file or folder"),
     "translation": ("translation", "Translation", "translation between two languages, from parallel files"),
     "summarization": ("summarization", "Summarization", "summaries of articles"),

@@ -126,14 +126,6 @@ def _multiply(table: Array, order: int, factors: Array, first: Array) -> Array:
 
 
 @cache
-def even_permutations(elements: int) -> Array:
-    """Return the numbers of the even permutations: the alternating group."""
-    i, j = np.triu_indices(elements, 1)
-    inversions = (images(elements)[:, i] > images(elements)[:, j]).sum(axis=1)
-    return np.flatnonzero(inversions % 2 == 0)
-
-
-@cache
 def generators(elements: int) -> Array:
     """Return the numbers of the swap of 0 and 1 and of the cycle i -> i + 1."""
     identity = list(range(elements))

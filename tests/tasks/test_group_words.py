@@ -1,13 +1,16 @@
-"""Words over generators of A5 and S5: the tables, compared with permutations composed one by one."""
+"""Words over generators of groups: the tables, compared with permutations composed one by one."""
 
 from __future__ import annotations
 
+import re
 from itertools import permutations
 from typing import Any
 
 import pytest
 
-from stairwell.tasks.group_words import Config, GroupWords, generator_order, group_elements, group_table
+from stairwell.errors import UserError
+from stairwell.tasks import groups
+from stairwell.tasks.group_words import Config, GroupWords, generator_order
 
 Permutation = tuple[int, ...]
 
@@ -46,8 +49,8 @@ def generated(factors: list[Permutation]) -> set[Permutation]:
 @both
 def test_the_multiplication_table_is_correct(group: str) -> None:
     elements = ELEMENTS[group]
-    assert [ALL[number] for number in group_elements(group)] == elements
-    products = group_table(group).reshape(len(elements), len(elements))
+    assert list(groups.elements(group)) == elements
+    products = groups.multiplication_table(group).reshape(len(elements), len(elements))
     for second in range(len(elements)):
         for first in range(len(elements)):
             assert elements[products[second, first]] == compose(elements[first], elements[second])
@@ -90,10 +93,66 @@ def test_every_label_is_the_product_of_the_word(group: Any, generators: int) -> 
 
 def test_invalid_options_are_refused() -> None:
     for options, message in (
-        ({"group": "A6"}, "group must be 'A5' or 'S5', not 'A6'"),
+        ({"group": "A2"}, "group is 'A2'; it must be a group such as S5, A5, Z7 or D6"),
+        ({"group": "S7"}, "group is 'S7', which has more than 2,048 elements"),
+        ({"group": "Z999999999"}, "more than 2,048 elements"),
+        ({"group": "A5x"}, "it must be a group such as"),
+        ({"group": "(0 1"}, "it must be a group such as"),
+        ({"group": "(0 1)(1 2)"}, "must not share points"),
+        ({"group": "(0), (1)"}, "has only the identity"),
+        ({"group": "(0 99999)"}, "points must be below 2,048"),
+        ({"group": "A5xZ2"}, "generators is 2; it must be between 3 and 120, the order of A5xZ2"),
         ({"generators": 1}, "generators is 1; it must be between 2 and 120, the order of S5"),
         ({"group": "A5", "generators": 61}, "it must be between 2 and 60, the order of A5"),
         ({"generator_seed": -1}, "generator_seed is -1; it must be at least 0"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(UserError, match=re.escape(message)):
             GroupWords(Config(**options))  # type: ignore[arg-type]
+
+
+ORDERS = {
+    "S2": 2, "S3": 6, "S6": 720, "A3": 3, "A4": 12, "A6": 360, "Z2": 2, "Z7": 7, "D3": 6, "D6": 12,
+    "Z2xZ2": 4, "Z2xZ3": 6, "A5xZ2": 120, "S3xD4xZ5": 240,
+    "(0 1)": 2, "(0 1)(2 3), (0 1 2 3 4)": 60, "(0 1 2 3)(4 5 6 7), (0 4 2 6)(1 7 3 5)": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("group", ORDERS)
+def test_every_group_is_closed_under_its_multiplication(group: str) -> None:
+    elements, order = groups.elements(group), ORDERS[group]
+    assert len(elements) == order and elements[0] == tuple(range(len(elements[0])))
+    table = groups.multiplication_table(group).reshape(order, order)
+    for second in range(0, order, 1 + order // 20):
+        for first in range(0, order, 1 + order // 20):
+            assert elements[table[second, first]] == tuple(elements[second][image] for image in elements[first])
+    assert (table[0] == range(order)).all() and all(len(set(row)) == order for row in table.tolist())
+    fewest = len(groups.generators(group))
+    assert [elements[number] for number in generator_order(group, 0)[:fewest]] == list(groups.generators(group))
+
+
+def test_properties_of_small_groups() -> None:
+    def orders(group: str) -> list[int]:
+        """Return the sorted orders of all elements."""
+        table = groups.multiplication_table(group).reshape(ORDERS[group], -1)
+        sizes = []
+        for element in range(ORDERS[group]):
+            power, size = element, 1
+            while power:
+                power, size = table[element, power], size + 1
+            sizes.append(size)
+        return sorted(sizes)
+
+    assert orders("Z2xZ2") == [1, 2, 2, 2] and orders("Z2xZ3") == [1, 2, 3, 3, 6, 6]
+    assert orders("D3") == orders("S3") == [1, 2, 2, 2, 3, 3]
+    assert orders("(0 1 2 3)(4 5 6 7), (0 4 2 6)(1 7 3 5)") == [1, 2, 4, 4, 4, 4, 4, 4]  # quaternions
+
+
+def test_words_over_the_cyclic_group_of_two_are_parity() -> None:
+    task = GroupWords(Config(group="Z2", label="every", min_length=1, length=30))
+    batch = task.batch_source(range(4), 4, 0).read(200)
+    assert batch.start is not None
+    for tokens, targets, starts in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start.tolist()):
+        parity = 0
+        for token, target, start in zip(tokens, targets, starts):
+            parity = (0 if start else parity) ^ (token == 0)  # token 1 is the identity
+            assert target == parity
