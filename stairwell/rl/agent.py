@@ -26,9 +26,9 @@ from stairwell.fast import choose_engine
 from stairwell.models import StartEmbedding
 from stairwell.state import State
 
-from .distributions import make_distribution
+from .distributions import Gaussian, make_distribution, mask_policy
 from .encoders import DiscreteEncoder, make_encoder
-from .flatten import leaf_shape, leaf_spaces
+from .flatten import ACTION_MASK, leaf_shape, leaf_spaces
 from .spaces import Box, Discrete
 
 
@@ -53,9 +53,14 @@ class AgentConfig(Config):
 class Inputs(NamedTuple):
     """Inputs of an agent: T frames of B environments."""
 
-    observation: dict[str, Tensor]  # (B, T, ...) by the paths of the space's leaves
+    observation: dict[str, Tensor]  # (B, T, ...) by the paths of the space's leaves; ACTION_MASK is optional
     last_action: Tensor  # (B, T, A)
     last_reward: Tensor  # (B, T)
+
+    @property
+    def action_mask(self) -> Tensor | None:
+        """Which actions are allowed, (B, T, P); None if the environment does not mask actions."""
+        return self.observation.get(ACTION_MASK)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
         observation = {path: function(values) for path, values in self.observation.items()}
@@ -135,7 +140,7 @@ class Agent(nn.Module):
         self.core.check_state(state, B)
         check_start(start, (B, T))
         x, state = self.core(self.embed(inputs, tokens_since_start(state.count, start, T)), state, start)
-        return self.heads(self.norm(x)), state
+        return self.heads(self.norm(x), inputs.action_mask), state
 
     def embed(self, inputs: Inputs, count: Tensor) -> Tensor:
         """Return the core's input (B, T, D); count (B, T) is the number of frames since the start of the episode."""
@@ -149,8 +154,12 @@ class Agent(nn.Module):
             x = x + not_first * self.last_reward(compress_rewards(inputs.last_reward)[..., None].to(x.dtype))
         return x if self.start_embedding is None else self.start_embedding(x, count)
 
-    def heads(self, x: Tensor) -> AgentOutput:
-        return AgentOutput(self.policy(x), self.value(x)[..., 0])
+    def heads(self, x: Tensor, action_mask: Tensor | None = None) -> AgentOutput:
+        """Return policy and value; actions that are not allowed have probability 0. x (..., D), action_mask (..., P)"""
+        policy = self.policy(x)
+        if action_mask is not None:
+            policy = mask_policy(policy, action_mask)
+        return AgentOutput(policy, self.value(x)[..., 0])
 
     def check_inputs(self, inputs: Inputs, B: int, T: int) -> None:
         for path, leaf in self.leaves.items():
@@ -162,6 +171,12 @@ class Agent(nn.Module):
         shape, expected = tuple(inputs.last_action.shape), (B, T, self.action_dist.action_size)
         if shape != expected:
             raise ValueError(f"last_action has shape {shape}; the action space needs {expected}")
+        if inputs.action_mask is not None:
+            if isinstance(self.action_dist, Gaussian):
+                raise ValueError("continuous actions have no action mask; leave it out")
+            shape, expected = tuple(inputs.action_mask.shape), (B, T, self.action_dist.head_size)
+            if shape != expected:
+                raise ValueError(f"the action mask has shape {shape}; the action space needs {expected}")
 
     def zero_inputs(self, B: int, T: int) -> Inputs:
         zeros = self.policy.weight.new_zeros(B, T)

@@ -3,6 +3,8 @@
     Categorical   one categorical distribution per integer of the action (Discrete has one): concatenated logits
     Gaussian      one normal distribution per number of the action (Box): means; log_std is a parameter of the agent
 
+An action mask is applied to the logits before they become a distribution, so that every method respects it.
+
 Actions are (..., A): integers for Categorical; real numbers for Gaussian, where [-1, 1] is the range of the box.
 `sample` takes uniform noise in [0, 1), so that the actions in an environment depend only on the seed, its index and
 its past. Letters: A elements of an action, P outputs of the policy head.
@@ -24,6 +26,13 @@ from .flatten import bounds, center_and_scale, leaf_nvec, leaf_shape
 from .spaces import Box, Discrete, MultiDiscrete, Space
 
 MIN_LOG_STD, MAX_LOG_STD = -5.0, 2.0
+# Logit of an action that is not allowed: its probability is 0 in every dtype. Infinity would make the entropy NaN.
+MASKED_LOGIT = -1e4
+
+
+def mask_policy(policy: Tensor, allowed: Tensor) -> Tensor:
+    """Return logits in which actions that are not allowed have probability 0. policy, allowed (..., P)"""
+    return policy.masked_fill(~allowed.to(policy.device, torch.bool), MASKED_LOGIT)
 
 
 class Categorical(nn.Module):
@@ -39,9 +48,11 @@ class Categorical(nn.Module):
         """policy (B, P), noise (B, A) -> (B, A)"""
         actions = []
         for logits, u in zip(policy.split(self.nvec, -1), noise.to(policy.dtype).unbind(-1)):
-            # The last cumulative probability may be below 1 by rounding.
-            below = logits.softmax(-1).cumsum(-1)[..., :-1] <= u[..., None]
-            actions.append(below.sum(-1))
+            # The last cumulative probability may be below 1 by rounding: never exceed the last possible action.
+            probabilities = logits.softmax(-1)
+            below = probabilities.cumsum(-1)[..., :-1] <= u[..., None]
+            impossible_at_end = (probabilities.flip(-1) > 0).to(torch.int64).argmax(-1)
+            actions.append(torch.minimum(below.sum(-1), logits.shape[-1] - 1 - impossible_at_end))
         return torch.stack(actions, -1)
 
     def mode(self, policy: Tensor) -> Tensor:

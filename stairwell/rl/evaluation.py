@@ -50,7 +50,8 @@ def iterate_transitions(agent: Agent, env: VectorEnv, seed: int, deterministic: 
         if start.any():
             session.reset(start)
         with torch.no_grad():
-            output = agent.heads(session.step_vectors(embed_frame(agent, inputs, session.count, device)))
+            x = session.step_vectors(embed_frame(agent, inputs, session.count, device))
+            output = agent.heads(x, inputs.action_mask)
         if deterministic:
             action = agent.action_dist.mode(output.policy)
         else:

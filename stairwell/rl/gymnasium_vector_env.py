@@ -17,8 +17,10 @@ import numpy as np
 
 from stairwell.errors import UserError
 
+from .action_masks import INFO as MASK_INFO
+from .action_masks import mask_nvec, masks_of, to_mask
 from .environments import Array
-from .flatten import flatten
+from .flatten import ACTION_MASK, flatten
 from .spaces import MISSING_GYMNASIUM, Space, from_gymnasium
 from .vector_env import BrokenEnvironment, Observations, VectorStep, check_step, describe_exception
 
@@ -48,6 +50,8 @@ class GymnasiumVectorEnv:
         self.observation_space, self.ignored_observations = without_text(env.single_observation_space)
         self.action_space = convert_space(env.single_action_space, "the action space")
         self.action_names = action_names(env)
+        self.mask_nvec = mask_nvec(self.action_space)
+        self.masks: Array | None = None  # (B, P); None if the environment has no action masks
         can_render = "rgb_array" in env.metadata.get("render_modes", ())
         self.render_options: Mapping[str, str] = {"render_mode": "rgb_array"} if can_render else {}
         self.resets_next = np.zeros(env.num_envs, dtype=bool)  # NEXT_STEP: environments whose next step is a reset
@@ -61,12 +65,14 @@ class GymnasiumVectorEnv:
 
     def _reset_with(self, seeds: list[int]) -> Observations:
         seed: Any = seeds if self.takes_seed_list else seeds[0]
-        observations, _ = self._call(lambda: self.env.reset(seed=seed))
+        observations, infos = self._call(lambda: self.env.reset(seed=seed))
         flat = flatten(self.observation_space, observations)
         none = np.zeros(self.num_envs, dtype=bool)
         check_step(self.observation_space, flat, np.zeros(self.num_envs), none, none, self.num_envs)
         self.resets_next = none
-        return copy_arrays(flat)
+        first = masks_of(infos, self.num_envs, self.mask_nvec)
+        self.masks = None if first is None else np.ones_like(first[0])
+        return self._with_masks(copy_arrays(flat), infos)
 
     def step(self, actions: Array) -> VectorStep:
         observations, rewards, terminated, truncated, infos = self._call(lambda: self.env.step(actions))
@@ -74,17 +80,28 @@ class GymnasiumVectorEnv:
         check_step(self.observation_space, flat, rewards, terminated, truncated, self.num_envs)
         terminated, truncated = np.array(terminated), np.array(truncated)
         done, ignored = terminated | truncated, self.resets_next
+        flat = self._with_masks(flat, infos)
         final, start = flat, done
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             start, self.resets_next = ignored, done
         elif self.autoreset_mode is AutoresetMode.SAME_STEP and done.any():
             final = self._with_final_observations(flat, infos, done)
         elif done.any():
-            first, _ = self._call(lambda: self.env.reset(options={"reset_mask": done}))
+            first, infos = self._call(lambda: self.env.reset(options={"reset_mask": done}))
             flat = copy_arrays(flatten(self.observation_space, first))
             check_step(self.observation_space, flat, rewards, terminated, truncated, self.num_envs)
+            flat = self._with_masks(flat, infos)
         rewards = np.asarray(rewards, dtype=np.float32)
         return VectorStep(flat, final, rewards, terminated, truncated, start.copy(), ignored.copy())
+
+    def _with_masks(self, observations: Observations, infos: Mapping[str, Any]) -> Observations:
+        """Return the observations with the newest action masks, if the environment has any."""
+        if self.masks is None:
+            return observations
+        if (newest := masks_of(infos, self.num_envs, self.mask_nvec)) is not None:
+            masks, given = newest
+            self.masks = np.where(given[:, None], masks, self.masks)
+        return {**observations, ACTION_MASK: self.masks.copy()}
 
     def _with_final_observations(
         self, observations: Observations, infos: Mapping[str, Any], done: Array
@@ -146,6 +163,29 @@ class CheckTypes(gymnasium.Wrapper[Any, Any, Any, Any]):
             raise BrokenEnvironment(f"an observation is not in the space {self.observation_space}: {text}")
 
 
+class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Puts the checked mask of one environment into its infos, (P,) bool."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], nvec: tuple[int, ...]) -> None:
+        super().__init__(env)
+        self.nvec = nvec
+        self.method = getattr(env.unwrapped, "action_masks", None)
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = self.env.reset(**options)
+        return observation, self.with_mask(info, done=False)
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        return observation, reward, terminated, truncated, self.with_mask(info, terminated or truncated)
+
+    def with_mask(self, info: Any, done: Any) -> Any:
+        given = info[MASK_INFO] if MASK_INFO in info else self.method() if callable(self.method) else None
+        if given is None:
+            return info
+        return {**info, MASK_INFO: to_mask(given, self.nvec, bool(done))}
+
+
 class MiniGridCategories(gymnasium.ObservationWrapper[Any, Any, Any]):
     """MiniGrid's image as MultiDiscrete: three categories per cell."""
 
@@ -171,7 +211,9 @@ def is_minigrid(env: gymnasium.Env[Any, Any]) -> bool:
 
 
 def wrap(env: gymnasium.Env[Any, Any]) -> gymnasium.Wrapper[Any, Any, Any, Any]:
-    checked = CheckTypes(env)
+    checked: gymnasium.Wrapper[Any, Any, Any, Any] = CheckTypes(env)
+    if nvec := mask_nvec(convert_space(env.action_space, "the action space")):
+        checked = ActionMasks(checked, nvec)
     return MiniGridCategories(checked) if is_minigrid(env) else checked
 
 

@@ -30,6 +30,7 @@ from stairwell.train.distributed import Distributed
 from .acting import embed_frame, eval_mode, first_inputs, sample_actions, to_tensors
 from .agent import Agent, Inputs
 from .config import AgentTrainConfig
+from .flatten import ACTION_MASK, ROOT
 from .vector_env import BrokenEnvironment, Observations, VectorEnv
 
 EPSILON = 1e-8
@@ -68,7 +69,7 @@ class Rollout:
 
     @staticmethod
     def from_tensors(tensors: dict[str, Tensor], states: list[State]) -> Rollout:
-        observation = {path: values for path, values in tensors.items() if path.startswith("observation")}
+        observation = {path: values for path, values in tensors.items() if path == ACTION_MASK or path.startswith(ROOT)}
         inputs = Inputs(observation, tensors["last_action"], tensors["last_reward"])
         fields: dict[str, Any] = {name: tensors[name] for name in TENSORS}
         return Rollout(inputs, **fields, states=states)
@@ -188,7 +189,8 @@ class RolloutSource:
         agent, inputs, start = self.agent, self.inputs, self.start
         if start.any():
             session.reset(start)
-        output = agent.heads(session.step_vectors(embed_frame(agent, inputs, session.count, self.device)))
+        x = session.step_vectors(embed_frame(agent, inputs, session.count, self.device))
+        output = agent.heads(x, inputs.action_mask)
         action = sample_actions(agent.action_dist, output.policy, self.seed, self.indices, self.env_steps)
         step = self.env.step(agent.action_dist.to_environment(action))
         self.env_steps += 1

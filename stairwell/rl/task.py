@@ -33,8 +33,10 @@ from .acting import sample_actions, to_tensors
 from .agent import Agent, Inputs
 from .algorithms import ALGORITHMS
 from .config import AgentTrainConfig
+from .distributions import mask_policy
 from .environments import ENVIRONMENTS, make
 from .evaluation import ReturnValidation, collect_inputs, split_seed
+from .flatten import ACTION_MASK
 from .make_env import full_name, make_vec_env
 from .rollouts import RolloutSource
 from .spaces import Space
@@ -234,7 +236,9 @@ class RLTask:
         try:
             frames = [to_tensors(env.reset())]
             for t in range(STATISTICS_FRAMES):
-                action = sample_actions(action_dist, uniform_policy, seed, range(NUM_ENVS), t)
+                mask = frames[-1].get(ACTION_MASK)
+                policy = uniform_policy if mask is None else mask_policy(uniform_policy, mask)
+                action = sample_actions(action_dist, policy, seed, range(NUM_ENVS), t)
                 frames.append(to_tensors(env.step(action_dist.to_environment(action)).observations))
         except BrokenEnvironment:
             return

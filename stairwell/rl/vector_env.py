@@ -28,7 +28,7 @@ from .environments import Array, BatchedEnv
 from .flatten import find_error, flatten, leaf_spaces
 from .spaces import Space
 
-Observations = dict[str, Array]
+Observations = dict[str, Array]  # by the paths of the space's leaves, and ACTION_MASK if there is a mask
 
 
 class BrokenEnvironment(BrokenSource):
