@@ -72,7 +72,8 @@ def make_run(folder: Path, sizes: dict[str, int]) -> Path:
 @contextmanager
 def running_server(run: Path, *options: str) -> Iterator[tuple[str, int]]:
     """Start a server of a run; yield its address and process id."""
-    command = [sys.executable, "-m", "stairwell", "serve", str(run), "--port", "0", "--device", "cpu", *options]
+    command = [sys.executable, "-m", "stairwell", "serve", str(run), "--port", "0", "--device", "cpu"]
+    command += ["--no-request-log", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     server = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     try:

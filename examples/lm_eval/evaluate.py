@@ -45,6 +45,7 @@ def train(folder: Path) -> Path:
 def served(run: Path) -> Iterator[str]:
     """Start a server of a run and yield its address."""
     command = [sys.executable, "-m", "stairwell", "serve", str(run), "--port", "0", "--device", "cpu"]
+    command.append("--no-request-log")
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         assert server.stderr is not None

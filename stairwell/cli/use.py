@@ -169,9 +169,16 @@ def serve(
         list[str] | None,
         typer.Option(help="Further host name to accept in the Host header; '*' accepts any."),
     ] = None,
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(help="Jinja template that makes a prompt of chat messages, in Hugging Face's format."),
+    ] = None,
+    request_log: Annotated[
+        bool, typer.Option("--request-log/--no-request-log", help="Print one line per request to standard error.")
+    ] = True,
     device: Device = "auto",
 ) -> None:
-    """Serve a trained language model with OpenAI's completions API and saved states."""
+    """Serve a trained language model with OpenAI's completion and chat APIs and saved states."""
     from stairwell.serve.limits import Limits
     from stairwell.serve.run_server import serve as serve_run
 
@@ -179,7 +186,10 @@ def serve(
         prompt_tokens=max_prompt, completion_tokens=max_tokens, seconds=max_seconds, clients=max_clients,
         states=max_states, total_state_bytes=max_state_bytes, state_seconds=state_seconds,
     )  # fmt: skip
-    serve_run(run, host, port, token_file, device, batch, waiting, limits, allow_host or (), say)
+    serve_run(
+        run, host, port, token_file, device, batch, waiting, limits, allow_host or (), say, chat_template,
+        say if request_log else None,
+    )  # fmt: skip
 
 
 @app.command(rich_help_panel=MAINTAIN)

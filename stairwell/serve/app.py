@@ -24,9 +24,12 @@ from stairwell.models import LanguageModel
 from stairwell.serve import openapi
 from stairwell.serve import state_routes as states
 from stairwell.serve.access import AccessMiddleware
+from stairwell.serve.chat import chat
+from stairwell.serve.chat_template import ChatTemplate
 from stairwell.serve.completions import complete
 from stairwell.serve.limits import Limits, RequestError
 from stairwell.serve.openapi import Endpoint, Handler, describe
+from stairwell.serve.request_log import PATH, RequestLog, RequestLogMiddleware
 from stairwell.serve.requests import RequestModels, encode_prompt
 from stairwell.serve.scheduler import Scheduler
 from stairwell.serve.service import HANDLERS, ChunkedResponse, Service, read_request, service_of
@@ -36,7 +39,7 @@ from stairwell.version import __version__
 LOCAL_HOSTS = ["localhost", "127.0.0.1", "::1"]
 PLAIN_PAGE = "<!doctype html><title>stairwell</title><p>API description: <a href=openapi.json>openapi.json"
 METRICS = {
-    "requests": "Requests for completions.",
+    "requests": "Requests for completions and chat completions.",
     "rejected": "Requests rejected because the queue was full.",
     "failed": "Internal errors; see the log.",
     "prompt_tokens": "Tokens prefilled.",
@@ -59,9 +62,11 @@ def make_app(
     max_waiting: int = 64,
     hosts: Collection[str] = LOCAL_HOSTS,
     page: Callable[[], str] = lambda: PLAIN_PAGE,
+    chat_template: ChatTemplate | None = None,
+    request_log: Callable[[str], None] | None = None,
 ) -> Starlette:
     """Return the application. Every endpoint requires `token`, if there is one; `hosts` are the accepted names in Host
-    headers, "*" accepts all."""
+    headers, "*" accepts all. `request_log` gets one line per request, in a thread of its own."""
     limits = limits or Limits()
     limits = replace(limits, sequences=min(limits.sequences, batch_size + max_waiting))
     name = name.encode("utf-8", "replace").decode("utf-8")  # the name of a folder may not be Unicode
@@ -73,13 +78,20 @@ def make_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         yield
         await run_in_threadpool(scheduler.close)
+        if log is not None:
+            await run_in_threadpool(log.close)
 
-    access = Middleware(AccessMiddleware, hosts=hosts, token=token, max_clients=limits.clients)
-    app = Starlette(routes=ROUTES, lifespan=lifespan, middleware=[access], exception_handlers=HANDLERS)
+    log = None if request_log is None else RequestLog(request_log)
+    middleware = [
+        Middleware(RequestLogMiddleware, seconds=scheduler.latency.request, log=log),
+        Middleware(AccessMiddleware, hosts=hosts, token=token, max_clients=limits.clients),
+    ]
+    app = Starlette(routes=ROUTES, lifespan=lifespan, middleware=middleware, exception_handlers=HANDLERS)
     cached_page = cache(lambda: page().encode("utf-8"))
     app.state.service = Service(
-        name, model, vocabulary, limits, scheduler, store, models, cached_page, started=time.time()
-    )
+        name, model, vocabulary, limits, scheduler, store, models, cached_page, chat_template or ChatTemplate(),
+        started=time.time(),
+    )  # fmt: skip
     return app
 
 
@@ -117,7 +129,8 @@ async def detokenize(request: Request) -> Response:
 
 async def get_tokenizer_info(request: Request) -> Response:
     """Return what lm_eval asks for. A text starts with a newline, as in `generate`."""
-    vocabulary = service_of(request).vocabulary
+    service = service_of(request)
+    vocabulary = service.vocabulary
     try:
         has_newline = len(vocabulary.encode("\n")) == 1
     except UserError:
@@ -128,7 +141,7 @@ async def get_tokenizer_info(request: Request) -> Response:
         "bos_token": "\n" if has_newline else None,
         "eos_token": None,
         "pad_token": None,
-        "chat_template": None,
+        "chat_template": service.chat_template.source,
     }
     return JSONResponse(content)
 
@@ -150,6 +163,7 @@ async def get_metrics(request: Request) -> Response:
         metric, type_ = (f"{name}_total", "counter") if name in scheduler.counts else (name, "gauge")
         lines += [f"# HELP stairwell_{metric} {METRICS[name]}", f"# TYPE stairwell_{metric} {type_}"]
         lines.append(f"stairwell_{metric} {value}")
+    lines += scheduler.latency.lines()
     return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
 
@@ -174,6 +188,10 @@ ENDPOINTS = [
     Endpoint(
         "POST", "/v1/completions", complete, "Complete prompts; with `stream`, as server-sent events.",
         openapi.CompletionResponse, (openapi.JSON, "text/event-stream"), errors=(404, 409, 503),
+    ),
+    Endpoint(
+        "POST", "/v1/chat/completions", chat, "Continue a chat; with `stream`, as server-sent events.",
+        openapi.ChatResponse, (openapi.JSON, "text/event-stream"), errors=(404, 409, 503),
     ),
     Endpoint("POST", "/tokenize", tokenize, "The token ids of a text.", openapi.TokenizeResponse, errors=(404,)),
     Endpoint("POST", "/detokenize", detokenize, "The text of token ids.", openapi.DetokenizeResponse, errors=(404,)),
@@ -208,11 +226,12 @@ def make_routes() -> list[Route]:
     paths: dict[str, dict[str, Handler]] = {}
     for endpoint in ENDPOINTS:
         paths.setdefault(endpoint.path, {})[endpoint.method] = endpoint.handler
-    return [Route(path, dispatch(handlers), methods=[*handlers]) for path, handlers in paths.items()]
+    return [Route(path, dispatch(path, handlers), methods=[*handlers]) for path, handlers in paths.items()]
 
 
-def dispatch(handlers: Mapping[str, Handler]) -> Handler:
+def dispatch(path: str, handlers: Mapping[str, Handler]) -> Handler:
     async def handle(request: Request) -> Response:
+        request.scope[PATH] = path
         return await handlers["GET" if request.method == "HEAD" else request.method](request)
 
     return handle

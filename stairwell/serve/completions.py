@@ -8,10 +8,10 @@ import json
 import time
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -20,7 +20,8 @@ from starlette.types import Receive, Scope, Send
 
 from stairwell.serve.limits import RequestError
 from stairwell.serve.openapi import CompletionChoice, Logprobs, Usage
-from stairwell.serve.requests import CompletionRequest, encode_prompts
+from stairwell.serve.request_log import note
+from stairwell.serve.requests import GenerationRequest, encode_prompts
 from stairwell.serve.scheduler import Finished, Output, Prompt, SequenceRequest, TokenOutput
 from stairwell.serve.service import (
     FAILURES,
@@ -43,12 +44,23 @@ async def complete(request: Request) -> Response:
     service = service_of(request)
     body = await read_request(request, service.models.complete)
     prompts = await service.parse(lambda: encode_prompts(body, service.vocabulary, service.limits))
-    start = None
-    if body.state is not None:
-        load = service.run_in_worker(lambda: load_start(service, body.state or "", prompts))
-        start = await service.run_while_connected(request, load)
-    completion = Completion(service, body, prompts, start)
-    return EventResponse(completion) if body.stream else await completion.response(request)
+    start = await find_start(request, body, prompts)
+    return await respond(request, Completion(service, body, prompts, start))
+
+
+async def respond(request: Request, completion: Completion[Any]) -> Response:
+    """Return the response to a completion, or the stream of its events."""
+    completion.note = partial(note, request.scope)
+    return EventResponse(completion) if completion.body.stream else await completion.response(request)
+
+
+async def find_start(request: Request, body: GenerationRequest, prompts: Sequence[Sequence[int]]) -> Snapshot | None:
+    """Return the snapshot to continue from, if the request names a state."""
+    service, id = service_of(request), body.state
+    if id is None:
+        return None
+    load = service.run_in_worker(lambda: load_start(service, id, prompts))
+    return await service.run_while_connected(request, load)
 
 
 def load_start(service: Service, id: str, prompts: Sequence[Sequence[int]]) -> Snapshot:
@@ -85,14 +97,19 @@ class OutputQueue:
         return [self.outputs.popleft() for _ in range(len(self.outputs))]
 
 
-class Completion:
+RequestT = TypeVar("RequestT", bound=GenerationRequest)
+
+
+class Completion(Generic[RequestT]):
     """A completion request in progress. Call `close` when no one waits for its outputs any more."""
 
-    def __init__(
-        self, service: Service, body: CompletionRequest, prompts: list[list[int]], start: Snapshot | None
-    ) -> None:
+    id_prefix, object, object_of_part = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, service: Service, body: RequestT, prompts: list[list[int]], start: Snapshot | None) -> None:
         self.service, self.body, self.prompts = service, body, prompts
-        self.id, self.created = f"cmpl-{uuid.uuid4().hex}", int(time.time())
+        self.id, self.created = f"{self.id_prefix}-{uuid.uuid4().hex}", int(time.time())
+        self.note: Callable[..., None] = lambda **details: None  # for the request log
+        self.reasons: dict[int, str] = {}  # why each sequence finished
         self.queue = OutputQueue(bool(body.stream))
         self.requests = self._sequence_requests(start)
         self.size, limit = body.output_size(prompts, service.limits), service.limits.total_output
@@ -112,10 +129,10 @@ class Completion:
         deadline = time.monotonic() + limits.seconds
         max_tokens, sampling, processor = body.token_limit(limits), body.sampling(), body.logits_processor()
         # Ranking the sequences of best_of needs the log-probabilities of their tokens.
-        logprobs = 0 if body.logprobs is None and body.generated > body.returned else body.logprobs
+        logprobs = 0 if body.alternatives is None and body.generated > body.returned else body.alternatives
         requests: list[SequenceRequest] = []
         for ids in self.prompts:
-            prompt = Prompt(ids, start, bool(body.echo), logprobs)
+            prompt = Prompt(ids, start, body.echoes, logprobs)
             for _ in range(body.generated):
                 index = len(requests)
                 seed = None if body.seed is None else body.seed + index  # sequences must differ
@@ -140,6 +157,12 @@ class Completion:
             self.service.output -= self.size
             for request in self.requests:
                 request.cancelled = True
+            usage = self._usage()
+            reasons = [self.reasons.get(index, "cancelled") for index in range(len(self.requests))]
+            self.note(
+                prompt_tokens=usage["prompt_tokens"], completion_tokens=usage["completion_tokens"],
+                finish=",".join(dict.fromkeys(reasons)),
+            )  # fmt: skip
 
     async def response(self, request: Request) -> Response:
         """Return one response when all sequences are finished."""
@@ -155,7 +178,7 @@ class Completion:
                     return error_response(400, "the client disconnected")
                 for index, output in arrived.result():
                     outputs[index].append(output)
-                    unfinished -= isinstance(output, Finished)
+                    unfinished -= self._is_finished(index, output)
             for sequence in outputs:
                 if failed := failure(sequence[-1]):
                     return error_response(*failed)
@@ -187,26 +210,34 @@ class Completion:
         while unfinished:
             parts: list[str] = []
             for index, outputs in by_sequence(await self.queue.get_all()):
+                unfinished -= self._is_finished(index, outputs[-1])
                 if failed := failure(outputs[-1]):
                     yield "".join(parts) + event(error_body(*failed)) + END
                     return
-                unfinished -= isinstance(outputs[-1], Finished)
-                parts.append(event(self._envelope([self._choice(index, outputs)])))
+                parts.append(event(self._envelope([self._part(index, outputs)], self.object_of_part)))
             yield "".join(parts)
         if self.body.stream_options is not None and self.body.stream_options.include_usage:
-            yield event({**self._envelope([]), "usage": self._usage()})
+            yield event({**self._envelope([], self.object_of_part), "usage": self._usage()})
         yield END
 
-    def _choice(self, index: int, outputs: list[Output]) -> CompletionChoice:
+    def _is_finished(self, index: int, output: Output) -> bool:
+        if isinstance(output, Finished):
+            self.reasons[index] = output.reason
+        return isinstance(output, Finished)
+
+    def _choice(self, index: int, outputs: list[Output]) -> Mapping[str, Any]:
         """Return outputs of one sequence as a choice of the OpenAI API."""
-        tokens = [output for output in outputs if isinstance(output, TokenOutput)]
-        last = outputs[-1]
-        return {
+        choice: CompletionChoice = {
             "index": index,
             "text": "".join(output.text for output in outputs),
-            "logprobs": None if self.body.logprobs is None else self._logprobs(index, tokens),
-            "finish_reason": last.reason if isinstance(last, Finished) else None,  # type: ignore[typeddict-item]
+            "logprobs": None if self.body.alternatives is None else self._logprobs(index, tokens_of(outputs)),
+            "finish_reason": finish_reason(outputs),
         }
+        return choice
+
+    def _part(self, index: int, outputs: list[Output]) -> Mapping[str, Any]:
+        """Return outputs of one sequence as a choice of an event."""
+        return self._choice(index, outputs)
 
     def _logprobs(self, index: int, tokens: list[TokenOutput]) -> Logprobs:
         token_text, offsets = self.service.token_text, []
@@ -223,10 +254,10 @@ class Completion:
             "text_offset": offsets,
         }
 
-    def _envelope(self, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def _envelope(self, choices: Sequence[Mapping[str, Any]], object: str | None = None) -> dict[str, Any]:
         return {
             "id": self.id,
-            "object": "text_completion",
+            "object": object or self.object,
             "created": self.created,
             "model": self.service.name,
             "choices": choices,
@@ -240,7 +271,7 @@ class Completion:
 class EventResponse(StreamingResponse):
     """A stream of server-sent events. However it ends, also before its start, its sequences leave the batch."""
 
-    def __init__(self, completion: Completion) -> None:
+    def __init__(self, completion: Completion[Any]) -> None:
         super().__init__(completion.events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
         self.completion = completion
 
@@ -256,6 +287,15 @@ def failure(output: Output) -> tuple[int, str] | None:
     if isinstance(output, Finished) and output.reason in FAILURES:
         return FAILURES[output.reason], failure_message(output)
     return None
+
+
+def tokens_of(outputs: Iterable[Output]) -> list[TokenOutput]:
+    return [output for output in outputs if isinstance(output, TokenOutput)]
+
+
+def finish_reason(outputs: Sequence[Output]) -> Any:
+    last = outputs[-1]
+    return last.reason if isinstance(last, Finished) else None
 
 
 def by_sequence(outputs: Iterable[tuple[int, Output]]) -> Iterable[tuple[int, list[Output]]]:

@@ -68,6 +68,49 @@ class CompletionResponse(TypedDict):
 
 
 @exact
+class TokenLogprob(TypedDict):
+    token: str
+    logprob: float
+    bytes: list[NonNegative]
+
+
+@exact
+class TokenLogprobs(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+@exact
+class ChatLogprobs(TypedDict):
+    content: list[TokenLogprobs]
+    refusal: None
+
+
+@exact
+class ChatMessage(TypedDict):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+@exact
+class ChatChoice(TypedDict):
+    index: NonNegative
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: Literal["stop", "length"] | None
+
+
+@exact
+class ChatResponse(TypedDict):
+    id: str
+    object: Literal["chat.completion"]
+    created: NonNegative
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+@exact
 class StateResponse(TypedDict):
     id: str
     object: Literal["state"]

@@ -7,7 +7,7 @@ of its model, its vocabulary and its limits.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal, Self, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, create_model, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
@@ -15,20 +15,24 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from stairwell import text
 from stairwell.decode.sampling import REPETITION_PENALTY_RANGE, Sampling
 from stairwell.errors import UserError
+from stairwell.serve.chat_template import ChatTemplate, ChatTurn
 from stairwell.serve.limits import Limits, RequestError
 from stairwell.serve.logits import LogitsProcessor
 from stairwell.stream import encode
 
 MAX_STOPS, MAX_STOP_LENGTH = 16, 200  # stop strings, characters per stop string
-MAX_LOGPROBS = 5  # alternatives per token
+MAX_LOGPROBS, MAX_TOP_LOGPROBS = 5, 20  # alternatives per token, of completions and of chat completions
 MAX_LOGIT_BIAS = 300  # entries
 MAX_TEMPERATURE = 100.0
 DEFAULT_TOKENS = 16  # generated per sequence, as in the OpenAI API
+DEFAULT_CHAT_TOKENS = 256  # of a chat completion; the OpenAI API has no limit there, but these models may never stop
+MAX_MESSAGES, MAX_PARTS = 1000, 100  # per chat, and parts of a text per message
 # Single precision cannot distinguish a smaller temperature or probability from 0.
 SMALLEST = 1e-6
 INT32, INT64 = 2**31 - 1, 2**63 - 1
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Nothing = Annotated[list[Any], Field(max_length=0)] | None
 
 
 class RequestBody(BaseModel):
@@ -51,17 +55,15 @@ class StreamOptions(RequestBody):
     """Ignored."""
 
 
-class CompletionRequest(RequestBody):
-    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["prompt"]}, {"required": ["state"]}]})
+class GenerationRequest(RequestBody):
+    """The fields that completions and chat completions share."""
 
     model: str | None = None
     """Name of the model."""
-    prompt: str | list[int] | list[str] | list[list[int]] | None = None
-    """A string, token ids, or a list of either. Required, and not empty, without a state."""
     state: Annotated[str, Field(min_length=1)] | None = None
     """Id of the state to continue from. The stored state does not change."""
     max_tokens: int | None = None
-    """Generated tokens per sequence; 0 with `echo` scores the prompt."""
+    """Generated tokens per sequence."""
     max_completion_tokens: int | None = None
     """Another name for `max_tokens`."""
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] | None = None
@@ -86,24 +88,30 @@ class CompletionRequest(RequestBody):
     """Added to the logits, per token id."""
     n: int | None = None
     """Sequences returned per prompt."""
-    best_of: int | None = None
-    """Sequences generated per prompt; the n with the highest mean log-probability are returned."""
     stream: bool | None = None
     """Whether to send server-sent events."""
     stream_options: StreamOptions | None = None
     """Options of a stream."""
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
-    """Return log-probabilities, of this many alternatives per token."""
-    echo: bool | None = None
-    """Whether to return the prompt before the generated text."""
     stop: str | list[str] | None = None
     """Strings at which generation ends."""
-    suffix: Literal[""] | None = None
-    """Not supported."""
     seed: Annotated[int, Field(ge=-INT64 - 1, le=INT64)] | None = None
     """Seed of the random generators."""
-    user: str | None = None
+    user: Any = None
     """Ignored."""
+    store: Any = None
+    """Ignored: the server stores no completions."""
+    metadata: Any = None
+    """Ignored."""
+    service_tier: Any = None
+    """Ignored."""
+    safety_identifier: Any = None
+    """Ignored."""
+    prompt_cache_key: Any = None
+    """Ignored."""
+    prompt_cache_retention: Any = None
+    """Ignored."""
+
+    default_tokens: ClassVar[int] = DEFAULT_TOKENS
 
     @model_validator(mode="before")
     @classmethod
@@ -114,22 +122,10 @@ class CompletionRequest(RequestBody):
         return body
 
     @model_validator(mode="after")
-    def check_combinations(self) -> Self:
-        if self.state is None and not all(self.prompts):
-            raise invalid("'prompt' is missing or empty: give a prompt of at least one token, or a 'state'")
+    def check_token_limits(self) -> Self:
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise invalid("'max_tokens' and 'max_completion_tokens' differ; give one of them")
-        if self.best_of is not None and self.best_of < self.returned:
-            raise invalid(f"'best_of' is {self.best_of} but n is {self.returned}; best_of must be at least n")
-        if self.stream and self.generated > self.returned:
-            raise invalid("'best_of' above n cannot be streamed; set 'stream' to false")
         return self
-
-    @property
-    def prompts(self) -> list[str] | list[list[int]]:
-        if self.prompt is None or isinstance(self.prompt, str):
-            return [self.prompt or ""]
-        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
 
     @property
     def returned(self) -> int:
@@ -139,7 +135,22 @@ class CompletionRequest(RequestBody):
     @property
     def generated(self) -> int:
         """Sequences generated per prompt."""
-        return self.returned if self.best_of is None else self.best_of
+        return self.returned
+
+    @property
+    def echoes(self) -> bool:
+        """Whether the prompt is part of the response."""
+        return False
+
+    @property
+    def alternatives(self) -> int | None:
+        """Log-probabilities to return per token, besides that of the token itself; None for none at all."""
+        return None
+
+    @property
+    def logprob_size(self) -> int:
+        """Size of a token with its log-probabilities in the response, in tokens."""
+        return 1 if self.alternatives is None else 2 + self.alternatives
 
     @property
     def stop_strings(self) -> list[str]:
@@ -148,13 +159,12 @@ class CompletionRequest(RequestBody):
     def token_limit(self, limits: Limits) -> int:
         """Return the number of tokens to generate per sequence."""
         given = self.max_completion_tokens if self.max_tokens is None else self.max_tokens
-        return min(DEFAULT_TOKENS, limits.completion_tokens) if given is None else given
+        return min(self.default_tokens, limits.completion_tokens) if given is None else given
 
     def output_size(self, prompts: list[list[int]], limits: Limits) -> int:
-        """Return the largest possible size of the response in tokens. A token with k log-probabilities counts as
-        2 + k tokens."""
-        tokens = sum(self.token_limit(limits) + (len(prompt) if self.echo else 0) for prompt in prompts)
-        return (1 if self.logprobs is None else 2 + self.logprobs) * self.generated * tokens
+        """Return the largest possible size of the response in tokens."""
+        tokens = sum(self.token_limit(limits) + (len(prompt) if self.echoes else 0) for prompt in prompts)
+        return self.logprob_size * self.generated * tokens
 
     def sampling(self) -> Sampling:
         return Sampling(
@@ -180,6 +190,130 @@ class CompletionRequest(RequestBody):
         if self.temperature is None:
             return 1.0
         return self.temperature if self.temperature >= SMALLEST else 0.0
+
+
+class CompletionRequest(GenerationRequest):
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["prompt"]}, {"required": ["state"]}]})
+
+    prompt: str | list[int] | list[str] | list[list[int]] | None = None
+    """A string, token ids, or a list of either. Required, and not empty, without a state."""
+    best_of: int | None = None
+    """Sequences generated per prompt; the n with the highest mean log-probability are returned."""
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Return log-probabilities, of this many alternatives per token."""
+    echo: bool | None = None
+    """Whether to return the prompt before the generated text; with `max_tokens` 0 the prompt is only scored."""
+    suffix: Literal[""] | None = None
+    """Not supported."""
+
+    @model_validator(mode="after")
+    def check_combinations(self) -> Self:
+        if self.state is None and not all(self.prompts):
+            raise invalid("'prompt' is missing or empty: give a prompt of at least one token, or a 'state'")
+        if self.best_of is not None and self.best_of < self.returned:
+            raise invalid(f"'best_of' is {self.best_of} but n is {self.returned}; best_of must be at least n")
+        if self.stream and self.generated > self.returned:
+            raise invalid("'best_of' above n cannot be streamed; set 'stream' to false")
+        return self
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        if self.prompt is None or isinstance(self.prompt, str):
+            return [self.prompt or ""]
+        return [self.prompt] if isinstance(self.prompt[0], int) else self.prompt
+
+    @property
+    def generated(self) -> int:
+        return self.returned if self.best_of is None else self.best_of
+
+    @property
+    def echoes(self) -> bool:
+        return bool(self.echo)
+
+    @property
+    def alternatives(self) -> int | None:
+        return self.logprobs
+
+
+class TextPart(RequestBody):
+    type: Literal["text"]
+    """Only text is supported."""
+    text: str
+    """The text."""
+
+
+class Message(RequestBody):
+    role: Literal["system", "developer", "user", "assistant"]
+    """Who wrote the message. The plain template ignores it."""
+    content: str | list[TextPart]
+    """The text, or a list of parts of it."""
+    name: Any = None
+    """Ignored."""
+    refusal: Any = None
+    """Ignored."""
+    annotations: Any = None
+    """Ignored."""
+    audio: None = None
+    """Not supported."""
+    tool_calls: Nothing = None
+    """Not supported."""
+    function_call: None = None
+    """Not supported."""
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ResponseFormat(RequestBody):
+    type: Literal["text"]
+    """Only text is supported."""
+
+
+class ChatRequest(GenerationRequest):
+    messages: list[Message]
+    """The messages so far. The chat template makes a prompt of them."""
+    logprobs: bool | None = None
+    """Whether to return log-probabilities."""
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """Number of alternatives per token whose log-probabilities are returned."""
+    response_format: ResponseFormat | None = None
+    """Only text is supported."""
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    """Only text is supported."""
+    tools: Nothing = None
+    """Not supported."""
+    functions: Nothing = None
+    """Not supported."""
+    tool_choice: Literal["none", "auto"] | None = None
+    """Ignored."""
+    function_call: Literal["none", "auto"] | None = None
+    """Ignored."""
+    parallel_tool_calls: Any = None
+    """Ignored."""
+    prediction: Any = None
+    """Ignored."""
+    reasoning_effort: Any = None
+    """Ignored."""
+    verbosity: Any = None
+    """Ignored."""
+
+    default_tokens: ClassVar[int] = DEFAULT_CHAT_TOKENS
+
+    @model_validator(mode="after")
+    def check_combinations(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise invalid("'top_logprobs' requires 'logprobs': true")
+        return self
+
+    @property
+    def alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def logprob_size(self) -> int:
+        # Every log-probability has the bytes of its token too.
+        return 1 if self.alternatives is None else 4 + 2 * self.alternatives
 
 
 class TokenizeRequest(RequestBody):
@@ -214,8 +348,10 @@ class CropStateRequest(RequestBody):
 
 
 Body = TypeVar("Body", bound=RequestBody)
-# The forms of a prompt. pydantic has them in the locations of errors.
-STRING, TOKENS, STRINGS, TOKEN_LISTS = FORMS = ("string", "token ids", "strings", "lists of token ids")
+# The forms of a prompt or of a message. pydantic has them in the locations of errors.
+STRING, TOKENS, STRINGS, TOKEN_LISTS, PARTS = FORMS = (
+    "string", "token ids", "strings", "lists of token ids", "text parts",
+)  # fmt: skip
 
 
 def form_of(value: Any) -> str | None:
@@ -278,6 +414,22 @@ class RequestModels:
             best_of=sequences,
             stop=stop | None,
         )
+        content = one_of(
+            "a string or a list of text parts",
+            {STRING: string, PARTS: list_of(constrain(TextPart, text=string), MAX_PARTS)},
+            PARTS,
+        )
+        # A chat completion has one prompt, which is never scored alone: at least one token is generated.
+        some_tokens_limit = Annotated[int, Field(ge=1, le=limits.completion_tokens)] | None
+        self.chat = constrain(
+            ChatRequest,
+            model=model,
+            messages=list_of(constrain(Message, content=content), MAX_MESSAGES, 1),
+            max_tokens=some_tokens_limit,
+            max_completion_tokens=some_tokens_limit,
+            n=sequences,
+            stop=stop | None,
+        )
         self.tokenize = constrain(TokenizeRequest, model=model, prompt=prompt)
         self.detokenize = constrain(DetokenizeRequest, model=model, tokens=tokens)
         self.create_state = constrain(CreateStateRequest, prompt=prompt)
@@ -315,6 +467,8 @@ def request_error(error: ErrorDetails) -> RequestError:
     field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location).lstrip(".")
     if error["type"] == "literal_error" and field == "model" and isinstance(given, str):
         return RequestError(404, f"there is no model {shown(given)}; the model of this server is {error['msg'][16:]}")
+    if error["type"] == "none_required" or "at most 0 items" in error["msg"]:
+        return RequestError(400, f"'{printable(field)}' is not supported; leave it out")
     if error["type"] == "model_type":
         return RequestError(400, f"{f'{field!r}' if field else 'the request body'} must be a JSON object")
     if error["type"] == "missing":
@@ -347,23 +501,52 @@ def printable(text: str) -> str:
 
 def encode_prompts(request: CompletionRequest, vocabulary: text.Vocabulary, limits: Limits) -> list[list[int]]:
     """Return the token ids of each prompt. Check what depends on several fields, or on the vocabulary."""
-    if len(request.prompts) * request.generated > limits.sequences:
+    check_before_encoding(request, len(request.prompts), vocabulary, limits)
+    prompts = [encode_prompt(prompt, vocabulary, limits) for prompt in request.prompts]
+    check_output_size(request, prompts, limits)
+    return prompts
+
+
+def encode_messages(
+    request: ChatRequest, template: ChatTemplate, vocabulary: text.Vocabulary, limits: Limits
+) -> list[int]:
+    """Return the token ids of the prompt that the template makes of the messages."""
+    check_before_encoding(request, 1, vocabulary, limits)
+    prompt = template([ChatTurn(message.role, message.text) for message in request.messages])
+    if request.state is None and not prompt:
+        raise RequestError(400, "the messages have no text: give at least one token, or a 'state'")
+    longest = longest_token(vocabulary)
+    if longest is not None and len(prompt) > limits.prompt_tokens * longest:
+        raise RequestError(
+            400, f"the messages have {len(prompt)} characters; at most {limits.prompt_tokens * longest} are allowed"
+        )
+    ids = encode_prompt(prompt, vocabulary, limits)
+    check_output_size(request, [ids], limits)
+    return ids
+
+
+def check_before_encoding(
+    request: GenerationRequest, prompts: int, vocabulary: text.Vocabulary, limits: Limits
+) -> None:
+    if prompts * request.generated > limits.sequences:
         raise RequestError(
             400,
-            f"{len(request.prompts)} prompts times {request.generated} sequences are more than the {limits.sequences} "
+            f"{prompts} prompts times {request.generated} sequences are more than the {limits.sequences} "
             "sequences allowed per request; send several requests",
         )
     if wrong := [token for token in request.logit_bias or () if int(token) >= vocabulary.size]:
         raise RequestError(400, f"'logit_bias' has token id {wrong[0]}; the largest is {vocabulary.size - 1}")
-    prompts = [encode_prompt(prompt, vocabulary, limits) for prompt in request.prompts]
+
+
+def check_output_size(request: GenerationRequest, prompts: list[list[int]], limits: Limits) -> None:
     size, limit = request.output_size(prompts, limits), min(limits.output, limits.total_output)
     if size > limit:
         raise RequestError(
             400,
             f"the output may have a size of {size}; at most {limit} is allowed. The size is sequences times tokens "
-            "(with echo, of the prompt too), with logprobs times 2 + logprobs; request less at a time",
+            "(with echo, of the prompt too), with logprobs times 2 + logprobs, in a chat times 4 + 2 top_logprobs; "
+            "request less at a time",
         )
-    return prompts
 
 
 def encode_prompt(prompt: str | list[int], vocabulary: text.Vocabulary, limits: Limits) -> list[int]:

@@ -32,10 +32,14 @@ def application(
     max_waiting: int,
     limits: Limits,
     allow_hosts: Sequence[str] = (),
+    chat_template: Path | None = None,
+    request_log: Callable[[str], None] | None = None,
 ) -> Any:
     """Return the ASGI application that serves a run folder."""
     from stairwell.serve.app import LOCAL_HOSTS, PLAIN_PAGE, make_app
+    from stairwell.serve.chat_template import read_chat_template
 
+    template = read_chat_template(chat_template)
     model, vocabulary = load_language_model(run, device)
     name = Path(run).resolve().name
 
@@ -58,6 +62,8 @@ def application(
         max_waiting=max_waiting,
         hosts=[*LOCAL_HOSTS, *names_of(host), *allow_hosts],
         page=page,
+        chat_template=template,
+        request_log=request_log,
     )
 
 
@@ -103,9 +109,11 @@ def serve(
     limits: Limits | None = None,
     allow_hosts: Sequence[str] = (),
     say: Callable[[str], None] = lambda line: None,
+    chat_template: Path | None = None,
+    request_log: Callable[[str], None] | None = None,
 ) -> None:
     """Serve a run folder until interrupted, then finish the requests in progress. Port 0 chooses a free port; `say`
-    prints the address."""
+    prints the address, `request_log` one line per request."""
     try:
         import pydantic  # noqa: F401
         import starlette  # noqa: F401
@@ -119,7 +127,9 @@ def serve(
     limits = limits or Limits()
     token = read_token(token_file) if token_file is not None else None
     with bind(host, port) as bound:
-        app = application(run, host, token, device, batch_size, max_waiting, limits, allow_hosts)
+        app = application(
+            run, host, token, device, batch_size, max_waiting, limits, allow_hosts, chat_template, request_log
+        )
         config = uvicorn.Config(
             app, log_level="error", access_log=False, server_header=False, date_header=False, ws="none", lifespan="on",
             http=type("Connection", (TimeoutProtocol,), {"request_timeout": limits.seconds + READ_SECONDS}),

@@ -32,6 +32,7 @@ from stairwell.generate import Detokenizer, StopStrings
 from stairwell.models import LanguageModel
 from stairwell.serve.limits import RequestError
 from stairwell.serve.logits import LogitsProcessor
+from stairwell.serve.metrics import LatencyMetrics
 from stairwell.serve.snapshot import Snapshot
 from stairwell.stream import MAX_TOKENS_PER_CALL, check_usable
 
@@ -160,6 +161,8 @@ class SequenceRequest:
     owner: object = None  # the client's request
     logits_processor: LogitsProcessor | None = None
     cancelled: bool = field(default=False, init=False)
+    submitted: float = field(default_factory=time.monotonic, init=False)
+    first_token: float = field(default=0.0, init=False)  # time of it
     generated: int = field(default=0, init=False)  # number of tokens
     sequence: DecodingSequence | None = field(default=None, init=False)  # once its prompt is prefilled
 
@@ -278,6 +281,7 @@ class Scheduler:
         self.queue: deque[SequenceRequest] = deque()
         self.counts = {"requests": 0, "rejected": 0, "failed": 0, "prompt_tokens": 0, "generated_tokens": 0, "steps": 0}
         self.changed = threading.Condition()
+        self.latency = LatencyMetrics()
         self.turns = count(1)
         self.closing = self.aborted = False
         self.clear()
@@ -483,13 +487,25 @@ class Scheduler:
             check_finite(logits)
             token = sequence.sample(logits)
             self.counts["generated_tokens"] += 1
-            return token, sequence.finished()
+            finished = sequence.finished()
+            self._measure(sequence.request, finished)
+            return token, finished
         except UserError as error:
             return 0, Finished("invalid", str(error))
         except Exception:
             log.exception("sampling a token failed")
             self.counts["failed"] += 1
             return 0, Finished("error")
+
+
+    def _measure(self, request: SequenceRequest, finished: Finished | None) -> None:
+        """Measure the latency of the token that was just sampled."""
+        now = time.monotonic()
+        if request.generated == 1:
+            request.first_token = now
+            self.latency.first_token.observe(now - request.submitted)
+        if finished is not None and request.generated > 1:
+            self.latency.output_token.observe((now - request.first_token) / (request.generated - 1))
 
 
 def max_crop(prompt: Prompt) -> int:

@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from stairwell import text
 from stairwell.decode import Sampling
 from stairwell.models import LanguageModel
+from stairwell.serve.chat_template import ChatTemplate
 from stairwell.serve.limits import Limits, RequestError
 from stairwell.serve.openapi import ErrorResponse
 from stairwell.serve.requests import Body, RequestModels, printable, validate
@@ -34,7 +35,8 @@ MAX_BODIES = 4  # bodies of the largest size that may be received, and sent, at 
 CHUNK = 1 << 16  # bytes of a response that are sent at once
 FAILURES = {"error": 503, "cancelled": 503, "invalid": 400}  # status by the reason of `Finished`
 NOT_FOUND = {
-    "/v1/chat/completions": "this server has no chat endpoint; send the text as 'prompt' to /v1/completions",
+    "/v1/responses": "this server has no Responses API; use /v1/chat/completions or /v1/completions",
+    "/v1/embeddings": "this server returns no embeddings; /openapi.json lists all endpoints",
 }
 Result = TypeVar("Result")
 
@@ -49,6 +51,7 @@ class Service:
     states: StateStore
     models: RequestModels
     page: Callable[[], bytes]
+    chat_template: ChatTemplate
     started: float
     output: int = 0  # output size of the requests in progress
     working: int = 0  # requests that run or wait for a worker thread

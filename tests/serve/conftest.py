@@ -56,7 +56,8 @@ def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def started(run: Path, *options: str) -> Iterator[Server]:
     """Start `stairwell serve` with a token; yield when it responds."""
-    command = [sys.executable, "-m", "stairwell", "serve", run.name, "--port", "0", "--token-file", "token", *options]
+    command = [sys.executable, "-m", "stairwell", "serve", run.name, "--port", "0", "--token-file", "token"]
+    command += ["--no-request-log", *options]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     process = subprocess.Popen(command, cwd=run.parent, env=environment, stderr=subprocess.PIPE, text=True)
     try:

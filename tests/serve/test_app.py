@@ -274,7 +274,8 @@ def test_bodies_that_are_not_json_or_too_large_are_refused() -> None:
     ("method", "path"),
     [
         ("GET", "/"), ("GET", "/health"), ("GET", "/metrics"), ("GET", "/v1/models"), ("POST", "/v1/completions"),
-        ("POST", "/tokenize"), ("POST", "/v1/states"), ("GET", "/v1/states/x/save"), ("GET", "/nothing"),
+        ("POST", "/v1/chat/completions"), ("POST", "/tokenize"), ("POST", "/v1/states"), ("GET", "/v1/states/x/save"),
+        ("GET", "/nothing"),
     ],
 )  # fmt: skip
 def test_every_route_requires_the_token(method: str, path: str) -> None:
@@ -749,10 +750,20 @@ def test_options_of_newer_clients_are_accepted() -> None:
     assert answer["usage"]["completion_tokens"] == 7
 
 
-def test_the_chat_endpoint_names_the_completions_endpoint() -> None:
-    answer = ask("/v1/chat/completions", {"messages": []})
-    assert answer.status_code == 404 and "'prompt' to /v1/completions" in answer.json()["error"]["message"]
+def test_an_unknown_endpoint_names_the_ones_there_are() -> None:
+    answer = ask("/v1/responses", {"input": "abc"})
+    assert answer.status_code == 404 and "/v1/chat/completions" in answer.json()["error"]["message"]
     assert "/openapi.json" in ask("/v1/embeddings", {}).json()["error"]["message"]
+
+
+def test_fields_that_change_nothing_are_ignored() -> None:
+    body = {"prompt": "abc", "max_tokens": 9, "temperature": 0}
+    ignored = {
+        "user": "someone", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "safety_identifier": "x",
+        "prompt_cache_key": "y", "prompt_cache_retention": "24h", "stream_options": None,
+    }  # fmt: skip
+    plain, more = post_completions(body, {**body, **ignored})
+    assert plain["choices"] == more["choices"]
 
 
 def test_the_openapi_description_has_the_limits_of_the_server() -> None:

@@ -23,5 +23,5 @@ def test_schemathesis_finds_no_error(tiny_run: Path, tmp_path: Path) -> None:
         command += ["--header", f"Authorization: Bearer {TOKEN}", "--max-examples", "50", "--no-color"]
         completed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
         assert completed.returncode == 0, completed.stdout
-        assert "17 selected / 17 total" in completed.stdout and "Stateful" in completed.stdout
+        assert "18 selected / 18 total" in completed.stdout and "Stateful" in completed.stdout
         assert "stairwell_failed_total 0" in server.get("/metrics").text
