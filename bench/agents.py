@@ -23,12 +23,13 @@ import numpy as np
 import torch
 
 from bench.speed import spread, time_interleaved
-from stairwell.experiments.papers.feedback.agents import CORRIDOR, MAZE, agents
+from stairwell.experiments.papers.feedback.agents import agents
 from stairwell.rl.algorithms import ActorCritic
 from stairwell.rl.rollouts import RolloutSource
 from stairwell.rl.spaces import MultiDiscrete, to_gymnasium
 from stairwell.rl.task import agent_trainer
 from stairwell.rl.vector_env import VectorEnv
+from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
 from stairwell.train.run import Run
 
@@ -47,8 +48,8 @@ def configs_by_core(base: RunConfig, lstm_layers: int) -> Configs:
 
 
 CONFIGS: dict[str, Configs] = {
-    "maze": configs_by_core(MAZE["laptop"], 3),
-    "corridor": configs_by_core(CORRIDOR["laptop"], 2),
+    "maze": configs_by_core(presets.maze(scale="laptop"), 3),
+    "corridor": configs_by_core(presets.corridor(scale="laptop"), 2),
 }
 CASES = tuple(CONFIGS)
 

@@ -19,12 +19,10 @@ from stairwell.experiments.papers.feedback.figure3 import MEMORY
 from stairwell.experiments.papers.feedback.figure8 import LAYER
 from stairwell.experiments.papers.feedback.figure9 import LAYERS
 from stairwell.experiments.papers.feedback.pairs import DEPTH
-from stairwell.experiments.papers.feedback.settings import ALGORITHMIC
-from stairwell.experiments.papers.feedback.sizes import as_large_as
 from stairwell.experiments.papers.feedback.table1 import on_more_variables
 from stairwell.experiments.papers.staircase.settings import CHUNK, PASSES
 from stairwell.layers import POSITIONS
-from stairwell.runs import preset
+from stairwell.runs import preset, presets
 from stairwell.runs.config import RunConfig
 
 pytestmark = pytest.mark.quick
@@ -102,7 +100,7 @@ def test_models_of_a_table_have_the_same_number_of_weights(name: str) -> None:
 
 def test_an_lstm_as_large_as_a_transformer() -> None:
     transformer = variant("feedback.figure5", "Transformer", "laptop").config
-    lstm = as_large_as(transformer, variant("feedback.table4", "Feedback", "laptop").config, 50)
+    lstm = presets.match_parameters(transformer, variant("feedback.table4", "Feedback", "laptop").config, 50)
     assert weights(variant("feedback.figure5", "LSTM", "laptop").config) == pytest.approx(
         weights(transformer), rel=0.02
     )
@@ -290,7 +288,8 @@ def test_a_curriculum_goes_on_to_five_variables() -> None:
         "variables=1,statements=4;variables=3,statements=4;"
         "variables=5,statements=4;variables=5,statements=5;variables=5,statements=6"
     )
-    assert on_more_variables(ALGORITHMIC["laptop"].train.curriculum, 3) == ALGORITHMIC["laptop"].train.curriculum
+    curriculum = presets.algorithmic(scale="laptop").train.curriculum
+    assert on_more_variables(curriculum, 3) == curriculum
 
 
 def test_every_table_and_figure_of_both_papers_is_a_study_or_named_as_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,21 +7,11 @@ varies C at one step size as in table 7.
 
 from __future__ import annotations
 
-import dataclasses
-
 from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, SweepPoint, Variant
 from stairwell.experiments.measures import LargestSolved
-from stairwell.experiments.papers.staircase.settings import (
-    CHUNK,
-    EPISODES_NOT_PRINTED,
-    NAMES,
-    PASSES,
-    RANDOM_WALK,
-    TEST_ERROR,
-)
-from stairwell.runs.config import RunConfig
+from stairwell.experiments.papers.staircase.settings import CHUNK, EPISODES_NOT_PRINTED, NAMES, PASSES, TEST_ERROR
+from stairwell.runs import presets
 from stairwell.runs.presets import with_core
-from stairwell.tasks import random_walk
 
 CHUNKS: dict[Scale, tuple[int, ...]] = {"laptop": (1, 2, 4, 8), "paper": (4, 8, 16, 32)}
 COUNTS = (1, 2, 4, 8)  # of passes
@@ -31,20 +21,11 @@ REACHED: dict[Scale, tuple[int, ...]] = {
     "laptop": (4, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 50),
     "paper": (4, 8, 12, 16, 24, 32, 48, 64, 100, 150, 200, 300, 400),
 }
-SETTINGS: dict[Scale, RunConfig] = {
-    "laptop": dataclasses.replace(
-        RANDOM_WALK["laptop"].replace(core={"heads": 4}), task=random_walk.Config(length=50),
-        train=dataclasses.replace(
-            RANDOM_WALK["laptop"].train, steps=1600, curriculum="length=8..50", validate_every=400
-        ),
-    ),
-    "paper": RANDOM_WALK["paper"],
-}  # fmt: skip
 
 
 def variants(scale: Scale) -> tuple[Variant, ...]:
     """Staircases by chunk, then by passes, Cached Staircases by chunk; the one of both lines is trained once."""
-    setting, (usual_passes, usual_chunk) = SETTINGS[scale], USUAL[scale]
+    setting, (usual_passes, usual_chunk) = presets.short_random_walk(scale=scale), USUAL[scale]
 
     def variant(core: str, N: int, C: int, *places: SweepPoint) -> Variant:
         experiment = with_core(setting, core, chunk=C, passes=N)
@@ -66,7 +47,8 @@ def variants(scale: Scale) -> tuple[Variant, ...]:
 
 
 def chunk_passes(scale: Scale) -> Experiment:
-    train, task = SETTINGS[scale].train, SETTINGS[scale].task
+    base = presets.short_random_walk(scale=scale)
+    train, task = base.train, base.task
     small = (
         f"Laptop scale: episodes of {task.length} actions instead of 400, models of 0.1 million weights instead of "
         f"3.2, new episodes without end, one curriculum over the length (8 to {task.length}, the next at "

@@ -7,7 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
-from stairwell.experiments.papers.feedback.pairs import SMALL, VALID_BLEU, VALID_LOSS, WMT, WMT_DATA, decoder_run
+from stairwell.experiments.papers.feedback.pairs import SMALL, VALID_BLEU, VALID_LOSS, WMT_DATA
+from stairwell.runs import presets
+from stairwell.runs.presets import decoder_run
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "no residual dropout": {"residual_dropout": 0.0},
@@ -28,7 +30,7 @@ def decoder_dropout(scale: Scale) -> Experiment | None:
         scale=scale,
         columns=(VALID_LOSS, VALID_BLEU),
         variants=tuple(
-            Variant(f"{model}, {name}", decoder_run(WMT[scale], core, 1, **options))
+            Variant(f"{model}, {name}", decoder_run(presets.wmt(scale), core, 1, **options))
             for name, options in SETTINGS.items()
             for core, model in MODELS.items()
         ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.runs.presets import random_walk
+from stairwell.runs import presets
 
 LENGTH = 50  # actions per episode
 STEPS = 2600  # at most
@@ -25,7 +25,7 @@ def demo(scale: Scale) -> Experiment | None:
         "transformer-xl": {"memory": LENGTH + 1},
     }
     configs = {
-        name: random_walk(name).replace(core=options, task={"length": LENGTH}, train=train)
+        name: presets.random_walk(name).replace(core=options, task={"length": LENGTH}, train=train)
         for name, options in core.items()
     }
     return Experiment(

@@ -6,41 +6,10 @@ import dataclasses
 
 from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import PLAIN, RANDOM_WALK
+from stairwell.experiments.papers.feedback.settings import PLAIN
+from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
-from stairwell.runs.presets import base_run, with_core
-from stairwell.tasks import parity, permutations
-from stairwell.train.config import StreamTrainConfig
-
-NO_DROPOUT = {"attention_dropout": 0.0, "relu_dropout": 0.0}
-PARITY: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="parity", task=parity.Config(length=40, test_episodes=200), layers=2, width=32, heads=1,
-        train=StreamTrainConfig(
-            steps=1500, batch=256, segment=40, learning_rate=2e-3, warmup=100, decay="cosine",
-            curriculum="length=2..40", valid_batch=50,
-        ),
-    ),
-    "paper": dataclasses.replace(
-        RANDOM_WALK["paper"].replace(core=NO_DROPOUT), task_name="parity", task=parity.Config(length=40),
-        train=dataclasses.replace(RANDOM_WALK["paper"].train, segment=40, curriculum="length=2..40"),
-    ),
-}  # fmt: skip
-S5: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="s5", task=permutations.Config(generators=True, length=40, test_length=200, test_episodes=200),
-        layers=2, width=64, heads=2,
-        train=StreamTrainConfig(
-            steps=2500, batch=128, segment=40, learning_rate=1e-3, warmup=300, decay="cosine",
-            curriculum="length=1..40", valid_batch=50,
-        ),
-    ),
-    "paper": dataclasses.replace(
-        RANDOM_WALK["paper"].replace(core=NO_DROPOUT), task_name="s5",
-        task=permutations.Config(length=40, test_length=200),
-        train=dataclasses.replace(RANDOM_WALK["paper"].train, segment=40, curriculum="length=1..40"),
-    ),
-}  # fmt: skip
+from stairwell.runs.presets import with_core
 
 
 def yardstick(name: str, title: str, setting: RunConfig, scale: Scale, tested: tuple[int, ...]) -> Experiment:
@@ -83,17 +52,17 @@ def yardstick(name: str, title: str, setting: RunConfig, scale: Scale, tested: t
 
 def extra_parity(scale: Scale) -> Experiment:
     title = "Parity: trained on 40 bits, tested on up to 400"
-    return yardstick("extra.parity", title, PARITY[scale], scale, tested=(40, 80, 400))
+    return yardstick("extra.parity", title, presets.parity(scale=scale), scale, tested=(40, 80, 400))
 
 
 def extra_s5(scale: Scale) -> Experiment:
     title = "Products of permutations (S5): trained on 40 factors, tested on up to 200"
-    study = yardstick("extra.s5", title, S5[scale], scale, tested=(20, 40, 200))
+    study = yardstick("extra.s5", title, presets.s5(scale=scale), scale, tested=(20, 40, 200))
     if scale == "paper":
         return study
     factors = "Laptop scale: the factors are a swap and a cycle, of which all 120 permutations are made."
     lstm, *others = study.variants
-    quicker = Variant("LSTM, rate 0.003", with_core(S5[scale], "lstm", train={"learning_rate": 3e-3}))
+    quicker = Variant("LSTM, rate 0.003", with_core(presets.s5(scale=scale), "lstm", train={"learning_rate": 3e-3}))
     return dataclasses.replace(study, variants=(lstm, quicker, *others), notes=(*study.notes, factors))
 
 

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.measures import LastEpisodes, Metric
-from stairwell.experiments.papers.feedback.agents import LOOKED, PPO, RETURN, agent_run, agents
+from stairwell.experiments.papers.feedback.agents import LOOKED, RETURN, agents
 from stairwell.rl.task import Config
+from stairwell.runs.presets.agents import PPO, agent_run
 
 WIDTH: dict[Scale, int] = {"laptop": 64, "paper": 256}
 MILLIONS = 15.0  # of frames at paper scale, as popgym's authors have them

@@ -6,17 +6,17 @@ run folder keeps where mistakes came, and the report draws them.
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
+from typing import Any
 
 from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import ErrorFreeStreams, LateAccuracy
-from stairwell.experiments.papers.state_tracking import FIRST, TRAIN, contenders, products_for, setting
-from stairwell.train.config import StreamTrainConfig
+from stairwell.experiments.papers.state_tracking import FIRST, contenders, products_for
+from stairwell.runs import presets
 
 TOKENS, STREAMS = 1_000_000, 64
 # The task and its options, the title, and how the training differs from the league's.
-TASKS: dict[str, tuple[str, dict[str, object], str, dict[Scale, dict[str, object]]]] = {
+TASKS: dict[str, tuple[str, dict[str, Any], str, dict[Scale, dict[str, Any]]]] = {
     "parity": ("parity-check", {}, "Parity", {"laptop": {}, "paper": {}}),
     "s5": (
         "group-words",
@@ -29,9 +29,9 @@ TASKS: dict[str, tuple[str, dict[str, object], str, dict[Scale, dict[str, object
 
 def variants(name: str, scale: Scale) -> tuple[Variant, ...]:
     task, options, _, training = TASKS[name]
-    # To the end: training on after everything is right is what moves the first mistake most.
-    train: StreamTrainConfig = dataclasses.replace(TRAIN[scale], stopping_threshold=None, **training[scale])  # type: ignore[arg-type]
-    shared = dataclasses.replace(setting(task, scale, **options, label="every"), train=train)
+    # No early stopping: the steps after the model is always right move its first mistake most.
+    train = {"stopping_threshold": None, **training[scale]}
+    shared = presets.benchmark(task, scale=scale, **options, label="every").replace(train=train)
     found = contenders(shared, scale, products=products_for(str(options.get("group", ""))))
     return tuple(variant for variant in found if variant.name in FIRST)
 

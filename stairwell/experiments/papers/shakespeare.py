@@ -9,28 +9,20 @@ from __future__ import annotations
 
 from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric, TrainingSpeed
-from stairwell.experiments.papers.feedback.sizes import as_large_as
-from stairwell.runs.presets import base_run, with_core
-from stairwell.tasks import language
-from stairwell.train.config import StreamTrainConfig
+from stairwell.runs import presets
+from stairwell.runs.presets import match_parameters, with_core
 
 BLOCK = 64
 CHARACTERS = 65
-SHAKESPEARE = base_run(
-    task_name="lm", task=language.Config(path="", unit="characters"), layers=4, width=128, heads=4,
-    train=StreamTrainConfig(
-        steps=2000, batch=12, segment=BLOCK, learning_rate=1e-3, warmup=100, decay="cosine", optimizer="adamw",
-        beta2=0.99, weight_decay=0.1, max_grad_norm=1.0, validate_every=250, valid_batch=16,
-    ),
-)  # fmt: skip
 
 
 def shakespeare(scale: Scale) -> Experiment | None:
     if scale == "paper":
         return None
     # Both attend to 64 characters, the current one included.
-    transformer = with_core(SHAKESPEARE, "transformer-xl", memory=BLOCK - 1, attend_to_current=True)
-    lstm = as_large_as(transformer, with_core(SHAKESPEARE, "lstm"), CHARACTERS)
+    base = presets.shakespeare()
+    transformer = with_core(base, "transformer-xl", memory=BLOCK - 1, attend_to_current=True)
+    lstm = match_parameters(transformer, with_core(base, "lstm"), CHARACTERS)
     no_memory = {"episode": BLOCK}
     return Experiment(
         name="extra.shakespeare",
@@ -46,12 +38,12 @@ def shakespeare(scale: Scale) -> Experiment | None:
             Variant("LSTM", lstm),
             Variant(
                 "Transformer-XL, no carried memory",
-                with_core(SHAKESPEARE, "transformer-xl", no_memory, memory=BLOCK - 1, attend_to_current=True),
+                with_core(base, "transformer-xl", no_memory, memory=BLOCK - 1, attend_to_current=True),
                 ("1.88", "", ""),
             ),
-            Variant("Feedback, no carried memory", with_core(SHAKESPEARE, "feedback", no_memory, memory=BLOCK)),
+            Variant("Feedback, no carried memory", with_core(base, "feedback", no_memory, memory=BLOCK)),
             Variant("Transformer-XL", transformer),
-            Variant("Feedback", with_core(SHAKESPEARE, "feedback", memory=BLOCK)),
+            Variant("Feedback", with_core(base, "feedback", memory=BLOCK)),
         ),
         seeds=3,
         notes=(

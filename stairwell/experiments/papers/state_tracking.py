@@ -13,10 +13,9 @@ from typing import Any
 
 from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
+from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
-from stairwell.runs.presets import base_run, with_core
-from stairwell.tasks import task_type
-from stairwell.train.config import StreamTrainConfig
+from stairwell.runs.presets import with_core
 
 PUBLISHED = "Terzić et al. 2025 (arXiv 2509.22284)"
 # Accuracy of the last token in percent, as published. Of these we train an LSTM and a Transformer-XL ourselves.
@@ -35,17 +34,6 @@ GROUPS: dict[tuple[str, int], dict[str, str]] = {
     ("S5", 8): {"PD-SSM": "100", "Gated DeltaProduct": "57.4"},
     ("S5", 32): {"PD-SSM": "1.07", "Gated DeltaProduct": "1.23"},
 }
-TRAIN: dict[Scale, StreamTrainConfig] = {
-    "laptop": StreamTrainConfig(
-        steps=3000, batch=256, segment=40, learning_rate=2e-3, warmup=300, decay="cosine", optimizer="adamw",
-        weight_decay=0.01, max_grad_norm=0.1, curriculum="length=3..40", curriculum_accuracy=95, validate_every=250,
-        checkpoint_every=250, valid_batch=50, stopping_threshold=99.95,
-    ),
-    "paper": StreamTrainConfig(
-        steps=100_000, batch=256, segment=40, learning_rate=2e-3, warmup=10_000, decay="cosine", optimizer="adamw",
-        weight_decay=0.01, validate_every=5000, checkpoint_every=1000, valid_batch=50, stopping_threshold=99.95,
-    ),
-}  # fmt: skip
 QUICK_LSTM = "LSTM, one layer, rate 0.01"
 # A rotation in space, and so an element of A5, is a product of 2 reflections; an element of S5 takes up to 4.
 DELTANETS = {2: "DeltaNet, 2 products", 4: "DeltaNet, 4 products"}
@@ -65,15 +53,6 @@ NOTES: dict[Scale, tuple[str, ...]] = {
     ),
     "paper": ("Weight decay is not printed in what we know of the protocol: 0.01.",),
 }
-
-
-def setting(task_name: str, scale: Scale, **options: Any) -> RunConfig:
-    config, _ = task_type(task_name)
-    width = 64 if scale == "laptop" else 128
-    task = config(valid_min_length=40, valid_length=256, valid_episodes=500, **options)
-    return base_run(
-        task_name=task_name, task=task, layers=2, width=width, heads=4, train=TRAIN[scale]
-    )  # fmt: skip
 
 
 def contenders(
@@ -128,14 +107,14 @@ def league(
 
 
 def of_task(name: str, scale: Scale) -> Experiment:
-    published, shared = TASKS[name], setting(name, scale)
+    published, shared = TASKS[name], presets.benchmark(name, scale=scale)
     title = f"{name.replace('-', ' ').capitalize()}: trained on 3 to 40 tokens, tested on 40 to 256"
     variants = contenders(shared, scale, published["LSTM"], published["Transformer"])
     return league(scale, name, title, variants, published)
 
 
 def of_group(group: str, generators: int, scale: Scale) -> Experiment:
-    shared = setting("group-words", scale, group=group, generators=generators)
+    shared = presets.benchmark("group-words", scale=scale, group=group, generators=generators)
     title = f"Words over {generators} generators of {group}: trained on 3 to 40 factors, tested on 40 to 256"
     found = contenders(shared, scale, products=products_for(group))
     variants = tuple(variant for variant in found if variant.name in FIRST)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
-from stairwell.experiments.papers.feedback.agents import CORRIDOR, CORRIDOR_NOTES, RETURN
+from stairwell.experiments.papers.feedback.agents import CORRIDOR_NOTES, RETURN
+from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 MEMORY = "size of the memory (frames)"
@@ -11,7 +12,7 @@ MEMORIES: dict[Scale, tuple[int, ...]] = {"laptop": (2, 4, 8, 16, 24), "paper": 
 
 
 def corridor(scale: Scale) -> Experiment:
-    setting = CORRIDOR[scale]
+    setting = presets.corridor(scale=scale)
     return Experiment(
         name="feedback.figure3",
         title="Corridor: reward against the size of the memory",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
-from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES, agents, maze_study
+from stairwell.experiments.papers.feedback.agents import MAZE_NOTES, agents, maze_study
 from stairwell.experiments.papers.feedback.pairs import (
     BLEU,
     DEPTH,
@@ -12,18 +12,18 @@ from stairwell.experiments.papers.feedback.pairs import (
     TAKEN,
     VALID_BLEU,
     VALID_LOSS,
-    WMT,
     WMT_DATA,
     WORDS_A_SECOND,
     by_depth,
-    decoder_run,
 )
+from stairwell.runs import presets
+from stairwell.runs.presets import decoder_run
 
 PRINTED: dict[str, tuple[str, ...]] = {"Transformer, 1 layer": ("27.3", ""), "Feedback, 1 layer": ("28.3", "")}
 
 
 def translation(scale: Scale) -> Experiment:
-    setting, small = WMT[scale], scale == "laptop"
+    setting, small = presets.wmt(scale), scale == "laptop"
     variants = by_depth(setting, (1, 2, 4) if small else (1, 2, 4, 6), PRINTED if not small else {})
     if not small:
         deep = decoder_run(setting, "feedback", 2, model={"encoder_layers": 12, "encoder_layer_drop": 0.2})
@@ -48,7 +48,7 @@ def translation(scale: Scale) -> Experiment:
 def maze(scale: Scale) -> Experiment:
     claim = "Feedback converges to a higher reward than a Transformer"
     name, title, figure = "feedback.figure4.maze", "Maze Navigation", "figure 4 (right)"
-    return maze_study(name, title, figure, claim, agents(MAZE[scale], 3), MAZE_NOTES[scale], scale)
+    return maze_study(name, title, figure, claim, agents(presets.maze(scale=scale), 3), MAZE_NOTES[scale], scale)
 
 
 EXPERIMENTS: dict[str, ExperimentFactory] = {"feedback.figure4.translation": translation, "feedback.figure4.maze": maze}

@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import ByTime
-from stairwell.experiments.papers.feedback.settings import (
-    BITS,
-    CHAR_PTB,
-    CHAR_PTB_DATA,
-    CHAR_PTB_NOTES,
-    CHAR_PTB_SYMBOLS,
-)
-from stairwell.experiments.papers.feedback.sizes import as_large_as, feedback_of
-from stairwell.runs.presets import with_core
+from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES, CHAR_PTB_SYMBOLS
+from stairwell.runs import presets
+from stairwell.runs.presets import match_parameters, matched_feedback, with_core
 
 
 def figure5(scale: Scale) -> Experiment:
-    setting, small = CHAR_PTB[scale], scale == "laptop"
+    setting, small = presets.char_ptb(scale=scale), scale == "laptop"
     transformer = with_core(setting, "transformer-xl")
-    lstm = as_large_as(transformer, with_core(setting, "lstm"), CHAR_PTB_SYMBOLS)
+    lstm = match_parameters(transformer, with_core(setting, "lstm"), CHAR_PTB_SYMBOLS)
     return Experiment(
         name="feedback.figure5",
         title="What the memory is made of: characters of the Penn Treebank",
@@ -30,9 +24,11 @@ def figure5(scale: Scale) -> Experiment:
         variants=(
             *((Variant("LSTM", lstm),) if small else ()),
             Variant("Transformer", transformer),
-            Variant("Feedback, recurrent memory", feedback_of(setting, scale, memory_composition="recurrent")),
-            Variant("Feedback, top-only memory", feedback_of(setting, scale, memory_composition=setting.core.layers)),
-            Variant("Feedback, memory of all layers", feedback_of(setting, scale)),
+            Variant("Feedback, recurrent memory", matched_feedback(setting, scale, memory_composition="recurrent")),
+            Variant(
+                "Feedback, top-only memory", matched_feedback(setting, scale, memory_composition=setting.core.layers)
+            ),
+            Variant("Feedback, memory of all layers", matched_feedback(setting, scale)),
         ),
         claim="all layers make the best memory, the top one alone is close; recurrence within a layer is not enough",
         notes=(

@@ -6,18 +6,17 @@ from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFac
 from stairwell.experiments.papers.feedback.pairs import (
     BLEU,
     DEPTH,
-    IWSLT,
     IWSLT_DATA,
     ROUGE,
     SMALL,
     SMALL_SUMMARIES,
-    SUMMARIES,
     SUMMARY_DATA,
     TAKEN,
     VALID_BLEU,
     WORDS_A_SECOND,
     by_depth,
 )
+from stairwell.runs import presets
 
 
 def iwslt(scale: Scale) -> Experiment:
@@ -28,7 +27,7 @@ def iwslt(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, figure 7 (left)",
         scale=scale,
         columns=(BLEU, VALID_BLEU, WORDS_A_SECOND) if small else (BLEU, WORDS_A_SECOND),
-        variants=by_depth(IWSLT[scale], (1, 2, 4) if small else (1, 2, 4, 6), {}),
+        variants=by_depth(presets.iwslt(scale), (1, 2, 4) if small else (1, 2, 4, 6), {}),
         claim="shallow Feedback decoders are better than shallow Transformer decoders",
         notes=(*SMALL, "The trainings are those of figure 4 (left): IWSLT is not at hand.")
         if small
@@ -46,7 +45,7 @@ def summaries(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, figure 7 (right)",
         scale=scale,
         columns=(ROUGE, WORDS_A_SECOND),
-        variants=by_depth(SUMMARIES[scale], (1, 2, 4) if small else (1, 2, 4, 6), {}),
+        variants=by_depth(presets.summaries(scale), (1, 2, 4) if small else (1, 2, 4, 6), {}),
         claim="Feedback summarizes better than a Transformer at every depth of the decoder",
         notes=SMALL_SUMMARIES if small else (*TAKEN, "The first 400 words of an article, 3-gram blocking."),
         data=SUMMARY_DATA[scale],

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
-from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB, CHAR_PTB_DATA, CHAR_PTB_NOTES
-from stairwell.experiments.papers.feedback.sizes import feedback_of
-from stairwell.runs.presets import with_core
+from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES
+from stairwell.runs import presets
+from stairwell.runs.presets import matched_feedback, with_core
 
 LAYER = "layer that makes the memory (0: the embedding)"
 
 
 def figure8(scale: Scale) -> Experiment:
-    setting = CHAR_PTB[scale]
+    setting = presets.char_ptb(scale=scale)
     single = (
         Variant(
             f"Feedback, memory of layer {layer} alone",
-            feedback_of(setting, scale, memory_composition=layer),
+            matched_feedback(setting, scale, memory_composition=layer),
             points=(SweepPoint(LAYER, "Feedback, memory of one layer", layer),),
         )
         for layer in range(setting.core.layers + 1)
@@ -29,8 +29,8 @@ def figure8(scale: Scale) -> Experiment:
         variants=(
             Variant("Transformer", with_core(setting, "transformer-xl")),
             *single,
-            Variant("Feedback, average of all layers", feedback_of(setting, scale, memory_composition="average")),
-            Variant("Feedback, weighted sum of all layers", feedback_of(setting, scale)),
+            Variant("Feedback, average of all layers", matched_feedback(setting, scale, memory_composition="average")),
+            Variant("Feedback, weighted sum of all layers", matched_feedback(setting, scale)),
         ),
         claim=(
             "the higher the layer the better a memory it makes; the first is no better than a Transformer, the average "

@@ -8,20 +8,17 @@ from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFac
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     BITS,
-    CHAR_PTB,
     CHAR_PTB_DATA,
     CHAR_PTB_NOTES,
     KEYS_EACH,
     NO_NUMBERS,
-    WIKITEXT,
     WIKITEXT_DATA,
     WIKITEXT_NOTES,
-    WIKITEXT_SMALL,
     WITH_LINE_ENDS,
 )
-from stairwell.experiments.papers.feedback.sizes import as_large_as, feedback_of
+from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
-from stairwell.runs.presets import with_core
+from stairwell.runs.presets import match_parameters, matched_feedback, with_core
 
 LAYERS = "layers, at equal weights"
 
@@ -38,9 +35,9 @@ def by_depth(setting: RunConfig, scale: Scale, depths: tuple[int, ...]) -> tuple
                 own["share_kv"] = scale == "laptop"
             experiment = with_core(setting, core, **own)
             if depth == setting.core.layers:  # the very training that other figures have too
-                experiment = base if core == "transformer-xl" else feedback_of(setting, scale)
+                experiment = base if core == "transformer-xl" else matched_feedback(setting, scale)
             elif scale == "laptop":
-                experiment = as_large_as(base, experiment)
+                experiment = match_parameters(base, experiment)
             name = f"{model}, {depth} layer{'s' if depth > 1 else ''}"
             variants.append(Variant(name, experiment, points=(SweepPoint(LAYERS, model, depth),)))
     return tuple(variants)
@@ -57,7 +54,7 @@ def figure9_char_ptb(scale: Scale) -> Experiment:
         paper=f"{FEEDBACK}, figure 9 (left)",
         scale=scale,
         columns=(BITS,),
-        variants=by_depth(CHAR_PTB[scale], scale, (1, 2, 4) if scale == "laptop" else (1, 2, 3, 4, 6, 8)),
+        variants=by_depth(presets.char_ptb(scale=scale), scale, (1, 2, 4) if scale == "laptop" else (1, 2, 3, 4, 6, 8)),
         claim=f"{DEPTH_CLAIM}: two layers are its best here",
         notes=(*CHAR_PTB_NOTES[scale], DEPTHS_NOT_PRINTED),
         data=CHAR_PTB_DATA,
@@ -67,8 +64,9 @@ def figure9_char_ptb(scale: Scale) -> Experiment:
 
 def figure9_wikitext_103(scale: Scale) -> Experiment:
     small = scale == "laptop"
-    base = WIKITEXT["laptop"] if small else WIKITEXT_SMALL
-    base = base.replace(core={"memory": 64 if small else 512}, train={"finetune_task": "end_of_line=true"})
+    base = presets.small_wikitext(scale=scale).replace(
+        core={"memory": 64 if small else 512}, train={"finetune_task": "end_of_line=true"}
+    )
     return Experiment(
         name="feedback.figure9.wikitext-103",
         title="Depth at equal weights: words of Wikipedia",

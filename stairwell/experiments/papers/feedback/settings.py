@@ -7,85 +7,18 @@ scale all the models of a table have one recipe.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 from stairwell.experiments.experiment import Column, Scale, Variant
 from stairwell.experiments.measures import LargestSolved, Metric, Sample
-from stairwell.models import LanguageModelConfig
 from stairwell.runs.config import RunConfig
-from stairwell.runs.presets import base_run, with_core
-from stairwell.tasks import algorithmic, copying, counting, language, random_walk
-from stairwell.train.config import StreamTrainConfig
+from stairwell.runs.presets import with_core
+from stairwell.runs.presets.state_tracking import STATEMENTS
 
 ACCURACY = (Metric("test accuracy (%)", "accuracy"),)
-STATEMENTS = 20  # of the programs that the laptop's models are scored on
 REACH = LargestSolved(
     "longest programs at 90%", "statements", (4, 5, 6, 8, 10, 13, 16, 20, 25, 31, 39, 49, 61, 76, 95, 100)
 )  # fmt: skip
-RANDOM_WALK: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="random-walk", task=random_walk.Config(length=100), layers=2, width=64, heads=1,
-        train=StreamTrainConfig(
-            steps=4000, batch=256, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", max_grad_norm=1.0,
-            stopping_threshold=99.8,
-            curriculum="length=8..100", curriculum_accuracy=92, validate_every=250, checkpoint_every=500,
-            valid_batch=50,
-        ),
-    ),
-    "paper": base_run(
-        task_name="random-walk", task=random_walk.Config(length=100, train_episodes=10_000),
-        layers=4, width=256, heads=4, dropout=0.2,
-        train=StreamTrainConfig(
-            steps=50_000, batch=512, segment=64, learning_rate=1e-4, warmup=1000, max_grad_norm=0.1,
-            validate_every=1000, checkpoint_every=1000, valid_batch=50,
-        ),
-    ),
-}  # fmt: skip
-ALGORITHMIC: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="algorithmic", task=algorithmic.Config(statements=STATEMENTS), layers=2, width=64, heads=4,
-        train=StreamTrainConfig(
-            steps=30_000, batch=32, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", max_grad_norm=0.1,
-            # One variable first, with all that can happen to it: who can follow it soon learns to tell two apart,
-            # which a Cached Staircase that began with two had not learned after 16,000 updates.
-            curriculum=(
-                "variables=1,statements=6,assigns=1,changes=1,prints=2,ifs=1;"
-                "variables=2,statements=6,assigns=8,changes=1,prints=4,ifs=1;"
-                "variables=3,statements=8,assigns=8,changes=1,prints=4,ifs=1;"
-                "variables=3,statements=8,assigns=2,changes=1,prints=2,ifs=1;"
-                "variables=3,statements=8..100,assigns=1,changes=1,prints=1,ifs=1"
-            ),
-            curriculum_accuracy=92, validate_every=1000, checkpoint_every=1000, valid_batch=50,
-        ),
-    ),
-    "paper": dataclasses.replace(
-        RANDOM_WALK["paper"], task_name="algorithmic",
-        task=algorithmic.Config(statements=100, train_episodes=10_000),
-    ),
-}  # fmt: skip
-COPYING: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="copy", task=copying.Config(test_episodes=100), layers=2, width=128, heads=4,
-        train=StreamTrainConfig(
-            steps=3000, batch=16, segment=82, learning_rate=1e-3, warmup=200, decay="cosine",
-            curriculum="length=2..40", valid_batch=50,
-        ),
-    ),
-    "paper": dataclasses.replace(
-        RANDOM_WALK["paper"], task_name="copy", task=copying.Config(train_episodes=10_000),
-        train=dataclasses.replace(RANDOM_WALK["paper"].train, segment=82),
-    ),
-}  # fmt: skip
-COUNTING: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="counting", task=counting.Config(), layers=2, width=64, heads=2,
-        train=StreamTrainConfig(steps=2000, batch=32, segment=64, learning_rate=1e-3, warmup=300, valid_batch=50),
-    ),
-    "paper": dataclasses.replace(
-        RANDOM_WALK["paper"], task_name="counting", task=counting.Config(train_episodes=10_000)
-    ),
-}  # fmt: skip
 UPDATES_NOT_PRINTED = (
     "The number of steps is not printed: 50,000, as in the released configuration. Neither is the number of runs: one "
     "seed. Section 7.6 ends runs with a tenth of the learning rate but does not say for how long on these tasks: ours "
@@ -130,34 +63,6 @@ def of_100(scale: Scale, *numbers: str) -> tuple[str, ...]:
     return numbers if scale == "paper" else (*(f"{number} (100 statements)" for number in numbers), "")
 
 
-WORDS = language.Config(path="", unit="words", end_of_line=False)
-WIKITEXT: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="lm", task=dataclasses.replace(WORDS, vocabulary=10_000),
-        layers=4, width=128, heads=4, dropout=0.1, model=LanguageModelConfig(tied=True, embedding_dropout=0.1),
-        train=StreamTrainConfig(
-            steps=2000, batch=16, segment=64, learning_rate=1.5e-3, warmup=200, max_grad_norm=0.1, finetune_steps=200,
-            validate_every=200, valid_batch=16, valid_tokens=100_000,
-        ),
-    ),
-    "paper": base_run(
-        task_name="lm", task=WORDS, layers=8, width=1024, heads=8, dropout=0.3,
-        model=LanguageModelConfig(
-            tied=True, adaptive=(20_000, 40_000, 200_000), embedding_dropout=0.2, output_dropout=0.2
-        ),
-        train=StreamTrainConfig(
-            steps=200_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1,
-            finetune_steps=10_000,
-            validate_every=2000, checkpoint_every=1000, valid_batch=16,
-        ),
-    ),
-}  # fmt: skip
-WIKITEXT_SMALL = WIKITEXT["paper"].replace(
-    core={
-        "layers": 4, "width": 512, "attention_dropout": 0.1, "relu_dropout": 0.1, "head_width": 128, "inner": 4096,
-    },
-    model={"embedding_dropout": 0.1, "output_dropout": 0.1},
-)  # fmt: skip
 WIKITEXT_DATA: dict[Scale, str] = {
     "laptop": "WikiText-2 (`stairwell data get wikitext-2`)",
     "paper": "WikiText-103 (`stairwell data get wikitext-103`)",
@@ -178,26 +83,7 @@ WITH_LINE_ENDS = (
 )
 FAR = {"memory": 2048, "adaptive_span": True, "span_loss": 1e-5}
 FAR_SMALL = {"memory": 256, "adaptive_span": True, "span_loss": 1e-5}
-ENWIK8_TASK = language.Config(path="")
 ENWIK8_DATA = "enwik8 (`stairwell data get enwik8`)"
-ENWIK8: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="lm", task=ENWIK8_TASK, layers=4, width=128, heads=4, core={"memory": 64}, dropout=0.0,
-        train=StreamTrainConfig(
-            steps=2000, batch=32, segment=64, segment_warmup=32, learning_rate=1.5e-3, warmup=200, max_grad_norm=0.1,
-            finetune_steps=200, validate_every=200, valid_batch=32, valid_tokens=100_000,
-        ),
-    ),
-    "paper": base_run(
-        task_name="lm", task=ENWIK8_TASK, layers=12, width=512, heads=8, dropout=0.5,
-        core={"head_width": 128, "inner": 4096, "memory": 8192, "adaptive_span": True, "span_loss": 5e-7},
-        train=StreamTrainConfig(
-            steps=100_000, batch=1024, segment=128, segment_warmup=64, learning_rate=1.5e-3, warmup=8000,
-            max_grad_norm=0.1,
-            finetune_steps=10_000, validate_every=2000, checkpoint_every=1000, valid_batch=16, valid_tokens=1_000_000,
-        ),
-    ),
-}  # fmt: skip
 ENWIK8_SAMPLE = 500_000
 
 
@@ -214,26 +100,8 @@ def bits_per_byte(scale: Scale) -> tuple[Column, Column]:
     )
 
 
-CHAR_PTB_TASK = language.Config(path="", unit="characters", separated=True, documents="none", prefix="ptb.char")
 CHAR_PTB_DATA = "the Penn Treebank by characters (ptb.char.train.txt, ptb.char.valid.txt and ptb.char.test.txt)"
 CHAR_PTB_SYMBOLS = 50
-CHAR_PTB: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="lm", task=CHAR_PTB_TASK, layers=4, width=128, heads=4, core={"memory": 64}, dropout=0.1,
-        train=StreamTrainConfig(
-            steps=500, batch=32, segment=64, learning_rate=1.5e-3, warmup=50, finetune_steps=50,
-            validate_every=50, valid_batch=32, valid_tokens=50_000,
-        ),
-    ),
-    "paper": base_run(
-        task_name="lm", task=CHAR_PTB_TASK, layers=6, width=384, heads=4, core={"memory": 512}, dropout=0.5,
-        train=StreamTrainConfig(
-            steps=15_000, batch=2048, segment=128, learning_rate=1.5e-3, warmup=1000, max_grad_norm=1.0,
-            finetune_steps=1000,
-            validate_every=500, patience=4, valid_batch=16,
-        ),
-    ),
-}  # fmt: skip
 BITS = Metric("test bits per character", "bits_per_character")
 NO_NUMBERS = "The figure's numbers are not in the paper's text; only its conclusion can be compared."
 CHAR_PTB_NOTES: dict[Scale, tuple[str, ...]] = {

@@ -8,14 +8,10 @@ from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFac
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     ACCURACY,
-    ALGORITHMIC,
-    COPYING,
-    COUNTING,
     KEYS_EACH,
     KEYS_SHARED,
     LSTM_IS_OURS,
     NOT_PRINTED,
-    RANDOM_WALK,
     STATEMENTS,
     UPDATES_NOT_PRINTED,
     WALKING,
@@ -23,6 +19,7 @@ from stairwell.experiments.papers.feedback.settings import (
     of_100,
     walking_lstms,
 )
+from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import with_core
 from stairwell.train.curriculum import Curriculum
@@ -51,7 +48,7 @@ def two_and_an_lstm(
 
 
 def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
-    setting = COPYING[scale]
+    setting = presets.copy(scale=scale)
     what = "reverse" if reverse else "copy"
     setting = dataclasses.replace(
         setting, task_name=what, task=dataclasses.replace(setting.task, reverse=reverse)
@@ -93,7 +90,7 @@ def table1_reverse(scale: Scale) -> Experiment:
 
 
 def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experiment:
-    setting, most = COUNTING[scale], length
+    setting, most = presets.counting(scale=scale), length
     if scale == "laptop" and length > 200:
         most = 200
     setting = dataclasses.replace(setting, task=dataclasses.replace(setting.task, length=most))
@@ -132,7 +129,7 @@ def table1_counting_1000(scale: Scale) -> Experiment:
 
 
 def table1_random_walk(scale: Scale) -> Experiment:
-    setting, small = RANDOM_WALK[scale], scale == "laptop"
+    setting, small = presets.random_walk(scale=scale), scale == "laptop"
     smaller = (
         "Laptop scale: models of 0.1 million weights instead of 3.2, new episodes without end instead of 10,000, and "
         "for every model the same curriculum over the length (8 to 100, the next at 92% accuracy)."
@@ -178,7 +175,7 @@ def on_more_variables(curriculum: str, variables: int) -> str:
 
 
 def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -> Experiment:
-    setting, small = ALGORITHMIC[scale], scale == "laptop"
+    setting, small = presets.algorithmic(scale=scale), scale == "laptop"
     setting = dataclasses.replace(
         setting,
         task=dataclasses.replace(setting.task, variables=variables),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
-from stairwell.experiments.papers.feedback.pairs import SPLIT_BLEU, TAKEN, WMT, WMT_DATA, decoder_run
+from stairwell.experiments.papers.feedback.pairs import SPLIT_BLEU, TAKEN, WMT_DATA
+from stairwell.runs import presets
+from stairwell.runs.presets import decoder_run
 
 
 def table2(scale: Scale) -> Experiment | None:
     if scale == "laptop":
         return None
-    setting = WMT[scale]
+    setting = presets.wmt(scale)
     return Experiment(
         name="feedback.table2",
         title="Translation, English to German",

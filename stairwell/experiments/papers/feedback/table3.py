@@ -9,16 +9,16 @@ from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import (
     FAR,
     KEYS_SHARED,
-    WIKITEXT,
     WIKITEXT_DATA,
     WIKITEXT_NOTES,
     WITH_LINE_ENDS,
 )
+from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 
 def table3(scale: Scale) -> Experiment:
-    setting, small = WIKITEXT[scale], scale == "laptop"
+    setting, small = presets.wikitext(scale=scale), scale == "laptop"
     look_back: dict[str, Any] = {"memory": 64} if small else FAR
     last = {"finetune_task": "end_of_line=true"}
     # The best row of table 6 has a growing BPTT for Feedback and none for the Transformer.

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
-from stairwell.experiments.papers.feedback.settings import ENWIK8, ENWIK8_DATA, ENWIK8_SAMPLE, bits_per_byte
+from stairwell.experiments.papers.feedback.settings import ENWIK8_DATA, ENWIK8_SAMPLE, bits_per_byte
+from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 
 def table4(scale: Scale) -> Experiment:
-    setting, small = ENWIK8[scale], scale == "laptop"
+    setting, small = presets.enwik8(scale=scale), scale == "laptop"
     smaller = (
         "Laptop scale: models of 0.9 million weights, a fixed span of 64 tokens instead of an adaptive one of 8,192, "
         f"2,200 updates of 32 rows of 64 bytes (32 in the first half), scored on {ENWIK8_SAMPLE:,} bytes of the test."

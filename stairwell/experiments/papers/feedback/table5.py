@@ -6,16 +6,17 @@ from typing import Any
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import DecodingSpeed, TrainingSpeed
-from stairwell.experiments.papers.feedback.agents import MAZE, MAZE_NOTES
-from stairwell.experiments.papers.feedback.pairs import SMALL, TAKEN, WMT, WMT_DATA, WORDS_A_SECOND, decoder_run
-from stairwell.experiments.papers.feedback.settings import WIKITEXT, WIKITEXT_DATA, WIKITEXT_NOTES
-from stairwell.runs.presets import with_core
+from stairwell.experiments.papers.feedback.agents import MAZE_NOTES
+from stairwell.experiments.papers.feedback.pairs import SMALL, TAKEN, WMT_DATA, WORDS_A_SECOND
+from stairwell.experiments.papers.feedback.settings import WIKITEXT_DATA, WIKITEXT_NOTES
+from stairwell.runs import presets
+from stairwell.runs.presets import decoder_run, with_core
 
 GPUS = "The paper's numbers are of GPUs that it does not name; only the ratio of the two rows can be compared."
 
 
 def words(scale: Scale) -> Experiment:
-    setting, small = WIKITEXT[scale], scale == "laptop"
+    setting, small = presets.wikitext(scale=scale), scale == "laptop"
     budget = 1 << 22 if small else 1 << 31
     short = {"steps": 100, "finetune_steps": 0, "log_every": 10, "validate_every": 0, "valid_tokens": 20_000}
     memory = 64 if small else 512
@@ -44,7 +45,7 @@ def words(scale: Scale) -> Experiment:
 
 
 def translation(scale: Scale) -> Experiment:
-    setting, small = WMT[scale], scale == "laptop"
+    setting, small = presets.wmt(scale), scale == "laptop"
     short: dict[str, Any] = {"steps": 100, "log_every": 10, "validate_every": 0, "average": 0}
     return Experiment(
         name="feedback.table5.translation",
@@ -68,7 +69,7 @@ def translation(scale: Scale) -> Experiment:
 
 
 def agents(scale: Scale) -> Experiment:
-    setting = MAZE[scale]
+    setting = presets.maze(scale=scale)
     short = {"steps": 96, "log_every": 16, "validate_every": 0}
     return Experiment(
         name="feedback.table5.agents",

@@ -6,20 +6,14 @@ from typing import Any
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import (
-    FAR,
-    FAR_SMALL,
-    KEYS_SHARED,
-    WIKITEXT,
-    WIKITEXT_DATA,
-    WIKITEXT_NOTES,
-)
+from stairwell.experiments.papers.feedback.settings import FAR, FAR_SMALL, KEYS_SHARED, WIKITEXT_DATA, WIKITEXT_NOTES
+from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 
 def table6(scale: Scale) -> Experiment:
     """Rows in the paper's order: pre-norm and higher learning rate, adaptive span, growing BPTT."""
-    setting, small = WIKITEXT[scale], scale == "laptop"
+    setting, small = presets.wikitext(scale=scale), scale == "laptop"
     train: dict[str, Any] = {"finetune_steps": 0}
     numbers = {
         "Transformer": {(0, 0, 0): "22.9", (0, 0, 1): "22.9", (1, 0, 1): "21.0", (1, 1, 0): "20.6"},

@@ -6,16 +6,13 @@ from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFa
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte
 from stairwell.experiments.papers.staircase.settings import (
-    ALGORITHMIC,
     ALGORITHMIC_NOTES,
     CACHED_SIZE,
     EIGHT,
-    ENWIK8,
     ENWIK8_COMMON,
     ENWIK8_NOTES,
     PASSES,
     PERPLEXITY,
-    RANDOM_WALK,
     RANDOM_WALK_NOTES,
     REDDIT_SIZES,
     TEST_ERROR,
@@ -30,6 +27,7 @@ from stairwell.experiments.papers.staircase.table2 import reddit_rows
 from stairwell.experiments.papers.staircase.table6 import algorithm_rows
 from stairwell.experiments.papers.staircase.table7 import random_walk_rows
 from stairwell.experiments.papers.staircase.table9 import enwik8_rows
+from stairwell.runs import presets
 
 FIGURE2 = (
     "The figure's numbers are not in the text; those beside ours are of {table}. Which rows it has is not said either: "
@@ -54,7 +52,7 @@ def figure2_random_walk(scale: Scale) -> Experiment:
         claim="two recurrent steps are enough to track a state",
         notes=(
             *RANDOM_WALK_NOTES[scale][:-1],
-            *segments(RANDOM_WALK[scale], variants, scale),
+            *segments(presets.long_random_walk(scale=scale), variants, scale),
             FIGURE2.format(table="table 7"),
         ),
         axes=(PASSES,),
@@ -78,7 +76,7 @@ def figure2_algorithm(scale: Scale) -> Experiment:
         claim="two recurrent steps are enough to track a state",
         notes=(
             *ALGORITHMIC_NOTES[scale][:-1],
-            *segments(ALGORITHMIC[scale], variants, scale),
+            *segments(presets.long_algorithmic(scale=scale), variants, scale),
             FIGURE2.format(table="table 6"),
         ),
         axes=(PASSES,),
@@ -87,7 +85,7 @@ def figure2_algorithm(scale: Scale) -> Experiment:
 
 def figure2_enwik8(scale: Scale) -> Experiment:
     variants = with_numbers(enwik8_rows(scale), slice(1, 2))
-    most = EIGHT.variant(ENWIK8[scale], scale, ())
+    most = EIGHT.variant(presets.enwik8_passes(scale=scale), scale, ())
     return Experiment(
         name="staircase.figure2.enwik8",
         title="Bytes of Wikipedia (enwik8): what recurrent steps bring",

@@ -16,11 +16,8 @@ from stairwell.experiments.experiment import Experiment, Scale, SweepPoint, Vari
 from stairwell.experiments.measures import Metric, TrainingSpeed
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import STATEMENTS
-from stairwell.models import LanguageModelConfig
 from stairwell.runs.config import RunConfig
-from stairwell.runs.presets import base_run, with_core
-from stairwell.tasks import algorithmic, language, random_walk
-from stairwell.train.config import StreamTrainConfig
+from stairwell.runs.presets import with_core
 
 Rows = tuple[Variant, ...]
 Numbers = tuple[str, ...]
@@ -97,14 +94,6 @@ def five_of_cached(variants: Rows, scale: Scale) -> dict[str, int]:
     return {} if scale == "laptop" else {variant.name: 5 for variant in variants if variant.name.startswith("Cached")}
 
 
-RANDOM_WALK: dict[Scale, RunConfig] = {
-    "laptop": first.RANDOM_WALK["laptop"],
-    "paper": dataclasses.replace(
-        first.RANDOM_WALK["paper"],
-        task=random_walk.Config(length=400, train_episodes=10_000),
-        train=dataclasses.replace(first.RANDOM_WALK["paper"].train, segment=128),
-    ),
-}
 RANDOM_WALK_NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
         "Laptop scale: episodes of 100 actions instead of 400, models of 0.1 million weights instead of 3.2, new "
@@ -118,14 +107,6 @@ RANDOM_WALK_NOTES: dict[Scale, tuple[str, ...]] = {
 FRESH = {"reset": True}
 PLAIN = first.PLAIN
 LONGER = {"steps": 400_000}  # of Global Cached Staircase on both toy tasks
-ALGORITHMIC: dict[Scale, RunConfig] = {
-    "laptop": first.ALGORITHMIC["laptop"],
-    "paper": dataclasses.replace(
-        first.ALGORITHMIC["paper"],
-        task=algorithmic.Config(statements=100, variables=3, train_episodes=10_000),
-        train=dataclasses.replace(first.ALGORITHMIC["paper"].train, steps=100_000, batch=256, segment=128),
-    ),
-}
 ALGORITHMIC_NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
         "Laptop scale: models of 0.1 million weights instead of 3.2, new programs without end instead of 10,000, and "
@@ -143,24 +124,6 @@ ALGORITHMIC_NOTES: dict[Scale, tuple[str, ...]] = {
         GLOBAL_STARTS.replace("reset symbol", "END symbol"),
     ),
 }
-# 8.2 million tokens of any text on a laptop
-TEXT = StreamTrainConfig(
-    steps=2000, batch=32, segment=128, learning_rate=1.5e-3, warmup=200, decay="cosine", max_grad_norm=0.1,
-    validate_every=250, checkpoint_every=250, valid_batch=32, valid_tokens=100_000,
-)  # fmt: skip
-ENWIK8: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="lm", task=first.ENWIK8_TASK, layers=2, width=128, heads=4, train=TEXT,
-    ),
-    "paper": base_run(
-        task_name="lm", task=first.ENWIK8_TASK, layers=8, width=512, heads=8, dropout=0.3,
-        model=LanguageModelConfig(embedding_dropout=0.2),
-        train=StreamTrainConfig(
-            steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1,
-            validate_every=2000, checkpoint_every=1000, valid_batch=16, valid_tokens=1_000_000,
-        ),
-    ),
-}  # fmt: skip
 ENWIK8_NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
         "Laptop scale: 2 layers of width 128 instead of 8 of 512, 0.5 million parameters instead of 25, segments of "
@@ -174,24 +137,6 @@ ENWIK8_COMMON = (
     SEES_ITSELF,
     SAME_WEIGHTS,
 )
-REDDIT: dict[Scale, RunConfig] = {
-    "laptop": base_run(
-        task_name="lm", task=language.Config(path="stdlib", unit="bpe", vocabulary=4000, documents="none"),
-        layers=2, width=128, heads=4, train=TEXT,
-    ),
-    "paper": base_run(
-        task_name="lm", task=language.Config(path="", unit="bpe", vocabulary=8000, documents="none"),
-        layers=8, width=1024, heads=8, dropout=0.3, model=LanguageModelConfig(embedding_dropout=0.2),
-        train=StreamTrainConfig(
-            steps=100_000, batch=512, segment=256, learning_rate=7e-4, warmup=8000, max_grad_norm=0.1,
-            validate_every=2000, checkpoint_every=1000, valid_batch=16, valid_tokens=1_000_000,
-        ),
-    ),
-}  # fmt: skip
-BASE: dict[Scale, RunConfig] = {
-    "laptop": dataclasses.replace(REDDIT["laptop"], task=dataclasses.replace(REDDIT["laptop"].task, path="")),
-    "paper": dataclasses.replace(REDDIT["paper"], train=dataclasses.replace(REDDIT["paper"].train, steps=80_000)),
-}
 REDDIT_DATA: dict[Scale, str] = {
     "laptop": "",
     "paper": "a folder with train, valid and test files of Reddit discussions (pushshift.io), which are not public",

@@ -8,14 +8,11 @@ from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFa
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte, of_100
 from stairwell.experiments.papers.staircase.settings import (
-    ALGORITHMIC,
     ALGORITHMIC_NOTES,
-    BASE,
     BASE_DATA,
     CACHED,
     CACHED_SIZE,
     EIGHT,
-    ENWIK8,
     ENWIK8_COMMON,
     ENWIK8_NOTES,
     FOUR,
@@ -24,7 +21,6 @@ from stairwell.experiments.papers.staircase.settings import (
     ONCE,
     PERPLEXITY,
     PLAIN,
-    RANDOM_WALK,
     RANDOM_WALK_NOTES,
     REDDIT_SIZES,
     TEST_ERROR,
@@ -43,6 +39,7 @@ from stairwell.experiments.papers.staircase.settings import (
 )
 from stairwell.experiments.papers.staircase.table2 import reddit_rows
 from stairwell.experiments.papers.staircase.table9 import enwik8_rows
+from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import with_core
 
@@ -69,7 +66,7 @@ def walking_globals(setting: RunConfig, scale: Scale) -> tuple[Variant, ...]:
 
 def table1_random_walk(scale: Scale) -> Experiment:
     """Table 1, random walk, and the Global Cached Staircase of its appendix."""
-    setting = RANDOM_WALK[scale]
+    setting = presets.long_random_walk(scale=scale)
     small = scale == "laptop"
     variants = (
         *first.walking_lstms(setting, scale, ("0.6",)),
@@ -103,7 +100,7 @@ def table1_random_walk(scale: Scale) -> Experiment:
 
 
 def table1_algorithm(scale: Scale) -> Experiment:
-    setting, small = ALGORITHMIC[scale], scale == "laptop"
+    setting, small = presets.long_algorithmic(scale=scale), scale == "laptop"
 
     def variant(name: str, core: str, number: str, **options: Any) -> Variant:
         return Variant(name, with_core(setting, core, **options), of_100(scale, number))
@@ -153,7 +150,7 @@ def table1_enwik8(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, table 1",
         scale=scale,
         columns=bits_per_byte(scale)[1:],
-        variants=(Variant("LSTM", with_core(ENWIK8[scale], "lstm"), ("1.38",)), *variants),
+        variants=(Variant("LSTM", with_core(presets.enwik8_passes(scale=scale), "lstm"), ("1.38",)), *variants),
         seeds=text_seeds(scale),
         claim="Feedback, Cached Staircase and Staircase are a little better than Transformer-XL, an LSTM far worse",
         notes=(
@@ -180,7 +177,7 @@ def table1_reddit(scale: Scale) -> Experiment:
 
 
 def table1_base(scale: Scale) -> Experiment:
-    setting = BASE[scale]
+    setting = presets.base_data(scale=scale)
     ours = (
         deeper(setting, scale, ("",)),
         TWO.variant(setting, scale, ("",)),

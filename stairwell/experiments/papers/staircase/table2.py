@@ -10,7 +10,6 @@ from stairwell.experiments.papers.staircase.settings import (
     FOUR,
     MOST_STEPS,
     PERPLEXITY,
-    REDDIT,
     REDDIT_SIZES,
     SPEED,
     TWO,
@@ -21,12 +20,13 @@ from stairwell.experiments.papers.staircase.settings import (
     on_reddit,
     transformer_xl,
 )
+from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 
 def reddit_rows(scale: Scale) -> Rows:
     """Table 2, in its order: valid and test perplexity, milliseconds a batch."""
-    setting, small = REDDIT[scale], scale == "laptop"
+    setting, small = presets.reddit(scale=scale), scale == "laptop"
     memory = 64 if small else 256
 
     def universal(passes: int, numbers: Numbers) -> Variant:

@@ -10,12 +10,12 @@ from stairwell.experiments.papers.staircase.settings import (
     CHUNK,
     FOUR,
     PERPLEXITY,
-    REDDIT,
     SPEED,
     TWO,
     Stairs,
     on_reddit,
 )
+from stairwell.runs import presets
 
 
 def with_its_passes(variant: Variant) -> Variant:
@@ -29,7 +29,7 @@ def with_its_passes(variant: Variant) -> Variant:
 
 
 def table3(scale: Scale) -> Experiment:
-    setting = REDDIT[scale]
+    setting = presets.reddit(scale=scale)
     stairs = {
         Stairs("cached-staircase", (9, 8), (9, 32)): ("26.4", "489"),
         Stairs("cached-staircase", (5, 16), (5, 64)): ("26.4", "318"),

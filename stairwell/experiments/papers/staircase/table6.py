@@ -8,7 +8,6 @@ from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFa
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.settings import REACH, STATEMENTS, of_100
 from stairwell.experiments.papers.staircase.settings import (
-    ALGORITHMIC,
     ALGORITHMIC_NOTES,
     CHUNK,
     CHUNKS,
@@ -22,11 +21,12 @@ from stairwell.experiments.papers.staircase.settings import (
     segments,
 )
 from stairwell.experiments.papers.staircase.table1 import table1_algorithm
+from stairwell.runs import presets
 
 
 def algorithm_rows(scale: Scale) -> Rows:
     """Table 6, in its order."""
-    setting, small = ALGORITHMIC[scale], scale == "laptop"
+    setting, small = presets.long_algorithmic(scale=scale), scale == "laptop"
     stairs = {
         Stairs("staircase", (8, 4), (8, 8)): ("12.8 ± 16.5", "12.6 ± 16.2"),
         Stairs("staircase", (4, 8), (4, 16)): ("0.5 ± 0.5", "0.5 ± 0.7"),
@@ -73,7 +73,7 @@ def table6(scale: Scale) -> Experiment:
         claim="Staircase solves it with chunks that are not too large; Cached Staircase depends on the seed",
         notes=(
             *ALGORITHMIC_NOTES[scale],
-            *segments(ALGORITHMIC[scale], variants, scale),
+            *segments(presets.long_algorithmic(scale=scale), variants, scale),
             *((CHUNKS,) if small else ()),
         ),
         axes=(CHUNK,),

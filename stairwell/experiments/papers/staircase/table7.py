@@ -11,7 +11,6 @@ from stairwell.experiments.papers.staircase.settings import (
     ERRORS,
     FRESH,
     LONGER,
-    RANDOM_WALK,
     RANDOM_WALK_NOTES,
     Rows,
     Stairs,
@@ -20,11 +19,12 @@ from stairwell.experiments.papers.staircase.settings import (
     segments,
 )
 from stairwell.experiments.papers.staircase.table1 import table1_random_walk
+from stairwell.runs import presets
 
 
 def random_walk_rows(scale: Scale) -> Rows:
     """Table 7, in its order."""
-    setting, small = RANDOM_WALK[scale], scale == "laptop"
+    setting, small = presets.long_random_walk(scale=scale), scale == "laptop"
     stairs = {
         Stairs("staircase", (8, 2), (8, 8)): ("0.2 ± 0.1", "0.2 ± 0.1"),
         Stairs("staircase", (4, 4), (4, 16)): ("0.2 ± 0.2", "0.2 ± 0.2"),
@@ -65,7 +65,7 @@ def table7(scale: Scale) -> Experiment:
         claim="small chunks solve it, and the larger a chunk the worse; Transformer-XL fails",
         notes=(
             *RANDOM_WALK_NOTES[scale],
-            *segments(RANDOM_WALK[scale], variants, scale),
+            *segments(presets.long_random_walk(scale=scale), variants, scale),
             *((CHUNKS,) if scale == "laptop" else ()),
         ),
         axes=(CHUNK,),

@@ -10,20 +10,20 @@ from stairwell.experiments.papers.staircase.settings import (
     EIGHT,
     FOUR,
     PERPLEXITY,
-    REDDIT,
     TWO,
     Stairs,
     on_reddit,
     transformer_xl,
 )
+from stairwell.runs import presets
 from stairwell.tasks import language
 
 
 def table8(scale: Scale) -> Experiment:
     length = 64 if scale == "laptop" else 256
     documents: language.Documents = "files" if scale == "laptop" else "lines"
-    task = dataclasses.replace(REDDIT[scale].task, episode=length, documents=documents)
-    setting = dataclasses.replace(REDDIT[scale], task=task)
+    task = dataclasses.replace(presets.reddit(scale=scale).task, episode=length, documents=documents)
+    setting = dataclasses.replace(presets.reddit(scale=scale), task=task)
     stairs = {
         Stairs("cached-staircase", (8, 8), (8, 32)): ("27.9", "27.6"),
         Stairs("cached-staircase", (4, 16), (4, 64)): ("27.8", "27.6"),

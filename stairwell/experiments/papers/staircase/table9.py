@@ -5,21 +5,14 @@ from __future__ import annotations
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import bits_per_byte
-from stairwell.experiments.papers.staircase.settings import (
-    CHUNK,
-    ENWIK8,
-    ENWIK8_COMMON,
-    ENWIK8_NOTES,
-    Rows,
-    Stairs,
-    text_seeds,
-)
+from stairwell.experiments.papers.staircase.settings import CHUNK, ENWIK8_COMMON, ENWIK8_NOTES, Rows, Stairs, text_seeds
+from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 
 def enwik8_rows(scale: Scale) -> Rows:
     """Table 9, in its order; what it calls ppl are bits per byte."""
-    setting, small = ENWIK8[scale], scale == "laptop"
+    setting, small = presets.enwik8_passes(scale=scale), scale == "laptop"
     memory = 64 if small else 256
     xl = with_core(setting, "transformer-xl", memory=memory, attend_to_current=True)
     feedback = with_core(setting, "feedback", memory=memory, share_kv=False)
