@@ -13,13 +13,28 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "stairwell"
 FIGURE = ROOT / "docs" / "pictures" / "architecture.png"
 
-# From the lowest to the highest. A layer may import those before it.
-LAYERS = (
-    "startup", "errors", "version", "files", "outputs", "tensor_files", "configs", "provenance", "devices", "state",
-    "layers", "cores", "fast", "models", "decode", "text", "data", "tasks", "train", "rl", "runs", "report",
-    "experiments", "stream", "generate", "hf", "export", "serve", "cli",
-)  # fmt: skip
-# Small modules that any layer may import; the figure leaves them out.
+# The packages and top-level modules of each layer, from the lowest to the highest. Each may import those before it, in
+# its own layer and in the layers below.
+LAYERS = {
+    "Basics": (
+        "startup", "errors", "version", "files", "outputs", "tensor_files", "configs", "provenance", "devices", "state",
+        "layers",
+    ),
+    "Models": ("cores", "fast", "models", "decode"),
+    "Training": ("text", "data", "tasks", "train", "rl"),
+    "Runs": ("runs", "report", "experiments"),
+    "Use": ("stream", "generate", "hf", "export", "serve", "cli"),
+}  # fmt: skip
+ORDER = tuple(name for names in LAYERS.values() for name in names)
+# What each layer is for, in the figure.
+CAPTIONS = {
+    "Basics": "states, attention, configs",
+    "Models": "equations, fast engines, decoding",
+    "Training": "data, tasks, one training loop",
+    "Runs": "run folders, reports, the papers' tables",
+    "Use": "trained models in other programs",
+}
+# Small modules that any package may import; the figure leaves them out.
 SMALL = ("startup", "errors", "version", "files", "outputs", "tensor_files", "provenance", "devices")
 ENTRY_POINTS = ("stairwell", "stairwell.__main__")  # may import everything; nothing may import them
 
@@ -58,7 +73,8 @@ def targets(node: ast.AST, parent: str) -> Iterator[str]:
         yield from (f"{base}.{alias.name}" for alias in node.names)
 
 
-def layer_of(module: str) -> str:
+def part_of(module: str) -> str:
+    """Return the package or top-level module that a module belongs to."""
     return module.split(".")[1]
 
 
@@ -69,11 +85,11 @@ def graph() -> dict[str, set[str]]:
 
 
 def upward(edges: dict[str, set[str]]) -> list[str]:
-    """Return every import of a higher layer or of an entry point, as a line."""
+    """Return every import of a later package or of an entry point, as a line."""
     violations = []
     for name, imported in edges.items():
         for other in sorted(imported):
-            if other in ENTRY_POINTS or LAYERS.index(layer_of(other)) > LAYERS.index(layer_of(name)):
+            if other in ENTRY_POINTS or ORDER.index(part_of(other)) > ORDER.index(part_of(name)):
                 violations.append(f"{name} imports {other}")
     return violations
 
@@ -98,49 +114,62 @@ def cycles(edges: dict[str, set[str]]) -> list[str]:
     return lines
 
 
-def layer_graph(edges: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return the layers that each layer imports."""
-    layers: dict[str, set[str]] = {}
-    for name, others in edges.items():
-        layers.setdefault(layer_of(name), set()).update(
-            layer_of(other) for other in others if other not in ENTRY_POINTS
-        )
-    return {name: others - {name} for name, others in layers.items()}
+def layer_imports(edges: dict[str, set[str]]) -> set[tuple[str, str]]:
+    """Return the pairs of different layers of which the first imports the second."""
+    layer = {part: name for name, parts in LAYERS.items() for part in parts}
+    pairs = {
+        (layer[part_of(module)], layer[part_of(other)])
+        for module, imported in edges.items()
+        for other in imported
+        if other not in ENTRY_POINTS
+    }
+    return {(first, second) for first, second in pairs if first != second}
 
 
-def draw(layers: dict[str, set[str]]) -> None:
-    """Draw the layers above each other, with an arc from each to those it imports, without the small modules."""
+def draw(imported: set[tuple[str, str]]) -> None:
+    """Draw the layers above each other with the imports between them."""
     import matplotlib
 
     matplotlib.use("agg")
     from matplotlib import pyplot
-    from matplotlib.patches import FancyArrowPatch
+    from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-    shown = [name for name in LAYERS if name in layers and name not in SMALL]
-    height = {name: i for i, name in enumerate(shown)}
-    figure, axes = pyplot.subplots(figsize=(7, 0.42 * len(shown) + 0.6), dpi=110)
-    for name, y in height.items():
-        box = {"boxstyle": "round,pad=0.35", "facecolor": "#eaf2fb", "edgecolor": "#0072b2"}
-        axes.text(0, y, f"{name:^11}", ha="center", va="center", family="monospace", fontsize=10, bbox=box)
-        for other in sorted(layers[name] & set(shown)):
-            distance, side = y - height[other], 1 if y % 2 else -1
-            arc = FancyArrowPatch(
-                (0.85 * side, y), (0.85 * side, height[other]), arrowstyle="-|>", mutation_scale=8,
-                connectionstyle=f"arc3,rad={-side * min(0.25 + 0.03 * distance, 0.6)}", color="#555555", lw=0.7,
-                alpha=0.6,
+    figure, axes = pyplot.subplots(figsize=(7.6, 4.4), dpi=120)
+    height = {name: y for y, name in enumerate(LAYERS)}
+    colors = ("#eef1f4", "#e3eefa", "#d3e4f5", "#c0d8ef", "#abcbe8")
+    for (name, parts), color in zip(LAYERS.items(), colors):
+        y, shown = height[name], [part for part in parts if part not in SMALL]
+        band = FancyBboxPatch((0, y - 0.31), 10, 0.62, boxstyle="round,pad=0.02", facecolor=color, edgecolor="none")
+        axes.add_patch(band)
+        axes.text(0.15, y + 0.1, name, va="center", fontsize=12, fontweight="bold", color="#123a5f")
+        axes.text(0.15, y - 0.15, CAPTIONS[name], va="center", fontsize=7, color="#33475b")
+        for i, part in enumerate(shown):
+            box = {"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": "#0072b2", "linewidth": 0.8}
+            x = 3.75 + 1.12 * i
+            axes.text(x, y, part, ha="center", va="center", family="monospace", fontsize=8, bbox=box)
+    # Arrows that follow from others are left out: only neighbors and, in red, imports that point up.
+    for first, second in sorted(imported):
+        distance = height[first] - height[second]
+        if distance == 1 or distance < 0:
+            arrow = FancyArrowPatch(
+                (5, height[first] - 0.3), (5, height[second] + 0.3), arrowstyle="-|>", mutation_scale=16, lw=2,
+                shrinkA=2, shrinkB=2, color="#0072b2" if distance > 0 else "#c00000",
             )  # fmt: skip
-            axes.add_patch(arc)
-    axes.set(xlim=(-5.5, 5.5), ylim=(-0.7, len(shown) - 0.3), title="Imports between packages point down")
+            axes.add_patch(arrow)
+    axes.set(xlim=(-0.1, 10.1), ylim=(-0.75, len(LAYERS) - 0.6))
+    caption = "Arrows: imports. A layer imports those below it; in a layer, a package imports those to its left."
+    axes.text(0, -0.6, caption, fontsize=8)
     axes.axis("off")
-    figure.tight_layout()
+    figure.tight_layout(pad=0.3)
     figure.savefig(FIGURE)
+    pyplot.close(figure)
 
 
 def main() -> None:
     edges = graph()
     for line in [*upward(edges), *cycles(edges)]:
         print(line)
-    draw(layer_graph(edges))
+    draw(layer_imports(edges))
     print(FIGURE.relative_to(ROOT))
 
 
