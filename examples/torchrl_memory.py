@@ -15,58 +15,31 @@ import warnings
 import gymnasium
 import torch
 from gymnasium.wrappers import FlattenObservation
-from tensordict import TensorDict
-from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import TensorDictModule, TensorDictSequential
 from torch import nn
 from torchrl.collectors import Collector
-from torchrl.data import Unbounded
-from torchrl.envs import Compose, GymWrapper, InitTracker, SerialEnv, TensorDictPrimer, TransformedEnv
+from torchrl.envs import Compose, GymWrapper, InitTracker, SerialEnv, TransformedEnv
 from torchrl.modules import ProbabilisticActor
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 from stairwell import FeedbackConfig
-from stairwell.rl import MemoryGRU
+from stairwell.rl.torchrl import MemoryModule
 
 
-class MemoryModule(TensorDictModuleBase):
-    """observation, memory -> features, next memory. One frame per environment in rollouts, (B,); segments in training,
-    (B, T), which start from the memory stored with their first frame."""
-
-    in_keys = ["observation", "memory", "is_init"]  # noqa: RUF012
-    out_keys = ["features", ("next", "memory")]  # noqa: RUF012
-
-    def __init__(self, gru: MemoryGRU) -> None:
-        super().__init__()
-        self.gru = gru
-
-    def forward(self, data: TensorDict) -> TensorDict:
-        x, memory, start = data["observation"], data["memory"], data["is_init"][..., 0]
-        single = data.dim() == 1
-        if single:
-            x, memory, start = x[:, None], memory[:, None], start[:, None]
-        y, next_memory = self.gru(x.float(), memory[None, :, 0], start)
-        data["features"] = y[:, 0] if single else y
-        if single:
-            data["next", "memory"] = next_memory[0]
-        return data
-
-
-def make_env(length: int, memory: int, num_envs: int) -> TransformedEnv:
+def make_env(length: int, memory: MemoryModule, num_envs: int) -> TransformedEnv:
     def make_single() -> GymWrapper:
         return GymWrapper(FlattenObservation(gymnasium.make("stairwell/Corridor-v0", length=length)))
 
-    primer = TensorDictPrimer({"memory": Unbounded(shape=(num_envs, memory))}, default_value=0.0, expand_specs=False)
-    return TransformedEnv(SerialEnv(num_envs, make_single), Compose(InitTracker(), primer))
+    return TransformedEnv(SerialEnv(num_envs, make_single), Compose(InitTracker(), memory.make_tensordict_primer()))
 
 
 def train(frames: int = 60_000, length: int = 8, num_envs: int = 16) -> float:
     """Train for a number of frames and return the mean return of the last 200 episodes."""
     torch.manual_seed(0)
-    gru = MemoryGRU(FeedbackConfig(width=32, heads=2, layers=1, memory=4), input_size=9, batch_first=True)
-    env = make_env(length, gru.hidden_size, num_envs)
+    memory = MemoryModule(FeedbackConfig(width=32, heads=2, layers=1, memory=4), input_size=9)
+    env = make_env(length, memory, num_envs)
     env.set_seed(0)
-    memory = MemoryModule(gru)
     policy_head = TensorDictModule(nn.Linear(32, 3), in_keys=["features"], out_keys=["logits"])
     value_head = TensorDictModule(nn.Linear(32, 1), in_keys=["features"], out_keys=["state_value"])
     actor = ProbabilisticActor(

@@ -20,6 +20,13 @@ from .vector_env import BrokenEnvironment
 INFO = "action_mask"
 
 
+def mask_of(env: Any, info: Mapping[str, Any], nvec: tuple[int, ...], done: bool) -> Array | None:
+    """Return the mask of one environment, (P,) bool; None if it gives none."""
+    method = getattr(env.unwrapped, "action_masks", None)
+    given = info[INFO] if INFO in info else method() if callable(method) else None
+    return None if given is None else to_mask(given, nvec, done)
+
+
 def to_mask(given: Any, nvec: tuple[int, ...], done: bool) -> Array:
     """Return a mask as one array (P,) bool. At the end of an episode, where no action follows, all are allowed."""
     size = sum(nvec)

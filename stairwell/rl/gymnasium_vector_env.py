@@ -18,7 +18,7 @@ import numpy as np
 from stairwell.errors import UserError
 
 from .action_masks import INFO as MASK_INFO
-from .action_masks import mask_nvec, masks_of, to_mask
+from .action_masks import mask_nvec, mask_of, masks_of
 from .environments import Array
 from .flatten import ACTION_MASK, flatten
 from .spaces import MISSING_GYMNASIUM, Space, from_gymnasium
@@ -169,7 +169,6 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], nvec: tuple[int, ...]) -> None:
         super().__init__(env)
         self.nvec = nvec
-        self.method = getattr(env.unwrapped, "action_masks", None)
 
     def reset(self, **options: Any) -> Any:
         observation, info = self.env.reset(**options)
@@ -177,13 +176,11 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> Any:
         observation, reward, terminated, truncated, info = self.env.step(action)
-        return observation, reward, terminated, truncated, self.with_mask(info, terminated or truncated)
+        return observation, reward, terminated, truncated, self.with_mask(info, bool(terminated or truncated))
 
-    def with_mask(self, info: Any, done: Any) -> Any:
-        given = info[MASK_INFO] if MASK_INFO in info else self.method() if callable(self.method) else None
-        if given is None:
-            return info
-        return {**info, MASK_INFO: to_mask(given, self.nvec, bool(done))}
+    def with_mask(self, info: Any, done: bool) -> Any:
+        mask = mask_of(self.env, info, self.nvec, done)
+        return info if mask is None else {**info, MASK_INFO: mask}
 
 
 class MiniGridCategories(gymnasium.ObservationWrapper[Any, Any, Any]):
