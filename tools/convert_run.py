@@ -70,6 +70,20 @@ PARAMETERS = {
     r"^enter\.": "input_projection.",
 }
 EXPERIMENTS = {"extra.league.": "extra.state-tracking.", "extra.horizon.": "extra.long-streams."}
+# Parts of variants' names; the names of variants by prefix of their experiment; titles of columns.
+VARIANTS = {", rate ": ", learning rate ", "25,000 updates": "25,000 steps", "one slot": "memory 1"}
+STAIRCASES = {
+    "extra.state-tracking.": {"Staircase": "N = 2, C = 1", "Cached Staircase": "N = 3, C = 1"},
+    "extra.long-streams.": {"Staircase": "N = 2, C = 1"},
+    "extra.parity": {"Staircase": "N = 4, C = 2", "Cached Staircase": "N = 9, C = 1"},
+    "extra.s5": {"Staircase": "N = 4, C = 2", "Cached Staircase": "N = 9, C = 1"},
+}
+COLUMNS = {
+    "longest walks at 90%, actions": "longest episodes at 90% accuracy (actions)",
+    "longest programs at 90%": "longest programs at 90% accuracy (statements)",
+    "64 streams of 1,000,000: without a mistake (%)": "64 streams of 1,000,000 tokens: without a mistake (%)",
+    "right answers in the last nine tenths (%)": "accuracy in the last nine tenths (%)",
+}
 
 
 def convert(source: Path, target: Path) -> None:
@@ -219,8 +233,23 @@ def convert_experiment(old: dict[str, Any]) -> dict[str, Any]:
         variant["config"] = convert_config(row["config"])
         scores = {f"valid_{name}": f"valid_{new}" for name, new in SCORES.items()}
         variant["valid"] = [renamed(scored, scores) for scored in row.get("valid", ())]
+        variant["name"] = convert_variant(result["experiment"], variant["name"])
+        for key in ("measured", "best", "paper"):
+            if key in variant:
+                variant[key] = renamed(variant[key], COLUMNS)
         variants.append(variant)
-    return {**result, "variants": variants}
+    columns = [COLUMNS.get(title, title) for title in result["columns"]]
+    return {**result, "columns": columns, "variants": variants}
+
+
+def convert_variant(experiment: str, name: str) -> str:
+    """Convert the name of a variant of an experiment."""
+    for prefix, sizes in STAIRCASES.items():
+        if experiment.startswith(prefix) and name in sizes:
+            return f"{name}, {sizes[name]}"
+    for old, new in VARIANTS.items():
+        name = name.replace(old, new)
+    return name
 
 
 def renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:

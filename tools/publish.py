@@ -49,16 +49,16 @@ Under an hour together on two cores:
 
 ```
 stairwell reproduce demo
-stairwell reproduce extra.parity --jobs 2 --only LSTM --only Transformer-XL --only Feedback --only Staircase
-stairwell reproduce extra.s5 --jobs 2 --only Transformer-XL --only Feedback --only "Cached Staircase"
+stairwell reproduce extra.parity --jobs 2 --only LSTM --only Transformer-XL --only Feedback
+stairwell reproduce extra.s5 --jobs 2 --only Transformer-XL --only Feedback
 ```
 
-The first compares Feedback with a Transformer of its size on a task that needs a state; the others test the models far
-beyond the training length.
+The first compares Feedback with a Transformer of its size on a task that needs a state. The others test models at up to
+ten times the training length.
 """
 
-NOT_RUN = """The times are estimated from the models' operations, without environments and evaluations. Corpora that are
-not public are not available to us.
+NOT_RUN = """The times are estimated from the number of operations, without environments and evaluation. Corpora that
+are not public are not available to us.
 """
 
 

@@ -30,11 +30,11 @@ from stairwell.runs import long_streams
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURES = ROOT / "results", ROOT / "docs" / "pictures"
 OURS = ("Feedback", "Staircase", "Cached Staircase", "Global Cached Staircase", "DeltaNet", "LSTM", "Transformer-XL")
-Cells = dict[tuple[str, str], float]  # by row and column
+Cells = dict[tuple[str, str], float]  # by model and task
 
 
 def columns() -> dict[str, str]:
-    """The name of a study's last part, and what stands above its column."""
+    """Return the heading of each column by the last part of its experiment's name."""
     tasks = {name: name.replace("-", "\n").replace("parity\ncheck", "parity") for name in TASKS}
     return {**tasks, **{f"{group.lower()}-{n}": f"{group}, {n}\ngenerators" for group, n in GROUPS}}
 
@@ -47,8 +47,8 @@ def published() -> Cells:
 
 
 def ours(scale: str = "laptop") -> Cells:
-    """The mean over the seeds of what was run; what was not is left out. Where a model was trained in several settings,
-    the one with the better validations."""
+    """Return the mean over the seeds of every model and task that was run. Of several variants of a model, the one with
+    the best validation is used."""
     cells: Cells = {}
     for name in columns():
         path = RESULTS / f"extra.state-tracking.{name}-{scale}.json"
@@ -57,31 +57,33 @@ def ours(scale: str = "laptop") -> Cells:
         result = json.loads(path.read_text(encoding="utf-8"))
         (title,) = result["columns"]
         for model in OURS:
-            settings = [
-                row for row in result["variants"] if f"{row['name']}, ".startswith(f"{model}, ") and row["valid"]
+            variants = [
+                variant
+                for variant in result["variants"]
+                if f"{variant['name']}, ".startswith(f"{model}, ") and variant["valid"]
             ]
-            if settings:
-                best = max(settings, key=validated)
+            if variants:
+                best = max(variants, key=mean_validation)
                 cells[model, name] = statistics.mean(best["measured"][title])
     return cells
 
 
-def validated(row: dict[str, Any]) -> float:
-    return statistics.mean(seed["valid_accuracy"] for seed in row["valid"])
+def mean_validation(variant: dict[str, Any]) -> float:
+    return statistics.mean(seed["valid_accuracy"] for seed in variant["valid"])
 
 
 def with_mean(cells: Cells) -> Cells:
-    """And the mean over the four tasks, of the models that have all of them."""
-    found = dict(cells)
+    """Return the cells and the mean over the four tasks of each model that has all of them."""
+    result = dict(cells)
     for model in {model for model, _ in cells}:
         numbers = [cells[model, name] for name in TASKS if (model, name) in cells]
         if len(numbers) == len(TASKS):
-            found[model, "mean"] = statistics.mean(numbers)
-    return found
+            result[model, "mean"] = statistics.mean(numbers)
+    return result
 
 
 def draw_table(path: Path) -> None:
-    """Rows of ours above published ones; the fuller a cell, the better."""
+    """Draw our models above the published ones. The bar in a cell is the accuracy."""
     names = columns()
     order = [*TASKS, "mean", *(name for name in names if name not in TASKS)]
     figure = new_figure(10, 0.36 * (len(OURS) + len(MODELS)) + 1.5)
@@ -89,23 +91,23 @@ def draw_table(path: Path) -> None:
     lines = [(model, with_mean(ours())) for model in OURS] + [(model, with_mean(published())) for model in MODELS]
     for i, (model, cells) in enumerate(lines):
         y = i + (0.9 if i >= len(OURS) else 0)
-        mine = i < len(OURS)
+        is_ours = i < len(OURS)
         plot.text(
-            -0.62, y, model, ha="right", va="center", color=TEXT, fontsize=9.5, fontweight="bold" if mine else None
+            -0.62, y, model, ha="right", va="center", color=TEXT, fontsize=9.5, fontweight="bold" if is_ours else None
         )
         for x, name in enumerate(order):
             value = cells.get((model, name))
             box = (x - 0.46 + (0.35 if x > len(TASKS) else 0), y - 0.42)
-            draw_cell(plot, box, value, PALETTE[0].light if mine else MUTED)
+            draw_cell(plot, box, value, PALETTE[0].light if is_ours else MUTED)
     for x, name in enumerate(order):
-        place = x + (0.35 if x > len(TASKS) else 0)
-        plot.text(place, -0.75, names.get(name, name), ha="center", va="bottom", color=MUTED, fontsize=8)
+        position = x + (0.35 if x > len(TASKS) else 0)
+        plot.text(position, -0.75, names.get(name, name), ha="center", va="bottom", color=MUTED, fontsize=8)
     plot.text(-0.62, -0.75, "ours, laptop scale", ha="right", va="bottom", color=MUTED, fontsize=9, style="italic")
     plot.text(-0.62, len(OURS) + 0.2, "published", ha="right", va="bottom", color=MUTED, fontsize=9, style="italic")
     plot.set_xlim(-3.4, len(order) + 0.1)
     plot.set_ylim(len(lines) + 0.6, -1.9)
     plot.axis("off")
-    title = "State tracking: trained on 3 to 40 tokens, tested on 40 to 256; right answers at the last token, %"
+    title = "State tracking: trained on 3 to 40 tokens, tested on 40 to 256; accuracy at the last token, %"
     figure.suptitle(title, x=0.01, ha="left", color=TEXT, fontsize=11.5)
     save_png(path, figure)
 
@@ -124,14 +126,14 @@ def draw_cell(plot: Any, corner: tuple[float, float], value: float | None, color
     plot.text(*middle, text, ha="center", va="center", color=TEXT, fontsize=9)
 
 
-def take_over(named: list[tuple[str, Path]], add: bool = False, stem: str = "horizon") -> None:
-    """Horizons of run folders into results/, with where they come from; `add`: beside those taken over before."""
+def collect(named: list[tuple[str, Path]], add: bool = False, stem: str = "horizon") -> None:
+    """Copy long-stream results of run folders to results/ with their provenance. `add`: keep those already there."""
     file = RESULTS / f"{stem}.json"
     entries = json.loads(file.read_text(encoding="utf-8"))["runs"] if add and file.exists() else []
     for name, run in named:
         data = json.loads((run / long_streams.FILE).read_text(encoding="utf-8"))
-        made = data["provenance"]
-        made["command"] = made["command"].replace(str(run), run.name)  # not where it lay on somebody's machine
+        provenance = data["provenance"]
+        provenance["command"] = provenance["command"].replace(str(run), run.name)  # without the local path
         entries.append({"name": name, "core": gather(run).core, **data})
     write_text(file, json.dumps({"runs": entries}, indent=1) + "\n")
 
@@ -140,20 +142,20 @@ def draw_horizon(path: Path) -> None:
     file = RESULTS / f"{path.stem}.json"
     if not file.exists():
         raise UserError(
-            f"results/{file.name} is not there yet: name the runs, python -m tools.state_tracking horizon NAME=RUN"
+            f"results/{file.name} does not exist; create it: python -m tools.state_tracking horizon NAME=RUN"
         )
-    write_stream_png(path, followed(json.loads(file.read_text(encoding="utf-8"))["runs"]))
+    write_stream_png(path, stream_models(json.loads(file.read_text(encoding="utf-8"))["runs"]))
 
 
-def followed(entries: list[dict[str, Any]]) -> list[Model]:
-    """Models as a report has them, from their horizons alone; entries of one name are seeds of one model."""
+def stream_models(entries: list[dict[str, Any]]) -> list[Model]:
+    """Return the models of a report from their long-stream results. Entries with the same name are seeds of a model."""
     from stairwell.report.collect import Curves, RunReport
 
-    nothing = Curves([], [], [], [], [])
+    no_curves = Curves([], [], [], [], [])
     runs = [
         RunReport(
             name=entry["name"], folder=f"{entry['name']} {i}", task="", core=entry["core"], about=entry["task"],
-            metric="accuracy", higher_is_better=True, seed=i, parameters=None, config={}, curves=nothing,
+            metric="accuracy", higher_is_better=True, seed=i, parameters=None, config={}, curves=no_curves,
             validations=[],
             scores={}, horizon=long_streams.from_json(entry),
         )
@@ -163,27 +165,27 @@ def followed(entries: list[dict[str, Any]]) -> list[Model]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="pictures of the league, from results/")
+    parser = argparse.ArgumentParser(description="Draw the figures of the state-tracking benchmark from results/.")
     parser.add_argument("what", choices=("table", "horizon", "inside"))
-    parser.add_argument("runs", nargs="*", help="NAME=RUN: what a run is called on the picture, and its folder")
-    parser.add_argument("--add", action="store_true", help="keep the horizons that were taken over before")
-    parser.add_argument("--name", default="horizon", help="of the horizon's file in results/ and of its picture")
+    parser.add_argument("runs", nargs="*", help="NAME=RUN: name of a run in the figure, and its folder.")
+    parser.add_argument("--add", action="store_true", help="Keep the long-stream results that are already in results/.")
+    parser.add_argument("--name", default="horizon", help="Name of the file in results/ and of the figure.")
     arguments = parser.parse_intermixed_args()
     named = [(name, Path(run)) for name, _, run in (text.partition("=") for text in arguments.runs)]
-    stems = {"table": "league", "horizon": arguments.name, "inside": "inside"}
+    stems = {"table": "state-tracking", "horizon": arguments.name, "inside": "inside"}
     path = PICTURES / f"{stems[arguments.what]}.png"
     if arguments.what == "table":
         draw_table(path)
     elif arguments.what == "horizon":
         if named:
-            take_over(named, arguments.add, arguments.name)
+            collect(named, arguments.add, arguments.name)
         draw_horizon(path)
     else:
         ((name, run),) = named
         (model,) = group_models([gather(run, name=name)])
         analysis = model.runs[0].memory_analysis
         if analysis is None:
-            parser.error(f"{run} was not looked into: stairwell report {run} --inside")
+            parser.error(f"{run} has no memory analysis; run: stairwell report {run} --inside")
         write_memory_png(path, analysis, name, model.color)
     print(path)
 

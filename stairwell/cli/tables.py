@@ -56,7 +56,7 @@ def parts(names: Sequence[str], narrow: Sequence[int], width: int) -> list[list[
 
 def groups(names: Sequence[str]) -> list[list[int]]:
     """Return the columns after the first, those together that must stay beside each other: a heading that occurs more
-    than once, such as `best seed`, belongs to the column before it."""
+    than once, such as `best validation seed`, belongs to the column before it."""
     found: list[list[int]] = []
     for column, name in enumerate(names[1:], start=1):
         if names.count(name) > 1 and found:

@@ -1,1 +1,1 @@
-"""The papers' tables and figures as studies, and how they are carried out."""
+"""The papers' tables and figures as experiments, and the code that runs them."""

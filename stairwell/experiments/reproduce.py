@@ -208,7 +208,7 @@ def table(result: dict[str, Any]) -> Table:
     columns = ["model", "context", "parameters", "tokens"]
     printed = {title for variant in result["variants"] for title, number in variant["paper"].items() if number}
     for title in result["columns"]:
-        columns += [title, *(["best seed"] if several else []), *(["paper"] if title in printed else [])]
+        columns += [title, *(["best validation seed"] if several else []), *(["paper"] if title in printed else [])]
     lines = []
     for variant in result["variants"]:
         cells = [variant["name"], variant["context"]]

@@ -229,7 +229,7 @@ class Algorithmic(GeneratedTask):
 
     def describe(self) -> str:
         c = self.config
-        return f"programs of {c.statements} statements on {c.variables} variables; {self.describe_splits()}"
+        return f"programs of {c.statements} statements with {c.variables} variables; {self.describe_splits()}"
 
 
 def format_program(tokens: Iterable[int], targets: Iterable[int]) -> str:

@@ -208,8 +208,8 @@ class GeneratedTask:
     def describe_splits(self) -> str:
         """Return the sizes of the splits, for `describe`."""
         c = self.config
-        training = f"a finite training set of {c.train_episodes:,}" if c.train_episodes else "an endless training set"
-        return f"{training}, {c.valid_episodes:,} other ones for validation, {c.test_episodes:,} for testing"
+        training = f"{c.train_episodes:,}" if c.train_episodes else "unlimited"
+        return f"{training} training episodes, {c.valid_episodes:,} for validation, {c.test_episodes:,} for testing"
 
 
 class LengthTask(GeneratedTask):

@@ -98,7 +98,7 @@ class RandomWalk(GeneratedTask):
 
     def describe(self) -> str:
         length, grid = self.config.length, self.config.grid
-        return f"random walk: episodes of {length} actions on a {grid}x{grid} grid; {self.describe_splits()}"
+        return f"random walk: episodes of {length} actions on a grid of {grid}x{grid}; {self.describe_splits()}"
 
 
 def _is_action(tokens: Tensor) -> Tensor:

@@ -270,14 +270,14 @@ def test_all_models_of_a_laptops_table_have_one_recipe(name: str) -> None:
     """But for a second training beside the first, which says so: in the paper's setting, without the curriculum, with
     another rate, or longer."""
     variants = study(name, "laptop").variants
-    second = [each for each in variants if re.search(r"no curriculum$|, rate |,000 updates$", each.name)]
+    second = [each for each in variants if re.search(r"no curriculum$|, learning rate |,000 steps$", each.name)]
     (recipe,) = {each.config.train for each in variants if each not in second}
     for each in second:
         assert any(each.name.startswith(f"{variant.name}, ") for variant in variants if variant not in second)
         own: dict[str, Any] = {"curriculum": "", "curriculum_accuracy": 96.0}
-        if ", rate " in each.name:
+        if ", learning rate " in each.name:
             own = {"learning_rate": float(each.name.split()[-1])}
-        elif each.name.endswith(" updates"):
+        elif each.name.endswith(" steps"):
             own = {"steps": int(each.name.split()[-2].replace(",", ""))}
         assert each.config.train == dataclasses.replace(recipe, **own)
 

@@ -313,13 +313,13 @@ def test_staircase_table_1(task: str) -> None:
     expected = [(model.split()[0], (cell.rstrip("*"),)) for model, cell in column.items() if cell != "-"]
     name = f"staircase.table1.{task}"
     if any(cell.endswith("*") for cell in column.values()):
-        assert any("quoted" in note for note in study(name, "paper").notes)
+        assert any("quotes" in note for note in study(name, "paper").notes)
     # The appendix has Global Cached Staircase too: mean and deviation of the best row.
     if detail := {"random-walk": ("table 7", "{} (table 7)"), "algorithm": ("table 6", "{}, table 6")}.get(task):
         table, text = detail
         best = Table("staircase", table).variant(Models="Global Cached Staircase", **{"Forward size": "8"})
         expected.append(("Global", (text.format(best[list(best)[-1]].split()[0]),)))
-    compare(name, expected, but=("rate 0.01", "rate 0.006"))
+    compare(name, expected, but=("learning rate 0.01", "learning rate 0.006"))
     for scale in SCALES:
         numbers = printed(name, scale)
         assert all(variant == numbers[model.split(", rate")[0]] for model, variant in numbers.items())

@@ -163,7 +163,7 @@ def test_a_study_whose_rows_vary_a_number_draws_it(tmp_path: Path) -> None:
     }
     told = f"Staircase, chunks of 2 {means['N = 1']:.4g} at 1, {means['N = 4']:.4g} at 4"
     assert "<h2>Sweep</h2>" in page and told in page
-    assert "longest walks at 90%, actions against passes (recurrent steps): " in page
+    assert "longest episodes at 90% accuracy (actions) against passes (recurrent steps): " in page
 
 
 def swept(*scores: list[float]) -> dict[str, Any]:

@@ -38,10 +38,10 @@ def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
     for name in state_tracking.TASKS:
         rows = [
             row("Feedback", [90.0, 100.0]),
-            row("Staircase", [50.0] if name != "even-pairs" else []),
-            row("Cached Staircase", [70.0]),
+            row("Staircase, N = 2, C = 1", [50.0] if name != "even-pairs" else []),
+            row("Cached Staircase, N = 3, C = 1", [70.0]),
             row("LSTM", [80.0], validated=60.0),
-            row("LSTM, one layer, rate 0.01", [75.0], validated=65.0),
+            row("LSTM, one layer, learning rate 0.01", [75.0], validated=65.0),
             row("DeltaNet, 2 products", []),
         ]
         content = {"columns": ["accuracy"], "variants": rows}
@@ -50,8 +50,8 @@ def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert cells["Feedback", "parity-check"] == cells["Feedback", "mean"] == 95
     assert ("Staircase", "mean") not in cells and ("DeltaNet", "parity-check") not in cells
     assert cells["LSTM", "mean"] == 75, "of two settings the one that was better in validation, whatever the test says"
-    state_tracking.draw_table(tmp_path / "league.png")
-    assert (tmp_path / "league.png").stat().st_size > 1000
+    state_tracking.draw_table(tmp_path / "state-tracking.png")
+    assert (tmp_path / "state-tracking.png").stat().st_size > 1000
 
 
 def test_the_published_means_are_those_that_are_printed() -> None:
@@ -65,7 +65,7 @@ def test_horizons_are_taken_over_and_drawn_without_their_runs(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_tracking, "RESULTS", tmp_path)
-    with pytest.raises(UserError, match="not there yet"):
+    with pytest.raises(UserError, match="does not exist"):
         state_tracking.draw_horizon(tmp_path / "horizon.png")
     column = ErrorFreeStreams("", 200, 3)
     kept = Run(run)
@@ -78,16 +78,16 @@ def test_horizons_are_taken_over_and_drawn_without_their_runs(
 
     named = {**measured, "provenance": {**measured["provenance"], "command": f"stairwell eval {run} --horizon 200"}}
     (run / "horizon.json").write_text(json.dumps(named))
-    state_tracking.take_over([("LSTM", run), ("LSTM", run)])
+    state_tracking.collect([("LSTM", run), ("LSTM", run)])
     taken = json.loads((tmp_path / "horizon.json").read_text())["runs"]
     told = {**measured["provenance"], "command": f"stairwell eval {run.name} --horizon 200"}  # not where the run lay
     assert taken[0]["core"] == "lstm" and taken[0]["provenance"] == told
-    state_tracking.take_over([("Another", run)], add=True)
+    state_tracking.collect([("Another", run)], add=True)
     assert json.loads((tmp_path / "horizon.json").read_text())["runs"][:2] == taken
-    state_tracking.take_over([("Elsewhere", run)], add=True, stem="other")
+    state_tracking.collect([("Elsewhere", run)], add=True, stem="other")
     assert [each["name"] for each in json.loads((tmp_path / "other.json").read_text())["runs"]] == ["Elsewhere"]
     assert json.loads((tmp_path / "horizon.json").read_text())["runs"][:2] == taken
-    (model,) = state_tracking.followed(taken)
+    (model,) = state_tracking.stream_models(taken)
     assert len(model.runs) == 2 and model.runs[0].horizon is not None
     state_tracking.draw_horizon(tmp_path / "horizon.png")
     assert (tmp_path / "horizon.png").stat().st_size > 1000
@@ -105,7 +105,7 @@ def test_the_studies_of_the_horizon_train_on_forty_tokens_and_ask_at_each() -> N
         found = find_experiments("extra.long-streams", scale)  # type: ignore[arg-type]
         assert [study.name for study in found] == ["extra.long-streams.parity", "extra.long-streams.s5"]
         for study in found:
-            wanted = [model for model in FIRST if scale == "laptop" or not model.endswith("rate 0.01")]
+            wanted = [model for model in FIRST if scale == "laptop" or not model.endswith("learning rate 0.01")]
             if study.name == "extra.long-streams.parity":  # what S5 takes four products for, parity has no use for
                 wanted = [model for model in wanted if "4 products" not in model]
             assert [variant.name for variant in study.variants] == wanted

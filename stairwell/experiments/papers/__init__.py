@@ -1,4 +1,4 @@
-"""Every table and figure of both papers, one file each, and experiments of our own (`demo`, `extra`).
+"""All tables and figures of both papers, one file each, and our own experiments (`demo`, `extra`).
 
 A file's functions return an experiment at a scale; its `EXPERIMENTS` names them."""
 
@@ -32,27 +32,27 @@ CATALOG: dict[str, ExperimentFactory] = {
     for name, make in module.EXPERIMENTS.items()
 }
 
-# Tables and figures of the papers that are no experiments, and where to find here what they show.
+# Tables and figures of the papers that are not experiments, and where to find their content here.
 NO_EXPERIMENTS = {
-    "feedback.figure1": "a drawing of the model; docs/models.md has its equations",
-    "feedback.figure2": "a drawing of what a token sees; docs/models.md has it in words and code",
-    "feedback.figure10": "pictures of the mazes; docs/environments.md has ours",
+    "feedback.figure1": "a diagram of the model; docs/models.md has its equations",
+    "feedback.figure2": "a diagram of what each token attends to; docs/models.md describes it",
+    "feedback.figure10": "images of the mazes; docs/environments.md has ours",
     "feedback.table7": "an example of a program; tests/tasks/test_algorithmic.py runs it",
-    "feedback.table8": "hyperparameters of figures 4 and 7 and table 2, which have them at paper scale",
-    "feedback.table9": "hyperparameters of the language models, which have them at paper scale; tests count weights",
-    "staircase.figure1": "a drawing of the models; docs/models.md has their equations",
-    "staircase.table4": "hyperparameters, which the studies have at paper scale",
-    "staircase.table5": "hyperparameters, which the studies have at paper scale",
+    "feedback.table8": "hyperparameters of figures 4 and 7 and table 2, used at paper scale",
+    "feedback.table9": "hyperparameters of the language models, used at paper scale; tests count parameters",
+    "staircase.figure1": "a diagram of the models; docs/models.md has their equations",
+    "staircase.table4": "hyperparameters, used at paper scale",
+    "staircase.table5": "hyperparameters, used at paper scale",
 }
 # Experiments that exist at one scale only, and why.
 NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
     ("demo", "paper"): "it is made for a laptop",
     ("feedback.table2", "laptop"): (
-        "its two models are those of feedback.figure4.translation; the others' numbers are of WMT14, and nothing of "
-        "Multi30k could stand beside them"
+        "its two models are those of feedback.figure4.translation; the table's other numbers are for WMT14 and cannot "
+        "be compared with Multi30k"
     ),
-    ("extra.shakespeare", "paper"): "nanoGPT's recipe for a CPU is a laptop's",
-    ("extra.decoder-dropout", "paper"): "the dropout is found at laptop scale",
+    ("extra.shakespeare", "paper"): "nanoGPT's CPU recipe is laptop scale",
+    ("extra.decoder-dropout", "paper"): "dropout is tuned at laptop scale only",
 }
 
 

@@ -1,8 +1,8 @@
-"""Chunk and passes of Ju et al. 2021 one at a time, on the random walk.
+"""Chunk size and passes of Ju et al. 2021, varied one at a time on the random walk.
 
-Tables 6 and 7 hold the step size N C, so that a larger chunk has fewer passes: which of the two makes it worse they
-cannot say. Here one line varies C at one N, another N at one C, and Cached Staircase, whose passes are always one,
-varies C at one step size as in table 7.
+Tables 6 and 7 keep the step size N C constant, so a larger chunk has fewer passes and the two effects cannot be told
+apart. Here one series varies C at a fixed N and another N at a fixed C. Cached Staircase, which computes every chunk
+once, varies C at a fixed step size as in table 7.
 """
 
 from __future__ import annotations
@@ -14,35 +14,36 @@ from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 CHUNKS: dict[Scale, tuple[int, ...]] = {"laptop": (1, 2, 4, 8), "paper": (4, 8, 16, 32)}
-COUNTS = (1, 2, 4, 8)  # of passes
-USUAL: dict[Scale, tuple[int, int]] = {"laptop": (4, 2), "paper": (4, 8)}  # N where C varies, C where N does
-IN_SIGHT: dict[Scale, int] = {"laptop": 32, "paper": 256}  # Cached Staircase's step size
-REACHED: dict[Scale, tuple[int, ...]] = {
+PASS_COUNTS = (1, 2, 4, 8)  # of passes
+FIXED: dict[Scale, tuple[int, int]] = {"laptop": (4, 2), "paper": (4, 8)}  # the fixed N and the fixed C
+CONTEXT: dict[Scale, int] = {"laptop": 32, "paper": 256}  # Cached Staircase's step size
+LENGTHS: dict[Scale, tuple[int, ...]] = {
     "laptop": (4, 6, 8, 10, 12, 15, 18, 22, 27, 33, 40, 50),
     "paper": (4, 8, 12, 16, 24, 32, 48, 64, 100, 150, 200, 300, 400),
 }
 
 
 def variants(scale: Scale) -> tuple[Variant, ...]:
-    """Staircases by chunk, then by passes, Cached Staircases by chunk; the one of both lines is trained once."""
-    setting, (usual_passes, usual_chunk) = presets.short_random_walk(scale=scale), USUAL[scale]
+    """Return Staircases by chunk size, then by passes, and Cached Staircases by chunk size. The Staircase of both
+    series is one variant."""
+    setting, (fixed_passes, fixed_chunk) = presets.short_random_walk(scale=scale), FIXED[scale]
 
-    def variant(core: str, N: int, C: int, *places: SweepPoint) -> Variant:
+    def variant(core: str, N: int, C: int, *points: SweepPoint) -> Variant:
         experiment = with_core(setting, core, chunk=C, passes=N)
-        return Variant(f"{NAMES[core]}, N = {N}, C = {C}", experiment, points=places)
+        return Variant(f"{NAMES[core]}, N = {N}, C = {C}", experiment, points=points)
 
     def staircase(N: int, C: int) -> Variant:
-        lines = {
-            SweepPoint(CHUNK, f"Staircase, {usual_passes} passes", C): usual_passes == N,
-            SweepPoint(PASSES, f"Staircase, chunks of {usual_chunk}", N): usual_chunk == C,
+        series = {
+            SweepPoint(CHUNK, f"Staircase, {fixed_passes} passes", C): fixed_passes == N,
+            SweepPoint(PASSES, f"Staircase, chunks of {fixed_chunk}", N): fixed_chunk == C,
         }
-        return variant("staircase", N, C, *(place for place, fits in lines.items() if fits))
+        return variant("staircase", N, C, *(point for point, fits in series.items() if fits))
 
     def cached(C: int) -> Variant:
-        place = SweepPoint(CHUNK, f"Cached Staircase, {IN_SIGHT[scale]} tokens in sight", C)
-        return variant("cached-staircase", IN_SIGHT[scale] // C, C, place)
+        point = SweepPoint(CHUNK, f"Cached Staircase, context of {CONTEXT[scale]} tokens", C)
+        return variant("cached-staircase", CONTEXT[scale] // C, C, point)
 
-    sizes = [*((usual_passes, C) for C in CHUNKS[scale]), *((N, usual_chunk) for N in COUNTS)]
+    sizes = [*((fixed_passes, C) for C in CHUNKS[scale]), *((N, fixed_chunk) for N in PASS_COUNTS)]
     return (*(staircase(N, C) for N, C in dict.fromkeys(sizes)), *map(cached, CHUNKS[scale]))
 
 
@@ -50,26 +51,26 @@ def chunk_passes(scale: Scale) -> Experiment:
     base = presets.short_random_walk(scale=scale)
     train, task = base.train, base.task
     small = (
-        f"Laptop scale: episodes of {task.length} actions instead of 400, models of 0.1 million weights instead of "
-        f"3.2, new episodes without end, one curriculum over the length (8 to {task.length}, the next at "
-        f"{train.curriculum_accuracy:g}% accuracy), {train.steps:,} updates of {train.batch} rows, one seed; all "
+        f"Laptop scale: episodes of {task.length} actions instead of 400, models of 0.1 million parameters instead "
+        f"of 3.2, unlimited training episodes, one curriculum over the length (8 to {task.length}, advancing at "
+        f"{train.curriculum_accuracy:g}% accuracy), {train.steps:,} steps of {train.batch} streams, one seed. All "
         "models have 4 heads."
     )
     return Experiment(
         name="extra.chunk-passes",
-        title="Random walk: chunk and passes, one at a time",
-        paper="an ablation of ours, after tables 6 and 7 and figure 2 of Ju et al. 2021 (arXiv 2106.04279)",
+        title="Random walk: chunk size and passes, varied one at a time",
+        paper="our own ablation, after tables 6 and 7 and figure 2 of Ju et al. 2021 (arXiv 2106.04279)",
         scale=scale,
-        columns=(*TEST_ERROR, LargestSolved("longest walks at 90%, actions", "length", REACHED[scale])),
+        columns=(*TEST_ERROR, LargestSolved("longest episodes at 90% accuracy (actions)", "length", LENGTHS[scale])),
         variants=variants(scale),
         seeds=1 if scale == "laptop" else 5,
-        claim="the larger a chunk the worse, and two recurrent steps are enough to track a state",
+        claim="larger chunks have a larger error, and two recurrent steps are enough to track a state",
         notes=(
             small if scale == "laptop" else EPISODES_NOT_PRINTED,
-            "The paper's tables hold the step size N C, so that chunk and passes change together. A Staircase of one "
-            "pass sees its own chunk alone.",
-            "The last column tells models apart that the error of whole walks does not: the longest of some lengths up "
-            "to which at least 90% of the answers are right.",
+            "The paper's tables keep the step size N C constant, so chunk size and passes change together. A Staircase "
+            "with one pass attends to its own chunk only.",
+            "The last column is the largest of several lengths up to which accuracy is at least 90%. It separates "
+            "models that have similar errors on whole episodes.",
         ),
         axes=(CHUNK, PASSES),
     )

@@ -1,6 +1,6 @@
-"""Residual dropout in a translator's decoder: a mask drawn anew at each token compounds in a recurrence.
+"""Residual dropout in a translator's decoder: a mask sampled at each token compounds in a recurrence.
 
-Both models get the same four settings; figure 4 (left) of Fan et al. 2020 is then run with the best one of each."""
+Both models get the same four settings. Figure 4 (left) of Fan et al. 2020 then uses the best one of each model."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def decoder_dropout(scale: Scale) -> Experiment | None:
     return Experiment(
         name="extra.decoder-dropout",
         title="Residual dropout in a decoder of one layer",
-        paper="not in the papers; a setting of figure 4 (left) of Fan et al. 2020",
+        paper="not in the papers; an ablation for figure 4 (left) of Fan et al. 2020",
         scale=scale,
         columns=(VALID_LOSS, VALID_BLEU),
         variants=tuple(

@@ -39,7 +39,7 @@ def demo(scale: Scale) -> Experiment | None:
             Variant("Cached Staircase", configs["cached-staircase"], ("99.9 (400 actions)",)),
             Variant("Transformer-XL", configs["transformer-xl"], ("68",)),
         ),
-        claim="Feedback and Staircase keep track of the agent; a Transformer, which attends to every action, does not.",
+        claim="Feedback and Staircase track the agent; a Transformer, which attends to every action, does not.",
         notes=(
             f"Laptop scale: models of 0.1 million parameters, episodes of {LENGTH} actions, a curriculum over the "
             "length; the papers have 3.2 million parameters and episodes of 100 and 400 actions.",

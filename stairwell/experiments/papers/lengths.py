@@ -1,4 +1,4 @@
-"""Copy and reverse of Fan et al. 2020 (table 1) with lengths that are spread: our hypothesis about its test set.
+"""Copy and reverse of Fan et al. 2020 (table 1) with spread lengths: our hypothesis about its test set.
 
 Table 1 has 6.2% of the sequences but 59.1% of the characters right "at 400". With a fixed length of 400 a model with
 59% of the characters right has next to no sequence right; with lengths spread from 1 to 400 both numbers fit.
@@ -16,15 +16,15 @@ CURVE = (40, 80, 120, 200, 400)
 POSITIONS = ("learned", "clamped", "random")
 NOTE = (
     "Our hypothesis, not printed: sequences of 1 to 40 digits in training and of 1 to 400 in the test. The columns of "
-    "one length are the curve beyond the training lengths. Everything else is as in {study}; positions as in "
+    "one length show the accuracy beyond the training lengths. Everything else is as in {base}; positions as in "
     "extra.distances."
 )
 
 
 def spread(scale: Scale, reverse: bool) -> Experiment:
-    study = copy_or_reverse(scale, reverse)
+    base = copy_or_reverse(scale, reverse)
     variants = []
-    for variant in study.variants:
+    for variant in base.variants:
         for positions in POSITIONS if variant.name != "LSTM" else ("",):
             core = dataclasses.replace(variant.config.core, **({"positions": positions} if positions else {}))
             task = dataclasses.replace(variant.config.task, min_length=1)
@@ -33,7 +33,7 @@ def spread(scale: Scale, reverse: bool) -> Experiment:
             variants.append(Variant(name, dataclasses.replace(variant.config, core=core, task=task), paper))
     what = "reverse" if reverse else "copy"
     return dataclasses.replace(
-        study,
+        base,
         name=f"extra.lengths.{what}",
         title=f"{what.capitalize()} digits: trained on 1 to 40, tested on 1 to 400",
         columns=(
@@ -45,7 +45,7 @@ def spread(scale: Scale, reverse: bool) -> Experiment:
             ),
         ),
         variants=tuple(variants),
-        notes=(*study.notes[:-2], NOTE.format(study=study.name)),
+        notes=(*base.notes[:-2], NOTE.format(base=base.name)),
     )
 
 

@@ -1,8 +1,8 @@
-"""Character-level Shakespeare with nanoGPT's recipe for a CPU: how much a memory brings, and how much feedback.
+"""Character-level Shakespeare with nanoGPT's CPU recipe: the gain from carried memory, and from feedback.
 
 nanoGPT's README (karpathy/nanoGPT) trains 4 layers of width 128 with blocks of 64 characters, a batch of 12, for 2,000
-iterations and reports a validation loss of 1.88. Its blocks are drawn at random and nothing is carried from one to the
-next; here a model is trained in both ways.
+iterations and reports a validation loss of 1.88. Its blocks are sampled at random and no state is carried from one to
+the next. Here each model is trained without and with carried state.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def shakespeare(scale: Scale) -> Experiment | None:
     no_memory = {"episode": BLOCK}
     return Experiment(
         name="extra.shakespeare",
-        title="Characters of Shakespeare with nanoGPT's recipe for a CPU",
+        title="Character-level Shakespeare with nanoGPT's CPU recipe",
         paper="not in the papers; nanoGPT's README",
         scale=scale,
         columns=(
@@ -47,14 +47,14 @@ def shakespeare(scale: Scale) -> Experiment | None:
         ),
         seeds=3,
         notes=(
-            "The number beside ours is nanoGPT's own (0.80 million parameters): it validates on random blocks of the "
-            "last tenth of the text, of which the first half is our validation split and the second half our test "
-            "split. Its learning rate falls to a tenth, ours to 0.",
+            "The paper column has nanoGPT's own number (0.80 million parameters). It validates on random blocks of the "
+            "last tenth of the text; the first half of that tenth is our validation split and the second half our test "
+            "split. Its learning rate decays to a tenth, ours to 0.",
             "All models read 1.5 million characters. Without carried memory the text is cut into blocks of 64 "
             "characters, in training and in evaluation, as nanoGPT does; otherwise the memory of one segment is "
             "carried to the next.",
         ),
-        data="the file of tiny Shakespeare (1,115,394 bytes), as nanoGPT downloads it",
+        data="the tiny Shakespeare file (1,115,394 bytes) that nanoGPT downloads",
     )
 
 

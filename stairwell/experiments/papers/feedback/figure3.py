@@ -15,7 +15,7 @@ def corridor(scale: Scale) -> Experiment:
     setting = presets.corridor(scale=scale)
     return Experiment(
         name="feedback.figure3",
-        title="Corridor: reward against the size of the memory",
+        title="Corridor: reward against memory size",
         paper=f"{FEEDBACK}, figure 3",
         scale=scale,
         columns=(RETURN,),
@@ -29,7 +29,7 @@ def corridor(scale: Scale) -> Experiment:
             for memory in MEMORIES[scale]
         ),
         seeds=3,
-        claim="a Transformer fails as its memory shrinks, Feedback remembers with the smallest",
+        claim="a Transformer fails with a small memory, Feedback remembers with the smallest",
         notes=CORRIDOR_NOTES[scale],
         axes=(MEMORY,),
     )

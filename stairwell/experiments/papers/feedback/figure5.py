@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import ByTime
-from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES, CHAR_PTB_SYMBOLS
+from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES, CHAR_PTB_VOCABULARY
 from stairwell.runs import presets
 from stairwell.runs.presets import match_parameters, matched_feedback, with_core
 
@@ -12,10 +12,10 @@ from stairwell.runs.presets import match_parameters, matched_feedback, with_core
 def figure5(scale: Scale) -> Experiment:
     setting, small = presets.char_ptb(scale=scale), scale == "laptop"
     transformer = with_core(setting, "transformer-xl")
-    lstm = match_parameters(transformer, with_core(setting, "lstm"), CHAR_PTB_SYMBOLS)
+    lstm = match_parameters(transformer, with_core(setting, "lstm"), CHAR_PTB_VOCABULARY)
     return Experiment(
         name="feedback.figure5",
-        title="What the memory is made of: characters of the Penn Treebank",
+        title="Memory composition, character-level Penn Treebank",
         paper=f"{FEEDBACK}, figure 5",
         scale=scale,
         columns=(BITS, ByTime("valid bits per character after 2 minutes", "bits_per_character", 2))
@@ -30,10 +30,13 @@ def figure5(scale: Scale) -> Experiment:
             ),
             Variant("Feedback, memory of all layers", matched_feedback(setting, scale)),
         ),
-        claim="all layers make the best memory, the top one alone is close; recurrence within a layer is not enough",
+        claim=(
+            "memory composed of all layers is best, the top layer alone is close; recurrence within each layer is not "
+            "enough"
+        ),
         notes=(
             *CHAR_PTB_NOTES[scale],
-            *(("The LSTM is ours.", "Times are of this machine, validations not counted.") if small else ()),
+            *(("The LSTM is ours.", "Times were measured on this machine, without validation.") if small else ()),
         ),
         data=CHAR_PTB_DATA,
     )

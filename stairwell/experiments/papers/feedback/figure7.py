@@ -7,13 +7,13 @@ from stairwell.experiments.papers.feedback.pairs import (
     BLEU,
     DEPTH,
     IWSLT_DATA,
+    OUR_CHOICES,
     ROUGE,
     SMALL,
     SMALL_SUMMARIES,
     SUMMARY_DATA,
-    TAKEN,
     VALID_BLEU,
-    WORDS_A_SECOND,
+    WORDS_PER_SECOND,
     by_depth,
 )
 from stairwell.runs import presets
@@ -23,15 +23,18 @@ def iwslt(scale: Scale) -> Experiment:
     small = scale == "laptop"
     return Experiment(
         name="feedback.figure7.iwslt",
-        title="The depth of a decoder, a small translation corpus",
+        title="Decoder depth on a small translation corpus",
         paper=f"{FEEDBACK}, figure 7 (left)",
         scale=scale,
-        columns=(BLEU, VALID_BLEU, WORDS_A_SECOND) if small else (BLEU, WORDS_A_SECOND),
+        columns=(BLEU, VALID_BLEU, WORDS_PER_SECOND) if small else (BLEU, WORDS_PER_SECOND),
         variants=by_depth(presets.iwslt(scale), (1, 2, 4) if small else (1, 2, 4, 6), {}),
         claim="shallow Feedback decoders are better than shallow Transformer decoders",
-        notes=(*SMALL, "The trainings are those of figure 4 (left): IWSLT is not at hand.")
+        notes=(*SMALL, "The runs are those of figure 4 (left): IWSLT is not available to us.")
         if small
-        else (*TAKEN, "The paper's tokenized BLEU is sacrebleu's 13a here; its figure has no numbers in the text."),
+        else (
+            *OUR_CHOICES,
+            ("The paper's tokenized BLEU is sacrebleu's 13a here; the text does not print the figure's numbers."),
+        ),
         data=IWSLT_DATA[scale],
         axes=(DEPTH,),
     )
@@ -41,13 +44,15 @@ def summaries(scale: Scale) -> Experiment:
     small = scale == "laptop"
     return Experiment(
         name="feedback.figure7.summarization",
-        title="The depth of a decoder, summaries",
+        title="Decoder depth in summarization",
         paper=f"{FEEDBACK}, figure 7 (right)",
         scale=scale,
-        columns=(ROUGE, WORDS_A_SECOND),
+        columns=(ROUGE, WORDS_PER_SECOND),
         variants=by_depth(presets.summaries(scale), (1, 2, 4) if small else (1, 2, 4, 6), {}),
-        claim="Feedback summarizes better than a Transformer at every depth of the decoder",
-        notes=SMALL_SUMMARIES if small else (*TAKEN, "The first 400 words of an article, 3-gram blocking."),
+        claim="Feedback summarizes better than a Transformer at every decoder depth",
+        notes=SMALL_SUMMARIES
+        if small
+        else (*OUR_CHOICES, ("The first 400 words of an article; no repeated 3-grams (no_repeat_ngram_size 3).")),
         data=SUMMARY_DATA[scale],
         axes=(DEPTH,),
     )

@@ -22,7 +22,7 @@ def figure8(scale: Scale) -> Experiment:
     )
     return Experiment(
         name="feedback.figure8",
-        title="Which layer makes the best memory: characters of the Penn Treebank",
+        title="Memory from a single layer, character-level Penn Treebank",
         paper=f"{FEEDBACK}, figure 8",
         scale=scale,
         columns=(BITS,),
@@ -33,10 +33,10 @@ def figure8(scale: Scale) -> Experiment:
             Variant("Feedback, weighted sum of all layers", matched_feedback(setting, scale)),
         ),
         claim=(
-            "the higher the layer the better a memory it makes; the first is no better than a Transformer, the average "
-            "is fair, and the weighted sum matches the best"
+            "memory from a higher layer is better; the first layer is no better than a Transformer, the average is "
+            "fair, and the weighted sum matches the best"
         ),
-        notes=(*CHAR_PTB_NOTES[scale], "Layer 0 is the token's embedding."),
+        notes=(*CHAR_PTB_NOTES[scale], "Layer 0 is the token embedding."),
         data=CHAR_PTB_DATA,
         axes=(LAYER,),
     )

@@ -1,4 +1,4 @@
-"""Figure 9 of Fan et al. 2020: depth at equal weights."""
+"""Figure 9 of Fan et al. 2020: depth at equal parameters."""
 
 from __future__ import annotations
 
@@ -20,11 +20,12 @@ from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import match_parameters, matched_feedback, with_core
 
-LAYERS = "layers, at equal weights"
+LAYERS = "layers, at equal parameters"
 
 
 def by_depth(setting: RunConfig, scale: Scale, depths: tuple[int, ...]) -> tuple[Variant, ...]:
-    """Both models at each depth, head and inner width changed inversely with it, so that the weights stay the same."""
+    """Return both models at each depth. Head width and inner width are inversely proportional to the depth, so the
+    number of parameters is constant."""
     base = with_core(setting, "transformer-xl")
     variants = []
     for core, model in (("transformer-xl", "Transformer"), ("feedback", "Feedback")):
@@ -34,7 +35,7 @@ def by_depth(setting: RunConfig, scale: Scale, depths: tuple[int, ...]) -> tuple
             if core == "feedback":
                 own["share_kv"] = scale == "laptop"
             experiment = with_core(setting, core, **own)
-            if depth == setting.core.layers:  # the very training that other figures have too
+            if depth == setting.core.layers:  # the run that other figures have too
                 experiment = base if core == "transformer-xl" else matched_feedback(setting, scale)
             elif scale == "laptop":
                 experiment = match_parameters(base, experiment)
@@ -43,14 +44,14 @@ def by_depth(setting: RunConfig, scale: Scale, depths: tuple[int, ...]) -> tuple
     return tuple(variants)
 
 
-DEPTH_CLAIM = "a Transformer gets better with depth, at equal weights; Feedback hardly needs it"
-DEPTHS_NOT_PRINTED = "The figure's depths are not in the text; those taken divide the weights evenly."
+DEPTH_CLAIM = "at equal parameters a Transformer improves with depth and Feedback hardly does"
+DEPTHS_NOT_PRINTED = "The text does not print the figure's depths; ours divide the parameters evenly."
 
 
 def figure9_char_ptb(scale: Scale) -> Experiment:
     return Experiment(
         name="feedback.figure9.char-ptb",
-        title="Depth at equal weights: characters of the Penn Treebank",
+        title="Depth at equal parameters, character-level Penn Treebank",
         paper=f"{FEEDBACK}, figure 9 (left)",
         scale=scale,
         columns=(BITS,),
@@ -69,7 +70,7 @@ def figure9_wikitext_103(scale: Scale) -> Experiment:
     )
     return Experiment(
         name="feedback.figure9.wikitext-103",
-        title="Depth at equal weights: words of Wikipedia",
+        title="Depth at equal parameters, word-level Wikipedia",
         paper=f"{FEEDBACK}, figure 9 (right)",
         scale=scale,
         columns=(Metric("test perplexity", "perplexity"),),
@@ -77,10 +78,10 @@ def figure9_wikitext_103(scale: Scale) -> Experiment:
         claim=DEPTH_CLAIM,
         notes=(
             *WIKITEXT_NOTES[scale],
-            "Which size the figure has is not printed: the small one of table 9, with 44 million weights.",
-            "All models have the same number of weights: "
+            "The paper does not print the figure's model size: the small one of table 9, with 44 million parameters.",
+            "All models have the same number of parameters: "
             + (
-                "Feedback has a wider feed-forward for the key and value projections that it shares."
+                "Feedback has a wider feed-forward layer to make up for shared key and value projections."
                 if small
                 else KEYS_EACH
             ),

@@ -12,12 +12,12 @@ from stairwell.experiments.papers.feedback.settings import (
     KEYS_SHARED,
     LSTM_IS_OURS,
     NOT_PRINTED,
+    RANDOM_WALK_LSTM,
     STATEMENTS,
-    UPDATES_NOT_PRINTED,
-    WALKING,
+    STEPS_NOT_PRINTED,
     algorithmic_columns,
     of_100,
-    walking_lstms,
+    random_walk_lstms,
 )
 from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
@@ -25,12 +25,12 @@ from stairwell.runs.presets import with_core
 from stairwell.train.curriculum import Curriculum
 
 FAR_DISTANCES = (
-    "The memory holds a whole sequence, that of a test too, so that nobody fails for want of sight; but the vectors of "
-    "distances beyond those of training are never trained, for either transformer."
+    "The memory holds a whole sequence, in testing too. Position embeddings for distances beyond those of training are "
+    "never trained, for Transformer and Feedback alike."
 )
-EMPTY_AT_FIRST = (
-    "Every sequence begins with an empty memory; whether the paper's models carry theirs over from one sequence to the "
-    "next is not said."
+INITIAL_STATE = (
+    "Every sequence starts from the initial state; the paper does not say whether its models carry their memory from "
+    "one sequence to the next."
 )
 Numbers = tuple[str, ...]
 
@@ -38,7 +38,7 @@ Numbers = tuple[str, ...]
 def two_and_an_lstm(
     setting: RunConfig, scale: Scale, memory: int, transformer: Numbers, feedback: Numbers
 ) -> tuple[Variant, ...]:
-    """The paper's two models with its numbers, and an LSTM."""
+    """Return the paper's two models with its numbers, and an LSTM."""
     shared = scale == "laptop"
     return (
         Variant("LSTM", with_core(setting, "lstm")),
@@ -55,8 +55,8 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
     )  # fmt: skip
     numbers = (("", "50.2", "5.9"), ("", "74.8", "29.2")) if reverse else (("", "59.1", "6.2"), ("", "76.2", "23.6"))
     smaller = (
-        "Laptop scale: models of 0.4 million weights instead of 3.2, new sequences without end, 3,000 updates of 16 "
-        "rows, a curriculum over the length (2 to 40, the next at 96% accuracy), 100 sequences to test on."
+        "Laptop scale: models of 0.4 million parameters instead of 3.2, unlimited training sequences, 3,000 steps of 16"
+        " streams, a curriculum over the length (2 to 40, advancing at 96% accuracy), 100 test sequences."
     )
     return Experiment(
         name=f"feedback.table1.{what}",
@@ -69,12 +69,12 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
             Metric("sequence accuracy at 400 (%)", "sequence_accuracy"),
         ),
         variants=two_and_an_lstm(setting, scale, 801, *numbers),
-        claim="Feedback gets more of ten times longer sequences right than a Transformer does",
+        claim="on sequences ten times as long, Feedback is more accurate than a Transformer",
         notes=(
             *((smaller, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
-            "A segment is a whole training sequence of 82 tokens. Each digit of the answer is scored with the true "
-            "ones before it given; whether the paper gave them is not said.",
-            EMPTY_AT_FIRST,
+            "A segment is a whole training sequence of 82 tokens. Each digit of the answer is predicted from the "
+            "correct digits before it (teacher forcing); the paper does not say how it evaluates.",
+            INITIAL_STATE,
             FAR_DISTANCES,
             LSTM_IS_OURS,
         ),
@@ -94,27 +94,29 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experime
     if scale == "laptop" and length > 200:
         most = 200
     setting = dataclasses.replace(setting, task=dataclasses.replace(setting.task, length=most))
-    smaller = "Laptop scale: models of 0.1 million weights instead of 3.2, new sequences without end, 2,000 updates."
+    smaller = (
+        "Laptop scale: models of 0.1 million parameters instead of 3.2, unlimited training sequences, 2,000 steps."
+    )
     if most < length:
         longer = dataclasses.replace(setting.train, steps=4000, decay="cosine", curriculum=f"length=10..{most}")
         setting = dataclasses.replace(setting, train=longer)
-        smaller = smaller.replace("2,000 updates", f"4,000 updates, counts up to {most} instead of {length:,}")
+        smaller = smaller.replace("2,000 steps", f"4,000 steps, counts up to {most} instead of {length:,}")
     suffix = f" (up to {length:,})" if most < length else ""
     return Experiment(
         name=f"feedback.table1.counting-{length}",
-        title=f"Counting up to {most:,}: as many Bs as there were As",
+        title=f"Counting up to {most:,}: output as many Bs as there were As",
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
         columns=(Metric("sequence accuracy (%)", "sequence_accuracy"),),
         variants=two_and_an_lstm(setting, scale, 2 * most + 1, *((number + suffix,) for number in numbers)),
-        claim="over long sequences Feedback counts better than a Transformer",
+        claim="over long sequences Feedback counts more accurately than a Transformer",
         notes=(
             *((smaller, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
-            "The paper does not say what its accuracy is of. Always answering B would have 99.8% of the characters "
-            "right at counts up to 1,000, more than either model's number, so sequences were taken: every B and the "
-            "end.",
+            "The paper does not define its accuracy. Always predicting B would have 99.8% of the characters right at "
+            "counts up to 1,000, more than either model's number, so ours is sequence accuracy: every B and the end "
+            "token must be right.",
             "The memory holds a whole sequence.",
-            EMPTY_AT_FIRST,
+            INITIAL_STATE,
             LSTM_IS_OURS,
         ),
     )
@@ -131,40 +133,40 @@ def table1_counting_1000(scale: Scale) -> Experiment:
 def table1_random_walk(scale: Scale) -> Experiment:
     setting, small = presets.random_walk(scale=scale), scale == "laptop"
     smaller = (
-        "Laptop scale: models of 0.1 million weights instead of 3.2, new episodes without end instead of 10,000, and "
-        "for every model the same curriculum over the length (8 to 100, the next at 92% accuracy)."
+        "Laptop scale: models of 0.1 million parameters instead of 3.2, unlimited training episodes instead of 10,000, "
+        "and the same curriculum over the length for every model (8 to 100, advancing at 92% accuracy)."
     )
     return Experiment(
         name="feedback.table1.random-walk",
-        title="Random walk of 100 actions: where is the agent?",
+        title="Random walk of 100 actions: the agent's position",
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
         columns=ACCURACY,
         variants=(
-            *walking_lstms(setting, scale),
+            *random_walk_lstms(setting, scale),
             Variant("Transformer", with_core(setting, "transformer-xl", memory=101 if small else 100), ("68",)),
             Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 100, share_kv=small), ("100",)),
         ),
         seeds=3 if small else 1,
-        claim="Feedback tracks the agent without fault and a Transformer, which sees every action, does not",
+        claim="Feedback tracks the agent without errors; a Transformer, which attends to every action, does not",
         notes=(
-            *((smaller, KEYS_SHARED) if small else (UPDATES_NOT_PRINTED, KEYS_EACH)),
-            *(("Feedback remembers 16 tokens where the paper's has 100.", WALKING) if small else ()),
+            *((smaller, KEYS_SHARED) if small else (STEPS_NOT_PRINTED, KEYS_EACH)),
+            *(("Feedback has a memory of 16 tokens, the paper's of 100.", RANDOM_WALK_LSTM) if small else ()),
             LSTM_IS_OURS,
         ),
     )
 
 
 ALGORITHMIC_NOTE = (
-    "Laptop scale: models of 0.1 million weights instead of 3.2, new programs without end instead of 10,000, and one "
-    "curriculum over variables, kinds of statement and length for all models. They are scored on programs of "
-    f"{STATEMENTS} statements, and by how long programs can get; the paper's have 100. Feedback remembers 16 tokens; "
-    "the Transformer's 128 hold a program of 30 statements."
+    "Laptop scale: models of 0.1 million parameters instead of 3.2, unlimited training programs instead of 10,000, and "
+    "one curriculum over variables, statement types and length for all models. They are tested on programs of "
+    f"{STATEMENTS} statements and on increasing lengths; the paper's programs have 100. Feedback has a memory of 16 "
+    "tokens; the Transformer's 128 hold a program of 30 statements."
 )
 
 
 def on_more_variables(curriculum: str, variables: int) -> str:
-    """A curriculum that ends with 3 variables, made to go on to more: its last stages have them all."""
+    """Return a curriculum that ends with 3 variables, extended to more variables in its last stages."""
     if variables == 3:
         return curriculum
     stages = Curriculum.parse(curriculum).stages
@@ -185,7 +187,7 @@ def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -
     lstm, transformer, deep, feedback = (of_100(scale, number) for number in numbers)
     return Experiment(
         name=f"feedback.table1.algorithmic-{variables}",
-        title=f"Programs on {variables} variables: what do they print?",
+        title=f"Programs with {variables} variables: the printed values",
         paper=f"{FEEDBACK}, table 1 and section 4.1.2",
         scale=scale,
         columns=algorithmic_columns(scale, "accuracy"),
@@ -202,16 +204,16 @@ def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -
             Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 100, share_kv=small), feedback),
         ),
         claim=(
-            "Transformers cannot keep track of the variables, twice as deep ones hardly better; an LSTM can with three "
-            "variables and loses track of five; Feedback does both"
+            "Transformers cannot track the variables, even with twice the layers; an LSTM tracks three variables but "
+            "not five; Feedback tracks both"
         ),
         notes=(ALGORITHMIC_NOTE, KEYS_SHARED)
         if small
         else (
-            UPDATES_NOT_PRINTED,
+            STEPS_NOT_PRINTED,
             KEYS_EACH,
-            "The attention span of 100 is the random walk's, as section 7.4 says; a program has about 430 tokens.",
-            "The LSTM's size is not printed; ours has as many layers as the Transformer and about as many weights.",
+            "The attention span is that of the random walk, 100, as section 7.4 says; a program has about 430 tokens.",
+            "The LSTM's size is not printed; ours has as many layers as the Transformer and about as many parameters.",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Table 4 of Fan et al. 2020: bytes of Wikipedia."""
+"""Table 4 of Fan et al. 2020: byte-level Wikipedia."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from stairwell.runs.presets import with_core
 def table4(scale: Scale) -> Experiment:
     setting, small = presets.enwik8(scale=scale), scale == "laptop"
     smaller = (
-        "Laptop scale: models of 0.9 million weights, a fixed span of 64 tokens instead of an adaptive one of 8,192, "
-        f"2,200 updates of 32 rows of 64 bytes (32 in the first half), scored on {ENWIK8_SAMPLE:,} bytes of the test."
+        "Laptop scale: models of 0.9 million parameters, a fixed attention span of 64 tokens instead of an "
+        f"adaptive one of 8,192, 2,200 steps of 32 streams of 64 bytes (32 in the first half), scored on "
+        f"{ENWIK8_SAMPLE:,} bytes of the test set."
     )
     return Experiment(
         name="feedback.table4",
-        title="Bytes of Wikipedia (enwik8)",
+        title="Byte-level Wikipedia (enwik8)",
         paper=f"{FEEDBACK}, table 4",
         scale=scale,
         columns=bits_per_byte(scale)[1:],
@@ -24,13 +25,13 @@ def table4(scale: Scale) -> Experiment:
             Variant("Transformer", with_core(setting, "transformer-xl")),
             Variant("Feedback", with_core(setting, "feedback", share_kv=False), ("0.96",)),
         ),
-        claim="a Feedback model is better than Transformers three and a half times its size",
+        claim="a Feedback model is better than Transformers 3.5 times its size",
         notes=(
             *((smaller,) if small else ()),
-            "Feedback has its own key and value projections in every layer: only so it has the printed 77 million "
-            "weights, though the paper says that it shares them on large data sets.",
-            "The paper quotes Transformer-XL and the best then known, both with 277 million weights, at 0.99 and 0.97; "
-            "the Transformer of Feedback's size is ours.",
+            "Feedback has its own key and value projections in every layer, which gives the printed 77 million "
+            "parameters, although the paper says that it shares them on large data sets.",
+            "The paper quotes Transformer-XL and the state of the art, both with 277 million parameters, at 0.99 and "
+            "0.97; the Transformer of Feedback's size is our addition.",
         ),
         data=ENWIK8_DATA,
     )

@@ -7,12 +7,12 @@ from typing import Any
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import DecodingSpeed, TrainingSpeed
 from stairwell.experiments.papers.feedback.agents import MAZE_NOTES
-from stairwell.experiments.papers.feedback.pairs import SMALL, TAKEN, WMT_DATA, WORDS_A_SECOND
+from stairwell.experiments.papers.feedback.pairs import OUR_CHOICES, SMALL, WMT_DATA, WORDS_PER_SECOND
 from stairwell.experiments.papers.feedback.settings import WIKITEXT_DATA, WIKITEXT_NOTES
 from stairwell.runs import presets
 from stairwell.runs.presets import decoder_run, with_core
 
-GPUS = "The paper's numbers are of GPUs that it does not name; only the ratio of the two rows can be compared."
+GPUS = "The paper's numbers were measured on unspecified GPUs; only the ratio of the two models can be compared."
 
 
 def words(scale: Scale) -> Experiment:
@@ -22,7 +22,7 @@ def words(scale: Scale) -> Experiment:
     memory = 64 if small else 512
     return Experiment(
         name="feedback.table5.words",
-        title="Speed of training and of inference, words",
+        title="Training and inference speed, language modeling",
         paper=f"{FEEDBACK}, table 5",
         scale=scale,
         columns=(
@@ -33,11 +33,12 @@ def words(scale: Scale) -> Experiment:
             Variant("Transformer", with_core(setting, "transformer-xl", train=short, memory=memory), ("296K", "592")),
             Variant("Feedback", with_core(setting, "feedback", train=short, memory=memory), ("84.4K", "2176")),
         ),
-        claim="Feedback trains three and a half times slower and generates almost four times faster",
+        claim="Feedback trains 3.5 times more slowly and generates almost 4 times as fast",
         notes=(
             *WIKITEXT_NOTES[scale],
-            "100 updates, for the speed alone. Both models have the same sizes and span. Inference is with as many "
-            "rows as have states of equal size in all: Feedback's has one vector a token instead of one a layer.",
+            "100 steps, to measure speed only. Both models have the same sizes and span. Inference runs as many streams"
+            " as fit into states of the same total size: Feedback's state has one vector per token instead of one per "
+            "token and layer.",
             GPUS,
         ),
         data=WIKITEXT_DATA[scale],
@@ -49,19 +50,19 @@ def translation(scale: Scale) -> Experiment:
     short: dict[str, Any] = {"steps": 100, "log_every": 10, "validate_every": 0, "average": 0}
     return Experiment(
         name="feedback.table5.translation",
-        title="Speed of training and of inference, translation",
+        title="Training and inference speed, translation",
         paper=f"{FEEDBACK}, table 5",
         scale=scale,
-        columns=(TrainingSpeed("training (tokens/s)"), WORDS_A_SECOND),
+        columns=(TrainingSpeed("training (tokens/s)"), WORDS_PER_SECOND),
         variants=(
             Variant("Transformer", decoder_run(setting, "transformer-xl", 2, train=short), ("280K", "3190")),
             Variant("Feedback", decoder_run(setting, "feedback", 2, train=short), ("126K", "5410")),
         ),
         claim="Feedback trains at less than half the speed and translates 1.7 times as fast",
         notes=(
-            *(SMALL if small else TAKEN),
-            "100 updates, for the speed alone; a decoder of 2 layers. What hardly trained models write is as long as "
-            "they are allowed to.",
+            *(SMALL if small else OUR_CHOICES),
+            "100 steps, to measure speed only, with a decoder of 2 layers. Translations of untrained models run to the "
+            "length limit.",
             GPUS,
         ),
         data=WMT_DATA[scale],
@@ -73,7 +74,7 @@ def agents(scale: Scale) -> Experiment:
     short = {"steps": 96, "log_every": 16, "validate_every": 0}
     return Experiment(
         name="feedback.table5.agents",
-        title="Speed of training, agents in a maze",
+        title="Training speed, maze agents",
         paper=f"{FEEDBACK}, table 5",
         scale=scale,
         columns=(TrainingSpeed("training (frames/s)"),),
@@ -81,8 +82,8 @@ def agents(scale: Scale) -> Experiment:
             Variant("Transformer", with_core(setting, "transformer-xl", train=short), ("22.3K",)),
             Variant("Feedback", with_core(setting, "feedback", train=short), ("22.3K",)),
         ),
-        claim="where frames come one after the other anyway, Feedback trains as fast as a Transformer",
-        notes=(*MAZE_NOTES[scale], "96 updates, for the speed alone.", GPUS),
+        claim="where frames arrive one at a time, Feedback trains as fast as a Transformer",
+        notes=(*MAZE_NOTES[scale], "96 steps, to measure speed only.", GPUS),
     )
 
 

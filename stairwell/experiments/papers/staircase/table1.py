@@ -1,4 +1,4 @@
-"""Table 1 of Ju et al. 2021: the best of each model on every task."""
+"""Table 1 of Ju et al. 2021: the best seed of each model on every task."""
 
 from __future__ import annotations
 
@@ -16,60 +16,65 @@ from stairwell.experiments.papers.staircase.settings import (
     ENWIK8_COMMON,
     ENWIK8_NOTES,
     FOUR,
-    FRESH,
     LONGER,
     ONCE,
     PERPLEXITY,
     PLAIN,
     RANDOM_WALK_NOTES,
     REDDIT_SIZES,
+    RESET_STREAMS,
     TEST_ERROR,
     TEXT_NOTES,
     TWO,
     Stairs,
     deeper,
     feedback,
-    five_of_cached,
     on_reddit,
     pick,
+    seeds_of_cached,
     segments,
     text_seeds,
     transformer_xl,
-    with_numbers,
+    with_paper_numbers,
 )
-from stairwell.experiments.papers.staircase.table2 import reddit_rows
-from stairwell.experiments.papers.staircase.table9 import enwik8_rows
+from stairwell.experiments.papers.staircase.table2 import reddit_variants
+from stairwell.experiments.papers.staircase.table9 import enwik8_variants
 from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import with_core
 
-OF_OUR_OWN = (
-    "Transformer-XL is trained without the curriculum too, as in the paper. Staircase and Global Cached Staircase have "
-    "4 heads, the others one. Global Cached Staircase sees the whole episode and tells 16 distances apart, beyond them "
-    "none; the paper trains it eight times as long as the others, here it has as many updates as they, and in a row of "
-    "its own twice the rate."
+OUR_VARIANTS = (
+    "Transformer-XL is also trained without the curriculum, as in the paper. Staircase and Global Cached Staircase have"
+    " 4 heads, the other models one. Global Cached Staircase attends to the whole episode, with one position embedding "
+    "shared by all distances from 16 on. The paper trains it eight times as long as the others; here it has the same "
+    "number of steps, and a second variant has twice the learning rate."
 )
 
 
-def walking_globals(setting: RunConfig, scale: Scale) -> tuple[Variant, ...]:
-    """Global Cached Staircase, which the paper trains for longer; on a laptop it has a higher rate instead, too."""
+def random_walk_globals(setting: RunConfig, scale: Scale) -> tuple[Variant, ...]:
+    """Return Global Cached Staircase. The paper trains it for longer; at laptop scale a second variant has a higher
+    learning rate instead."""
     name, number = "Global Cached Staircase", ("0.0 (table 7)",)
     if scale == "paper":
-        return (Variant(name, with_core(setting, "global-cached-staircase", FRESH, LONGER, chunk=8), number),)
+        return (Variant(name, with_core(setting, "global-cached-staircase", RESET_STREAMS, LONGER, chunk=8), number),)
     core: dict[str, Any] = {"chunk": 1, "distances": 16, "heads": 4}
-    quicker = {"learning_rate": 6e-3}
+    high_lr = {"learning_rate": 6e-3}
     return (
-        Variant(name, with_core(setting, "global-cached-staircase", FRESH, **core), number),
-        Variant(f"{name}, rate 0.006", with_core(setting, "global-cached-staircase", FRESH, quicker, **core), number),
+        Variant(name, with_core(setting, "global-cached-staircase", RESET_STREAMS, **core), number),
+        Variant(
+            f"{name}, learning rate 0.006",
+            with_core(setting, "global-cached-staircase", RESET_STREAMS, high_lr, **core),
+            number,
+        ),
     )
 
 
 def table1_random_walk(scale: Scale) -> Experiment:
-    """Table 1, random walk, and the Global Cached Staircase of its appendix."""
+    """Return table 1, random walk, with the Global Cached Staircase of its appendix."""
     setting = presets.long_random_walk(scale=scale)
     small = scale == "laptop"
     variants = (
-        *first.walking_lstms(setting, scale, ("0.6",)),
+        *first.random_walk_lstms(setting, scale, ("0.6",)),
         Variant("Transformer-XL", with_core(setting, "transformer-xl", memory=101 if small else 512), ("84.1",)),
         *(
             (Variant("Transformer-XL, no curriculum", with_core(setting, "transformer-xl", None, PLAIN, memory=101)),)
@@ -79,22 +84,22 @@ def table1_random_walk(scale: Scale) -> Experiment:
         Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 64, share_kv=small), ("0.1",)),
         Stairs("staircase", (2, 1), (8, 8)).variant(setting, scale, ("0.1",), **({"heads": 4} if small else {})),
         Stairs("cached-staircase", (17, 1), (64, 4)).variant(setting, scale, ("0.1",)),
-        *walking_globals(setting, scale),
+        *random_walk_globals(setting, scale),
     )
     return Experiment(
         name="staircase.table1.random-walk",
-        title="Random walk: where is the agent?",
+        title="Random walk: the agent's position",
         paper=f"{STAIRCASE}, tables 1 and 7",
         scale=scale,
         columns=TEST_ERROR,
         variants=variants,
         seeds=3 if small else 10,
-        seeds_of=five_of_cached(variants, scale),
-        claim="all models that carry a state through time solve it, and a Transformer-XL does not",
+        seeds_of=seeds_of_cached(variants, scale),
+        claim="all models with a carried state solve it, and a Transformer-XL does not",
         notes=(
             *RANDOM_WALK_NOTES[scale],
             *segments(setting, variants, scale),
-            *((OF_OUR_OWN, first.WALKING) if small else ()),
+            *((OUR_VARIANTS, first.RANDOM_WALK_LSTM) if small else ()),
         ),
     )
 
@@ -109,7 +114,7 @@ def table1_algorithm(scale: Scale) -> Experiment:
     plain = Variant("Transformer-XL, no curriculum", with_core(setting, "transformer-xl", None, PLAIN, memory=128))
     longer = Stairs("staircase", (4, 8), (4, 16)).variant(setting, scale, ())
     core: dict[str, Any] = {"chunk": 1, "distances": 16} if small else {"chunk": 8}
-    best = with_core(setting, "global-cached-staircase", FRESH, {} if small else LONGER, **core)
+    best = with_core(setting, "global-cached-staircase", RESET_STREAMS, {} if small else LONGER, **core)
     variants = (
         variant("LSTM", "lstm", "1.0"),
         xl,
@@ -122,56 +127,60 @@ def table1_algorithm(scale: Scale) -> Experiment:
     )
     return Experiment(
         name="staircase.table1.algorithm",
-        title="Programs on 3 variables: what do they print?",
+        title="Programs with 3 variables: the printed values",
         paper=f"{STAIRCASE}, tables 1 and 6",
         scale=scale,
         columns=algorithmic_columns(scale, "error"),
         variants=variants,
         seeds=1 if small else 10,
-        seeds_of=five_of_cached(variants, scale),
-        claim="all models that carry a state through time solve it, and a Transformer-XL does not",
+        seeds_of=seeds_of_cached(variants, scale),
+        claim="all models with a carried state solve it, and a Transformer-XL does not",
         notes=(
             *ALGORITHMIC_NOTES[scale],
             *segments(setting, variants, scale),
             "Table 1 prints the best of ten seeds. The mean errors of table 6 are 0.5 ± 0.2% (N = 2, C = 32), 0.5 ± "
             "0.7% (N = 4, C = 16) and 12.6 ± 16.2% (N = 8, C = 8), and 24.3 ± 21.7% for Cached Staircase (C = 4).",
-            "The LSTM's number is quoted by the paper from Irie et al. 2021.",
+            "The paper quotes the LSTM's number from Irie et al. 2021.",
         ),
     )
 
 
 def table1_enwik8(scale: Scale) -> Experiment:
     variants = pick(
-        with_numbers(enwik8_rows(scale), slice(1, 2)), "Transformer-XL", "Feedback", "Staircase, N = 4", "Cached"
+        with_paper_numbers(enwik8_variants(scale), slice(1, 2)),
+        "Transformer-XL",
+        "Feedback",
+        "Staircase, N = 4",
+        "Cached",
     )
     return Experiment(
         name="staircase.table1.enwik8",
-        title="Bytes of Wikipedia (enwik8)",
+        title="Byte-level Wikipedia (enwik8)",
         paper=f"{STAIRCASE}, table 1",
         scale=scale,
         columns=bits_per_byte(scale)[1:],
         variants=(Variant("LSTM", with_core(presets.enwik8_passes(scale=scale), "lstm"), ("1.38",)), *variants),
         seeds=text_seeds(scale),
-        claim="Feedback, Cached Staircase and Staircase are a little better than Transformer-XL, an LSTM far worse",
+        claim="Feedback, Cached Staircase and Staircase are slightly better than Transformer-XL, an LSTM is far worse",
         notes=(
             *ENWIK8_NOTES[scale],
             *ENWIK8_COMMON,
-            "The LSTM's size is not printed; ours has as many layers as the others and about as many weights.",
+            "The LSTM's size is not printed; ours has as many layers as the others and about as many parameters.",
         ),
         data=first.ENWIK8_DATA,
     )
 
 
 def table1_reddit(scale: Scale) -> Experiment:
-    variants = with_numbers(reddit_rows(scale), slice(1, 2))
+    variants = with_paper_numbers(reddit_variants(scale), slice(1, 2))
     return on_reddit(
         scale,
         "staircase.table1.reddit",
-        title="Discussions (Reddit)",
+        title="Language modeling on Reddit",
         paper=f"{STAIRCASE}, table 1",
         columns=PERPLEXITY[1:],
         variants=pick(variants, "Transformer-XL", "Feedback", "Staircase, N = 8", "Cached"),
-        claim="Staircase is far better than Transformer-XL and Feedback with the same number of weights",
+        claim="with the same number of parameters, Staircase is far better than Transformer-XL and Feedback",
         notes=(*REDDIT_SIZES, CACHED_SIZE),
     )
 
@@ -185,7 +194,7 @@ def table1_base(scale: Scale) -> Experiment:
     )
     return Experiment(
         name="staircase.table1.base",
-        title="A large mix of texts (BASE data)",
+        title="Language modeling on the BASE data",
         paper=f"{STAIRCASE}, table 1",
         scale=scale,
         columns=PERPLEXITY[:1],
@@ -197,13 +206,13 @@ def table1_base(scale: Scale) -> Experiment:
             *(ours if scale == "laptop" else ()),
         ),
         seeds=text_seeds(scale),
-        claim="Staircase is far better than Transformer-XL and Feedback with the same number of weights",
+        claim="with the same number of parameters, Staircase is far better than Transformer-XL and Feedback",
         notes=(
             *TEXT_NOTES[scale],
             *REDDIT_SIZES,
             ONCE
             if scale == "paper"
-            else "The rows without a number of the paper are ours; table 2 has them on Reddit.",
+            else "The variants without a number of the paper are our additions; table 2 has them on Reddit.",
         ),
         data=BASE_DATA[scale],
     )

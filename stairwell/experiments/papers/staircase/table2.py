@@ -1,4 +1,4 @@
-"""Table 2 of Ju et al. 2021: discussions (Reddit) in detail."""
+"""Table 2 of Ju et al. 2021: Reddit in detail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stairwell.experiments.papers.staircase.settings import (
     SPEED,
     TWO,
     Numbers,
-    Rows,
+    Variants,
     deeper,
     feedback,
     on_reddit,
@@ -24,8 +24,8 @@ from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 
-def reddit_rows(scale: Scale) -> Rows:
-    """Table 2, in its order: valid and test perplexity, milliseconds a batch."""
+def reddit_variants(scale: Scale) -> Variants:
+    """Return the variants of table 2 in its order, with validation and test perplexity and milliseconds per batch."""
     setting, small = presets.reddit(scale=scale), scale == "laptop"
     memory = 64 if small else 256
 
@@ -33,7 +33,7 @@ def reddit_rows(scale: Scale) -> Rows:
         experiment = with_core(setting, "universal", layers=1, memory=memory, passes=passes)
         return Variant(f"Universal Transformer, {passes} passes", experiment, numbers)
 
-    # One layer so wide that with its vectors for the symbols it has the weights of Transformer-XL
+    # One layer, so wide that with its token embeddings it has as many parameters as Transformer-XL
     wide = with_core(setting, "universal", layers=1, width=136 if small else 2560, memory=memory, passes=8)
     return (
         transformer_xl(setting, scale, ("26.5", "26.2", "178")),
@@ -46,7 +46,7 @@ def reddit_rows(scale: Scale) -> Rows:
         universal(4, ("34.9", "34.5", "88")),
         EIGHT.variant(setting, scale, ("22.9", "22.6", "1147")),
         universal(8, ("32.3", "32.0", "163")),
-        Variant("Universal Transformer, 8 passes, as large", wide, ("25.9", "25.6", "766")),
+        Variant("Universal Transformer, 8 passes, wide", wide, ("25.9", "25.6", "766")),
         universal(16, ("31.5", "31.1", "328")),
     )
 
@@ -55,17 +55,17 @@ def table2(scale: Scale) -> Experiment:
     return on_reddit(
         scale,
         "staircase.table2",
-        title="Discussions (Reddit) in detail",
+        title="Reddit in detail",
         paper=f"{STAIRCASE}, table 2",
         columns=(*PERPLEXITY, SPEED),
-        variants=reddit_rows(scale),
+        variants=reddit_variants(scale),
         claim=MOST_STEPS,
         notes=(
             *REDDIT_SIZES,
             CACHED_SIZE,
             "The large Universal Transformer's width is not printed: "
-            + ("136 gives" if scale == "laptop" else "2,560 gives the printed 120 million weights,")
-            + " about as many weights as Transformer-XL has.",
+            + ("136 gives" if scale == "laptop" else "2,560 gives the printed 120 million parameters,")
+            + " about as many parameters as Transformer-XL.",
         ),
     )
 

@@ -1,4 +1,4 @@
-"""Table 3 of Ju et al. 2021: how large a chunk may be, on discussions."""
+"""Table 3 of Ju et al. 2021: chunk size, on Reddit."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from stairwell.runs import presets
 
 
 def with_its_passes(variant: Variant) -> Variant:
-    """Staircases of as many passes are a line of their own, since only their chunks differ."""
+    """Return the variant with its own series per number of passes, in which only the chunk size varies."""
     if variant.config.core_name != "staircase":
         return variant
     series = f"Staircase, N = {variant.config.core.passes}"
     return dataclasses.replace(
-        variant, points=tuple(dataclasses.replace(place, series=series) for place in variant.points)
+        variant, points=tuple(dataclasses.replace(point, series=series) for point in variant.points)
     )
 
 
@@ -42,11 +42,11 @@ def table3(scale: Scale) -> Experiment:
     return on_reddit(
         scale,
         "staircase.table3",
-        title="Discussions (Reddit): how large a chunk may be",
+        title="Reddit: chunk size",
         paper=f"{STAIRCASE}, table 3",
         columns=(PERPLEXITY[0], SPEED),
         variants=tuple(with_its_passes(each.variant(setting, scale, numbers)) for each, numbers in stairs.items()),
-        claim="for the same number of recurrent steps the size of a chunk hardly matters; larger ones are faster",
+        claim="with the same number of recurrent steps, chunk size hardly matters; larger chunks are faster",
         notes=(),
         axes=(CHUNK,),
         drawn=(PERPLEXITY[0].title,),

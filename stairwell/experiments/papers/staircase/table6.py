@@ -12,20 +12,20 @@ from stairwell.experiments.papers.staircase.settings import (
     CHUNK,
     CHUNKS,
     ERRORS,
-    FRESH,
     LONGER,
-    Rows,
+    RESET_STREAMS,
     Stairs,
-    five_of_cached,
+    Variants,
     pick,
+    seeds_of_cached,
     segments,
 )
 from stairwell.experiments.papers.staircase.table1 import table1_algorithm
 from stairwell.runs import presets
 
 
-def algorithm_rows(scale: Scale) -> Rows:
-    """Table 6, in its order."""
+def algorithm_variants(scale: Scale) -> Variants:
+    """Return the variants of table 6 in its order."""
     setting, small = presets.long_algorithmic(scale=scale), scale == "laptop"
     stairs = {
         Stairs("staircase", (8, 4), (8, 8)): ("12.8 ± 16.5", "12.6 ± 16.2"),
@@ -47,14 +47,14 @@ def algorithm_rows(scale: Scale) -> Rows:
         dataclasses.replace(feedback, paper=of_100(scale, "0.3 ± 0.0", "0.3 ± 0.0")),
         *(each.variant(setting, scale, of_100(scale, *numbers)) for each, numbers in stairs.items()),
         *(
-            each.variant(setting, scale, of_100(scale, *numbers), task=FRESH, train={} if small else LONGER)
+            each.variant(setting, scale, of_100(scale, *numbers), task=RESET_STREAMS, train={} if small else LONGER)
             for each, numbers in unbounded.items()
         ),
     )
 
 
 def table6(scale: Scale) -> Experiment:
-    variants, small = algorithm_rows(scale), scale == "laptop"
+    variants, small = algorithm_variants(scale), scale == "laptop"
     at = {"statements": STATEMENTS}
     laptop = (
         Metric(f"valid error at {STATEMENTS} statements (%)", "error", "valid", at),
@@ -63,14 +63,14 @@ def table6(scale: Scale) -> Experiment:
     )
     return Experiment(
         name="staircase.table6",
-        title="Programs in detail: how large a chunk may be",
+        title="Programs in detail: chunk size",
         paper=f"{STAIRCASE}, table 6",
         scale=scale,
         columns=laptop if small else ERRORS,
         variants=variants,
         seeds=1 if small else 10,
-        seeds_of=five_of_cached(variants, scale),
-        claim="Staircase solves it with chunks that are not too large; Cached Staircase depends on the seed",
+        seeds_of=seeds_of_cached(variants, scale),
+        claim="Staircase solves it unless chunks are too large; Cached Staircase depends on the seed",
         notes=(
             *ALGORITHMIC_NOTES[scale],
             *segments(presets.long_algorithmic(scale=scale), variants, scale),

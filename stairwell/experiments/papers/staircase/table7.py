@@ -9,21 +9,21 @@ from stairwell.experiments.papers.staircase.settings import (
     CHUNK,
     CHUNKS,
     ERRORS,
-    FRESH,
     LONGER,
     RANDOM_WALK_NOTES,
-    Rows,
+    RESET_STREAMS,
     Stairs,
-    five_of_cached,
+    Variants,
     pick,
+    seeds_of_cached,
     segments,
 )
 from stairwell.experiments.papers.staircase.table1 import table1_random_walk
 from stairwell.runs import presets
 
 
-def random_walk_rows(scale: Scale) -> Rows:
-    """Table 7, in its order."""
+def random_walk_variants(scale: Scale) -> Variants:
+    """Return the variants of table 7 in its order."""
     setting, small = presets.long_random_walk(scale=scale), scale == "laptop"
     stairs = {
         Stairs("staircase", (8, 2), (8, 8)): ("0.2 ± 0.1", "0.2 ± 0.1"),
@@ -45,24 +45,24 @@ def random_walk_rows(scale: Scale) -> Rows:
         dataclasses.replace(feedback, paper=("0.1 ± 0.0", "0.1 ± 0.0")),
         *(each.variant(setting, scale, numbers) for each, numbers in stairs.items()),
         *(
-            each.variant(setting, scale, numbers, task=FRESH, train={} if small else LONGER)
+            each.variant(setting, scale, numbers, task=RESET_STREAMS, train={} if small else LONGER)
             for each, numbers in unbounded.items()
         ),
     )
 
 
 def table7(scale: Scale) -> Experiment:
-    variants = random_walk_rows(scale)
+    variants = random_walk_variants(scale)
     return Experiment(
         name="staircase.table7",
-        title="Random walk in detail: how large a chunk may be",
+        title="Random walk in detail: chunk size",
         paper=f"{STAIRCASE}, table 7",
         scale=scale,
         columns=ERRORS,
         variants=variants,
         seeds=2 if scale == "laptop" else 10,
-        seeds_of=five_of_cached(variants, scale),
-        claim="small chunks solve it, and the larger a chunk the worse; Transformer-XL fails",
+        seeds_of=seeds_of_cached(variants, scale),
+        claim="small chunks solve it, and the error grows with chunk size; Transformer-XL fails",
         notes=(
             *RANDOM_WALK_NOTES[scale],
             *segments(presets.long_random_walk(scale=scale), variants, scale),

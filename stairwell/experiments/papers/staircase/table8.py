@@ -1,4 +1,4 @@
-"""Table 8 of Ju et al. 2021: discussions in episodes of one length."""
+"""Table 8 of Ju et al. 2021: Reddit in episodes of fixed length."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def table8(scale: Scale) -> Experiment:
     return on_reddit(
         scale,
         "staircase.table8",
-        title="Discussions (Reddit) in episodes of one length",
+        title="Reddit in episodes of fixed length",
         paper=f"{STAIRCASE}, table 8",
         columns=PERPLEXITY,
         variants=(
             transformer_xl(setting, scale, ("27.6", "27.3")),
             *(each.variant(setting, scale, numbers) for each, numbers in stairs.items()),
         ),
-        claim="within short episodes too, more recurrent steps are better",
+        claim="more recurrent steps are better in short episodes too",
         notes=(
-            f"Episodes of {length} tokens, each with a fresh start: "
+            f"Episodes of {length} tokens, each from the initial state: "
             + (
                 "files are cut." if scale == "laptop" else "a line of the text is a discussion, cut where it is longer."
             ),

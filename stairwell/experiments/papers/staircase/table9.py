@@ -1,17 +1,24 @@
-"""Table 9 of Ju et al. 2021: bytes of Wikipedia in detail."""
+"""Table 9 of Ju et al. 2021: byte-level Wikipedia in detail."""
 
 from __future__ import annotations
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.papers.feedback import settings as first
 from stairwell.experiments.papers.feedback.settings import bits_per_byte
-from stairwell.experiments.papers.staircase.settings import CHUNK, ENWIK8_COMMON, ENWIK8_NOTES, Rows, Stairs, text_seeds
+from stairwell.experiments.papers.staircase.settings import (
+    CHUNK,
+    ENWIK8_COMMON,
+    ENWIK8_NOTES,
+    Stairs,
+    Variants,
+    text_seeds,
+)
 from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 
-def enwik8_rows(scale: Scale) -> Rows:
-    """Table 9, in its order; what it calls ppl are bits per byte."""
+def enwik8_variants(scale: Scale) -> Variants:
+    """Return the variants of table 9 in its order; what it calls ppl is bits per byte."""
     setting, small = presets.enwik8_passes(scale=scale), scale == "laptop"
     memory = 64 if small else 256
     xl = with_core(setting, "transformer-xl", memory=memory, attend_to_current=True)
@@ -34,14 +41,14 @@ def enwik8_rows(scale: Scale) -> Rows:
 def table9(scale: Scale) -> Experiment:
     return Experiment(
         name="staircase.table9",
-        title="Bytes of Wikipedia (enwik8) in detail",
+        title="Byte-level Wikipedia (enwik8) in detail",
         paper=f"{STAIRCASE}, table 9",
         scale=scale,
         columns=bits_per_byte(scale),
-        variants=enwik8_rows(scale),
+        variants=enwik8_variants(scale),
         seeds=text_seeds(scale),
-        claim="all staircases are a little better than Transformer-XL and a little worse than Feedback",
-        notes=(*ENWIK8_NOTES[scale], *ENWIK8_COMMON, "What the table calls perplexity are bits per byte."),
+        claim="all Staircases are slightly better than Transformer-XL and slightly worse than Feedback",
+        notes=(*ENWIK8_NOTES[scale], *ENWIK8_COMMON, "What the table calls perplexity is bits per byte."),
         data=first.ENWIK8_DATA,
         axes=(CHUNK,),
         drawn=(bits_per_byte(scale)[1].title,),
