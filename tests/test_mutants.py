@@ -32,11 +32,11 @@ from stairwell.models.embedding import StartEmbedding
 from stairwell.models.encoder import EncoderConfig, relative_scores
 from stairwell.provenance import provenance
 from stairwell.tasks import groups
-from stairwell.tasks.base import Batch
+from stairwell.tasks.base import TokenBatch
 from stairwell.tasks.language import LanguageScore
 from stairwell.tasks.pair_task import PairBatch, buckets
 from stairwell.tasks.random_walk import FORWARD, LEFT, RIGHT, trajectory
-from stairwell.tasks.translation import Config as TranslationConfig
+from stairwell.tasks.translation import TranslationConfig as TranslationConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.pair_objective import GREEDY, PairCrossEntropy, PairValidation
 from stairwell.train.run import Run
@@ -136,7 +136,7 @@ def test_a_walk_starts_in_the_first_cell_facing_east() -> None:
 
 
 def test_units_have_bits_per_character_or_perplexity() -> None:
-    batch = Batch(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), None)
+    batch = TokenBatch(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), None)
     for unit, expected in UNITS.items():
         score = LanguageScore(unit, text.Bytes())
         score.add(batch, torch.full((1, 2), 0.5), torch.zeros(1, 2, dtype=torch.int64))

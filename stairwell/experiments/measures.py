@@ -191,7 +191,7 @@ class LastEpisodes:
 
 
 @dataclass(frozen=True)
-class Sample:
+class PartialMetric:
     """A metric on about `tokens` tokens of a text's split, read from 16 positions: for texts whose evaluation would
     take longer than training."""
 

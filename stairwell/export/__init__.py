@@ -8,6 +8,16 @@ export_onnx(model, "model.onnx")
 """
 
 from stairwell.export.html import PAGE, PageModel, export_html, from_runs
-from stairwell.export.step import GRAPH, ONNX, Step, export_onnx, export_torch
+from stairwell.export.step import GRAPH, ONNX, StepModule, export_onnx, export_torch
 
-__all__ = ["GRAPH", "ONNX", "PAGE", "PageModel", "Step", "export_html", "export_onnx", "export_torch", "from_runs"]
+__all__ = [
+    "GRAPH",
+    "ONNX",
+    "PAGE",
+    "PageModel",
+    "StepModule",
+    "export_html",
+    "export_onnx",
+    "export_torch",
+    "from_runs",
+]

@@ -37,12 +37,12 @@ SUPPORTED = (
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedModel:
     header: dict[str, Any]
     block: str
 
 
-def pack(model: LanguageModel) -> Packed:
+def pack(model: LanguageModel) -> PackedModel:
     """Return the header and the parameters of a model. Raise an error if `engine.js` does not support it."""
     name = check(model)
     parameters = {key: value.detach().to("cpu", torch.float32) for key, value in model.state_dict().items()}
@@ -55,7 +55,7 @@ def pack(model: LanguageModel) -> Packed:
     if spans := model.core.spans():
         core["longest_span"] = spans[0].longest
     header = {"core": core, "outputs": model.config.V, "tensors": tensors}
-    return Packed(header, base64.b64encode(block).decode("ascii"))
+    return PackedModel(header, base64.b64encode(block).decode("ascii"))
 
 
 def check(model: LanguageModel) -> str:

@@ -49,7 +49,7 @@ ONNX = OutputType(
 GRAPH = OutputType("a torch.export graph of stairwell", lambda path: has_version_file(path))
 
 
-class Step(nn.Module):
+class StepModule(nn.Module):
     """One decoding step of a model, from tensors to tensors. `names` are the tensors of the state, in order."""
 
     def __init__(self, model: LanguageModel) -> None:
@@ -161,7 +161,7 @@ def visible_memory(memory: Tensor, C: int, part: VisibleRange) -> tuple[Tensor, 
     return memory[:, slots - far : slots - near], near
 
 
-def trace(step: Step) -> torch.export.ExportedProgram:
+def trace(step: StepModule) -> torch.export.ExportedProgram:
     """Trace the step. The batch size and the number of growing slots are dynamic."""
     batch = torch.export.Dim("batch", min=1)
     tokens = torch.export.Dim("tokens", min=1)
@@ -175,7 +175,7 @@ def trace(step: Step) -> torch.export.ExportedProgram:
 def export_torch(model: LanguageModel, path: str | os.PathLike[str]) -> None:
     """Write one decoding step as a file of `torch.export`."""
     with exporter_silenced():
-        program = trace(Step(model))
+        program = trace(StepModule(model))
         write_output(path, GRAPH, lambda temporary: save_program(program, temporary))
 
 
@@ -205,7 +205,7 @@ def export_onnx(
         import onnxscript  # noqa: F401
     except ImportError:
         raise UserError("ONNX is not installed: pip install 'stairwell[onnx]'") from None
-    step = Step(model)
+    step = StepModule(model)
     if vocabulary is not None:
         check_sizes("the model", model, vocabulary)
     names = {"inputs": ["token", *step.names], "outputs": ["logits", *(f"{name}N" for name in step.names)]}
@@ -227,7 +227,7 @@ def export_onnx(
     return names
 
 
-def rename_dimensions(graph: Any, step: Step) -> None:
+def rename_dimensions(graph: Any, step: StepModule) -> None:
     """Name the dynamic dimensions `batch` and `tokens`."""
     inputs = {value.name: value.type.tensor_type.shape.dim for value in graph.graph.input}
     names = {inputs["token"][0].dim_param: "batch"} | {inputs[name][1].dim_param: "tokens" for name in step.growing}

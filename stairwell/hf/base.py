@@ -15,7 +15,7 @@ from stairwell.hf.cache import StateCache
 from stairwell.outputs import check_location
 
 
-class CoreConfig(PreTrainedConfig):
+class PretrainedCoreConfig(PreTrainedConfig):
     """`core` is the name of the core and `core_options` its options, as on the command line."""
 
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
@@ -60,7 +60,7 @@ def core_fields(core: Any) -> dict[str, Any]:
 
 
 class StairwellModel(PreTrainedModel, GenerationMixin):
-    config: CoreConfig
+    config: PretrainedCoreConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
     _is_stateful = False  # the memory can be cropped, so assisted decoding may roll it back

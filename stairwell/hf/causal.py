@@ -8,14 +8,14 @@ from torch import Tensor
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from stairwell.errors import UserError
-from stairwell.hf.base import CoreConfig, StairwellModel, core_fields
+from stairwell.hf.base import PretrainedCoreConfig, StairwellModel, core_fields
 from stairwell.hf.cache import StateCache, check_cache
 from stairwell.models import IGNORE, LanguageModel, LanguageModelConfig
 
 OPTIONS = ("tied", "start_embedding", "embedding_dropout", "output_dropout", "adaptive", "adaptive_factor")
 
 
-class StairwellConfig(CoreConfig):
+class StairwellConfig(PretrainedCoreConfig):
     """`core` is the name of the core and `core_options` its options; the other fields are options of the model."""
 
     model_type = "stairwell"

@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from stairwell import configs
 from stairwell.cores.core import SourceState
-from stairwell.hf.base import CoreConfig, StairwellModel, core_fields
+from stairwell.hf.base import PretrainedCoreConfig, StairwellModel, core_fields
 from stairwell.hf.cache import StateCache, check_cache
 from stairwell.hf.padding import mask_as_bool
 from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
@@ -27,7 +27,7 @@ OPTIONS = ("joint", "tied", "start_embedding", "embedding_dropout", "output_drop
 ENCODER = tuple(field.name for field in dataclasses.fields(EncoderConfig))
 
 
-class StairwellSeq2SeqConfig(CoreConfig):
+class StairwellSeq2SeqConfig(PretrainedCoreConfig):
     """`core` and `core_options` define the decoder, `encoder_options` the encoder, as on the command line."""
 
     model_type = "stairwell-seq2seq"

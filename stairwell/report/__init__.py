@@ -4,8 +4,8 @@
 `summary_sentence` a sentence.
 """
 
-from stairwell.report.attention import Attention
-from stairwell.report.collect import Curves, RunReport, Validation, WalkPrediction, gather
+from stairwell.report.attention import AttentionAverage
+from stairwell.report.collect import Curves, RunReport, ValidationPoint, WalkPrediction, gather
 from stairwell.report.compare import summary, summary_sentence
 from stairwell.report.page import check_report, write_html, write_stream_pngs
 from stairwell.report.plots import write_png
@@ -13,13 +13,13 @@ from stairwell.report.sweep import Panel, Point, write_sweep_png
 from stairwell.report.table import Table
 
 __all__ = [
-    "Attention",
+    "AttentionAverage",
     "Curves",
     "Panel",
     "Point",
     "RunReport",
     "Table",
-    "Validation",
+    "ValidationPoint",
     "WalkPrediction",
     "check_report",
     "gather",

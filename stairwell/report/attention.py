@@ -12,7 +12,7 @@ from stairwell.models import inspect
 
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionAverage:
     layers: list[str]
     "Names of the layers."
     first: int
@@ -26,7 +26,7 @@ class Attention:
 @torch.no_grad()
 def average_attention(
     model: Any, inputs: tuple[Any, ...], tokens: int, max_columns: int | None = None
-) -> Attention | None:
+) -> AttentionAverage | None:
     """Return the attention of the last tokens, averaged over them and the batch; None for models without attention.
 
     With `max_columns`, distances beyond all attention are left out and the others are summed in bins."""
@@ -40,7 +40,7 @@ def average_attention(
         weights, size = binned(weights, max_columns)
     core: Any = model.config.core
     rounded = [[[round(weight, 4) for weight in head] for head in layer.tolist()] for layer in weights]
-    return Attention(layer_names(len(weights), core.layers), core.first, rounded, size)
+    return AttentionAverage(layer_names(len(weights), core.layers), core.first, rounded, size)
 
 
 def binned(weights: list[Tensor], max_columns: int) -> tuple[list[Tensor], int]:

@@ -19,10 +19,10 @@ from stairwell.cores import entry
 from stairwell.errors import UserError
 from stairwell.files import parse_json
 from stairwell.models import LanguageModel
-from stairwell.report.attention import Attention, average_attention
-from stairwell.report.episode import Episode, read_episode
+from stairwell.report.attention import AttentionAverage, average_attention
+from stairwell.report.episode import RecordedEpisode, read_episode
 from stairwell.report.memory_analysis import MemoryAnalysis, read_analysis
-from stairwell.report.samples import Sample, read_samples
+from stairwell.report.samples import DecodedSample, read_samples
 from stairwell.rl.task import RLTask
 from stairwell.runs.config import SECTIONS, RunConfig
 from stairwell.runs.load import config_of, load
@@ -63,7 +63,7 @@ class Curves:
 
 
 @dataclass(frozen=True)
-class Validation:
+class ValidationPoint:
     tokens: int
     seconds: float
     scores: dict[str, float | None]
@@ -100,22 +100,22 @@ class RunReport:
     parameters: int | None
     config: dict[str, Any]
     curves: Curves
-    validations: list[Validation]
+    validations: list[ValidationPoint]
     scores: dict[str, float | None]
     "Scores by split and metric, such as valid_loss and test_accuracy."
     layer_weights: list[list[float]] = field(default_factory=list)
     "Share of each layer, embedding first, in each memory."
     spans: list[list[float]] = field(default_factory=list)
     "Learned attention spans in tokens, by layer and head."
-    attention: Attention | None = None
+    attention: AttentionAverage | None = None
     walks: list[WalkPrediction] = field(default_factory=list)
     provenance: dict[str, str] = field(default_factory=dict)
-    samples: list[Sample] = field(default_factory=list)
+    samples: list[DecodedSample] = field(default_factory=list)
     "Outputs of a sequence-to-sequence model."
     horizon: Horizon | None = None
     "Long-stream evaluation."
     memory_analysis: MemoryAnalysis | None = None
-    episode: Episode | None = None
+    episode: RecordedEpisode | None = None
     "Episode of an agent."
 
     @property
@@ -180,7 +180,7 @@ def gather(
         config=config_json,
         curves=read_curves(records, config),
         validations=[
-            Validation(record["tokens"], record["seconds"], finite(record["valid"]))
+            ValidationPoint(record["tokens"], record["seconds"], finite(record["valid"]))
             for record in records
             if "valid" in record
         ],

@@ -61,7 +61,7 @@ class EpisodeStep:
 
 
 @dataclass(frozen=True)
-class Episode:
+class RecordedEpisode:
     width: int
     "Width of the images; 0 without images."
     height: int
@@ -73,11 +73,11 @@ class Episode:
     "Whether the steps reach the end of the episode."
 
 
-def read_episode(agent: Agent, task: RLTask) -> Episode | None:
+def read_episode(agent: Agent, task: RLTask) -> RecordedEpisode | None:
     """Return the first episode of the test split, cut at the size limits; None if the environment is not available."""
     frames: list[RenderedStep] = []
     steps: list[EpisodeStep] = []
-    encoder = ImageEncoder()
+    encoder = PatchEncoder()
     try:
         for frame in islice(render_episodes(agent, task, 1, split_seed(0, "test")), MAX_STEPS):
             steps.append(make_step(frame, encoder))
@@ -89,10 +89,10 @@ def read_episode(agent: Agent, task: RLTask) -> Episode | None:
     core = agent.config.core
     names = layer_names(len(frames[0].attention), core.layers)
     first = getattr(core, "first", 1)
-    return Episode(encoder.width, encoder.height, names, first, steps, frames[-1].done)
+    return RecordedEpisode(encoder.width, encoder.height, names, first, steps, frames[-1].done)
 
 
-def make_step(frame: RenderedStep, encoder: ImageEncoder) -> EpisodeStep:
+def make_step(frame: RenderedStep, encoder: PatchEncoder) -> EpisodeStep:
     attention = [np.rint(1000 * weights).astype(int).tolist() for weights in frame.attention]
     reward, value = float(f"{frame.reward:.4g}"), float(f"{frame.value:.4g}")
     if frame.image is None:
@@ -100,7 +100,7 @@ def make_step(frame: RenderedStep, encoder: ImageEncoder) -> EpisodeStep:
     return EpisodeStep(frame.action, reward, value, "", attention, encoder.encode(frame.image))
 
 
-class ImageEncoder:
+class PatchEncoder:
     """Encode consecutive images as patches. The first image decides the format: PNG, which is exact, for few colors,
     or smaller JPEG for many."""
 

@@ -27,11 +27,11 @@ from torch import Tensor
 
 from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel
-from stairwell.report.attention import Attention, average_attention
+from stairwell.report.attention import AttentionAverage, average_attention
 from stairwell.runs.load import load
 from stairwell.runs.long_streams import check_growing, stream_of
 from stairwell.state import FieldType, State
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from stairwell.tasks.generated import EndlessStream
 from stairwell.train.run import Run
@@ -82,11 +82,11 @@ class MemoryAnalysis:
     plotted_states: list[int]
     plotted_vectors: list[list[list[list[float]]]]
     "Projected vectors at the first and the last position, by predicted state."
-    attention: Attention | None = None
+    attention: AttentionAverage | None = None
 
 
 @dataclass(frozen=True)
-class Window:
+class MemoryWindow:
     """Memory vectors, states and predictions at the last tokens before a position."""
 
     vectors: Tensor  # (B, T, N)
@@ -140,7 +140,7 @@ def analyze_memory(
     )
 
 
-def measure_window(window: Window, labels: Tensor, means: Tensor, unit: float, probe: Probe) -> dict[str, Any]:
+def measure_window(window: MemoryWindow, labels: Tensor, means: Tensor, unit: float, probe: Probe) -> dict[str, Any]:
     """Return the fields of `MemoryAnalysis` that belong to one position."""
     vectors, states, predictions = window.scored(MEASURED)
     own, other = distances(vectors, states, labels, means)
@@ -159,7 +159,7 @@ def measure_window(window: Window, labels: Tensor, means: Tensor, unit: float, p
 
 def follow_windows(
     model: LanguageModel, task: EndlessStream, stream_ids: Sequence[StreamId], positions: Sequence[int], window: int
-) -> tuple[list[Window], State, Tensor]:
+) -> tuple[list[MemoryWindow], State, Tensor]:
     """Return the window before each position, the state before the last call of the model and the tokens of that
     call."""
     check_growing(model, positions[-1])
@@ -177,13 +177,13 @@ def follow_windows(
         state_before, last_tokens = state, tokens
         vectors, predictions, state = read_tokens(model, state, tokens)
         parts[position].append((vectors, targets, predictions))
-    windows = [Window(*(torch.cat(tensors, 1) for tensors in zip(*parts[position]))) for position in positions]
+    windows = [MemoryWindow(*(torch.cat(tensors, 1) for tensors in zip(*parts[position]))) for position in positions]
     return windows, state_before, last_tokens
 
 
 def split_at_windows(
-    batches: Iterator[Batch], positions: Sequence[int], window: int
-) -> Iterator[tuple[Batch, int | None]]:
+    batches: Iterator[TokenBatch], positions: Sequence[int], window: int
+) -> Iterator[tuple[TokenBatch, int | None]]:
     """Split a stream at the edges of the windows. Yield each segment with the position its window ends at, if any."""
     done = 0
     edges = {edge for position in positions for edge in (max(0, position - window), position)}
@@ -192,7 +192,7 @@ def split_at_windows(
         cuts = sorted({0, length, *(edge - done for edge in edges if done < edge < done + length)})
         for first, end in pairwise(cuts):
             ends = [position for position in positions if position - window <= done + first and done + end <= position]
-            yield Batch(batch.tokens[:, first:end], batch.targets[:, first:end]), ends[0] if ends else None
+            yield TokenBatch(batch.tokens[:, first:end], batch.targets[:, first:end]), ends[0] if ends else None
         done += length
 
 
@@ -275,7 +275,7 @@ def disturb(model: LanguageModel, state: State, tokens: Tensor, unit: float) -> 
 
 
 def project(
-    early: Window, late: Window, labels: Tensor, means: Tensor
+    early: MemoryWindow, late: MemoryWindow, labels: Tensor, means: Tensor
 ) -> tuple[list[int], list[list[list[list[float]]]]]:
     """Project the vectors of a few states to the plane of the largest variance of their means."""
     states = labels[:PLOTTED_STATES]
@@ -317,6 +317,6 @@ def read_analysis(path: str | Path) -> MemoryAnalysis | None:
     try:
         data: dict[str, Any] = parse_json((Path(path) / FILE).read_bytes())
         attention = data.pop("attention")
-        return MemoryAnalysis(**data, attention=Attention(**attention) if attention else None)
+        return MemoryAnalysis(**data, attention=AttentionAverage(**attention) if attention else None)
     except (OSError, ValueError, KeyError, TypeError):
         return None

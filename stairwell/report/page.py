@@ -14,7 +14,7 @@ from typing import Any
 
 from stairwell.outputs import OutputType, check_all, contains_bytes, write_output
 from stairwell.provenance import provenance as process_provenance
-from stairwell.report.attention import Attention
+from stairwell.report.attention import AttentionAverage
 from stairwell.report.collect import RL_METRICS, RunReport, finite
 from stairwell.report.colors import PALETTE
 from stairwell.report.compare import (
@@ -146,7 +146,7 @@ def learning_context(runs: list[RunReport]) -> dict[str, Any]:
     }
 
 
-def with_attention(models: list[Model]) -> list[tuple[int, Model, RunReport, Attention]]:
+def with_attention(models: list[Model]) -> list[tuple[int, Model, RunReport, AttentionAverage]]:
     """Return one run of each model with attention, and the index of the model."""
     indices = {model.name: i for i, model in enumerate(models)}
     runs = one_run_each(models, lambda run: run.attention)

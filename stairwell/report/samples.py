@@ -24,7 +24,7 @@ MAX_TOKENS = 24  # of a source; longer plots of attention are not readable
 
 
 @dataclass(frozen=True)
-class Sample:
+class DecodedSample:
     source: str
     reference: str
     generated: str
@@ -34,7 +34,7 @@ class Sample:
     "Attention (T, J), averaged over heads and layers; empty if there are too many tokens to plot."
 
 
-def read_samples(model: Seq2Seq, task: PairTask, folder: Path) -> list[Sample]:
+def read_samples(model: Seq2Seq, task: PairTask, folder: Path) -> list[DecodedSample]:
     """Return the first pairs of the test split, or of the validation split if there is no test split, that are short
     enough to plot; the first pairs if none is. Empty if the data is not available."""
     splits: tuple[Split, ...] = ("test", "valid")
@@ -55,10 +55,10 @@ def read_samples(model: Seq2Seq, task: PairTask, folder: Path) -> list[Sample]:
 
 
 @torch.no_grad()
-def make_sample(model: Seq2Seq, task: PairTask, source: str, reference: str, generated: str) -> Sample:
+def make_sample(model: Seq2Seq, task: PairTask, source: str, reference: str, generated: str) -> DecodedSample:
     source_ids = task.encode_sources([source])[0][0]
     target_ids = task.vocabulary.target.encode(task.normalize(generated)).tolist()
-    without_attention = Sample(source, reference, generated, [], [], [])
+    without_attention = DecodedSample(source, reference, generated, [], [], [])
     if len(source_ids) > MAX_TOKENS or not target_ids or len(target_ids) > 2 * MAX_TOKENS:
         return without_attention
     device = next(model.parameters()).device
@@ -72,7 +72,7 @@ def make_sample(model: Seq2Seq, task: PairTask, source: str, reference: str, gen
     source_tokens = [*token_texts(task.vocabulary.source, source_ids[:-1].tolist()), "(end)"]
     target_tokens = [*token_texts(task.vocabulary.target, target_ids), "(end)"]
     attention = [[round(weight, 3) for weight in row] for row in weights.tolist()]
-    return Sample(source, reference, generated, source_tokens, target_tokens, attention)
+    return DecodedSample(source, reference, generated, source_tokens, target_tokens, attention)
 
 
 def token_texts(vocabulary: Any, ids: list[int]) -> list[str]:

@@ -23,6 +23,7 @@ from stairwell.cores.core import check_start
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import tokens_since_start
 from stairwell.fast import choose_engine
+from stairwell.layers import CoreConfig
 from stairwell.models import StartEmbedding
 from stairwell.state import State
 
@@ -34,7 +35,7 @@ from .spaces import Box, Discrete
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig(Config):
-    core: Any = field(default_factory=FeedbackConfig)
+    core: CoreConfig = field(default_factory=FeedbackConfig)
     "Config of the core."
     observation_space: Any = field(default_factory=lambda: Discrete(2))
     "Observation space of one environment."

@@ -55,7 +55,7 @@ ENV_OPTIONS = ("length", "colors", "shuffled", "side", "targets", "max_steps")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(configs.Config):
+class RLTaskConfig(configs.Config):
     env: str = "corridor"
     "Environment: corridor, passive-t-maze, maze-navigation(-easy), water-maze, any gymnasium name, or module:Name-v0."
     length: int | None = None
@@ -119,21 +119,22 @@ def parse_options(text: str) -> dict[str, Any]:
 class RLTask:
     """Reinforcement learning in one environment, which is made when it is first needed."""
 
+    config_type = RLTaskConfig
     family: FamilyName = "rl"
     reads_files: ClassVar[bool] = True  # a run must save the spaces: they do not follow from the config
     primary_metric, higher_is_better = "return", True
     vocabularies: ClassVar[Mapping[str, Vocabulary]] = {}
 
-    def __init__(self, config: Config, facts: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, config: RLTaskConfig, facts: Mapping[str, Any] | None = None) -> None:
         self.config = config
         config.env_options()  # raises on invalid options early
         self._facts = facts
 
     @classmethod
-    def from_saved(cls, config: Config, known: SavedTask) -> RLTask:
+    def from_saved(cls, config: RLTaskConfig, known: SavedTask) -> RLTask:
         return cls(config, known.facts)
 
-    def with_config(self, config: Config) -> RLTask:
+    def with_config(self, config: RLTaskConfig) -> RLTask:
         return RLTask(config)
 
     def with_data(self, path: str) -> RLTask:

@@ -12,7 +12,7 @@ import torch
 from stairwell import configs
 from stairwell.cores import config_type
 from stairwell.errors import UserError
-from stairwell.runs.families import Family, family_of
+from stairwell.runs.families import AnyFamily, family_of
 from stairwell.tasks import Task, load_tasks, make_task, task_type
 from stairwell.train.config import PairTrainConfig, StreamTrainConfig
 from stairwell.train.curriculum import Curriculum
@@ -26,10 +26,11 @@ DERIVED = {"core": ("cross",)}
 class RunConfig:
     task_name: str
     core_name: str
+    # The names determine the types: config_type(core_name), task_type(task_name) and the family's configs.
     core: Any
     task: Any
     model: Any
-    train: Any  # the TrainConfig of the task's family
+    train: Any
 
     def __post_init__(self) -> None:
         dataclasses.replace(self.model, core=self.core)  # raises if no model can have these options
@@ -39,7 +40,7 @@ class RunConfig:
         return f"{self.task_name}/{self.core_name}"
 
     @property
-    def family(self) -> Family[Any, Any]:
+    def family(self) -> AnyFamily:
         return family_of(self.task_name)
 
     def replace(

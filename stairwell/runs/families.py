@@ -17,7 +17,9 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import nn
 
 from stairwell import configs
+from stairwell.configs import Config
 from stairwell.errors import UserError
+from stairwell.layers import CoreConfig
 from stairwell.models import LanguageModel, LanguageModelConfig, Seq2Seq, Seq2SeqConfig
 from stairwell.rl.agent import Agent, AgentConfig
 from stairwell.rl.config import AgentTrainConfig
@@ -35,6 +37,8 @@ from stairwell.train.translator import load_search
 DEFAULT_SEGMENT = 256
 ModelT = TypeVar("ModelT", bound=nn.Module)
 TaskT = TypeVar("TaskT")
+ModelConfigT = TypeVar("ModelConfigT", bound=Config)
+TrainConfigT = TypeVar("TrainConfigT", bound=TrainConfig)
 
 
 @dataclass(frozen=True)
@@ -45,21 +49,21 @@ class EvalOptions:
     segment: int | None = None
 
 
-class Family(ABC, Generic[ModelT, TaskT]):
+class Family(ABC, Generic[ModelT, TaskT, ModelConfigT, TrainConfigT]):
     """What tasks of one family share."""
 
     name: ClassVar[FamilyName]
-    model_config: ClassVar[type[Any]]
-    train_config: ClassVar[type[TrainConfig]]
+    model_config: type[ModelConfigT]
+    train_config: type[TrainConfigT]
     derived: ClassVar[tuple[str, ...]]
     "Fields of the model's config that follow from the task and the core."
 
     @abstractmethod
-    def make_model(self, config: Any, core: Any, task: TaskT, engine: str) -> ModelT: ...
+    def make_model(self, config: ModelConfigT, core: CoreConfig, task: TaskT, engine: str) -> ModelT: ...
 
     @abstractmethod
     def make_trainer(
-        self, model: ModelT, tasks: Sequence[TaskT], config: Any, run: Run, world: Distributed | None
+        self, model: ModelT, tasks: Sequence[TaskT], config: TrainConfigT, run: Run, world: Distributed | None
     ) -> Trainer:
         """Return the trainer of a model; `tasks` has one task per phase."""
 
@@ -75,18 +79,18 @@ class Family(ABC, Generic[ModelT, TaskT]):
     ) -> dict[str, Any]:
         """Return the scores of a split."""
 
-    def fit_core(self, core: Any, task_config: Any) -> Any:
+    def fit_core(self, core: CoreConfig, task_config: Any) -> CoreConfig:
         """Return the core's config with the context that the task needs."""
         return core
 
 
-class Streams(Family[LanguageModel, StreamTask]):
+class StreamFamily(Family[LanguageModel, StreamTask, LanguageModelConfig, StreamTrainConfig]):
     name = "streams"
     model_config = LanguageModelConfig
     train_config = StreamTrainConfig
     derived = ("core", "inputs", "outputs")
 
-    def make_model(self, config: LanguageModelConfig, core: Any, task: StreamTask, engine: str) -> LanguageModel:
+    def make_model(self, config: LanguageModelConfig, core: CoreConfig, task: StreamTask, engine: str) -> LanguageModel:
         return LanguageModel(configs.replace(config, core=core, inputs=task.inputs, outputs=task.outputs), engine)
 
     def make_trainer(
@@ -106,13 +110,13 @@ class Streams(Family[LanguageModel, StreamTask]):
         return evaluate(model, task, split, options.streams or 1, options.segment or DEFAULT_SEGMENT, callback)
 
 
-class Pairs(Family[Seq2Seq, PairTask]):
+class PairFamily(Family[Seq2Seq, PairTask, Seq2SeqConfig, PairTrainConfig]):
     name = "pairs"
     model_config = Seq2SeqConfig
     train_config = PairTrainConfig
     derived = ("core", "sources", "targets", "joint")
 
-    def make_model(self, config: Seq2SeqConfig, core: Any, task: PairTask, engine: str) -> Seq2Seq:
+    def make_model(self, config: Seq2SeqConfig, core: CoreConfig, task: PairTask, engine: str) -> Seq2Seq:
         sizes = {"sources": task.inputs, "targets": task.outputs, "joint": task.joint}
         return Seq2Seq(configs.replace(config, core=core, **sizes), engine)
 
@@ -130,26 +134,27 @@ class Pairs(Family[Seq2Seq, PairTask]):
                 raise UserError(f"--{name} is for streams of tokens; pairs are batched by their lengths")
         return evaluate_pairs(model, task, split, load_search(folder, task), callback)
 
-    def fit_core(self, core: Any, task_config: Any) -> Any:
+    def fit_core(self, core: CoreConfig, task_config: Any) -> CoreConfig:
         """Let the core attend to a whole target."""
         length = task_config.max_target_length
-        fields = {field.name for field in dataclasses.fields(core) if field.init}
+        fields = {field.name: getattr(core, field.name) for field in dataclasses.fields(core) if field.init}
+        changed: dict[str, Any] = {}
         if "memory" in fields:
-            return dataclasses.replace(core, memory=length)
-        if "chunk" in fields and "passes" in fields:
-            return dataclasses.replace(core, chunk=-(-length // core.passes))
-        if "passes" in fields:
-            return dataclasses.replace(core, passes=length + 1)
-        return core
+            changed = {"memory": length}
+        elif "chunk" in fields and "passes" in fields:
+            changed = {"chunk": -(-length // fields["passes"])}
+        elif "passes" in fields:
+            changed = {"passes": length + 1}
+        return dataclasses.replace(core, **changed)
 
 
-class RL(Family[Agent, RLTask]):
+class RLFamily(Family[Agent, RLTask, AgentConfig, AgentTrainConfig]):
     name = "rl"
     model_config = AgentConfig
     train_config = AgentTrainConfig
     derived = ("core", "observation_space", "action_space")
 
-    def make_model(self, config: AgentConfig, core: Any, task: RLTask, engine: str) -> Agent:
+    def make_model(self, config: AgentConfig, core: CoreConfig, task: RLTask, engine: str) -> Agent:
         spaces = {"observation_space": task.observation_space, "action_space": task.action_space}
         return Agent(configs.replace(config, core=core, **spaces), engine)
 
@@ -168,10 +173,11 @@ class RL(Family[Agent, RLTask]):
         return evaluate_agent(model, task, split, options.streams, callback)
 
 
-FAMILIES: dict[FamilyName, Family[Any, Any]] = {family.name: family for family in (Streams(), Pairs(), RL())}
+AnyFamily = Family[Any, Any, Any, Any]
+FAMILIES: dict[FamilyName, AnyFamily] = {family.name: family for family in (StreamFamily(), PairFamily(), RLFamily())}
 
 
-def family_of(task_name: str) -> Family[Any, Any]:
+def family_of(task_name: str) -> AnyFamily:
     """Return the family of a task."""
     return FAMILIES[task_type(task_name)[1].family]
 

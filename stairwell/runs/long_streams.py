@@ -30,7 +30,7 @@ from stairwell.runs import sizes
 from stairwell.runs.load import load
 from stairwell.state import FieldType
 from stairwell.tasks import Split
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from stairwell.tasks.generated import Array, EndlessStream
 from stairwell.tasks.labeled import Labeled
@@ -119,7 +119,7 @@ def check_growing(model: LanguageModel, tokens: int) -> None:
 
 
 @torch.no_grad()
-def count_mistakes(model: LanguageModel, batches: Iterable[Batch], streams: int) -> Iterator[MistakeCounts]:
+def count_mistakes(model: LanguageModel, batches: Iterable[TokenBatch], streams: int) -> Iterator[MistakeCounts]:
     """Pass the state from segment to segment; yield the counts after each."""
     device = next(model.parameters()).device
     model.eval()
@@ -192,7 +192,7 @@ def measure(
     """
     model, task = load(path, device, engine)
     Run(path).check_writable()
-    chosen: Streams
+    chosen: LongStreams
     if isinstance(task, Labeled):
         chosen = labeled_streams(model, task, split, data, streams, seeds, tokens, segment)
     else:
@@ -229,7 +229,7 @@ def measure(
 
 
 @dataclass(frozen=True)
-class Streams:
+class LongStreams:
     """The streams of an evaluation."""
 
     ids: list[StreamId]
@@ -254,7 +254,7 @@ def generated_streams(
     seeds: int | None,
     tokens: int,
     segment: int,
-) -> Streams:
+) -> LongStreams:
     """Return the endless streams of a task that generates its data."""
     if data is not None or split != "test":
         raise UserError("--horizon generates the streams of this task; leave out --data and --split")
@@ -262,7 +262,7 @@ def generated_streams(
     sizes.check_streams(model, streams * seeds, BLOCK, f"--streams (now {streams:,}) or --seeds (now {seeds:,})")
     ids = [StreamId(seed, row) for seed in range(seeds) for row in range(streams)]
     counts = read_streams(model, endless, ids, tokens, segment)
-    return Streams(ids, np.full(len(ids), tokens), counts, {"task": task.describe()}, end=False)
+    return LongStreams(ids, np.full(len(ids), tokens), counts, {"task": task.describe()}, end=False)
 
 
 def labeled_streams(
@@ -274,7 +274,7 @@ def labeled_streams(
     seeds: int | None,
     tokens: int,
     segment: int,
-) -> Streams:
+) -> LongStreams:
     """Return the sequences of labeled data."""
     if seeds is not None:
         raise UserError("--seeds is for tasks that generate their streams; labeled data is the same for every seed")
@@ -284,7 +284,7 @@ def labeled_streams(
     sizes.check_streams(model, len(lengths), 1, f"--streams (now {len(lengths):,})")
     ids = [StreamId(0, row) for row in range(len(lengths))]
     counts = read_sequences(model, task, split, len(lengths), tokens, segment)
-    return Streams(ids, lengths, counts, {"task": task.describe(), "split": split}, end=True)
+    return LongStreams(ids, lengths, counts, {"task": task.describe(), "split": split}, end=True)
 
 
 def stream_of(task: Any) -> EndlessStream:
@@ -308,7 +308,7 @@ def trained_on(task: Any) -> int:
         return 0
 
 
-def progress(counts: MistakeCounts, streams: Streams, seconds: float) -> dict[str, Any]:
+def progress(counts: MistakeCounts, streams: LongStreams, seconds: float) -> dict[str, Any]:
     """Return a progress event: tokens of each endless stream, or of all sequences together."""
     read, total = streams.tokens_read(counts), int(streams.lengths.sum())
     rate = read / max(seconds, 1e-9)
@@ -325,7 +325,7 @@ def progress(counts: MistakeCounts, streams: Streams, seconds: float) -> dict[st
     }
 
 
-def to_json(counts: MistakeCounts, streams: Streams) -> dict[str, Any]:
+def to_json(counts: MistakeCounts, streams: LongStreams) -> dict[str, Any]:
     used = EDGES[counts.tokens >= EDGES]
     lengths = np.minimum(counts.tokens_read, streams.lengths[: len(counts.tokens_read)]).tolist()
     started = zip(streams.ids, lengths, counts.first, counts.mistakes)  # after an interruption not all have started

@@ -9,7 +9,7 @@ from typing import Any
 
 from stairwell.errors import UserError, suggestion
 from stairwell.tasks import saved_task
-from stairwell.tasks.base import IGNORE, Batch, BatchSource, SavedTask, ScoreAccumulator, Split, StreamTask, Task
+from stairwell.tasks.base import IGNORE, BatchSource, SavedTask, ScoreAccumulator, Split, StreamTask, Task, TokenBatch
 
 # Name: module, class, description. Modules are imported when they are used.
 TASKS: dict[str, tuple[str, str, str]] = {
@@ -39,7 +39,8 @@ def task_type(name: str) -> tuple[type[Any], type[Any]]:
     module_name, class_name, _ = TASKS[name]
     # Packages above register tasks of their own under the module's full name.
     module = importlib.import_module(module_name if "." in module_name else f"stairwell.tasks.{module_name}")
-    return module.Config, getattr(module, class_name)
+    task_class = getattr(module, class_name)
+    return task_class.config_type, task_class
 
 
 def make_task(name: str, config: Any) -> Task:
@@ -60,13 +61,13 @@ def load_tasks(name: str, configs: Sequence[Any], folder: Path) -> list[Task]:
 __all__ = [
     "IGNORE",
     "TASKS",
-    "Batch",
     "BatchSource",
     "SavedTask",
     "ScoreAccumulator",
     "Split",
     "StreamTask",
     "Task",
+    "TokenBatch",
     "load_tasks",
     "make_task",
     "task_type",

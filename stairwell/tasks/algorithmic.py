@@ -51,7 +51,7 @@ FIRST_VARIABLE = PROGRAM_TOKENS.index(NAMES[0])
 
 
 @dataclass(frozen=True)
-class Config(configs.Config):
+class AlgorithmicConfig(configs.Config):
     statements: int = 100
     """Statements per program."""
     variables: int = 3
@@ -217,7 +217,9 @@ def _to_tokens(statements: Statements, samples: Samples) -> EpisodeArrays:
 
 
 class Algorithmic(GeneratedTask):
-    def __init__(self, config: Config) -> None:
+    config_type = AlgorithmicConfig
+
+    def __init__(self, config: AlgorithmicConfig) -> None:
         c = config
         programs = ProgramEpisodes(
             c.statements, c.variables, c.variables, c.equality, c.reset, c.assigns, c.changes, c.prints, c.ifs

@@ -9,9 +9,9 @@ A task knows token ids and labels, but no model. Letters: B streams, T tokens pe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, Self
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,8 +23,48 @@ Split = Literal["valid", "test"]
 FamilyName = Literal["streams", "pairs", "rl"]
 
 
+class Batch(Protocol):
+    """The data of one step. The number of terms is known before the forward pass, so that gradients have the same
+    scale with any number of parts and processes."""
+
+    @property
+    def terms(self) -> int:
+        """Return the number of terms that the loss sums: scored tokens or frames."""
+
+    @property
+    def size(self) -> int:
+        """Return the number of tokens or frames."""
+
+    def parts(self, count: int) -> Sequence[Self]:
+        """Split the batch for gradient accumulation."""
+
+    def to(self, device: torch.device | str) -> Self: ...
+
+
+BatchT = TypeVar("BatchT", bound=Batch, covariant=True)
+
+
+class BatchSource(Protocol[BatchT]):
+    """A source of batches: a stream of tokens, buckets of pairs, rollouts of environments. A batch element depends only
+    on the seed and its own index, not on the batch size or the length of reads, so that the batch can be split among
+    processes and a run resumes where it stopped."""
+
+    def read(self, length: int) -> BatchT:
+        """Return the next batch; of streams the next `length` tokens of each."""
+
+    def change(self, **options: Any) -> None:
+        """Change the difficulty (`length`, `variables`, ...), as a curriculum does. Part of the position."""
+
+    def position(self) -> dict[str, Any]:
+        """Return {"streams": [JSON per batch element], "tensors": {name: (B, ...)}, ...}. The tensors are optional; all
+        other entries are JSON and the same on all processes."""
+
+    def seek(self, position: dict[str, Any]) -> str | None:
+        """Continue from a position. Return a warning if that is not exact."""
+
+
 @dataclass(frozen=True)
-class Batch:
+class TokenBatch:
     """The next T tokens of B parallel streams."""
 
     tokens: Tensor  # (B, T) int64
@@ -34,44 +74,26 @@ class Batch:
 
     @property
     def terms(self) -> int:
-        """Return the number of scored targets, which the loss is summed over."""
         return int((self.targets != IGNORE).sum())
 
     @property
     def size(self) -> int:
         return self.tokens.numel()
 
-    def parts(self, count: int) -> list[Batch]:
-        """Split the streams into `count` equal parts."""
+    def parts(self, count: int) -> list[TokenBatch]:
         starts = [None] * count if self.start is None else self.start.chunk(count)
         parts = zip(self.tokens.chunk(count), self.targets.chunk(count), starts)
-        return [Batch(tokens, targets, start, part) for part, (tokens, targets, start) in enumerate(parts)]
+        return [TokenBatch(tokens, targets, start, part) for part, (tokens, targets, start) in enumerate(parts)]
 
-    def to(self, device: torch.device | str) -> Batch:
+    def to(self, device: torch.device | str) -> TokenBatch:
         start = None if self.start is None else self.start.to(device)
-        return Batch(self.tokens.to(device), self.targets.to(device), start, self.part)
-
-
-class BatchSource(Protocol):
-    """Endless parallel streams of training data. A stream depends on the seed and its own index only, not on the batch
-    size or the length of reads, so streams can be distributed among processes and a run resumes at the next token."""
-
-    def read(self, length: int) -> Batch:
-        """Return the next `length` tokens of every stream."""
-
-    def change(self, **options: Any) -> None:
-        """Change the difficulty (`length`, `variables`, ...), as a curriculum does. Part of the position."""
-
-    def position(self) -> dict[str, Any]:
-        """Return the position as JSON: {"streams": [one entry per stream], ...}. `seek` restores it."""
-
-    def seek(self, position: dict[str, Any]) -> None: ...
+        return TokenBatch(self.tokens.to(device), self.targets.to(device), start, self.part)
 
 
 class ScoreAccumulator(Protocol):
     """Accumulates the metrics of a split, segment by segment, in the order of `StreamTask.batches`."""
 
-    def add(self, batch: Batch, nll: Tensor, predictions: Tensor) -> None:
+    def add(self, batch: TokenBatch, nll: Tensor, predictions: Tensor) -> None:
         """Add one segment. nll, predictions (B, T): the loss per token (0 where not scored), the most probable
         label."""
 
@@ -92,6 +114,7 @@ class SavedTask:
 class Task(Protocol):
     """What tasks of all families have. Only `fingerprint`, and `describe` of a new task, open files."""
 
+    config_type: ClassVar[type[Any]]
     reads_files: ClassVar[bool]  # the run folder must save the task: it does not follow from the config
 
     @property
@@ -146,8 +169,8 @@ class StreamTask(Task, Protocol):
     def score(self) -> ScoreAccumulator:
         """Return a new accumulator of the task's metrics."""
 
-    def batch_source(self, streams: range, batch: int, seed: int) -> BatchSource:
+    def batch_source(self, streams: range, batch: int, seed: int) -> BatchSource[TokenBatch]:
         """Return the training streams with the indices `streams`, out of `batch` streams in total."""
 
-    def batches(self, split: Split, batch: int, segment: int) -> Iterator[Batch]:
+    def batches(self, split: Split, batch: int, segment: int) -> Iterator[TokenBatch]:
         """Yield a whole split once, as `batch` parallel streams from initial states, `segment` tokens at a time."""

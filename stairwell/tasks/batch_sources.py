@@ -15,7 +15,7 @@ import torch
 from stairwell.data.cache import Array
 from stairwell.data.packed import Encoded
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 
 
 class SequenceSource:
@@ -32,7 +32,7 @@ class SequenceSource:
         self._starts = np.array([stream * units // batch * data.alignment for stream in streams], dtype=np.int64)
         self._offsets = self._starts.copy()  # not wrapped, so the first token differs from the same one an epoch later
 
-    def read(self, length: int) -> Batch:
+    def read(self, length: int) -> TokenBatch:
         offsets = self._offsets[:, None] + np.arange(length)  # (B, T)
         positions = offsets % len(self.data)
         start = None
@@ -55,7 +55,7 @@ class SequenceSource:
         self._offsets = np.array(position["streams"], dtype=np.int64)
 
 
-def split_batches(data: Encoded, batch: int, segment: int) -> Iterator[Batch]:
+def split_batches(data: Encoded, batch: int, segment: int) -> Iterator[TokenBatch]:
     """Yield every token of a split once, in `batch` streams.
 
     With at least as many documents as streams, streams start where documents start, and the batch size does not change
@@ -81,7 +81,7 @@ def _stream_edges(data: Encoded, batch: int) -> Array:
     return np.where(even - documents[before] < documents[after] - even, documents[before], documents[after])
 
 
-def _read(data: Encoded, edges: Array, offset: int, length: int) -> Batch:
+def _read(data: Encoded, edges: Array, offset: int, length: int) -> TokenBatch:
     """Return tokens `offset` to `offset + length` of every stream; a stream that has ended is padded with token 0,
     which is not scored."""
     shape = (len(edges) - 1, length)
@@ -95,8 +95,8 @@ def _read(data: Encoded, edges: Array, offset: int, length: int) -> Batch:
     return to_batch(tokens, targets, None if data.start_positions is None else start)
 
 
-def to_batch(tokens: Array, targets: Array, start: Array | None) -> Batch:
-    return Batch(
+def to_batch(tokens: Array, targets: Array, start: Array | None) -> TokenBatch:
+    return TokenBatch(
         torch.from_numpy(np.asarray(tokens, dtype=np.int64)),
         torch.from_numpy(np.asarray(targets, dtype=np.int64)),
         None if start is None else torch.from_numpy(np.asarray(start, dtype=bool)),

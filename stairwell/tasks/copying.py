@@ -25,7 +25,7 @@ SEP, END = DIGITS, DIGITS + 1
 
 
 @dataclass(frozen=True)
-class Config(configs.Config):
+class CopyingConfig(configs.Config):
     reverse: bool = False
     """Whether the digits are repeated in reverse."""
     length: int = 40
@@ -99,7 +99,9 @@ class CopyEpisodes:
 
 
 class Copying(LengthTask):
-    def __init__(self, config: Config) -> None:
+    config_type = CopyingConfig
+
+    def __init__(self, config: CopyingConfig) -> None:
         episodes = CopyEpisodes(config.length, config.reverse, config.min_length)
         super().__init__(config, episodes, inputs=DIGITS + 2, outputs=DIGITS)
 

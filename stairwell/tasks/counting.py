@@ -23,7 +23,7 @@ A, SEP, B, END = range(4)
 
 
 @dataclass(frozen=True)
-class Config(configs.Config):
+class CountingConfig(configs.Config):
     length: int = 50
     """Largest count (the paper: 50 and 1000)."""
     test_length: int = 0
@@ -64,7 +64,9 @@ class CountingEpisodes:
 
 
 class Counting(GeneratedTask):
-    def __init__(self, config: Config) -> None:
+    config_type = CountingConfig
+
+    def __init__(self, config: CountingConfig) -> None:
         check_at_least(0, test_length=config.test_length)
         train, test = CountingEpisodes(config.length), CountingEpisodes(config.test_length or config.length)
         super().__init__(config, train, inputs=len(COUNTING_TOKENS), outputs=len(COUNTING_TOKENS), test=test)

@@ -18,7 +18,7 @@ from .generated import Array, check_at_least
 
 
 @dataclass(frozen=True)
-class Config(StateTrackingConfig):
+class CycleNavigationConfig(StateTrackingConfig):
     positions: int = 5
     """Positions on the cycle (the benchmark: 5)."""
 
@@ -41,8 +41,9 @@ class CycleEpisodes(StateTrackingEpisodes):
 
 
 class CycleNavigation(StateTrackingTask):
+    config_type = CycleNavigationConfig
     name = "where a walk on a cycle ends"
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: CycleNavigationConfig) -> None:
         episodes = CycleEpisodes(config.min_length, config.length, config.label, config.positions)
         super().__init__(config, episodes, inputs=3, outputs=config.positions)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.batch_sources import check_segments, to_batch
 from stairwell.tasks.generated import Array, EndlessStream, random_generator
 
@@ -27,7 +27,9 @@ class StreamId(NamedTuple):
     number: int
 
 
-def endless_batches(task: EndlessStream, streams: Sequence[StreamId], tokens: int, segment: int) -> Iterator[Batch]:
+def endless_batches(
+    task: EndlessStream, streams: Sequence[StreamId], tokens: int, segment: int
+) -> Iterator[TokenBatch]:
     """Yield the first `tokens` tokens of every stream, at most `segment` at a time."""
     check_segments(len(streams), segment)
     prefix = np.tile(np.array(task.prefix, dtype=np.int64), (len(streams), 1))[:, :tokens]
@@ -44,7 +46,7 @@ def endless_batches(task: EndlessStream, streams: Sequence[StreamId], tokens: in
         remaining -= BLOCK
 
 
-def _segments(tokens: Array, targets: Array, segment: int) -> Iterator[Batch]:
+def _segments(tokens: Array, targets: Array, segment: int) -> Iterator[TokenBatch]:
     for first in range(0, tokens.shape[1], segment):
         part = slice(first, first + segment)
         yield to_batch(tokens[:, part], targets[:, part], None)

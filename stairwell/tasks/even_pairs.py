@@ -13,8 +13,6 @@ from stairwell.tasks.state_tracking import BitStringEpisodes, StateTrackingConfi
 
 from .generated import Array
 
-Config = StateTrackingConfig
-
 
 @dataclass(frozen=True)
 class EvenPairsEpisodes(BitStringEpisodes):
@@ -26,5 +24,5 @@ class EvenPairsEpisodes(BitStringEpisodes):
 class EvenPairs(StateTrackingTask):
     name = "whether the number of pairs 01 and 10 is odd"
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: StateTrackingConfig) -> None:
         super().__init__(config, EvenPairsEpisodes(config.min_length, config.length, config.label), inputs=2, outputs=2)

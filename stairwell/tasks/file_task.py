@@ -12,7 +12,7 @@ from stairwell.data.cache import writable_cache
 from stairwell.data.packed import Encoded
 from stairwell.errors import UserError
 from stairwell.files import write_text
-from stairwell.tasks.base import Batch, FamilyName, SavedTask, Split
+from stairwell.tasks.base import FamilyName, SavedTask, Split, TokenBatch
 from stairwell.tasks.batch_sources import SequenceSource, split_batches
 from stairwell.text import Vocabulary
 
@@ -26,6 +26,7 @@ class FileTask(ABC, Generic[Location, Data]):
     files with other contents are refused. With `evaluation_only` the data is not that of training: valid and test are
     read if there are such files, otherwise all data is both."""
 
+    config_type: ClassVar[type[Any]]
     family: FamilyName = "streams"
     reads_files: ClassVar[bool] = True
     vocabulary_name: ClassVar[str]
@@ -132,7 +133,7 @@ class FileTask(ABC, Generic[Location, Data]):
         """Return training streams; stream b starts b/batch of the way into the training split, whatever the seed."""
         return SequenceSource(self.split_data("train"), streams, batch)
 
-    def batches(self, split: Split, batch: int, segment: int) -> Iterator[Batch]:
+    def batches(self, split: Split, batch: int, segment: int) -> Iterator[TokenBatch]:
         """Yield every token and every target of the split once (see `split_batches`)."""
         return split_batches(self.split_data(split), batch, segment)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from stairwell.data.cache import Array
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, Batch, FamilyName, SavedTask, Split
+from stairwell.tasks.base import IGNORE, FamilyName, SavedTask, Split, TokenBatch
 from stairwell.tasks.batch_sources import check_position, check_segments, check_streams, to_batch
 from stairwell.tasks.scores import SequenceScore, TokenScore
 from stairwell.text import Vocabulary
@@ -91,7 +91,7 @@ class EpisodeSource:
         self.episodes, self.streams, self.batch, self.seed, self.count = episodes, streams, batch, seed, count
         self._reader = _BlockReader([_Stream(index) for index in streams], self._blocks)
 
-    def read(self, length: int) -> Batch:
+    def read(self, length: int) -> TokenBatch:
         return _to_batch(self._reader.read(length), self.episodes.reset)
 
     def position(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class EpisodeSource:
         return _build_blocks(self.episodes, samples)
 
 
-def episode_batches(episodes: Episodes, count: int, split: Split, batch: int, segment: int) -> Iterator[Batch]:
+def episode_batches(episodes: Episodes, count: int, split: Split, batch: int, segment: int) -> Iterator[TokenBatch]:
     """Yield a split of `count` episodes once, `segment` tokens at a time. The episodes do not depend on the batch size.
     Each stream has consecutive whole episodes; streams that end early are padded with token 0, which is not scored."""
     check_segments(batch, segment)
@@ -152,6 +152,7 @@ class GeneratedTask:
     """Base class of generated tasks. The splits have `valid_episodes` and `test_episodes` episodes that are not in the
     training set and do not depend on the seed; `valid` and `test` generate them if they differ from training."""
 
+    config_type: ClassVar[type[Any]]
     family: FamilyName = "streams"
     reads_files: ClassVar[bool] = False
     primary_metric = "accuracy"
@@ -179,7 +180,7 @@ class GeneratedTask:
     def batch_source(self, streams: range, batch: int, seed: int) -> EpisodeSource:
         return EpisodeSource(self.train, streams, batch, seed, count=self.config.train_episodes)
 
-    def batches(self, split: Split, batch: int, segment: int) -> Iterator[Batch]:
+    def batches(self, split: Split, batch: int, segment: int) -> Iterator[TokenBatch]:
         episodes, count = self.splits[split]
         return episode_batches(episodes, count, split, batch, segment)
 
@@ -298,7 +299,7 @@ def _build_blocks(episodes: Episodes, requests: Sequence[Sequence[tuple[np.rando
     return np.split(flat, ends[np.cumsum(episodes_per_request) - 1][:-1], axis=1)
 
 
-def _to_batch(arrays: Array, reset: bool) -> Batch:
+def _to_batch(arrays: Array, reset: bool) -> TokenBatch:
     return to_batch(arrays[0], arrays[1], arrays[2] if reset else None)
 
 

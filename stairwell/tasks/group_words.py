@@ -26,7 +26,7 @@ from .permutations import running_products
 
 
 @dataclass(frozen=True)
-class Config(StateTrackingConfig):
+class GroupWordsConfig(StateTrackingConfig):
     group: str = "S5"
     """Group: S5, A5, Z7, D6, a product such as A5xZ2, or generators such as "(0 1)(2 3), (0 1 2 3 4)"."""
     generators: int = 2
@@ -64,7 +64,9 @@ class GroupWordEpisodes(StateTrackingEpisodes):
 
 
 class GroupWords(StateTrackingTask):
-    def __init__(self, config: Config) -> None:
+    config_type = GroupWordsConfig
+
+    def __init__(self, config: GroupWordsConfig) -> None:
         episodes = GroupWordEpisodes(
             config.min_length, config.length, config.label, config.group, config.generators, config.generator_seed
         )

@@ -25,14 +25,14 @@ from stairwell.data import text_files
 from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.packed import LabeledTokens
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.batch_sources import check_segments, to_batch
 from stairwell.tasks.file_task import FileTask
 from stairwell.tasks.scores import SequenceScore
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(configs.Config):
+class LabeledConfig(configs.Config):
     path: str = ""
     "Folder with train.tokens, train.labels, valid.tokens, ..., or one file of tokens."
     labels: str = ""
@@ -92,11 +92,12 @@ class LabeledFiles:
 
 
 class Labeled(FileTask[LabeledFiles, LabeledTokens]):
+    config_type = LabeledConfig
     primary_metric = "accuracy"
     higher_is_better = True
     vocabulary_name: ClassVar[str] = "tokens"
     path_options: ClassVar[tuple[str, ...]] = ("path", "labels")
-    config: Config
+    config: LabeledConfig
 
     def adapt_vocabulary(self, vocabulary: text.Vocabulary) -> LabeledVocabulary:
         if not isinstance(vocabulary, LabeledVocabulary):
@@ -113,7 +114,7 @@ class Labeled(FileTask[LabeledFiles, LabeledTokens]):
         return SequenceScore()
 
     def with_data(self, path: str, labels: str = "") -> Self:
-        config = Config(path=path, labels=labels, unscored=self.config.unscored)
+        config = LabeledConfig(path=path, labels=labels, unscored=self.config.unscored)
         return type(self)(config, self.vocabulary, evaluation_only=True)
 
     def locate_splits(self) -> dict[str, LabeledFiles]:
@@ -162,7 +163,7 @@ class Labeled(FileTask[LabeledFiles, LabeledTokens]):
         data = self.split_data(split)
         return np.diff(data.start_positions, append=len(data))
 
-    def stream_batches(self, split: str, episodes: range, tokens: int, segment: int) -> Iterator[Batch]:
+    def stream_batches(self, split: str, episodes: range, tokens: int, segment: int) -> Iterator[TokenBatch]:
         """Yield the first `tokens` tokens of some episodes in parallel, each in its own stream, `segment` at a time.
         Shorter episodes are padded with token 0, which is not scored."""
         check_segments(len(episodes), segment)
@@ -182,7 +183,7 @@ class Labeled(FileTask[LabeledFiles, LabeledTokens]):
         return f"labeled streams from {Path(self.config.path).name}: {sizes} episodes, {vocabulary}, finite"
 
 
-def _find_splits(config: Config) -> dict[str, LabeledFiles]:
+def _find_splits(config: LabeledConfig) -> dict[str, LabeledFiles]:
     folder = Path(config.path).expanduser()
     if not config.path or not folder.is_dir():
         return _split_episodes(_single_pair(config))
@@ -195,7 +196,7 @@ def _find_splits(config: Config) -> dict[str, LabeledFiles]:
     return {split: _check_files(folder / f"{split}.tokens", folder / f"{split}.labels") for split in splits}
 
 
-def _single_pair(config: Config) -> LabeledFiles:
+def _single_pair(config: LabeledConfig) -> LabeledFiles:
     if not config.path:
         raise UserError(
             "no path is given; it must name a folder with train.tokens and train.labels, or a file of tokens"

@@ -26,7 +26,7 @@ from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.packed import Encoded, Episodic, Packed
 from stairwell.data.text_files import FileSlice, FileSlices
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.file_task import FileTask, cached_vocabulary
 
 Unit = Literal["bytes", "characters", "words", "bpe"]
@@ -35,7 +35,7 @@ ADVICE = "unit=bytes reads any file"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(configs.Config):
+class LanguageConfig(configs.Config):
     path: str = splits.STDLIB
     "Text file, folder, or `stdlib`: the sources of the running Python's standard library."
     unit: Unit = "bytes"
@@ -68,10 +68,11 @@ class Config(configs.Config):
 
 
 class Language(FileTask[FileSlices, Encoded]):
+    config_type = LanguageConfig
     higher_is_better = False
     vocabulary_name: ClassVar[str] = "text"
     path_options: ClassVar[tuple[str, ...]] = ("path", "prefix", "files")
-    config: Config
+    config: LanguageConfig
 
     def adapt_vocabulary(self, vocabulary: text.Vocabulary) -> text.Vocabulary:
         expected = "separated" if self.config.separated else self.config.unit
@@ -149,7 +150,7 @@ class LanguageScore:
         lengths = vocabulary.byte_lengths
         self._byte_lengths = None if lengths is None else torch.from_numpy(lengths)
 
-    def add(self, batch: Batch, nll: Tensor, predictions: Tensor) -> None:
+    def add(self, batch: TokenBatch, nll: Tensor, predictions: Tensor) -> None:
         targets = batch.targets.cpu()
         scored = targets != IGNORE
         self.loss += float(nll.cpu()[scored].sum(dtype=torch.float64))
@@ -174,7 +175,7 @@ def _primary_metric(unit: Unit) -> str:
     return "bits_per_character" if unit in ("bytes", "characters") else "perplexity"
 
 
-def _new_vocabulary(config: Config, texts: Iterator[str]) -> text.Vocabulary:
+def _new_vocabulary(config: LanguageConfig, texts: Iterator[str]) -> text.Vocabulary:
     if config.unit == "bpe":
         return text.BPE.build(texts, config.vocabulary or text.BPE_SIZE)
     if config.unit == "words":

@@ -24,9 +24,6 @@ EXPRESSION_TOKENS = (*map(str, range(MODULUS)), "+", "-", "*", "=")
 PLUS, MINUS, TIMES, EQUALS = range(MODULUS, MODULUS + 4)
 
 
-Config = StateTrackingConfig
-
-
 @dataclass(frozen=True)
 class ExpressionEpisodes(StateTrackingEpisodes):
     @property
@@ -68,7 +65,7 @@ class ExpressionEpisodes(StateTrackingEpisodes):
 class ModularArithmetic(StateTrackingTask):
     name = f"the value of an expression modulo {MODULUS}"
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: StateTrackingConfig) -> None:
         episodes = ExpressionEpisodes(config.min_length, config.length, config.label)
         super().__init__(config, episodes, inputs=len(EXPRESSION_TOKENS), outputs=MODULUS)
 

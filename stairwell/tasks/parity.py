@@ -17,7 +17,7 @@ from .generated import Array, FixedLengthEpisodes, LengthTask
 
 
 @dataclass(frozen=True)
-class Config(configs.Config):
+class ParityConfig(configs.Config):
     length: int = 40
     """Bits of a training sequence."""
     valid_length: int = 0
@@ -41,7 +41,9 @@ class ParityEpisodes(FixedLengthEpisodes):
 
 
 class Parity(LengthTask):
-    def __init__(self, config: Config) -> None:
+    config_type = ParityConfig
+
+    def __init__(self, config: ParityConfig) -> None:
         super().__init__(config, ParityEpisodes(config.length), inputs=2, outputs=2)
 
     def describe(self) -> str:

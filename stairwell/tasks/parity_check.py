@@ -14,8 +14,6 @@ from stairwell.tasks.state_tracking import BitStringEpisodes, StateTrackingConfi
 from .generated import Array
 from .parity import running_parity
 
-Config = StateTrackingConfig
-
 
 @dataclass(frozen=True)
 class ParityCheckEpisodes(BitStringEpisodes):
@@ -26,6 +24,6 @@ class ParityCheckEpisodes(BitStringEpisodes):
 class ParityCheck(StateTrackingTask):
     name = "whether the number of ones is odd"
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: StateTrackingConfig) -> None:
         episodes = ParityCheckEpisodes(config.min_length, config.length, config.label)
         super().__init__(config, episodes, inputs=2, outputs=2)

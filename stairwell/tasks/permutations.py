@@ -27,7 +27,7 @@ MAX_SERIAL = 256  # factors of a word that is multiplied without splitting it
 
 
 @dataclass(frozen=True)
-class Config(configs.Config):
+class PermutationsConfig(configs.Config):
     elements: int = 5
     """Number of permuted elements (the benchmark: 5)."""
     generators: bool = False
@@ -69,7 +69,9 @@ class PermutationEpisodes(FixedLengthEpisodes):
 
 
 class Permutations(LengthTask):
-    def __init__(self, config: Config) -> None:
+    config_type = PermutationsConfig
+
+    def __init__(self, config: PermutationsConfig) -> None:
         episodes = PermutationEpisodes(config.length, config.elements, config.generators)
         super().__init__(config, episodes, inputs=episodes.vocabulary_size, outputs=factorial(config.elements))
 

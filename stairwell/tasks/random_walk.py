@@ -31,7 +31,7 @@ STEPS = ((0, 1), (-1, 0), (0, -1), (1, 0))  # (rows, columns) of a step in each 
 
 
 @dataclass(frozen=True)
-class Config(configs.Config):
+class RandomWalkConfig(configs.Config):
     length: int = 100
     """Actions per episode (the first paper: 100, the second: 400)."""
     grid: int = 8
@@ -89,7 +89,9 @@ class RandomWalkEpisodes:
 
 
 class RandomWalk(GeneratedTask):
-    def __init__(self, config: Config) -> None:
+    config_type = RandomWalkConfig
+
+    def __init__(self, config: RandomWalkConfig) -> None:
         episodes = RandomWalkEpisodes(config.length, config.grid, config.reset)
         super().__init__(config, episodes, inputs=len(ACTIONS), outputs=config.grid**2)
 

@@ -11,7 +11,7 @@ from math import nan
 import torch
 from torch import Tensor
 
-from .base import IGNORE, Batch
+from .base import IGNORE, TokenBatch
 
 
 class TokenScore:
@@ -26,7 +26,7 @@ class TokenScore:
         self._scored = 0
         self._correct = 0
 
-    def add(self, batch: Batch, nll: Tensor, predictions: Tensor) -> None:
+    def add(self, batch: TokenBatch, nll: Tensor, predictions: Tensor) -> None:
         scored, correct = self._compare(batch, predictions)
         self._loss += float(nll.cpu()[scored].sum(dtype=torch.float64))
         self._scored += int(scored.sum())
@@ -37,7 +37,7 @@ class TokenScore:
         loss = self._loss / self._scored if self._scored else nan
         return {"loss": loss, "scored": self._scored, "accuracy": accuracy, "error": 100 - accuracy}
 
-    def _compare(self, batch: Batch, predictions: Tensor) -> tuple[Tensor, Tensor]:
+    def _compare(self, batch: TokenBatch, predictions: Tensor) -> tuple[Tensor, Tensor]:
         """Return which tokens are scored, and which of those are correct: (B, T) bool."""
         targets = batch.targets.cpu()
         scored = targets != IGNORE
@@ -60,7 +60,7 @@ class SequenceScore(TokenScore):
         # (3, B), of the unfinished sequence of each stream: tokens scored, tokens correct, last token correct
         self._unfinished: Tensor | None = None
 
-    def add(self, batch: Batch, nll: Tensor, predictions: Tensor) -> None:
+    def add(self, batch: TokenBatch, nll: Tensor, predictions: Tensor) -> None:
         super().add(batch, nll, predictions)
         if batch.start is None:
             raise ValueError("the batch has no start flags, which separate sequences")

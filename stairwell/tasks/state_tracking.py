@@ -124,6 +124,7 @@ class BitStringEpisodes(StateTrackingEpisodes):
 class StateTrackingTask(GeneratedTask):
     """A state-tracking benchmark: a short `name`, and episodes whose lengths differ between training and testing."""
 
+    config_type = StateTrackingConfig
     name: str
 
     def __init__(self, config: StateTrackingConfig, train: StateTrackingEpisodes, inputs: int, outputs: int) -> None:

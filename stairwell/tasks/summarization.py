@@ -27,7 +27,7 @@ def split_words(program: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(configs.Config):
+class SummarizationConfig(configs.Config):
     path: str = ""
     "Folder with train.jsonl, valid.jsonl, ... (or csv, tsv, or parallel text files), or one such table."
     source: str = "source"
@@ -63,6 +63,7 @@ class Config(configs.Config):
 
 
 class Summarization(PairTask):
+    config_type = SummarizationConfig
     verb: ClassVar[str] = "summarize"
     metric: ClassVar[str] = "rougeL"
     # The paper's 3-gram blocking. The length of a summary does not depend on the length of the article.

@@ -16,7 +16,7 @@ from stairwell.tasks.pair_task import PairTask, check_pair_config
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(configs.Config):
+class TranslationConfig(configs.Config):
     path: str = ""
     "Folder with train.de, train.en, ... or with tables (jsonl, csv, tsv); not needed if source and target are files."
     source: str = "de"
@@ -46,6 +46,7 @@ class Config(configs.Config):
 
 
 class Translation(PairTask):
+    config_type = TranslationConfig
     verb: ClassVar[str] = "translate"
     metric: ClassVar[str] = "bleu"
 

@@ -2,12 +2,11 @@
 
 from stairwell.train.config import PairTrainConfig, StreamTrainConfig, TrainConfig
 from stairwell.train.loop import Callback, Diverged, Interrupted, NotSaved, Trainer
-from stairwell.train.objective import BatchSource, Objective, Outcome, Phase, Validation
+from stairwell.train.objective import Objective, Outcome, Phase, Validation
 from stairwell.train.run import Run
 from stairwell.train.streams import CrossEntropy, evaluate, stream_trainer
 
 __all__ = [
-    "BatchSource",
     "Callback",
     "CrossEntropy",
     "Diverged",

@@ -18,9 +18,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from stairwell.errors import UserError
+from stairwell.tasks.base import Batch, BatchSource
 from stairwell.train import optimizers
 from stairwell.train.distributed import Distributed
-from stairwell.train.objective import BatchSource, Objective
+from stairwell.train.objective import Objective
 
 
 @dataclass
@@ -78,7 +79,7 @@ class Progress:
 
 
 def pack(
-    progress: Progress, objective: Objective, optimizer: Optimizer, batch_source: BatchSource, world: Distributed
+    progress: Progress, objective: Objective, optimizer: Optimizer, batch_source: BatchSource[Batch], world: Distributed
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return everything that is needed to resume. All processes must call this; the main process gets the whole."""
     parameters = objective.state_dict().items()
@@ -103,7 +104,7 @@ def unpack(
     note: dict[str, Any],
     objective: Objective,
     optimizer: Optimizer,
-    batch_source: BatchSource,
+    batch_source: BatchSource[Batch],
     world: Distributed,
     indices: range,
     seed: int,

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from stairwell.errors import UserError
+from stairwell.tasks.base import Batch
 from stairwell.train import checkpoint, optimizers
 from stairwell.train.checkpoint import MetricAccumulator, Progress
 from stairwell.train.config import TrainConfig
 from stairwell.train.distributed import Distributed
-from stairwell.train.objective import Batch, BrokenSource, Objective, Outcome, Phase
+from stairwell.train.objective import BrokenSource, Objective, Outcome, Phase
 from stairwell.train.run import Run, load_tensors
 from stairwell.train.signals import handle_signals, parent_exited
 

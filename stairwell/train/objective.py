@@ -10,34 +10,15 @@ Letters: B batch elements of a process.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 
 from stairwell.errors import UserError
 from stairwell.state import State
-from stairwell.tasks.base import Split
-
-
-class Batch(Protocol):
-    """The data of one step. The number of terms is known before the forward pass, so that gradients have the same
-    scale with any number of parts and processes."""
-
-    @property
-    def terms(self) -> int:
-        """Return the number of terms that the loss sums: scored tokens or frames."""
-
-    @property
-    def size(self) -> int:
-        """Return the number of tokens or frames."""
-
-    def parts(self, count: int) -> Sequence[Batch]:
-        """Split the batch for gradient accumulation."""
-
-    def to(self, device: torch.device | str) -> Batch: ...
+from stairwell.tasks.base import Batch, BatchSource, Split
 
 
 @dataclass(frozen=True)
@@ -105,24 +86,6 @@ class BrokenSource(UserError):
     that before the failed read, so that a checkpoint can be saved."""
 
 
-class BatchSource(Protocol):
-    """A source of batches: a stream of tokens, buckets of pairs, rollouts of environments. A batch element depends only
-    on the seed and its own index, so that the batch can be split among processes and a run can be resumed."""
-
-    def read(self, length: int) -> Batch:
-        """Return the next batch; of streams the next `length` tokens of each."""
-
-    def change(self, **options: Any) -> None:
-        """Change the difficulty, for a curriculum. Part of the position."""
-
-    def position(self) -> dict[str, Any]:
-        """Return {"streams": [JSON per batch element], "tensors": {name: (B, ...)}, ...}. The tensors are optional; all
-        other entries are JSON and the same on all processes."""
-
-    def seek(self, position: dict[str, Any]) -> str | None:
-        """Continue from a position. Return a warning if that is not exact."""
-
-
 class Validation(Protocol):
     """Scores of a split. Models are compared by the primary metric, then by `loss`, if there is one. The loss must be
     finite unless nothing was `scored`."""
@@ -140,6 +103,6 @@ class Validation(Protocol):
 class Phase:
     """The data of a phase of a run, and its validation."""
 
-    batch_source: Callable[[range, int, int], BatchSource]
+    batch_source: Callable[[range, int, int], BatchSource[Batch]]
     "Called with the batch elements of this process, the batch size and the seed."
     validation: Validation

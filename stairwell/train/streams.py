@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stairwell.models import LanguageModel
 from stairwell.state import State
-from stairwell.tasks.base import Batch, Split, StreamTask
+from stairwell.tasks.base import Split, StreamTask, TokenBatch
 from stairwell.train.config import StreamTrainConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.loop import Callback, Trainer
@@ -50,7 +50,7 @@ class CrossEntropy(Objective):
         self.full_config = self.full_config or core.config
         core.config = dataclasses.replace(self.full_config, **sizes)
 
-    def forward(self, batch: Batch) -> Outcome:
+    def forward(self, batch: TokenBatch) -> Outcome:
         if not self.states:
             self.init_states(batch.tokens.shape[0], 1)
         losses, predictions, state = self.losses(batch, self.states[batch.part])
@@ -59,7 +59,7 @@ class CrossEntropy(Objective):
         penalty = self.model.core.span_loss() if last else None
         return Outcome(losses.sum(), {"correct": (predictions == batch.targets).sum()}, penalty)
 
-    def losses(self, batch: Batch, state: State) -> tuple[Tensor, Tensor, State]:
+    def losses(self, batch: TokenBatch, state: State) -> tuple[Tensor, Tensor, State]:
         """Return losses, predictions and the state after the batch, with noise every few tokens in training."""
         if not self.noise or not self.training:
             return self.model.losses(batch.tokens, batch.targets, state, batch.start)

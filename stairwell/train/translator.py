@@ -116,7 +116,7 @@ def load_search(folder: Path, task: PairTask, **options: Any) -> Search:
 
 
 @dataclass(frozen=True)
-class Translation:
+class DecodedText:
     """A decoded target."""
 
     text: str
@@ -138,7 +138,7 @@ class Translator:
 
     def translate(
         self, texts: Iterable[str], best: int = 1, prefixes: Sequence[str] | None = None
-    ) -> Iterator[list[Translation]]:
+    ) -> Iterator[list[DecodedText]]:
         """Yield the `best` translations of each text, in order. That of an empty text is empty."""
         if best < 1 or (best > self.search.beam and not self.search.temperature):
             raise UserError(f"cannot return the {best} best of a beam of {self.search.beam}; use a larger beam")
@@ -154,10 +154,10 @@ class Translator:
         if prefixes is not None and len(prefixes) > done:
             raise UserError(f"there are {len(prefixes):,} prefixes and {done:,} texts; give one line per text")
 
-    def _translate_group(self, texts: list[str], best: int, prefixes: Sequence[str]) -> list[list[Translation]]:
+    def _translate_group(self, texts: list[str], best: int, prefixes: Sequence[str]) -> list[list[DecodedText]]:
         sources, cut = self.task.encode_sources(texts)
         self.cut += cut
-        translations: list[list[Translation]] = [[Translation("", 0.0, 0.0)]] * len(texts)
+        translations: list[list[DecodedText]] = [[DecodedText("", 0.0, 0.0)]] * len(texts)
         # A source of only its end token is empty.
         order = sorted((i for i, source in enumerate(sources) if len(source) > 1), key=lambda i: len(sources[i]))
         was_training = self.model.training
@@ -221,7 +221,7 @@ class Translator:
             )
         return beam_search(steps, start, max_length, search.beam, search.length_penalty, end, nbest=best, **rules)
 
-    def _to_text(self, hypothesis: Hypothesis) -> Translation:
+    def _to_text(self, hypothesis: Hypothesis) -> DecodedText:
         # The last token is the end token, or the one at the maximum length.
         text = self.task.decode_target(hypothesis.tokens[:-1])
-        return Translation(text, hypothesis.score, hypothesis.log_probability)
+        return DecodedText(text, hypothesis.score, hypothesis.log_probability)

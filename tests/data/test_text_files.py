@@ -72,7 +72,9 @@ def test_a_byte_order_mark_is_not_a_token(tmp_path: Path, unit: Any) -> None:
     for name, mark in (("plain.txt", ""), ("marked.txt", MARK)):
         (tmp_path / name).write_text(mark + content, encoding="utf-8")
     plain, marked = (
-        language.Language(language.Config(path=str(tmp_path / name), unit=unit, vocabulary=260 * (unit == "bpe")))
+        language.Language(
+            language.LanguageConfig(path=str(tmp_path / name), unit=unit, vocabulary=260 * (unit == "bpe"))
+        )
         for name in ("plain.txt", "marked.txt")
     )
     assert marked.vocabulary.dumps() == plain.vocabulary.dumps()
@@ -88,21 +90,21 @@ def test_a_byte_order_mark_is_kept_inside_a_text_and_in_bytes(tmp_path: Path) ->
     (tmp_path / "inside.txt").write_text("a" + MARK + "b\n" * 40, encoding="utf-8")
     assert MARK in "".join(text_files.read_texts([text_files.whole_file(tmp_path / "inside.txt")], ""))
     (tmp_path / "bytes.txt").write_text(MARK + "ab\n" * 40, encoding="utf-8")
-    task = language.Language(language.Config(path=str(tmp_path / "bytes.txt")))
+    task = language.Language(language.LanguageConfig(path=str(tmp_path / "bytes.txt")))
     assert bytes(task.batch_source(range(1), 1, 0).read(4).tokens[0].tolist()) == MARK.encode() + b"a"
 
 
 def test_labeled_files_may_have_a_byte_order_mark(tmp_path: Path) -> None:
     for name in ("walk.tokens", "walk.labels"):
         (tmp_path / name).write_text(MARK + "a b\n" * 4, encoding="utf-8")
-    assert labeled.Labeled(labeled.Config(path=str(tmp_path / "walk.tokens"))).vocabulary.tokens == ("a", "b")
+    assert labeled.Labeled(labeled.LabeledConfig(path=str(tmp_path / "walk.tokens"))).vocabulary.tokens == ("a", "b")
 
 
 def test_a_long_line_of_labels_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(text_files, "TEXT_BLOCK", 64)
     for name in ("walk.tokens", "walk.labels"):
         (tmp_path / name).write_text(("a b " * 100 + "\n") * 3, encoding="utf-8")
-    task = labeled.Labeled(labeled.Config(path=str(tmp_path / "walk.tokens")))
+    task = labeled.Labeled(labeled.LabeledConfig(path=str(tmp_path / "walk.tokens")))
     assert [len(data) for data in task.splits.values()] == [200, 200, 200]
 
 

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 from stairwell.report import RunReport, gather, write_html, write_png
-from stairwell.report.episode import Episode, ImageEncoder, layer_names, png_url
+from stairwell.report.episode import PatchEncoder, RecordedEpisode, layer_names, png_url
 from stairwell.rl.evaluation import split_seed
 from stairwell.rl.render import render_episodes
 from stairwell.runs.launch import fit
@@ -58,7 +58,7 @@ def pixels(url: str, file_format: str = "png") -> Any:
     return np.asarray(Image.open(io.BytesIO(base64.b64decode(url.removeprefix(start)))).convert("RGB"))
 
 
-def images(episode: Episode) -> list[Any]:
+def images(episode: RecordedEpisode) -> list[Any]:
     """Return the images as the script of the page draws them, patch over patch."""
     canvas, drawn = np.zeros((episode.height, episode.width, 3), np.uint8), []
     for step in episode.steps:
@@ -69,7 +69,7 @@ def images(episode: Episode) -> list[Any]:
     return drawn
 
 
-def episode_of(run: RunReport) -> Episode:
+def episode_of(run: RunReport) -> RecordedEpisode:
     assert run.episode is not None
     return run.episode
 
@@ -91,7 +91,7 @@ def test_patch_is_the_rectangle_that_changed() -> None:
     first = np.full((20, 30, 3), 7, np.uint8)
     second = first.copy()
     second[4:6, 10:13] = 90
-    encoder = ImageEncoder()
+    encoder = PatchEncoder()
     patches = [encoder.encode(image) for image in (first, second, second)]
     assert patches[0] is not None and pixels(patches[0].image).shape == first.shape
     assert patches[1] is not None and (patches[1].x, patches[1].y) == (10, 4)
@@ -104,9 +104,9 @@ def test_few_colors_are_exact_and_many_are_reduced() -> None:
     few = rng.integers(0, 256, (256, 3)).astype(np.uint8)[rng.integers(0, 256, (40, 50))]
     assert np.array_equal(pixels(png_url(few)), few)
     gray = np.linspace(0, 255, 900 * 481).astype(np.uint8).reshape(900, 481)
-    patch = ImageEncoder().encode(np.stack([gray] * 3, -1))
+    patch = PatchEncoder().encode(np.stack([gray] * 3, -1))
     assert patch is not None and pixels(patch.image).shape == (450, 241, 3)
-    encoder = ImageEncoder()
+    encoder = PatchEncoder()
     patch = encoder.encode(rng.integers(0, 256, (300, 200, 3)).astype(np.uint8))
     assert patch is not None and pixels(patch.image, "jpeg").shape == (150, 100, 3)
     assert (encoder.width, encoder.height) == (100, 150)

@@ -15,7 +15,7 @@ from stairwell.models import inspect
 from stairwell.report import gather, memory_analysis
 from stairwell.report.memory_analysis import (
     REFERENCE,
-    Window,
+    MemoryWindow,
     analyze_memory,
     class_means,
     distances,
@@ -95,7 +95,7 @@ def test_probe_is_linear() -> None:
 
 
 def test_only_scored_tokens_count() -> None:
-    window = Window(
+    window = MemoryWindow(
         torch.arange(8.0).view(2, 2, 2), torch.tensor([[1, IGNORE], [0, 2]]), torch.tensor([[1, 1], [1, 2]])
     )
     vectors, states, predictions = window.scored(REFERENCE)

@@ -18,7 +18,7 @@ import torch
 from stairwell.report import RunReport, Table, gather, summary, summary_sentence, write_html, write_png
 from stairwell.report.collect import command
 from stairwell.report.page import SCRIPTS
-from stairwell.report.samples import Sample
+from stairwell.report.samples import DecodedSample
 from stairwell.report.templates import resource
 from stairwell.runs.launch import fit
 from stairwell.runs.load import load
@@ -270,8 +270,10 @@ def test_lower_loss_and_higher_accuracy_are_better(runs: dict[str, RunReport], t
 
 
 def test_page_has_samples_with_attention_to_the_source(runs: dict[str, RunReport], tmp_path: Path) -> None:
-    plotted = Sample("a b", "c", "d <e>", ["a", "b", "(end)"], ["d", "<e>"], [[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
-    run = replace(runs["lstm"], samples=[plotted, Sample("long", "reference", "generated", [], [], [])])
+    plotted = DecodedSample(
+        "a b", "c", "d <e>", ["a", "b", "(end)"], ["d", "<e>"], [[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]]
+    )
+    run = replace(runs["lstm"], samples=[plotted, DecodedSample("long", "reference", "generated", [], [], [])])
     page = make_page(tmp_path / "report.html", [run])
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert {"d <e>", "<e> to b: 100%", "reference", "generated"} <= set(page.texts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stairwell.rl.environments.corridor import Config, Corridor, PassiveTMaze, TMazeConfig
+from stairwell.rl.environments.corridor import Corridor, CorridorConfig, PassiveTMaze, TMazeConfig
 
 pytestmark = pytest.mark.quick
 
@@ -15,7 +15,7 @@ BLUE, GREEN = 0, 1
 
 def corridor(*colors: int, **options: int) -> Corridor:
     """Return one env per color of the object, at the start, 2 steps from the doors."""
-    env = Corridor(Config(length=2, **options), range(len(colors)), seed=0)
+    env = Corridor(CorridorConfig(length=2, **options), range(len(colors)), seed=0)
     env.reset()
     env.color[:] = colors
     return env
@@ -53,7 +53,7 @@ def test_shuffled_doors_are_observed_in_their_order() -> None:
 
 
 def test_colors_and_door_orders_are_uniform() -> None:
-    env = Corridor(Config(colors=3, shuffled=True), range(6000), seed=0)
+    env = Corridor(CorridorConfig(colors=3, shuffled=True), range(6000), seed=0)
     env.reset()
     combinations, counts = np.unique(np.c_[env.color, env.doors], axis=0, return_counts=True)
     assert len(combinations) == 18 and counts.min() > 250

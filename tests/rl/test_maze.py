@@ -13,7 +13,7 @@ from stairwell.rl.environments.maze import (
     FREE,
     OBJECT,
     WALL,
-    Config,
+    MazeConfig,
     MazeNavigation,
     MazeNavigationEasy,
     layout,
@@ -97,7 +97,7 @@ def test_blocks_next_to_a_dead_end_are_chosen_uniformly() -> None:
 
 @pytest.mark.parametrize("side, targets", [(3, 6), (5, 4), (9, 8), (13, 12)])
 def test_objects_and_the_agent_start_in_different_cells(side: int, targets: int) -> None:
-    env = MazeNavigation(Config(side=side, targets=targets), range(300), seed=0)
+    env = MazeNavigation(MazeConfig(side=side, targets=targets), range(300), seed=0)
     env.reset()
     for i, cells in enumerate(env.cells):
         maze = cells.reshape(side + 2, side + 2)
@@ -113,7 +113,7 @@ def test_objects_and_the_agent_start_in_different_cells(side: int, targets: int)
 
 
 def test_objects_and_the_agent_are_distributed_uniformly() -> None:
-    env = MazeNavigation(Config(side=3, targets=2), range(4000), seed=0)
+    env = MazeNavigation(MazeConfig(side=3, targets=2), range(4000), seed=0)
     env.reset()
     # The only maze of side 3 without dead ends is the ring of 8 cells.
     object_cells = [np.argwhere(env.cells == OBJECT + color)[:, 1] for color in range(2)]
@@ -135,7 +135,7 @@ MAZE = """
 def fixed_maze(
     env_class: type[MazeNavigation] = MazeNavigation, direction: int = NORTH, target: int = 0
 ) -> MazeNavigation:
-    env = env_class(Config(side=5, targets=3, max_steps=50), range(1), seed=5)
+    env = env_class(MazeConfig(side=5, targets=3, max_steps=50), range(1), seed=5)
     env.reset()
     lines = [line.split() for line in MAZE.strip().splitlines()]
     content = {".": FREE, "a": FREE, "#": WALL, "0": OBJECT, "1": OBJECT + 1, "2": OBJECT + 2}
@@ -206,7 +206,7 @@ def test_other_objects_give_no_reward() -> None:
 
 
 def test_new_targets_are_uniform_over_the_other_colors() -> None:
-    env = MazeNavigationEasy(Config(side=3, targets=4, max_steps=10**6), range(400), seed=0)
+    env = MazeNavigationEasy(MazeConfig(side=3, targets=4, max_steps=10**6), range(400), seed=0)
     env.reset()
     rng = np.random.default_rng(0)
     pairs = np.zeros((4, 4), dtype=int)
@@ -230,7 +230,7 @@ def test_the_easy_maze_has_four_directions_and_a_fixed_view() -> None:
 
 
 def test_an_episode_is_truncated_after_max_steps() -> None:
-    env = MazeNavigation(Config(), range(2), seed=0)
+    env = MazeNavigation(MazeConfig(), range(2), seed=0)
     env.reset()
     ends = [env.step(np.array([LEFT, LEFT]))[2:] for _ in range(200)]
     assert not any(terminated.any() for terminated, _ in ends)

@@ -16,7 +16,7 @@ from stairwell.cores import CORES
 from stairwell.errors import UserError
 from stairwell.rl.render import render_episodes
 from stairwell.rl.spaces import Discrete
-from stairwell.rl.task import Config, RLTask, parse_options
+from stairwell.rl.task import RLTask, RLTaskConfig, parse_options
 from stairwell.rl.vector_env import BatchedVectorEnv
 from stairwell.runs.launch import fit
 from stairwell.runs.load import evaluate_run, load
@@ -88,7 +88,7 @@ def test_popgym_environments_are_found_by_name(name: str, tmp_path: Path) -> Non
 def test_a_missing_package_raises_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "popgym", None)
     with pytest.raises(UserError, match="'popgym-X-v0' needs a package that is not installed: pip install popgym"):
-        RLTask(Config(env="popgym-X-v0")).facts()
+        RLTask(RLTaskConfig(env="popgym-X-v0")).facts()
 
 
 class Spaces(gymnasium.Env[Any, Any]):
@@ -152,7 +152,7 @@ gymnasium.register(
 )
 def test_invalid_environments_and_options_raise_in_one_line(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
-        RLTask(Config(**options)).facts()
+        RLTask(RLTaskConfig(**options)).facts()
     assert "\n" not in str(raised.value)
 
 
@@ -191,13 +191,13 @@ def test_invalid_environments_and_options_raise_in_one_line(options: dict[str, A
     ],
 )
 def test_evaluations_that_take_days_raise_before_training(options: dict[str, Any], message: str) -> None:
-    task = RLTask(Config(**options))
+    task = RLTask(RLTaskConfig(**options))
     with pytest.raises(UserError, match=message):
         task.validation(0, 64)
 
 
 def test_a_long_corridor_with_a_time_limit_is_allowed() -> None:
-    RLTask(Config(length=10**9, max_steps=1000)).validation(0, 64)
+    RLTask(RLTaskConfig(length=10**9, max_steps=1000)).validation(0, 64)
 
 
 def test_unsupported_action_spaces_raise(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def test_errors_in_custom_environments_are_reported_in_one_line(
     if module.isidentifier() and module != "nowhere":
         (working_directory / f"{module}.py").write_text(code)
     with pytest.raises(UserError, match=message) as raised:
-        RLTask(Config(env=name)).facts()
+        RLTask(RLTaskConfig(env=name)).facts()
     assert "\n" not in str(raised.value)
     sys.modules.pop(module, None)
     gymnasium.registry.pop("Y-v0", None)

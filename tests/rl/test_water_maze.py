@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from stairwell.rl.environments.grid import EAST, NORTH, SOUTH, WEST
-from stairwell.rl.environments.water_maze import Config, WaterMaze
+from stairwell.rl.environments.water_maze import WaterMaze, WaterMazeConfig
 
 
 def pool(cell: tuple[int, int], goal: tuple[int, int], side: int = 5) -> WaterMaze:
     """Return one env whose cell (y, x) has the label 24 - (5 y + x)."""
-    env = WaterMaze(Config(side=side), range(1), seed=0)
+    env = WaterMaze(WaterMazeConfig(side=side), range(1), seed=0)
     env.reset()
     env.labels[:] = np.arange(side**2)[::-1]
     env.cell[:], env.goal[:] = cell[0] * side + cell[1], goal[0] * side + goal[1]
@@ -53,7 +53,7 @@ def test_the_goal_gives_a_reward_and_moves_the_agent_only() -> None:
 
 
 def test_labels_goals_and_start_cells_are_uniform() -> None:
-    env = WaterMaze(Config(side=2), range(8000), seed=0)
+    env = WaterMaze(WaterMazeConfig(side=2), range(8000), seed=0)
     env.reset()
     permutations, counts = np.unique(env.labels, axis=0, return_counts=True)
     assert len(permutations) == 24 and counts.min() > 250
@@ -68,7 +68,7 @@ def test_labels_goals_and_start_cells_are_uniform() -> None:
 
 
 def test_labels_are_unique_and_differ_between_episodes() -> None:
-    env = WaterMaze(Config(), range(50), seed=0)
+    env = WaterMaze(WaterMazeConfig(), range(50), seed=0)
     env.reset()
     first = env.labels.copy()
     assert (np.sort(first) == np.arange(225)).all() and len(np.unique(first, axis=0)) == 50

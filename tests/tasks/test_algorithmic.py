@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stairwell.tasks.algorithmic import PROGRAM_TOKENS, Algorithmic, Config, format_program
+from stairwell.tasks.algorithmic import PROGRAM_TOKENS, Algorithmic, AlgorithmicConfig, format_program
 from stairwell.tasks.base import IGNORE
 
 # Table 7 of the paper
@@ -110,7 +110,7 @@ def type_of(statement: str) -> str:
 
 def generate(count: int, **options: Any) -> list[Execution]:
     """Generate and execute `count` programs and compare their labels."""
-    task = Algorithmic(Config(test_episodes=count, **options))
+    task = Algorithmic(AlgorithmicConfig(test_episodes=count, **options))
     (batch,) = task.batches("test", 1, 10**9)
     assert batch.start is None and batch.tokens.max() < task.inputs
     words = [PROGRAM_TOKENS[token] for token in batch.tokens[0].tolist()]
@@ -123,7 +123,7 @@ def generate(count: int, **options: Any) -> list[Execution]:
 
 
 def test_with_reset_every_program_starts_with_a_start_flag() -> None:
-    task = Algorithmic(Config(statements=6, reset=True, test_episodes=50))
+    task = Algorithmic(AlgorithmicConfig(statements=6, reset=True, test_episodes=50))
     (test,) = task.batches("test", 1, 10**9)
     for batch in (test, task.batch_source(range(4), 4, 0).read(500)):
         ended = batch.tokens[:, :-1] == PROGRAM_TOKENS.index("END")
@@ -134,7 +134,7 @@ def test_with_reset_every_program_starts_with_a_start_flag() -> None:
 def test_the_program_printed_in_the_paper_is_legal() -> None:
     words = PRINTED_PROGRAM.split()
     assert len(words) == 415
-    assert all(PROGRAM_TOKENS.index(word) < Algorithmic(Config()).inputs for word in words)
+    assert all(PROGRAM_TOKENS.index(word) < Algorithmic(AlgorithmicConfig()).inputs for word in words)
     run = execute(" ".join(words))
     assert len(run.statements) == 100
     assert Counter(map(type_of, run.statements)) == {"print": 27, "--": 25, "++": 23, "if": 22, "=": 3}
@@ -239,7 +239,7 @@ def test_numbers_and_variables_are_uniform() -> None:
 
 
 def test_a_curriculum_may_start_with_fewer_variables_of_the_same_vocabulary() -> None:
-    task = Algorithmic(Config(variables=3))
+    task = Algorithmic(AlgorithmicConfig(variables=3))
     stream = task.batch_source(range(10), 10, 0)
     stream.read(100)
     for variables, statements, names in ((1, 10, "x"), (2, 30, "xy"), (3, 100, "xyz")):
@@ -271,12 +271,12 @@ def test_a_formatted_program_shows_its_outputs() -> None:
 @pytest.mark.parametrize("name", ["assigns", "changes", "prints", "ifs"])
 def test_too_large_probabilities_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 1,000,000,000,000; it must be at most 1,000,000"):
-        Algorithmic(Config(**{name: 10**12}))
+        Algorithmic(AlgorithmicConfig(**{name: 10**12}))
 
 
 def test_invalid_options_are_refused() -> None:
     with pytest.raises(ValueError, match="statements is 0; it must be at least 1"):
-        Algorithmic(Config(statements=0))
+        Algorithmic(AlgorithmicConfig(statements=0))
     for variables in (0, 11):
         with pytest.raises(ValueError, match=f"variables is {variables}; it must be between 1 and 10"):
-            Algorithmic(Config(variables=variables))
+            Algorithmic(AlgorithmicConfig(variables=variables))

@@ -14,7 +14,7 @@ import torch
 
 from stairwell.data.packed import LabeledTokens, Packed
 from stairwell.tasks import algorithmic, copying, counting, parity, permutations, random_walk
-from stairwell.tasks.base import IGNORE, Batch, BatchSource, StreamTask
+from stairwell.tasks.base import IGNORE, BatchSource, StreamTask, TokenBatch
 from stairwell.tasks.batch_sources import SequenceSource
 from stairwell.tasks.generated import EpisodeSource
 
@@ -26,12 +26,14 @@ def generated(**options: Any) -> list[Any]:
     """Return one small task of each type, as pytest parameters."""
     options = SIZES | options
     tasks: dict[str, StreamTask] = {
-        "random walk": random_walk.RandomWalk(random_walk.Config(length=20, **options)),
-        "algorithmic": algorithmic.Algorithmic(algorithmic.Config(statements=12, **options)),
-        "copy": copying.Copying(copying.Config(length=9, test_length=15, **options)),
-        "counting": counting.Counting(counting.Config(length=30, **options)),
-        "parity": parity.Parity(parity.Config(length=20, test_length=33, **options)),
-        "permutations": permutations.Permutations(permutations.Config(length=20, test_length=33, **options)),
+        "random walk": random_walk.RandomWalk(random_walk.RandomWalkConfig(length=20, **options)),
+        "algorithmic": algorithmic.Algorithmic(algorithmic.AlgorithmicConfig(statements=12, **options)),
+        "copy": copying.Copying(copying.CopyingConfig(length=9, test_length=15, **options)),
+        "counting": counting.Counting(counting.CountingConfig(length=30, **options)),
+        "parity": parity.Parity(parity.ParityConfig(length=20, test_length=33, **options)),
+        "permutations": permutations.Permutations(
+            permutations.PermutationsConfig(length=20, test_length=33, **options)
+        ),
     }
     return [pytest.param(task, id=name) for name, task in tasks.items()]
 
@@ -62,7 +64,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EpisodeSource, "BLOCK", 100)
 
 
-def joined(batches: list[Batch], dim: int = 1) -> list[torch.Tensor]:
+def joined(batches: list[TokenBatch], dim: int = 1) -> list[torch.Tensor]:
     parts = [torch.cat([b.tokens for b in batches], dim), torch.cat([b.targets for b in batches], dim)]
     starts = [b.start for b in batches if b.start is not None]
     return [*parts, torch.cat(starts, dim)] if starts else parts
@@ -261,7 +263,7 @@ def test_training_sets_and_splits_differ(endless: StreamTask, finite: StreamTask
 
 
 def test_training_sets_and_splits_share_no_episode() -> None:
-    config = permutations.Config(length=12, test_length=12, valid_episodes=300, test_episodes=300)
+    config = permutations.PermutationsConfig(length=12, test_length=12, valid_episodes=300, test_episodes=300)
     endless = permutations.Permutations(config)
     finite = permutations.Permutations(replace(config, train_episodes=300))
     sources = [read(endless.batch_source(range(10), 10, seed), 12 * 30)[0] for seed in (0, 1, 2)]
@@ -329,25 +331,33 @@ def test_a_description_says_whether_the_training_set_is_endless(endless: StreamT
     assert "\n" not in endless.describe()
 
 
+def task_of(module: Any) -> Any:
+    """Return the class of the task in a module."""
+    (task,) = (
+        value for value in vars(module).values() if hasattr(value, "describe") and value.__module__ == module.__name__
+    )
+    return task
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_every_option_is_documented(module: Any) -> None:
-    (config,) = ast.parse(inspect.getsource(module.Config)).body
+    (config,) = ast.parse(inspect.getsource(task_of(module).config_type)).body
     assert isinstance(config, ast.ClassDef)
     documented = []
     for field, after in zip(config.body, config.body[1:]):
         if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             assert isinstance(after.value.value, str) and isinstance(field.target, ast.Name)
             documented.append(field.target.id)
-    assert documented == [field.name for field in fields(module.Config)]
+    assert documented == [field.name for field in fields(task_of(module).config_type)]
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_invalid_split_sizes_are_refused(module: Any) -> None:
-    (task,) = (value for value in vars(module).values() if hasattr(value, "describe"))
+    task = task_of(module)
     with pytest.raises(ValueError, match="train_episodes is -1; it must be at least 0"):
-        task(module.Config(train_episodes=-1))
+        task(task.config_type(train_episodes=-1))
     with pytest.raises(ValueError, match="test_episodes is 0; it must be at least 1"):
-        task(module.Config(test_episodes=0))
+        task(task.config_type(test_episodes=0))
 
 
 def test_a_fixed_sequence_is_read_in_streams_that_wrap_around() -> None:
@@ -392,7 +402,7 @@ def test_an_empty_sequence_is_refused() -> None:
 @pytest.mark.parametrize("start", [None, torch.arange(12).view(4, 3) % 5 == 0])
 def test_a_batch_counts_its_terms_and_splits_into_parts(start: torch.Tensor | None) -> None:
     tokens = torch.arange(12).view(4, 3)
-    batch = Batch(tokens, torch.where(tokens % 4 == 1, IGNORE, tokens), start)
+    batch = TokenBatch(tokens, torch.where(tokens % 4 == 1, IGNORE, tokens), start)
     parts = batch.parts(2)
     assert batch.terms == 9 == sum(part.terms for part in parts)
     assert same(joined(parts, 0), joined([batch]))

@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.copying import END, SEP, Config, Copying, format_lines
+from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.copying import END, SEP, Copying, CopyingConfig, format_lines
 
 
-def episodes(batch: Batch) -> list[tuple[list[int], list[int]]]:
+def episodes(batch: TokenBatch) -> list[tuple[list[int], list[int]]]:
     """Return the tokens and targets of each episode of a batch, separated by the start flags."""
     split = []
     assert batch.start is not None
@@ -26,7 +26,7 @@ def episodes(batch: Batch) -> list[tuple[list[int], list[int]]]:
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("length", [1, 2, 40])
 def test_each_output_digit_is_the_label_of_the_token_before_it(length: int, reverse: bool) -> None:
-    task = Copying(Config(length=length, reverse=reverse))
+    task = Copying(CopyingConfig(length=length, reverse=reverse))
     for tokens, targets in episodes(task.batch_source(range(5), 5, 0).read(6 * (2 * length + 2))):
         digits = tokens[:length]
         outputs = digits[::-1] if reverse else digits
@@ -35,7 +35,7 @@ def test_each_output_digit_is_the_label_of_the_token_before_it(length: int, reve
 
 
 def test_test_sequences_are_longer_than_training_sequences() -> None:
-    config = Config(length=3, test_length=11, valid_episodes=4, test_episodes=5)
+    config = CopyingConfig(length=3, test_length=11, valid_episodes=4, test_episodes=5)
     for split, length, count in (("valid", 3, 4), ("test", 11, 5)):
         (batch,) = Copying(config).batches(split, 1, 1000)  # type: ignore[arg-type]
         assert [len(tokens) for tokens, _ in episodes(batch)] == [2 * length + 2] * count
@@ -45,7 +45,7 @@ def test_test_sequences_are_longer_than_training_sequences() -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_sequences_of_different_lengths(reverse: bool) -> None:
-    task = Copying(Config(length=5, min_length=2, test_length=9, reverse=reverse, test_episodes=300))
+    task = Copying(CopyingConfig(length=5, min_length=2, test_length=9, reverse=reverse, test_episodes=300))
     for batch, longest in (
         (task.batch_source(range(4), 4, 0).read(600), 5),
         (next(iter(task.batches("test", 1, 9000))), 9),
@@ -64,7 +64,7 @@ def test_sequences_are_formatted_one_per_line() -> None:
 
 
 def test_a_sequence_is_correct_only_if_every_digit_is_correct() -> None:
-    task = Copying(Config(test_length=5, test_episodes=4))
+    task = Copying(CopyingConfig(test_length=5, test_episodes=4))
     score = task.score()
     for number, batch in enumerate(task.batches("test", 4, 4)):
         predictions = batch.targets.clone()
@@ -79,4 +79,4 @@ def test_a_sequence_is_correct_only_if_every_digit_is_correct() -> None:
 def test_invalid_lengths_are_refused() -> None:
     for name, minimum in (("length", 1), ("test_length", 1), ("valid_length", 0), ("min_length", 0)):
         with pytest.raises(ValueError, match=f"{name} is -1; it must be at least {minimum}"):
-            Copying(replace(Config(), **{name: -1}))
+            Copying(replace(CopyingConfig(), **{name: -1}))

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.counting import COUNTING_TOKENS, Config, Counting, format_counts
+from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.counting import COUNTING_TOKENS, Counting, CountingConfig, format_counts
 
 
-def checked_counts(batch: Batch) -> list[int]:
+def checked_counts(batch: TokenBatch) -> list[int]:
     """Check every complete sequence of a batch and return the counts."""
     counts = []
     assert batch.start is not None
@@ -30,12 +30,12 @@ def checked_counts(batch: Batch) -> list[int]:
 
 @pytest.mark.parametrize("length", [1, 2, 50])
 def test_labels_are_n_bs_and_the_end(length: int) -> None:
-    batch = Counting(Config(length=length)).batch_source(range(50), 50, 0).read(40 * (length + 3))
+    batch = Counting(CountingConfig(length=length)).batch_source(range(50), 50, 0).read(40 * (length + 3))
     assert set(checked_counts(batch)) == set(range(1, length + 1))
 
 
 def test_counts_are_uniform() -> None:
-    task = Counting(Config(length=10, test_episodes=5000))
+    task = Counting(CountingConfig(length=10, test_episodes=5000))
     (batch,) = task.batches("test", 1, 10**6)
     counts = checked_counts(batch)
     assert len(counts) == 5000
@@ -43,30 +43,30 @@ def test_counts_are_uniform() -> None:
 
 
 def test_test_sequences_can_be_longer() -> None:
-    task = Counting(Config(length=3, test_length=90, valid_episodes=50, test_episodes=50))
+    task = Counting(CountingConfig(length=3, test_length=90, valid_episodes=50, test_episodes=50))
     assert max(checked_counts(next(task.batches("valid", 1, 10**5)))) == 3
     assert max(checked_counts(next(task.batches("test", 1, 10**5)))) > 50
 
 
 def test_a_thousand_can_be_checked_counts() -> None:
-    assert max(checked_counts(Counting(Config(length=1000)).batch_source(range(20), 20, 0).read(8000))) > 900
+    assert max(checked_counts(Counting(CountingConfig(length=1000)).batch_source(range(20), 20, 0).read(8000))) > 900
 
 
 def test_a_curriculum_may_start_with_smaller_counts() -> None:
-    stream = Counting(Config(length=1000)).batch_source(range(20), 20, 0)
+    stream = Counting(CountingConfig(length=1000)).batch_source(range(20), 20, 0)
     stream.read(10)
     stream.change(length=3)
     assert set(checked_counts(stream.read(200))) == {1, 2, 3}
 
 
 def test_sequences_are_formatted_one_per_line() -> None:
-    text = format_counts(Counting(Config(length=9)).batch_source(range(1), 1, 0).read(200).tokens[0].tolist())
+    text = format_counts(Counting(CountingConfig(length=9)).batch_source(range(1), 1, 0).read(200).tokens[0].tolist())
     assert re.fullmatch(r"A+ -> B+", text.splitlines()[0])
     assert format_counts([0, 0, 1, 2, 2, 3]) == "AA -> BB\n"
 
 
 def test_invalid_lengths_are_refused() -> None:
     with pytest.raises(ValueError, match="length is 0; it must be at least 1"):
-        Counting(Config(length=0))
+        Counting(CountingConfig(length=0))
     with pytest.raises(ValueError, match="test_length is -1; it must be at least 0"):
-        Counting(Config(test_length=-1))
+        Counting(CountingConfig(test_length=-1))

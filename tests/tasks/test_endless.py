@@ -10,7 +10,7 @@ import torch
 
 from stairwell.errors import UserError
 from stairwell.tasks import TASKS, task_type
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from stairwell.tasks.generated import ENDLESS_TASKS
 from stairwell.tasks.random_walk import trajectory
@@ -31,10 +31,10 @@ def make(name: str, **options: Any) -> Any:
     return task(config(**{**OPTIONS.get(name, {}), **options}))
 
 
-def read(name: str, streams: list[StreamId], tokens: int, segment: int) -> Batch:
+def read(name: str, streams: list[StreamId], tokens: int, segment: int) -> TokenBatch:
     batches = list(endless_batches(make(name).endless_stream(), streams, tokens, segment))
     assert all(batch.start is None and batch.tokens.shape[1] <= segment for batch in batches)
-    return Batch(torch.cat([b.tokens for b in batches], 1), torch.cat([b.targets for b in batches], 1))
+    return TokenBatch(torch.cat([b.tokens for b in batches], 1), torch.cat([b.targets for b in batches], 1))
 
 
 @each

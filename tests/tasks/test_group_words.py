@@ -10,7 +10,7 @@ import pytest
 
 from stairwell.errors import UserError
 from stairwell.tasks import groups
-from stairwell.tasks.group_words import Config, GroupWords, generator_order
+from stairwell.tasks.group_words import GroupWords, GroupWordsConfig, generator_order
 
 Permutation = tuple[int, ...]
 
@@ -78,7 +78,7 @@ def test_the_generators_do_not_change() -> None:
 @both
 @pytest.mark.parametrize("generators", [2, 4, 8, 12, 32, 60])
 def test_every_label_is_the_product_of_the_word(group: Any, generators: int) -> None:
-    task = GroupWords(Config(group=group, generators=generators, label="every", min_length=1, length=30))
+    task = GroupWords(GroupWordsConfig(group=group, generators=generators, label="every", min_length=1, length=30))
     elements = ELEMENTS[group]
     assert (task.inputs, task.outputs) == (generators, len(elements))
     factors = [elements[number] for number in generator_order(group, 0)]
@@ -107,7 +107,7 @@ def test_invalid_options_are_refused() -> None:
         ({"generator_seed": -1}, "generator_seed is -1; it must be at least 0"),
     ):
         with pytest.raises(UserError, match=re.escape(message)):
-            GroupWords(Config(**options))  # type: ignore[arg-type]
+            GroupWords(GroupWordsConfig(**options))  # type: ignore[arg-type]
 
 
 ORDERS = {
@@ -148,7 +148,7 @@ def test_properties_of_small_groups() -> None:
 
 
 def test_words_over_the_cyclic_group_of_two_are_parity() -> None:
-    task = GroupWords(Config(group="Z2", label="every", min_length=1, length=30))
+    task = GroupWords(GroupWordsConfig(group="Z2", label="every", min_length=1, length=30))
     batch = task.batch_source(range(4), 4, 0).read(200)
     assert batch.start is not None
     for tokens, targets, starts in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start.tolist()):

@@ -9,8 +9,8 @@ import torch
 
 from stairwell import text
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, Batch
-from stairwell.tasks.labeled import Config, Labeled
+from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.labeled import Labeled, LabeledConfig
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,9 @@ def opened(task: Labeled) -> Labeled:
     return task
 
 
-def read(task: Labeled, split: str, batch: int, segment: int) -> Batch:
+def read(task: Labeled, split: str, batch: int, segment: int) -> TokenBatch:
     batches = list(task.batches(split, batch, segment))  # type: ignore[arg-type]
-    return Batch(
+    return TokenBatch(
         torch.cat([batch.tokens for batch in batches], 1),
         torch.cat([batch.targets for batch in batches], 1),
         torch.cat([batch.start for batch in batches if batch.start is not None], 1),
@@ -47,7 +47,7 @@ def read(task: Labeled, split: str, batch: int, segment: int) -> Batch:
 
 
 def test_labels_are_aligned_with_tokens_and_every_line_is_reset(tmp_path: Path) -> None:
-    task = Labeled(Config(path=str(simple(tmp_path))))
+    task = Labeled(LabeledConfig(path=str(simple(tmp_path))))
     assert (task.vocabulary.tokens, task.vocabulary.labels) == (("a", "b"), ("0", "1"))
     assert (task.inputs, task.outputs) == (2, 2)
     batch = read(task, "valid", 1, 2)
@@ -57,7 +57,7 @@ def test_labels_are_aligned_with_tokens_and_every_line_is_reset(tmp_path: Path) 
 
 
 def test_training_repeats_the_training_split(tmp_path: Path) -> None:
-    task = Labeled(Config(path=str(simple(tmp_path))))
+    task = Labeled(LabeledConfig(path=str(simple(tmp_path))))
     batch = task.batch_source(range(2), 2, seed=0).read(6)
     assert batch.tokens.tolist() == [[0, 1, 1, 0, 0, 0], [1, 0, 0, 0, 1, 1]]
     assert batch.targets[0].tolist() == [IGNORE, 1, 0, IGNORE, 1, IGNORE]
@@ -69,7 +69,7 @@ def test_training_repeats_the_training_split(tmp_path: Path) -> None:
 def test_every_episode_is_read_once_and_never_split(tmp_path: Path, streams: int, segment: int) -> None:
     lines = [" ".join("ab"[(i + j) % 2] for j in range(1 + i % 4)) for i in range(5)]
     content = {"valid_tokens": "\n".join(lines), "valid_labels": "\n".join(lines).replace("a", "1").replace("b", "0")}
-    task = Labeled(Config(path=str(simple(tmp_path, **content))))
+    task = Labeled(LabeledConfig(path=str(simple(tmp_path, **content))))
     batch = read(task, "valid", streams, segment)
     assert batch.start is not None
     assert int(batch.start.sum()) == len(lines)
@@ -83,7 +83,7 @@ def test_every_episode_is_read_once_and_never_split(tmp_path: Path, streams: int
 
 
 def test_metrics_are_of_tokens_and_of_whole_episodes(tmp_path: Path) -> None:
-    task = Labeled(Config(path=str(simple(tmp_path))))
+    task = Labeled(LabeledConfig(path=str(simple(tmp_path))))
     score = task.score()
     for batch in task.batches("valid", 2, 2):
         predictions = torch.where(batch.targets == IGNORE, 0, batch.targets)
@@ -99,7 +99,7 @@ def test_metrics_are_of_tokens_and_of_whole_episodes(tmp_path: Path) -> None:
 def test_one_pair_of_files_is_split_by_lines(tmp_path: Path) -> None:
     lines = "\n".join("a b" if i < 38 else "b b" for i in range(40))
     write(tmp_path, walk_tokens=lines, walk_labels=lines.replace("a", "x").replace("b", "y"))
-    task = Labeled(Config(path=str(tmp_path / "walk.tokens")))
+    task = Labeled(LabeledConfig(path=str(tmp_path / "walk.tokens")))
     assert {split: data.episodes for split, data in task.splits.items()} == {"train": 36, "valid": 2, "test": 2}
     assert read(task, "valid", 1, 9).tokens.tolist() == [[0, 1, 0, 1]]
     assert read(task, "test", 1, 9).tokens.tolist() == [[1, 1, 1, 1]]
@@ -107,20 +107,20 @@ def test_one_pair_of_files_is_split_by_lines(tmp_path: Path) -> None:
 
 def test_the_label_file_and_the_unscored_label_are_options(tmp_path: Path) -> None:
     write(tmp_path, in_txt="a b\n" * 3, out_txt="? -\n" * 3)
-    task = Labeled(Config(path=str(tmp_path / "in.txt"), labels=str(tmp_path / "out.txt"), unscored="?"))
+    task = Labeled(LabeledConfig(path=str(tmp_path / "in.txt"), labels=str(tmp_path / "out.txt"), unscored="?"))
     assert task.vocabulary.labels == ("-",)
     assert read(task, "test", 1, 9).targets.tolist() == [[IGNORE, 0]]
 
 
 def test_empty_lines_are_skipped_and_the_last_line_needs_no_line_feed(tmp_path: Path) -> None:
     content = {"valid_tokens": "\na b\n\n\nb\n\n", "valid_labels": "\n1 0\n\n\n1"}
-    task = Labeled(Config(path=str(simple(tmp_path, **content))))
+    task = Labeled(LabeledConfig(path=str(simple(tmp_path, **content))))
     assert task.splits["valid"].episodes == 2
 
 
 def test_other_data_is_read_with_the_vocabulary_of_training(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
-    task = Labeled(Config(path=str(simple(tmp_path / "folder"))))
+    task = Labeled(LabeledConfig(path=str(simple(tmp_path / "folder"))))
     write(tmp_path, more_tokens="b\n", more_labels="0\n", odd_tokens="c\n", odd_labels="0\n")
     other = task.with_data(str(tmp_path / "more.tokens"))
     assert read(other, "valid", 1, 5).tokens.tolist() == read(other, "test", 1, 5).tokens.tolist() == [[1]]
@@ -131,7 +131,7 @@ def test_other_data_is_read_with_the_vocabulary_of_training(tmp_path: Path) -> N
 
 
 def test_the_vocabulary_can_be_saved_and_loaded(tmp_path: Path) -> None:
-    task = Labeled(Config(path=str(simple(tmp_path))))
+    task = Labeled(LabeledConfig(path=str(simple(tmp_path))))
     task.vocabulary.save(tmp_path / "vocabulary.json")
     again = Labeled(task.config, text.load(tmp_path / "vocabulary.json"))
     assert again.vocabulary == task.vocabulary
@@ -140,7 +140,7 @@ def test_the_vocabulary_can_be_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_the_description_has_all_sizes(tmp_path: Path) -> None:
-    line = Labeled(Config(path=str(simple(tmp_path)))).describe()
+    line = Labeled(LabeledConfig(path=str(simple(tmp_path)))).describe()
     assert "train 2, valid 2 episodes" in line and "vocabulary size 2, 2 labels" in line and "finite" in line
 
 
@@ -169,7 +169,7 @@ def test_an_error_is_one_line(tmp_path: Path, files: dict[str, str | None], erro
         if content is None:
             (tmp_path / name.replace("_", ".")).unlink()
     with pytest.raises(error, match=message) as raised:
-        opened(Labeled(Config(path=str(tmp_path))))
+        opened(Labeled(LabeledConfig(path=str(tmp_path))))
     assert "\n" not in str(raised.value)
 
 
@@ -177,22 +177,22 @@ def test_the_error_for_text_that_is_not_utf8_has_its_position(tmp_path: Path) ->
     simple(tmp_path)
     (tmp_path / "valid.labels").write_bytes(b"- 1\n0 \xff 1\n")
     with pytest.raises(ValueError, match=r"valid\.labels is not UTF-8 text: byte 0xff at position 6"):
-        opened(Labeled(Config(path=str(tmp_path))))
+        opened(Labeled(LabeledConfig(path=str(tmp_path))))
 
 
 def test_invalid_paths_and_options_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no path is given"):
-        opened(Labeled(Config()))
+        opened(Labeled(LabeledConfig()))
     with pytest.raises(UserError, match="no file of tokens"):
-        opened(Labeled(Config(path=str(tmp_path / "nowhere"))))
+        opened(Labeled(LabeledConfig(path=str(tmp_path / "nowhere"))))
     write(tmp_path, two_tokens="a\nb\n", two_labels="1\n2\n")
     with pytest.raises(ValueError, match="has 2 episodes; a split needs at least 3"):
-        opened(Labeled(Config(path=str(tmp_path / "two.tokens"))))
+        opened(Labeled(LabeledConfig(path=str(tmp_path / "two.tokens"))))
     with pytest.raises(ValueError, match="name two different files"):
-        opened(Labeled(Config(path=str(tmp_path / "two.tokens"), labels=str(tmp_path / "two.tokens"))))
+        opened(Labeled(LabeledConfig(path=str(tmp_path / "two.tokens"), labels=str(tmp_path / "two.tokens"))))
     with pytest.raises(ValueError, match="requires a single file"):
-        opened(Labeled(Config(path=str(tmp_path), labels="x")))
+        opened(Labeled(LabeledConfig(path=str(tmp_path), labels="x")))
     with pytest.raises(ValueError, match="one label"):
-        Config(unscored="a b")
+        LabeledConfig(unscored="a b")
     with pytest.raises(ValueError, match="has no test split; it has train and valid"):
-        Labeled(Config(path=str(simple(tmp_path)))).batches("test", 1, 1)
+        Labeled(LabeledConfig(path=str(simple(tmp_path)))).batches("test", 1, 1)

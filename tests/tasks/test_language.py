@@ -15,9 +15,9 @@ from stairwell import text
 from stairwell.data import cache, splits, text_files
 from stairwell.data.packed import Encoded, Episodic, Packed
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.batch_sources import SequenceSource, split_batches
-from stairwell.tasks.language import Config, Language, LanguageScore
+from stairwell.tasks.language import Language, LanguageConfig, LanguageScore
 
 LINES = "".join(f"line {i} of a small book, {'x' * (i % 7)} it says\n" for i in range(100))
 
@@ -37,7 +37,7 @@ def write(folder: Path, content: str | bytes, name: str = "book.txt") -> str:
 
 def language(path: str, **options: Any) -> Language:
     """Return the task with its data opened."""
-    return opened(Language(Config(path=path, **options)))
+    return opened(Language(LanguageConfig(path=path, **options)))
 
 
 def opened(task: Language) -> Language:
@@ -54,27 +54,27 @@ def splits_of(task: Language) -> list[str]:
     return [task.vocabulary.decode(ids(task, split)) for split in ("train", "valid", "test")]
 
 
-def read(data: Encoded, batch: int, segment: int) -> Batch:
+def read(data: Encoded, batch: int, segment: int) -> TokenBatch:
     """Return a split in one batch, read in segments."""
     batches = list(split_batches(data, batch, segment))
     assert all(batch.tokens.shape[1] == segment for batch in batches[:-1])
     starts = [
         torch.zeros_like(batch.tokens, dtype=torch.bool) if batch.start is None else batch.start for batch in batches
     ]
-    return Batch(
+    return TokenBatch(
         torch.cat([batch.tokens for batch in batches], 1),
         torch.cat([batch.targets for batch in batches], 1),
         torch.cat(starts, 1),
     )
 
 
-def in_order(batch: Batch, present: int) -> Batch:
+def in_order(batch: TokenBatch, present: int) -> TokenBatch:
     """Return the streams concatenated, without padding. Tokens count from 1, padding is 0."""
     mask = batch.tokens > 0
     assert int(mask.sum()) == present
     assert (batch.targets[~mask] == IGNORE).all()
     assert batch.start is not None and not batch.start[~mask].any()
-    return Batch(batch.tokens[mask], batch.targets[mask], batch.start[mask])
+    return TokenBatch(batch.tokens[mask], batch.targets[mask], batch.start[mask])
 
 
 N = 50
@@ -214,7 +214,7 @@ def test_a_file_of_the_size_of_enwik8_has_its_customary_splits(
 def test_customary_splits_do_not_split_a_character(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = "a" + "ż" * 499 + "b"
     monkeypatch.setattr(splits, "ENWIK8_SIZE", 1000)
-    task = Language(Config(path=write(tmp_path, content), unit="characters"), text.Characters.build([content]))
+    task = Language(LanguageConfig(path=write(tmp_path, content), unit="characters"), text.Characters.build([content]))
     assert "".join(splits_of(task)) == content
     assert len(ids(task, "valid")) == 25
 
@@ -358,7 +358,7 @@ def test_separated_characters_have_one_end_per_line(tmp_path: Path) -> None:
 def test_end_of_line_tokens_can_be_turned_on_for_a_trained_model(tmp_path: Path) -> None:
     path = write(tmp_path, LINES)
     without = language(path, unit="words", end_of_line=False)
-    with_ends = Language(Config(path=path, unit="words"), without.vocabulary)
+    with_ends = Language(LanguageConfig(path=path, unit="words"), without.vocabulary)
     assert with_ends.inputs == without.inputs
     lines = splits_of(language(path))[0].count("\n")
     assert lines > 50 and len(ids(with_ends, "train")) == len(ids(without, "train")) + lines
@@ -454,7 +454,7 @@ def test_documents_of_one_token_have_no_episodes(tmp_path: Path) -> None:
 )
 def test_incompatible_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        Config(**options)
+        LanguageConfig(**options)
 
 
 def test_a_cached_corpus_is_memory_mapped_and_not_encoded_again(
@@ -587,11 +587,11 @@ def test_a_folder_with_splits_is_evaluated_by_split(tmp_path: Path) -> None:
 
 def test_a_vocabulary_of_another_unit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has the type 'bytes', but the task needs 'words'"):
-        Language(Config(path=write(tmp_path, LINES), unit="words"), text.Bytes())
+        Language(LanguageConfig(path=write(tmp_path, LINES), unit="words"), text.Bytes())
 
 
 def scored(score: LanguageScore, targets: list[int], nll: list[float]) -> dict[str, float]:
-    batch = Batch(torch.zeros(1, len(targets), dtype=torch.int64), torch.tensor([targets]))
+    batch = TokenBatch(torch.zeros(1, len(targets), dtype=torch.int64), torch.tensor([targets]))
     score.add(batch, torch.tensor([nll]), torch.zeros_like(batch.tokens))
     return score.result()
 

@@ -27,16 +27,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def translation(folder: Path, **options: Any) -> PairTask:
-    from stairwell.tasks.translation import Config
+    from stairwell.tasks.translation import TranslationConfig
 
     options = {"path": str(folder), "source": "xx", "target": "yy", "vocabulary": 300, **options}
-    return make_task("translation", Config(**options))  # type: ignore[return-value]
+    return make_task("translation", TranslationConfig(**options))  # type: ignore[return-value]
 
 
 def summarization(folder: Path, **options: Any) -> PairTask:
-    from stairwell.tasks.summarization import Config
+    from stairwell.tasks.summarization import TranslationConfig
 
-    return make_task("summarization", Config(path=str(folder), vocabulary=300, **options))  # type: ignore[return-value]
+    return make_task("summarization", TranslationConfig(path=str(folder), vocabulary=300, **options))  # type: ignore[return-value]
 
 
 def write_lines(file: Path, *lines: str) -> None:
@@ -288,9 +288,9 @@ def test_sources_that_are_too_long_are_truncated_and_counted(tmp_path: Path) -> 
 
 
 def test_without_a_path_the_error_names_the_options() -> None:
-    from stairwell.tasks.translation import Config
+    from stairwell.tasks.translation import TranslationConfig
 
     with pytest.raises(UserError, match=r"--task.path FOLDER"):
-        make_task("translation", Config()).describe()
+        make_task("translation", TranslationConfig()).describe()
     with pytest.raises(UserError, match=r"the primary metric bleu requires --task\.decode_examples"):
-        Config(primary_metric="bleu", decode_examples=0)
+        TranslationConfig(primary_metric="bleu", decode_examples=0)

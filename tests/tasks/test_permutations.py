@@ -8,7 +8,7 @@ from math import factorial
 
 import pytest
 
-from stairwell.tasks.permutations import Config, Permutations
+from stairwell.tasks.permutations import Permutations, PermutationsConfig
 
 
 def running_products(factors: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
@@ -27,7 +27,9 @@ def test_every_label_is_the_product_of_the_factors_so_far(elements: int, generat
     numbered = sorted(permutations(range(elements)))
     identity = list(range(elements))
     factors = [(1, 0, *identity[2:]), (*identity[1:], 0)] if generators else numbered
-    task = Permutations(Config(elements=elements, generators=generators, length=25, test_length=70, test_episodes=4))
+    task = Permutations(
+        PermutationsConfig(elements=elements, generators=generators, length=25, test_length=70, test_episodes=4)
+    )
     assert (task.inputs, task.outputs) == (len(factors), factorial(elements))
     for batch, length in ((task.batch_source(range(4), 4, 0).read(100), 25), (next(task.batches("test", 2, 500)), 70)):
         assert batch.start is not None
@@ -42,7 +44,7 @@ def test_every_label_is_the_product_of_the_factors_so_far(elements: int, generat
 def test_the_first_token_is_applied_first() -> None:
     """The swap and then the cycle: 0 -> 1 -> 2 and 1 -> 0 -> 1."""
     numbered = sorted(permutations(range(5)))
-    batch = Permutations(Config(generators=True, length=2)).batch_source(range(1), 1, 0).read(100)
+    batch = Permutations(PermutationsConfig(generators=True, length=2)).batch_source(range(1), 1, 0).read(100)
     pairs = list(zip(batch.tokens[0].tolist(), batch.targets[0].tolist()))
     products = {(a, b): numbered[label] for (a, _), (b, label) in zip(pairs[::2], pairs[1::2])}
     assert products[0, 1] == (2, 1, 3, 4, 0)
@@ -51,14 +53,16 @@ def test_the_first_token_is_applied_first() -> None:
 
 
 def test_factors_are_uniform() -> None:
-    tokens = Permutations(Config(elements=3)).batch_source(range(64), 64, 0).read(400).tokens.flatten().tolist()
+    tokens = (
+        Permutations(PermutationsConfig(elements=3)).batch_source(range(64), 64, 0).read(400).tokens.flatten().tolist()
+    )
     assert all(abs(tokens.count(number) / len(tokens) - 1 / 6) < 0.01 for number in range(6))
 
 
 def test_invalid_options_are_refused() -> None:
     for elements in (1, 7):
         with pytest.raises(ValueError, match=f"elements is {elements}; it must be between 2 and 6"):
-            Permutations(Config(elements=elements))
+            Permutations(PermutationsConfig(elements=elements))
     for name, minimum in (("length", 1), ("test_length", 1), ("valid_length", 0)):
         with pytest.raises(ValueError, match=f"{name} is -1; it must be at least {minimum}"):
-            Permutations(replace(Config(), **{name: -1}))
+            Permutations(replace(PermutationsConfig(), **{name: -1}))

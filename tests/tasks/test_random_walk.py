@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 import torch
 
-from stairwell.tasks.base import Batch
-from stairwell.tasks.random_walk import HEADINGS, Config, RandomWalk, format_walk, trajectory
+from stairwell.tasks.base import TokenBatch
+from stairwell.tasks.random_walk import HEADINGS, RandomWalk, RandomWalkConfig, format_walk, trajectory
 
 
 def walk(words: list[str], grid: int) -> tuple[list[int], list[str]]:
@@ -35,7 +35,7 @@ def walk(words: list[str], grid: int) -> tuple[list[int], list[str]]:
 
 @pytest.mark.parametrize("length, grid", [(100, 8), (400, 8), (30, 2), (50, 5)])
 def test_every_label_is_the_cell_after_the_action(length: int, grid: int) -> None:
-    task = RandomWalk(Config(length=length, grid=grid, test_episodes=6))
+    task = RandomWalk(RandomWalkConfig(length=length, grid=grid, test_episodes=6))
     batches = [task.batch_source(range(8), 8, 1).read(6 * (length + 1)), *task.batches("test", 1, 10_000)]
     assert task.inputs == 4 and task.outputs == grid * grid
     for batch in batches:
@@ -55,7 +55,7 @@ def test_an_example_walk() -> None:
 
 
 def test_a_trajectory_has_the_cells_and_headings_of_a_walk() -> None:
-    task = RandomWalk(Config(length=60, grid=3))
+    task = RandomWalk(RandomWalkConfig(length=60, grid=3))
     batch = task.batch_source(range(1), 1, 0).read(500)
     cells, headings = trajectory(batch.tokens[0].tolist(), grid=3)
     expected = walk(format_walk(batch.tokens[0].tolist()).split(), 3)
@@ -64,13 +64,13 @@ def test_a_trajectory_has_the_cells_and_headings_of_a_walk() -> None:
 
 
 def test_actions_are_uniform() -> None:
-    counts = Counter(RandomWalk(Config()).batch_source(range(64), 64, 0).read(505).tokens.flatten().tolist())
+    counts = Counter(RandomWalk(RandomWalkConfig()).batch_source(range(64), 64, 0).read(505).tokens.flatten().tolist())
     assert counts[3] == 64 * 5
     assert all(abs(counts[action] / 32_000 - 1 / 3) < 0.01 for action in range(3))
 
 
 def test_only_actions_are_scored() -> None:
-    task = RandomWalk(Config(length=9, valid_episodes=4))
+    task = RandomWalk(RandomWalkConfig(length=9, valid_episodes=4))
     score = task.score()
     for batch in task.batches("valid", 3, 7):
         predictions = torch.where(batch.tokens == 3, -1, batch.targets)  # wrong at resets, correct at actions
@@ -79,15 +79,15 @@ def test_only_actions_are_scored() -> None:
 
 
 def test_a_curriculum_may_start_with_shorter_walks() -> None:
-    stream = RandomWalk(Config()).batch_source(range(2), 2, 0)
+    stream = RandomWalk(RandomWalkConfig()).batch_source(range(2), 2, 0)
     stream.read(150)
     stream.change(length=4)
-    batch: Batch = stream.read(15)
+    batch: TokenBatch = stream.read(15)
     assert (batch.tokens == 3).int().tolist() == [[1, 0, 0, 0, 0] * 3] * 2
 
 
 def test_invalid_options_are_refused() -> None:
     with pytest.raises(ValueError, match="length is 0; it must be at least 1"):
-        RandomWalk(Config(length=0))
+        RandomWalk(RandomWalkConfig(length=0))
     with pytest.raises(ValueError, match="grid is 1; it must be at least 2"):
-        RandomWalk(Config(grid=1))
+        RandomWalk(RandomWalkConfig(grid=1))

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.tasks import IGNORE, Batch, StreamTask, task_type
+from stairwell.tasks import IGNORE, StreamTask, TokenBatch, task_type
 
 pytestmark = pytest.mark.quick
 
@@ -95,7 +95,7 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def digest(batches: Iterable[Batch]) -> str:
+def digest(batches: Iterable[TokenBatch]) -> str:
     content = hashlib.blake2b(digest_size=8)
     for batch in batches:
         for part in (batch.tokens, batch.targets, batch.start):
@@ -104,7 +104,7 @@ def digest(batches: Iterable[Batch]) -> str:
     return content.hexdigest()
 
 
-def scored(task: StreamTask, batches: Iterable[Batch]) -> dict[str, float]:
+def scored(task: StreamTask, batches: Iterable[TokenBatch]) -> dict[str, float]:
     """Return the metrics of random losses and of labels that are correct half of the time."""
     score, generator = task.score(), torch.Generator().manual_seed(0)
     for batch in batches:

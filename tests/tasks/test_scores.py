@@ -7,28 +7,28 @@ from math import isnan, log
 import pytest
 import torch
 
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.scores import SequenceScore, TokenScore
 
 pytestmark = pytest.mark.quick
 
 
 def test_loss_and_accuracy_are_of_the_scored_tokens() -> None:
-    batch = Batch(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[4, IGNORE, 2], [IGNORE, 0, 1]]))
+    batch = TokenBatch(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[4, IGNORE, 2], [IGNORE, 0, 1]]))
     score = TokenScore()
     score.add(batch, torch.tensor([[1.0, 9.0, 0.5], [9.0, 2.0, 0.5]]), torch.tensor([[4, IGNORE, 2], [0, 1, 1]]))
     assert score.result() == {"loss": 1.0, "scored": 4, "accuracy": 75.0, "error": 25.0}
 
 
 def test_excluded_tokens_do_not_count() -> None:
-    batch = Batch(torch.tensor([[7, 1, 1, 7]]), torch.tensor([[0, 0, 0, IGNORE]]))
+    batch = TokenBatch(torch.tensor([[7, 1, 1, 7]]), torch.tensor([[0, 0, 0, IGNORE]]))
     score = TokenScore(is_scored=lambda tokens: tokens != 7)
     score.add(batch, torch.tensor([[100.0, 1.0, 3.0, 0.0]]), torch.tensor([[1, 0, 1, 0]]))
     assert score.result() == {"loss": 2.0, "scored": 2, "accuracy": 50.0, "error": 50.0}
 
 
 def test_half_precision_losses_are_summed_exactly() -> None:
-    batch = Batch(torch.zeros(1, 5000, dtype=torch.long), torch.zeros(1, 5000, dtype=torch.long))
+    batch = TokenBatch(torch.zeros(1, 5000, dtype=torch.long), torch.zeros(1, 5000, dtype=torch.long))
     score = TokenScore()
     score.add(batch, torch.full((1, 5000), 0.5, dtype=torch.bfloat16), batch.tokens)
     assert score.result()["loss"] == 0.5
@@ -71,7 +71,7 @@ def test_sequence_accuracies_do_not_depend_on_segments(seed: int) -> None:
         score = SequenceScore()
         for first in range(0, T, segment):
             part = slice(first, first + segment)
-            batch = Batch(targets[:, part], targets[:, part], starts[:, part])
+            batch = TokenBatch(targets[:, part], targets[:, part], starts[:, part])
             score.add(batch, torch.full(batch.tokens.shape, log(2)), predictions[:, part])
             score.result()  # has no side effects
         assert {name: score.result()[name] for name in expected} == expected
@@ -83,4 +83,4 @@ def test_sequence_accuracies_do_not_depend_on_segments(seed: int) -> None:
 def test_sequence_scores_require_start_flags() -> None:
     tokens = torch.zeros(1, 1, dtype=torch.long)
     with pytest.raises(ValueError, match="no start flags"):
-        SequenceScore().add(Batch(tokens, tokens), torch.zeros(1, 1), tokens)
+        SequenceScore().add(TokenBatch(tokens, tokens), torch.zeros(1, 1), tokens)

@@ -12,7 +12,7 @@ import torch
 
 from stairwell.runs.presets import preset
 from stairwell.tasks import task_type
-from stairwell.tasks.base import IGNORE, Batch
+from stairwell.tasks.base import IGNORE, TokenBatch
 
 Episode = tuple[list[int], list[int]]  # tokens, targets
 
@@ -60,7 +60,7 @@ def make(name: str, **options: Any) -> Any:
     return task(config(**options))
 
 
-def episodes_of(batch: Batch, with_last: bool = False) -> list[Episode]:
+def episodes_of(batch: TokenBatch, with_last: bool = False) -> list[Episode]:
     """Return the episodes of a batch; the last one of each stream, which may be truncated, only if `with_last`."""
     episodes = []
     assert batch.start is not None and batch.start[:, 0].all()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stairwell.tasks import make_task
-from stairwell.tasks.summarization import Config, split_words
+from stairwell.tasks.summarization import SummarizationConfig, split_words
 
 
 def test_names_are_split_into_words_and_punctuation_is_separate() -> None:
@@ -24,7 +24,7 @@ def test_the_split_words_names_are_counted_only_if_they_are_split(split: bool, t
     row = {"source": "def get_user_name(self): return self.name", "target": "Return the user name."}
     for name in ("train", "valid", "test"):
         (tmp_path / f"{name}.jsonl").write_text((json.dumps(row) + "\n") * 10)
-    config = Config(path=str(tmp_path), words=4, split_names=split, vocabulary=400)
+    config = SummarizationConfig(path=str(tmp_path), words=4, split_names=split, vocabulary=400)
     task: Any = make_task("summarization", config)
     assert task.normalize_source(row["source"]) == (
         " def get user name" if split else " def get_user_name(self): return self.name"

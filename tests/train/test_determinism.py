@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from stairwell.experiments import reproduce
 from stairwell.experiments.experiment import SCALES
-from stairwell.experiments.measures import LargestSolved, Metric, Sample
+from stairwell.experiments.measures import LargestSolved, Metric, PartialMetric
 from stairwell.experiments.papers import CATALOG, find_experiments
 from stairwell.runs import RunConfig, preset
 from stairwell.runs.families import EvalOptions
@@ -79,8 +79,8 @@ def test_published_columns_are_measured_on_the_split_they_name(run: Path) -> Non
     assert Metric("", "scored", "test").measure(folder, "cpu", "auto") == TEST
     assert Metric("", "scored", "valid").measure(folder, "cpu", "auto") == VALID
     assert Metric("", "scored", "test", {"test_length": 11}).measure(folder, "cpu", "auto") == 6 * 11
-    assert Sample("", "scored", "test", 10**6).measure(folder, "cpu", "auto") == TEST
-    assert Sample("", "scored", "valid", 10**6).measure(folder, "cpu", "auto") == VALID
+    assert PartialMetric("", "scored", "test", 10**6).measure(folder, "cpu", "auto") == TEST
+    assert PartialMetric("", "scored", "valid", 10**6).measure(folder, "cpu", "auto") == VALID
     # Lengths are measured on the test split too: 3 episodes of 2 tokens have 6, of 8 tokens 24.
     for threshold, expected in ((6, 8), (7, 0)):
         reach = LargestSolved("", "test_length", (2, 8), metric="scored", threshold=threshold, episodes=3)
@@ -94,7 +94,7 @@ def test_every_published_column_reads_the_split_in_its_title(scale: Any) -> None
     # Some experiments do not exist at every scale.
     for published in filter(None, (make(scale) for make in CATALOG.values())):
         for column in published.columns:
-            if isinstance(column, Metric | Sample):
+            if isinstance(column, Metric | PartialMetric):
                 expected = "valid" if column.title.startswith(("valid", "dev")) else "test"
                 assert column.split == expected, column
                 splits.add(expected)

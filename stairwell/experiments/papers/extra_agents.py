@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.measures import LastEpisodes, Metric
 from stairwell.experiments.papers.feedback.agents import NORMALIZED, RETURN, agents
-from stairwell.rl.task import Config
+from stairwell.rl.task import RLTaskConfig
 from stairwell.runs.presets.agents import PPO, agent_run
 
 WIDTH: dict[Scale, int] = {"laptop": 64, "paper": 256}
@@ -59,7 +59,7 @@ def others(name: str, scale: Scale) -> Experiment:
     train = dataclasses.replace(
         PPO, segment=each.segment, steps=steps, validate_every=steps // 8, **each.train
     )  # fmt: skip
-    base = agent_run(Config(env=each.env), train, width=WIDTH[scale], heads=4, memory=each.memory, normalize=True)
+    base = agent_run(RLTaskConfig(env=each.env), train, width=WIDTH[scale], heads=4, memory=each.memory, normalize=True)
     sizes = f"2 layers of width {WIDTH[scale]}, {millions:g} million frames in 64 environments, PPO."
     budget = f"{sizes} popgym's authors trained for 15 million frames with a width of 256." if small else sizes
     return Experiment(

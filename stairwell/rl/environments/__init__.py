@@ -29,11 +29,11 @@ class EnvSpec:
 
 
 ENVIRONMENTS = {
-    "stairwell/Corridor-v0": EnvSpec("Corridor", corridor.Config, Corridor),
+    "stairwell/Corridor-v0": EnvSpec("Corridor", corridor.CorridorConfig, Corridor),
     "stairwell/PassiveTMaze-v0": EnvSpec("passive T-maze", corridor.TMazeConfig, PassiveTMaze),
-    "stairwell/MazeNavigation-v0": EnvSpec("Maze Navigation", maze.Config, MazeNavigation),
-    "stairwell/MazeNavigationEasy-v0": EnvSpec("Maze Navigation Easy", maze.Config, MazeNavigationEasy),
-    "stairwell/WaterMaze-v0": EnvSpec("Water Maze", water_maze.Config, WaterMaze),
+    "stairwell/MazeNavigation-v0": EnvSpec("Maze Navigation", maze.MazeConfig, MazeNavigation),
+    "stairwell/MazeNavigationEasy-v0": EnvSpec("Maze Navigation Easy", maze.MazeConfig, MazeNavigationEasy),
+    "stairwell/WaterMaze-v0": EnvSpec("Water Maze", water_maze.WaterMazeConfig, WaterMaze),
 }
 
 

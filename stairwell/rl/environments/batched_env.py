@@ -7,7 +7,7 @@ and only counts need saving. The whole state is a few named arrays.
 Initial states are precomputed. When one environment needs a new episode, the next initial states of all others are
 computed with it, because many mazes cost little more than one.
 
-    env = MazeNavigation(Config(), indices=range(256), seed=1)
+    env = MazeNavigation(MazeConfig(), indices=range(256), seed=1)
     observations = env.reset()
     observations, rewards, terminated, truncated = env.step(actions)
     observations = env.reset(terminated | truncated)

@@ -32,7 +32,7 @@ from .grid import AGENT, COLORS, EAST, FLOOR, LINE, VISIBLE, WALL, TileImage
 
 
 @dataclass(frozen=True)
-class Config(configs.Config):
+class CorridorConfig(configs.Config):
     length: int = 100
     """Number of steps from the object to the doors."""
     colors: int = 2
@@ -48,7 +48,7 @@ class Config(configs.Config):
 class Corridor(BatchedEnv):
     state_names = (*BatchedEnv.state_names, "color", "doors", "cell")
 
-    def __init__(self, config: Config, indices: range, seed: int) -> None:
+    def __init__(self, config: CorridorConfig, indices: range, seed: int) -> None:
         super().__init__(indices, seed)
         check_at_least(1, length=config.length)
         check_at_least(2, colors=config.colors)
@@ -121,4 +121,4 @@ class TMazeConfig(configs.Config):
 class PassiveTMaze(Corridor):
     def __init__(self, config: TMazeConfig, indices: range, seed: int) -> None:
         check_at_least(1, length=config.length)
-        super().__init__(Config(length=config.length, max_steps=config.length + 1, penalty=1.0), indices, seed)
+        super().__init__(CorridorConfig(length=config.length, max_steps=config.length + 1, penalty=1.0), indices, seed)

@@ -57,7 +57,7 @@ TURNS = np.array([0, 1, -1])
 
 
 @dataclass(frozen=True)
-class Config(configs.Config):
+class MazeConfig(configs.Config):
     side: int = 9
     """Number of cells along each side of the maze (odd)."""
     targets: int = 8
@@ -125,7 +125,7 @@ class MazeNavigation(BatchedEnv):
     state_names = (*BatchedEnv.state_names, "cells", "cell", "direction", "target")
     action_names: tuple[str, ...] = ("forward", "left", "right")
 
-    def __init__(self, config: Config, indices: range, seed: int) -> None:
+    def __init__(self, config: MazeConfig, indices: range, seed: int) -> None:
         super().__init__(indices, seed)
         check_at_least(3, side=config.side)
         check_at_least(2, targets=config.targets)

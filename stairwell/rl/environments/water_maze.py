@@ -33,7 +33,7 @@ GOAL: Color = (215, 45, 45)
 
 
 @dataclass(frozen=True)
-class Config(configs.Config):
+class WaterMazeConfig(configs.Config):
     side: int = 15
     """Number of cells along each side of the pool."""
     max_steps: int = 200
@@ -44,7 +44,7 @@ class WaterMaze(BatchedEnv):
     state_names = (*BatchedEnv.state_names, "labels", "goal", "cell")
     action_names = DIRECTIONS
 
-    def __init__(self, config: Config, indices: range, seed: int) -> None:
+    def __init__(self, config: WaterMazeConfig, indices: range, seed: int) -> None:
         super().__init__(indices, seed)
         check_at_least(2, side=config.side)
         check_at_least(1, max_steps=config.max_steps)

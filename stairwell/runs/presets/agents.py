@@ -6,7 +6,7 @@ import dataclasses
 
 from stairwell.rl.agent import AgentConfig
 from stairwell.rl.config import AgentTrainConfig
-from stairwell.rl.task import Config
+from stairwell.rl.task import RLTaskConfig
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets.build import PresetScale, base_run, small_run, with_core
 
@@ -35,7 +35,7 @@ def rl(core: str) -> RunConfig:
 
 
 def agent_run(
-    env: Config, train: AgentTrainConfig, *, width: int, heads: int, memory: int, history: bool = False,
+    env: RLTaskConfig, train: AgentTrainConfig, *, width: int, heads: int, memory: int, history: bool = False,
     normalize: bool = False,
 ) -> RunConfig:  # fmt: skip
     """Return a run of an agent with two Transformer-XL layers.
@@ -52,19 +52,19 @@ def agent_run(
 def corridor(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunConfig:
     if scale == "laptop":
         train = dataclasses.replace(PPO, steps=1600, segment=64)
-        base = agent_run(Config(env="corridor", length=20), train, width=64, heads=4, memory=4)
+        base = agent_run(RLTaskConfig(env="corridor", length=20), train, width=64, heads=4, memory=4)
     else:
         train = dataclasses.replace(A2C_ADAM, segment=200)
-        base = agent_run(Config(env="corridor", length=100), train, width=256, heads=4, memory=100)
+        base = agent_run(RLTaskConfig(env="corridor", length=100), train, width=256, heads=4, memory=100)
     return with_core(base, core)
 
 
 def maze(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunConfig:
     if scale == "laptop":
-        env = Config(env="maze-navigation", side=5, targets=4, max_steps=100)
+        env = RLTaskConfig(env="maze-navigation", side=5, targets=4, max_steps=100)
         base = agent_run(env, LONG_PPO, width=64, heads=4, memory=100, history=True, normalize=True)
     else:
-        base = agent_run(Config(env="maze-navigation"), A2C_ADAM, width=256, heads=4, memory=200, history=True)
+        base = agent_run(RLTaskConfig(env="maze-navigation"), A2C_ADAM, width=256, heads=4, memory=200, history=True)
     return with_core(base, core)
 
 
@@ -75,10 +75,10 @@ def easy_maze(core: str = "transformer-xl", scale: PresetScale = "laptop") -> Ru
 
 def water_maze(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunConfig:
     if scale == "laptop":
-        env = Config(env="water-maze", side=7, max_steps=100)
+        env = RLTaskConfig(env="water-maze", side=7, max_steps=100)
         base = agent_run(env, LONG_PPO, width=64, heads=1, memory=100, history=True, normalize=True)
     else:
         # 500 million frames in steps of 64 times 200 frames.
         train = dataclasses.replace(A2C_RMSPROP, batch=64, segment=200, ent_coef=1e-4, steps=39_063)
-        base = agent_run(Config(env="water-maze"), train, width=64, heads=1, memory=200, history=True)
+        base = agent_run(RLTaskConfig(env="water-maze"), train, width=64, heads=1, memory=200, history=True)
     return with_core(base, core)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 from stairwell.models import Seq2SeqConfig
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets.build import PresetScale, base_run, small_run, with_core
-from stairwell.tasks import summarization as summarization_task
-from stairwell.tasks import translation as translation_task
+from stairwell.tasks.summarization import SummarizationConfig
+from stairwell.tasks.translation import TranslationConfig
 from stairwell.train.config import PairTrainConfig
 
 # Sizes and dropout for about 30,000 sentence pairs; larger corpora need more width.
@@ -80,7 +80,7 @@ PAPER_TRAIN = PairTrainConfig(
 
 
 def multi30k() -> RunConfig:
-    task = translation_task.Config(
+    task = TranslationConfig(
         source="de", target="en", lowercase=True, vocabulary=5000, max_source_length=128, max_target_length=64
     )
     return seq2seq_run(
@@ -93,7 +93,7 @@ def wmt(scale: PresetScale) -> RunConfig:
     """Return the run on WMT English to German; on Multi30k at laptop scale."""
     if scale == "laptop":
         return multi30k()
-    task = translation_task.Config(source="en", target="de", vocabulary=32_000, max_target_length=256)
+    task = TranslationConfig(source="en", target="de", vocabulary=32_000, max_target_length=256)
     return seq2seq_run(
         task_name="translation", task=task, train=PAPER_TRAIN, width=1024, heads=16, inner=4096, encoder=6,
         dropout=0.3, norm="post",
@@ -106,7 +106,7 @@ def iwslt(scale: PresetScale) -> RunConfig:
         return multi30k()
     return seq2seq_run(
         task_name="translation",
-        task=translation_task.Config(source="de", target="en", vocabulary=10_000, max_target_length=256),
+        task=TranslationConfig(source="de", target="en", vocabulary=10_000, max_target_length=256),
         train=dataclasses.replace(PAPER_TRAIN, steps=50_000, batch_tokens=4096),
         width=512, heads=4, inner=1024, encoder=6, dropout=0.3, norm="post",
     )  # fmt: skip
@@ -117,12 +117,12 @@ def summaries(scale: PresetScale) -> RunConfig:
     if scale == "laptop":
         return seq2seq_run(
             task_name="summarization",
-            task=summarization_task.Config(words=0, max_source_length=256, max_target_length=48, vocabulary=8000),
+            task=SummarizationConfig(words=0, max_source_length=256, max_target_length=48, vocabulary=8000),
             train=dataclasses.replace(LAPTOP_TRAIN, batch_tokens=8192, learning_rate=2e-3, warmup=800),
             width=128, heads=4, inner=256, encoder=4, dropout=0.2, norm="pre",
         )  # fmt: skip
     return seq2seq_run(
-        task_name="summarization", task=summarization_task.Config(vocabulary=32_000),
+        task_name="summarization", task=SummarizationConfig(vocabulary=32_000),
         train=dataclasses.replace(PAPER_TRAIN, steps=100_000), width=512, heads=8, inner=2048, encoder=6, dropout=0.3,
         norm="post",
     )  # fmt: skip

@@ -11,11 +11,13 @@ from typing import Any
 
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets.build import PresetScale, base_run, small_run, with_core
-from stairwell.tasks import algorithmic as algorithmic_task
-from stairwell.tasks import copying, permutations, task_type
-from stairwell.tasks import counting as counting_task
-from stairwell.tasks import parity as parity_task
-from stairwell.tasks import random_walk as random_walk_task
+from stairwell.tasks import task_type
+from stairwell.tasks.algorithmic import AlgorithmicConfig
+from stairwell.tasks.copying import CopyingConfig
+from stairwell.tasks.counting import CountingConfig
+from stairwell.tasks.parity import ParityConfig
+from stairwell.tasks.permutations import PermutationsConfig
+from stairwell.tasks.random_walk import RandomWalkConfig
 from stairwell.train.config import StreamTrainConfig
 
 # Both papers clip gradients at 0.1. With 1.0 a model can forget a state-tracking task within a few steps.
@@ -34,7 +36,7 @@ def random_walk(core: str = "transformer-xl", scale: PresetScale = "quick") -> R
         )  # fmt: skip
     if scale == "laptop":
         base = base_run(
-            task_name="random-walk", task=random_walk_task.Config(length=100), layers=2, width=64, heads=1,
+            task_name="random-walk", task=RandomWalkConfig(length=100), layers=2, width=64, heads=1,
             train=StreamTrainConfig(
                 steps=4000, batch=256, segment=32, learning_rate=3e-3, warmup=200, decay="cosine", max_grad_norm=1.0,
                 stopping_threshold=99.8, curriculum="length=8..100", curriculum_accuracy=92, validate_every=250,
@@ -42,7 +44,7 @@ def random_walk(core: str = "transformer-xl", scale: PresetScale = "quick") -> R
             ),
         )  # fmt: skip
     else:
-        base = paper_run("random-walk", random_walk_task.Config(length=100, train_episodes=10_000))
+        base = paper_run("random-walk", RandomWalkConfig(length=100, train_episodes=10_000))
     return with_core(base, core)
 
 
@@ -83,7 +85,7 @@ def algorithmic(core: str = "transformer-xl", scale: PresetScale = "quick") -> R
         )  # fmt: skip
     if scale == "laptop":
         base = base_run(
-            task_name="algorithmic", task=algorithmic_task.Config(statements=STATEMENTS), layers=2, width=64, heads=4,
+            task_name="algorithmic", task=AlgorithmicConfig(statements=STATEMENTS), layers=2, width=64, heads=4,
             train=StreamTrainConfig(
                 steps=30_000, batch=32, segment=32, learning_rate=3e-3, warmup=200, decay="cosine",
                 max_grad_norm=PAPER_CLIP,
@@ -100,7 +102,7 @@ def algorithmic(core: str = "transformer-xl", scale: PresetScale = "quick") -> R
             ),
         )  # fmt: skip
     else:
-        base = paper_run("algorithmic", algorithmic_task.Config(statements=100, train_episodes=10_000))
+        base = paper_run("algorithmic", AlgorithmicConfig(statements=100, train_episodes=10_000))
     return with_core(base, core)
 
 
@@ -122,14 +124,14 @@ def copy(core: str = "transformer-xl", scale: PresetScale = "quick") -> RunConfi
         )  # fmt: skip
     if scale == "laptop":
         base = base_run(
-            task_name="copy", task=copying.Config(test_episodes=100), layers=2, width=128, heads=4,
+            task_name="copy", task=CopyingConfig(test_episodes=100), layers=2, width=128, heads=4,
             train=StreamTrainConfig(
                 steps=3000, batch=16, segment=82, learning_rate=1e-3, warmup=200, decay="cosine",
                 curriculum="length=2..40", valid_batch=50,
             ),
         )  # fmt: skip
     else:
-        base = paper_run("copy", copying.Config(train_episodes=10_000), segment=82)
+        base = paper_run("copy", CopyingConfig(train_episodes=10_000), segment=82)
     return with_core(base, core)
 
 
@@ -145,11 +147,11 @@ def counting(core: str = "transformer-xl", scale: PresetScale = "quick") -> RunC
         )  # fmt: skip
     if scale == "laptop":
         base = base_run(
-            task_name="counting", task=counting_task.Config(), layers=2, width=64, heads=2,
+            task_name="counting", task=CountingConfig(), layers=2, width=64, heads=2,
             train=StreamTrainConfig(steps=2000, batch=32, segment=64, learning_rate=1e-3, warmup=300, valid_batch=50),
         )  # fmt: skip
     else:
-        base = paper_run("counting", counting_task.Config(train_episodes=10_000))
+        base = paper_run("counting", CountingConfig(train_episodes=10_000))
     return with_core(base, core)
 
 
@@ -169,7 +171,7 @@ def parity(core: str = "transformer-xl", scale: PresetScale = "quick") -> RunCon
         return short_memory_run("parity", core, train, width=32, heads=1)
     if scale == "laptop":
         base = base_run(
-            task_name="parity", task=parity_task.Config(length=40, test_episodes=200), layers=2, width=32, heads=1,
+            task_name="parity", task=ParityConfig(length=40, test_episodes=200), layers=2, width=32, heads=1,
             train=StreamTrainConfig(
                 steps=1500, batch=256, segment=40, learning_rate=2e-3, warmup=100, decay="cosine",
                 curriculum="length=2..40", valid_batch=50,
@@ -177,7 +179,7 @@ def parity(core: str = "transformer-xl", scale: PresetScale = "quick") -> RunCon
         )  # fmt: skip
     else:
         base = without_dropout(
-            paper_run("parity", parity_task.Config(length=40), segment=40, curriculum="length=2..40")
+            paper_run("parity", ParityConfig(length=40), segment=40, curriculum="length=2..40")
         )
     return with_core(base, core)
 
@@ -191,7 +193,7 @@ def s5(core: str = "transformer-xl", scale: PresetScale = "quick") -> RunConfig:
         return short_memory_run("s5", core, train, width=128)
     if scale == "laptop":
         base = base_run(
-            task_name="s5", task=permutations.Config(generators=True, length=40, test_length=200, test_episodes=200),
+            task_name="s5", task=PermutationsConfig(generators=True, length=40, test_length=200, test_episodes=200),
             layers=2, width=64, heads=2,
             train=StreamTrainConfig(
                 steps=2500, batch=128, segment=40, learning_rate=1e-3, warmup=300, decay="cosine",
@@ -199,7 +201,7 @@ def s5(core: str = "transformer-xl", scale: PresetScale = "quick") -> RunConfig:
             ),
         )  # fmt: skip
     else:
-        task = permutations.Config(length=40, test_length=200)
+        task = PermutationsConfig(length=40, test_length=200)
         base = without_dropout(paper_run("s5", task, segment=40, curriculum="length=1..40"))
     return with_core(base, core)
 

@@ -10,7 +10,7 @@ import dataclasses
 from stairwell.models import LanguageModelConfig
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets.build import PresetScale, base_run, small_run, with_core
-from stairwell.tasks.language import Config
+from stairwell.tasks.language import LanguageConfig
 from stairwell.train.config import StreamTrainConfig
 
 
@@ -26,7 +26,7 @@ def language_model(core: str) -> RunConfig:
 
 def wikitext(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunConfig:
     """Return the first paper's run on words of Wikipedia."""
-    words = Config(path="", unit="words", end_of_line=False)
+    words = LanguageConfig(path="", unit="words", end_of_line=False)
     if scale == "laptop":
         base = base_run(
             task_name="lm", task=dataclasses.replace(words, vocabulary=10_000), layers=4, width=128, heads=4,
@@ -65,7 +65,7 @@ def enwik8(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunCo
     """Return the first paper's run on bytes of Wikipedia."""
     if scale == "laptop":
         base = base_run(
-            task_name="lm", task=Config(path=""), layers=4, width=128, heads=4, core={"memory": 64},
+            task_name="lm", task=LanguageConfig(path=""), layers=4, width=128, heads=4, core={"memory": 64},
             train=StreamTrainConfig(
                 steps=2000, batch=32, segment=64, segment_warmup=32, learning_rate=1.5e-3, warmup=200,
                 max_grad_norm=0.1, finetune_steps=200, validate_every=200, valid_batch=32, valid_tokens=100_000,
@@ -74,7 +74,7 @@ def enwik8(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunCo
     else:
         span = {"memory": 8192, "adaptive_span": True, "span_loss": 5e-7}
         base = base_run(
-            task_name="lm", task=Config(path=""), layers=12, width=512, heads=8, dropout=0.5,
+            task_name="lm", task=LanguageConfig(path=""), layers=12, width=512, heads=8, dropout=0.5,
             core={"head_width": 128, "inner": 4096, **span},
             train=StreamTrainConfig(
                 steps=100_000, batch=1024, segment=128, segment_warmup=64, learning_rate=1.5e-3, warmup=8000,
@@ -87,7 +87,7 @@ def enwik8(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunCo
 
 def char_ptb(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunConfig:
     """Return the first paper's run on characters of the Penn Treebank."""
-    task = Config(path="", unit="characters", separated=True, documents="none", prefix="ptb.char")
+    task = LanguageConfig(path="", unit="characters", separated=True, documents="none", prefix="ptb.char")
     if scale == "laptop":
         base = base_run(
             task_name="lm", task=task, layers=4, width=128, heads=4, core={"memory": 64}, dropout=0.1,
@@ -110,7 +110,7 @@ def char_ptb(core: str = "transformer-xl", scale: PresetScale = "laptop") -> Run
 def shakespeare(core: str = "transformer-xl") -> RunConfig:
     """Return nanoGPT's recipe for a CPU, on characters."""
     base = base_run(
-        task_name="lm", task=Config(path="", unit="characters"), layers=4, width=128, heads=4,
+        task_name="lm", task=LanguageConfig(path="", unit="characters"), layers=4, width=128, heads=4,
         train=StreamTrainConfig(
             steps=2000, batch=12, segment=64, learning_rate=1e-3, warmup=100, decay="cosine", optimizer="adamw",
             beta2=0.99, weight_decay=0.1, max_grad_norm=1.0, validate_every=250, valid_batch=16,
@@ -119,7 +119,7 @@ def shakespeare(core: str = "transformer-xl") -> RunConfig:
     return with_core(base, core)
 
 
-def passes_run(task: Config, width: int, scale: PresetScale) -> RunConfig:
+def passes_run(task: LanguageConfig, width: int, scale: PresetScale) -> RunConfig:
     """Return the second paper's run on a text; `width` is that of paper scale. 8.2 million tokens at laptop scale."""
     if scale == "laptop":
         train = StreamTrainConfig(
@@ -139,13 +139,13 @@ def passes_run(task: Config, width: int, scale: PresetScale) -> RunConfig:
 
 def enwik8_passes(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunConfig:
     """Return the second paper's run on bytes of Wikipedia."""
-    return with_core(passes_run(Config(path=""), 512, scale), core)
+    return with_core(passes_run(LanguageConfig(path=""), 512, scale), core)
 
 
 def reddit(core: str = "transformer-xl", scale: PresetScale = "laptop") -> RunConfig:
     """Return the second paper's run on Reddit, which is not public; at laptop scale on Python's standard library."""
     path, vocabulary = ("stdlib", 4000) if scale == "laptop" else ("", 8000)
-    task = Config(path=path, unit="bpe", vocabulary=vocabulary, documents="none")
+    task = LanguageConfig(path=path, unit="bpe", vocabulary=vocabulary, documents="none")
     return with_core(passes_run(task, 1024, scale), core)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from stairwell.experiments.experiment import Column, Scale, Variant
-from stairwell.experiments.measures import LargestSolved, Metric, Sample
+from stairwell.experiments.measures import LargestSolved, Metric, PartialMetric
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import with_core
 from stairwell.runs.presets.state_tracking import STATEMENTS
@@ -95,8 +95,8 @@ def bits_per_byte(scale: Scale) -> tuple[Column, Column]:
             Metric("test bits per byte", "bits_per_character"),
         )
     return (
-        Sample("valid bits per byte", "bits_per_character", "valid", ENWIK8_SAMPLE),
-        Sample("test bits per byte", "bits_per_character", "test", ENWIK8_SAMPLE),
+        PartialMetric("valid bits per byte", "bits_per_character", "valid", ENWIK8_SAMPLE),
+        PartialMetric("test bits per byte", "bits_per_character", "test", ENWIK8_SAMPLE),
     )
 
 
