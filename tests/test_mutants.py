@@ -36,7 +36,7 @@ from stairwell.tasks.base import TokenBatch
 from stairwell.tasks.language import LanguageScore
 from stairwell.tasks.pair_task import PairBatch, buckets
 from stairwell.tasks.random_walk import FORWARD, LEFT, RIGHT, trajectory
-from stairwell.tasks.translation import TranslationConfig as TranslationConfig
+from stairwell.tasks.translation import TranslationConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.pair_objective import GREEDY, PairCrossEntropy, PairValidation
 from stairwell.train.run import Run

@@ -216,7 +216,8 @@ def guess(config: RunConfig, task: Task) -> float:
             observation_bytes(task.observation_space) + NUMBER * num_box_elements(task.observation_space)
         )
     stored = streams * (context * depth * width + longest_episode(task)) + tokens * (depth * width + 1)
-    return NUMBER * (4 * numbers + stored) + observed + LAYER * (size("layers") + encoder) + STREAM * streams
+    total: float = NUMBER * (4 * numbers + stored) + observed + LAYER * (size("layers") + encoder) + STREAM * streams
+    return total
 
 
 def longest_episode(task: Task) -> int:

@@ -34,9 +34,9 @@ def translation(folder: Path, **options: Any) -> PairTask:
 
 
 def summarization(folder: Path, **options: Any) -> PairTask:
-    from stairwell.tasks.summarization import TranslationConfig
+    from stairwell.tasks.summarization import SummarizationConfig
 
-    return make_task("summarization", TranslationConfig(path=str(folder), vocabulary=300, **options))  # type: ignore[return-value]
+    return make_task("summarization", SummarizationConfig(path=str(folder), vocabulary=300, **options))  # type: ignore[return-value]
 
 
 def write_lines(file: Path, *lines: str) -> None:

@@ -83,7 +83,7 @@ def match_parameters(goal: RunConfig, run: RunConfig, vocabulary_size: int = 0) 
 
         def difference(D: int) -> int:
             embeddings = 2 * vocabulary_size * (D - goal.core.width)
-            return abs(8 * core.layers * D * (D + 1) + embeddings - parameters)
+            return abs(int(8 * core.layers * D * (D + 1) + embeddings - parameters))
 
         return run.replace(core={"width": min(range(2, 8 * core.width, 2), key=difference)})
     smallest, second = (count_parameters(dataclasses.replace(core, inner=inner)) for inner in (8, 16))
