@@ -18,7 +18,7 @@ from torch import Tensor
 from stairwell import configs
 from stairwell.cores import CORES, config_type
 from stairwell.errors import UserError
-from stairwell.export import Step, export_onnx, export_torch
+from stairwell.export import StepModule, export_onnx, export_torch
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.text import Characters
 from tests.invariants import scramble
@@ -69,7 +69,7 @@ def expected(model: LanguageModel, tokens: Tensor) -> Tensor:
 @pytest.mark.parametrize("name", sorted(CORES))
 def test_onnxruntime_gives_the_logits_of_pytorch(name: str, folder: Path) -> None:
     model, session = make_model(name), onnxruntime.InferenceSession(exported(name, folder))
-    step = Step(model)
+    step = StepModule(model)
     outputs = [output.name for output in session.get_outputs()]
     assert [value.name for value in session.get_inputs()] == ["token", *step.names]
     assert outputs == ["logits", *(f"{name}N" for name in step.names)]
@@ -87,7 +87,7 @@ def test_onnxruntime_gives_the_logits_of_pytorch(name: str, folder: Path) -> Non
 def test_streams_at_different_positions_are_independent(name: str) -> None:
     """In PyTorch: one stream is two tokens ahead of the other."""
     model, tokens = make_model(name), streams(2)
-    step = Step(model)
+    step = StepModule(model)
     with torch.no_grad():
         _, ahead = model(tokens[:1, :2], model.init_state(1))
         state = type(ahead).join([ahead, model.init_state(1)])
@@ -105,7 +105,7 @@ def test_torch_export_gives_the_logits_of_pytorch(name: str, tmp_path: Path) -> 
     model, tokens = make_model(name), streams(2)
     export_torch(model, tmp_path / "model.pt2")
     program = torch.export.load(tmp_path / "model.pt2").module()
-    states = list(Step(model).inputs(2).values())
+    states = list(StepModule(model).inputs(2).values())
     for t in range(TOKENS):
         logits, *states = program(tokens[:, t], *states)
         torch.testing.assert_close(logits, expected(model, tokens)[:, t], rtol=0, atol=1e-5)
