@@ -12,7 +12,6 @@ import argparse
 import hashlib
 import json
 import re
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -115,9 +114,9 @@ def convert_run(source: Path, target: Path) -> None:
         lines = (source / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         converted = [json.dumps(convert_scores(json.loads(line))) for line in lines]
         write_text(target / "metrics.jsonl", "".join(f"{line}\n" for line in converted))
-    for name in ("horizon.json",):
-        if (source / name).exists():
-            shutil.copy(source / name, target / name)
+    if (source / "horizon.json").exists():
+        data = json.loads((source / "horizon.json").read_text(encoding="utf-8"))
+        write_text(target / "horizon.json", json.dumps(convert_horizon(data), indent=1) + "\n")
     write_text(target / "config.json", json.dumps({"format": FORMAT, **config}, indent=2) + "\n")
 
 
@@ -219,6 +218,14 @@ def convert_result_keys(result: dict[str, Any]) -> dict[str, Any]:
     """Convert the result of one run."""
     scores = {f"valid_{old}": f"valid_{new}" for old, new in SCORES.items()}
     return renamed(result, {**RESULT, **scores})
+
+
+def convert_horizon(old: dict[str, Any]) -> dict[str, Any]:
+    """Convert the result of a long-stream evaluation."""
+    result = renamed(old, {"wanted": "requested_tokens", "update": "step"})
+    result["curve"] = renamed(old["curve"], {"places": "positions", "asked": "scored"})
+    result["streams"] = [renamed(stream, {"row": "stream"}) for stream in old["streams"]]
+    return result
 
 
 def convert_experiment(old: dict[str, Any]) -> dict[str, Any]:

@@ -58,14 +58,14 @@ def horizon_text(result: dict[str, Any]) -> str:
         f"mistakes         {sum(s['mistakes'] for s in streams):,}",
     ]
     for stream in wrong[:MAX_SHOWN]:
-        name = f"seed {stream['seed']}, stream {stream['row']}" if several else f"stream {stream['row']}"
+        name = f"seed {stream['seed']}, stream {stream['stream']}" if several else f"stream {stream['stream']}"
         count = counted(stream["mistakes"], "mistake")
         lines.append(f"  first at {stream['first_mistake']:>14,}  ({name}, {count} in all)")
     if len(wrong) > MAX_SHOWN:
         lines.append(f"  and {len(wrong) - MAX_SHOWN} more streams, see horizon.json")
     lines.append("accuracy by position in the stream")
     lines += [f"  {first:>14,} to {last:<14,} {accuracy}" for first, last, accuracy in decades(result)]
-    if result["tokens"] < result.get("wanted", 0) and not result["interrupted"]:
+    if result["tokens"] < result.get("requested_tokens", 0) and not result["interrupted"]:
         lines.append(f"none of these sequences has more than {result['tokens']:,} tokens; give longer ones with --data")
     return "\n".join(lines)
 
@@ -77,7 +77,7 @@ def counted(number: int, thing: str) -> str:
 def decades(result: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
     """Yield first position, last position and accuracy: 1 to 9, 10 to 99, and so on."""
     curve, first = result["curve"], 1
-    bins = list(zip(curve["places"], curve["asked"], curve["wrong"]))
+    bins = list(zip(curve["positions"], curve["scored"], curve["wrong"]))
     while first <= result["tokens"]:
         inside = [entry for entry in bins if first <= entry[0] < 10 * first]
         asked, wrong = sum(asked for _, asked, _ in inside), sum(wrong for _, _, wrong in inside)

@@ -135,7 +135,8 @@ class StreamResult:
     """One stream in horizon.json."""
 
     seed: int
-    row: int
+    stream: int
+    "Index of the stream among those of its seed."
     first_mistake: int | None
     "Position of the first mistake, from 1; None if there was none."
     mistakes: int
@@ -211,7 +212,7 @@ def measure(
         "run": Path(path).name,
         **chosen.description,
         "step": Run(path).load_model()[1]["step"],
-        "wanted": tokens,
+        "requested_tokens": tokens,
         "interrupted": interrupted,
         "trained_on": trained_on(task),
         **to_json(counts, chosen),
@@ -332,13 +333,13 @@ def to_json(counts: MistakeCounts, streams: LongStreams) -> dict[str, Any]:
     return {
         "tokens": counts.tokens,
         "streams": [
-            {"seed": seed, "row": row, "first_mistake": int(first) or None, "mistakes": int(mistakes)}
+            {"seed": seed, "stream": stream, "first_mistake": int(first) or None, "mistakes": int(mistakes)}
             | ({"tokens": length} if streams.end else {})
-            for (seed, row), length, first, mistakes in started
+            for (seed, stream), length, first, mistakes in started
         ],
         "curve": {
-            "places": used.tolist(),
-            "asked": counts.scored[: len(used)].tolist(),
+            "positions": used.tolist(),
+            "scored": counts.scored[: len(used)].tolist(),
             "wrong": counts.wrong[: len(used)].tolist(),
         },
     }
@@ -359,5 +360,5 @@ def from_json(data: dict[str, Any]) -> Horizon:
         data["tokens"],
         data["trained_on"],
         tuple(configs.from_json(StreamResult, stream, FILE) for stream in data["streams"]),
-        *(tuple(map(int, curve[name])) for name in ("places", "asked", "wrong")),
+        *(tuple(map(int, curve[name])) for name in ("positions", "scored", "wrong")),
     )

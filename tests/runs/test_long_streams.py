@@ -60,7 +60,7 @@ def test_no_mistake_is_missed(run: Path) -> None:
     """One token at a time, in plain Python: positions, counts and the curve."""
     model, task = load(run, "cpu", "reference")
     result = measure(run, 500, streams=2, seeds=2, segment=77, device="cpu")
-    ids = [StreamId(s["seed"], s["row"]) for s in result["streams"]]
+    ids = [StreamId(s["seed"], s["stream"]) for s in result["streams"]]
     assert ids == [(0, 0), (0, 1), (1, 0), (1, 1)]
     (whole,) = endless_batches(task.endless_stream(), ids, 500, 500)  # type: ignore[attr-defined]
     scored, missed = {}, {}
@@ -68,14 +68,14 @@ def test_no_mistake_is_missed(run: Path) -> None:
         state, mistakes = model.init_state(1), []
         for position, (token, target) in enumerate(zip(tokens.tolist(), targets.tolist()), start=1):
             logits, state = model(torch.tensor([[token]]), state)
-            start = max(edge for edge in result["curve"]["places"] if edge <= position)
+            start = max(edge for edge in result["curve"]["positions"] if edge <= position)
             scored[start] = scored.get(start, 0) + 1
             if int(logits.argmax()) != target:
                 mistakes.append(position)
                 missed[start] = missed.get(start, 0) + 1
         assert stream["mistakes"] == len(mistakes) > 0 and stream["first_mistake"] == mistakes[0]
-    starts = result["curve"]["places"]
-    assert result["curve"]["asked"] == [scored[start] for start in starts]
+    starts = result["curve"]["positions"]
+    assert result["curve"]["scored"] == [scored[start] for start in starts]
     assert result["curve"]["wrong"] == [missed.get(start, 0) for start in starts]
 
 
@@ -137,7 +137,7 @@ def test_an_interruption_prints_and_saves_the_result_so_far(
     with pytest.raises(Interrupted, match="interrupted at 300 of 1,000 tokens; the result so far is saved"):
         evaluate_long_streams(run, 1000, 2, 1, 100, "cpu", "auto", as_json=False)
     written = json.loads((run / "horizon.json").read_text())
-    assert written["interrupted"] is True and (written["tokens"], written["wanted"]) == (300, 1000)
+    assert written["interrupted"] is True and (written["tokens"], written["requested_tokens"]) == (300, 1000)
     monkeypatch.setattr(long_streams, "progress", lambda *given: next(iter(())))
     monkeypatch.setattr(long_streams, "endless_batches", lambda *given: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):  # before the first segment
@@ -189,9 +189,9 @@ def test_labeled_sequences_are_read_separately_up_to_the_horizon(labeled: Path) 
         assert (stream["tokens"], stream["mistakes"]) == (len(tokens), len(wrong))
         assert stream["first_mistake"] == (wrong[0] if wrong else None)
         scored, mistakes = scored + len(labels), mistakes + len(wrong)
-    assert sum(result["curve"]["asked"]) == scored
+    assert sum(result["curve"]["scored"]) == scored
     assert sum(result["curve"]["wrong"]) == mistakes > 0
-    assert (result["tokens"], result["wanted"], result["trained_on"], result["split"]) == (150, 150, 20, "test")
+    assert (result["tokens"], result["requested_tokens"], result["trained_on"], result["split"]) == (150, 150, 20, "test")
 
 
 def test_labeled_sequences_are_not_read_beyond_their_ends(labeled: Path) -> None:
@@ -228,8 +228,8 @@ def test_progress_shows_speed_and_time_left_and_the_result_shows_one_mistake_in_
     event = {"tokens": 5_000, "of": 10_000, "rate": 1234.4, "left": 3725.0, "error_free": 3, "streams": 4}
     expected = "5,000 of 10,000 tokens of each stream, 1,234 tokens/s, 1:02:05 left; 3 of 4 streams without a mistake"
     assert progress_line(event) == expected
-    streams = [{"seed": 0, "row": 0, "first_mistake": 1_000_000, "mistakes": 1}]
-    curve = {"places": [1, 10, 1_000_000], "asked": [9, 90, 1_000_000], "wrong": [0, 0, 1]}
+    streams = [{"seed": 0, "stream": 0, "first_mistake": 1_000_000, "mistakes": 1}]
+    curve = {"positions": [1, 10, 1_000_000], "scored": [9, 90, 1_000_000], "wrong": [0, 0, 1]}
     text = horizon_text({"streams": streams, "tokens": 1_000_001, "tokens_per_second": 5, "curve": curve})
     assert "first at      1,000,000  (stream 0, 1 mistake in all)" in text and "99.9999%" in text
     assert "not scored" in text

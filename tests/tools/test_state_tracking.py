@@ -72,9 +72,9 @@ def test_horizons_are_taken_over_and_drawn_without_their_runs(
     assert LateAccuracy("").measure(kept, "cpu", "auto") is None
     assert column.measure(kept, "cpu", "auto") == 0
     measured = json.loads((run / FILE).read_text())
-    late = [i for i, place in enumerate(measured["curve"]["places"]) if place >= 20]
-    wrong, asked = (sum(measured["curve"][name][i] for i in late) for name in ("wrong", "asked"))
-    assert LateAccuracy("").measure(kept, "cpu", "auto") == pytest.approx(100 - 100 * wrong / asked)
+    late = [i for i, place in enumerate(measured["curve"]["positions"]) if place >= 20]
+    wrong, scored = (sum(measured["curve"][name][i] for i in late) for name in ("wrong", "scored"))
+    assert LateAccuracy("").measure(kept, "cpu", "auto") == pytest.approx(100 - 100 * wrong / scored)
 
     named = {**measured, "provenance": {**measured["provenance"], "command": f"stairwell eval {run} --horizon 200"}}
     (run / "horizon.json").write_text(json.dumps(named))
