@@ -191,7 +191,8 @@ def test_labeled_sequences_are_read_separately_up_to_the_horizon(labeled: Path) 
         scored, mistakes = scored + len(labels), mistakes + len(wrong)
     assert sum(result["curve"]["scored"]) == scored
     assert sum(result["curve"]["wrong"]) == mistakes > 0
-    assert (result["tokens"], result["requested_tokens"], result["trained_on"], result["split"]) == (150, 150, 20, "test")
+    keys = ("tokens", "requested_tokens", "trained_on", "split")
+    assert [result[key] for key in keys] == [150, 150, 20, "test"]
 
 
 def test_labeled_sequences_are_not_read_beyond_their_ends(labeled: Path) -> None:
