@@ -6,7 +6,7 @@ from stairwell.cores.core import AttentionRecorder, Core
 from stairwell.cores.delta import DeltaNet, DeltaNetConfig
 from stairwell.cores.feedback import Feedback, FeedbackConfig
 from stairwell.cores.lstm import LSTM, LSTMConfig
-from stairwell.cores.registry import CORES, CoreEntry, build, config_type, decoding_of, engine_of, entry, name_of
+from stairwell.cores.registry import CORES, CoreEntry, build, config_type, engine_of, entry, name_of, step_of
 from stairwell.cores.staircase import (
     CachedStaircaseConfig,
     GlobalCachedStaircase,
@@ -103,8 +103,8 @@ __all__ = [
     "CoreEntry",
     "build",
     "config_type",
-    "decoding_of",
     "engine_of",
     "entry",
     "name_of",
+    "step_of",
 ]

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwell.configs import check_at_least
+from stairwell.cores.step import StepDescription
 from stairwell.cores.time import Window, next_counts, slide, tokens_since_start
 from stairwell.devices import autocast_type, without_autocast
 from stairwell.layers import (
@@ -246,6 +247,11 @@ class Core(nn.Module, Generic[ConfigT, StateT]):
     def reference(self, x: Tensor, state: StateT, start: Tensor | None = None) -> tuple[Tensor, StateT]:
         """The reference forward: the equations of the paper as a plain loop over time."""
         raise NotImplementedError
+
+    def describe_step(self) -> StepDescription | None:
+        """Return one token's step as data; None if the core has no such description, as a recurrent core. Decoding and
+        exports then call the reference forward."""
+        return None
 
     @property
     def skips_layers(self) -> bool:

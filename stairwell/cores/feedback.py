@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwell.cores.core import MemoryState, Source, TransformerCore, WindowConfig, module_list
+from stairwell.cores.step import Application, Buffer, Memory, Read, StepDescription
 from stairwell.cores.time import KeysValues, concat_time, filled, tokens_since_start
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
 
@@ -99,6 +100,27 @@ class Feedback(TransformerCore[FeedbackConfig, FeedbackState]):
         """Return the layer that projects the keys and values of layer l, and the memory that it projects. Layers with
         the same pair share keys and values."""
         return 0 if self.config.share_kv else l, min(l, self.config.memories - 1)
+
+    def describe_step(self) -> StepDescription:
+        L, window = self.config.layers, self.window
+        sources = list(dict.fromkeys(map(self.key_source, range(L))))
+        buffers = [sources.index(self.key_source(l)) for l in range(L)]
+        return StepDescription(
+            applications=tuple(
+                Application(
+                    l,
+                    (Read(buffer, window.first, window.last),),
+                    # The token's own key and value; m_t replaces them at the end of the step.
+                    write=buffer if self.config.attend_to_current else None,
+                )
+                for l, buffer in enumerate(buffers)
+            ),
+            buffers=tuple(Buffer(layer, L + 1 + g, "memory") for layer, g in sources),
+            memories=(Memory("memory", tuple(range(L + 1, L + 1 + self.config.memories))),),
+            nearest=window.first,
+            distances=window.distances,
+            mix=self.mix(next(self.parameters())),
+        )
 
     def reference(
         self,

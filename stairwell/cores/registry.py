@@ -1,6 +1,6 @@
 """The registry of cores: one entry per core with everything that other packages need to know about it.
 
-`stairwell.fast` and `stairwell.decode` add an engine and decoding steps to the entries.
+`stairwell.fast` adds engines to the entries.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from stairwell.cores.core import Core, Engine, warn_once
+from stairwell.cores.step import StepDescription
 from stairwell.errors import UserError, suggestion
 from stairwell.layers import CoreConfig
 
 AnyCore = Core[Any, Any]
-MakeSteps = Callable[[Any, int, int], Any]  # (core, batch, max_crop) -> the decoding steps of a core
 
 
 @dataclass
@@ -30,7 +30,6 @@ class CoreEntry:
     description: str  # shown by `stairwell list cores`
     context: Callable[[Any], str] = lambda config: "its state"  # description of what a config attends to
     engine: Engine | None = None  # optimized engine; None: the reference forward runs
-    decoding: MakeSteps | None = None  # None: the reference forward, one token per call
 
 
 CORES: dict[str, CoreEntry] = {}
@@ -52,9 +51,17 @@ def engine_of(core: AnyCore) -> Engine | None:
     return next((entry.engine for entry in entries_of(core) if entry.engine is not None), None)
 
 
-def decoding_of(core: AnyCore) -> MakeSteps | None:
-    """Return the decoding steps of a core, inherited by subclasses that compute the same; None: the reference runs."""
-    return next((entry.decoding for entry in entries_of(core) if entry.decoding is not None), None)
+def step_of(core: AnyCore) -> StepDescription | None:
+    """Return the description of a core's step; None if there is none, and the reference forward runs.
+
+    A description is inherited by subclasses that compute the same. A core with an entry of its own has to define
+    `describe_step` itself, since it may compute something else than the class it inherits from."""
+    if core.changed_module() or not any("describe_step" in vars(entry.core) for entry in entries_of(core)):
+        return None
+    description = core.describe_step()
+    if description is not None:
+        description.check(core.config.layers)
+    return description
 
 
 def entries_of(core: AnyCore) -> Iterator[CoreEntry]:
@@ -68,8 +75,9 @@ def entries_of(core: AnyCore) -> Iterator[CoreEntry]:
             yield entry
         elif entry is related[0]:
             warn_once(
-                f"{type(core).__name__} with {type(core.config).__name__} has neither the fast engine nor the decoding "
-                f"steps of {entry.core.__name__}: {change}. The reference engine runs, and decoding calls it per token"
+                f"{type(core).__name__} with {type(core.config).__name__} has neither the fast engine nor the step "
+                f"description of {entry.core.__name__}: {change}. The reference engine runs, and decoding calls it per "
+                "token"
             )
 
 

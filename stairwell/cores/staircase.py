@@ -25,6 +25,7 @@ from torch import Tensor
 
 from stairwell.configs import check_at_least
 from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
+from stairwell.cores.step import Application, Buffer, Memory, Read, StepDescription
 from stairwell.cores.time import KeysValues, concat_time, next_counts, slide, tokens_since_start, zero_before_start
 from stairwell.errors import UserError
 from stairwell.layers import Layer, LayerConfig, Masks, RelativePosition, Slots
@@ -255,6 +256,36 @@ class Staircase(TransformerCore[BaseStaircaseConfig, StaircaseState]):
         shapes["cache"] = (N * C - 1 + max_crop if N is not None else 0, D)
         return shapes
 
+    def describe_step(self) -> StepDescription:
+        config, L, passes = self.config, self.config.layers, range(1, self.config.computed + 1)
+        depth = len(passes) * L
+        reads = {n: config.visible_ranges(n) for n in passes}
+        caches = any(visible.pass_number is None for ranges in reads.values() for visible in ranges)
+
+        def read(visible: VisibleRange, l: int) -> Read:
+            buffer = depth + l if visible.pass_number is None else (visible.pass_number - 1) * L + l
+            return Read(buffer, visible.nearest, visible.farthest, chunks=True)
+
+        return StepDescription(
+            applications=tuple(
+                Application(l, tuple(read(visible, l) for visible in reads[n]), write=(n - 1) * L + l)
+                for n in passes
+                for l in range(L)
+            ),
+            # Those of pass 1, one per layer, then of pass 2, ..., then the cache's.
+            buffers=(
+                *(Buffer(l, (n - 1) * L + l, f"passes.{n - 1}") for n in passes for l in range(L)),
+                *(Buffer(l, config.M * L, "cache") for l in range(L) if caches),
+            ),
+            memories=(
+                *(Memory(f"passes.{n - 1}", tuple(range((n - 1) * L, n * L))) for n in passes),
+                *([Memory("cache", (config.M * L,))] if config.caches else []),
+            ),
+            nearest=0,
+            distances=config.distances,
+            chunk=config.chunk,
+        )
+
     def reference(
         self,
         x: Tensor,
@@ -356,6 +387,9 @@ class GlobalCachedStaircase(Staircase):
 
     def distances(self, state: StaircaseState, T: int) -> int:
         return state.cache.shape[1] + T
+
+    def describe_step(self) -> StepDescription:
+        return super().describe_step()  # it follows the config
 
     def next_cache(
         self, state: StaircaseState, cached: list[Tensor], count: Tensor, start: Tensor | None, known: HostCounts

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import MemoryState, Source, TransformerCore, WindowConfig, module_list
+from stairwell.cores.step import Application, Buffer, Memory, Read, StepDescription
 from stairwell.cores.time import tokens_since_start
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
 
@@ -44,6 +45,20 @@ class TransformerXL(TransformerCore[TransformerXLConfig, TransformerXLState]):
 
     def memory_shapes(self, max_crop: int) -> dict[str, tuple[int, ...]]:
         return {"memory": (self.config.memory + max_crop, self.depth(), self.width)}
+
+    def describe_step(self) -> StepDescription:
+        window, layers = self.window, list(self.layers)
+        sequence = [layers.index(layer) for layer in self.layer_sequence()]
+        return StepDescription(
+            applications=tuple(
+                Application(layer, (Read(depth, window.first, window.last),), write=depth)
+                for depth, layer in enumerate(sequence)
+            ),
+            buffers=tuple(Buffer(layer, depth, "memory") for depth, layer in enumerate(sequence)),
+            memories=(Memory("memory", tuple(range(len(sequence)))),),
+            nearest=window.first,
+            distances=window.distances,
+        )
 
     def reference(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stairwell.configs import check_at_least
+from stairwell.cores.step import StepDescription
 from stairwell.cores.transformer_xl import TransformerXL, TransformerXLConfig, TransformerXLState
 from stairwell.layers import Layer
 
@@ -43,3 +44,6 @@ class Universal(TransformerXL):
 
     def layer_sequence(self) -> list[Layer]:
         return list(self.layers) * self.config.passes
+
+    def describe_step(self) -> StepDescription:
+        return super().describe_step()  # it follows `layer_sequence`

@@ -1,168 +1,151 @@
-"""One token through all layers of a core in one native call, from the core's step description.
+"""One token through all layers and the head in one native call: the native interpreter of a step description.
 
-A description states, as data, what one token's step does: which layers run in which order, which ring each one writes,
-which rings it reads over which distances, and how memory entries are formed. `steps` and `staircase` describe their
-cores and own the rings; the loops are in fast/csrc/decode.h. Parameters are read in place, without a copy.
+`NativeProgram` passes a model's parameters to the library once; sessions share it. Parameters are read in place, except
+those with fewer bits. `NativeSession` has the buffers of a session's streams. The loops are in fast/csrc/decode.h.
 
-Letters: B streams, D width, H heads, K head width, R slots of a ring, P distances, A layer applications, G memory
-entries, n sources, J source tokens.
+Letters: B streams, D width, H heads, K head width, R slots of a ring, P distances, A layer applications, V vocabulary
+size, n sources, J source tokens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from stairwell.decode.rings import KeyRing, log_ramp
+from stairwell.cores.step import StepDescription
+from stairwell.decode.rings import KeyRing, RawRing, log_ramp
 from stairwell.decode.source import Sources
+from stairwell.decode.weights import STORAGE_CODES, Weights, stored
 from stairwell.fast import native
 from stairwell.layers import Layer
 
-WriteTime = Literal["never", "before", "after"]
-WRITE_CODES: dict[WriteTime, int] = {"never": 0, "before": 1, "after": 2}
-SAME_DTYPE = 0  # the parameter has the dtype of the computation
+
+@dataclass(frozen=True)
+class HeadMatrix:
+    """The head as one matrix (V, D) with an optional bias."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
 
 
 @dataclass(frozen=True)
-class RingRead:
-    """Positions that a layer attends to: distances first..last of a ring or, with `chunks`, the chunks i-first to
-    i-last, where i is the token's own chunk (last None: back to the start of the stream)."""
+class Output:
+    """The final norm and the head of a model, as far as native code computes them."""
 
-    ring: int
-    first: int
-    last: int | None
-    chunks: bool = False
+    norm: nn.LayerNorm | None
+    head: HeadMatrix | None
 
 
-@dataclass(frozen=True)
-class LayerApplication:
-    """One application of a layer. Its input, projected to a key and a value by the layer `projection`, may be written
-    to a ring before or after the layer attends."""
+class NativeProgram:
+    """A model's step in the native library: layers, position table (P, K), nearest distance first, and output."""
 
-    layer: int
-    reads: Sequence[RingRead]
-    write: WriteTime
-    ring: int
-    projection: int
-
-
-@dataclass(frozen=True)
-class MemoryWrite:
-    """A memory entry, projected to a key and a value by a layer and written to a ring at the end of the step."""
-
-    ring: int
-    layer: int
-    memory: int
-
-
-@dataclass(frozen=True)
-class StepDescription:
-    """What one token's step does. `mix` (G, A + 1) gives each memory entry as a weighted sum of the step's input and
-    the outputs of all applications."""
-
-    layers: Sequence[Layer]
-    applications: Sequence[LayerApplication]
-    memory_writes: Sequence[MemoryWrite]
-    mix: Tensor
-    position: Tensor  # (P, K), nearest distance first
-    nearest: int  # the nearest distance
-    rings: int
-    chunk: int = 1
-
-
-class NativeStep:
-    """The native interpreter of a step description."""
-
-    def __init__(self, description: StepDescription) -> None:
-        d, first = description, description.layers[0]
-        attention, P = first.attention, len(description.position)
-        self.description, self.like = d, d.position
+    def __init__(
+        self, d: StepDescription, layers: Sequence[Layer], position: Tensor, output: Output, weights: Weights
+    ) -> None:
+        first, self.layers, self.weights, self.dtype = layers[0], layers, weights, position.dtype
+        attention, P = first.attention, len(position)
         self.crossed = hasattr(first, "cross")
-        farthest_first = torch.arange(d.nearest + P - 1, d.nearest - 1, -1, device=d.position.device)
-        tensors: list[Tensor | None] = [d.position.flip(0).T.contiguous(), d.mix.detach().contiguous()]
+        self.V = 0 if output.head is None else output.head.out_features
+        self.has_norm = output.norm is not None
+        farthest_first = torch.arange(d.nearest + P - 1, d.nearest - 1, -1, device=position.device)
+        mix = position.new_zeros(0, len(d.applications) + 1) if d.mix is None else d.mix.detach().contiguous()
+        self.tensors: list[Tensor | None] = [position.flip(0).T.contiguous(), mix]
+        self.sizes: list[int] = []
+        for layer in layers:
+            self._add_layer(layer, P, farthest_first)
+        self.tensors.extend((None, None) if output.norm is None else parameters_of(output.norm))
+        self._add_matrix(output.head)
         arguments = native.Arguments()
         arguments.add(native.BEST_INSTRUCTION_SET, attention.out.out_features, attention.H, attention.K)
-        arguments.add(first.feed_forward.inner.out_features, P, d.nearest, d.chunk, len(d.mix), int(first.pre))
-        arguments.add(len(d.layers), len(d.applications), len(d.memory_writes), int(self.crossed), d.rings)
-        arguments.add(float(first.attention_norm.eps))
-        sizes: list[int] = []
-        for layer in d.layers:
-            sizes += self._add_layer(layer, P, farthest_first, tensors)
-        arguments.add(tensors)
-        arguments.integers.extend(sizes)
+        arguments.add(first.feed_forward.inner.out_features, P, self.V, d.nearest, d.chunk, d.mixes, int(first.pre))
+        arguments.add(len(layers), len(d.applications), int(self.crossed), len(d.buffers), len(d.memories))
+        arguments.add(float(first.attention_norm.eps), float(output.norm.eps) if output.norm is not None else 0.0)
+        arguments.add(self.tensors)
+        arguments.integers.extend(self.sizes)
+        final_writes = set(d.final_writes)
+        for r, buffer in enumerate(d.buffers):
+            arguments.add(buffer.layer, buffer.vector, int(r in final_writes))
+        for memory in d.memories:
+            arguments.add(list(memory.vectors))
         for application in d.applications:
-            arguments.add(application.layer, WRITE_CODES[application.write], application.ring, application.projection)
-            arguments.add(len(application.reads))
+            write = 0 if application.write is None else application.write + 1
+            arguments.add(application.layer, write, len(application.reads))
             for read in application.reads:
-                arguments.add(read.ring, int(read.chunks), read.first, -1 if read.last is None else read.last)
-        for write in d.memory_writes:
-            arguments.add(write.ring, write.layer, write.memory)
-        self.decoder = native.Decoder(arguments, d.position.dtype, tensors)
+                arguments.add(read.buffer, int(read.chunks), read.first, -1 if read.last is None else read.last)
+        self.program = native.DecodeProgram(arguments, position.dtype, self.tensors)
 
-    def _add_layer(self, layer: Layer, P: int, distance: Tensor, tensors: list[Tensor | None]) -> list[int]:
-        """Append a layer's parameters to `tensors`; return the integers that describe them."""
-        attention, inner, outer = layer.attention, layer.feed_forward.inner, layer.feed_forward.out
+    def _add_layer(self, layer: Layer, P: int, distance: Tensor) -> None:
+        """Append a layer's parameters to `tensors`, and the integers that describe them to `sizes`."""
+        attention = layer.attention
         has_key = hasattr(attention, "key")
-        integers = [P if layer.span is None else min(layer.span.max_span(), P)]
-
-        def norm(norm: nn.LayerNorm) -> None:
-            tensors.extend((norm.weight.detach(), norm.bias.detach()))
-
-        def matrix(linear: nn.Linear | None) -> None:
-            integers.append(SAME_DTYPE)
-            weight = None if linear is None else linear.weight.detach().contiguous()
-            bias = None if linear is None or linear.bias is None else linear.bias.detach()
-            tensors.extend((weight, None, bias))
-
-        norm(layer.attention_norm)
-        norm(layer.feed_forward_norm)
-        matrix(attention.query)
-        integers.append(int(has_key))
-        matrix(attention.key if has_key else None)
-        matrix(attention.value if has_key else None)
-        matrix(attention.out)
-        matrix(inner)
-        matrix(outer)
-        tensors.append(None if layer.span is None else log_ramp(layer.span, distance).contiguous())
+        self.sizes.append(P if layer.span is None else min(layer.span.max_span(), P))
+        self.tensors.extend(parameters_of(layer.attention_norm))
+        self.tensors.extend(parameters_of(layer.feed_forward_norm))
+        self._add_matrix(attention.query)
+        self.sizes.append(int(has_key))
+        self._add_matrix(attention.key if has_key else None)
+        self._add_matrix(attention.value if has_key else None)
+        self._add_matrix(attention.out)
+        self._add_matrix(layer.feed_forward.inner)
+        self._add_matrix(layer.feed_forward.out)
+        self.tensors.append(None if layer.span is None else log_ramp(layer.span, distance).contiguous())
         if self.crossed:
-            norm(layer.cross_norm)
-            matrix(layer.cross.query)
-            matrix(layer.cross.out)
-        return integers
+            self.tensors.extend(parameters_of(layer.cross_norm))
+            self._add_matrix(layer.cross.query)
+            self._add_matrix(layer.cross.out)
 
-    def set_rings(self, rings: Sequence[KeyRing], batch: int, sources: Sources | None) -> None:
-        """Pass the buffers of the rings and of the sources to the library. Call it whenever one is replaced."""
-        buffers: list[Tensor | None] = [buffer for ring in rings for buffer in (ring.keys.all, ring.values.all)]
-        arguments = native.Arguments(rings[0].keys.all.shape[0])
-        self.sources: list[Tensor | None] = [None]
+    def _add_matrix(self, linear: nn.Linear | HeadMatrix | None) -> None:
+        weight, scale, bias = None, None, None
+        if linear is not None:
+            weight, scale = stored(linear.weight.detach(), self.weights)
+            bias = None if linear.bias is None else linear.bias.detach()
+        self.sizes.append(STORAGE_CODES[self.weights])
+        self.tensors.extend((weight, scale, bias))
+
+
+def parameters_of(norm: nn.LayerNorm) -> tuple[Tensor, Tensor]:
+    return norm.weight.detach(), norm.bias.detach()
+
+
+class NativeSession:
+    """A session's buffers. `set_buffers` has to be called whenever one is replaced."""
+
+    def __init__(self, program: NativeProgram) -> None:
+        self.program, self.session = program, native.DecodeSession(program.program)
+
+    def set_buffers(self, rings: Sequence[KeyRing], raw: Sequence[RawRing], sources: Sources | None) -> None:
+        self.rings, self.raw = rings, raw
+        tensors: list[Tensor | None] = [buffer for ring in rings for buffer in (ring.keys.all, ring.values.all)]
+        tensors += [ring.all for ring in raw]
         self.source_index: Tensor | None = None
         if sources is not None:
             n, J = sources.mask.shape
-            arguments.add(J, n)
             self.source_index = sources.source_index.contiguous()
-            self.sources = [sources.mask.contiguous()]
-            for layer in self.description.layers:
+            tensors.append(sources.mask.contiguous())
+            for layer in self.program.layers:
                 slots = sources.slots[layer]
-                self.sources += [slots.keys[0].contiguous(), slots.values[0].contiguous()]
+                tensors += [slots.keys[0].contiguous(), slots.values[0].contiguous()]
         else:
-            arguments.add(0, 0)
-            self.sources += [None] * (2 * len(self.description.layers))
-        arguments.integers.extend(ring.keys.all.shape[-1] for ring in rings)
-        arguments.add([*buffers, *self.sources])
-        self.decoder.set_rings(arguments)
-        self.buffers = buffers  # the library keeps their addresses, so they must stay alive
-        A, D = len(self.description.applications), self.description.layers[0].attention.out.out_features
-        self.outputs = self.like.new_empty(A + 1, batch, D)
-        self.memory = self.like.new_empty(len(self.description.mix), batch, D)
+            n, J = 0, 0
+            tensors += [None] * (2 * len(self.program.layers) + 1)
+        sizes = [*(ring.slots for ring in rings), *(ring.slots for ring in raw)]
+        self.session.set_buffers(native.Arguments(rings[0].keys.all.shape[0], J, n, sizes, tensors))
+        self.tensors = tensors  # the library keeps their addresses, so they must stay alive
 
-    def __call__(self, x: Tensor, count: Tensor, cursors: list[int]) -> tuple[Tensor, Tensor]:
-        """Run one step. x (B, D), count (B,), the slot that each ring writes -> the input and the outputs of all
-        applications (A + 1, B, D), the memory entries (G, B, D). Both are buffers that the next step overwrites."""
-        self.outputs[0].copy_(x)
-        buffers = [count.contiguous(), self.source_index, self.outputs, self.memory]
-        self.decoder.step(native.Arguments(x.shape[0], cursors, buffers))
-        return self.outputs, self.memory
+    def step(self, x: Tensor, count: Tensor, logits: bool) -> tuple[Tensor, Tensor | None]:
+        """Run one step. x (B, D), count (B,) -> the output of the core after the final norm (B, D), and the logits
+        (B, V) if wanted"""
+        x, B = x.contiguous(), len(x)
+        hidden = torch.empty_like(x)
+        scores = x.new_empty(B, self.program.V) if logits else None
+        cursors = [*(ring.cursor for ring in self.rings), *(ring.cursor for ring in self.raw)]
+        tensors = [count.contiguous(), self.source_index, x, hidden, scores]
+        self.session.step(native.Arguments(B, int(logits), cursors, tensors))
+        return hidden, scores

@@ -22,26 +22,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property, wraps
+from functools import wraps
 from typing import Any, TypeVar, cast
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stairwell.cores import CORES, decoding_of
-from stairwell.cores.core import Core, CoreState, SourceState, check_tensor
+from stairwell.cores.core import CoreState, SourceState, check_tensor
+from stairwell.decode.program import program_of
 from stairwell.decode.source import Sources
-from stairwell.decode.staircase import StaircaseSteps
-from stairwell.decode.steps import CarriedSteps, FeedbackSteps, Steps, TransformerXLSteps
-from stairwell.devices import on_accelerator, without_autocast
-from stairwell.fast.linear import PackedLinear, suits_onednn
+from stairwell.decode.steps import Steps, steps_for
+from stairwell.devices import without_autocast
 from stairwell.layers import Sublayer
-from stairwell.models.embedding import Head
 from stairwell.state import BatchIndices, State, batch_indices
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-ELEMENTS_COMPARED = 4  # of each parameter, before a step
 
 
 def outside_autograd(method: Method) -> Method:
@@ -58,67 +53,6 @@ def outside_autograd(method: Method) -> Method:
     return cast(Method, run)
 
 
-CORES["feedback"].decoding = FeedbackSteps
-CORES["transformer-xl"].decoding = CORES["universal"].decoding = TransformerXLSteps
-for _name in ("staircase", "cached-staircase", "multi-vector-rnn", "memory-network"):
-    CORES[_name].decoding = StaircaseSteps
-
-
-def steps_for(core: Core[Any, Any], capacity: int, max_crop: int) -> Steps:
-    decoding = decoding_of(core)
-    if decoding is None or core.changed_module():
-        return CarriedSteps(core)
-    steps: Steps = decoding(core, capacity, max_crop)
-    return steps
-
-
-def head_function(head: Callable[[Tensor], Tensor]) -> Sublayer:
-    """Return a model's head as a function (B, D) -> (B, V) that is fast for few streams."""
-    if not isinstance(head, Head):
-        return head
-    packed = PackedLinear(head.vectors if head.embedding is None else head.embedding.vectors, head.bias)
-    return lambda x: packed(x) if suits_onednn(x, packed.weight) else head(x)
-
-
-class ParameterVersions:
-    """Detects changes of a module's parameters by a few comparisons.
-
-    PyTorch counts the changes of a parameter, except those through `.data` (`p.data.mul_(2)`). On the CPU these are
-    detected by comparing a few elements of each parameter, which nearly every change of a whole parameter affects."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.owners = [
-            (owner._parameters, name, parameter)
-            for owner in module.modules()
-            for name, parameter in owner._parameters.items()
-            if parameter is not None
-        ]
-        self.parameters = [parameter for _, _, parameter in self.owners]
-        on_cpu = (p.detach() for p in self.parameters if not on_accelerator(p) and p.is_contiguous())
-        self.samples = [some_elements(parameter) for parameter in on_cpu]
-        self.first_versions, self.first_elements = self.versions(), self.elements()
-
-    def versions(self) -> list[tuple[int, int]]:
-        # A tensor created in inference mode has no version.
-        return [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.parameters]
-
-    def elements(self) -> list[bytes]:
-        return [sample.tobytes() for sample in self.samples]
-
-    def changed(self) -> bool:
-        if any(parameters[name] is not parameter for parameters, name, parameter in self.owners):
-            return True
-        return self.versions() != self.first_versions or self.elements() != self.first_elements
-
-
-def some_elements(parameter: Tensor) -> np.ndarray:
-    """Return a view of a few elements of a contiguous tensor, from the first to the last."""
-    flat = parameter.view(-1)
-    if flat.dtype == torch.bfloat16:  # not supported by numpy
-        flat = flat.view(torch.int16)
-    return flat[:: max(1, (len(flat) - 1) // (ELEMENTS_COMPARED - 1))].numpy()
-
-
 class Session:
     """`capacity` is the number of streams to allocate buffers for; more may join, at the cost of larger copies."""
 
@@ -132,8 +66,8 @@ class Session:
         self.model = model
         decoder = self._decoder(state)
         self.max_crop = decoder.max_crop
-        self.parameter_versions = ParameterVersions(model)
-        self.steps: Steps = steps_for(model.core, capacity or state.batch, self.max_crop)
+        self.program = program_of(model)
+        self.steps: Steps = steps_for(model.core, self.program, capacity or state.batch, self.max_crop)
         self.count = decoder.count  # (B,) int64: tokens that each stream has read since its start
         self.croppable = decoder.croppable  # (B,) int64: as in the state
         self._load(0, decoder)
@@ -147,29 +81,30 @@ class Session:
     def batch(self) -> int:
         return self.count.shape[0]
 
-    @cached_property
+    @property
     def head(self) -> Sublayer:
         """The model's head. (B, D) -> (B, V)"""
-        return head_function(self.model.head)
+        return self.program.head
 
     @outside_autograd
     def step(self, tokens: Tensor) -> Tensor:
         """Read one token per stream; return the logits after it. (B,) int64 -> (B, V)"""
-        return self.head(self._step(tokens))
+        return self._advance(self._embed(tokens), self.steps.logits)
 
     @outside_autograd
     def step_hidden(self, tokens: Tensor) -> Tensor:
         """Read one token per stream; return the input of the model's head. (B,) int64 -> (B, D)"""
-        return self._step(tokens)
+        return self._advance(self._embed(tokens), self.steps.step)
 
-    def _step(self, tokens: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor) -> Tensor:
         model = self.model
         check_tensor(tokens, "tokens")
         if tokens.shape != (self.batch,):
             raise ValueError(f"step takes one token for each of {self.batch} streams, not {tuple(tokens.shape)}")
         self._check()
         model.check_token_ids(tokens[:, None], "token", model.config.inputs)
-        return self._advance(model.embed(tokens, self.count))
+        x: Tensor = model.embed(tokens, self.count)
+        return x
 
     @outside_autograd
     def step_vectors(self, x: Tensor) -> Tensor:
@@ -181,7 +116,7 @@ class Session:
                 f"step_vectors takes a vector of width {D} for each of {self.batch} streams, not {tuple(x.shape)}"
             )
         self._check()
-        return self._advance(x)
+        return self._advance(x, self.steps.step)
 
     @outside_autograd
     def read(self, tokens: Tensor) -> Tensor:
@@ -213,9 +148,8 @@ class Session:
         model.check_token_ids(tokens, "token", model.config.inputs)
         T = tokens.shape[1]
         x = model.embed(tokens, self.count[:, None] + torch.arange(T, device=tokens.device))
-        y = self.steps.step_segment(x, self.count, self.min_count)
+        hidden = self.steps.step_segment(x, self.count, self.min_count)
         self._add_to_counts(T)
-        hidden: Tensor = model.norm(y)
         return hidden
 
     @outside_autograd
@@ -226,19 +160,16 @@ class Session:
             self.state().crop(tokens)  # raises the error
         if not tokens:
             return
-        if self.steps.crop(tokens):
-            self.count -= tokens
-            self.croppable -= tokens
-            self._update_min_count()
-        else:
-            self._load(0, self._decoder(self.state().crop(tokens)))
+        self.steps.crop(tokens)
+        self.count -= tokens
+        self.croppable -= tokens
+        self._update_min_count()
 
-    def _advance(self, x: Tensor) -> Tensor:
-        """Run one token per stream through the core and the final norm. (B, D) -> (B, D)"""
-        y = self.steps.step(x, self.count, self.min_count)
+    def _advance(self, x: Tensor, step: Callable[[Tensor, Tensor, int], Tensor]) -> Tensor:
+        """Run one token per stream. x (B, D) -> what the step returns"""
+        result = step(x, self.count, self.min_count)
         self._add_to_counts(1)
-        hidden: Tensor = self.model.norm(y)
-        return hidden
+        return result
 
     def _add_to_counts(self, tokens: int) -> None:
         self.count += tokens
@@ -323,7 +254,7 @@ class Session:
     def _check_model(self) -> None:
         if self.model.training:
             raise RuntimeError("the model is in training mode; call model.eval() first")
-        if self.parameter_versions.changed():
+        if self.program.versions.changed():
             raise RuntimeError(
                 "the model's parameters have changed since the session was created; create a new one: "
                 "Session(model, session.state())"

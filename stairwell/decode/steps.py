@@ -1,181 +1,160 @@
-"""One token through a core, for each type of core, with keys and values of the past already projected.
+"""One token through a core and the final norm, with keys and values of the past already projected.
 
-    y = steps.step(x, count, min_count)             x, y (B, D), one token per stream; count (B,) tokens read before
-    y = steps.step_segment(x, count, min_count)     x, y (B, T, D), several tokens per stream
+    hidden = steps.step(x, count, min_count)              x, hidden (B, D), one token; count (B,) tokens before
+    hidden = steps.step_segment(x, count, min_count)      x, hidden (B, T, D), several tokens per stream
 
-Feedback and Transformer-XL (and Universal, whose passes are further layers) read ring buffers, as do the Staircases
-(`staircase`); any other core carries its state from call to call.
-Letters: B streams, T tokens, S memory slots, D width, H heads, K head width, G memory vectors per slot.
+`RingSteps` interprets a core's step description (`stairwell.cores.step`), in native code or here, and keeps keys and
+values in ring buffers. `CarriedSteps` calls the reference forward of any other core with the state of the last call.
+Letters: B streams, T tokens, D width, H heads, K head width, P distances.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property, partial
-from typing import Any, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from stairwell.cores.core import Core
-from stairwell.cores.feedback import Feedback
+from stairwell.cores.core import Core, CoreState, TransformerCore
+from stairwell.cores.step import Application, Read
 from stairwell.cores.time import filled
-from stairwell.cores.transformer_xl import TransformerXL
-from stairwell.decode.native import (
-    LayerApplication,
-    MemoryWrite,
-    NativeStep,
-    RingRead,
-    StepDescription,
-    WriteTime,
-)
-from stairwell.decode.rings import (
-    BatchBuffer,
-    KeyRing,
-    RawRing,
-    RingAttention,
-    RingPosition,
-    RingView,
-    SegmentView,
-    grown_length,
-    log_ramp,
-)
+from stairwell.decode.native import NativeSession
+from stairwell.decode.program import LayerStep, Program
+from stairwell.decode.rings import BatchBuffer, KeyRing, RawRing, attend_parts, log_ramp, lowest
 from stairwell.decode.source import Sources
-from stairwell.fast import native
-from stairwell.fast.linear import PackedLinear
-from stairwell.layers import Layer, ResidualLayer, Sublayer
-from stairwell.state import State
+from stairwell.layers import Sublayer
+from stairwell.state import State, assemble
 
 
-class Steps(Protocol):
+class Steps:
     """What a session requires of a core."""
+
+    program: Program
 
     def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
         """x (B, D) -> (B, D); count (B,) tokens that each stream has read before, `min_count` the smallest of them"""
+        raise NotImplementedError
+
+    def logits(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+        """Do the same and return the logits after the token, (B, V)."""
+        return self.program.head(self.step(x, count, min_count))
 
     def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
         """Process several tokens per stream. x (B, T, D) -> (B, T, D)"""
+        raise NotImplementedError
 
-    def crop(self, tokens: int) -> bool:
-        """Remove the last tokens of all streams; return False if a cropped state has to be loaded instead."""
+    def crop(self, tokens: int) -> None:
+        """Remove the last tokens of all streams."""
+        raise NotImplementedError
 
     def load(self, first: int, state: Any) -> None:
         """Replace the streams from `first` on by those of a state."""
+        raise NotImplementedError
 
     def set_sources(self, sources: Sources) -> None:
         """Set what the streams cross-attend to; called again whenever streams or sources change."""
-
-    def select(self, index: Tensor) -> None: ...
-
-    def reset(self, index: Tensor) -> None: ...
-
-    def state(self, count: Tensor, croppable: Tensor) -> State: ...
-
-
-class LayerStep(ResidualLayer):
-    """A layer for one token per stream. Parameters that are used together are concatenated and norms are plain
-    functions: with one stream, the call of a module takes as long as its work."""
-
-    def __init__(self, layer: Layer, distance: Tensor, fused: bool) -> None:
-        """`distance`: of the slots, in the order of the tables; `fused`: project keys and values with the queries."""
-        self.layer, self.pre = layer, layer.pre
-        self.attention_norm = norm_function(layer.attention_norm)
-        self.feed_forward_norm = norm_function(layer.feed_forward_norm)
-        if hasattr(layer, "cross"):
-            self.cross_norm = norm_function(layer.cross_norm)
-        self.fused = fused
-        self.set_distances(distance)
-        self.attend_source: Sublayer | None = None
-
-    # Built on first use: the native interpreter reads the parameters themselves.
-    @cached_property
-    def query(self) -> PackedLinear:
-        attention = self.layer.attention
-        query = attention.query.weight * attention.K**-0.5  # includes the scale of the scores
-        if self.fused:
-            query = torch.cat([query, attention.key.weight, attention.value.weight])
-        return PackedLinear(query)
-
-    @cached_property
-    def out(self) -> PackedLinear:
-        return PackedLinear(self.layer.attention.out.weight)
-
-    @cached_property
-    def inner(self) -> PackedLinear:
-        linear = self.layer.feed_forward.inner
-        return PackedLinear(linear.weight, linear.bias)
-
-    @cached_property
-    def outer(self) -> PackedLinear:
-        linear = self.layer.feed_forward.out
-        return PackedLinear(linear.weight, linear.bias)
-
-    def set_distances(self, distance: Tensor) -> None:
-        """Set the distance of each slot."""
-        span = self.layer.span
-        self.ramp = log_ramp(span, distance) if span is not None else None
-        self.span: int = span.max_span() if span is not None else len(distance)  # nearest slots to attend to
-
-    def __call__(self, x: Tensor, attend: Sublayer) -> Tensor:
-        """x (B, D) -> (B, D); `attend` is attention without its output projection, (B, D) -> (B, H * K)"""
-        return self.apply_sublayers(x, lambda normed: self.out(attend(normed)), self.attend_source, self.feed_forward)
-
-    def feed_forward(self, normed: Tensor) -> Tensor:
-        return self.outer(self.inner(normed, relu=True))
-
-
-def norm_function(norm: nn.LayerNorm) -> Sublayer:
-    """Return a norm as a plain function."""
-    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
-    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
-
-
-class BufferedSteps:
-    """Steps whose streams are kept in preallocated buffers."""
-
-    layers: Sequence[LayerStep]
-    batch: int
-    native: NativeStep | None = None
-    sources: Sources | None = None
-
-    def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
         raise NotImplementedError
 
-    def describe(self) -> StepDescription:
-        """Return what one token's step does."""
+    def select(self, index: Tensor) -> None:
         raise NotImplementedError
 
-    def key_rings(self) -> Sequence[KeyRing]:
+    def reset(self, index: Tensor) -> None:
         raise NotImplementedError
+
+    def state(self, count: Tensor, croppable: Tensor) -> State:
+        raise NotImplementedError
+
+
+def steps_for(core: Core[Any, Any], program: Program, capacity: int, max_crop: int) -> Steps:
+    if program.description is None:
+        return CarriedSteps(core, program)
+    assert isinstance(core, TransformerCore)
+    return RingSteps(core, program, capacity, max_crop)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a step: T per stream, with how many tokens of their streams precede them."""
+
+    T: int
+    count: Tensor  # (B,): before the first token
+    fewest: int  # the smallest and the largest count of any stream; the largest may be too large
+    most: int
+    phases: tuple[int, int]  # the smallest and the largest offset in a chunk of the first token
+    equal: bool  # whether all streams have the same count
+
+    def range(self, read: Read, C: int) -> tuple[int, int]:
+        """Return the nearest and the farthest distance, from the first token, that some token of some stream reads."""
+        T, last_phase = self.T, self.phases[1]
+        if not read.chunks:
+            nearest, farthest = read.distances(self.most, C)
+        elif T > 1:
+            nearest, limit = read.bounds(C)
+            farthest = self.most + T if limit is None else limit
+        else:
+            # The rule is linear in the phase.
+            nearest, _ = read.distances(self.phases[0], C)
+            farthest = self.most if read.last is None else read.distances(last_phase, C)[1]
+        return nearest - (T - 1), min(farthest, self.most)
+
+    def all_visible(self, read: Read) -> bool:
+        """Return whether all streams read the same, so that nothing in the range has to be masked."""
+        if self.T > 1:
+            return False
+        return self.equal or (not read.chunks and read.last is not None and self.fewest >= read.last)
+
+
+class RingSteps(Steps):
+    """The interpreter of a step description."""
+
+    def __init__(self, core: TransformerCore[Any, Any], program: Program, capacity: int, max_crop: int) -> None:
+        assert program.description is not None
+        self.core, self.program, self.max_crop = core, program, max_crop
+        self.description = d = program.description
+        self.H, self.K = core.config.heads, core.config.K
+        self.like = like = next(core.parameters()).detach()
+        farthest = [d.farthest(r) for r in range(len(d.buffers))]
+        self.rings = [KeyRing(like, capacity, self.H, self.K, cast(int, last) + 1 + max_crop) for last in farthest]
+        shapes = core.memory_shapes(max_crop)
+        self.raw = [RawRing(like, capacity, *shapes[memory.path]) for memory in d.memories]
+        self.all_rings: list[KeyRing | RawRing] = [*self.rings, *self.raw]
+        self.filled = 0  # the largest number of tokens in any stream
+        self.sources: Sources | None = None
+        self.attend_source: dict[LayerStep, Sublayer] = {}
+        self.native = NativeSession(program.native) if program.native is not None else None
+
+    # Streams
 
     def buffers(self) -> list[BatchBuffer]:
-        raise NotImplementedError
+        return [*self.raw, *(buffer for ring in self.rings for buffer in (ring.keys, ring.values))]
 
     def set_batch(self, batch: int) -> None:
-        """Create what a step of this batch size uses."""
-        raise NotImplementedError
+        self.batch = batch
+        for ring in self.rings:
+            ring.set_batch(batch)
+        self.pass_buffers()
 
-    def use_native(self, like: Tensor) -> None:
-        """Use the native interpreter if it supports the parameters."""
-        if native.supports(like) and not torch.compiler.is_compiling():
-            self.native = NativeStep(self.describe())
-
-    def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
-        return torch.stack([self.step(x[:, t], count + t, min_count + t) for t in range(x.shape[1])], 1)
-
-    def crop(self, tokens: int) -> bool:
-        return False
+    def pass_buffers(self) -> None:
+        if self.native is not None:
+            self.native.set_buffers(self.rings, self.raw, self.sources)
 
     def set_sources(self, sources: Sources) -> None:
         self.sources = sources
-        if self.native is not None:
-            self.native.set_rings(self.key_rings(), self.batch, sources)
-        for layer in self.layers:
-            layer.attend_source = sources.attend(layer.layer)
+        self.attend_source = {layer: sources.attend(layer.layer) for layer in self.program.layers}
+        self.pass_buffers()
+
+    def make_room(self, tokens: int) -> None:
+        """Make room for `tokens` more tokens in every buffer."""
+        needed = self.filled + tokens
+        replaced = [ring.lengthen(needed) for ring in self.all_rings]  # all of them, not up to the first
+        if any(replaced):
+            self.set_batch(self.batch)
 
     def reserve(self, batch: int) -> None:
         """Make room for this many streams."""
-        capacity = self.buffers()[0].all.shape[0]
+        capacity = self.rings[0].keys.all.shape[0]
         if batch > capacity:
             for buffer in self.buffers():
                 buffer.grow(max(batch, 2 * capacity))  # doubling keeps the total cost of many joins linear
@@ -192,256 +171,172 @@ class BufferedSteps:
         for buffer in self.buffers():
             buffer.reset(index)
 
+    def crop(self, tokens: int) -> None:
+        for ring in self.all_rings:
+            ring.crop(tokens)
+        self.filled -= tokens
 
-class RingSteps(BufferedSteps):
-    """What Feedback and Transformer-XL share: rings of keys and values, and a ring of raw memory."""
+    def advance(self, tokens: int) -> None:
+        for ring in self.all_rings:
+            ring.advance(tokens)
+        self.filled += tokens
 
-    core: Any
-
-    def __init__(self, core: Any, capacity: int, max_crop: int, rings: int) -> None:
-        config = core.config
-        self.core, self.H, self.K, self.max_crop = core, config.heads, config.K, max_crop
-        self.like = next(core.parameters()).detach()
-        self.max_slots: int = core.window.distances + max_crop
-        self.position = RingPosition(core.position, core.window, grown_length(0, 0, self.max_slots))
-        self.rings = [KeyRing(self.like, capacity, self.H, self.position.R, self.K) for _ in range(rings)]
-        # (capacity, S + max_crop, vectors, D)
-        self.raw = RawRing(self.like, capacity, *core.memory_shapes(max_crop)["memory"])
-
-    def buffers(self) -> list[BatchBuffer]:
-        return [self.raw, *(buffer for ring in self.rings for buffer in (ring.keys, ring.values))]
-
-    def set_batch(self, batch: int) -> None:
-        for ring in self.rings:
-            ring.set_batch(batch)
-        self.batch = batch
-        if self.native is not None:
-            self.native.set_rings(self.rings, batch, self.sources)
-        self.attention = RingAttention(self.like, batch, self.H, self.position.R, self.K)
-
-    def lengthen(self, needed: int) -> None:
-        """Make room for `needed` tokens, or for as many as are ever visible."""
-        R = self.position.R
-        if min(needed, self.max_slots) <= R:
-            return
-        cursor, length = self.position.cursor, grown_length(R, needed, self.max_slots)
-        for ring in self.rings:
-            ring.lengthen(length, cursor)
-        self.position = RingPosition(self.core.position, self.core.window, length, R)
-        for layer in self.layers:
-            layer.set_distances(self.position.distance)
-        self.set_batch(self.batch)
-
-    def key_rings(self) -> Sequence[KeyRing]:
-        return self.rings
-
-    def window_read(self, ring: int) -> RingRead:
-        return RingRead(ring, self.core.window.first, self.core.window.last)
-
-    def description(
-        self, applications: Sequence[LayerApplication], memory_writes: Sequence[MemoryWrite], mix: Tensor
-    ) -> StepDescription:
-        table = self.position.nearest_first
-        return StepDescription(
-            [*self.core.layers], applications, memory_writes, mix, table, self.core.window.first, len(self.rings)
-        )
-
-    def native_step(self, x: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.native is not None
-        self.lengthen(self.raw.filled + 1)
-        return self.native(x, count, [self.position.cursor] * len(self.rings))
-
-    def view(self, count: Tensor, min_count: int) -> RingView:
-        """Return what the layers share in the next step, after making room for it."""
-        self.lengthen(self.raw.filled + 1)
-        return RingView.at(self.position, count, min_count)
-
-    def advance(self, tokens: int = 1) -> None:
-        self.position.advance(tokens)
-        self.raw.advance(tokens)
-
-    def crop(self, tokens: int) -> bool:
-        self.position.advance(-tokens)
-        self.raw.crop(tokens)
-        for ring in self.rings:
-            ring.clear(self.position.next_slots(tokens))
-        return True
-
-    def projections_of_rings(self) -> list[tuple[Layer, int]]:
-        """Return, for each ring, the layer that projects into it and which vector of the raw memory it projects."""
-        raise NotImplementedError
-
-    def load(self, first: int, state: Any) -> None:
-        b, slots = state.memory.shape[:2]  # S + max_crop
-        max_count = int(state.count.max()) if b else 0
+    def load(self, first: int, state: CoreState) -> None:
+        b = state.batch
+        most = int(state.count.max()) if b else 0
+        self.filled = max(self.filled, most) if first else most
         self.batch = first + b
         self.reserve(self.batch)
-        self.raw.load(first, state.memory, max_count)
-        self.lengthen(self.raw.filled + 1)
-        n = min(slots, max_count)  # the other slots are empty
-        is_filled = filled(torch.arange(n, 0, -1, device=state.count.device), state.count[:, None])  # (b, n)
-        for ring, (layer, vector) in zip(self.rings, self.projections_of_rings(), strict=True):
-            keys, values = layer.keys_values(state.memory[:, slots - n :, vector])
-            ring.load(first, keys, values * is_filled[:, None, :, None], self.position.slot(n))
+        self.make_room(0)
+        memories = dict(state.tensors())
+        for raw, described in zip(self.raw, self.description.memories):
+            raw.load(first, memories[described.path], most)
+        for r, (ring, buffer) in enumerate(zip(self.rings, self.description.buffers)):
+            memory = memories[buffer.memory]
+            n = min(most, memory.shape[1], ring.max_slots - 1)  # the other slots are empty or never read
+            newest = memory[:, memory.shape[1] - n :]
+            vectors = newest if newest.dim() == 3 else newest[:, :, self.description.memory_index(r)[1]]
+            keys, values = self.core.layers[buffer.layer].keys_values(vectors)
+            is_filled = filled(torch.arange(n, 0, -1, device=state.count.device), state.count[:, None])  # (b, n)
+            ring.load(first, keys, values * is_filled[:, None, :, None])
         self.set_batch(self.batch)
 
     def state(self, count: Tensor, croppable: Tensor) -> State:
-        state: State = self.core.state_type(count, croppable, self.raw.memory(self.batch), max_crop=self.max_crop)
-        return state
+        tensors = {path: self.like.new_zeros(self.batch, *shape)
+                   for path, shape in self.core.memory_shapes(self.max_crop).items() if not shape[0]}  # fmt: skip
+        for raw, memory in zip(self.raw, self.description.memories):
+            tensors[memory.path] = raw.memory(self.batch)
+        spec = {"type": self.core.state_type.__name__, "max_crop": self.max_crop}
+        return assemble(spec, {"count": count, "croppable": croppable, **tensors})
 
-
-class FeedbackSteps(RingSteps):
-    """All layers read one ring, or each its own if projections or memories are per layer."""
-
-    def __init__(self, core: Feedback, capacity: int, max_crop: int) -> None:
-        sources = [core.key_source(l) for l in range(len(core.layers))]
-        self.key_sources = list(dict.fromkeys(sources))  # of each ring, as in the core
-        self.ring_of_layer = [self.key_sources.index(source) for source in sources]
-        super().__init__(core, capacity, max_crop, len(self.key_sources))
-        self.layers = [LayerStep(layer, self.position.distance, fused=False) for layer in core.layers]
-        self.mix = core.mix(self.like)  # (G, L + 1)
-        self.use_native(self.like)
-
-    @cached_property
-    def projections(self) -> dict[int, PackedLinear]:
-        attention = {l: self.core.layers[l].attention for l, _ in self.key_sources}
-        return {l: PackedLinear(torch.cat([a.key.weight, a.value.weight])) for l, a in attention.items()}
-
-    def describe(self) -> StepDescription:
-        write: WriteTime = "before" if self.core.config.attend_to_current else "never"
-        applications = [
-            LayerApplication(l, [self.window_read(ring)], write, ring, self.key_sources[ring][0])
-            for l, ring in enumerate(self.ring_of_layer)
-        ]
-        memory_writes = [MemoryWrite(r, l, g) for r, (l, g) in enumerate(self.key_sources)]
-        return self.description(applications, memory_writes, self.mix)
-
-    def set_batch(self, batch: int) -> None:
-        super().set_batch(batch)
-        self.outputs = self.like.new_empty(len(self.layers) + 1, batch, self.core.width)
-
-    def projections_of_rings(self) -> list[tuple[Layer, int]]:
-        return [(self.core.layers[l], g) for l, g in self.key_sources]
+    # Steps
 
     def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
-        B, D = x.shape
-        if self.native is not None:
-            native_outputs, native_memory = self.native_step(x, count)
-            self.raw.slot(B).copy_(native_memory.transpose(0, 1)[:, None])
-            self.advance()
-            return native_outputs[-1].clone()
-        view = self.view(count, min_count)
-        outputs = [x]  # x^0, then x^1 ... x^L
-        for l, layer in enumerate(self.layers):
-            ring = self.ring_of_layer[l]
-            if self.core.config.attend_to_current:
-                self.write(ring, outputs[l])  # overwritten by m_t below
-            outputs.append(layer(outputs[l], partial(self.attend, layer, self.rings[ring], view)))
-        memory = torch.mm(self.mix, torch.stack(outputs, out=self.outputs).view(-1, B * D)).view(-1, B, D)  # (G, B, D)
-        self.raw.slot(B).copy_(memory.transpose(0, 1)[:, None])
-        for r, (_, g) in enumerate(self.key_sources):
-            self.write(r, memory[g])
-        self.advance()
-        return outputs[-1]
+        if self.native is None:
+            return self.program.norm(self.interpret(x[:, None], count, min_count)[:, 0])
+        return self.native_step(x, count, logits=False)[0]
 
-    def attend(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
-        """Attend to a ring. (B, D) -> (B, H * K)"""
-        return self.attention(layer.query(normed), ring, view, layer.ramp, layer.span)
+    def logits(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+        if self.native is None or not self.native.program.V:
+            return super().logits(x, count, min_count)
+        return cast(Tensor, self.native_step(x, count, logits=True)[1])
 
-    def write(self, r: int, memory: Tensor) -> None:
-        """Write memory (B, D), as keys and values, to ring r at the cursor."""
-        l, _ = self.key_sources[r]
-        keys_values = self.projections[l](self.layers[l].normed(memory))
-        self.rings[r].write(self.position.cursor, *keys_values.chunk(2, 1))
-
-
-class TransformerXLSteps(RingSteps):
-    """Each layer reads a ring of its own inputs."""
-
-    def __init__(self, core: TransformerXL, capacity: int, max_crop: int) -> None:
-        sequence = core.layer_sequence()
-        super().__init__(core, capacity, max_crop, len(sequence))
-        steps = {layer: LayerStep(layer, self.position.distance, fused=True) for layer in core.layers}
-        self.layers = [steps[layer] for layer in sequence]
-        self.use_native(self.like)
-
-    def describe(self) -> StepDescription:
-        write: WriteTime = "before" if self.core.config.attend_to_current else "after"
-        layers = [*self.core.layers]
-        indices = [layers.index(step.layer) for step in self.layers]
-        applications = [
-            LayerApplication(layer, [self.window_read(ring)], write, ring, layer) for ring, layer in enumerate(indices)
-        ]
-        return self.description(applications, [], self.like.new_empty(0, len(indices) + 1))
-
-    def projections_of_rings(self) -> list[tuple[Layer, int]]:
-        return [(step.layer, l) for l, step in enumerate(self.layers)]
-
-    def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
-        if self.native is not None:
-            outputs, _ = self.native_step(x, count)
-            self.raw.slot(self.batch).copy_(outputs[:-1].transpose(0, 1)[:, None])
-            self.advance()
-            return outputs[-1].clone()
-        view = self.view(count, min_count)
-        slot = self.raw.slot(self.batch)[:, 0]  # (B, layers, D)
-        for l, (layer, ring) in enumerate(zip(self.layers, self.rings)):
-            slot[:, l].copy_(x)
-            x = layer(x, partial(self.write_and_attend, layer, ring, view))
-        self.advance()
-        return x
+    def native_step(self, x: Tensor, count: Tensor, logits: bool) -> tuple[Tensor, Tensor | None]:
+        assert self.native is not None
+        self.make_room(1)
+        for raw in self.raw:
+            raw.claim_slot()
+        hidden, scores = self.native.step(x, count, logits)
+        self.advance(1)
+        if not self.native.program.has_norm:
+            hidden = self.program.norm(hidden)
+        return hidden, scores
 
     def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
-        """Process the tokens of a call in parallel, so that parameters are read once for all of them, as far as the
-        rings have slots besides the first token's window."""
-        max_tokens = self.max_slots - self.core.window.last
-        if max_tokens < 2 or self.layers[0].attend_source is not None:
-            return super().step_segment(x, count, min_count)
-        self.lengthen(self.max_slots)
+        """If each layer attends to its own inputs only, process as many tokens together as rings have slots besides
+        those that the first one reads, so that parameters are read once for all of them."""
+        T, room = x.shape[1], 1 + self.max_crop
+        if not self.description.is_parallel or self.sources is not None or min(T, room) < 2:
+            return torch.stack([self.step(x[:, t], count + t, min_count + t) for t in range(T)], 1)
+        for ring in self.rings:
+            ring.lengthen(ring.max_slots)
+        self.set_batch(self.batch)
         outputs, done = [], 0
-        for part in torch.split(x, max_tokens, 1):
-            outputs.append(self.step_parallel(part, count + done, min_count + done))
+        for part in torch.split(x, room, 1):
+            outputs.append(self.interpret(part, count + done, min_count + done))
             done += part.shape[1]
-        return torch.cat(outputs, 1)
+        return self.program.norm(torch.cat(outputs, 1))
 
-    def step_parallel(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+    # The interpreter in PyTorch
+
+    def interpret(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
+        """Process tokens together. x (B, T, D) -> (B, T, D), before the final norm"""
         B, T, D = x.shape
-        view = SegmentView.at(self.position, count, min_count, T)
-        slots = self.position.next_slots(T)
-        raw_slots, flat = self.raw.next_slots(T), x.reshape(B * T, D)
-        for l, (layer, ring) in enumerate(zip(self.layers, self.rings)):
-            self.raw.all[:B, raw_slots, l] = flat.view(B, T, D)
-            flat = layer(flat, partial(self.write_and_attend_segment, layer, ring, slots, view))
+        d, layers = self.description, self.program.layers
+        self.make_room(T)
+        tokens = self.describe_tokens(T, count, min_count)
+        vectors = [x.reshape(B * T, D)]
+        for application in d.applications:
+            layer = layers[application.layer]
+            if application.write is not None:
+                self.write(application.write, vectors[-1])
+            attend = partial(self.attend, application, layer, tokens)
+            vectors.append(layer.apply(vectors[-1], attend, self.attend_source.get(layer)))
+        y = vectors[-1].view(B, T, D)
+        if d.mix is not None:
+            vectors.extend(torch.mm(d.mix.detach(), torch.stack(vectors).view(-1, B * T * D)).view(-1, B * T, D))
+        for r in d.final_writes:
+            self.write(r, vectors[d.buffers[r].vector])
+        for raw, memory in zip(self.raw, d.memories):
+            stacked = torch.stack([vectors[vector].view(B, T, D) for vector in memory.vectors], 2)
+            raw.write(stacked.view(B, T, *raw.all.shape[2:]))
         self.advance(T)
-        return flat.view(B, T, D)
+        return y
 
-    def write_and_attend_segment(
-        self, layer: LayerStep, ring: KeyRing, slots: Tensor, view: SegmentView, normed: Tensor
-    ) -> Tensor:
-        """Write the keys and values of T tokens per stream and attend. (B * T, D) -> (B * T, H * K)"""
-        q, keys, values = layer.query(normed).chunk(3, 1)
-        ring.write_segment(slots, keys, values)
-        return view.attend(q, ring, self.position, layer.ramp)
+    def describe_tokens(self, T: int, count: Tensor, min_count: int) -> Tokens:
+        C = self.description.chunk
+        if C == 1:  # counts stay on the device
+            return Tokens(T, count, min_count, self.filled, (0, 0), min_count == self.filled)
+        counts = count.tolist()
+        phases = [tokens % C for tokens in counts]
+        return Tokens(T, count, min(counts), max(counts), (min(phases), max(phases)), min(counts) == max(counts))
 
-    def write_and_attend(self, layer: LayerStep, ring: KeyRing, view: RingView, normed: Tensor) -> Tensor:
-        """Write the key and value of one token per stream and attend. (B, D) -> (B, H * K)"""
-        q, keys, values = layer.query(normed).chunk(3, 1)
-        if self.core.config.attend_to_current:
-            ring.write(self.position.cursor, keys, values)
-            return self.attention(q, ring, view, layer.ramp, layer.span)
-        z = self.attention(q, ring, view, layer.ramp, layer.span)
-        # The slot held the farthest token of the window until now.
-        ring.write(self.position.cursor, keys, values)
-        return z
+    def write(self, r: int, vector: Tensor) -> None:
+        """Write a vector (B * T, D), as keys and values, to a ring."""
+        layer = self.program.layers[self.description.buffers[r].layer]
+        self.rings[r].write(*layer.keys_values(vector))
+
+    def attend(self, application: Application, layer: LayerStep, tokens: Tokens, normed: Tensor) -> Tensor:
+        """Attend without the output projection. (B * T, D) -> (B * T, H * K)"""
+        B, T, H, K, d = self.batch, tokens.T, self.H, self.K, self.description
+        q = layer.query(normed).view(B, T, H, K).transpose(1, 2).reshape(B * H, T, K)
+        by_distance = (q @ self.program.nearest_first.T).view(B, H, T, d.distances)
+        span = layer.layer.span
+        last = d.nearest + d.distances - 1
+        if span is not None:
+            by_distance = by_distance + log_ramp(span, self.program.distance)[:, None]
+            last = min(last, d.nearest + span.max_span() - 1)
+        time = torch.arange(T, device=q.device)
+        since_start = tokens.count[:, None, None] + time[:, None]  # (B, T, 1)
+        scores: list[Tensor] = []
+        values: list[Tensor] = []
+        hidden: list[Tensor | None] = []
+        for read in application.reads:
+            nearest, farthest = tokens.range(read, d.chunk)
+            farthest = min(farthest, last)
+            if farthest < nearest:
+                continue
+            ring = self.rings[read.buffer]
+            for slots, oldest in ring.slices(farthest, nearest):
+                n = slots.stop - slots.start
+                distance = time[:, None] + oldest - torch.arange(n, device=q.device)  # (T, n)
+                index = (distance - d.nearest).clamp(0, d.distances - 1)
+                part = by_distance.gather(-1, index.expand(B, H, T, n)).view(B * H, T, n)
+                part = torch.baddbmm(part, q, ring.flat_keys[:, :, slots])
+                mask = None
+                if not tokens.all_visible(read):
+                    visible = read.visible(distance, since_start, d.chunk) & (distance <= last)
+                    mask = ~visible[:, None]  # (B, 1, T, n)
+                    part.view(B, H, T, n).masked_fill_(mask, lowest(part.dtype))
+                scores.append(part)
+                values.append(ring.flat_values[:, slots])
+                hidden.append(mask)
+        if not scores:
+            return normed.new_zeros(B * T, H * K)
+        z = attend_parts(scores, values).view(B, H, T, K)
+        masks = [mask for mask in hidden if mask is not None]
+        if len(masks) == len(scores):  # then a token may have nothing to attend to
+            z = z.masked_fill(torch.cat(masks, -1).all(-1, keepdim=True), 0)
+        return z.transpose(1, 2).reshape(B * T, H * K)
 
 
-class CarriedSteps:
+class CarriedSteps(Steps):
     """Any other core: its reference forward, one token per call, from the state that the last call returned."""
 
     carried: State
 
-    def __init__(self, core: Core[Any, Any]) -> None:
-        self.core = core
+    def __init__(self, core: Core[Any, Any], program: Program) -> None:
+        self.core, self.program = core, program
         self.source: tuple[Tensor, Tensor] | tuple[()] = ()
 
     def set_sources(self, sources: Sources) -> None:
@@ -451,13 +346,11 @@ class CarriedSteps:
         return self.step_segment(x[:, None], count, min_count)[:, 0]
 
     def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
-        y: Tensor
         y, self.carried = self.core(x, self.carried, None, *self.source)
-        return y
+        return self.program.norm(y)
 
-    def crop(self, tokens: int) -> bool:
+    def crop(self, tokens: int) -> None:
         self.carried = self.carried.crop(tokens)
-        return True
 
     def load(self, first: int, state: State) -> None:
         self.carried = type(state).join([self.carried.select(range(first)), state]) if first else state

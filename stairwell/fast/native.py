@@ -22,7 +22,7 @@ from stairwell.fast.segment_data import Activations, Gradients, Inputs, LayerAct
 from stairwell.fast.staircase_plan import StaircasePlan
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT_VERSION = 9  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
+LAYOUT_VERSION = 10  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
 FILL_SCRATCH_WITH_NAN = False  # tests set this to detect reads of uninitialized scratch memory
 
 PLAN = (
@@ -64,13 +64,15 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
     pointer, integer = ctypes.c_void_p, ctypes.c_int64
     for name, arguments in {
         "call": [ctypes.c_char_p, integer, pointer],
-        "decoder_new": [pointer, integer, pointer],
-        "decoder_set_rings": [pointer, pointer],
-        "decoder_step": [pointer, integer, pointer],
+        "decode_program_new": [pointer, integer, pointer],
+        "decode_session_new": [pointer, pointer],
+        "decode_session_set_buffers": [pointer, pointer],
+        "decode_session_step": [pointer, integer, pointer],
     }.items():
         function = getattr(library, f"stairwell_{name}")
         function.argtypes, function.restype = arguments, ctypes.c_char_p
-    library.stairwell_decoder_free.argtypes, library.stairwell_decoder_free.restype = [pointer], None
+    for free in (library.stairwell_decode_program_free, library.stairwell_decode_session_free):
+        free.argtypes, free.restype = [pointer], None
     library.stairwell_use_openmp.argtypes, library.stairwell_use_openmp.restype = [pointer] * 3, None
     library.stairwell_use_openmp(*_openmp())
     return library, ""
@@ -146,28 +148,40 @@ def check(error: bytes | None) -> None:
         raise RuntimeError(error.decode())
 
 
-class Decoder:
-    """A step description in the native library, and one call per token for all layers. See csrc/step.h."""
+class DecodeProgram:
+    """A model's step in the native library, shared by its sessions. See csrc/step.h."""
 
     def __init__(self, description: Arguments, dtype: torch.dtype, parameters: list[Tensor | None]) -> None:
-        """The description holds addresses of `parameters`, so the decoder keeps them alive."""
+        """The description holds addresses of `parameters`, so the program keeps them alive."""
         assert _library is not None
         self.parameters = parameters
         handle, packed = ctypes.c_void_p(), description.packed()
         is_double = dtype == torch.float64
-        check(_library.stairwell_decoder_new(ctypes.addressof(handle), is_double, packed.buffer_info()[0]))
+        check(_library.stairwell_decode_program_new(ctypes.addressof(handle), is_double, packed.buffer_info()[0]))
         self.handle = handle.value
-        weakref.finalize(self, _library.stairwell_decoder_free, self.handle)
+        weakref.finalize(self, _library.stairwell_decode_program_free, self.handle)
 
-    def set_rings(self, rings: Arguments) -> None:
+
+class DecodeSession:
+    """The buffers of a session's streams in the native library, and one call per token for all layers."""
+
+    def __init__(self, program: DecodeProgram) -> None:
         assert _library is not None
-        packed = rings.packed()
-        check(_library.stairwell_decoder_set_rings(self.handle, packed.buffer_info()[0]))
+        self.program = program
+        handle = ctypes.c_void_p()
+        check(_library.stairwell_decode_session_new(ctypes.addressof(handle), program.handle))
+        self.handle = handle.value
+        weakref.finalize(self, _library.stairwell_decode_session_free, self.handle)
 
-    def step(self, buffers: Arguments) -> None:
+    def set_buffers(self, buffers: Arguments) -> None:
         assert _library is not None
         packed = buffers.packed()
-        check(_library.stairwell_decoder_step(self.handle, torch.get_num_threads(), packed.buffer_info()[0]))
+        check(_library.stairwell_decode_session_set_buffers(self.handle, packed.buffer_info()[0]))
+
+    def step(self, arguments: Arguments) -> None:
+        assert _library is not None
+        packed = arguments.packed()
+        check(_library.stairwell_decode_session_step(self.handle, torch.get_num_threads(), packed.buffer_info()[0]))
 
 
 if not UNAVAILABLE_REASON:

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, fast
-from stairwell.cores import CORES, CoreEntry, decoding_of, engine_of
+from stairwell.cores import CORES, CoreEntry, engine_of, step_of
 from stairwell.cores.core import warn_once
 from stairwell.cores.feedback import Feedback
 from stairwell.decode import Session
-from stairwell.decode.steps import CarriedSteps, FeedbackSteps
+from stairwell.decode.steps import CarriedSteps, RingSteps
 from tests import invariants
 
 CONFIG = FeedbackConfig(width=8, heads=2, layers=2, memory=5)
@@ -72,7 +72,7 @@ def test_a_subclass_that_computes_the_same_keeps_engine_and_decoding(
 ) -> None:
     warn_once.cache_clear()
     instance = core(config)
-    assert engine_of(instance) is CORES["feedback"].engine and decoding_of(instance) is FeedbackSteps
+    assert engine_of(instance) is CORES["feedback"].engine and step_of(instance) is not None
     assert not caplog.records
     check(instance)
 
@@ -87,7 +87,7 @@ def test_a_subclass_that_may_compute_something_else_has_none_and_warns_once(
     warn_once.cache_clear()
     instance = core(config)
     check(instance)
-    assert engine_of(instance) is None and decoding_of(instance) is None
+    assert engine_of(instance) is None and step_of(instance) is None
     assert [reason in record.message for record in caplog.records] == [True]
 
 
@@ -107,15 +107,19 @@ def test_an_entry_inherits_missing_engines(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(CORES, "doubled", CoreEntry(SingleMemory, Doubled, "Doubled", "Twice as much."))
     warn_once.cache_clear()
     assert engine_of(Feedback(LONGER)) is CORES["feedback"].engine
-    assert engine_of(Doubled(SINGLE_MEMORY)) is None
+    assert engine_of(Doubled(SINGLE_MEMORY)) is None and step_of(Doubled(SINGLE_MEMORY)) is None
     assert warn_once.cache_info().currsize == 0  # no warning: it has its own entry
     model = LanguageModel(LanguageModelConfig(core=LONGER, inputs=7))
     assert model.core.engine_name.startswith("fast")
 
 
-@pytest.mark.parametrize("name", ["global-cached-staircase", "lstm", "deltanet"])
-def test_decoding_steps_are_not_inherited_from_unrelated_entries(name: str) -> None:
-    assert decoding_of(CORES[name].core(CORES[name].config(width=8))) is None
+@pytest.mark.parametrize("name", sorted(CORES))
+def test_every_attention_core_describes_its_step(name: str) -> None:
+    model = LanguageModel(LanguageModelConfig(core=CORES[name].config(width=8), inputs=7)).eval()
+    assert (step_of(model.core) is None) == (name in ("lstm", "deltanet"))
+    # The memory of Global Cached Staircase has no limit, so it has no rings.
+    has_rings = name not in ("lstm", "deltanet", "global-cached-staircase")
+    assert isinstance(Session(model, model.init_state(1)).steps, RingSteps) == has_rings
 
 
 class Adapter(nn.Module):

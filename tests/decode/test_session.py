@@ -19,7 +19,7 @@ from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
 from stairwell.cores.universal import UniversalConfig
 from stairwell.decode import Session, greedy
-from stairwell.fast import linear
+from stairwell.fast import linear, native
 from stairwell.state import State
 from tests import invariants
 from tests.cores.test_invariants import configs
@@ -229,8 +229,8 @@ def test_rings_grow_as_needed(config: Any, options: Any) -> None:
         torch.testing.assert_close(session.step(tokens), logits[:, 0], **invariants.CLOSE)
         if t % 20 == 19:
             invariants.assert_same_state(session.state(), state)
-        lengths.append(session.steps.position.R)  # type: ignore[attr-defined]
-    max_slots = session.steps.max_slots  # type: ignore[attr-defined]
+        lengths.append(session.steps.rings[0].slots)  # type: ignore[attr-defined]
+    max_slots = session.steps.rings[0].max_slots  # type: ignore[attr-defined]
     assert lengths == sorted(lengths) and 4 * lengths[0] < 2 * max_slots and lengths[-1] == max_slots
 
     def numbers_per_stream(session: Session) -> int:
@@ -410,6 +410,7 @@ def test_a_session_supports_other_dtypes(config: Any, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("tied", [True, False])
 def test_onednn_products_give_the_same_logits(tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(13)
+    monkeypatch.setattr(native, "UNAVAILABLE_REASON", "test")  # native code has its own products
     monkeypatch.setattr(linear, "ONEDNN_MIN_PRODUCTS", 0)
     model = make_model(FeedbackConfig(**SMALL, memory=3), tied=tied).float()
     state, tokens = model.init_state(9), torch.randint(V, (9, 5))

@@ -1,12 +1,18 @@
-// Decoding: a step description that is kept between calls, and one call per token for all layers.
+// Decoding: a model's step, which sessions share, and one call per token for all layers and the head.
 #include <sched.h>
 
+#include <algorithm>
+#include <chrono>
 #include <memory>
 
 #include "call.h"
 #include "step.h"
 
 namespace stairwell {
+
+constexpr i64 SPINS = 8000;
+constexpr auto SLOW = std::chrono::milliseconds(2);  // about what another process gets when a thread gives way
+constexpr i64 MIN_PAUSE = 16, MAX_PAUSE = 1024;  // steps on one thread after a step with a slow barrier
 
 void Barrier::wait() {
   const i64 threads = threads_.load(std::memory_order_relaxed);
@@ -17,8 +23,11 @@ void Barrier::wait() {
     round_.store(round + 1, std::memory_order_release);
     return;
   }
-  for (i64 spins = 0; round_.load(std::memory_order_acquire) == round; ++spins) {
-    if (spins < 20000) {
+  std::chrono::steady_clock::time_point since;
+  i64 spins = 0;
+  for (; round_.load(std::memory_order_acquire) == round; ++spins) {
+    if (spins == SPINS) since = std::chrono::steady_clock::now();
+    if (spins < SPINS) {
 #if defined(__x86_64__)
       __builtin_ia32_pause();
 #endif
@@ -26,37 +35,46 @@ void Barrier::wait() {
       sched_yield();
     }
   }
+  if (spins > SPINS && std::chrono::steady_clock::now() - since > SLOW) was_slow_.store(true, std::memory_order_relaxed);
 }
 
 namespace {
 
-class Decoder {
+// The parameters and the description of a model's step. Sessions share it.
+class Program {
  public:
-  virtual ~Decoder() = default;
-  virtual void set_rings(Arguments& from) = 0;
+  virtual ~Program() = default;
+};
+
+// The buffers of a session's streams.
+class Session {
+ public:
+  virtual ~Session() = default;
+  virtual void set_buffers(Arguments& from) = 0;
   virtual void step(Arguments& from) = 0;
 };
 
 template <class real>
-class TypedDecoder : public Decoder {
+class TypedProgram : public Program {
  public:
-  explicit TypedDecoder(Arguments& from) {
+  explicit TypedProgram(Arguments& from) {
     instruction_set = from.integer();
-    step_.D = size(from), step_.H = size(from), step_.K = size(from), step_.F = size(from), step_.P = size(from);
-    step_.nearest = from.integer(), step_.chunk = size(from), step_.G = from.integer();
-    step_.pre_norm = from.integer();
-    const i64 layers = size(from), applications = size(from), entries = from.integer(), has_source = from.integer();
-    rings_.resize(size(from));
-    STAIRWELL_CHECK(step_.G >= 0 && entries >= 0 && (step_.nearest == 0 || step_.nearest == 1),
+    step.D = size(from), step.H = size(from), step.K = size(from), step.F = size(from), step.P = size(from);
+    step.V = from.integer(), step.nearest = from.integer(), step.chunk = size(from), step.G = from.integer();
+    step.pre_norm = from.integer();
+    const i64 n_layers = size(from), n_applications = size(from), has_source = from.integer();
+    step.n_rings = size(from), step.n_raw = size(from);
+    STAIRWELL_CHECK(step.G >= 0 && step.V >= 0 && (step.nearest == 0 || step.nearest == 1),
                     "stairwell: sizes of the step are inconsistent");
-    step_.eps = static_cast<real>(from.real());
+    step.eps = static_cast<real>(from.real());
+    step.norm_eps = static_cast<real>(from.real());
     const Tensors tensors = from.tensors();
     PointerList next(tensors, "the step's parameters");
-    const i64 D = step_.D, HK = step_.H * step_.K;
-    step_.position = next.next<const real>({step_.K, step_.P});
-    step_.mix = next.next<const real>({step_.G, applications + 1});
-    layers_.resize(layers);
-    for (auto& layer : layers_) {
+    const i64 D = step.D, HK = step.H * step.K;
+    step.position = next.next<const real>({step.K, step.P});
+    step.mix = next.next<const real>({step.G, n_applications + 1});
+    layers.resize(n_layers);
+    for (auto& layer : layers) {
       layer.span = from.integer();
       layer.attention_norm = read_norm(next);
       layer.feed_forward_norm = read_norm(next);
@@ -65,145 +83,50 @@ class TypedDecoder : public Decoder {
       layer.key = read_matrix(next, from, projects ? HK : 0, D);
       layer.value = read_matrix(next, from, projects ? HK : 0, D);
       layer.out = read_matrix(next, from, D, HK);
-      layer.inner = read_matrix(next, from, step_.F, D);
-      layer.outer = read_matrix(next, from, D, step_.F);
-      layer.ramp = next.optional<const real>({step_.H, step_.P});
+      layer.inner = read_matrix(next, from, step.F, D);
+      layer.outer = read_matrix(next, from, D, step.F);
+      layer.ramp = next.optional<const real>({step.H, step.P});
       if (has_source) {
         layer.cross_norm = read_norm(next);
         layer.cross_query = read_matrix(next, from, HK, D);
         layer.cross_out = read_matrix(next, from, D, HK);
       }
     }
+    step.norm.weight = next.optional<const real>({D});
+    step.norm.bias = next.optional<const real>({D});
+    step.head = read_matrix(next, from, step.V, D);
     next.end();
-    for (i64 a = 0; a < applications; ++a) applications_.push_back(read_application(from));
-    for (i64 e = 0; e < entries; ++e) {
-      const Entry entry{ring(from), index(from, layers), index(from, step_.G)};
-      STAIRWELL_CHECK(layers_[entry.layer].key.data, "stairwell: a layer without keys cannot write memory");
-      entries_.push_back(entry);
+    const i64 n_vectors = n_applications + 1 + step.G;
+    for (i64 r = 0; r < step.n_rings; ++r) {
+      const RingSource source{index(from, n_layers), index(from, n_vectors), from.integer() != 0};
+      STAIRWELL_CHECK(layers[source.layer].key.data, "stairwell: a layer without keys cannot write a ring");
+      ring_sources.push_back(source);
     }
+    for (i64 r = 0; r < step.n_raw; ++r) {
+      std::vector<i64> vectors = from.integers();
+      for (i64 v : vectors) STAIRWELL_CHECK(0 <= v && v < n_vectors, "stairwell: an index is out of range");
+      lists.push_back(std::move(vectors));  // moving a vector keeps the address of its elements
+      raw_sources.push_back({lists.back().data(), static_cast<i64>(lists.back().size())});
+    }
+    for (i64 a = 0; a < n_applications; ++a) applications.push_back(read_application(from));
     from.end();
-    step_.layers = layers_.data();
-    step_.applications = applications_.data();
-    step_.entries = entries_.data();
-    step_.A = static_cast<i64>(applications_.size());
-    step_.n_entries = static_cast<i64>(entries_.size());
+    step.layers = layers.data();
+    step.applications = applications.data();
+    step.ring_sources = ring_sources.data();
+    step.raw_sources = raw_sources.data();
+    step.A = n_applications;
   }
 
-  // Set the ring buffers and the optional source: sizes of the rings, then tensors.
-  void set_rings(Arguments& from) override {
-    capacity_ = from.integer();
-    J_ = from.integer();
-    sources_ = from.integer();
-    const i64 HK = step_.H * step_.K;
-    std::vector<i64> sizes;
-    for (size_t r = 0; r < rings_.size(); ++r) sizes.push_back(from.integer());
-    const Tensors tensors = from.tensors();
-    PointerList next(tensors, "rings");
-    positions_ = J_;
-    for (size_t r = 0; r < rings_.size(); ++r) {
-      rings_[r].R = sizes[r];
-      rings_[r].keys = next.next<real>({capacity_, HK, sizes[r]});
-      rings_[r].values = next.next<real>({capacity_, HK, sizes[r]});
-    }
-    for (const auto& at : applications_) {
-      i64 positions = 0;
-      for (i64 i = 0; i < at.n_reads; ++i) positions += rings_[at.reads[i].ring].R;
-      positions_ = std::max(positions_, positions);
-    }
-    source_mask_ = next.next<const bool>({sources_, J_});
-    for (auto& layer : layers_) {
-      const bool present = layer.cross_query.data && J_ > 0;
-      layer.source_keys = next.next_if<const real>(present, {sources_, HK, J_});
-      layer.source_values = next.next_if<const real>(present, {sources_, HK, J_});
-    }
-    next.end();
-    from.end();
-  }
+  bool has_source() const { return layers[0].cross_query.data != nullptr; }
 
-  void step(Arguments& from) override {
-    const i64 B = from.integer();
-    std::vector<i64> cursor = from.integers();
-    const Tensors tensors = from.tensors();
-    from.end();
-    STAIRWELL_CHECK(0 < B && B <= capacity_, "stairwell: the rings hold ", capacity_, " streams, not ", B);
-    STAIRWELL_CHECK(cursor.size() == rings_.size(), "stairwell: expected one cursor per ring");
-    for (size_t r = 0; r < rings_.size(); ++r)
-      STAIRWELL_CHECK(0 <= cursor[r] && (cursor[r] < rings_[r].R || !rings_[r].R), "stairwell: cursor out of range");
-    const i64 D = step_.D, HK = step_.H * step_.K, A = step_.A;
-    PointerList next(tensors, "the step's buffers");
-    StepCall<real> call{};
-    call.B = B;
-    call.J = J_;
-    call.count = next.next<const i64>({B});
-    call.source_index = next.optional<const i64>({B});
-    call.layer_outputs = next.next<real>({A + 1, B, D});
-    call.memory = next.next<real>({step_.G, B, D});
-    next.end();
-    call.cursor = cursor.data();
-    call.rings = rings_.data();
-    call.source_mask = source_mask_;
-    for (i64 b = 0; b < B; ++b) {
-      STAIRWELL_CHECK(call.count[b] >= 0, "stairwell: a count is negative: ", call.count[b]);
-      STAIRWELL_CHECK(!call.source_index || (0 <= call.source_index[b] && call.source_index[b] < sources_),
-                      "stairwell: source index out of range");
-      check_reads(call.count[b]);
-    }
-    for (const auto& layer : layers_)
-      STAIRWELL_CHECK(!layer.cross_query.data || J_ == 0 || call.source_index, "stairwell: source indices are missing");
-    const Kernels<real>& use = kernels<real>(instruction_set);
-    const i64 own = use.decode_scratch(B, D, positions_);
-    const i64 threads = get_num_threads();
-    const i64 shared = B * (4 * HK + step_.F);
-    const i64 needed = shared + threads * own + 64;
-    if (needed > scratch_size_) {
-      scratch_ = std::make_unique<Scratch<real>>(needed, true);
-      scratch_size_ = needed;
-    }
-    real* at = scratch_->data();
-    for (real** to : {&call.q, &call.z, &call.keys, &call.values}) {
-      *to = at;
-      at += B * HK;
-    }
-    call.inner = at;
-    at += B * step_.F;
-    on_threads(threads, [&](i64 thread, i64 n, Barrier& barrier) {
-      use.decode(step_, call, barrier, thread, n, at + thread * own);
-    });
-  }
+  i64 instruction_set;
+  Step<real> step{};
+  std::vector<StepLayer<real>> layers;
+  std::vector<Application> applications;
+  std::vector<RingSource> ring_sources;
+  std::vector<RawSource> raw_sources;
 
  private:
-  // Call f(thread, threads, barrier) on concurrent threads.
-  template <class F>
-  static void on_threads(i64 threads, const F& f) {
-    struct Shared {
-      const F& f;
-      Barrier barrier;
-    } shared{f, {}};
-    if (threads == 1) return f(0, 1, shared.barrier);
-    const Task task = [](void* data, i64 thread, i64 n) {
-      Shared& s = *static_cast<Shared*>(data);
-      s.barrier.set_threads(n);
-      s.f(thread, n, s.barrier);
-    };
-    run_on_threads()(task, &shared, threads);
-  }
-
-  // Check that no read exceeds its ring, for a stream that has read `count` tokens.
-  void check_reads(i64 count) const {
-    const i64 phase = count % step_.chunk;
-    for (const auto& at : applications_)
-      for (i64 i = 0; i < at.n_reads; ++i) {
-        const Read& read = at.reads[i];
-        const i64 R = rings_[read.ring].R;
-        const i64 last = read.chunks ? (read.last < 0 ? count : phase + read.last * step_.chunk) : read.last;
-        const i64 first = read.chunks && read.first ? phase + (read.first - 1) * step_.chunk + 1 : read.first;
-        const i64 farthest = std::min({last, count, step_.nearest + layers_[at.layer].span - 1});
-        STAIRWELL_CHECK(farthest < first || (farthest <= R && farthest < step_.nearest + step_.P &&
-                                             farthest - first + 1 <= R),
-                        "stairwell: a ring of ", R, " positions is too short for distance ", farthest);
-      }
-  }
-
   static i64 size(Arguments& from) {
     const i64 n = from.integer();
     STAIRWELL_CHECK(0 < n && n < (i64{1} << 31), "stairwell: a size is not positive or too large");
@@ -214,11 +137,10 @@ class TypedDecoder : public Decoder {
     STAIRWELL_CHECK(0 <= i && i < n, "stairwell: an index is out of range");
     return i;
   }
-  i64 ring(Arguments& from) const { return index(from, static_cast<i64>(rings_.size())); }
 
   Norm<real> read_norm(PointerList& next) const {
-    const real* weight = next.next<const real>({step_.D});
-    return {weight, next.next<const real>({step_.D})};
+    const real* weight = next.next<const real>({step.D});
+    return {weight, next.next<const real>({step.D})};
   }
 
   // Parameters (rows, columns), their scales (int8) and a bias. The storage type is an integer argument.
@@ -237,49 +159,211 @@ class TypedDecoder : public Decoder {
   }
 
   Application read_application(Arguments& from) {
-    const i64 layers = static_cast<i64>(layers_.size());
     Application application;
-    application.layer = index(from, layers);
-    application.write = static_cast<Write>(index(from, 3));
-    application.ring = ring(from);
-    application.projection = index(from, layers);
-    STAIRWELL_CHECK(application.write == Write::NEVER || layers_[application.projection].key.data,
-                    "stairwell: a layer without keys cannot write a ring");
+    application.layer = index(from, static_cast<i64>(layers.size()));
+    application.write = index(from, step.n_rings + 1) - 1;
     const i64 reads = from.integer();
     STAIRWELL_CHECK(0 <= reads && reads < (1 << 20), "stairwell: too many reads");
     std::vector<Read> list;
     for (i64 i = 0; i < reads; ++i) {
-      const Read read{ring(from), from.integer() != 0, from.integer(), from.integer()};
-      STAIRWELL_CHECK(read.first >= 0 && read.first < (i64{1} << 31) && read.last < (i64{1} << 31) &&
-                          (read.chunks || read.last >= 0),
+      const Read read{index(from, step.n_rings), from.integer() != 0, from.integer(), from.integer()};
+      STAIRWELL_CHECK(read.first >= 0 && read.first < (i64{1} << 31) && read.last < (i64{1} << 31),
                       "stairwell: the distances of a read are invalid");
       list.push_back(read);
     }
-    reads_.push_back(std::move(list));  // moving a vector keeps the address of its elements
+    reads_.push_back(std::move(list));
     application.reads = reads_.back().data();
     application.n_reads = reads;
     return application;
   }
 
-  i64 instruction_set;
-  Step<real> step_{};
-  std::vector<StepLayer<real>> layers_;
-  std::vector<Application> applications_;
   std::vector<std::vector<Read>> reads_;
-  std::vector<Entry> entries_;
+  std::vector<std::vector<i64>> lists;
+};
+
+template <class real>
+class TypedSession : public Session {
+ public:
+  explicit TypedSession(const TypedProgram<real>& program) : program_(program) {}
+
+  // Set the ring buffers, the rings of raw vectors and the sources: sizes, then tensors.
+  void set_buffers(Arguments& from) override {
+    const Step<real>& step = program_.step;
+    const i64 HK = step.H * step.K;
+    capacity_ = from.integer();
+    J_ = from.integer();
+    sources_ = from.integer();
+    const std::vector<i64> sizes = from.integers();
+    STAIRWELL_CHECK(static_cast<i64>(sizes.size()) == step.n_rings + step.n_raw, "stairwell: expected a size per ring");
+    const Tensors tensors = from.tensors();
+    PointerList next(tensors, "rings");
+    rings_.assign(step.n_rings, {});
+    raw_.assign(step.n_raw, {});
+    positions_ = J_;
+    for (i64 r = 0; r < step.n_rings; ++r) {
+      rings_[r].R = sizes[r];
+      rings_[r].keys = next.next<real>({capacity_, HK, sizes[r]});
+      rings_[r].values = next.next<real>({capacity_, HK, sizes[r]});
+    }
+    for (i64 r = 0; r < step.n_raw; ++r) {
+      raw_[r].R = sizes[step.n_rings + r];
+      raw_[r].data = next.next<real>({capacity_, raw_[r].R * program_.raw_sources[r].n, step.D});
+    }
+    for (const auto& at : program_.applications) {
+      i64 positions = 0;
+      for (i64 i = 0; i < at.n_reads; ++i) positions += rings_[at.reads[i].ring].R;
+      positions_ = std::max(positions_, positions);
+    }
+    source_mask_ = next.next<const bool>({sources_, J_});
+    source_keys_.clear();
+    source_values_.clear();
+    for (size_t l = 0; l < program_.layers.size(); ++l) {
+      const bool present = program_.has_source() && J_ > 0;
+      source_keys_.push_back(next.next_if<const real>(present, {sources_, HK, J_}));
+      source_values_.push_back(next.next_if<const real>(present, {sources_, HK, J_}));
+    }
+    next.end();
+    from.end();
+  }
+
+  // Arguments: batch size, whether to compute logits, cursors of the rings and of the raw rings; count, source_index,
+  // x (B, D), hidden (B, D), logits (B, V).
+  void step(Arguments& from) override {
+    const Step<real>& step = program_.step;
+    const i64 B = from.integer(), has_logits = from.integer();
+    const std::vector<i64> cursor = from.integers();
+    const Tensors tensors = from.tensors();
+    from.end();
+    STAIRWELL_CHECK(0 < B && B <= capacity_, "stairwell: the rings hold ", capacity_, " streams, not ", B);
+    STAIRWELL_CHECK(static_cast<i64>(cursor.size()) == step.n_rings + step.n_raw,
+                    "stairwell: expected one cursor per ring");
+    for (i64 r = 0; r < step.n_rings; ++r)
+      STAIRWELL_CHECK(0 <= cursor[r] && cursor[r] < rings_[r].R, "stairwell: cursor out of range");
+    for (i64 r = 0; r < step.n_raw; ++r) {
+      const i64 at = cursor[step.n_rings + r];
+      STAIRWELL_CHECK(0 <= at && (at < raw_[r].R || !raw_[r].R), "stairwell: cursor out of range");
+    }
+    STAIRWELL_CHECK(!has_logits || step.head.data, "stairwell: the step has no head");
+    const i64 D = step.D, HK = step.H * step.K;
+    PointerList next(tensors, "the step's buffers");
+    StepCall<real> call{};
+    call.B = B;
+    call.J = J_;
+    call.count = next.next<const i64>({B});
+    call.source_index = next.optional<const i64>({B});
+    const real* x = next.next<const real>({B, D});
+    call.hidden = next.next<real>({B, D});
+    call.logits = next.next_if<real>(has_logits, {B, step.V});
+    next.end();
+    call.cursor = cursor.data();
+    call.rings = rings_.data();
+    call.raw = raw_.data();
+    call.source_mask = source_mask_;
+    call.source_keys = source_keys_.data();
+    call.source_values = source_values_.data();
+    for (i64 b = 0; b < B; ++b) {
+      STAIRWELL_CHECK(call.count[b] >= 0, "stairwell: a count is negative: ", call.count[b]);
+      STAIRWELL_CHECK(!call.source_index || (0 <= call.source_index[b] && call.source_index[b] < sources_),
+                      "stairwell: source index out of range");
+      if (b == 0 || call.count[b] != call.count[b - 1]) check_reads(call.count[b]);
+    }
+    STAIRWELL_CHECK(!program_.has_source() || J_ == 0 || call.source_index, "stairwell: source indices are missing");
+    const Kernels<real>& use = kernels<real>(program_.instruction_set);
+    const i64 own = use.decode_scratch(B, D, positions_);
+    const i64 threads = choose_threads();
+    const i64 vectors = step.A + 1 + step.G;
+    const i64 needed = B * (4 * HK + step.F + vectors * D) + threads * own + 64;
+    if (needed > scratch_size_) {
+      scratch_ = std::make_unique<Scratch<real>>(needed, true);
+      scratch_size_ = needed;
+    }
+    real* at = scratch_->data();
+    for (real** to : {&call.q, &call.z, &call.keys, &call.values}) {
+      *to = at;
+      at += B * HK;
+    }
+    call.inner = at;
+    at += B * step.F;
+    call.vectors = at;
+    at += B * D * vectors;
+    std::copy(x, x + B * D, call.vectors);
+    const bool slow = on_threads(threads, [&](i64 thread, i64 n, Barrier& barrier) {
+      use.decode(step, call, barrier, thread, n, at + thread * own);
+    });
+    if (slow) {
+      pause_ = std::min(MAX_PAUSE, std::max(MIN_PAUSE, 2 * pause_));
+      remaining_pause_ = pause_;
+    } else if (threads > 1) {
+      pause_ = 0;
+    }
+  }
+
+ private:
+  // Where another process keeps a core busy, a thread that waits for its turn makes all others wait: then one thread is
+  // faster than several, until a later step finds the cores free again.
+  i64 choose_threads() {
+    if (remaining_pause_ == 0) return get_num_threads();
+    --remaining_pause_;
+    return 1;
+  }
+
+  // Call f(thread, threads, barrier) on concurrent threads. Return whether a barrier was slow.
+  template <class F>
+  static bool on_threads(i64 threads, const F& f) {
+    struct Shared {
+      const F& f;
+      Barrier barrier;
+    } shared{f, {}};
+    if (threads == 1) {
+      f(0, 1, shared.barrier);
+      return false;
+    }
+    const Task task = [](void* data, i64 thread, i64 n) {
+      Shared& s = *static_cast<Shared*>(data);
+      s.barrier.set_threads(n);
+      s.f(thread, n, s.barrier);
+    };
+    run_on_threads()(task, &shared, threads);
+    return shared.barrier.was_slow();
+  }
+
+  // Check that no read exceeds its ring, for a stream that has read `count` tokens.
+  void check_reads(i64 count) const {
+    const Step<real>& step = program_.step;
+    for (const auto& at : program_.applications)
+      for (i64 i = 0; i < at.n_reads; ++i) {
+        const Read& read = at.reads[i];
+        const i64 R = rings_[read.ring].R;
+        i64 first, last;
+        read.distances(count, step.chunk, first, last);
+        last = std::min(last, step.nearest + program_.layers[at.layer].span - 1);
+        STAIRWELL_CHECK(last < first || (last < R && last < step.nearest + step.P),
+                        "stairwell: a ring of ", R, " positions is too short for distance ", last);
+      }
+  }
+
+  const TypedProgram<real>& program_;
   std::vector<Ring<real>> rings_;
-  i64 capacity_ = 0, J_ = 0, sources_ = 0, positions_ = 0, scratch_size_ = 0;
+  std::vector<RawRing<real>> raw_;
+  std::vector<const real*> source_keys_, source_values_;
+  i64 capacity_ = 0, J_ = 0, sources_ = 0, positions_ = 0, scratch_size_ = 0, pause_ = 0, remaining_pause_ = 0;
   const bool* source_mask_ = nullptr;
   std::unique_ptr<Scratch<real>> scratch_;
 };
 
 }  // namespace
 
-void* decoder_new(bool float64, Arguments& from) {
-  return float64 ? static_cast<Decoder*>(new TypedDecoder<double>(from)) : new TypedDecoder<float>(from);
+void* decode_program_new(bool float64, Arguments& from) {
+  return float64 ? static_cast<Program*>(new TypedProgram<double>(from)) : new TypedProgram<float>(from);
 }
-void decoder_set_rings(void* decoder, Arguments& from) { static_cast<Decoder*>(decoder)->set_rings(from); }
-void decoder_step(void* decoder, Arguments& from) { static_cast<Decoder*>(decoder)->step(from); }
-void decoder_free(void* decoder) { delete static_cast<Decoder*>(decoder); }
+void decode_program_free(void* program) { delete static_cast<Program*>(program); }
+void* decode_session_new(void* program) {
+  auto* typed = dynamic_cast<TypedProgram<float>*>(static_cast<Program*>(program));
+  if (typed) return static_cast<Session*>(new TypedSession<float>(*typed));
+  return static_cast<Session*>(new TypedSession<double>(*static_cast<TypedProgram<double>*>(static_cast<Program*>(program))));
+}
+void decode_session_set_buffers(void* session, Arguments& from) { static_cast<Session*>(session)->set_buffers(from); }
+void decode_session_step(void* session, Arguments& from) { static_cast<Session*>(session)->step(from); }
+void decode_session_free(void* session) { delete static_cast<Session*>(session); }
 
 }  // namespace stairwell

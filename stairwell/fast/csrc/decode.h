@@ -118,22 +118,24 @@ class Decode {
   static i64 scratch(i64 B, i64 D, i64 positions) { return B * D + positions + 2 * LANES<real> + 64; }
 
   void run() {
-    for (i64 a = 0; a < s.A; ++a) apply(s.applications[a], layer_output(a), layer_output(a + 1));
-    write_memory();
+    for (i64 a = 0; a < s.A; ++a) apply(s.applications[a], vector(a), vector(a + 1));
+    write_final_rings();
+    write_raw();
+    predict();
   }
 
  private:
-  real* layer_output(i64 a) const { return c.layer_outputs + a * B * D; }
+  real* vector(i64 v) const { return c.vectors + v * B * D; }
 
   // First index of a thread's share of n.
   i64 share(i64 n, i64 of) const { return n * of / threads; }
 
-  void norm(const real* x, const Norm<real>& by) { norm_into(x, by, normed); }
+  void norm(const real* x, const Norm<real>& by) { norm_into(x, by, s.eps, normed); }
 
-  void norm_into(const real* x, const Norm<real>& by, real* to) {
+  void norm_into(const real* x, const Norm<real>& by, real eps, real* to) {
     for (i64 b = 0; b < B; ++b, x += D, to += D) {
       real rstd;
-      standardize(x, 1, D, s.eps, to, &rstd);
+      standardize(x, 1, D, eps, to, &rstd);
       for (i64 d = 0; d < D; ++d) to[d] = to[d] * by.weight[d] + by.bias[d];
     }
   }
@@ -154,7 +156,7 @@ class Decode {
     residual(layer.out, c.z, HK, x, to);
     finish(to, layer.attention_norm);
     if (layer.cross_query.data) {
-      attend_source(layer, to);
+      attend_source(layer, at.layer, to);
       barrier.wait();
       product(layer.cross_out, first, last, c.z, HK, B, to, D, ADD);
       finish(to, layer.cross_norm);
@@ -190,8 +192,8 @@ class Decode {
     const bool whole_heads = H % threads == 0;  // then a thread only needs its own results
     const i64 first = whole_heads ? share(H, thread) * K : share(HK, thread);
     const i64 last = whole_heads ? share(H, thread + 1) * K : share(HK, thread + 1);
-    const StepLayer<real>& projection = s.layers[at.projection];
-    if (at.write != Write::NEVER) {
+    if (at.write >= 0) {
+      const StepLayer<real>& projection = s.layers[s.ring_sources[at.write].layer];
       const real* in = input(x, projection.attention_norm);
       product(projection.key, first, last, in, D, B, c.keys, HK);
       product(projection.value, first, last, in, D, B, c.values, HK);
@@ -203,33 +205,18 @@ class Decode {
     for (i64 b = 0; b < B; ++b)
       for (i64 h = from; h < until; ++h) {
         if (!whole_heads && pair++ % threads != thread) continue;
-        if (at.write == Write::BEFORE) write(at.ring, b, h, c.keys, c.values);
+        if (at.write >= 0) write(at.write, b, h, c.keys, c.values);
         read(at, layer, b, h);
-        if (at.write == Write::AFTER) write(at.ring, b, h, c.keys, c.values);
       }
   }
 
   void write(i64 ring, i64 b, i64 h, const real* keys, const real* values) {
     const Ring<real>& r = c.rings[ring];
-    if (!r.R) return;
     const i64 at = (b * H + h) * K * r.R + c.cursor[ring];
     for (i64 k = 0; k < K; ++k) {
       r.keys[at + k * r.R] = keys[b * H * K + h * K + k];
       r.values[at + k * r.R] = values[b * H * K + h * K + k];
     }
-  }
-
-  // The distances of a read for a stream that has read `count` tokens; empty if last < first.
-  void distances(const Read& read, i64 count, i64 span, i64& first, i64& last) const {
-    if (!read.chunks) {
-      first = read.first;
-      last = read.last;
-    } else {
-      const i64 phase = count % s.chunk;
-      first = read.first == 0 ? 0 : phase + (read.first - 1) * s.chunk + 1;
-      last = read.last < 0 ? count : phase + read.last * s.chunk;
-    }
-    last = min(min(last, count), s.nearest + span - 1);
   }
 
   // Attention of one head of one stream to its rings, into c.z. Zero if there is nothing to attend to.
@@ -260,7 +247,8 @@ class Decode {
     for (i64 i = 0; i < at.n_reads; ++i) {
       const Read& read = at.reads[i];
       i64 first, last;
-      distances(read, c.count[b], layer.span, first, last);
+      read.distances(c.count[b], s.chunk, first, last);
+      last = min(last, s.nearest + layer.span - 1);
       if (last < first) continue;
       const i64 R = c.rings[read.ring].R, column = s.nearest + s.P - 1 - last;
       const i64 start = (c.cursor[read.ring] - last % R + R) % R, n = last - first + 1, before_wrap = min(n, R - start);
@@ -317,14 +305,14 @@ class Decode {
   }
 
   // Attention to the source of each stream, up to its output projection, in c.z.
-  void attend_source(const StepLayer<real>& layer, const real* x) {
+  void attend_source(const StepLayer<real>& layer, i64 l, const real* x) {
     const i64 HK = H * K;
     product(layer.cross_query, share(HK, thread), share(HK, thread + 1), input(x, layer.cross_norm), D, B, c.q, HK);
     barrier.wait();
-    for (i64 pair = thread; pair < B * H; pair += threads) read_source(layer, pair / H, pair % H);
+    for (i64 pair = thread; pair < B * H; pair += threads) read_source(l, pair / H, pair % H);
   }
 
-  void read_source(const StepLayer<real>& layer, i64 b, i64 h) {
+  void read_source(i64 l, i64 b, i64 h) {
     const real *q = c.q + (b * H + h) * K;
     real* z = c.z + (b * H + h) * K;
     const i64 at = (c.source_index[b] * H + h) * c.J * K;
@@ -334,7 +322,7 @@ class Decode {
     i64 n = 0;
     each_run(visible, [&](i64 first, i64 length) {
       for (i64 i = 0; i < length; ++i) scores[n + i] = 0;
-      dots(q, layer.source_keys + at + first * K, length, K, scores + n);
+      dots(q, c.source_keys[l] + at + first * K, length, K, scores + n);
       n += length;
     });
     if (!n) return;
@@ -342,7 +330,7 @@ class Decode {
     softmax<real>(scores, n, nullptr, scores);
     n = 0;
     each_run(visible, [&](i64 first, i64 length) {
-      add_weighted(scores + n, 1, layer.source_values + at + first * K, K, length, K, z);
+      add_weighted(scores + n, 1, c.source_values[l] + at + first * K, K, length, K, z);
       n += length;
     });
   }
@@ -361,33 +349,59 @@ class Decode {
     }
   }
 
-  // Form the memory entries of the token and write their keys and values.
-  void write_memory() {
+  // Compute the mixes, and write the keys and values that are written at the end of a step.
+  void write_final_rings() {
     const i64 A = s.A, HK = H * K;
-    if (!s.G) return;
     for (i64 g = 0; g < s.G; ++g)
       for (i64 i = share(B * D, thread); i < share(B * D, thread + 1); ++i) {
         real sum = 0;
         for (i64 a = 0; a <= A; ++a)
-          if (s.mix[g * (A + 1) + a] != 0) sum += s.mix[g * (A + 1) + a] * c.layer_outputs[a * B * D + i];
-        c.memory[g * B * D + i] = sum;
+          if (s.mix[g * (A + 1) + a] != 0) sum += s.mix[g * (A + 1) + a] * vector(a)[i];
+        vector(A + 1 + g)[i] = sum;
       }
-    barrier.wait();
+    if (s.G) barrier.wait();
     const i64 first = share(HK, thread), last = share(HK, thread + 1);
-    for (i64 e = 0; e < s.n_entries; ++e) {
-      const Entry& entry = s.entries[e];
-      const StepLayer<real>& layer = s.layers[entry.layer];
-      const real* in = input(c.memory + entry.memory * B * D, layer.attention_norm);
+    for (i64 r = 0; r < s.n_rings; ++r) {
+      const RingSource& source = s.ring_sources[r];
+      if (!source.at_end) continue;
+      const StepLayer<real>& layer = s.layers[source.layer];
+      const real* in = input(vector(source.vector), layer.attention_norm);
       product(layer.key, first, last, in, D, B, c.keys, HK);
       product(layer.value, first, last, in, D, B, c.values, HK);
-      const Ring<real>& ring = c.rings[entry.ring];
-      for (i64 b = 0; b < B && ring.R; ++b)
+      const Ring<real>& ring = c.rings[r];
+      for (i64 b = 0; b < B; ++b)
         for (i64 i = first; i < last; ++i) {
-          const i64 at = (b * HK + i) * ring.R + c.cursor[entry.ring];
+          const i64 at = (b * HK + i) * ring.R + c.cursor[r];
           ring.keys[at] = c.keys[b * HK + i];
           ring.values[at] = c.values[b * HK + i];
         }
     }
+  }
+
+  // Write the raw vectors from which states are built.
+  void write_raw() {
+    const i64 first = share(D, thread), last = share(D, thread + 1);
+    for (i64 r = 0; r < s.n_raw; ++r) {
+      const RawRing<real>& ring = c.raw[r];
+      const RawSource& source = s.raw_sources[r];
+      for (i64 b = 0; b < B && ring.R; ++b)
+        for (i64 v = 0; v < source.n; ++v) {
+          const real* from = vector(source.vectors[v]) + b * D;
+          real* to = ring.data + ((b * ring.R + c.cursor[s.n_rings + r]) * source.n + v) * D;
+          for (i64 d = first; d < last; ++d) to[d] = from[d];
+        }
+    }
+  }
+
+  // The final norm and the head.
+  void predict() {
+    const real* y = vector(s.A);
+    if (s.norm.weight) {
+      norm_into(y, s.norm, s.norm_eps, normed);
+      y = normed;
+    }
+    for (i64 i = share(B * D, thread); i < share(B * D, thread + 1); ++i) c.hidden[i] = y[i];
+    if (c.logits) product(s.head, share(s.V, thread), share(s.V, thread + 1), y, D, B, c.logits, s.V);
   }
 
   const Step<real>& s;

@@ -17,7 +17,7 @@ namespace stairwell {
 namespace {
 
 // Version of the operators' argument lists. native.py rejects a library with another version.
-constexpr i64 LAYOUT_VERSION = 9;
+constexpr i64 LAYOUT_VERSION = 10;
 
 thread_local i64 num_threads = 1;
 thread_local std::string error;
@@ -196,26 +196,33 @@ STAIRWELL_EXPORT const char* stairwell_call(const char* name, int64_t threads, c
   });
 }
 
-STAIRWELL_EXPORT const char* stairwell_decoder_new(void** decoder, int64_t float64, const CallArguments* packed) {
+STAIRWELL_EXPORT const char* stairwell_decode_program_new(void** program, int64_t float64, const CallArguments* packed) {
   return stairwell::guarded([&] {
     stairwell::Arguments arguments = packed->read();
-    *decoder = stairwell::decoder_new(float64, arguments);
+    *program = stairwell::decode_program_new(float64, arguments);
   });
 }
 
-STAIRWELL_EXPORT const char* stairwell_decoder_set_rings(void* decoder, const CallArguments* packed) {
+STAIRWELL_EXPORT void stairwell_decode_program_free(void* program) { stairwell::decode_program_free(program); }
+
+STAIRWELL_EXPORT const char* stairwell_decode_session_new(void** session, void* program) {
+  return stairwell::guarded([&] { *session = stairwell::decode_session_new(program); });
+}
+
+STAIRWELL_EXPORT const char* stairwell_decode_session_set_buffers(void* session, const CallArguments* packed) {
   return stairwell::guarded([&] {
     stairwell::Arguments arguments = packed->read();
-    stairwell::decoder_set_rings(decoder, arguments);
+    stairwell::decode_session_set_buffers(session, arguments);
   });
 }
 
-STAIRWELL_EXPORT const char* stairwell_decoder_step(void* decoder, int64_t threads, const CallArguments* packed) {
+STAIRWELL_EXPORT const char* stairwell_decode_session_step(void* session, int64_t threads,
+                                                           const CallArguments* packed) {
   return stairwell::guarded([&] {
     stairwell::set_num_threads(threads);
     stairwell::Arguments arguments = packed->read();
-    stairwell::decoder_step(decoder, arguments);
+    stairwell::decode_session_step(session, arguments);
   });
 }
 
-STAIRWELL_EXPORT void stairwell_decoder_free(void* decoder) { stairwell::decoder_free(decoder); }
+STAIRWELL_EXPORT void stairwell_decode_session_free(void* session) { stairwell::decode_session_free(session); }

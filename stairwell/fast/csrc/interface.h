@@ -129,10 +129,13 @@ void topk(Arguments& arguments);
 void delta_forward(Arguments& arguments);
 void delta_backward(Arguments& arguments);
 
-// A decoder keeps a step description between calls (see step.h); its arguments are written in decode/native.py.
-void* decoder_new(bool float64, Arguments& arguments);
-void decoder_set_rings(void* decoder, Arguments& arguments);
-void decoder_step(void* decoder, Arguments& arguments);
-void decoder_free(void* decoder);
+// A program is a model's step (see step.h), a session the buffers of its streams, which must be freed before it. Their
+// arguments are written in decode/native.py.
+void* decode_program_new(bool float64, Arguments& arguments);
+void decode_program_free(void* program);
+void* decode_session_new(void* program);
+void decode_session_set_buffers(void* session, Arguments& arguments);
+void decode_session_step(void* session, Arguments& arguments);
+void decode_session_free(void* session);
 
 }  // namespace stairwell

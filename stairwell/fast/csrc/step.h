@@ -1,8 +1,11 @@
-// One token's step through a core as data: which layers run in which order, which buffers each reads over which
-// distances, what is written, and how memory entries are formed. Built by decode/native.py from a core's description.
+// One token's step through a model as data: which layers run in which order, which ring buffers each reads over which
+// distances, what is written, and the head. Built by decode/native.py from a core's description (cores/step.py).
+//
+// A step computes numbered vectors: 0 is its input, a the output of the a-th layer application, A + 1 and following are
+// mixes of the vectors 0..A.
 //
 // Letters: B streams, D width, H heads, K head width, F inner width, R positions of a ring, P distances of the position
-// table, A layer applications (layers times passes), G memory entries, J source tokens.
+// table, A layer applications (layers times passes), G mixes, J source tokens, V vocabulary size.
 #pragma once
 
 #include "interface.h"
@@ -32,7 +35,6 @@ struct StepLayer {
   Matrix<real> query, key, value, out, inner, outer, cross_query, cross_out;
   const real* ramp = nullptr;  // (H, P): logarithm of the adaptive span, the farthest distance first
   i64 span = 0;                // number of distances with nonzero weight
-  const real *source_keys = nullptr, *source_values = nullptr;  // (sources, H, J, K)
 };
 
 // What a layer application reads from a ring. Window: distances first .. last. Chunks: chunks i-first .. i-last, where i
@@ -41,21 +43,34 @@ struct Read {
   i64 ring;
   bool chunks;
   i64 first, last;
+
+  // The nearest and the farthest distance for a token with `count` tokens before it; none if farthest < nearest. The
+  // same rule as `Read.distances` in cores/step.py.
+  void distances(i64 count, i64 chunk, i64& nearest, i64& farthest) const {
+    const i64 phase = count % chunk;
+    nearest = !chunks ? first : first == 0 ? 0 : phase + (first - 1) * chunk + 1;
+    farthest = last < 0 ? count : chunks ? phase + last * chunk : last;
+    if (farthest > count) farthest = count;
+  }
 };
 
-enum class Write : i64 { NEVER = 0, BEFORE = 1, AFTER = 2 };
-
-// One application of a layer. If it writes, the input projected by `projection` goes into `ring`.
+// One application of a layer. Before it reads, its input is written to the ring `write`, unless that is negative.
 struct Application {
-  i64 layer, ring, projection;
-  Write write;
+  i64 layer, write;
   const Read* reads;
   i64 n_reads;
 };
 
-// Memory `memory`, projected by a layer's keys and values, written to a ring at the end of the step.
-struct Entry {
-  i64 ring, layer, memory;
+// What a ring holds: a vector as projected by a layer's keys and values. If `at_end`, it is written after all layers.
+struct RingSource {
+  i64 layer, vector;
+  bool at_end;
+};
+
+// A ring of raw vectors, from which states are built: (streams, R, n, D) with the n vectors of each token.
+struct RawSource {
+  const i64* vectors;
+  i64 n;
 };
 
 template <class real>
@@ -65,16 +80,28 @@ struct Ring {
 };
 
 template <class real>
+struct RawRing {
+  real* data = nullptr;
+  i64 R = 0;
+};
+
+// Everything that does not depend on streams. It is not changed after it has been built, so any number of threads may
+// decode with it.
+template <class real>
 struct Step {
-  i64 D, H, K, F, P, nearest, chunk, G;
+  i64 D, H, K, F, P, V, nearest, chunk, G;
   bool pre_norm;
   real eps;
   const real* position;  // (K, P), the farthest distance first
   const real* mix;       // (G, A + 1)
   const StepLayer<real>* layers;
   const Application* applications;
-  const Entry* entries;
-  i64 A, n_entries;
+  const RingSource* ring_sources;
+  const RawSource* raw_sources;
+  i64 A, n_rings, n_raw;
+  Norm<real> norm;     // final norm; without weights there is none
+  real norm_eps;
+  Matrix<real> head;  // (V, D); without parameters there is none
 };
 
 // The buffers of one call.
@@ -82,12 +109,16 @@ template <class real>
 struct StepCall {
   i64 B, J;
   const i64* count;           // (B): tokens that each stream has read
-  const i64* cursor;          // (rings): the position to write
+  const i64* cursor;          // (rings), then (raw rings): the position to write
   const Ring<real>* rings;
+  const RawRing<real>* raw;
   const i64* source_index;    // (B): the source of each stream
   const bool* source_mask;    // (sources, J)
-  real* layer_outputs;        // (A + 1, B, D): the first is the input
-  real* memory;               // (G, B, D)
+  // (sources, H, J, K) per layer
+  const real *const *source_keys, *const *source_values;
+  real* vectors;              // (A + 1 + G, B, D): the first is the input
+  real* hidden;               // (B, D): the core's output after the final norm
+  real* logits;               // (B, V), or null
   real *q, *z, *inner, *keys, *values;  // shared scratch: (B, HK), (B, HK), (B, F), (B, HK), (B, HK)
   i64 scratch;                // elements of each thread's scratch
 };
@@ -99,8 +130,11 @@ class Barrier {
   // Every thread sets the number of threads before its first wait.
   void set_threads(i64 threads) { threads_.store(threads, std::memory_order_relaxed); }
   void wait();
+  // Whether a thread has waited much longer than a stage takes.
+  bool was_slow() const { return was_slow_.load(std::memory_order_relaxed); }
 
  private:
+  std::atomic<bool> was_slow_{false};
   std::atomic<i64> threads_{1}, arrived_{0}, round_{0};
 };
 

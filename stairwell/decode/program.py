@@ -1,0 +1,193 @@
+"""What the decoding sessions of a model share: its step description and its parameters as a step reads them.
+
+`program_of` prepares it once per model, and again after the parameters have changed or a module was replaced.
+Letters: B streams, D width, K head width, P distances, V vocabulary size.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from functools import cached_property
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from stairwell.cores import step_of
+from stairwell.cores.core import TransformerCore
+from stairwell.cores.step import StepDescription
+from stairwell.decode.native import HeadMatrix, NativeProgram, Output
+from stairwell.decode.weights import head_vectors, weights_of
+from stairwell.devices import on_accelerator
+from stairwell.fast import native
+from stairwell.fast.linear import PackedLinear, suits_onednn
+from stairwell.layers import Layer, ResidualLayer, Sublayer
+from stairwell.models.embedding import Head
+
+ELEMENTS_COMPARED = 4  # of each parameter, before a step
+
+
+class ParameterVersions:
+    """Detects changes of a module's parameters by a few comparisons.
+
+    PyTorch counts the changes of a parameter, except those through `.data` (`p.data.mul_(2)`). On the CPU these are
+    detected by comparing a few elements of each parameter, which nearly every change of a whole parameter affects."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.owners = [
+            (owner._parameters, name, parameter)
+            for owner in module.modules()
+            for name, parameter in owner._parameters.items()
+            if parameter is not None
+        ]
+        self.parameters = [parameter for _, _, parameter in self.owners]
+        on_cpu = (p.detach() for p in self.parameters if not on_accelerator(p) and p.is_contiguous())
+        self.samples = [some_elements(parameter) for parameter in on_cpu]
+        self.first_versions, self.first_elements = self.versions(), self.elements()
+
+    def versions(self) -> list[tuple[int, int]]:
+        # A tensor created in inference mode has no version.
+        return [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.parameters]
+
+    def elements(self) -> list[bytes]:
+        return [sample.tobytes() for sample in self.samples]
+
+    def changed(self) -> bool:
+        if any(parameters[name] is not parameter for parameters, name, parameter in self.owners):
+            return True
+        return self.versions() != self.first_versions or self.elements() != self.first_elements
+
+
+def some_elements(parameter: Tensor) -> np.ndarray:
+    """Return a view of a few elements of a contiguous tensor, from the first to the last."""
+    flat = parameter.view(-1)
+    if flat.dtype == torch.bfloat16:  # not supported by numpy
+        flat = flat.view(torch.int16)
+    return flat[:: max(1, (len(flat) - 1) // (ELEMENTS_COMPARED - 1))].numpy()
+
+
+class LayerStep(ResidualLayer):
+    """A layer for one token per stream. Norms are plain functions: with one stream, the call of a module takes as long
+    as its work."""
+
+    def __init__(self, layer: Layer) -> None:
+        self.layer, self.pre = layer, layer.pre
+        self.attention_norm = norm_function(layer.attention_norm)
+        self.feed_forward_norm = norm_function(layer.feed_forward_norm)
+        if hasattr(layer, "cross"):
+            self.cross_norm = norm_function(layer.cross_norm)
+
+    # Built on first use: native code reads the parameters themselves.
+    @cached_property
+    def query(self) -> PackedLinear:
+        attention = self.layer.attention
+        return PackedLinear(attention.query.weight * attention.K**-0.5)  # includes the scale of the scores
+
+    @cached_property
+    def key_value(self) -> PackedLinear:
+        attention = self.layer.attention
+        return PackedLinear(torch.cat([attention.key.weight, attention.value.weight]))
+
+    @cached_property
+    def out(self) -> PackedLinear:
+        return PackedLinear(self.layer.attention.out.weight)
+
+    @cached_property
+    def inner(self) -> PackedLinear:
+        linear = self.layer.feed_forward.inner
+        return PackedLinear(linear.weight, linear.bias)
+
+    @cached_property
+    def outer(self) -> PackedLinear:
+        linear = self.layer.feed_forward.out
+        return PackedLinear(linear.weight, linear.bias)
+
+    def apply(self, x: Tensor, attend: Sublayer, attend_source: Sublayer | None) -> Tensor:
+        """x (B, D) -> (B, D); `attend` is attention without its output projection, (B, D) -> (B, H * K)"""
+        return self.apply_sublayers(x, lambda normed: self.out(attend(normed)), attend_source, self.feed_forward)
+
+    def feed_forward(self, normed: Tensor) -> Tensor:
+        return self.outer(self.inner(normed, relu=True))
+
+    def keys_values(self, vector: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the key and the value (B, H * K) of a vector (B, D)."""
+        keys, values = self.key_value(self.normed(vector)).chunk(2, 1)
+        return keys, values
+
+
+def norm_function(norm: nn.LayerNorm) -> Sublayer:
+    """Return a norm as a plain function."""
+    shape, weight, bias, eps = norm.normalized_shape, norm.weight, norm.bias, norm.eps
+    return lambda x: torch.layer_norm(x, shape, weight, bias, eps)
+
+
+class Program:
+    def __init__(self, model: Any) -> None:
+        self.versions = ParameterVersions(model)
+        self.modules, self.weights = submodules(model), weights_of(model)
+        # Neither may refer to the model, which would then never be freed.
+        self.norm: nn.Module = model.norm
+        self.head_module: nn.Module | None = getattr(model, "head", None)
+        description = step_of(model.core)
+        # A buffer without a limit, as that of Global Cached Staircase, cannot be a ring.
+        self.description = description if description is not None and description.is_bounded else None
+        self.native: NativeProgram | None = None
+        if self.description is not None:
+            self._prepare(model.core, self.description)
+
+    def _prepare(self, core: TransformerCore[Any, Any], description: StepDescription) -> None:
+        self.layers = [LayerStep(layer) for layer in core.layers]
+        self.nearest_first = core.position.table(description.distances).detach()  # (P, K)
+        self.distance = torch.arange(description.distances, device=self.nearest_first.device) + description.nearest
+        if native.supports(self.nearest_first) and not torch.compiler.is_compiling():
+            self.native = NativeProgram(description, [*core.layers], self.nearest_first, self._output(), self.weights)
+
+    def _output(self) -> Output:
+        head = self.head_module
+        matrix = HeadMatrix(head_vectors(head).detach(), head.bias) if type(head) is Head and not hooked(head) else None
+        norm = self.norm if type(self.norm) is nn.LayerNorm and not hooked(self.norm) else None
+        # Native code computes logits only after a norm that it computes as well.
+        return Output(norm, matrix if norm is not None or type(self.norm) is nn.Identity else None)
+
+    @cached_property
+    def head(self) -> Sublayer:
+        """The model's head as a function (B, D) -> (B, V) that is fast for few streams."""
+        head = self.head_module
+        if not isinstance(head, Head):
+            return cast(Sublayer, head)
+        packed = PackedLinear(head_vectors(head), head.bias)
+        return lambda x: packed(x) if suits_onednn(x, packed.weight) else head(x)
+
+    def is_valid(self, model: Any) -> bool:
+        """Return whether the model still has these modules and parameters."""
+        modules = submodules(model)
+        return (
+            self.weights == weights_of(model)
+            and len(modules) == len(self.modules)
+            and all(new is old for new, old in zip(modules, self.modules))
+            and (self.description is None or not model.core.changed_module())
+            and not self.versions.changed()
+        )
+
+
+def submodules(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if module is not model]
+
+
+def hooked(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+_programs: weakref.WeakKeyDictionary[nn.Module, Program] = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
+
+
+def program_of(model: Any) -> Program:
+    """Return the program of a model, made once as long as its parameters do not change."""
+    with _lock:
+        program = _programs.get(model)
+        if program is None or not program.is_valid(model):
+            program = _programs[model] = Program(model)
+        return program

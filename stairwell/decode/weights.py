@@ -1,0 +1,85 @@
+"""Parameters with fewer bits for decoding: bfloat16, or int8 with one scale per row of a matrix.
+
+    use_weights(model, "int8")          round the matrices of the decoder in place; sessions then store them in int8
+
+Decoding a few streams is bound by reading the parameters, so fewer bits make it faster. The matrices of the layers and
+of the head are rounded; embeddings that are not tied to the head, norms, biases, position embeddings and an encoder are
+not. The model itself holds the rounded values, so that every path computes the same function: prompts, decoding and
+evaluation agree as they do without rounding. Do not train or save a model after this.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from stairwell.cores.core import TransformerCore
+from stairwell.errors import UserError
+from stairwell.layers import Layer
+from stairwell.models.embedding import Head
+
+Weights = Literal["float32", "bfloat16", "int8"]  # how a session stores matrices; float32: as the model does
+STORAGE_CODES: dict[Weights, int] = {"float32": 0, "bfloat16": 1, "int8": 2}  # of csrc/step.h
+LARGEST = 127
+
+_weights: weakref.WeakKeyDictionary[nn.Module, Weights] = weakref.WeakKeyDictionary()
+
+
+def weights_of(model: nn.Module) -> Weights:
+    """Return how sessions of a model store its matrices."""
+    return _weights.get(model, "float32")
+
+
+@torch.no_grad()
+def use_weights(model: Any, weights: Weights) -> None:
+    """Round the matrices that decoding reads, in place, and store them with fewer bits in sessions."""
+    if weights not in get_args(Weights):
+        raise UserError(f"--weights {weights}: choose from {', '.join(get_args(Weights))}")
+    if weights == weights_of(model):
+        return
+    if weights_of(model) != "float32":
+        raise UserError(f"the model's parameters are already rounded to {weights_of(model)}; load it again")
+    matrices = list(decoding_matrices(model))
+    if not matrices:
+        raise UserError(f"--weights {weights} requires a transformer core, not {type(model.core).__name__}")
+    if wrong := [matrix for matrix in matrices if matrix.dtype != torch.float32]:
+        raise UserError(f"--weights {weights} requires parameters in float32, not {wrong[0].dtype}")
+    for matrix in matrices:
+        matrix.copy_(rounded(matrix, weights))
+    _weights[model] = weights
+
+
+def decoding_matrices(model: Any) -> Iterator[Tensor]:
+    """Yield the matrices of the layers and of the head, each once."""
+    if not isinstance(model.core, TransformerCore):
+        return
+    for layer in model.core.layers:
+        assert isinstance(layer, Layer)
+        yield from (module.weight for module in layer.modules() if isinstance(module, nn.Linear))
+    if isinstance(getattr(model, "head", None), Head):
+        yield head_vectors(model.head)
+
+
+def head_vectors(head: Head) -> Tensor:
+    return head.vectors if head.embedding is None else head.embedding.vectors
+
+
+def rounded(matrix: Tensor, weights: Weights) -> Tensor:
+    """Return the values that `stored` represents, in the dtype of the matrix."""
+    values, scale = stored(matrix, weights)
+    return values.to(matrix.dtype) if scale is None else values * scale[:, None]
+
+
+def stored(matrix: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
+    """Return a matrix (m, n) as it is stored, and for int8 one scale per row (m,)."""
+    if weights == "float32":
+        return matrix.contiguous(), None
+    if weights == "bfloat16":
+        return matrix.to(torch.bfloat16).contiguous(), None
+    scale = matrix.abs().amax(1) / LARGEST
+    scale = torch.where(scale == 0, 1, scale)
+    return (matrix / scale[:, None]).round().clamp(-LARGEST, LARGEST).to(torch.int8).contiguous(), scale
