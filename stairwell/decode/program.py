@@ -151,6 +151,10 @@ class Program:
         # Native code computes logits only after a norm that it computes as well.
         return Output(norm, matrix if norm is not None or type(self.norm) is nn.Identity else None)
 
+    def normed(self, y: Tensor) -> Tensor:
+        """Return the core's output (..., D) after the final norm."""
+        return cast(Tensor, self.norm(y))
+
     @cached_property
     def head(self) -> Sublayer:
         """The model's head as a function (B, D) -> (B, V) that is fast for few streams."""

@@ -213,7 +213,7 @@ class RingSteps(Steps):
 
     def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
         if self.native is None:
-            return self.program.norm(self.interpret(x[:, None], count, min_count)[:, 0])
+            return self.program.normed(self.interpret(x[:, None], count, min_count)[:, 0])
         return self.native_step(x, count, logits=False)[0]
 
     def logits(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
@@ -229,7 +229,7 @@ class RingSteps(Steps):
         hidden, scores = self.native.step(x, count, logits)
         self.advance(1)
         if not self.native.program.has_norm:
-            hidden = self.program.norm(hidden)
+            hidden = self.program.normed(hidden)
         return hidden, scores
 
     def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
@@ -245,7 +245,7 @@ class RingSteps(Steps):
         for part in torch.split(x, room, 1):
             outputs.append(self.interpret(part, count + done, min_count + done))
             done += part.shape[1]
-        return self.program.norm(torch.cat(outputs, 1))
+        return self.program.normed(torch.cat(outputs, 1))
 
     # The interpreter in PyTorch
 
@@ -347,7 +347,7 @@ class CarriedSteps(Steps):
 
     def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
         y, self.carried = self.core(x, self.carried, None, *self.source)
-        return self.program.norm(y)
+        return self.program.normed(y)
 
     def crop(self, tokens: int) -> None:
         self.carried = self.carried.crop(tokens)
