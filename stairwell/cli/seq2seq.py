@@ -114,7 +114,7 @@ def lines_of(stream: Any) -> Iterator[str]:
 def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path | None, **options: Any) -> None:
     """Write one line per input line, or the `best` hypotheses with their scores; print the speed to stderr.
     Articles may contain line ends, so those to summarize may come as a table."""
-    from stairwell.runs.seq2seq import open_translator
+    from stairwell.runs.pair_runs import open_translator
 
     for file in [*files, *([prefix] if prefix else [])]:
         file.open("rb").close()  # fail before the model is loaded
@@ -215,8 +215,8 @@ def tune(
     as_json: AsJson = False,
 ) -> None:
     """Find the best length penalty on the validation set and save it in the run folder."""
-    from stairwell.runs.seq2seq import PENALTIES
-    from stairwell.runs.seq2seq import tune as tune_run
+    from stairwell.runs.pair_runs import PENALTIES
+    from stairwell.runs.pair_runs import tune as tune_run
 
     def tell(penalty: float, score: float) -> None:
         say(f"length penalty {penalty:g}: {score:.2f}")
@@ -243,7 +243,7 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Compare the BLEU of two translators on the same sentences, with the p-value of the difference."""
-    from stairwell.runs.seq2seq import compare as compare_runs
+    from stairwell.runs.pair_runs import compare as compare_runs
 
     result = compare_runs(first, second, "valid" if split == "valid" else "test", device)
     print(strict_json(result) if as_json else result_text(result))
@@ -260,7 +260,7 @@ def distill(
     as_json: AsJson = False,
 ) -> None:
     """Write a corpus of a model's outputs for its training sources, to train a smaller model on."""
-    from stairwell.runs.seq2seq import distill as distill_run
+    from stairwell.runs.pair_runs import distill as distill_run
 
     def tell(done: int) -> None:
         if done % 1000 == 0:

@@ -130,7 +130,7 @@ def eval_command(
     """Score a trained model on a split, or on streams far longer than those of training (--horizon)."""
     from stairwell.runs.families import EvalOptions
     from stairwell.runs.load import evaluate_run
-    from stairwell.runs.seq2seq import score_baselines
+    from stairwell.runs.pair_runs import score_baselines
 
     chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
     if horizon is not None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from stairwell.models import LanguageModel, Seq2Seq, Seq2SeqConfig
-from stairwell.rl.config import AgentTrainConfig
+from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs.config import RunConfig
 from stairwell.runs.device import choose_device
 from stairwell.train.config import PairTrainConfig

@@ -15,7 +15,7 @@ from stairwell.decode import Session
 from stairwell.runs import long_streams
 from stairwell.runs.families import FAMILIES, EvalOptions
 from stairwell.runs.load import load
-from stairwell.runs.seq2seq import open_translator, tune
+from stairwell.runs.pair_runs import open_translator, tune
 from stairwell.tasks import Split, StreamTask
 from stairwell.tasks.pair_task import PairTask
 from stairwell.train import Run, evaluate
@@ -174,7 +174,7 @@ class TranslationSpeed:
         rates = []
         for _ in range(self.rounds):
             began = time.perf_counter()
-            words = sum(len(found[0].text.split()) for found in translator.translate(texts))
+            words = sum(len(hypotheses[0].text.split()) for hypotheses in translator.translate(texts))
             rates.append(words / (time.perf_counter() - began))
         return max(rates)
 

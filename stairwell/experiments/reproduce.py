@@ -83,8 +83,8 @@ def reproduce(
 
 def check_trained_with(out: Path, results: Sequence[dict[str, Any]], device: str, engine: str) -> None:
     """Refuse a device or an engine that a finished folder was not trained with: nothing there is trained again."""
-    wanted = {"device": "auto" if device == "auto" else str(choose_device(device)), "engine": engine}
-    for name, value in wanted.items():
+    requested = {"device": "auto" if device == "auto" else str(choose_device(device)), "engine": engine}
+    for name, value in requested.items():
         used = {result.get(name, "not recorded") for result in results} - {value}
         if value != "auto" and used:
             was = f"--{name} {value}: everything in {out} is trained already ({name}: {', '.join(sorted(used))})"

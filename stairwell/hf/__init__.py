@@ -17,7 +17,7 @@ except ImportError:
 from stairwell.hf.cache import StateCache
 from stairwell.hf.causal import StairwellConfig, StairwellForCausalLM
 from stairwell.hf.convert import export_hf, from_run, to_run, vocabulary_of
-from stairwell.hf.seq2seq import StairwellForSeq2SeqLM, StairwellSeq2SeqConfig
+from stairwell.hf.encoder_decoder import StairwellForSeq2SeqLM, StairwellSeq2SeqConfig
 from stairwell.hf.tokenizers import pair_tokenizers, tokenizer
 
 AutoConfig.register(StairwellConfig.model_type, StairwellConfig, exist_ok=True)

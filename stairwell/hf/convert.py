@@ -12,7 +12,7 @@ from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.hf.card import write_card
 from stairwell.hf.causal import StairwellConfig, StairwellForCausalLM
-from stairwell.hf.seq2seq import StairwellForSeq2SeqLM, StairwellSeq2SeqConfig
+from stairwell.hf.encoder_decoder import StairwellForSeq2SeqLM, StairwellSeq2SeqConfig
 from stairwell.hf.tokenizers import pair_tokenizers, tokenizer
 from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.outputs import FOLDER, check, write_output_folder

@@ -24,8 +24,8 @@ from stairwell.train.objective import Objective, Outcome
 from stairwell.train.streams import model_metrics
 
 from .agent import Agent, AgentOutput, Inputs
-from .config import AgentTrainConfig
 from .rollouts import Rollout
+from .train_config import AgentTrainConfig
 
 RANDOM_RATES = ("dropout", "attention_dropout", "relu_dropout", "residual_dropout", "layer_drop")
 RECENT_EPISODES = 500  # over which returns and lengths are averaged

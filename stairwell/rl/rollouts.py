@@ -29,8 +29,8 @@ from stairwell.train.distributed import Distributed
 
 from .acting import embed_frame, eval_mode, first_inputs, sample_actions, to_tensors
 from .agent import Agent, Inputs
-from .config import AgentTrainConfig
 from .flatten import ACTION_MASK, ROOT
+from .train_config import AgentTrainConfig
 from .vector_env import BrokenEnvironment, Observations, VectorEnv
 
 EPSILON = 1e-8

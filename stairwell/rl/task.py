@@ -32,7 +32,6 @@ from . import spaces
 from .acting import sample_actions, to_tensors
 from .agent import Agent, Inputs
 from .algorithms import ALGORITHMS
-from .config import AgentTrainConfig
 from .distributions import mask_policy
 from .environments import ENVIRONMENTS, make
 from .evaluation import ReturnValidation, collect_inputs, split_seed
@@ -40,6 +39,7 @@ from .flatten import ACTION_MASK
 from .make_env import full_name, make_vec_env
 from .rollouts import RolloutSource
 from .spaces import Space
+from .train_config import AgentTrainConfig
 from .vector_env import BrokenEnvironment, VectorEnv
 
 TASKS["rl"] = (

@@ -22,8 +22,8 @@ from stairwell.errors import UserError
 from stairwell.layers import CoreConfig
 from stairwell.models import LanguageModel, LanguageModelConfig, Seq2Seq, Seq2SeqConfig
 from stairwell.rl.agent import Agent, AgentConfig
-from stairwell.rl.config import AgentTrainConfig
 from stairwell.rl.task import RLTask, agent_trainer, evaluate_agent
+from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.tasks import Split, StreamTask, task_type
 from stairwell.tasks.base import FamilyName
 from stairwell.tasks.pair_task import PairTask

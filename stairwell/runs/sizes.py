@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from stairwell.errors import UserError
-from stairwell.rl.config import AgentTrainConfig
 from stairwell.rl.flatten import num_box_elements, num_discrete_values, observation_bytes
 from stairwell.rl.task import RLTask
+from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import preset
 from stairwell.tasks import Task

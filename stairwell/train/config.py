@@ -1,4 +1,4 @@
-"""Training configs: what every run has, and the options of streams and of pairs. rl/config.py has those of agents."""
+"""Training configs: what every run has, and the options of streams and of pairs. Agents: `rl/train_config.py`."""
 
 from __future__ import annotations
 

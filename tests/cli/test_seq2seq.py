@@ -15,7 +15,7 @@ from stairwell.decode.beam import has_loop
 from stairwell.errors import UserError
 from stairwell.experiments import measures
 from stairwell.experiments.measures import Metric
-from stairwell.runs.seq2seq import PENALTIES, open_translator
+from stairwell.runs.pair_runs import PENALTIES, open_translator
 from stairwell.tasks import text_scores
 from stairwell.train.pair_objective import GREEDY
 from stairwell.train.run import Run

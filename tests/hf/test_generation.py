@@ -18,7 +18,7 @@ from transformers.generation import (  # noqa: E402
 )
 
 from stairwell.hf import StateCache  # noqa: E402
-from tests.hf import test_causal, test_seq2seq  # noqa: E402
+from tests.hf import test_causal, test_encoder_decoder  # noqa: E402
 
 V, NEW = 11, 12
 MODELS = [
@@ -32,7 +32,7 @@ GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": NEW}
 
 def make(model_name: str, seed: int = 0) -> Any:
     family, core = model_name.split()
-    return (test_causal if family == "causal" else test_seq2seq).make_model(core, seed)
+    return (test_causal if family == "causal" else test_encoder_decoder).make_model(core, seed)
 
 
 def inputs(batch: int = 2) -> Tensor:

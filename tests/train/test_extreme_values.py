@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stairwell.errors import UserError
-from stairwell.rl.config import AgentTrainConfig
+from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.train.config import StreamTrainConfig
 from stairwell.train.curriculum import Curriculum
 from stairwell.train.size_schedule import SizeSchedule

@@ -15,7 +15,7 @@ import torch
 
 from stairwell import configs
 from stairwell.errors import UserError
-from stairwell.rl.config import AgentTrainConfig
+from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs import RunConfig, preset
 from stairwell.runs.launch import summarize
 from stairwell.runs.tensorboard import with_tensorboard

@@ -16,14 +16,14 @@ from . import (
     extra_agents,
     feedback,
     lengths,
-    long_streams,
+    million_tokens,
     shakespeare,
     staircase,
     state_tracking,
 )
 
 EXTRA = (
-    extra, distances, lengths, extra_agents, state_tracking, long_streams, chunk_passes, shakespeare, decoder_dropout,
+    extra, distances, lengths, extra_agents, state_tracking, million_tokens, chunk_passes, shakespeare, decoder_dropout,
 )  # fmt: skip
 # Every experiment by its name, in the order of the papers.
 CATALOG: dict[str, ExperimentFactory] = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 
 from stairwell.rl.agent import AgentConfig
-from stairwell.rl.config import AgentTrainConfig
 from stairwell.rl.task import RLTaskConfig
+from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets.build import PresetScale, base_run, small_run, with_core
 
