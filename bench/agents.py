@@ -173,7 +173,7 @@ def measure_case(case: str, configs: Configs, rounds: int = ROUNDS) -> list[dict
         except ImportError as missing:
             print(f"sb3-contrib skipped: {missing}; pip install 'stairwell[bench]'", file=sys.stderr)
         records: dict[str, dict[str, Any]] = {
-            name: {"case": case, "what": name, "weights": parameters, "rounds": rounds}
+            name: {"case": case, "what": name, "parameters": parameters, "rounds": rounds}
             for name, (_, parameters) in timed.items()
         }
         for part in PARTS:

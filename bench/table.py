@@ -335,6 +335,24 @@ def browser(records: list[Record]) -> list[str]:
     return [*grid(head, rows), "", f"{source(records)}; {records[0]['browser']}, headless, one thread."]
 
 
+def agents(records: list[Record]) -> list[str]:
+    names = {"feedback": "Feedback", "transformer-xl": "Transformer-XL", "lstm": "LSTM"}
+    rows = [
+        [
+            record["case"],
+            names.get(record["what"], record["what"]),
+            f"{record['parameters']:,}",
+            f"{record['loop_frames_per_second']:,}",
+            f"{record['loop_feedback_over_this']:.2f}",
+            f"{record['learning_feedback_over_this']:.2f}",
+            f"{record['playing_feedback_over_this']:.2f}",
+        ]
+        for record in records
+    ]
+    head = ["environment", "agent", "parameters", "frames/s", "Feedback over it", "steps only", "rollout only"]
+    return [*grid(head, rows), "", f"{source(records)}; medians of {records[0]['rounds']} rounds, interleaved."]
+
+
 # Section name in the markers -> benchmark and table function.
 SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "speed": ("speed", speed),
@@ -349,6 +367,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "serve": ("serve", serve),
     "speculation": ("speculation", speculation),
     "browser": ("browser", browser),
+    "agents": ("agents", agents),
 }
 
 

@@ -92,8 +92,8 @@ def check_trained_with(out: Path, results: Sequence[dict[str, Any]], device: str
 
 
 def copy_finished(experiment: Experiment, out: Path, variant: Variant, seed: int, device: str, engine: str) -> bool:
-    """Copy the run from another experiment beside this one that has trained the same config, and measure it. Return
-    whether there was one."""
+    """Copy the run of the same config from another experiment in a neighboring folder, and measure it. Return whether
+    there was one."""
     run, config = run_of(out, variant, seed), variant.config.with_seed(seed)
     if run.exists and (run.checkpoints() or not run.has_results):
         return False
@@ -203,7 +203,7 @@ def best_by_validation(results: list[dict[str, Any]], primary: tuple[str, bool])
 
 
 def table(result: dict[str, Any]) -> Table:
-    """Return our numbers beside the paper's, for the terminal and the report."""
+    """Return a table of our numbers and the paper's, for the terminal and the report."""
     several = any(len(variant["seeds"]) > 1 for variant in result["variants"])
     columns = ["model", "context", "parameters", "tokens"]
     printed = {title for variant in result["variants"] for title, number in variant["paper"].items() if number}
@@ -257,7 +257,7 @@ def leading_number(printed: str) -> float | None:
 
 
 def write_report(experiment: Experiment, out: Path, result: dict[str, Any]) -> Path:
-    """Write the report and the plots beside it. Return the report's path."""
+    """Write the report and its plots. Return the report's path."""
     runs = [
         report.gather(run_of(out, variant, seed).path, name=variant.name, provenance=finished["provenance"])
         for variant, seed in experiment.runs()
@@ -317,7 +317,7 @@ def describe(say: Say) -> None:
         if paper.data:
             say(f"  reads {paper.data} (--task.path)")
         say("")
-    say("Tables and figures of the papers that are no experiments:\n")
+    say("Tables and figures of the papers that are not experiments:\n")
     for name, why in NO_EXPERIMENTS.items():
         say(f"{name}\n  {why}\n")
 

@@ -1,4 +1,4 @@
-"""State-tracking benchmark: Feedback and Staircase on the tasks of published tables, which include neither.
+"""State-tracking benchmark: Feedback and Staircase on the tasks of published tables.
 
 The tables are those of Terzić et al. (arXiv 2509.22284), with the protocol of Walker et al. (arXiv 2505.17761):
 episodes of 3 to 40 tokens in training and 40 to 256 in testing, with one label, at the last token. The published models
@@ -134,7 +134,7 @@ def of_group(group: str, generators: int, scale: Scale) -> Experiment:
             Variant("Feedback, memory 1", with_core(shared, "feedback", memory=1)),
             Variant(FEEDBACK_4_LAYERS, with_core(shared, "feedback", memory=1, layers=4)),
         )
-        # No published model has learned this task: one seed would not be enough to claim that a model has.
+        # The published models have not learned this task: one seed would not be enough to claim that ours have.
         two_seeds = (*TWO_SEEDS, "Staircase, N = 2, C = 1", FEEDBACK_4_LAYERS)
     return benchmark_experiment(
         scale, f"{group.lower()}-{generators}", title, variants, GROUPS[group, generators], two_seeds
