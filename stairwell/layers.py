@@ -244,6 +244,13 @@ def can_read_values(x: Tensor) -> bool:
     return not on_accelerator(x) and not torch.compiler.is_compiling() and not in_transform()
 
 
+def can_check_output(y: Tensor) -> bool:
+    """Return whether an engine's output may be checked for NaN. On an accelerator only without gradients: the check
+    waits for the device once per call, and in training NaN anywhere makes the loss NaN, which stops the run."""
+    may_wait = on_accelerator(y) and not y.is_meta and not torch.is_grad_enabled()
+    return (may_wait or not on_accelerator(y)) and not torch.compiler.is_compiling() and not in_transform()
+
+
 def is_finite(x: Tensor) -> bool:
     """Return whether all values are finite. The sum decides in one operation unless it overflows."""
     x = x.detach()

@@ -500,7 +500,8 @@ def assemble(spec: Any, tensors: dict[str, Tensor], where: str = "the state", pr
             fields[name] = assemble(spec.get(name), tensors, where, f"{path}.")
         elif field_type is FieldType.SIZE:
             if name in spec:
-                fields[name] = _check_size(spec[name], path, where)
+                may_be_none = getattr(state_type, name) is None  # the default: unlimited
+                fields[name] = _check_size(spec[name], path, where, may_be_none)
         elif path in tensors:
             fields[name] = tensors.pop(path)
         elif f"{path}.0" in tensors:
@@ -511,8 +512,10 @@ def assemble(spec: Any, tensors: dict[str, Tensor], where: str = "the state", pr
     return state_type(**fields)
 
 
-def _check_size(value: Any, path: str, where: str) -> int | None:
-    if value is not None and (type(value) is not int or value < 0):
+def _check_size(value: Any, path: str, where: str, may_be_none: bool) -> int | None:
+    if value is None and may_be_none:
+        return None
+    if type(value) is not int or value < 0:
         raise UserError(f"{where}: '{path}' must be an integer, 0 or more, not {value!r}")
     return value
 

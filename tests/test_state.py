@@ -125,6 +125,7 @@ def test_loading_an_older_format_names_both_versions(tmp_path: Path) -> None:
         ({"type": "LSTMState"}, "'hidden' is missing; a LSTMState requires it"),
         ({"type": "FeedbackState", "max_crop": -1}, "'max_crop' must be an integer, 0 or more, not -1"),
         ({"type": "FeedbackState", "max_crop": "2"}, "'max_crop' must be an integer"),
+        ({"type": "FeedbackState", "max_crop": None}, "'max_crop' must be an integer, 0 or more, not None"),
     ],
 )
 def test_loading_a_wrong_spec_raises(spec: Any, message: str, tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from stairwell.layers import (
     Masks,
     RelativePosition,
     Slots,
+    can_check_output,
     can_read_values,
     in_transform,
     is_finite,
@@ -298,7 +299,7 @@ class Core(nn.Module, Generic[ConfigT, StateT]):
         with nullcontext() if follows_autocast else without_autocast(x):
             y, after = self.engine(self, x, state, start, *inputs)
             # Engines multiply invisible slots by 0, which spreads NaN; the reference shows where it really occurs.
-            if can_read_values(y) and not is_finite(y):
+            if can_check_output(y) and not is_finite(y):
                 return self.reference(x, state, start, *inputs)
         return y, after
 

@@ -93,6 +93,23 @@ def test_learned_spans_are_read_once_per_layer(reads: Counter[str]) -> None:
     assert reads == {"tolist": 1, "__float__": 2}
 
 
+@pytest.mark.parametrize("name", [name for name, entry in CORES.items() if entry.engine is not None])
+def test_nan_never_travels_back_in_time_or_past_a_start(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stairwell.fast.native.supports", lambda like: False)  # as on an accelerator
+    x, start = torch.randn(3, 9, 8), torch.zeros(3, 9, dtype=torch.bool)
+    x[:2, 3], start[1:, 5] = torch.nan, True  # token 5 is the first of a chunk in either case
+    with torch.no_grad():
+        core = make(name, "reference")
+        state = core(torch.randn(3, 7, 8), core.init_state(3))[1]
+        expected = core(x, state, start)[0]
+        monkeypatch.setattr("stairwell.layers.on_accelerator", lambda x: True)
+        core = make(name)
+        actual = core(x, state, start)[0]
+    assert actual[:2, 3].isnan().all()
+    assert not actual[:, :3].isnan().any() and not actual[1, 5:].isnan().any() and not actual[2].isnan().any()
+    assert torch.equal(actual.isnan(), expected.isnan())
+
+
 class Products(TorchDispatchMode):
     """Count matrix products."""
 
