@@ -3,17 +3,16 @@
     logits, countN, memoryN = step(token, count, memory)        token (B,) int64 -> logits (B, V)
 
 The initial state is all zeros. Each output `...N` is the next input of that name. The batch size B is free.
-The graph is the reference forward of the core for one token. Only Staircase has its own step here, because the slots
-that a token attends to depend on its position, which is not known when the graph is traced: the step attends to all
-slots that are visible at any position in a chunk, and masks the others.
+The graph of a transformer core is that of its step description (`stairwell.cores.step`). What a token attends to
+depends on its position, which is not known when the graph is traced: the step attends to all slots that are visible at
+any position in a chunk, and masks the others. The graph of any other core is its reference forward for one token.
 
-Letters: B batch, V vocabulary size, D width, C chunk, N passes, M computed passes.
+Letters: B batch, V vocabulary size, D width.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import io
 import json
 import logging
@@ -29,13 +28,13 @@ import torch
 from torch import Tensor, nn
 
 from stairwell import text
-from stairwell.cores import name_of
+from stairwell.cores import name_of, step_of
 from stairwell.cores.core import CoreState, TransformerCore
-from stairwell.cores.staircase import GlobalCachedStaircase, Staircase, StaircaseState, VisibleRange
+from stairwell.cores.step import Application, StepDescription
 from stairwell.cores.time import slide
 from stairwell.errors import UserError
 from stairwell.export.task_json import check_sizes, vocabulary_json
-from stairwell.layers import Layer, Slots
+from stairwell.layers import Slots
 from stairwell.models import LanguageModel
 from stairwell.outputs import OutputType, contains_bytes, write_output
 from stairwell.state import FieldType
@@ -65,6 +64,8 @@ class StepModule(nn.Module):
         # Cutting the slots at a learned span only saves time, and the value of a parameter cannot be traced.
         if isinstance(core, TransformerCore):
             core.attention_span = lambda layer, limit: limit  # type: ignore[method-assign]
+        with torch.no_grad():
+            self.description = step_of(core)
         self.initial = core.init_state(TRACED_BATCH)
         leaves = list(self.initial.leaves())
         # `croppable` is not needed, and tensors without elements cannot be passed.
@@ -75,7 +76,10 @@ class StepModule(nn.Module):
     def forward(self, token: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         model, state = self.model, self.make_state(token, tensors)
         x = model.embed(token[:, None], state.count[:, None])
-        y, after = core_step(model.core, x, state)
+        if self.description is not None:
+            y, after = described_step(model.core, self.description, x, state)
+        else:
+            y, after = model.core.reference(x, state)
         named = dict(after.tensors())
         return (model.head(model.norm(y))[:, 0], *(named[name] for name in self.names))
 
@@ -95,70 +99,61 @@ class StepModule(nn.Module):
         return tensors
 
 
-def core_step(core: Any, x: Tensor, state: Any) -> tuple[Tensor, CoreState]:
-    """Apply a core to one token, x (B, 1, D)."""
-    if isinstance(core, Staircase):
-        return staircase_step(core, x, state)
-    y, after = core.reference(x, state)
-    return y, after
+def described_step(core: Any, d: StepDescription, x: Tensor, state: Any) -> tuple[Tensor, CoreState]:
+    """Apply a core to one token, x (B, 1, D), as its step description says. The state has no slots for crops."""
+    memories, count = dict(state.tensors()), state.count
+    vectors = [x]
+    current: dict[int, Tensor] = {}  # the current token's vector in each buffer that has been written
+    past: dict[tuple[int, int, int | None], tuple[Tensor, Tensor]] = {}  # projected once for all layers that share it
 
+    def project_past(r: int, nearest: int, farthest: int | None) -> tuple[Tensor, Tensor]:
+        if (r, nearest, farthest) not in past:
+            buffer, (_, vector) = d.buffers[r], d.memory_index(r)
+            memory = memories[buffer.memory]
+            memory = memory if memory.dim() == 3 else memory[:, :, vector]
+            slots = memory.shape[1]
+            if farthest is not None:
+                memory = memory[:, slots - farthest : slots - nearest + 1]
+            past[r, nearest, farthest] = core.layers[buffer.layer].keys_values(memory)
+        return past[r, nearest, farthest]
 
-def staircase_step(core: Staircase, x: Tensor, state: StaircaseState) -> tuple[Tensor, StaircaseState]:
-    """Apply `Staircase.reference` to one token, x (B, 1, D)."""
-    M, count = core.config.M, state.count
-    cached, inputs = x, []
-    h = x
-    for n in range(1, core.config.computed + 1):
-        layer_inputs = []
-        for l, layer in enumerate(core.layers):
-            layer_inputs.append(h)
-            slots = staircase_slots(core, layer, l, h, n, state)
-            h = core.apply_layer(layer, (n - 1) * len(core.layers) + l, h, slots, None, None, 0, 1)
-        inputs.append(torch.stack(layer_inputs, 2))
-        if n == M:
-            cached = h
+    def slots_of(application: Application) -> Slots:
+        keys, values, distances, visible = [], [], [], []
+        for read in application.reads:
+            nearest, farthest = read.bounds(d.chunk)
+            nearest = max(nearest, 1)
+            if farthest is None or farthest >= nearest:
+                part_keys, part_values = project_past(read.buffer, nearest, farthest)
+                n = part_keys.shape[2]
+                distance = torch.arange(n - 1, -1, -1, device=x.device) + nearest
+                keys.append(part_keys)
+                values.append(part_values)
+                distances.append(distance)
+                visible.append(read.visible(distance, count[:, None], d.chunk))
+            if read.first == 0:
+                part_keys, part_values = core.layers[d.buffers[read.buffer].layer].keys_values(current[read.buffer])
+                keys.append(part_keys)
+                values.append(part_values)
+                distances.append(torch.zeros(1, dtype=torch.int64, device=x.device))
+                visible.append(torch.ones_like(count, dtype=torch.bool)[:, None])
+        return Slots(keys, values, torch.cat(distances)[None], torch.cat(visible, 1)[:, None])
+
+    for depth, application in enumerate(d.applications):
+        if application.write is not None:
+            current[application.write] = vectors[-1]
+        layer = core.layers[application.layer]
+        vectors.append(core.apply_layer(layer, depth, vectors[-1], slots_of(application), None, None, 0, 1))
+    y = vectors[-1]
+    if d.mix is not None:
+        vectors.extend(torch.einsum("gl,lbtd->gbtd", d.mix, torch.stack(vectors)).unbind(0))
     count = count + 1
-    passes = tuple(slide(old, new, count, None) for old, new in zip(state.passes, inputs, strict=True))
-    cache = state.cache
-    if isinstance(core, GlobalCachedStaircase):
-        cache = torch.cat([cache, cached], 1)
-    elif core.config.caches:
-        cache = slide(cache, cached, count, None)
-    return h, dataclasses.replace(state, count=count, passes=passes, cache=cache)
-
-
-def staircase_slots(core: Staircase, layer: Layer, l: int, h: Tensor, n: int, state: StaircaseState) -> Slots:
-    """Return what layer l attends to at pass n: chunk i-d at pass n+d, from the cache where that pass is not computed,
-    and the token h (B, 1, D) itself."""
-    C, count = core.config.chunk, state.count
-    keys: list[Tensor] = []
-    values: list[Tensor] = []
-    distances: list[Tensor] = []
-    visible: list[Tensor] = []
-    for part in core.config.visible_ranges(n):
-        memory = state.cache if part.pass_number is None else state.passes[part.pass_number - 1][:, :, l]
-        memory, nearest = visible_memory(memory, C, part)
-        if isinstance(memory.shape[1], int) and not memory.shape[1]:  # in a chunk of one token
-            continue
-        back = torch.arange(memory.shape[1] - 1, -1, -1, device=h.device) + nearest
-        part_keys, part_values = layer.keys_values(memory)
-        keys.append(part_keys)
-        values.append(part_values)
-        distances.append(back + 1)
-        visible.append(part.visible(back, count, C))
-    own_keys, own_values = layer.keys_values(h)
-    distance = torch.cat([*distances, torch.zeros(1, dtype=torch.int64, device=h.device)])[None]
-    mask = torch.cat([*visible, torch.ones_like(count, dtype=torch.bool)[:, None]], 1)
-    return Slots([*keys, own_keys], [*values, own_values], distance, mask[:, None])
-
-
-def visible_memory(memory: Tensor, C: int, part: VisibleRange) -> tuple[Tensor, int]:
-    """Return the slots that are visible at some position in a chunk, and how far back the newest of them is."""
-    near, slots = max(part.nearest - 1, 0) * C, memory.shape[1]
-    if part.farthest is None:
-        return memory, 0
-    far = (part.farthest + 1) * C - 1
-    return memory[:, slots - far : slots - near], near
+    after = {"count": count}
+    for memory in d.memories:
+        old, new = memories[memory.path], torch.stack([vectors[vector] for vector in memory.vectors], 2)
+        new = new if old.dim() == 4 else new[:, :, 0]
+        unlimited = any(buffer.memory == memory.path and d.farthest(r) is None for r, buffer in enumerate(d.buffers))
+        after[memory.path] = torch.cat([old, new], 1) if unlimited else slide(old, new, count, None)
+    return y, state._with_tensors(after.get(path, tensor) for path, tensor in memories.items())
 
 
 def trace(step: StepModule) -> torch.export.ExportedProgram:
