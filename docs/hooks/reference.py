@@ -1,0 +1,181 @@
+"""Generate the reference pages of the command line and of the configs from the code, when the site is built."""
+
+import dataclasses
+import itertools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import typer
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from stairwell import configs
+from stairwell.cli import main as _commands  # noqa: F401  registers every command
+from stairwell.cli.app import MAINTAIN, REPRODUCE, TRAIN, USE, app
+from stairwell.cli.options import all_configs
+from stairwell.runs.config import DERIVED
+from stairwell.runs.families import FAMILIES
+
+GROUPS = (TRAIN, USE, REPRODUCE, MAINTAIN)
+Row = tuple[str, str, str, str]  # name, type, default, description of a field
+COMMAND_LINE, CONFIGURATION = "reference/command-line.md", "reference/configuration.md"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    files.append(File.generated(config, COMMAND_LINE, content=command_line()))
+    files.append(File.generated(config, CONFIGURATION, content=configuration()))
+    return files
+
+
+def command_line() -> str:
+    """Return the page of all commands and options."""
+    lines = [
+        "# Command line\n",
+        "`stairwell COMMAND --help` prints the same texts. `python -m stairwell` is the same command. Exit statuses: "
+        "[training](../training.md#exit-status).\n",
+    ]
+    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    panels = {name: getattr(command, "rich_help_panel", None) for name, command in commands.items()}
+    rest = [panel for panel in dict.fromkeys(panels.values()) if panel not in GROUPS]
+    for panel in (*GROUPS, *rest):
+        members = [name for name in commands if panels[name] == panel]
+        if members:
+            lines.append(f"## {panel if isinstance(panel, str) else 'Data'}\n")
+        for name in members:
+            lines += described(name, commands[name])
+    return "\n".join(lines)
+
+
+def described(name: str, command: Any) -> Iterator[str]:
+    """Yield the lines of a command, or of every command of a group."""
+    if hasattr(command, "commands"):
+        for sub, inner in command.commands.items():
+            yield from described(f"{name} {sub}", inner)
+        return
+    yield f"### stairwell {name}\n"
+    yield from paragraphs(command.help or "")
+    shown = [param for param in command.params if "." not in param.opts[0] and not getattr(param, "hidden", False)]
+    arguments = [metavar(param) for param in shown if param.param_type_name == "argument"]
+    yield f"\n```text\nstairwell {' '.join([name, *arguments, '[OPTIONS]'])}\n```\n"
+    yield "| argument or option | default | |\n|---|---|---|"
+    for param in shown:
+        names = metavar(param) if param.param_type_name == "argument" else ", ".join(param.opts)
+        default = param.default if isinstance(param.default, str | int | float) and param.default is not False else ""
+        yield f"| `{names}` | {code(default)} | {cell(getattr(param, 'help', '') or '')} |"
+    if len(shown) < len(command.params):
+        yield "\nEvery field of a run's config is an option `--section.field`: [configuration](configuration.md)."
+    yield ""
+
+
+def metavar(param: Any) -> str:
+    """Return the name of an argument, in brackets if it is optional."""
+    name = param.metavar or param.name.upper()
+    name = name.strip("[]") + ("..." if param.nargs == -1 else "")
+    return name if param.required else f"[{name}]"
+
+
+def paragraphs(text: str) -> Iterator[str]:
+    """Yield a help text; what follows a `\\b` keeps its lines, as in the terminal."""
+    for part in re.split(r"\n\s*\n", text.replace("\f", "").strip()):
+        if "\b" in part:
+            title, _, body = part.replace("\b", "").strip().partition("\n")
+            yield "\n".join(["", title, "", "```sh", *(line.strip() for line in body.splitlines()), "```"])
+        else:
+            yield re.sub(r"\s+", " ", part) + "\n"
+
+
+def configuration() -> str:
+    """Return the page of all configs and their fields."""
+    lines = [
+        "# Configuration\n",
+        "A run is determined by a config of four sections. Each field is an option of `stairwell train` and of "
+        "`stairwell reproduce`, written `--section.field VALUE`, and a line of the run's `config.json`. Presets set "
+        "other defaults than the ones below: `stairwell train TASK/CORE --help-all` lists those of a preset, "
+        "`--show` prints its whole config.\n",
+    ]
+    introductions = {
+        "core": "The recurrent model, named after the slash in `TASK/CORE`.",
+        "model": "Embedding and head. The family of a task selects the model: streams of tokens, pairs of a source "
+        "and a target, or agents.",
+        "task": "The task and its data, named before the slash in `TASK/CORE`.",
+        "train": "The training of each family.",
+    }
+    derived = {str(name): tuple(family.derived) for name, family in FAMILIES.items()}
+    for section, members in all_configs().items():
+        lines.append(f"## {section}\n\n{introductions[section]}\n")
+        by_type: dict[type, list[str]] = {}
+        for name, config in members.items():
+            by_type.setdefault(config, []).append(name)
+        hidden = {
+            config: derived[names[0]] if section == "model" else tuple(DERIVED.get(section, ()))
+            for config, names in by_type.items()
+        }
+        common = common_rows(by_type, hidden)
+        if common:
+            every = set(itertools.chain.from_iterable(by_type.values()))
+            lines += [f"### Several {section}s\n" if section in ("core", "task") else "### All\n"]
+            lines += ["| option | type | default | | used by |", "|---|---|---|---|---|"]
+            for (name, *cells), owners in common.items():
+                used_by = "all" if set(owners) == every else ", ".join(owners)
+                lines.append(f"| `--{section}.{name}` | {' | '.join(cells)} | {used_by} |")
+            lines.append("")
+        for config, names in by_type.items():
+            own = [row for row in rows(config, hidden[config]) if row not in common]
+            lines.append(f"### {', '.join(names)}\n")
+            if (text := summary(config)) != config.__name__:
+                lines.append(f"{text}\n")
+            if own:
+                lines += ["| option | type | default | |", "|---|---|---|---|"]
+                lines += [f"| `--{section}.{name}` | {' | '.join(cells)} |" for name, *cells in own]
+                lines.append("")
+            else:
+                lines.append("No further fields.\n")
+    return "\n".join(lines)
+
+
+def common_rows(by_type: dict[type, list[str]], hidden: dict[type, tuple[str, ...]]) -> dict[Row, list[str]]:
+    """Return the rows that most configs have, or at least four, and the names of their owners."""
+    owners: dict[Row, list[str]] = {}
+    count: dict[Row, int] = {}
+    for config, names in by_type.items():
+        for row in rows(config, hidden[config]):
+            owners.setdefault(row, []).extend(names)
+            count[row] = count.get(row, 0) + 1
+    enough = min(4, len(by_type) // 2 + 1) if len(by_type) > 1 else 2
+    return {row: owners[row] for row in owners if count[row] >= enough}
+
+
+def summary(config: type) -> str:
+    """Return the first paragraph of a config's docstring."""
+    return re.sub(r"\s+", " ", (config.__doc__ or "").partition("\n\n")[0])
+
+
+def rows(config: Any, hidden: Iterable[str]) -> list[Row]:
+    """Return name, type, default and description of every field."""
+    help, types = configs.field_help(config), configs.field_types(config)
+    defaults = {field.name: field.default for field in dataclasses.fields(config)}
+    return [
+        (
+            name,
+            cell(configs.type_name(types[name])),
+            code("" if defaults[name] is dataclasses.MISSING else defaults[name]),
+            cell(help.get(name, "")),
+        )
+        for name in types
+        if name not in hidden
+    ]
+
+
+def code(value: Any) -> str:
+    if value is None or value == "":
+        return ""
+    if isinstance(value, tuple):
+        return code(",".join(map(str, value)))
+    return f"`{str(value).lower() if isinstance(value, bool) else cell(str(value))}`"
+
+
+def cell(text: str) -> str:
+    """Return text for a cell of a Markdown table. Brackets of the terminal's markup lose their backslash."""
+    text = re.sub(r"\s+", " ", text).replace("\\[", "[")
+    return text.replace("|", "\\|").replace("<", "&lt;").replace("[", "&#91;")
