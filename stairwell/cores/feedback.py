@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwell.cores.core import MemoryState, Source, TransformerCore, WindowConfig, module_list
-from stairwell.cores.step import Application, Buffer, Memory, Read, StepDescription
+from stairwell.cores.step import Application, Buffer, Read, StepDescription, StoredVectors
 from stairwell.cores.time import KeysValues, concat_time, filled, tokens_since_start
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
 
@@ -116,7 +116,7 @@ class Feedback(TransformerCore[FeedbackConfig, FeedbackState]):
                 for l, buffer in enumerate(buffers)
             ),
             buffers=tuple(Buffer(layer, L + 1 + g, "memory") for layer, g in sources),
-            memories=(Memory("memory", tuple(range(L + 1, L + 1 + self.config.memories))),),
+            memories=(StoredVectors("memory", tuple(range(L + 1, L + 1 + self.config.memories))),),
             nearest=window.first,
             distances=window.distances,
             mix=self.mix(next(self.parameters())),

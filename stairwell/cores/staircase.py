@@ -25,7 +25,7 @@ from torch import Tensor
 
 from stairwell.configs import check_at_least
 from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
-from stairwell.cores.step import Application, Buffer, Memory, Read, StepDescription
+from stairwell.cores.step import Application, Buffer, Read, StepDescription, StoredVectors
 from stairwell.cores.time import KeysValues, concat_time, next_counts, slide, tokens_since_start, zero_before_start
 from stairwell.errors import UserError
 from stairwell.layers import Layer, LayerConfig, Masks, RelativePosition, Slots
@@ -278,8 +278,8 @@ class Staircase(TransformerCore[BaseStaircaseConfig, StaircaseState]):
                 *(Buffer(l, config.M * L, "cache") for l in range(L) if caches),
             ),
             memories=(
-                *(Memory(f"passes.{n - 1}", tuple(range((n - 1) * L, n * L))) for n in passes),
-                *([Memory("cache", (config.M * L,))] if config.caches else []),
+                *(StoredVectors(f"passes.{n - 1}", tuple(range((n - 1) * L, n * L))) for n in passes),
+                *([StoredVectors("cache", (config.M * L,))] if config.caches else []),
             ),
             nearest=0,
             distances=config.distances,

@@ -77,7 +77,7 @@ class Buffer:
 
 
 @dataclass(frozen=True)
-class Memory:
+class StoredVectors:
     """The raw vectors of past tokens in the state: the path of the tensor and what it holds for each token."""
 
     path: str
@@ -88,7 +88,7 @@ class Memory:
 class StepDescription:
     applications: tuple[Application, ...]
     buffers: tuple[Buffer, ...]
-    memories: tuple[Memory, ...]
+    memories: tuple[StoredVectors, ...]
     nearest: int  # the nearest distance, that of the first position embedding
     distances: int  # position embeddings; farther distances share the last
     chunk: int = 1

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import MemoryState, Source, TransformerCore, WindowConfig, module_list
-from stairwell.cores.step import Application, Buffer, Memory, Read, StepDescription
+from stairwell.cores.step import Application, Buffer, Read, StepDescription, StoredVectors
 from stairwell.cores.time import tokens_since_start
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
 
@@ -55,7 +55,7 @@ class TransformerXL(TransformerCore[TransformerXLConfig, TransformerXLState]):
                 for depth, layer in enumerate(sequence)
             ),
             buffers=tuple(Buffer(layer, depth, "memory") for depth, layer in enumerate(sequence)),
-            memories=(Memory("memory", tuple(range(len(sequence)))),),
+            memories=(StoredVectors("memory", tuple(range(len(sequence)))),),
             nearest=window.first,
             distances=window.distances,
         )

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .agent import Agent, Inputs
+from .agent import Agent, AgentInputs
 from .distributions import Categorical, Gaussian
 from .environments import Array
 from .environments.batched_env import uniform
@@ -41,14 +41,14 @@ def to_tensor(values: Array) -> Tensor:
     return torch.from_numpy(values.astype(np.float32 if values.dtype.kind == "f" else np.int64, copy=False))
 
 
-def first_inputs(agent: Agent, observations: Observations) -> Inputs:
+def first_inputs(agent: Agent, observations: Observations) -> AgentInputs:
     """Return the inputs (B, ...) of the first frame of an episode."""
     tensors = to_tensors(observations)
     B = len(next(iter(tensors.values())))
-    return Inputs(tensors, agent.zero_actions(B).cpu(), torch.zeros(B))
+    return AgentInputs(tensors, agent.zero_actions(B).cpu(), torch.zeros(B))
 
 
-def embed_frame(agent: Agent, inputs: Inputs, count: Tensor, device: torch.device) -> Tensor:
+def embed_frame(agent: Agent, inputs: AgentInputs, count: Tensor, device: torch.device) -> Tensor:
     """Return the core's input for one frame. inputs (B, ...), count (B,) -> (B, D)"""
     return agent.embed(inputs.map(lambda values: values[:, None].to(device)), count[:, None])[:, 0]
 

@@ -51,7 +51,7 @@ class AgentConfig(Config):
     "Observe the last reward, on a logarithmic scale above 1; zero at the start of an episode."
 
 
-class Inputs(NamedTuple):
+class AgentInputs(NamedTuple):
     """Inputs of an agent: T frames of B environments."""
 
     observation: dict[str, Tensor]  # (B, T, ...) by the paths of the space's leaves; ACTION_MASK is optional
@@ -63,9 +63,9 @@ class Inputs(NamedTuple):
         """Which actions are allowed, (B, T, P); None if the environment does not mask actions."""
         return self.observation.get(ACTION_MASK)
 
-    def map(self, function: Callable[[Tensor], Tensor]) -> Inputs:
+    def map(self, function: Callable[[Tensor], Tensor]) -> AgentInputs:
         observation = {path: function(values) for path, values in self.observation.items()}
-        return Inputs(observation, function(self.last_action), function(self.last_reward))
+        return AgentInputs(observation, function(self.last_action), function(self.last_reward))
 
 
 class AgentOutput(NamedTuple):
@@ -134,7 +134,7 @@ class Agent(nn.Module):
         """Return the state from `vector` (B, N), the result of its `pack`, with the state's own `max_crop`."""
         return self.core.unpack(vector, max_crop)
 
-    def forward(self, inputs: Inputs, state: State, start: Tensor | None = None) -> tuple[AgentOutput, State]:
+    def forward(self, inputs: AgentInputs, state: State, start: Tensor | None = None) -> tuple[AgentOutput, State]:
         """Return policy and value of every frame, and the next state."""
         B, T = inputs.last_reward.shape
         self.check_inputs(inputs, B, T)
@@ -143,7 +143,7 @@ class Agent(nn.Module):
         x, state = self.core(self.embed(inputs, tokens_since_start(state.count, start, T)), state, start)
         return self.heads(self.norm(x), inputs.action_mask), state
 
-    def embed(self, inputs: Inputs, count: Tensor) -> Tensor:
+    def embed(self, inputs: AgentInputs, count: Tensor) -> Tensor:
         """Return the core's input (B, T, D); count (B, T) is the number of frames since the start of the episode."""
         x = sum(encoder(inputs.observation[path]) for encoder, path in zip(self.encoders, self.leaves))
         assert isinstance(x, Tensor)
@@ -162,7 +162,7 @@ class Agent(nn.Module):
             policy = mask_policy(policy, action_mask)
         return AgentOutput(policy, self.value(x)[..., 0])
 
-    def check_inputs(self, inputs: Inputs, B: int, T: int) -> None:
+    def check_inputs(self, inputs: AgentInputs, B: int, T: int) -> None:
         for path, leaf in self.leaves.items():
             if path not in inputs.observation:
                 raise ValueError(f"the observation has no '{path}'; it needs {', '.join(self.leaves)}")
@@ -179,13 +179,13 @@ class Agent(nn.Module):
             if shape != expected:
                 raise ValueError(f"the action mask has shape {shape}; the action space needs {expected}")
 
-    def zero_inputs(self, B: int, T: int) -> Inputs:
+    def zero_inputs(self, B: int, T: int) -> AgentInputs:
         zeros = self.policy.weight.new_zeros(B, T)
         observation = {
             path: zeros.new_zeros(B, T, *leaf_shape(leaf), dtype=zeros.dtype if isinstance(leaf, Box) else torch.int64)
             for path, leaf in self.leaves.items()
         }
-        return Inputs(observation, self.zero_actions(B, T), zeros)
+        return AgentInputs(observation, self.zero_actions(B, T), zeros)
 
     def zero_actions(self, *batch: int) -> Tensor:
         """Return placeholders (*batch, A) for the last action in the first frame of an episode, which are not read."""

@@ -23,7 +23,7 @@ from stairwell.state import State
 from stairwell.train.objective import Objective, Outcome
 from stairwell.train.streams import model_metrics
 
-from .agent import Agent, AgentOutput, Inputs
+from .agent import Agent, AgentInputs, AgentOutput
 from .rollouts import Rollout
 from .train_config import AgentTrainConfig
 
@@ -76,7 +76,7 @@ class ActorCritic(Objective):
         output, _ = self.model(inputs, state, torch.cat([start for _, start in windows]))
         return AgentOutput(*(torch.cat(part.chunk(W), 1) for part in output))
 
-    def evaluate_in_sequence(self, windows: list[tuple[Inputs, Tensor]], state: State) -> AgentOutput:
+    def evaluate_in_sequence(self, windows: list[tuple[AgentInputs, Tensor]], state: State) -> AgentOutput:
         """Return the outputs of one window after the other; gradients stop between them."""
         outputs = []
         for inputs, start in windows:
@@ -146,12 +146,12 @@ def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
     return torch.where(mask, values, 0).sum()
 
 
-def slice_time(inputs: Inputs, frames: slice) -> Inputs:
+def slice_time(inputs: AgentInputs, frames: slice) -> AgentInputs:
     return inputs.map(lambda values: values[:, frames])
 
 
-def concatenate(parts: list[Inputs]) -> Inputs:
+def concatenate(parts: list[AgentInputs]) -> AgentInputs:
     """Concatenate inputs along the batch dimension."""
     observation = {path: torch.cat([part.observation[path] for part in parts]) for path in parts[0].observation}
     last_action = torch.cat([part.last_action for part in parts])
-    return Inputs(observation, last_action, torch.cat([part.last_reward for part in parts]))
+    return AgentInputs(observation, last_action, torch.cat([part.last_reward for part in parts]))

@@ -20,7 +20,7 @@ from stairwell.decode import Session
 from stairwell.tasks.base import Split
 
 from .acting import embed_frame, eval_mode, first_inputs, sample_actions, to_tensors
-from .agent import Agent, AgentOutput, Inputs
+from .agent import Agent, AgentInputs, AgentOutput
 from .vector_env import BrokenEnvironment, VectorEnv, VectorStep
 
 SPLITS = {"train": 0, "valid": 1, "test": 2}
@@ -34,7 +34,7 @@ def split_seed(seed: int, split: str) -> int:
 class Transition(NamedTuple):
     """One step of B environments."""
 
-    inputs: Inputs  # (B, ...)
+    inputs: AgentInputs  # (B, ...)
     start: Tensor  # (B,) bool
     output: AgentOutput
     action: Tensor  # (B, A)
@@ -58,11 +58,11 @@ def iterate_transitions(agent: Agent, env: VectorEnv, seed: int, deterministic: 
             action = sample_actions(agent.action_dist, output.policy, seed, range(B), t)
         step = env.step(agent.action_dist.to_environment(action))
         yield Transition(inputs, start, output, action.cpu(), step)
-        inputs = Inputs(to_tensors(step.observations), action.cpu(), torch.from_numpy(step.rewards))
+        inputs = AgentInputs(to_tensors(step.observations), action.cpu(), torch.from_numpy(step.rewards))
         start = torch.from_numpy(step.start)
 
 
-def collect_inputs(agent: Agent, env: VectorEnv, seed: int, length: int) -> tuple[Inputs, Tensor]:
+def collect_inputs(agent: Agent, env: VectorEnv, seed: int, length: int) -> tuple[AgentInputs, Tensor]:
     """Return the inputs (B, T, ...) of the first `length` frames and where episodes start (B, T)."""
     with eval_mode(agent):
         transitions = list(itertools.islice(iterate_transitions(agent, env, seed), length))
@@ -73,7 +73,7 @@ def collect_inputs(agent: Agent, env: VectorEnv, seed: int, length: int) -> tupl
     }
     last_action = torch.stack([frame.last_action for frame in frames], 1)
     last_reward = torch.stack([frame.last_reward for frame in frames], 1)
-    inputs = Inputs(observation, last_action, last_reward).map(lambda values: values.to(device))
+    inputs = AgentInputs(observation, last_action, last_reward).map(lambda values: values.to(device))
     return inputs, torch.stack([transition.start for transition in transitions], 1).to(device)
 
 

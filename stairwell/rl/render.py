@@ -21,7 +21,7 @@ from stairwell.models import inspect
 from stairwell.outputs import OutputType, contains_bytes, write_output
 
 from .acting import eval_mode, first_inputs, sample_actions, to_tensors
-from .agent import Agent, Inputs
+from .agent import Agent, AgentInputs
 from .environments import Array
 from .evaluation import Episode, EpisodeStats
 from .task import RLTask
@@ -118,7 +118,7 @@ def _render_episodes(
         if done:
             stats.episodes.append(episode)
             finished, episode = finished + 1, Episode()
-        inputs = Inputs(to_tensors(step.observations), action.cpu(), torch.from_numpy(step.rewards))
+        inputs = AgentInputs(to_tensors(step.observations), action.cpu(), torch.from_numpy(step.rewards))
         start = torch.from_numpy(step.start)[:, None].to(device)
 
 
@@ -126,7 +126,7 @@ def describe_action(action: Array, names: Sequence[str]) -> str:
     return names[int(action)] if names else np.array2string(np.asarray(action), precision=2)
 
 
-def summarize_observation(inputs: Inputs) -> str:
+def summarize_observation(inputs: AgentInputs) -> str:
     """Return the observation of one environment as text, with the first few numbers of each leaf."""
     parts = []
     for path, values in inputs.observation.items():

@@ -28,7 +28,7 @@ from stairwell.state import State
 from stairwell.train.distributed import Distributed
 
 from .acting import embed_frame, eval_mode, first_inputs, sample_actions, to_tensors
-from .agent import Agent, Inputs
+from .agent import Agent, AgentInputs
 from .flatten import ACTION_MASK, ROOT
 from .train_config import AgentTrainConfig
 from .vector_env import BrokenEnvironment, Observations, VectorEnv
@@ -41,7 +41,7 @@ TENSORS = ("start", "mask", "action", "log_prob", "advantage", "returns")
 class Rollout:
     """T frames of B environments: a batch, a minibatch, or part of one."""
 
-    inputs: Inputs
+    inputs: AgentInputs
     start: Tensor  # (B, T) bool: the first frame of an episode
     mask: Tensor  # (B, T) bool: false where the environment ignored the action
     action: Tensor  # (B, T, A)
@@ -70,7 +70,7 @@ class Rollout:
     @staticmethod
     def from_tensors(tensors: dict[str, Tensor], states: list[State]) -> Rollout:
         observation = {path: values for path, values in tensors.items() if path == ACTION_MASK or path.startswith(ROOT)}
-        inputs = Inputs(observation, tensors["last_action"], tensors["last_reward"])
+        inputs = AgentInputs(observation, tensors["last_action"], tensors["last_reward"])
         fields: dict[str, Any] = {name: tensors[name] for name in TENSORS}
         return Rollout(inputs, **fields, states=states)
 
@@ -197,7 +197,7 @@ class RolloutSource:
         reward = torch.from_numpy(step.rewards)
         done = torch.from_numpy(step.terminated | step.truncated)
         mask = torch.from_numpy(~step.ignored)
-        self.inputs = Inputs(to_tensors(step.observations), action.cpu(), reward)
+        self.inputs = AgentInputs(to_tensors(step.observations), action.cpu(), reward)
         self.start = torch.from_numpy(step.start)
         self.episode_totals += torch.stack([reward, mask], 1)
         discounted_return = self.config.gamma * self.discounted_return + reward
@@ -206,7 +206,7 @@ class RolloutSource:
         if done.any():
             episodes += self.episode_totals[done].tolist()
             self.episode_totals[done] = 0
-            final = Inputs(to_tensors(step.final_observations), action.cpu(), reward)
+            final = AgentInputs(to_tensors(step.final_observations), action.cpu(), reward)
             final_value = self.values(session, final, torch.from_numpy(step.truncated & ~step.terminated))
         if self.episode_totals[:, 1].max() > self.max_episode_steps:
             index = self.indices[int(self.episode_totals[:, 1].argmax())]
@@ -229,7 +229,7 @@ class RolloutSource:
             "done": done,
         }
 
-    def values(self, session: Session, inputs: Inputs, mask: Tensor) -> Tensor:
+    def values(self, session: Session, inputs: AgentInputs, mask: Tensor) -> Tensor:
         """Return the values (B,) of the next inputs (B, ...) where `mask` (B,) is true, else 0. The session does not
         change."""
         values = torch.zeros(self.env.num_envs)

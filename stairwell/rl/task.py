@@ -30,7 +30,7 @@ from stairwell.train.run import Run
 
 from . import spaces
 from .acting import sample_actions, to_tensors
-from .agent import Agent, Inputs
+from .agent import Agent, AgentInputs
 from .algorithms import ALGORITHMS
 from .distributions import mask_policy
 from .environments import ENVIRONMENTS, make
@@ -217,7 +217,7 @@ class RLTask:
                     f"is {MAX_FRAMES:,} frames"
                 )
 
-    def example(self, agent: Agent, split: str, num_envs: int, length: int) -> tuple[Inputs, Tensor]:
+    def example(self, agent: Agent, split: str, num_envs: int, length: int) -> tuple[AgentInputs, Tensor]:
         """Return the agent's inputs at the start of a split and where episodes start."""
         seed = split_seed(0, split)
         env = self.make_env(range(num_envs), seed)

@@ -13,7 +13,7 @@ from stairwell import FeedbackConfig, configs
 from stairwell.cores import CORES
 from stairwell.decode import Session
 from stairwell.rl.acting import embed_frame
-from stairwell.rl.agent import Agent, AgentConfig, AgentOutput, Inputs, compress_rewards
+from stairwell.rl.agent import Agent, AgentConfig, AgentInputs, AgentOutput, compress_rewards
 from stairwell.rl.flatten import leaf_nvec, leaf_shape, leaf_spaces
 from stairwell.rl.spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 from stairwell.state import State
@@ -46,7 +46,7 @@ def small_core(name: str) -> Any:
     return config(**{key: value for key, value in options.items() if key in configs.field_types(config)})
 
 
-def random_inputs(agent: Agent, B: int, T: int, seed: int = 0) -> Inputs:
+def random_inputs(agent: Agent, B: int, T: int, seed: int = 0) -> AgentInputs:
     """Return random observations, last actions and last rewards."""
     rng = np.random.default_rng(seed)
     observation = {}
@@ -62,14 +62,14 @@ def random_inputs(agent: Agent, B: int, T: int, seed: int = 0) -> Inputs:
         torch.from_numpy(rng.normal(size=(B * T, agent.action_dist.head_size))),
         torch.from_numpy(rng.random((B * T, agent.action_dist.noise_size))),
     )
-    return Inputs(observation, action.view(B, T, -1), torch.from_numpy(rng.normal(size=(B, T))))
+    return AgentInputs(observation, action.view(B, T, -1), torch.from_numpy(rng.normal(size=(B, T))))
 
 
-def frame(inputs: Inputs, t: int) -> Inputs:
+def frame(inputs: AgentInputs, t: int) -> AgentInputs:
     return inputs.map(lambda values: values[:, t])
 
 
-def run_session(agent: Agent, inputs: Inputs, state: State, start: Tensor) -> tuple[AgentOutput, State]:
+def run_session(agent: Agent, inputs: AgentInputs, state: State, start: Tensor) -> tuple[AgentOutput, State]:
     session, outputs = Session(agent, state), []
     for t in range(start.shape[1]):
         session.reset(start[:, t])
@@ -100,7 +100,7 @@ def test_an_episode_does_not_depend_on_the_previous_one(name: str) -> None:
     start = torch.zeros(2, 8, dtype=torch.bool)
     start[:, 3] = True
     one, other = random_inputs(agent, 2, 8), random_inputs(agent, 2, 8, seed=5)
-    mixed = Inputs(
+    mixed = AgentInputs(
         {
             path: torch.cat([other.observation[path][:, :3], values[:, 3:]], 1)
             for path, values in one.observation.items()

@@ -23,8 +23,7 @@ from stairwell.runs.presets.agents import (
     water_maze,
 )
 from stairwell.runs.presets.build import PresetScale, base_run, match_parameters, matched_feedback, small_run, with_core
-from stairwell.runs.presets.pairs import decoder_run, iwslt, summaries, summarization, translation, wmt
-from stairwell.runs.presets.state_tracking import (
+from stairwell.runs.presets.generated import (
     algorithmic,
     benchmark,
     copy,
@@ -38,6 +37,7 @@ from stairwell.runs.presets.state_tracking import (
     s5,
     short_random_walk,
 )
+from stairwell.runs.presets.pairs import decoder_run, iwslt, summaries, summarization, translation, wmt
 from stairwell.runs.presets.text import (
     base_data,
     char_ptb,

@@ -13,7 +13,7 @@ from stairwell.experiments.experiment import Column, Scale, Variant
 from stairwell.experiments.measures import LargestSolved, Metric, PartialMetric
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import with_core
-from stairwell.runs.presets.state_tracking import STATEMENTS
+from stairwell.runs.presets.generated import STATEMENTS
 
 ACCURACY = (Metric("test accuracy (%)", "accuracy"),)
 REACH = LargestSolved(
