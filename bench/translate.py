@@ -29,7 +29,7 @@ from bench.speed import spread, time_interleaved
 from stairwell import FeedbackConfig, TransformerXLConfig
 from stairwell.decode import beam_search, make_stepper
 from stairwell.decode.beam import log_sum_exp, top_scores
-from stairwell.decode.session import head_function
+from stairwell.decode.program import program_of
 from stairwell.decode.stepper import Stepper, encode_source
 from stairwell.models import Seq2Seq, Seq2SeqConfig
 from stairwell.state import BatchIndices, batch_indices
@@ -135,7 +135,7 @@ def check_same(case: Case, ours: list[float], theirs: list[float], us: str, them
 @torch.no_grad()
 def score_vocabulary(case: Case, model: Seq2Seq, x: Tensor) -> None:
     """Run the vocabulary operations of all steps of a search. x (hypotheses, D)"""
-    score = head_function(model.head)
+    score = program_of(model).head
     for _ in range(case.tokens):
         scores = score(x)
         log_sum_exp(scores), top_scores(scores, 2 * case.beam)

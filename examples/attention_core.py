@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import MemoryState, Source, TransformerCore, WindowConfig, module_list
-from stairwell.cores.step import Application, Buffer, Memory, Read, StepDescription
+from stairwell.cores.step import Application, Buffer, Read, StepDescription, StoredVectors
 from stairwell.cores.time import KeysValues, filled, tokens_since_start
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
 
@@ -51,7 +51,7 @@ class TopDown(TransformerCore):
                 *(Buffer(layer=l, vector=l, memory="memory") for l in range(L)),
                 *(Buffer(layer=l, vector=L, memory="memory") for l in range(L)),
             ),
-            memories=(Memory("memory", tuple(range(L + 1))),),
+            memories=(StoredVectors("memory", tuple(range(L + 1))),),
             nearest=1,
             distances=self.window.distances,
         )
