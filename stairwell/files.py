@@ -137,7 +137,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 @contextmanager
 def _temporary(path: AnyPath, target: Path, make: Callable[..., object]) -> Iterator[str]:
-    """Make a temporary file or folder beside `target` and return its name; remove it at the end unless it was moved.
+    """Make a temporary file or folder next to `target` and return its name; remove it at the end unless it was moved.
     Errors name `path`: a full disk does not say what could not be written, and the temporary name does not help."""
     name = ""
     try:

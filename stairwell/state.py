@@ -130,7 +130,7 @@ class Leaf(NamedTuple):
         if self.field_type is FieldType.STATIC:
             raise ValueError(
                 f"'{self.path}' is static: it would be lost when a packed state is reset to zeros; pack the state "
-                "without it and keep it beside the vector"
+                "without it and keep it separately"
             )
         if self.field_type is not FieldType.GROWING:
             return tuple(self.tensor.shape[1:])

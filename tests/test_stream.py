@@ -455,7 +455,7 @@ def test_a_stream_of_a_batch_can_be_cropped() -> None:
 
 
 @pytest.mark.parametrize("task", ["lm", "labeled"])
-def test_runs_on_named_symbols_are_fed_by_name(task: str, tmp_path: Path) -> None:
+def test_models_with_named_tokens_are_fed_by_name(task: str, tmp_path: Path) -> None:
     """The examples of docs/streams.md."""
     lines, labels = "login read write logout\n" * 40, "idle working working idle\n" * 40
     (tmp_path / "machine.tokens").write_text(lines)

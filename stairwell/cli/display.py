@@ -1,6 +1,6 @@
-"""What a person sees while a model trains: a bar with rate and time left, the latest metrics, a small curve.
+"""Display of training on a terminal: a bar with speed and remaining time, the latest metrics, a small curve.
 
-Part of the command line: everything goes to stderr, so that stdout holds results only.
+Everything goes to stderr, so that stdout has results only.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ STOPPING = "stopping after this step; Ctrl-C again stops at once"
 
 
 class SafeStderr:
-    """A stream that nobody has to read: once its reader or its terminal is gone, what is written to it is lost, and
-    nothing else happens."""
+    """A stderr whose reader or terminal may disappear: further output is dropped without an error."""
 
-    # A signal that comes while something is being written, and has something to say itself, is a RuntimeError.
+    # A signal handler that writes during a write raises a RuntimeError.
     ERRORS = (OSError, ValueError, RuntimeError)
 
     def __init__(self, stream: TextIO) -> None:
@@ -39,18 +38,18 @@ class SafeStderr:
         return getattr(self.stream, name)
 
 
-def go_on_unread() -> None:
-    """Nobody needs to read progress: a training goes on in silence when standard error is closed."""
+def use_safe_stderr() -> None:
+    """Replace stderr, so that a run continues without output when it is closed."""
     if not isinstance(sys.stderr, SafeStderr):
         sys.stderr = cast(TextIO, SafeStderr(sys.stderr))
 
 
 def curve(values: list[float], width: int = CURVE) -> str:
-    """Numbers as a line of blocks, the newest last."""
+    """Return numbers as a line of block characters, the newest last."""
     values = [value for value in values if value == value]
     if not values:
         return ""
-    # Many values are averaged into as many buckets as there is room for.
+    # Average the values in as many buckets as fit.
     buckets = min(width, len(values))
     edges = [i * len(values) // buckets for i in range(buckets + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
@@ -59,7 +58,7 @@ def curve(values: list[float], width: int = CURVE) -> str:
 
 
 def summary(record: dict[str, Any]) -> str:
-    """One line of metrics as people read them."""
+    """Return the metrics of a step in one readable line."""
     parts = [f"loss {record['loss']:.4f}"]
     if "accuracy" in record:
         parts.append(f"accuracy {record['accuracy']:.1f}%")
@@ -84,19 +83,19 @@ def time_left(record: dict[str, Any], total: int) -> str:
 
 
 def metrics_line(event: dict[str, Any]) -> str:
-    """What a training or a validation has measured, for logs."""
+    """Return the metrics of a step or a validation, for logs."""
     return f"valid: {scores_line(event['valid'])}" if "valid" in event else summary(event)
 
 
 def scores_line(scores: dict[str, float]) -> str:
-    """Scores of a split in one line; what they were counted over comes last."""
+    """Return the scores of a split in one line, the counts last."""
     counted = ("scored", "sequences", "streams")
     first = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in scores.items() if name not in counted]
     return ", ".join([*first, *(f"{scores[name]:,.0f} {name}" for name in counted if name in scores)])
 
 
 class NullDisplay:
-    """For all processes but the first."""
+    """Shows nothing; for all processes except the first."""
 
     def __enter__(self) -> NullDisplay:
         return self
@@ -109,7 +108,7 @@ class NullDisplay:
 
 
 class Quiet(NullDisplay):
-    """For --quiet: no progress, but whatever is not as it should be."""
+    """Shows only warnings (--quiet)."""
 
     def say(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -120,7 +119,7 @@ class Quiet(NullDisplay):
 
 
 class Lines(Quiet):
-    """One line an event, for logs and pipes."""
+    """Prints one line per event, for logs and pipes."""
 
     def __init__(self, title: str, total: int) -> None:
         self.total = total
@@ -137,7 +136,7 @@ class Lines(Quiet):
 
 
 class OnScreen(NullDisplay):
-    """Something that is drawn again and again, for terminals."""
+    """A live display that is redrawn, for terminals."""
 
     live: Any  # rich's
 

@@ -86,7 +86,7 @@ def reproduce_command(
     quiet: Quiet = False,
     options: Any = None,
 ) -> None:
-    """Run an experiment of the papers and print our numbers beside theirs. The same command resumes it."""
+    """Run an experiment of the papers and print our numbers and theirs. The same command resumes it."""
     from stairwell.cli.display import display
     from stairwell.cli.tables import print_table
     from stairwell.experiments import experiment, papers, reproduce

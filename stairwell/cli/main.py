@@ -42,11 +42,11 @@ def main() -> None:
 
 def command() -> int:
     """Carry the command out; its exit status. A Ctrl-C arrives as a status too, in typer's way."""
-    from stairwell.cli.display import go_on_unread
+    from stairwell.cli.display import use_safe_stderr
     from stairwell.train import Diverged, Interrupted, NotSaved
 
     startup.restore_interrupt()
-    go_on_unread()
+    use_safe_stderr()
     try:
         status = app(prog_name="stairwell", standalone_mode=False)
     except (Interrupted, typer.Abort) as error:

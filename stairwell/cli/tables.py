@@ -16,8 +16,8 @@ from rich.text import Text
 
 from stairwell.report.table import Table
 
-PADDING = 3  # characters that a column takes besides its cells; all of them together take one more
-NAMES = 3  # in a table of several parts the first column may take one part in so many of the width before it wraps
+PADDING = 3  # characters per column in addition to its cells; the table takes one more
+NAMES = 3  # in a table of several parts the first column may take a third of the width before it wraps
 
 
 def print_table(table: Table) -> None:
@@ -32,7 +32,7 @@ def print_table(table: Table) -> None:
     for number, part in enumerate(chosen):
         widths = fitted([narrow[i] for i in part], [full[i] for i in part], console.width)
         shown = RichTable(box=box.SIMPLE_HEAD)
-        # Text, not str: what stands in brackets is no markup.
+        # Text, not str, so that brackets are not markup.
         if number == 0:
             shown.title = Text(table.title)
         if number == len(chosen) - 1:
@@ -55,8 +55,8 @@ def parts(names: Sequence[str], narrow: Sequence[int], width: int) -> list[list[
 
 
 def groups(names: Sequence[str]) -> list[list[int]]:
-    """Return the columns after the first, those together that must stay beside each other: a heading that occurs more
-    than once, such as `best validation seed`, belongs to the column before it."""
+    """Return the columns after the first in groups that must stay together: a heading that occurs more than once, such
+    as `best validation seed`, belongs to the column before it."""
     found: list[list[int]] = []
     for column, name in enumerate(names[1:], start=1):
         if names.count(name) > 1 and found:

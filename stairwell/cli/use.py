@@ -16,7 +16,7 @@ MAX_BATCH = 4096  # of a server; more is a typing error
 @app.command(rich_help_panel=USE)
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Run folders, compared on one page.")],
-    out: Annotated[Path, output_option("HTML page to write; figures are written beside it.")] = Path("report.html"),
+    out: Annotated[Path, output_option("HTML page to write; figures go to the same folder.")] = Path("report.html"),
     inside: Annotated[bool, typer.Option("--inside", help="Also analyze the memory along an endless stream.")] = False,
 ) -> None:
     """Write one HTML page (and PNGs) of runs: learning curves, scores, predictions, attention, long-stream results."""

@@ -92,13 +92,13 @@ def write_html(
 
 
 def check_report(page: str | os.PathLike[str], figure: str | os.PathLike[str], option: str = "") -> None:
-    """Raise an error if a report or the plots beside it cannot be written."""
+    """Raise an error if a report or its plots cannot be written."""
     streams = Path(page).parent / f"{Path(page).stem}.horizon.png"
     check_all((option, page, REPORT), ("its figure", figure, FIGURE), ("its figure", streams, FIGURE))
 
 
 def write_stream_pngs(page: str | os.PathLike[str], runs: list[RunReport]) -> list[Path]:
-    """Write the plots of long streams and of memory analyses beside a report. Return their paths."""
+    """Write the plots of long streams and of memory analyses to the folder of a report. Return their paths."""
     models, page = group_models(runs), Path(page)
     paths = []
     if write_stream_png(path := page.with_suffix(".horizon.png"), models):

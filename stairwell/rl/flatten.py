@@ -16,7 +16,7 @@ from .spaces import Box, Dict, Discrete, MultiDiscrete, Space, Tuple
 
 Leaf = Discrete | MultiDiscrete | Box
 ROOT = "observation"
-ACTION_MASK = "action_mask"  # an entry beside the leaves, (B, P) uint8, if the environment masks actions
+ACTION_MASK = "action_mask"  # an entry in addition to the leaves, (B, P) uint8, if the environment masks actions
 MAX_BOUND = 1e6  # larger bounds count as unbounded
 
 

@@ -25,7 +25,7 @@ HEAD_TIMEOUT = 10.0  # seconds
 WRITE_TIMEOUT = 30.0  # seconds
 HALF_CLOSE_TIMEOUT = 5.0  # seconds
 INTERRUPTED = 130  # exit status
-FREE_CHUNKS, CHUNK_BYTES = 1000, 100  # a body may have this many chunks of any size, and one more per so many bytes
+FREE_CHUNKS, CHUNK_BYTES = 1000, 100  # chunks of any size that a body may have, and bytes per further chunk
 
 
 class TooManyChunksError(Exception):

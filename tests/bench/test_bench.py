@@ -43,7 +43,7 @@ def counted(core: Any, B: int, T: int, V: int, engine: str) -> int:
 @pytest.mark.parametrize("share_kv", [True, False])
 def test_the_operations_of_feedback_are_those_that_torch_counts(share_kv: bool) -> None:
     """The reference takes three products for the memory handed in too. It also makes the last token's keys and values,
-    which nobody reads, so that they have no gradients: two thirds of a token's of the T that are counted."""
+    which nothing reads, so they have no gradients: two thirds of a token's of the T that are counted."""
     B, T, V = 2, 9, 11
     core = FeedbackConfig(share_kv=share_kv, **SIZES)
     parts = forward_flops(core, B, T, V)
@@ -104,7 +104,7 @@ def test_every_measurement_can_be_shown(tmp_path: Path, monkeypatch: pytest.Monk
     assert "memory" in shown and "Not measured yet" in shown["memory"]  # steps take a process each
 
 
-def test_speculation_trains_a_pair_and_tells_acceptance_and_speed(
+def test_speculation_trains_a_pair_and_reports_acceptance_and_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
@@ -193,7 +193,7 @@ def test_a_page_is_measured_in_a_browser(tmp_path: Path, monkeypatch: pytest.Mon
     assert "`random-walk/feedback`" in table.section("browser")
 
 
-def test_a_case_that_is_measured_again_takes_the_place_of_its_old_records(
+def test_a_case_measured_again_replaces_its_old_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "RESULTS", tmp_path)
@@ -205,7 +205,7 @@ def test_a_case_that_is_measured_again_takes_the_place_of_its_old_records(
 
 
 @pytest.mark.skipif(not memory.CLEAR.exists(), reason="the kernel tells it on Linux")
-def test_a_step_holds_weights_gradients_moments_and_more() -> None:
+def test_a_step_holds_parameters_gradients_moments_and_more() -> None:
     case = speed.CASES["b16"]
     model = speed.make_model(case, FeedbackConfig(**speed.sizes(case)), "auto")
     weights = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
@@ -221,7 +221,7 @@ def test_the_help_names_every_measurement_and_case(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    "arguments, told",
+    "arguments, message",
     [
         (["sped"], "cannot measure 'sped'; choose from: speed"),
         (["speed", "b17"], "unknown case 'b17' of speed; choose from: b16"),
@@ -229,6 +229,6 @@ def test_the_help_names_every_measurement_and_case(capsys: pytest.CaptureFixture
         (["table", "b16"], "cannot measure 'table b16'"),
     ],
 )
-def test_a_mistake_is_told(arguments: list[str], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
+def test_a_user_error_is_reported(arguments: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         bench.run(arguments)

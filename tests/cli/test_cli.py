@@ -1,4 +1,4 @@
-"""The command line: results on stdout, progress on stderr, and every mistake told in one line with exit status 2."""
+"""The command line: results on stdout, progress on stderr, and every user error in one line with exit status 2."""
 
 from __future__ import annotations
 
@@ -118,13 +118,13 @@ def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(place: Path, tmp_path:
 
 
 @pytest.mark.quick
-def test_a_run_refuses_a_corpus_or_symbols_that_have_changed(place: Path, tmp_path: Path) -> None:
+def test_a_run_refuses_a_changed_corpus_or_vocabulary(place: Path, tmp_path: Path) -> None:
     commands = [("train", "--resume", "--out", "text"), ("eval", "text"), ("eval", "text", "--split", "valid")]
     shutil.copytree(place / "text", tmp_path / "text")
     (tmp_path / "text.txt").write_text(PANGRAM * 80)
-    told = "text.txt has changed since the run started (in train and valid and test)"
+    message = "text.txt has changed since the run started (in train and valid and test)"
     for command in commands:
-        assert told in stairwell(tmp_path, *command).error_line
+        assert message in stairwell(tmp_path, *command).error_line
     (tmp_path / "text.txt").write_text(PANGRAM * 40)
     assert stairwell(tmp_path, "eval", "text").status == 0
     assert stairwell(tmp_path, "train", "--resume", "--out", "text", "--quiet").status == 0
@@ -137,10 +137,10 @@ def test_a_run_refuses_a_corpus_or_symbols_that_have_changed(place: Path, tmp_pa
     (tmp_path / "text" / "task.json").unlink()
     for command in commands + others:
         assert "task.json is missing" in stairwell(tmp_path, *command).error_line
-    assert not (tmp_path / "text" / "task.json").exists(), "never made anew from today's text"
+    assert not (tmp_path / "text" / "task.json").exists(), "never rebuilt from the changed text"
 
 
-def test_a_config_fed_back_in_gives_the_same_weights(place: Path) -> None:
+def test_a_saved_config_gives_the_same_parameters(place: Path) -> None:
     for run in ("walk", "text"):
         config = place / run / "config.json"
         ended = stairwell(place, "train", "--config", config, "--out", f"{run}-again", "--quiet")
@@ -246,7 +246,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
-def test_a_mistake_is_told_in_one_line(arguments: str, place: Path) -> None:
+def test_a_user_error_is_one_line(arguments: str, place: Path) -> None:
     for name, content in {
         "empty.txt": b"",
         "tiny.txt": b"a",
@@ -271,7 +271,7 @@ def test_a_mistake_is_told_in_one_line(arguments: str, place: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"format": 99}, "was written by a newer stairwell (format 99, this one reads 2); upgrade"),
         ({"format": "1"}, "is not a stairwell config"),
@@ -286,17 +286,17 @@ def test_a_mistake_is_told_in_one_line(arguments: str, place: Path) -> None:
         ({"core": {"width": -8}}, "width"),
     ],
 )
-def test_a_config_that_is_not_right_is_told_in_one_line(change: dict[str, Any], told: str, place: Path) -> None:
+def test_an_invalid_config_is_reported_in_one_line(change: dict[str, Any], message: str, place: Path) -> None:
     run = place / "changed"
     run.mkdir(exist_ok=True)
     config = json.loads((place / "walk" / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, **change}))
-    assert told in stairwell(place, "train", "--config", "changed/config.json", "--out", "other").error_line
-    assert told in stairwell(place, "train", "--resume", "--out", "changed").error_line
-    assert told in stairwell(place, "eval", "changed").error_line
+    assert message in stairwell(place, "train", "--config", "changed/config.json", "--out", "other").error_line
+    assert message in stairwell(place, "train", "--resume", "--out", "changed").error_line
+    assert message in stairwell(place, "eval", "changed").error_line
 
 
-def test_a_model_that_does_not_fit_its_config_is_told_in_one_line(place: Path) -> None:
+def test_a_model_that_does_not_fit_its_config_is_reported_in_one_line(place: Path) -> None:
     run = place / "unfit"
     run.mkdir()
     config = json.loads((place / "walk" / "config.json").read_text())
@@ -346,9 +346,9 @@ def test_lists_and_information(place: Path) -> None:
     cores = stairwell(place, "list", "cores").out.splitlines()
     words = [line.split(maxsplit=1)[1] for line in cores]
     assert len(set(words)) == len(words) == 10
-    told = stairwell(place, "info").out
+    output = stairwell(place, "info").out
     for word in ("stairwell", "python", "torch", "device", "threads", "engine"):
-        assert f"\n{word}" in f"\n{told}"
+        assert f"\n{word}" in f"\n{output}"
 
 
 def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -> None:

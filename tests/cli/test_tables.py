@@ -35,7 +35,7 @@ def test_no_word_of_a_result_table_is_truncated(
         assert all(any(str(row[0]) in line for line in out.splitlines()) for row in table.rows)
 
 
-def test_repeated_columns_stay_beside_their_column(
+def test_repeated_columns_stay_next_to_their_column(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     columns = ["model", "size", "first", "best", "second", "best"]

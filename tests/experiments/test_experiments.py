@@ -1,4 +1,4 @@
-"""Studies: every table at both scales, its sizes, hyperparameters and numbers against what the papers print."""
+"""Experiments: every table at both scales, with the sizes, hyperparameters and numbers that the papers print."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ READING = ("lm", "translation", "summarization")
 
 
 @cache
-def study(name: str, scale: Scale) -> Experiment:
-    made = CATALOG[name](scale)
-    assert made is not None
-    return made
+def experiment_of(name: str, scale: Scale) -> Experiment:
+    experiment = CATALOG[name](scale)
+    assert experiment is not None
+    return experiment
 
 
 def variant(name: str, model: str, scale: Scale = "paper") -> Variant:
-    return next(variant for variant in study(name, scale).variants if variant.name.startswith(model))
+    return next(variant for variant in experiment_of(name, scale).variants if variant.name.startswith(model))
 
 
-def weights(experiment: RunConfig) -> int:
+def count_parameters(config: RunConfig) -> int:
     with torch.device("meta"):
-        return sum(parameter.numel() for parameter in blueprint(experiment).parameters())
+        return sum(parameter.numel() for parameter in blueprint(config).parameters())
 
 
 def fields(value: Any, **expected: Any) -> None:
@@ -57,24 +57,24 @@ def fields(value: Any, **expected: Any) -> None:
     ("name", "scale"),
     [(name, scale) for name in NAMES for scale in SCALES if (name, scale) not in MISSING],
 )
-def test_every_study_can_be_made_without_any_data(name: str, scale: Scale) -> None:
-    made = study(name, scale)
-    assert made.name == name and made.scale == scale and made.variants
-    assert made.paper and made.title and (made.claim or name.startswith("extra"))
-    assert made.notes or scale == "paper", "a laptop's study says what is smaller"
-    assert all(len(variant.paper) in (0, len(made.columns)) for variant in made.variants)
-    assert len({column.title for column in made.columns}) == len(made.columns)
-    for each in made.variants:
+def test_every_experiment_can_be_built_without_data(name: str, scale: Scale) -> None:
+    experiment = experiment_of(name, scale)
+    assert experiment.name == name and experiment.scale == scale and experiment.variants
+    assert experiment.paper and experiment.title and (experiment.claim or name.startswith("extra"))
+    assert experiment.notes or scale == "paper", "an experiment at laptop scale says what is smaller"
+    assert all(len(variant.paper) in (0, len(experiment.columns)) for variant in experiment.variants)
+    assert len({column.title for column in experiment.columns}) == len(experiment.columns)
+    for each in experiment.variants:
         assert RunConfig.from_json(each.config.to_json(), name) == each.config
         assert estimate(each.config, 1e12) > 0
         if each.config.task_name not in READING:
             each.config.make_tasks()
         elif not each.config.task.path:
-            assert made.data, "a study of text that is not at hand says which text it reads"
+            assert experiment.data, "an experiment on text without a default corpus names its corpus"
 
 
-def test_a_name_without_its_last_part_stands_for_all_parts() -> None:
-    assert [made.name.rpartition(".")[2] for made in find_experiments("staircase.table1", "laptop")] == [
+def test_a_name_without_its_last_part_selects_all_parts() -> None:
+    assert [experiment.name.rpartition(".")[2] for experiment in find_experiments("staircase.table1", "laptop")] == [
         "random-walk", "algorithm", "enwik8", "reddit", "base",
     ]  # fmt: skip
     assert len(find_experiments("feedback.table1", "paper")) == 7
@@ -84,8 +84,8 @@ def test_a_name_without_its_last_part_stands_for_all_parts() -> None:
 
 @pytest.mark.parametrize("name", ["feedback.figure5", "feedback.figure8", "feedback.figure9.char-ptb"])
 @pytest.mark.parametrize("scale", SCALES)
-def test_models_of_a_figure_have_the_same_number_of_weights(name: str, scale: Scale) -> None:
-    sizes = [weights(each.config) for each in study(name, scale).variants]
+def test_models_of_a_figure_have_the_same_number_of_parameters(name: str, scale: Scale) -> None:
+    sizes = [count_parameters(each.config) for each in experiment_of(name, scale).variants]
     assert max(sizes) <= (1.02 if scale == "laptop" else 1.025) * min(sizes)
 
 
@@ -93,16 +93,16 @@ def test_models_of_a_figure_have_the_same_number_of_weights(name: str, scale: Sc
     "name",
     ["feedback.figure9.wikitext-103", "staircase.table7", "staircase.table6", "staircase.table9", "staircase.table3"],
 )
-def test_models_of_a_table_have_the_same_number_of_weights(name: str) -> None:
-    sizes = [weights(each.config) for each in study(name, "paper").variants]
+def test_models_of_a_table_have_the_same_number_of_parameters(name: str) -> None:
+    sizes = [count_parameters(each.config) for each in experiment_of(name, "paper").variants]
     assert max(sizes) <= 1.02 * min(sizes)
 
 
 def test_an_lstm_as_large_as_a_transformer() -> None:
     transformer = variant("feedback.figure5", "Transformer", "laptop").config
     lstm = presets.match_parameters(transformer, variant("feedback.table4", "Feedback", "laptop").config, 50)
-    assert weights(variant("feedback.figure5", "LSTM", "laptop").config) == pytest.approx(
-        weights(transformer), rel=0.02
+    assert count_parameters(variant("feedback.figure5", "LSTM", "laptop").config) == pytest.approx(
+        count_parameters(transformer), rel=0.02
     )
     assert lstm.core.inner % 8 == 0
 
@@ -143,8 +143,8 @@ def test_the_first_papers_hyperparameters() -> None:
         assert large.task.end_of_line is False
 
 
-def test_the_rows_of_table_6_differ_as_printed() -> None:
-    variants = study("feedback.table6", "paper").variants
+def test_the_variants_of_table_6_differ_as_printed() -> None:
+    variants = experiment_of("feedback.table6", "paper").variants
     assert [each.config.core.norm for each in variants] == ["post", "post", "pre", "pre"] * 2
     assert [each.config.core.memory for each in variants] == [512, 512, 512, 2048] * 2
     grows = [each.config.train.segment_warmup > 0 for each in variants]
@@ -153,7 +153,7 @@ def test_the_rows_of_table_6_differ_as_printed() -> None:
 
 
 def test_depth_changes_head_and_inner_width_inversely() -> None:
-    for each in study("feedback.figure9.char-ptb", "paper").variants:
+    for each in experiment_of("feedback.figure9.char-ptb", "paper").variants:
         core = each.config.core
         assert core.layers * core.K == 6 * 96 and core.layers * core.F == 6 * 1536
 
@@ -183,16 +183,16 @@ def test_the_second_papers_hyperparameters() -> None:
 
 def test_the_toy_tasks_have_ten_seeds_and_five_of_cached_staircase() -> None:
     for name in ("staircase.table1.random-walk", "staircase.table1.algorithm", "staircase.table6", "staircase.table7"):
-        made = study(name, "paper")
-        for each in made.variants:
-            assert made.seeds_for(each) == (5 if each.name.startswith("Cached") else 10)
+        experiment = experiment_of(name, "paper")
+        for each in experiment.variants:
+            assert experiment.seeds_for(each) == (5 if each.name.startswith("Cached") else 10)
             longer = each.name.startswith("Global")
             assert (each.config.train.steps == 400_000) == longer
             assert each.config.task.reset == longer
-    assert study("staircase.table2", "paper").seeds == 1
+    assert experiment_of("staircase.table2", "paper").seeds == 1
 
 
-def test_a_study_that_is_not_made_at_a_scale_says_so() -> None:
+def test_an_experiment_that_does_not_exist_at_a_scale_is_refused() -> None:
     assert CATALOG["feedback.table2"]("laptop") is None
     with pytest.raises(UserError, match="does not exist at laptop scale; try --scale paper"):
         find_experiments("feedback.table2", "laptop")
@@ -202,7 +202,7 @@ def test_a_study_that_is_not_made_at_a_scale_says_so() -> None:
     ("name", "layers", "inner", "heads", "width", "rate"),
     [
         ("feedback.figure7.summarization", 6, 2048, 8, 512, 0.0005),
-        # Table 8 prints 0.001, which belongs to batches of about 400,000 tokens.
+        # Table 8 prints 0.001, which suits batches of about 400,000 tokens.
         ("feedback.figure4.translation", 6, 4096, 16, 1024, 0.0005),
         ("feedback.figure7.iwslt", 6, 1024, 4, 512, 0.0005),
     ],
@@ -211,12 +211,12 @@ def test_sequence_to_sequence_hyperparameters_are_those_of_table_8(
     name: str, layers: int, inner: int, heads: int, width: int, rate: float
 ) -> None:
     for model in ("Transformer", "Feedback"):
-        found = variant(name, f"{model}, 6 layers").config
-        fields(found.core, layers=layers, inner=inner, heads=heads, width=width, residual_dropout=0.3, cross=False)
-        fields(found.model, encoder_layers=6, encoder_inner=inner, encoder_heads=heads, encoder_dropout=0.3)
-        assert found.train.learning_rate == rate and found.train.average == 10
-        assert found.core.attend_to_current == (model == "Transformer")
-        assert found.core.memory == found.task.max_target_length, "a target is in sight as a whole"
+        config = variant(name, f"{model}, 6 layers").config
+        fields(config.core, layers=layers, inner=inner, heads=heads, width=width, residual_dropout=0.3, cross=False)
+        fields(config.model, encoder_layers=6, encoder_inner=inner, encoder_heads=heads, encoder_dropout=0.3)
+        assert config.train.learning_rate == rate and config.train.average == 10
+        assert config.core.attend_to_current == (model == "Transformer")
+        assert config.core.memory == config.task.max_target_length, "the memory holds a whole target"
     deep = variant("feedback.figure4.translation", "Feedback, 2 layers, encoder of 12").config
     assert (deep.model.encoder_layers, deep.core.layers) == (12, 2) and deep.model.encoder_layer_drop > 0
 
@@ -239,14 +239,14 @@ def test_agents_have_the_hyperparameters_of_sections_7_2_and_7_3() -> None:
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 @pytest.mark.parametrize("name", ["feedback.figure4.maze", "feedback.figure6.maze-easy", "feedback.figure6.water-maze"])
 def test_agents_in_mazes_read_their_last_action_and_reward(name: str, scale: Scale) -> None:
-    for each in study(name, scale).variants:
+    for each in experiment_of(name, scale).variants:
         fields(each.config.model, last_action=True, last_reward=True)
 
 
 def test_rewards_are_normalized_unless_a_published_experiment_was_trained_without() -> None:
     assert preset("rl/feedback").train.normalize_rewards
     for name in NAMES:
-        for each in study(name, "laptop").variants if CATALOG[name]("laptop") else ():
+        for each in experiment_of(name, "laptop").variants if CATALOG[name]("laptop") else ():
             if each.config.task_name == "rl":
                 assert not each.config.train.normalize_rewards, name
 
@@ -254,24 +254,23 @@ def test_rewards_are_normalized_unless_a_published_experiment_was_trained_withou
 @pytest.mark.parametrize("scale", ["laptop", "paper"])
 @pytest.mark.parametrize("name", ["feedback.figure4.maze", "feedback.figure6.maze-easy"])
 def test_the_lstm_of_both_mazes_has_as_many_parameters_as_the_transformer(name: str, scale: Scale) -> None:
-    """3 layers beside 2, as section 7.2 has them."""
+    """3 layers and 2, as in section 7.2."""
     lstm, transformer = (variant(name, model, scale).config for model in ("LSTM", "Transformer"))
     assert (lstm.core.layers, transformer.core.layers) == (3, 2)
-    assert abs(weights(lstm) / weights(transformer) - 1) < 0.02
+    assert abs(count_parameters(lstm) / count_parameters(transformer) - 1) < 0.02
 
 
 def test_table_8_reads_episodes_and_the_others_one_stream() -> None:
-    assert {each.config.task.episode for each in study("staircase.table8", "paper").variants} == {256}
-    assert {each.config.task.episode for each in study("staircase.table2", "paper").variants} == {0}
+    assert {each.config.task.episode for each in experiment_of("staircase.table8", "paper").variants} == {256}
+    assert {each.config.task.episode for each in experiment_of("staircase.table2", "paper").variants} == {0}
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ("feedback.table6", *PAPER_ONLY)])
-def test_all_models_of_a_laptops_table_have_one_recipe(name: str) -> None:
-    """But for a second training beside the first, which says so: in the paper's setting, without the curriculum, with
-    another rate, or longer."""
-    variants = study(name, "laptop").variants
+def test_all_models_of_a_table_at_laptop_scale_have_the_same_training_config(name: str) -> None:
+    """Except for second variants whose names say what differs: no curriculum, another learning rate, more steps."""
+    variants = experiment_of(name, "laptop").variants
     second = [each for each in variants if re.search(r"no curriculum$|, learning rate |,000 steps$", each.name)]
-    (recipe,) = {each.config.train for each in variants if each not in second}
+    (shared,) = {each.config.train for each in variants if each not in second}
     for each in second:
         assert any(each.name.startswith(f"{variant.name}, ") for variant in variants if variant not in second)
         own: dict[str, Any] = {"curriculum": "", "curriculum_accuracy": 96.0}
@@ -279,10 +278,10 @@ def test_all_models_of_a_laptops_table_have_one_recipe(name: str) -> None:
             own = {"learning_rate": float(each.name.split()[-1])}
         elif each.name.endswith(" steps"):
             own = {"steps": int(each.name.split()[-2].replace(",", ""))}
-        assert each.config.train == dataclasses.replace(recipe, **own)
+        assert each.config.train == dataclasses.replace(shared, **own)
 
 
-def test_a_curriculum_goes_on_to_five_variables() -> None:
+def test_a_curriculum_is_extended_to_five_variables() -> None:
     longer = on_more_variables("variables=1,statements=4;variables=3,statements=4..6", 5)
     assert longer == (
         "variables=1,statements=4;variables=3,statements=4;"
@@ -292,35 +291,42 @@ def test_a_curriculum_goes_on_to_five_variables() -> None:
     assert on_more_variables(curriculum, 3) == curriculum
 
 
-def test_every_table_and_figure_of_both_papers_is_a_study_or_named_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_table_and_figure_of_both_papers_is_an_experiment_or_listed_as_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(reproduce, "estimate", lambda *_: 1.0)  # it takes seconds
-    papers = {"feedback": (9, 10), "staircase": (9, 3)}  # tables and figures of each, as numbered there
-    there = {
+    papers = {"feedback": (9, 10), "staircase": (9, 3)}  # number of tables and figures
+    printed = {
         f"{paper}.{kind}{number}"
         for paper, counts in papers.items()
         for kind, count in zip(("table", "figure"), counts)
         for number in range(1, count + 1)
     }
-    made = {".".join(name.split(".")[:2]) for name in CATALOG if not name.startswith(("extra", "demo"))}
-    assert made | set(NO_EXPERIMENTS) == there and not made & set(NO_EXPERIMENTS)
-    told: list[str] = []
-    reproduce.describe(told.append)
+    experiment = {".".join(name.split(".")[:2]) for name in CATALOG if not name.startswith(("extra", "demo"))}
+    assert experiment | set(NO_EXPERIMENTS) == printed and not experiment & set(NO_EXPERIMENTS)
+    lines: list[str] = []
+    reproduce.describe(lines.append)
     for name in (*CATALOG, *NO_EXPERIMENTS):
-        assert any(text.startswith(f"{name}\n") for text in told), name
+        assert any(text.startswith(f"{name}\n") for text in lines), name
     for (name, scale), why in NOT_AT_SCALE.items():
         assert CATALOG[name](scale) is None
-        assert any(text.startswith(f"{name}\n") and why in text for text in told)
+        assert any(text.startswith(f"{name}\n") and why in text for text in lines)
 
 
-def test_copy_and_reverse_with_every_kind_of_distance() -> None:
+def test_copy_and_reverse_with_every_type_of_position_embeddings() -> None:
     for name in ("copy", "reverse"):
-        made, plain = study(f"extra.distances.{name}", "laptop"), study(f"feedback.table1.{name}", "laptop")
-        assert [variant.config.core.positions for variant in made.variants] == [*POSITIONS, *POSITIONS]
-        # The learned ones are the paper's own study, which need not be trained again.
-        assert [made.variants[0].config, made.variants[4].config] == [variant.config for variant in plain.variants[1:]]
+        experiment, plain = (
+            experiment_of(f"extra.distances.{name}", "laptop"),
+            experiment_of(f"feedback.table1.{name}", "laptop"),
+        )
+        assert [variant.config.core.positions for variant in experiment.variants] == [*POSITIONS, *POSITIONS]
+        # The learned ones are those of the paper's experiment, which need not be trained again.
+        assert [experiment.variants[0].config, experiment.variants[4].config] == [
+            variant.config for variant in plain.variants[1:]
+        ]
 
 
-# What each axis says of a row's core.
+# The config field of a variant's core that each axis varies.
 FIELDS = {
     CHUNK: "chunk",
     PASSES: "passes",
@@ -343,54 +349,57 @@ SWEEPS = {
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_sweeps_vary_what_their_axis_says(scale: Scale) -> None:
-    made = {name: study(name, scale) for name in NAMES if (name, scale) not in MISSING}
-    assert {name: each.axes[0] for name, each in made.items() if each.axes} == {**SWEEPS, "extra.chunk-passes": CHUNK}
-    for each in made.values():
+def test_sweeps_vary_the_field_of_their_axis(scale: Scale) -> None:
+    experiment = {name: experiment_of(name, scale) for name in NAMES if (name, scale) not in MISSING}
+    assert {name: each.axes[0] for name, each in experiment.items() if each.axes} == {
+        **SWEEPS,
+        "extra.chunk-passes": CHUNK,
+    }
+    for each in experiment.values():
         for axis in each.axes:
-            placed = [(variant, place) for variant in each.variants if (place := variant.point(axis))]
-            assert all(place.x == getattr(variant.config.core, FIELDS[axis]) for variant, place in placed)
-            assert all(place.printed for _, place in placed) or scale == "laptop"
-            # A line is of one model and has something to show.
-            cores = {(place.series, variant.config.core_name) for variant, place in placed}
+            points = [(variant, point) for variant in each.variants if (point := variant.point(axis))]
+            assert all(point.x == getattr(variant.config.core, FIELDS[axis]) for variant, point in points)
+            assert all(point.printed for _, point in points) or scale == "laptop"
+            # A series has a single model and more than one point.
+            cores = {(point.series, variant.config.core_name) for variant, point in points}
             assert len(cores) == len({series for series, _ in cores})
-            assert len({place.x for _, place in placed}) > 1
+            assert len({point.x for _, point in points}) > 1
 
 
-def test_a_study_notices_places_and_columns_that_cannot_be_drawn() -> None:
-    made = study("feedback.figure3", "laptop")
-    twice = (*made.variants, dataclasses.replace(made.variants[0], name="the same again"))
+def test_an_experiment_refuses_points_and_columns_that_cannot_be_plotted() -> None:
+    experiment = experiment_of("feedback.figure3", "laptop")
+    twice = (*experiment.variants, dataclasses.replace(experiment.variants[0], name="the same again"))
     for changes in ({"axes": ("depth",)}, {"drawn": ("loss",)}, {"variants": twice}):
         with pytest.raises(AssertionError, match=r"feedback\.figure3"):
-            dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+            dataclasses.replace(experiment, **changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("scale", SCALES)
 def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
-    made = study("extra.chunk-passes", scale)
-    lines: dict[tuple[str, str], list[Any]] = {}
-    for each in made.variants:
-        for place in each.points:
-            lines.setdefault((place.axis, each.config.core_name), []).append(each.config.core)
-    by_chunk, by_passes = lines[CHUNK, "staircase"], lines[PASSES, "staircase"]
-    cached = lines[CHUNK, "cached-staircase"]
+    experiment = experiment_of("extra.chunk-passes", scale)
+    series: dict[tuple[str, str], list[Any]] = {}
+    for each in experiment.variants:
+        for point in each.points:
+            series.setdefault((point.axis, each.config.core_name), []).append(each.config.core)
+    by_chunk, by_passes = series[CHUNK, "staircase"], series[PASSES, "staircase"]
+    cached = series[CHUNK, "cached-staircase"]
     assert {core.passes for core in by_chunk} == {4} and len({core.chunk for core in by_chunk}) == 4
     assert [core.passes for core in by_passes] == [4, 1, 2, 8] and len({core.chunk for core in by_passes}) == 1
     assert {core.compute for core in cached} == {1} and len({core.passes * core.chunk for core in cached}) == 1
     assert [core.chunk for core in cached] == [core.chunk for core in by_chunk]
-    # Nothing else differs, and the training of both lines is one.
+    # Nothing else differs, and the variant of both series is trained once.
     plain = {dataclasses.replace(core, chunk=1, passes=1) for core in (*by_chunk, *by_passes)}
-    assert len(plain) == 1 and len(made.variants) == 11
-    assert len({(each.config.task, each.config.train) for each in made.variants}) == 1
+    assert len(plain) == 1 and len(experiment.variants) == 11
+    assert len({(each.config.task, each.config.train) for each in experiment.variants}) == 1
     if scale == "laptop":
         assert [core.chunk for core in by_chunk] == [1, 2, 4, 8]
-        assert made.columns[1].values[-1] == made.variants[0].config.task.length  # type: ignore[attr-defined]
-        rate = reproduce.TYPICAL["laptop"][0] / 2  # of one core
-        assert sum(estimate(each.config, rate) for each in made.variants) <= 4 * 3600 and made.seeds == 1
-        recipe = variant("staircase.table1.random-walk", "Staircase", "laptop").config.train
+        assert experiment.columns[1].values[-1] == experiment.variants[0].config.task.length  # type: ignore[attr-defined]
+        rate = reproduce.TYPICAL["laptop"][0] / 2  # for one core
+        assert sum(estimate(each.config, rate) for each in experiment.variants) <= 4 * 3600 and experiment.seeds == 1
+        base_train = variant("staircase.table1.random-walk", "Staircase", "laptop").config.train
         changed = {
             name
-            for name in recipe.__dataclass_fields__
-            if getattr(recipe, name) != getattr(made.variants[0].config.train, name)
+            for name in base_train.__dataclass_fields__
+            if getattr(base_train, name) != getattr(experiment.variants[0].config.train, name)
         }
         assert changed == {"steps", "curriculum", "validate_every"}

@@ -1,4 +1,4 @@
-"""The papers' tables, transcribed from the papers into papers.json, beside what the experiments print of them.
+"""The papers' tables, transcribed from the papers into papers.json, compared with what the experiments print of them.
 
 Every number of a table is compared, in both directions: what an experiment prints, and what a table has.
 """
@@ -45,7 +45,7 @@ class Table:
 
 
 @cache
-def study(name: str, scale: Scale) -> Experiment:
+def experiment_of(name: str, scale: Scale) -> Experiment:
     made = CATALOG[name](scale)
     assert made is not None
     return made
@@ -55,7 +55,7 @@ def printed(name: str, scale: Scale) -> dict[str, tuple[str, ...]]:
     """The paper's numbers of an experiment by model, without the columns for which the paper has none."""
     numbers = {
         variant.name: tuple(SETTING.sub("", number) for number in variant.paper if number)
-        for variant in study(name, scale).variants
+        for variant in experiment_of(name, scale).variants
     }
     return {model: variant for model, variant in numbers.items() if variant}
 
@@ -65,8 +65,8 @@ def scales(name: str) -> list[Scale]:
 
 
 def compare(name: str, expected: Iterable[tuple[str, tuple[str, ...]]], but: tuple[str, ...] = ()) -> None:
-    """At both scales the rows with numbers are these models in this order, and no others have numbers. `but` are
-    models that a laptop's table has beside them, with the number of the same model."""
+    """Assert that at both scales these models in this order have numbers, and no others. `but` are further variants
+    at laptop scale, with the number of the same model."""
     expected = list(expected)
     for scale in scales(name):
         found = [(model, numbers) for model, numbers in printed(name, scale).items() if not model.endswith(but or "\0")]
@@ -96,10 +96,12 @@ def test_feedback_table_1(task: str) -> None:
             ("Feedback", tuple(variant["Feedback Trans."] for variant in cells)),
         ],
     )
-    titles = [column.title for column in study(f"feedback.table1.{task}", "paper").columns]
+    titles = [column.title for column in experiment_of(f"feedback.table1.{task}", "paper").columns]
     if len(cells) == 2:
         assert [title.split()[0] for title in titles] == ["character", "character", "sequence"]
-        assert all(variant.paper[:1] in ((), ("",)) for variant in study(f"feedback.table1.{task}", "paper").variants)
+        assert all(
+            variant.paper[:1] in ((), ("",)) for variant in experiment_of(f"feedback.table1.{task}", "paper").variants
+        )
 
 
 @pytest.mark.parametrize("variables", [3, 5])
@@ -113,17 +115,17 @@ def test_feedback_table_1_and_section_4_1_2_programs(variables: int) -> None:
         ("Feedback", (table["Feedback Trans."],)),
     ]
     compare(f"feedback.table1.algorithmic-{variables}", expected)
-    variants = study(f"feedback.table1.algorithmic-{variables}", "paper").variants
+    variants = experiment_of(f"feedback.table1.algorithmic-{variables}", "paper").variants
     assert [variant.config.core.layers for variant in variants[1:]] == [4, 8, 4]
 
 
 def test_feedback_figure_4() -> None:
-    """Numbers of WMT14, which stand beside models of WMT14 only."""
+    """Only models trained on WMT14 have its numbers."""
     table = Table("feedback", "figure 4")
     assert not printed("feedback.figure4.translation", "laptop")
     found = {
         (variant.name.split(",")[0], variant.config.model.encoder_layers, variant.config.core.layers): variant.paper
-        for variant in study("feedback.figure4.translation", "paper").variants
+        for variant in experiment_of("feedback.figure4.translation", "paper").variants
         if variant.paper
     }
     assert found == {
@@ -139,7 +141,7 @@ def quoted(name: str, *words: str) -> None:
     """Numbers of models that are not trained stand in the notes, in this order."""
     pattern = ".*".join(rf"(?<![\w.]){re.escape(word)}(?!\w|\.\d)" for word in words)
     for scale in scales(name):
-        assert any(re.search(pattern, note) for note in study(name, scale).notes), (name, scale)
+        assert any(re.search(pattern, note) for note in experiment_of(name, scale).notes), (name, scale)
 
 
 def test_feedback_table_2() -> None:
@@ -162,7 +164,7 @@ def test_feedback_table_3() -> None:
     best, xl = test
     sizes = [size[name].removesuffix("M") for name in (*models.values(), xl)]
     quoted("feedback.table3", *sizes, test[xl], test[best])
-    for variant, theirs in zip(study("feedback.table3", "paper").variants, models.values()):
+    for variant, theirs in zip(experiment_of("feedback.table3", "paper").variants, models.values()):
         assert parameters(variant) == pytest.approx(number(size[theirs]), rel=0.03), variant.name
 
 
@@ -191,7 +193,7 @@ def test_feedback_table_5(part: str, task: str) -> None:
 def test_feedback_table_6() -> None:
     table = Table("feedback", "table 6")
     compare("feedback.table6", [(variant["Model"], (variant["dev ppl"],)) for variant in table.variants])
-    for variant, cells in zip(study("feedback.table6", "paper").variants, table.variants):
+    for variant, cells in zip(experiment_of("feedback.table6", "paper").variants, table.variants):
         core, train = variant.config.core, variant.config.train
         assert (core.norm == "pre") == (cells["Pre-norm + higher LR"] == "yes")
         assert core.adaptive_span == (cells["Adapt. span"] == "yes")
@@ -199,7 +201,7 @@ def test_feedback_table_6() -> None:
         assert train.finetune_steps == 0
     # The table does not print the size: it is table 9's large one.
     large = Table("feedback", "table 9").column("WikiText-103 large")["Parameters"]
-    assert parameters(study("feedback.table6", "paper").variants[0]) == pytest.approx(number(large), rel=0.03)
+    assert parameters(experiment_of("feedback.table6", "paper").variants[0]) == pytest.approx(number(large), rel=0.03)
 
 
 def number(cell: str, d: int = 0, h: int = 1) -> float:
@@ -250,10 +252,10 @@ def test_feedback_table_9(name: str) -> None:
         "batch": number(cells["Batch size (B)"]), "learning_rate": number(cells["Learning rate"]),
         "max_grad_norm": number(cells["Gradient clip"]), "warmup": number(cells["LR warm-up steps"]),
     }  # fmt: skip
-    # The figure of depth and the deeper Transformer of section 4.1.2 have other depths beside this one.
+    # The depth figure and the deeper Transformer of section 4.1.2 also have other depths.
     variants = [
         variant
-        for variant in study(name, "paper").variants
+        for variant in experiment_of(name, "paper").variants
         if variant.config.core_name in ("feedback", "transformer-xl")
         and variant.config.core.layers == expected["layers"]
     ]
@@ -282,7 +284,9 @@ PAIRS = {
 def test_feedback_table_8(name: str) -> None:
     cells = {title: number(cell) for title, cell in Table("feedback", "table 8").column(PAIRS[name]).items()}
     variants = [
-        variant for variant in study(name, "paper").variants if variant.config.core.layers == cells["Decoder Layers"]
+        variant
+        for variant in experiment_of(name, "paper").variants
+        if variant.config.core.layers == cells["Decoder Layers"]
     ]
     assert {variant.config.core_name for variant in variants} == {"feedback", "transformer-xl"}
     for variant in variants:
@@ -313,7 +317,7 @@ def test_staircase_table_1(task: str) -> None:
     expected = [(model.split()[0], (cell.rstrip("*"),)) for model, cell in column.items() if cell != "-"]
     name = f"staircase.table1.{task}"
     if any(cell.endswith("*") for cell in column.values()):
-        assert any("quotes" in note for note in study(name, "paper").notes)
+        assert any("quotes" in note for note in experiment_of(name, "paper").notes)
     # The appendix has Global Cached Staircase too: mean and deviation of the best row.
     if detail := {"random-walk": ("table 7", "{} (table 7)"), "algorithm": ("table 6", "{}, table 6")}.get(task):
         table, text = detail
@@ -345,13 +349,13 @@ def test_staircase_tables_in_detail(table: str) -> None:
     ]
     compare(name, [("Cached" if model == "Cache" else model, variant) for model, variant in variants])
     expected = [column.split()[0].lower().rstrip(".") for column in DETAILS[table] if "time" not in column]
-    assert [column.title.split()[0] for column in study(name, "paper").columns][: len(expected)] == expected
+    assert [column.title.split()[0] for column in experiment_of(name, "paper").columns][: len(expected)] == expected
 
 
 @pytest.mark.parametrize("table", DETAILS)
 def test_staircase_sizes_are_as_printed(table: str) -> None:
     """Parameters, recurrent steps, step size and forward size of each row, and Feedback's memory."""
-    variants = study(f"staircase.{table.replace(' ', '')}", "paper").variants
+    variants = experiment_of(f"staircase.{table.replace(' ', '')}", "paper").variants
     for variant, cells in zip(variants, Table("staircase", table).variants):
         core, kind = variant.config.core, variant.config.core_name
         if "Num. of params" in cells:
@@ -395,7 +399,7 @@ def test_staircase_table_4(task: str) -> None:
         "learning_rate",
         "max_grad_norm",
     )
-    for variant in study(f"staircase.table1.{task}", "paper").variants:
+    for variant in experiment_of(f"staircase.table1.{task}", "paper").variants:
         if variant.config.core_name != "lstm":
             found = sizes_and_training(variant)
             assert [found[field] for field in (*ours, "warmup")] == list(cells.values()), variant.name
@@ -412,7 +416,7 @@ def test_staircase_table_5(task: str) -> None:
     }
     cores: dict[str, Any] = {
         variant.name.split()[0].rstrip(","): variant.config.core
-        for variant in study(f"staircase.table1.{task}", "paper").variants
+        for variant in experiment_of(f"staircase.table1.{task}", "paper").variants
     }
     for model, variant in cells.items():
         core = cores[model]
@@ -429,7 +433,7 @@ def test_figure_2_has_the_numbers_of_its_tables(task: str) -> None:
         table = printed(f"staircase.{FIGURES[task]}", scale)
         expected = {
             variant.name: table[variant.name][1:2]
-            for variant in study(f"staircase.figure2.{task}", scale).variants
+            for variant in experiment_of(f"staircase.figure2.{task}", scale).variants
             if variant.name in table  # table 9 has no Staircase with 8 steps
         }
         assert printed(f"staircase.figure2.{task}", scale) == expected and len(expected) >= 5
@@ -458,7 +462,7 @@ def test_copy_and_reverse_with_other_distances_have_the_numbers_of_table_1() -> 
 def test_published_results_have_the_papers_numbers(path: Path) -> None:
     """A published model may have another size than today's of its name."""
     results = json.loads(path.read_text(encoding="utf-8"))
-    made = study(results["experiment"], results["scale"])
+    made = experiment_of(results["experiment"], results["scale"])
     expected: dict[str, dict[str, str]] = {}
     for variant in made.variants:
         numbers = {column.title: number for column, number in zip(made.columns, variant.paper)}

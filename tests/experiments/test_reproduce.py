@@ -1,4 +1,4 @@
-"""Carrying a study out: what is missing is run, what was cut goes on, what is done is left alone."""
+"""Reproducing an experiment: missing runs are trained, interrupted ones resumed, finished ones kept."""
 
 from __future__ import annotations
 
@@ -22,38 +22,37 @@ TWO = ["--only", "LSTM", "--only", "Feedback"]
 
 
 def arguments(folder: Path, *more: str) -> list[str]:
-    return ["reproduce", NAME, *OPTIONS, "--out", str(folder / "study"), *more]
+    return ["reproduce", NAME, *OPTIONS, "--out", str(folder / "experiment"), *more]
 
 
-def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_papers(tmp_path: Path) -> None:
+def test_every_variant_and_seed_is_trained_and_compared_with_the_paper(tmp_path: Path) -> None:
     ended = stairwell(tmp_path, *arguments(tmp_path))
     assert ended.status == 0, ended
-    result = json.loads((tmp_path / "study" / "result.json").read_text())
-    assert [row["name"] for row in result["variants"]] == [
-        row.name for row in find_experiments(NAME, "laptop")[0].variants
+    result = json.loads((tmp_path / "experiment" / "result.json").read_text())
+    assert [variant["name"] for variant in result["variants"]] == [
+        variant.name for variant in find_experiments(NAME, "laptop")[0].variants
     ]
-    for row in result["variants"]:
-        assert row["seeds"] == [0, 1] and len(row["measured"]["test error (%)"]) == 2
-        assert row["tokens"] == 4 * 4 * 8 and row["steps"] == 4
-        assert row["best"]["test error (%)"] in row["measured"]["test error (%)"]
-    (transformer,) = (row for row in result["variants"] if row["name"] == "Transformer-XL")
+    for variant in result["variants"]:
+        assert variant["seeds"] == [0, 1] and len(variant["measured"]["test error (%)"]) == 2
+        assert variant["tokens"] == 4 * 4 * 8 and variant["steps"] == 4
+        assert variant["best"]["test error (%)"] in variant["measured"]["test error (%)"]
+    (transformer,) = (variant for variant in result["variants"] if variant["name"] == "Transformer-XL")
     assert transformer["paper"] == {"test error (%)": "84.1"} and "84.1" in ended.out
     assert result["provenance"]["command"].startswith("stairwell reproduce") and result["scale"] == "laptop"
-    assert "Random walk" in (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
-    assert (tmp_path / "study" / "curves.png").stat().st_size > 1000
-    assert not (tmp_path / "study" / "sweep.png").exists(), "its rows vary no number"
+    assert "Random walk" in (tmp_path / "experiment" / "report.html").read_text(encoding="utf-8")
+    assert (tmp_path / "experiment" / "curves.png").stat().st_size > 1000
+    assert not (tmp_path / "experiment" / "sweep.png").exists(), "its variants do not vary in a number"
 
-    # Done is done: the second time nothing is trained.
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("study/*/*/model.safetensors")}
+    # The second time nothing is trained.
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("experiment/*/*/model.safetensors")}
     assert len(before) == 2 * len(result["variants"])
     again = stairwell(tmp_path, *arguments(tmp_path, "--dry-run"))
     assert again.status == 0 and again.out.count("0 of 2") == len(result["variants"])
     again = stairwell(tmp_path, *arguments(tmp_path))
     assert again.status == 0 and {path: path.stat().st_mtime_ns for path in before} == before
 
-    # The same trainings for another study beside it are taken over, not done again; one that this version cannot read
-    # is passed by.
-    config = tmp_path / "study" / "feedback" / "seed-0" / "config.json"
+    # An experiment in a neighboring folder copies runs of the same config; unreadable runs are ignored.
+    config = tmp_path / "experiment" / "feedback" / "seed-0" / "config.json"
     foreign = tmp_path / "another" / "feedback" / "seed-0"
     foreign.mkdir(parents=True)
     (foreign / "result.json").write_text("{}")
@@ -61,16 +60,18 @@ def test_a_study_trains_every_row_and_seed_and_sets_its_numbers_beside_the_paper
     copied = stairwell(tmp_path, *arguments(tmp_path)[:-1], str(tmp_path / "other"))
     assert copied.status == 0 and "training 1" not in copied.err
     other = json.loads((tmp_path / "other" / "result.json").read_text())
-    assert [row["measured"] for row in other["variants"]] == [row["measured"] for row in result["variants"]]
+    assert [variant["measured"] for variant in other["variants"]] == [
+        variant["measured"] for variant in result["variants"]
+    ]
 
 
 LONGER = ["reproduce", NAME, *OPTIONS, "--seeds", "1", "--steps", "12", *TWO]
 MOMENTS = {
     "loading": "feedback/seed-0/.lock",
-    "before its first update": "feedback/seed-0/metrics.jsonl",
+    "before the first step": "feedback/seed-0/metrics.jsonl",
     "training": "feedback/seed-0/checkpoints/step-000000005.safetensors",
     "measuring": "feedback/seed-0/result.json",
-    "summing up": "cut/result.json",
+    "summarizing": "cut/result.json",
     "reporting": "cut/report.html",
 }
 
@@ -83,32 +84,35 @@ def uncut(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
-def test_a_study_that_was_cut_goes_on_to_the_same_numbers(
+def test_an_interrupted_experiment_resumes_to_the_same_numbers(
     moment: str, uncut: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     stopped = stairwell(tmp_path, *LONGER, "--out", "cut", TEST_INTERRUPT_AT=MOMENTS[moment])
-    # 130 says that everything is saved; a training that had not begun has nothing to save.
-    expected = 1 if moment in ("loading", "before its first update") else 130
+    # 130: everything is saved. A run that had not started has nothing to save.
+    expected = 1 if moment in ("loading", "before the first step") else 130
     assert stopped.status == expected and "the same command resumes" in stopped.err, stopped
     assert "Traceback" not in stopped.err
     assert (tmp_path / "cut" / "result.json").exists() == (moment == "reporting")
     assert stairwell(tmp_path, *LONGER, "--out", "cut").status == 0
-    rows = json.loads((tmp_path / "cut" / "result.json").read_text())["variants"]
-    assert {row["name"]: len(row["seeds"]) for row in rows if row["seeds"]} == {"LSTM": 1, "Feedback": 1}
-    assert [row["measured"] for row in rows] == [row["measured"] for row in uncut]
+    variants = json.loads((tmp_path / "cut" / "result.json").read_text())["variants"]
+    assert {variant["name"]: len(variant["seeds"]) for variant in variants if variant["seeds"]} == {
+        "LSTM": 1,
+        "Feedback": 1,
+    }
+    assert [variant["measured"] for variant in variants] == [variant["measured"] for variant in uncut]
 
 
-def test_jobs_train_beside_each_other_to_the_same_numbers(tmp_path: Path) -> None:
-    """In processes of their own."""
+def test_parallel_jobs_give_the_same_numbers(tmp_path: Path) -> None:
+    """Each job is a process."""
     only = [*OPTIONS, "--seeds", "1", *TWO]
     for folder, jobs in (("a/one", "1"), ("b/two", "2")):
         ended = stairwell(tmp_path, "reproduce", NAME, *only, "--out", folder, "--jobs", jobs)
         assert ended.status == 0, ended
     results = [json.loads((tmp_path / path / "result.json").read_text())["variants"] for path in ("a/one", "b/two")]
-    assert [row["measured"] for row in results[0]] == [row["measured"] for row in results[1]]
+    assert [variant["measured"] for variant in results[0]] == [variant["measured"] for variant in results[1]]
 
 
-def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
+def test_user_errors_are_one_line(tmp_path: Path) -> None:
     assert "there are: demo, " in stairwell(tmp_path, "reproduce", "table99").error_line
     assert "laptop or paper" in stairwell(tmp_path, "reproduce", NAME, "--scale", "huge").error_line
     for more in ((), ("--dry-run",)):
@@ -124,66 +128,71 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path) -> None:
     assert stairwell(tmp_path, *arguments(tmp_path, "--seeds", "1", *TWO)).status == 0
     changed = stairwell(tmp_path, *arguments(tmp_path, "--train.warmup", "9"))
     assert "another config" in changed.error_line
-    # A finished folder is not trained again, so it refuses what it was not trained with.
+    # A finished folder is not trained again, so another engine or device is refused.
     again = arguments(tmp_path, "--seeds", "1", *TWO)
     assert "is trained already (engine: auto)" in stairwell(tmp_path, *again, "--engine", "reference").error_line
     assert "'warp' is not a device" in stairwell(tmp_path, *again, "--device", "warp").error_line
     assert stairwell(tmp_path, *again, "--device", "cpu", "--engine", "auto").status == 0
 
 
-def test_a_plan_of_some_models_lists_these_alone(tmp_path: Path) -> None:
+def test_a_plan_of_some_models_lists_only_these(tmp_path: Path) -> None:
     planned = stairwell(tmp_path, *arguments(tmp_path, "--dry-run", *TWO)).out
     assert "LSTM" in planned and "Feedback" in planned and "Transformer" not in planned and "Staircase" not in planned
-    # Of a table's parts only those that have the model are shown.
+    # Only the parts of a table that have the model are shown.
     parts = stairwell(tmp_path, "reproduce", "staircase.table1", "--dry-run", "--only", "LSTM")
-    known = {part.title: [row.name for row in part.variants] for part in find_experiments("staircase.table1", "laptop")}
+    known = {
+        part.title: [variant.name for variant in part.variants]
+        for part in find_experiments("staircase.table1", "laptop")
+    }
     assert parts.status == 0, parts
     assert [title in " ".join(parts.out.split()) for title in known] == ["LSTM" in models for models in known.values()]
 
 
-def test_a_text_that_is_not_there_is_found_out_before_anything_is_trained(tmp_path: Path) -> None:
+def test_a_missing_corpus_is_reported_before_anything_is_trained(tmp_path: Path) -> None:
     for path, wrong in (([], ""), (["--task.path", "nowhere"], "there is no file or folder nowhere; ")):
-        told = stairwell(tmp_path, "reproduce", "feedback.figure5", *path).error_line
-        assert told.startswith(f"stairwell: {wrong}feedback.figure5 reads ") and "--task.path must name it" in told
+        error = stairwell(tmp_path, "reproduce", "feedback.figure5", *path).error_line
+        assert error.startswith(f"stairwell: {wrong}feedback.figure5 reads ") and "--task.path must name it" in error
     assert list(tmp_path.glob("runs/*")) == []
 
 
 SWEPT = "extra.chunk-passes"
 
 
-def test_a_study_whose_rows_vary_a_number_draws_it(tmp_path: Path) -> None:
+def test_scores_are_plotted_against_the_number_that_variants_differ_in(tmp_path: Path) -> None:
     only = ["--only", "Staircase, N = 1, C = 2", "--only", "Staircase, N = 4, C = 2"]
-    asked = [*TINY, "--core.heads", "1", "--steps", "2", "--seeds", "2", *only, "--out", "study"]
-    assert stairwell(tmp_path, "reproduce", SWEPT, *asked).status == 0
-    assert (tmp_path / "study" / "sweep.png").stat().st_size > 1000
-    page = (tmp_path / "study" / "report.html").read_text(encoding="utf-8")
-    result = json.loads((tmp_path / "study" / "result.json").read_text())
+    options = [*TINY, "--core.heads", "1", "--steps", "2", "--seeds", "2", *only, "--out", "experiment"]
+    assert stairwell(tmp_path, "reproduce", SWEPT, *options).status == 0
+    assert (tmp_path / "experiment" / "sweep.png").stat().st_size > 1000
+    page = (tmp_path / "experiment" / "report.html").read_text(encoding="utf-8")
+    result = json.loads((tmp_path / "experiment" / "result.json").read_text())
     means = {
-        row["name"][-12:-7]: sum(row["measured"]["test error (%)"]) / 2 for row in result["variants"] if row["seeds"]
+        variant["name"][-12:-7]: sum(variant["measured"]["test error (%)"]) / 2
+        for variant in result["variants"]
+        if variant["seeds"]
     }
-    told = f"Staircase, chunks of 2 {means['N = 1']:.4g} at 1, {means['N = 4']:.4g} at 4"
-    assert "<h2>Sweep</h2>" in page and told in page
+    text = f"Staircase, chunks of 2 {means['N = 1']:.4g} at 1, {means['N = 4']:.4g} at 4"
+    assert "<h2>Sweep</h2>" in page and text in page
     assert "longest episodes at 90% accuracy (actions) against passes (recurrent steps): " in page
 
 
 def swept(*scores: list[float]) -> dict[str, Any]:
-    """A result of the first rows of table 7 at paper scale, in which the rest was not run."""
-    rows = find_experiments("staircase.table7", "paper")[0].variants
+    """Return a result of table 7 at paper scale in which only the first variants were run."""
+    variants = find_experiments("staircase.table7", "paper")[0].variants
     titles = ["valid error (%)", "test error (%)"]
-    found = [
+    variants = [
         {
-            "name": row.name,
+            "name": variant.name,
             "measured": {"valid error (%)": [], "test error (%)": scores[i] if i < len(scores) else []},
-            "paper": dict(zip(titles, row.paper)),
+            "paper": dict(zip(titles, variant.paper)),
         }
-        for i, row in enumerate(rows)
+        for i, variant in enumerate(variants)
     ]
-    return {"columns": titles, "variants": found}
+    return {"columns": titles, "variants": variants}
 
 
-def test_points_are_what_was_measured_beside_the_papers_number_of_the_same_x() -> None:
-    (study,) = find_experiments("staircase.table7", "paper")
-    (panel,) = reproduce.panels(study, swept([90.0], [1.0], [3.0, 5.0], [7.0]))
+def test_points_have_the_measured_scores_and_the_papers_number_of_the_same_x() -> None:
+    (experiment,) = find_experiments("staircase.table7", "paper")
+    (panel,) = reproduce.panels(experiment, swept([90.0], [1.0], [3.0, 5.0], [7.0]))
     assert (panel.axis, panel.score, panel.series) == (
         CHUNK,
         "test error (%)",
@@ -192,21 +201,23 @@ def test_points_are_what_was_measured_beside_the_papers_number_of_the_same_x() -
     assert [(point.x, point.scores, point.paper) for point in panel.points] == [
         (None, (90.0,), None), (None, (1.0,), None), (8, (3.0, 5.0), 0.2), (16, (7.0,), 0.2),
     ]  # fmt: skip
-    # Nothing of the lines was run: levels alone say nothing.
-    assert reproduce.panels(study, swept([90.0], [1.0])) == []
-    # At a laptop's scale the numbers are of other chunks.
+    # No point of a series was run: levels alone are not plotted.
+    assert reproduce.panels(experiment, swept([90.0], [1.0])) == []
+    # At laptop scale the paper's numbers belong to other chunks.
     (small,) = find_experiments("staircase.table7", "laptop")
     renamed = swept([90.0], [1.0], [3.0])
-    for row, own in zip(renamed["variants"], small.variants):
-        row["name"] = own.name
+    for variant, own in zip(renamed["variants"], small.variants):
+        variant["name"] = own.name
     (panel,) = reproduce.panels(small, renamed)
     assert [(point.x, point.paper) for point in panel.points] == [(None, None), (None, None), (2, None)]
 
 
-def test_a_row_of_another_axis_is_no_level() -> None:
-    (study,) = find_experiments(SWEPT, "laptop")
-    rows = [{"name": row.name, "measured": {"test error (%)": [1.0]}, "paper": {}} for row in study.variants]
-    chunks, passes = reproduce.panels(study, {"columns": ["test error (%)"], "variants": rows})
+def test_a_variant_of_another_axis_is_not_a_level() -> None:
+    (experiment,) = find_experiments(SWEPT, "laptop")
+    variants = [
+        {"name": variant.name, "measured": {"test error (%)": [1.0]}, "paper": {}} for variant in experiment.variants
+    ]
+    chunks, passes = reproduce.panels(experiment, {"columns": ["test error (%)"], "variants": variants})
     assert [point.x for point in chunks.points] == [1, 2, 4, 8] * 2
     assert [point.x for point in passes.points] == [4, 1, 2, 8]
 
@@ -227,7 +238,7 @@ def test_the_number_a_paper_prints_is_read(printed: str, number: float | None) -
     assert reproduce.leading_number(printed) == number
 
 
-def test_published_sweeps_are_on_the_page_with_their_pictures() -> None:
+def test_published_sweeps_are_on_the_page_with_their_figures() -> None:
     page = publish.PAGE.read_text(encoding="utf-8")
     shown = {f"{name}-{scale}" for (name, scale), result in publish.published().items() if publish.sweep(result)}
     assert shown >= {"feedback.figure3-laptop", "feedback.figure8-laptop", "feedback.figure9.char-ptb-laptop"}
@@ -238,7 +249,7 @@ def test_published_sweeps_are_on_the_page_with_their_pictures() -> None:
     result = publish.published()["feedback.figure3", "laptop"]
     (panel,) = publish.sweep(result)
     assert [list(point.scores) for point in panel.points] == [
-        row["measured"]["return, test"] for row in result["variants"]
+        variant["measured"]["return, test"] for variant in result["variants"]
     ]
 
 
@@ -251,7 +262,7 @@ def test_publishing_draws_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def trained(*seeds: int, model: str = "Feedback", commit: str = "a", path: str = "here") -> dict[str, Any]:
-    """A row of a result; seed 7 is the best in validation."""
+    """Return a variant of a result; seed 7 is the best in validation."""
     return {
         "name": model, "parameters": 5 if seeds else None, "tokens": 9 if seeds else None, "seeds": list(seeds),
         "commits": [commit] * len(seeds), "valid": [{"valid_loss": abs(seed - 7)} for seed in seeds],
@@ -261,16 +272,16 @@ def trained(*seeds: int, model: str = "Feedback", commit: str = "a", path: str =
     }  # fmt: skip
 
 
-def of_rows(*rows: dict[str, Any]) -> dict[str, Any]:
-    return {"experiment": "one", "columns": ["BLEU"], "variants": list(rows), "provenance": {"commit": "b"}}
+def result_of(*variants: dict[str, Any]) -> dict[str, Any]:
+    return {"experiment": "one", "columns": ["BLEU"], "variants": list(variants), "provenance": {"commit": "b"}}
 
 
-def test_a_result_is_added_to_what_was_published_of_other_seeds_and_rows() -> None:
-    before = of_rows(trained(0, 2, 7), trained(0, model="LSTM"), trained(model="Universal"))
-    now = of_rows(trained(1, 2, commit="b", path="there"), trained(model="LSTM"), trained(3, model="Universal"))
+def test_a_result_is_added_to_published_seeds_and_variants() -> None:
+    before = result_of(trained(0, 2, 7), trained(0, model="LSTM"), trained(model="Universal"))
+    now = result_of(trained(1, 2, commit="b", path="there"), trained(model="LSTM"), trained(3, model="Universal"))
     feedback, lstm, universal = (both := publish.joined(before, now))["variants"]
     assert feedback["seeds"] == [0, 1, 2, 7] and feedback["seconds"] == [0, 10, 20, 70]
-    # Seed 2 was trained again: the newer counts.
+    # Seed 2 was trained again: the newer result is kept.
     assert feedback["measured"] == {"BLEU": ["a0", "b1", "b2", "a7"]} and feedback["commits"] == ["a", "b", "b", "a"]
     assert feedback["best"] == {"BLEU": "a7"}
     assert (lstm["seeds"], lstm["parameters"], lstm["threads"]) == ([0], 5, [1])
@@ -278,31 +289,31 @@ def test_a_result_is_added_to_what_was_published_of_other_seeds_and_rows() -> No
     assert both["provenance"]["commit"] == "a, b"
 
 
-def test_a_result_is_not_added_to_one_of_other_trainings_or_other_measures() -> None:
-    now = of_rows(trained(1))
+def test_a_result_is_not_added_to_one_with_other_configs_or_columns() -> None:
+    now = result_of(trained(1))
     longer = trained(0)
     longer["config"]["task"]["max_target_length"] = 5
     with pytest.raises(SystemExit, match="'Feedback' is published with another config"):
-        publish.joined(of_rows(longer), now)
+        publish.joined(result_of(longer), now)
     with pytest.raises(SystemExit, match="published with other columns"):
-        publish.joined({**of_rows(trained(0)), "columns": ["ROUGE"]}, now)
+        publish.joined({**result_of(trained(0)), "columns": ["ROUGE"]}, now)
 
 
-def test_a_row_of_before_validation_scores_were_kept_stays_but_gets_no_more_seeds() -> None:
+def test_a_published_variant_without_validation_scores_gets_no_more_seeds() -> None:
     old = {name: value for name, value in trained(0).items() if name not in ("valid", "commits")}
-    before = {**of_rows(old), "provenance": {"commit": "x"}}
-    both = publish.joined(before, of_rows(trained(), trained(1, model="LSTM")))
-    row, lstm = both["variants"]
-    assert row == {**old, "valid": [], "commits": ["x"]} and lstm["commits"] == ["a"]
+    before = {**result_of(old), "provenance": {"commit": "x"}}
+    both = publish.joined(before, result_of(trained(), trained(1, model="LSTM")))
+    variant, lstm = both["variants"]
+    assert variant == {**old, "valid": [], "commits": ["x"]} and lstm["commits"] == ["a"]
     for published in (before, both):
         with pytest.raises(SystemExit, match="without its validation scores"):
-            publish.joined(published, of_rows(trained(1)))
+            publish.joined(published, result_of(trained(1)))
 
 
-def test_the_page_of_results_is_made_from_them() -> None:
+def test_the_page_of_results_is_up_to_date() -> None:
     assert publish.PAGE.read_text(encoding="utf-8") == publish.page()
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.2, "a second"), (80, "80 seconds"), (150, "2.5 minutes")])
-def test_durations_are_said_as_people_say_them(seconds: float, words: str) -> None:
+def test_durations_are_formatted(seconds: float, words: str) -> None:
     assert format_duration(seconds) == words

@@ -238,7 +238,7 @@ def test_scores_and_provenance_are_added(folders: dict[str, Path]) -> None:
     assert "Mine reaches 91.5% accuracy (test)" in summary_sentence([run])
 
 
-def test_seeds_of_a_model_share_a_row_and_other_configs_do_not(runs: dict[str, RunReport]) -> None:
+def test_seeds_of_a_model_share_a_table_row_and_other_configs_do_not(runs: dict[str, RunReport]) -> None:
     one = replace(runs["feedback"], scores={"test_accuracy": 90.0})
     two = replace(one, seed=1, scores={"test_accuracy": 94.0})
     assert [row[:2] for row in summary([one, two]).rows] == [["Feedback", "92.0% ± 2.8"]]

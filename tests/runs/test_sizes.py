@@ -40,9 +40,9 @@ def a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_size_beyond_reason_is_refused_with_the_numbers_and_what_to_lower(name: str, option: str) -> None:
     field, _, value = option.partition("=")
     experiment = preset(name).with_options({field: value})
-    with pytest.raises(UserError) as told:
+    with pytest.raises(UserError) as error:
         sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
-    message = str(told.value)
+    message = str(error.value)
     assert message.startswith(f"{name} would need at least ") and "and cpu has 16 GB" in message
     assert f"lower --{field} (now {int(value):,})" in message
 
@@ -110,7 +110,7 @@ def test_what_is_counted_is_what_is_there(core: str) -> None:
     assert state == model.init_state(1).nbytes
 
 
-def test_the_guess_that_decides_whether_to_count_is_never_far_too_small() -> None:
+def test_the_estimate_that_decides_whether_to_count_is_never_far_too_small() -> None:
     for core in CORES:
         for options in ({}, {"core.width": "512"}, {"core.layers": "12"}, {"train.batch": "4096"}):
             experiment = preset(f"random-walk/{core}").with_options(options)
@@ -134,7 +134,7 @@ def test_one_layer_as_memory_does_not_keep_layers_from_being_counted() -> None:
     assert sizes.model_and_state(experiment, task)[0] == sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_processes_share_the_rows_and_parts_share_the_activations() -> None:
+def test_processes_share_the_batch_and_parts_share_the_activations() -> None:
     experiment = preset("parity/feedback").with_options({"train.batch": "1000"})
     task, parts = experiment.make_tasks()[0], experiment.with_options({"train.accumulate": "4"})
     whole = sizes.batch_bytes(experiment, task, 1)
@@ -164,7 +164,7 @@ def test_a_model_that_is_only_used_needs_no_optimizer(monkeypatch: pytest.Monkey
         sizes.check_model(larger, task, CPU)
 
 
-def test_where_nobody_knows_the_memory_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_refused_if_the_available_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "memory_of", lambda device: None)
     experiment = preset("parity/feedback").with_options({"core.width": "1000000000"})
     sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
@@ -203,11 +203,11 @@ for _name, (_space, _) in LARGE.items():
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_observations_of_which_no_rollout_can_be_kept_are_refused(name: str) -> None:
+def test_observations_too_large_for_a_rollout_are_refused(name: str) -> None:
     experiment = preset("rl/feedback").with_options({"task.env": f"Camera-{name}-v0"})
-    with pytest.raises(UserError, match=LARGE[name][1]) as told:
+    with pytest.raises(UserError, match=LARGE[name][1]) as error:
         sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
-    assert "lower --train.batch, --train.segment" in str(told.value)
+    assert "lower --train.batch, --train.segment" in str(error.value)
     if name == "pictures":
         few = experiment.with_options({"train.batch": "4", "train.segment": "8"})
         sizes.check_training(few, few.make_tasks()[0], CPU)

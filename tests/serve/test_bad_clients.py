@@ -551,7 +551,7 @@ Neighbor = Callable[[Callable[[Output], None]], SequenceRequest]
 
 
 def outputs_beside(neighbors: Sequence[Neighbor]) -> list[Output]:
-    """Return all outputs of one sequence that is decoded beside others."""
+    """Return all outputs of one sequence that is decoded together with others."""
     scheduler = Scheduler(MODEL, Bytes(), batch_size=len(neighbors) + 1)
     try:
         outputs: list[Output] = []

@@ -238,7 +238,7 @@ def test_chats_count_like_completions_in_every_limit() -> None:
     with_client(leave, batch_size=1)
 
 
-def test_a_large_chat_response_is_not_larger_than_its_size_says() -> None:
+def test_a_large_chat_response_is_not_larger_than_its_computed_size() -> None:
     body = said("abc", max_tokens=200, logprobs=True, top_logprobs=8)
     answer = ask(CHAT, body)
     assert answer.status_code == 200 and len(answer.content) < 60 * 200 * (4 + 2 * 8)

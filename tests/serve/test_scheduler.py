@@ -79,7 +79,7 @@ def wait_until(condition: Callable[[], Any]) -> None:
         time.sleep(0.01)
 
 
-def test_a_short_request_is_served_beside_many_long_prompts() -> None:
+def test_a_short_request_is_served_while_many_long_prompts_are_read() -> None:
     scheduler = RecordingScheduler()
     try:
         scheduler.may_run.clear()

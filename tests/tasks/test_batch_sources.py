@@ -325,7 +325,7 @@ def test_tokens_and_labels_are_within_the_vocabulary(task: StreamTask) -> None:
 
 
 @pytest.mark.parametrize("endless, finite", pairs(generated(), generated(train_episodes=7)))
-def test_a_description_says_whether_the_training_set_is_endless(endless: StreamTask, finite: StreamTask) -> None:
+def test_a_description_states_whether_training_data_is_unlimited(endless: StreamTask, finite: StreamTask) -> None:
     assert "an endless training set, 11 other ones for validation" in endless.describe()
     assert "a finite training set of 7, 11 other ones for validation" in finite.describe()
     assert "\n" not in endless.describe()

@@ -1,4 +1,4 @@
-"""Pictures of the league are drawn from results alone, and say what was not run."""
+"""Figures of the state-tracking benchmark are drawn from results alone and show what was not run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def row(model: str, measured: list[float], validated: float = 50.0) -> dict[str, object]:
+def variant(model: str, measured: list[float], validated: float = 50.0) -> dict[str, object]:
     valid = [{"valid_accuracy": validated} for _ in measured]
     return {"name": model, "measured": {"accuracy": measured}, "valid": valid}
 
@@ -36,20 +36,20 @@ def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(state_tracking, "RESULTS", tmp_path)
     assert state_tracking.ours() == {}
     for name in state_tracking.TASKS:
-        rows = [
-            row("Feedback", [90.0, 100.0]),
-            row("Staircase, N = 2, C = 1", [50.0] if name != "even-pairs" else []),
-            row("Cached Staircase, N = 3, C = 1", [70.0]),
-            row("LSTM", [80.0], validated=60.0),
-            row("LSTM, one layer, learning rate 0.01", [75.0], validated=65.0),
-            row("DeltaNet, 2 products", []),
+        variants = [
+            variant("Feedback", [90.0, 100.0]),
+            variant("Staircase, N = 2, C = 1", [50.0] if name != "even-pairs" else []),
+            variant("Cached Staircase, N = 3, C = 1", [70.0]),
+            variant("LSTM", [80.0], validated=60.0),
+            variant("LSTM, one layer, learning rate 0.01", [75.0], validated=65.0),
+            variant("DeltaNet, 2 products", []),
         ]
-        content = {"columns": ["accuracy"], "variants": rows}
+        content = {"columns": ["accuracy"], "variants": variants}
         (tmp_path / f"extra.state-tracking.{name}-laptop.json").write_text(json.dumps(content))
     cells = state_tracking.with_mean(state_tracking.ours())
     assert cells["Feedback", "parity-check"] == cells["Feedback", "mean"] == 95
     assert ("Staircase", "mean") not in cells and ("DeltaNet", "parity-check") not in cells
-    assert cells["LSTM", "mean"] == 75, "of two settings the one that was better in validation, whatever the test says"
+    assert cells["LSTM", "mean"] == 75, "of two variants the one with the better validation"
     state_tracking.draw_table(tmp_path / "state-tracking.png")
     assert (tmp_path / "state-tracking.png").stat().st_size > 1000
 
@@ -61,53 +61,52 @@ def test_the_published_means_are_those_that_are_printed() -> None:
         assert cells[model, "mean"] == pytest.approx(mean, abs=0.06)
 
 
-def test_horizons_are_taken_over_and_drawn_without_their_runs(
+def test_long_stream_results_are_collected_and_plotted_without_their_runs(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_tracking, "RESULTS", tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         state_tracking.draw_horizon(tmp_path / "horizon.png")
     column = ErrorFreeStreams("", 200, 3)
-    kept = Run(run)
-    assert LateAccuracy("").measure(kept, "cpu", "auto") is None
-    assert column.measure(kept, "cpu", "auto") == 0
+    saved_run = Run(run)
+    assert LateAccuracy("").measure(saved_run, "cpu", "auto") is None
+    assert column.measure(saved_run, "cpu", "auto") == 0
     measured = json.loads((run / FILE).read_text())
-    late = [i for i, place in enumerate(measured["curve"]["positions"]) if place >= 20]
+    late = [i for i, position in enumerate(measured["curve"]["positions"]) if position >= 20]
     wrong, scored = (sum(measured["curve"][name][i] for i in late) for name in ("wrong", "scored"))
-    assert LateAccuracy("").measure(kept, "cpu", "auto") == pytest.approx(100 - 100 * wrong / scored)
+    assert LateAccuracy("").measure(saved_run, "cpu", "auto") == pytest.approx(100 - 100 * wrong / scored)
 
     named = {**measured, "provenance": {**measured["provenance"], "command": f"stairwell eval {run} --horizon 200"}}
     (run / "horizon.json").write_text(json.dumps(named))
     state_tracking.collect([("LSTM", run), ("LSTM", run)])
-    taken = json.loads((tmp_path / "horizon.json").read_text())["runs"]
-    told = {**measured["provenance"], "command": f"stairwell eval {run.name} --horizon 200"}  # not where the run lay
-    assert taken[0]["core"] == "lstm" and taken[0]["provenance"] == told
+    collected = json.loads((tmp_path / "horizon.json").read_text())["runs"]
+    expected = {**measured["provenance"], "command": f"stairwell eval {run.name} --horizon 200"}  # no local path
+    assert collected[0]["core"] == "lstm" and collected[0]["provenance"] == expected
     state_tracking.collect([("Another", run)], add=True)
-    assert json.loads((tmp_path / "horizon.json").read_text())["runs"][:2] == taken
+    assert json.loads((tmp_path / "horizon.json").read_text())["runs"][:2] == collected
     state_tracking.collect([("Elsewhere", run)], add=True, stem="other")
     assert [each["name"] for each in json.loads((tmp_path / "other.json").read_text())["runs"]] == ["Elsewhere"]
-    assert json.loads((tmp_path / "horizon.json").read_text())["runs"][:2] == taken
-    (model,) = state_tracking.stream_models(taken)
+    assert json.loads((tmp_path / "horizon.json").read_text())["runs"][:2] == collected
+    (model,) = state_tracking.stream_models(collected)
     assert len(model.runs) == 2 and model.runs[0].horizon is not None
     state_tracking.draw_horizon(tmp_path / "horizon.png")
     assert (tmp_path / "horizon.png").stat().st_size > 1000
 
 
-def test_a_horizon_that_was_interrupted_interrupts_the_study(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-
+def test_an_interrupted_evaluation_interrupts_the_experiment(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long_streams, "measure", lambda *_, **__: {"interrupted": True})
     with pytest.raises(KeyboardInterrupt):
         ErrorFreeStreams("", 200, 3).measure(Run(run), "cpu", "auto")
 
 
-def test_the_studies_of_the_horizon_train_on_forty_tokens_and_ask_at_each() -> None:
+def test_long_stream_experiments_train_on_forty_tokens_with_a_label_at_each() -> None:
     for scale in ("laptop", "paper"):
-        found = find_experiments("extra.long-streams", scale)  # type: ignore[arg-type]
-        assert [study.name for study in found] == ["extra.long-streams.parity", "extra.long-streams.s5"]
-        for study in found:
-            wanted = [model for model in FIRST if scale == "laptop" or not model.endswith("learning rate 0.01")]
-            if study.name == "extra.long-streams.parity":  # what S5 takes four products for, parity has no use for
-                wanted = [model for model in wanted if "4 products" not in model]
-            assert [variant.name for variant in study.variants] == wanted
-            for variant in study.variants:
+        experiments = find_experiments("extra.long-streams", scale)  # type: ignore[arg-type]
+        assert [experiment.name for experiment in experiments] == ["extra.long-streams.parity", "extra.long-streams.s5"]
+        for experiment in experiments:
+            names = [model for model in FIRST if scale == "laptop" or not model.endswith("learning rate 0.01")]
+            if experiment.name == "extra.long-streams.parity":  # parity does not need four products
+                names = [model for model in names if "4 products" not in model]
+            assert [variant.name for variant in experiment.variants] == names
+            for variant in experiment.variants:
                 assert (variant.config.task.length, variant.config.task.label) == (40, "every")

@@ -411,7 +411,7 @@ def test_two_runs_cannot_share_a_folder(uninterrupted: Path, tmp_path: Path) -> 
     assert read_metrics(tmp_path / "run") == read_metrics(uninterrupted / "run")
 
 
-def test_files_beside_the_checkpoints_are_ignored(uninterrupted: Path, tmp_path: Path) -> None:
+def test_other_files_in_the_checkpoint_folder_are_ignored(uninterrupted: Path, tmp_path: Path) -> None:
     run = copy_of(uninterrupted, tmp_path)
     newest = Run(run).checkpoints()[-1]
     for name in (f"{newest.stem}_backup.safetensors", "step-last.safetensors", "step-.safetensors"):
