@@ -193,9 +193,7 @@ def test_a_page_is_measured_in_a_browser(tmp_path: Path, monkeypatch: pytest.Mon
     assert "`random-walk/feedback`" in table.section("browser")
 
 
-def test_a_case_measured_again_replaces_its_old_records(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_case_measured_again_replaces_its_old_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     for time, cases in (("1", ("b16", "b64")), ("2", ("b64",))):
         records.add("speed", [{"case": case, "what": "feedback"} for case in cases], {"time": time})
