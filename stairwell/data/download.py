@@ -1,7 +1,8 @@
 """Download of published corpora.
 
 `get` downloads an archive (and resumes an interrupted download), verifies it, and unpacks the corpus's own files. The
-folder appears only when all of its files are verified. Nothing is printed here.
+folder appears only when all of its files are verified. Nothing is printed here. pooch does not resume a download, try
+several addresses, or verify the files of an archive, so most of this module would remain with it.
 """
 
 from __future__ import annotations
