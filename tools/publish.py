@@ -1,17 +1,20 @@
-"""Publish an experiment: from its folder to results/NAME-SCALE.json, its figures and docs/reproduction.md.
+"""Publish an experiment: from its folder to results/NAME-SCALE.json, its figures and the pages of results.
 
     python -m tools.publish runs/NAME-laptop --outcome agrees --verdict "Feedback ..."
     python -m tools.publish runs/NAME-laptop --add ...      keep published variants and seeds that were not run again
-    python -m tools.publish                                 write the page and the sweep figures again from results/
+    python -m tools.publish                                 write the pages and the sweep figures again from results/
 
-The page lists what was not run, with its cost.
+docs/reproduction.md has one line per table and figure of the papers, also of those that were not run; docs/results/
+has one page per published experiment.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,36 +32,44 @@ from stairwell.runs import RunConfig
 from stairwell.runs.launch import primary_metric
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS, PICTURES, PAGE = ROOT / "results", ROOT / "docs" / "pictures", ROOT / "docs" / "reproduction.md"
+RESULTS, PICTURES = ROOT / "results", ROOT / "docs" / "pictures"
+PAGE, PAGES = ROOT / "docs" / "reproduction.md", ROOT / "docs" / "results"
+Results = dict[tuple[str, str], dict[str, Any]]  # by experiment and scale
 OUTCOMES = ("agrees", "partly", "does not agree", "inconclusive", "our own")
 
 TOP = """# Results
 
-The results of running the papers' experiments with stairwell. `python -m tools.publish` generates this page from the
-files in `results/`, which have the configs, the numbers of every seed, the commit and the machine. Laptop scale means
-two CPU cores and minutes: smaller models, shorter sequences and fewer tokens than in the papers. A number can only be
+Every table and figure of both papers, with one line on what came out. A row leads to the experiment's page: its table
+beside the paper's numbers, its curves, every seed, the command, the commit and the machine. Laptop scale means two CPU
+cores and minutes to hours: smaller models, shorter sequences and fewer tokens than in the papers. A number can only be
 compared with the others of its table.
 
-`stairwell list experiments` lists every name, `stairwell reproduce NAME --dry-run` estimates its time. Tables and
-figures of the first paper are numbered as in arXiv version 3: the ICLR version's tables 5 to 8 are version 3's 6 to 9,
-and it has no table of speed.
+| outcome | |
+|---|---|
+| agrees | the paper's claim holds at laptop scale |
+| partly | a part of it holds |
+| does not | our numbers contradict the claim |
+| inconclusive | the runs do not decide it |
+| not run | the experiment exists; the cost is an estimate for two cores |
+| measured | an experiment of our own, without a claim to compare with |
 
-## Reproduce the strongest results
-
-Under an hour together on two cores:
-
-```
-stairwell reproduce demo
-stairwell reproduce extra.parity --jobs 2 --only LSTM --only Transformer-XL --only Feedback
-stairwell reproduce extra.s5 --jobs 2 --only Transformer-XL --only Feedback
-```
-
-The first compares Feedback with a Transformer of its size on a task that needs a state. The others test models at up to
-ten times the training length.
+Repeat an experiment with `stairwell reproduce NAME`; a [tutorial](tutorials/reproduce.md) explains the output. Tables
+and figures of the first paper are numbered as in arXiv version 3: the ICLR version's tables 5 to 8 are version 3's 6 to
+9, and it has no table of speed.
 """
 
-NOT_RUN = """The times are estimated from the number of operations, without environments and evaluation. Corpora that
-are not public are not available to us.
+GROUPS = {
+    "feedback": "The Feedback Transformer (Fan et al., 2020)",
+    "staircase": "Staircase attention (Ju et al., 2021)",
+    "extra": "Our own experiments",
+}
+SHORT_OUTCOMES = {"does not agree": "does not", "our own": "measured"}
+OUTCOME_AT_START = r"^(Agrees|Partly|Does not agree|Inconclusive)\b( agrees)?:? "
+
+PAPER_SCALE = """## At paper scale
+
+No experiment was run at paper scale. The times are estimates from the number of operations, without environments and
+evaluation. Corpora that are not public are not available to us.
 """
 
 
@@ -145,22 +156,57 @@ def draw_sweeps() -> None:
                 save_picture(Path(folder) / "sweep.png", f"{name}-{scale}.sweep.png")
 
 
-def published() -> dict[tuple[str, str], dict[str, Any]]:
+def published() -> Results:
     """Return all results by experiment and scale."""
     results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     return {(result["experiment"], result["scale"]): result for result in results if "variants" in result}
 
 
-def page() -> str:
+def pages() -> dict[Path, str]:
+    """Return the text of every generated page: the matrix, and one page per published experiment."""
     results = published()
-    parts = [TOP, "## Status\n", status(results)]
-    parts += [section(results[name, scale]) for name in CATALOG for scale in SCALES if (name, scale) in results]
-    parts += ["## Not run\n", NOT_RUN, "| experiment | scale | cost |", "|---|---|---|"]
-    missing = [(name, scale) for name in CATALOG for scale in SCALES if (name, scale) not in results]
-    parts += [f"| {name} | {scale} | {cost(name, scale)} |" for name, scale in missing]
+    return {
+        PAGE: matrix(results),
+        **{PAGES / f"{name}-{scale}.md": experiment_page(result) for (name, scale), result in results.items()},
+    }
+
+
+def matrix(results: Results) -> str:
+    """Return the status of every table and figure, one line each."""
+    parts = [TOP]
+    for group, title in GROUPS.items():
+        parts += [f"## {title}\n", "| experiment | what | outcome | finding, or cost |", "|---|---|---|---|"]
+        parts += [matrix_row(name, results) for name in CATALOG if name.startswith(f"{group}.")]
+        parts.append("")
+    parts += [PAPER_SCALE, "| experiment | cost |", "|---|---|"]
+    missing = [name for name in CATALOG if (name, "paper") not in results and not name.startswith("extra.")]
+    parts += [f"| {name} | {cost(name, 'paper')} |" for name in missing]
     parts += ["\n## No experiments\n", "The papers' other tables and figures:\n"]
     parts += [f"- {name}: {why}" for name, why in NO_EXPERIMENTS.items()]
     return "\n".join([*parts, ""])
+
+
+def matrix_row(name: str, results: Results) -> str:
+    """Return the line of an experiment, at laptop scale where it was run."""
+    scale = next((scale for scale in SCALES if (name, scale) in results), None)
+    if scale is not None:
+        result = results[name, scale]
+        outcome = SHORT_OUTCOMES.get(result["outcome"], result["outcome"])
+        return f"| [{name}](results/{name}-{scale}.md) | {result['title']} | {outcome} | {first_sentence(result)} |"
+    exists = next(scale for scale in SCALES if CATALOG[name](scale) is not None)
+    experiment = CATALOG[name](exists)
+    assert experiment is not None
+    return f"| {name} | {experiment.title} | not run | {cost(name, exists)}{' (paper scale)' * (exists == 'paper')} |"
+
+
+def finding(result: dict[str, Any]) -> str:
+    """Return the verdict without the outcome, which is stated once, before it."""
+    text = re.sub(OUTCOME_AT_START, "", result["verdict"])
+    return str(text[:1].upper() + text[1:])
+
+
+def first_sentence(result: dict[str, Any]) -> str:
+    return re.split(r"(?<=[.])\s+(?=[A-Z])", finding(result))[0].replace("|", "\\|")
 
 
 def cost(name: str, scale: Scale) -> str:
@@ -172,50 +218,66 @@ def cost(name: str, scale: Scale) -> str:
     return f"{total_time(experiment)}{reads}"
 
 
-def status(results: dict[tuple[str, str], dict[str, Any]]) -> str:
-    """Return the status matrix: one line per table and figure, at laptop scale where it was run."""
-    lines = ["| experiment | what | outcome |", "|---|---|---|"]
-    for name in CATALOG:
-        found = next((results[name, scale] for scale in SCALES if (name, scale) in results), None)
-        if found is None:
-            made = next(made for scale in SCALES if (made := CATALOG[name](scale)) is not None)
-            lines.append(f"| {name} | {made.title} | not run |")
-        else:
-            anchor = f"{name}-{found['scale']}".replace(".", "")
-            lines.append(f"| [{name}](#{anchor}) | {found['title']} | {found['outcome']} |")
-    return "\n".join([*lines, ""])
-
-
-def section(result: dict[str, Any]) -> str:
-    """Return the section of one experiment: the table, the verdict, the notes, the command, the figures."""
-    name = f"{result['experiment']}-{result['scale']}"
-    about = result["provenance"]
-    seconds = sum(sum(variant["seconds"]) for variant in result["variants"])
-    shown = table(result)
-    columns = [title.replace("|", "/") for title in shown.columns]
-    lines = [f"## {name}\n", f"{result['title']}; {result['paper']}. {result['data']}.\n"]
-    lines += ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
-    lines += ["| " + " | ".join(str(cell) for cell in row) + " |" for row in shown.rows]
-    if plots := sweep(result):
-        lines.append(f"\n![{format_sweep(plots)}](pictures/{name}.sweep.png)")
+def experiment_page(result: dict[str, Any]) -> str:
+    """Return the page of one experiment: outcome, table, figures, provenance, and in an appendix notes and runs."""
+    name, about = f"{result['experiment']}-{result['scale']}", result["provenance"]
+    lines = [f"# {result['title']}\n", f"`{result['experiment']}` · {result['scale']} scale · {result['paper']}\n"]
     if result["claim"]:
-        lines.append(f"\nThe paper's conclusion: {result['claim']}.")
-    lines.append(f"\n**Ours:** {result['verdict']}\n")
+        claim = result["claim"][:1].upper() + result["claim"][1:]
+        lines += [
+            f"**The paper's claim:** {claim.rstrip('.')}.\n",
+            f"**Outcome: {result['outcome']}.** {finding(result)}\n",
+        ]
+    else:
+        lines.append(f"**Outcome:** {finding(result)}\n")
+    lines += [f"Data: {result['data']}.\n", *markdown_table(table(result).columns, table(result).rows)]
+    plots = sweep(result)
+    if plots:
+        lines.append(f"\n![{format_sweep(plots)}](../pictures/{name}.sweep.png)")
     if ends := [f"{v['name']} {last_stage(v)}" for v in result["variants"] if any(v.get("stages") or ())]:
-        lines.append(f"Last stage of the curriculum: {'; '.join(ends)}.\n")
-    lines += [f"- {note}" for note in result["notes"]]
-    threads = sorted({threads for variant in result["variants"] for threads in variant["threads"]})
-    seeds = sorted({seed for variant in result["variants"] for seed in variant["seeds"]})
-    lines.append(
-        f"\n`{about['command']}`, commit {about['commit']}, seeds {', '.join(map(str, seeds))}; stairwell "
-        f"{about['stairwell']}, torch {about['torch']}, {about['cpu']}, {' or '.join(map(str, threads))} thread(s) per "
-        f"run, {format_duration(seconds)} of training in all."
-    )
+        lines.append(f"\nLast stage of the curriculum: {'; '.join(ends)}.")
     if (PICTURES / f"{name}.png").exists():
-        curves = f"\n![{result['title']}](pictures/{name}.png)"
-        # Learning curves of many models are folded away below a sweep.
-        lines.append(f"\n<details><summary>Learning curves</summary>\n{curves}\n\n</details>" if plots else curves)
+        lines.append(f"\n## Learning curves\n\n![Learning curves: {result['title']}](../pictures/{name}.png)")
+    threads = sorted({threads for variant in result["variants"] for threads in variant["threads"]})
+    seconds = sum(sum(variant["seconds"]) for variant in result["variants"])
+    lines += [
+        "\n## Provenance\n",
+        "| | |",
+        "|---|---|",
+        f"| command | `{about['command']}` |",
+        f"| commit | {about['commit']} |",
+        f"| versions | stairwell {about['stairwell']}, torch {about['torch']} |",
+        f"| machine | {about['cpu']}, {' or '.join(map(str, threads))} thread(s) per run |",
+        f"| training | {format_duration(seconds)} in all |",
+        f"| file | [`results/{name}.json`](../../results/{name}.json): configs and all numbers |",
+        "\n## Appendix: setup and what was tried\n",
+        *(f"- {note}" for note in result["notes"]),
+        "\n## Appendix: every run\n",
+        *runs_table(result),
+    ]
     return "\n".join([*lines, ""])
+
+
+def runs_table(result: dict[str, Any]) -> list[str]:
+    """Return a table with one row per seed and variant."""
+    titles = list(dict.fromkeys(title for variant in result["variants"] for title in variant["measured"]))
+    rows = []
+    for variant in result["variants"]:
+        commits = variant.get("commits") or [result["provenance"]["commit"]] * len(variant["seeds"])
+        for i, seed in enumerate(variant["seeds"]):
+            values = [number(variant["measured"].get(title, [None] * (i + 1))[i]) for title in titles]
+            rows.append([variant["name"], seed, *values, format_duration(variant["seconds"][i]), commits[i]])
+    return markdown_table(["model", "seed", *titles, "training", "commit"], rows)
+
+
+def number(value: Any) -> str:
+    return "" if value is None else f"{value:.4g}" if isinstance(value, int | float) else str(value)
+
+
+def markdown_table(columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> list[str]:
+    columns = [str(column).replace("|", "/") for column in columns]
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
+    return lines + [f"| {' | '.join(str(cell).replace('|', '/') for cell in row)} |" for row in rows]
 
 
 def last_stage(variant: dict[str, Any]) -> str:
@@ -224,7 +286,7 @@ def last_stage(variant: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Publish an experiment's result and write docs/reproduction.md.")
+    parser = argparse.ArgumentParser(description="Publish an experiment's result and write the pages of results.")
     parser.add_argument("folder", type=Path, nargs="?", help="Folder of a reproduced experiment.")
     parser.add_argument("--outcome", choices=OUTCOMES, help="How it compares with the paper's claim.")
     parser.add_argument("--verdict", help="What was measured, in a few sentences.")
@@ -235,8 +297,13 @@ def main() -> None:
             parser.error("a result needs an --outcome and a --verdict")
         print(publish(arguments.folder, arguments.outcome, arguments.verdict, arguments.add))
     draw_sweeps()
-    write_text(PAGE, page())
-    print(PAGE)
+    written = pages()
+    PAGES.mkdir(exist_ok=True)
+    for old in set(PAGES.glob("*.md")) - set(written):
+        old.unlink()
+    for path, text in written.items():
+        write_text(path, text)
+    print(f"{PAGE} and {len(written) - 1} pages in {PAGES}")
 
 
 if __name__ == "__main__":
