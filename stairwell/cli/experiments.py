@@ -9,7 +9,7 @@ import typer
 
 from stairwell.cli.app import MOST_SEEDS, REPRODUCE, Device, Engine, Quiet, app, output_option
 from stairwell.cli.data import data_list
-from stairwell.cli.options import complete_experiment, same_option, with_dotted_options
+from stairwell.cli.options import DottedCommand, complete_experiment, same_option, with_dotted_options
 from stairwell.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def reproduce_command(
 reproduce_command.__doc__ = f"{reproduce_command.__doc__}\n\n{REPRODUCE_EXAMPLES}"
 
 
-app.command("reproduce", rich_help_panel=REPRODUCE)(with_dotted_options(reproduce_command))
+app.command("reproduce", cls=DottedCommand, rich_help_panel=REPRODUCE)(with_dotted_options(reproduce_command))
 
 
 def default_folder(name: str, scale: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from copy import copy
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -87,7 +88,18 @@ def default_text(value: Any) -> str:
     return rf" \[default: {text}]"  # escaped: rich reads brackets as markup
 
 
-class PresetCommand(TyperCommand):
+class DottedCommand(TyperCommand):
+    """A command with the options of `with_dotted_options`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        dotted = {name for param in self.params for name in param.opts if "." in name}
+        for option, following in pairwise(args):
+            if option in dotted and following.startswith("--"):  # click would take it for the value
+                raise UserError(f"Option '{option}' requires an argument before {following}")
+        return super().parse_args(ctx, args)
+
+
+class PresetCommand(DottedCommand):
     """A command whose help shows the options of the preset that is named, the common ones or all (--help-all)."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

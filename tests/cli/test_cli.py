@@ -215,6 +215,8 @@ MISTAKES = {
     "train labeled/lstm --task.path crooked.tokens": "crooked",
     "train walk/config.json": "walk",
     "train random-walk/lstm --core.width": "Option '--core.width' requires an argument",
+    "train random-walk/lstm --core.width --out x": "Option '--core.width' requires an argument before --out",
+    "reproduce demo --core.width --only x": "Option '--core.width' requires an argument before --only",
     "train random-walk/lstm --steps 5 --train.steps 7": "--steps 5 and --train.steps 7 mean the same but differ",
     "train random-walk/lstm --seed 5 --train.seed 7": "--seed 5 and --train.seed 7 mean the same but differ",
     "generate text --temperature": "Option '--temperature' requires an argument",
