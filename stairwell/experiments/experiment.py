@@ -85,8 +85,8 @@ class Experiment:
     data: str = ""
     "The corpus that --task.path must name; empty where the task generates its data or has a default corpus."
     axes: tuple[str, ...] = ()
-    "The numbers that variants differ in, each the x axis of a plot. A variant without a point there is a level."
-    drawn: tuple[str, ...] = ()
+    "The numbers that variants differ in, each the x axis of a plot. A variant without a point is a horizontal line."
+    plotted: tuple[str, ...] = ()
     "The columns that are plotted against x; all of them if empty."
     jobs: int = 1
     "Runs at a time, if --jobs is not given."
@@ -98,7 +98,7 @@ class Experiment:
         assert len(set(folders)) == len(folders), f"{self.name}: two variants of one name"
         assert all(len(v.paper) in (0, len(self.columns)) for v in self.variants), f"{self.name}: numbers and columns"
         titles = {column.title for column in self.columns}
-        assert set(self.drawn) <= titles, f"{self.name}: plots a column that is not measured"
+        assert set(self.plotted) <= titles, f"{self.name}: plots a column that is not measured"
         for axis in self.axes:
             taken = [(point.series, point.x) for variant in self.variants if (point := variant.point(axis))]
             assert taken, f"{self.name}: no variant has a point along '{axis}'"

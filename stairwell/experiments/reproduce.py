@@ -232,7 +232,7 @@ def panels(experiment: Experiment, result: dict[str, Any]) -> list[Panel]:
     variants = {variant.name: variant for variant in experiment.variants}
     made = []
     for axis in experiment.axes:
-        for title in experiment.drawn or result["columns"]:
+        for title in experiment.plotted or result["columns"]:
             points = []
             for finished in result["variants"]:
                 scores = tuple(value for value in finished["measured"].get(title, ()) if value is not None)

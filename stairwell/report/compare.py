@@ -91,7 +91,7 @@ def summary_sentence(runs: list[RunReport]) -> str:
     """Return the result in one sentence: the models with the same task as the first, best first."""
     scored = [model for model in group_models(runs) if model.mean is not None]
     if not scored:
-        return "Nothing has been scored yet."
+        return "There are no scores yet."
     first = scored[0].runs[0]
     comparable = [model for model in scored if same_task(model.runs[0], first)]
     best, *rest = sorted(comparable, key=lambda model: model.mean or 0.0, reverse=first.higher_is_better)
@@ -100,7 +100,7 @@ def summary_sentence(runs: list[RunReport]) -> str:
         others = [f"{model.name} {format_score(model.mean, first.metric)}" for model in rest]
         result += ", " + (f"{', '.join(others[:-1])} and {others[-1]}" if len(others) > 1 else others[0])
     # The description of the data without the sizes of its splits.
-    data = re.split(r"[;,] (?:train|an? |episodes without)", first.about)[0].replace(": ", ", ", 1)
+    data = re.split(r"[;,] (?:train|unlimited|[\d,]+ training)", first.about)[0].replace(": ", ", ", 1)
     # The name of an environment is not capitalized.
     data = data if first.task == "rl" else f"{data[:1].upper()}{data[1:]}"
     seeds = f", means of {len(best.runs)} seeds" if len(best.runs) > 1 else ""

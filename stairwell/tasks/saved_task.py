@@ -23,7 +23,7 @@ FORMAT = 2
 
 
 def write(folder: Path, name: str, tasks: Sequence[Task]) -> None:
-    """Save the tasks of a run's phases, which share their vocabularies."""
+    """Save the tasks of a run's phases (training and fine-tuning), which share their vocabularies."""
     content = {
         "format": FORMAT,
         "task": name,
@@ -58,7 +58,7 @@ def read(folder: Path, name: str) -> list[SavedTask]:
 
 
 def is_intact(folder: Path) -> bool:
-    """Return whether a folder's task.json is as `write` left it."""
+    """Return whether a folder's task.json is unchanged since it was written."""
     try:
         content = parse_json((folder / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

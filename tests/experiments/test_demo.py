@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from stairwell.experiments.papers import find_experiments
-from stairwell.experiments.papers.demo import GOAL, LENGTH
+from stairwell.experiments.papers.demo import LENGTH, STOPPING_THRESHOLD
 from tests.commands import stairwell
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +28,8 @@ def test_all_models_get_the_same_data_and_the_transformer_attends_to_a_whole_epi
     assert feedback.task == staircase.task == transformer.task
     assert transformer.core.memory > LENGTH > feedback.core.memory
     assert staircase.core.chunk * staircase.core.passes - 1 == feedback.core.memory
-    assert feedback.train.curriculum == f"length=8..{LENGTH}" and feedback.train.stopping_threshold == GOAL
+    assert feedback.train.curriculum == f"length=8..{LENGTH}"
+    assert feedback.train.stopping_threshold == STOPPING_THRESHOLD
 
 
 def test_all_models_train_at_once_and_are_not_trained_twice(tmp_path: Path) -> None:

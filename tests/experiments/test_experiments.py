@@ -369,7 +369,7 @@ def test_sweeps_vary_the_field_of_their_axis(scale: Scale) -> None:
 def test_an_experiment_refuses_points_and_columns_that_cannot_be_plotted() -> None:
     experiment = experiment_of("feedback.figure3", "laptop")
     twice = (*experiment.variants, dataclasses.replace(experiment.variants[0], name="the same again"))
-    for changes in ({"axes": ("depth",)}, {"drawn": ("loss",)}, {"variants": twice}):
+    for changes in ({"axes": ("depth",)}, {"plotted": ("loss",)}, {"variants": twice}):
         with pytest.raises(AssertionError, match=r"feedback\.figure3"):
             dataclasses.replace(experiment, **changes)  # type: ignore[arg-type]
 

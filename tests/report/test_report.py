@@ -218,7 +218,7 @@ def test_run_without_model_and_metrics_has_a_page(folders: dict[str, Path], tmp_
     started.mkdir()
     shutil.copy(folders["feedback"] / "config.json", started)
     run = gather(started)
-    assert run.parameters is None and run.score is None and summary_sentence([run]) == "Nothing has been scored yet."
+    assert run.parameters is None and run.score is None and summary_sentence([run]) == "There are no scores yet."
     make_page(tmp_path / "report.html", [run])
     make_page(tmp_path / "empty.html", [])
     write_png(tmp_path / "curves.png", [run])
@@ -235,7 +235,8 @@ def test_scores_and_provenance_are_added(folders: dict[str, Path]) -> None:
     run = gather(folders["lstm"], name="Mine", scores=scores, provenance={"command": "make demo", "threads": 2})
     assert run.name == "Mine" and run.score == ("test", 91.5)
     assert run.provenance["command"] == "make demo" and "random-walk/lstm" in run.provenance["command for this run"]
-    assert "Mine reaches 91.5% accuracy (test)" in summary_sentence([run])
+    sentence = summary_sentence([run])
+    assert "Mine reaches 91.5% accuracy (test)" in sentence and "training episodes" not in sentence
 
 
 def test_seeds_of_a_model_share_a_table_row_and_other_configs_do_not(runs: dict[str, RunReport]) -> None:

@@ -29,8 +29,8 @@ def variants(scale: Scale) -> tuple[Variant, ...]:
     setting, (fixed_passes, fixed_chunk) = presets.short_random_walk(scale=scale), FIXED[scale]
 
     def variant(core: str, N: int, C: int, *points: SweepPoint) -> Variant:
-        experiment = with_core(setting, core, chunk=C, passes=N)
-        return Variant(f"{NAMES[core]}, N = {N}, C = {C}", experiment, points=points)
+        config = with_core(setting, core, chunk=C, passes=N)
+        return Variant(f"{NAMES[core]}, N = {N}, C = {C}", config, points=points)
 
     def staircase(N: int, C: int) -> Variant:
         series = {

@@ -8,7 +8,7 @@ from stairwell.runs import presets
 
 LENGTH = 50  # actions per episode
 STEPS = 2600  # at most
-GOAL = 99.0  # percent accuracy in validation
+STOPPING_THRESHOLD = 99.0  # percent accuracy in validation
 
 
 def demo(scale: Scale) -> Experiment | None:
@@ -16,7 +16,7 @@ def demo(scale: Scale) -> Experiment | None:
         return None
     train = {
         "curriculum": f"length=8..{LENGTH}", "steps": STEPS, "learning_rate": 0.003, "validate_every": STEPS // 20,
-        "stopping_threshold": GOAL, "log_every": 20, "decay": "cosine",
+        "stopping_threshold": STOPPING_THRESHOLD, "log_every": 20, "decay": "cosine",
     }  # fmt: skip
     # The Transformer's memory holds a whole episode and the reset before it; the Staircase attends as far as Feedback.
     core: dict[str, dict[str, int]] = {
@@ -30,7 +30,7 @@ def demo(scale: Scale) -> Experiment | None:
     }
     return Experiment(
         name="demo",
-        title="Where am I? Three models on the random walk",
+        title="Random walk of 50 actions: three models",
         paper=f"{FEEDBACK}, table 1 (100 actions); {STAIRCASE}, table 1 (400 actions)",
         scale=scale,
         columns=(Metric("test accuracy (%)", "accuracy"),),
@@ -43,8 +43,9 @@ def demo(scale: Scale) -> Experiment | None:
         notes=(
             f"Laptop scale: models of 0.1 million parameters, episodes of {LENGTH} actions, a curriculum over the "
             "length; the papers have 3.2 million parameters and episodes of 100 and 400 actions.",
-            f"All models have the same curriculum and at most {STEPS:,} steps. Training stops at {GOAL:g}% validation "
-            "accuracy. Feedback and the Staircase attend to 16 tokens, the Transformer to the whole episode.",
+            f"All models have the same curriculum and at most {STEPS:,} steps. Training stops at "
+            f"{STOPPING_THRESHOLD:g}% validation accuracy. Feedback and the Staircase attend to 16 tokens, the "
+            "Transformer to the whole episode.",
             "The experiment staircase.table1.random-walk also trains the Transformer without a curriculum, which does "
             "not help it.",
         ),

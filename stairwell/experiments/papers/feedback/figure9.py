@@ -34,13 +34,13 @@ def by_depth(setting: RunConfig, scale: Scale, depths: tuple[int, ...]) -> tuple
             own: dict[str, Any] = {"layers": depth, "head_width": head_width, "inner": inner}
             if core == "feedback":
                 own["share_kv"] = scale == "laptop"
-            experiment = with_core(setting, core, **own)
+            config = with_core(setting, core, **own)
             if depth == setting.core.layers:  # the run that other figures have too
-                experiment = base if core == "transformer-xl" else matched_feedback(setting, scale)
+                config = base if core == "transformer-xl" else matched_feedback(setting, scale)
             elif scale == "laptop":
-                experiment = match_parameters(base, experiment)
+                config = match_parameters(base, config)
             name = f"{model}, {depth} layer{'s' if depth > 1 else ''}"
-            variants.append(Variant(name, experiment, points=(SweepPoint(LAYERS, model, depth),)))
+            variants.append(Variant(name, config, points=(SweepPoint(LAYERS, model, depth),)))
     return tuple(variants)
 
 

@@ -23,7 +23,7 @@ Variants = tuple[Variant, ...]
 Numbers = tuple[str, ...]
 ERRORS = (Metric("valid error (%)", "error", "valid"), Metric("test error (%)", "error"))
 TEST_ERROR = ERRORS[1:]
-GLOBAL_STARTS = (
+GLOBAL_CACHED_RESET = (
     "Global Cached Staircase keeps every chunk, so only its state is reset at the start of each episode; the other "
     "models recognize a new episode by the reset token."
 )
@@ -47,7 +47,7 @@ CHUNK, PASSES = "size of a chunk (tokens)", "passes (recurrent steps)"
 
 
 @dataclasses.dataclass(frozen=True)
-class Stairs:
+class StaircaseSizes:
     """A Staircase of a table at both scales: (N, C), or (0, C) where the context is unlimited."""
 
     core: str
@@ -100,9 +100,9 @@ RANDOM_WALK_NOTES: dict[Scale, tuple[str, ...]] = {
         "unlimited training episodes instead of 10,000, and the same curriculum over the length for every model (8 to "
         "100, advancing at 92% accuracy).",
         SPAN_NOT_PRINTED,
-        GLOBAL_STARTS,
+        GLOBAL_CACHED_RESET,
     ),
-    "paper": (EPISODES_NOT_PRINTED, SPAN_NOT_PRINTED, SAME_PARAMETERS, GLOBAL_STARTS),
+    "paper": (EPISODES_NOT_PRINTED, SPAN_NOT_PRINTED, SAME_PARAMETERS, GLOBAL_CACHED_RESET),
 }
 RESET_STREAMS = {"reset": True}
 PLAIN = first.PLAIN
@@ -114,14 +114,14 @@ ALGORITHMIC_NOTES: dict[Scale, tuple[str, ...]] = {
         f"{STATEMENTS} statements, and on increasing lengths; the paper's programs have 100 statements.",
         "The paper does not print Transformer-XL's attention span. Ours, 128, holds a program of 30 statements and "
         "excludes the current token as in the first paper. Feedback has a memory of 16 tokens instead of 32.",
-        GLOBAL_STARTS.replace("reset token", "END token"),
+        GLOBAL_CACHED_RESET.replace("reset token", "END token"),
     ),
     "paper": (
         EPISODES_NOT_PRINTED,
         "The paper does not print Transformer-XL's attention span. Ours, 512, holds a whole program and excludes the "
         "current token as in the first paper.",
         SAME_PARAMETERS,
-        GLOBAL_STARTS.replace("reset token", "END token"),
+        GLOBAL_CACHED_RESET.replace("reset token", "END token"),
     ),
 }
 ENWIK8_NOTES: dict[Scale, tuple[str, ...]] = {
@@ -170,23 +170,21 @@ ONCE = "The paper trained each model once."
 PERPLEXITY = (Metric("valid perplexity", "perplexity", "valid"), Metric("test perplexity", "perplexity"))
 SPEED = TrainingSpeed("training (tokens/s; the paper: ms per batch)")
 MOST_STEPS = "more recurrent steps are better; eight outperform a Transformer-XL with twice the layers"
-TWO = Stairs("staircase", (2, 32), (2, 128))
-FOUR = Stairs("staircase", (4, 16), (4, 64))
-EIGHT = Stairs("staircase", (8, 8), (8, 32))
-CACHED = Stairs("cached-staircase", (3, 32), (3, 128))
+TWO = StaircaseSizes("staircase", (2, 32), (2, 128))
+FOUR = StaircaseSizes("staircase", (4, 16), (4, 64))
+EIGHT = StaircaseSizes("staircase", (8, 8), (8, 32))
+CACHED = StaircaseSizes("cached-staircase", (3, 32), (3, 128))
 
 
 def transformer_xl(setting: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
-    experiment = with_core(setting, "transformer-xl", memory=64 if scale == "laptop" else 256, attend_to_current=True)
-    return Variant("Transformer-XL", experiment, numbers)
+    config = with_core(setting, "transformer-xl", memory=64 if scale == "laptop" else 256, attend_to_current=True)
+    return Variant("Transformer-XL", config, numbers)
 
 
 def deeper(setting: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
     memory = 64 if scale == "laptop" else 256
-    experiment = with_core(
-        setting, "transformer-xl", layers=2 * setting.core.layers, memory=memory, attend_to_current=True
-    )
-    return Variant("Transformer-XL, twice as deep", experiment, numbers)
+    config = with_core(setting, "transformer-xl", layers=2 * setting.core.layers, memory=memory, attend_to_current=True)
+    return Variant("Transformer-XL, twice as deep", config, numbers)
 
 
 def feedback(setting: RunConfig, scale: Scale, numbers: Numbers) -> Variant:

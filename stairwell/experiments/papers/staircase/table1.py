@@ -26,7 +26,7 @@ from stairwell.experiments.papers.staircase.settings import (
     TEST_ERROR,
     TEXT_NOTES,
     TWO,
-    Stairs,
+    StaircaseSizes,
     deeper,
     feedback,
     on_reddit,
@@ -82,8 +82,10 @@ def table1_random_walk(scale: Scale) -> Experiment:
             else ()
         ),
         Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 64, share_kv=small), ("0.1",)),
-        Stairs("staircase", (2, 1), (8, 8)).variant(setting, scale, ("0.1",), **({"heads": 4} if small else {})),
-        Stairs("cached-staircase", (17, 1), (64, 4)).variant(setting, scale, ("0.1",)),
+        StaircaseSizes("staircase", (2, 1), (8, 8)).variant(
+            setting, scale, ("0.1",), **({"heads": 4} if small else {})
+        ),
+        StaircaseSizes("cached-staircase", (17, 1), (64, 4)).variant(setting, scale, ("0.1",)),
         *random_walk_globals(setting, scale),
     )
     return Experiment(
@@ -112,7 +114,7 @@ def table1_algorithm(scale: Scale) -> Experiment:
 
     xl = variant("Transformer-XL", "transformer-xl", "48.7", memory=128 if small else 512)
     plain = Variant("Transformer-XL, no curriculum", with_core(setting, "transformer-xl", None, PLAIN, memory=128))
-    longer = Stairs("staircase", (4, 8), (4, 16)).variant(setting, scale, ())
+    longer = StaircaseSizes("staircase", (4, 8), (4, 16)).variant(setting, scale, ())
     core: dict[str, Any] = {"chunk": 1, "distances": 16} if small else {"chunk": 8}
     best = with_core(setting, "global-cached-staircase", RESET_STREAMS, {} if small else LONGER, **core)
     variants = (
@@ -120,9 +122,9 @@ def table1_algorithm(scale: Scale) -> Experiment:
         xl,
         *((plain,) if small else ()),
         variant("Feedback", "feedback", "0.2", memory=16 if small else 32, share_kv=small),
-        Stairs("staircase", (2, 8), (8, 8)).variant(setting, scale, of_100(scale, "0.2")),
+        StaircaseSizes("staircase", (2, 8), (8, 8)).variant(setting, scale, of_100(scale, "0.2")),
         *((longer,) if small else ()),
-        Stairs("cached-staircase", (17, 1), (16, 4)).variant(setting, scale, of_100(scale, "1.2")),
+        StaircaseSizes("cached-staircase", (17, 1), (16, 4)).variant(setting, scale, of_100(scale, "1.2")),
         Variant("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),
     )
     return Experiment(

@@ -30,8 +30,8 @@ def reddit_variants(scale: Scale) -> Variants:
     memory = 64 if small else 256
 
     def universal(passes: int, numbers: Numbers) -> Variant:
-        experiment = with_core(setting, "universal", layers=1, memory=memory, passes=passes)
-        return Variant(f"Universal Transformer, {passes} passes", experiment, numbers)
+        config = with_core(setting, "universal", layers=1, memory=memory, passes=passes)
+        return Variant(f"Universal Transformer, {passes} passes", config, numbers)
 
     # One layer, so wide that with its token embeddings it has as many parameters as Transformer-XL
     wide = with_core(setting, "universal", layers=1, width=136 if small else 2560, memory=memory, passes=8)

@@ -12,7 +12,7 @@ from stairwell.experiments.papers.staircase.settings import (
     PERPLEXITY,
     SPEED,
     TWO,
-    Stairs,
+    StaircaseSizes,
     on_reddit,
 )
 from stairwell.runs import presets
@@ -31,12 +31,12 @@ def with_its_passes(variant: Variant) -> Variant:
 def table3(scale: Scale) -> Experiment:
     setting = presets.reddit(scale=scale)
     stairs = {
-        Stairs("cached-staircase", (9, 8), (9, 32)): ("26.4", "489"),
-        Stairs("cached-staircase", (5, 16), (5, 64)): ("26.4", "318"),
+        StaircaseSizes("cached-staircase", (9, 8), (9, 32)): ("26.4", "489"),
+        StaircaseSizes("cached-staircase", (5, 16), (5, 64)): ("26.4", "318"),
         CACHED: ("26.4", "246"),
-        Stairs("staircase", (2, 16), (2, 64)): ("25.2", "310"),
+        StaircaseSizes("staircase", (2, 16), (2, 64)): ("25.2", "310"),
         TWO: ("25.0", "297"),
-        Stairs("staircase", (4, 8), (4, 32)): ("23.8", "605"),
+        StaircaseSizes("staircase", (4, 8), (4, 32)): ("23.8", "605"),
         FOUR: ("23.7", "580"),
     }
     return on_reddit(
@@ -49,7 +49,7 @@ def table3(scale: Scale) -> Experiment:
         claim="with the same number of recurrent steps, chunk size hardly matters; larger chunks are faster",
         notes=(),
         axes=(CHUNK,),
-        drawn=(PERPLEXITY[0].title,),
+        plotted=(PERPLEXITY[0].title,),
     )
 
 

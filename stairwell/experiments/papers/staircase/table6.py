@@ -14,7 +14,7 @@ from stairwell.experiments.papers.staircase.settings import (
     ERRORS,
     LONGER,
     RESET_STREAMS,
-    Stairs,
+    StaircaseSizes,
     Variants,
     pick,
     seeds_of_cached,
@@ -28,18 +28,18 @@ def algorithm_variants(scale: Scale) -> Variants:
     """Return the variants of table 6 in its order."""
     setting, small = presets.long_algorithmic(scale=scale), scale == "laptop"
     stairs = {
-        Stairs("staircase", (8, 4), (8, 8)): ("12.8 ± 16.5", "12.6 ± 16.2"),
-        Stairs("staircase", (4, 8), (4, 16)): ("0.5 ± 0.5", "0.5 ± 0.7"),
-        Stairs("staircase", (2, 16), (2, 32)): ("0.6 ± 0.2", "0.5 ± 0.2"),
-        Stairs("staircase", (2, 32), (2, 64)): ("48.5 ± 48.1", "48.5 ± 48.1"),
-        Stairs("cached-staircase", (16, 2), (16, 4)): ("24.6 ± 21.8", "24.3 ± 21.7"),
-        Stairs("cached-staircase", (8, 4), (8, 8)): ("31.7 ± 28.7", "31.3 ± 28.7"),
-        Stairs("cached-staircase", (4, 8), (4, 16)): ("27.8 ± 13.6", "27.3 ± 13.6"),
+        StaircaseSizes("staircase", (8, 4), (8, 8)): ("12.8 ± 16.5", "12.6 ± 16.2"),
+        StaircaseSizes("staircase", (4, 8), (4, 16)): ("0.5 ± 0.5", "0.5 ± 0.7"),
+        StaircaseSizes("staircase", (2, 16), (2, 32)): ("0.6 ± 0.2", "0.5 ± 0.2"),
+        StaircaseSizes("staircase", (2, 32), (2, 64)): ("48.5 ± 48.1", "48.5 ± 48.1"),
+        StaircaseSizes("cached-staircase", (16, 2), (16, 4)): ("24.6 ± 21.8", "24.3 ± 21.7"),
+        StaircaseSizes("cached-staircase", (8, 4), (8, 8)): ("31.7 ± 28.7", "31.3 ± 28.7"),
+        StaircaseSizes("cached-staircase", (4, 8), (4, 16)): ("27.8 ± 13.6", "27.3 ± 13.6"),
     }
     unbounded = {
-        Stairs("global-cached-staircase", (0, 4), (0, 8)): ("0.0 ± 0.1", "0.0 ± 0.1"),
-        Stairs("global-cached-staircase", (0, 8), (0, 16)): ("7.1 ± 19.3", "7.1 ± 19.3"),
-        Stairs("global-cached-staircase", (0, 16), (0, 32)): ("20.0 ± 23.0", "19.7 ± 22.7"),
+        StaircaseSizes("global-cached-staircase", (0, 4), (0, 8)): ("0.0 ± 0.1", "0.0 ± 0.1"),
+        StaircaseSizes("global-cached-staircase", (0, 8), (0, 16)): ("7.1 ± 19.3", "7.1 ± 19.3"),
+        StaircaseSizes("global-cached-staircase", (0, 16), (0, 32)): ("20.0 ± 23.0", "19.7 ± 22.7"),
     }
     xl, feedback = pick(table1_algorithm(scale).variants, "Transformer-XL", "Feedback")
     return (
@@ -77,7 +77,7 @@ def table6(scale: Scale) -> Experiment:
             *((CHUNKS,) if small else ()),
         ),
         axes=(CHUNK,),
-        drawn=tuple(column.title for column in (laptop if small else ERRORS)[1:]),
+        plotted=tuple(column.title for column in (laptop if small else ERRORS)[1:]),
     )
 
 

@@ -12,7 +12,7 @@ from stairwell.experiments.papers.staircase.settings import (
     LONGER,
     RANDOM_WALK_NOTES,
     RESET_STREAMS,
-    Stairs,
+    StaircaseSizes,
     Variants,
     pick,
     seeds_of_cached,
@@ -26,18 +26,18 @@ def random_walk_variants(scale: Scale) -> Variants:
     """Return the variants of table 7 in its order."""
     setting, small = presets.long_random_walk(scale=scale), scale == "laptop"
     stairs = {
-        Stairs("staircase", (8, 2), (8, 8)): ("0.2 ± 0.1", "0.2 ± 0.1"),
-        Stairs("staircase", (4, 4), (4, 16)): ("0.2 ± 0.2", "0.2 ± 0.2"),
-        Stairs("staircase", (2, 8), (2, 32)): ("1.0 ± 1.3", "1.0 ± 1.2"),
-        Stairs("staircase", (2, 16), (2, 64)): ("42.1 ± 48.1", "42.1 ± 48.1"),
-        Stairs("cached-staircase", (16, 2), (64, 4)): ("0.1 ± 0.0", "0.1 ± 0.0"),
-        Stairs("cached-staircase", (8, 4), (32, 8)): ("1.9 ± 2.0", "1.9 ± 2.0"),
-        Stairs("cached-staircase", (4, 8), (16, 16)): ("27.2 ± 8.0", "27.3 ± 8.2"),
+        StaircaseSizes("staircase", (8, 2), (8, 8)): ("0.2 ± 0.1", "0.2 ± 0.1"),
+        StaircaseSizes("staircase", (4, 4), (4, 16)): ("0.2 ± 0.2", "0.2 ± 0.2"),
+        StaircaseSizes("staircase", (2, 8), (2, 32)): ("1.0 ± 1.3", "1.0 ± 1.2"),
+        StaircaseSizes("staircase", (2, 16), (2, 64)): ("42.1 ± 48.1", "42.1 ± 48.1"),
+        StaircaseSizes("cached-staircase", (16, 2), (64, 4)): ("0.1 ± 0.0", "0.1 ± 0.0"),
+        StaircaseSizes("cached-staircase", (8, 4), (32, 8)): ("1.9 ± 2.0", "1.9 ± 2.0"),
+        StaircaseSizes("cached-staircase", (4, 8), (16, 16)): ("27.2 ± 8.0", "27.3 ± 8.2"),
     }
     unbounded = {
-        Stairs("global-cached-staircase", (0, 2), (0, 8)): ("0.0 ± 0.0", "0.0 ± 0.0"),
-        Stairs("global-cached-staircase", (0, 4), (0, 16)): ("1.4 ± 0.6", "1.3 ± 0.5"),
-        Stairs("global-cached-staircase", (0, 8), (0, 32)): ("52.4 ± 16.4", "52.4 ± 16.4"),
+        StaircaseSizes("global-cached-staircase", (0, 2), (0, 8)): ("0.0 ± 0.0", "0.0 ± 0.0"),
+        StaircaseSizes("global-cached-staircase", (0, 4), (0, 16)): ("1.4 ± 0.6", "1.3 ± 0.5"),
+        StaircaseSizes("global-cached-staircase", (0, 8), (0, 32)): ("52.4 ± 16.4", "52.4 ± 16.4"),
     }
     xl, feedback = pick(table1_random_walk(scale).variants, "Transformer-XL", "Feedback")
     return (
@@ -69,7 +69,7 @@ def table7(scale: Scale) -> Experiment:
             *((CHUNKS,) if scale == "laptop" else ()),
         ),
         axes=(CHUNK,),
-        drawn=(ERRORS[1].title,),
+        plotted=(ERRORS[1].title,),
     )
 
 

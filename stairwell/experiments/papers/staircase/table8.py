@@ -11,7 +11,7 @@ from stairwell.experiments.papers.staircase.settings import (
     FOUR,
     PERPLEXITY,
     TWO,
-    Stairs,
+    StaircaseSizes,
     on_reddit,
     transformer_xl,
 )
@@ -25,9 +25,9 @@ def table8(scale: Scale) -> Experiment:
     task = dataclasses.replace(presets.reddit(scale=scale).task, episode=length, documents=documents)
     setting = dataclasses.replace(presets.reddit(scale=scale), task=task)
     stairs = {
-        Stairs("cached-staircase", (8, 8), (8, 32)): ("27.9", "27.6"),
-        Stairs("cached-staircase", (4, 16), (4, 64)): ("27.8", "27.6"),
-        Stairs("cached-staircase", (2, 32), (2, 128)): ("27.6", "27.3"),
+        StaircaseSizes("cached-staircase", (8, 8), (8, 32)): ("27.9", "27.6"),
+        StaircaseSizes("cached-staircase", (4, 16), (4, 64)): ("27.8", "27.6"),
+        StaircaseSizes("cached-staircase", (2, 32), (2, 128)): ("27.6", "27.3"),
         TWO: ("26.7", "26.4"),
         FOUR: ("25.2", "24.9"),
         EIGHT: ("24.3", "24.0"),
@@ -50,7 +50,7 @@ def table8(scale: Scale) -> Experiment:
             ),
         ),
         axes=(CHUNK,),
-        drawn=(PERPLEXITY[1].title,),
+        plotted=(PERPLEXITY[1].title,),
     )
 
 

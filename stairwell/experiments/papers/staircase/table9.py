@@ -9,7 +9,7 @@ from stairwell.experiments.papers.staircase.settings import (
     CHUNK,
     ENWIK8_COMMON,
     ENWIK8_NOTES,
-    Stairs,
+    StaircaseSizes,
     Variants,
     text_seeds,
 )
@@ -24,12 +24,12 @@ def enwik8_variants(scale: Scale) -> Variants:
     xl = with_core(setting, "transformer-xl", memory=memory, attend_to_current=True)
     feedback = with_core(setting, "feedback", memory=memory, share_kv=False)
     stairs = {
-        Stairs("cached-staircase", (17, 4), (65, 4)): ("1.14", "1.13"),
-        Stairs("cached-staircase", (9, 8), (9, 32)): ("1.15", "1.13"),
-        Stairs("cached-staircase", (5, 16), (5, 64)): ("1.15", "1.13"),
-        Stairs("cached-staircase", (3, 32), (3, 128)): ("1.15", "1.13"),
-        Stairs("staircase", (2, 32), (2, 128)): ("1.15", "1.14"),
-        Stairs("staircase", (4, 16), (4, 64)): ("1.14", "1.14"),
+        StaircaseSizes("cached-staircase", (17, 4), (65, 4)): ("1.14", "1.13"),
+        StaircaseSizes("cached-staircase", (9, 8), (9, 32)): ("1.15", "1.13"),
+        StaircaseSizes("cached-staircase", (5, 16), (5, 64)): ("1.15", "1.13"),
+        StaircaseSizes("cached-staircase", (3, 32), (3, 128)): ("1.15", "1.13"),
+        StaircaseSizes("staircase", (2, 32), (2, 128)): ("1.15", "1.14"),
+        StaircaseSizes("staircase", (4, 16), (4, 64)): ("1.14", "1.14"),
     }
     return (
         Variant("Transformer-XL", xl, ("1.17", "1.15")),
@@ -51,7 +51,7 @@ def table9(scale: Scale) -> Experiment:
         notes=(*ENWIK8_NOTES[scale], *ENWIK8_COMMON, "What the table calls perplexity is bits per byte."),
         data=first.ENWIK8_DATA,
         axes=(CHUNK,),
-        drawn=(bits_per_byte(scale)[1].title,),
+        plotted=(bits_per_byte(scale)[1].title,),
     )
 
 
