@@ -45,7 +45,7 @@ MEASUREMENTS = {
     "limit": Measurement("training steps against the machine's speed of matrix products", limit.measure, limit.CASES),
     "profile": Measurement("time of a Feedback step by part", profile.measure, profile.CASES),
     "memory": Measurement("peak memory of a step, size of a state", memory.measure, (*memory.CASES, "decoding")),
-    "decode": Measurement("decoding against peers", decode.measure, (*decode.CASES, "flat")),
+    "decode": Measurement("decoding against peers", decode.measure, (*decode.SINGLES, *decode.CASES, "flat")),
     "translate": Measurement("beam search of translators against peers", translate.measure, tuple(translate.CASES)),
     "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),

@@ -3,6 +3,9 @@
 Feedback has one memory, Transformer-XL one per layer, so Feedback projects, stores and reads less. Before timing, each
 session must agree with its model; otherwise the benchmark stops. The peer is Hugging Face's GPT-2 with its own cache
 (pip install transformers); it is skipped with a message if transformers is missing.
+
+The cases `single-...` decode one stream with parameters in float32, bfloat16 and int8, beside the memory bandwidth that
+the same process measures between them. Their ratios are those of each round; the median and the range are shown.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from bench.speed import VOCABULARY, Step, full_state, spread, time_interleaved
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.decode import Session
+from stairwell.decode.program import program_of
+from stairwell.decode.weights import Weights, use_weights
+from stairwell.fast import native
 
 ROUNDS = 9
 LONG = 10_000  # tokens of the case `flat`
@@ -53,6 +59,14 @@ CASES = {
         # A state of Transformer-XL is 8 times as large, once per layer.
         Case("equal-state", (Decoder("feedback", 64), Decoder("transformer-xl", 8))),
     )
+}
+
+
+SINGLE_ROUNDS = 9
+BANDWIDTH_BYTES = 1 << 28
+SINGLES = {
+    "single-8x512": Case("single-8x512", (Decoder("feedback", 1),), steps=64),
+    "single-4x256": Case("single-4x256", (Decoder("feedback", 1),), steps=256, layers=4, width=256, heads=4),
 }
 
 
@@ -179,5 +193,78 @@ def measure_flat(tokens: int = LONG) -> list[dict[str, Any]]:
     return records
 
 
-def measure(cases: Sequence[str] = (*CASES, "flat")) -> list[dict[str, Any]]:
-    return [record for name in cases for record in (measure_flat() if name == "flat" else measure_case(CASES[name]))]
+def bandwidth_steps() -> dict[str, Step]:
+    """Return steps that read memory which no cache holds, in two ways; the faster one is the bandwidth."""
+    numbers = torch.ones(BANDWIDTH_BYTES // 4)
+    matrix, vector = numbers.view(-1, 4096), torch.ones(4096)
+    return {"sum": lambda: numbers.sum(), "product": lambda: torch.mv(matrix, vector)}
+
+
+def parameter_bytes(model: LanguageModel) -> int:
+    """Return the size of what native code reads of a model for one token."""
+    program = program_of(model).native
+    if program is None:
+        sys.exit("this benchmark requires the native library; see `stairwell info`")
+    return sum(tensor.nbytes for tensor in program.tensors if tensor is not None)
+
+
+def measure_single(case: Case) -> list[dict[str, Any]]:
+    """Measure one stream with every storage of the parameters, GPT-2 of the same size, and the bandwidth."""
+    check_equal(case, "feedback")
+    steps: dict[str, Step] = {}
+    read: dict[str, int] = {}
+    for weights in get_args(Weights):
+        model = make_model(case, "feedback")
+        use_weights(model, weights)
+        step, _ = session_step(model, 1)
+        steps[weights], read[weights] = partial(repeat, step, case.steps), parameter_bytes(model)
+    try:
+        steps["gpt2"] = partial(repeat, gpt2_step(case, 1)[0], case.steps)
+    except ImportError as missing:
+        print(f"gpt2 skipped: {missing}", file=sys.stderr)
+    reads = bandwidth_steps()
+    times = time_interleaved({**steps, **reads}, SINGLE_ROUNDS, warm_up=1)
+    rounds = range(SINGLE_ROUNDS)
+    fastest = min(reads, key=lambda name: statistics.median(times[name]))
+    bandwidth = [BANDWIDTH_BYTES / times[fastest][i] for i in rounds]
+    rates = {name: [case.steps / times[name][i] for i in rounds] for name in steps}
+
+    def ratio(values: Sequence[float]) -> str:
+        return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+    records: list[dict[str, Any]] = [
+        {
+            "case": case.name,
+            "what": "bandwidth",
+            "gigabytes_per_second": round(statistics.median(bandwidth) / 1e9, 1),
+            "spread": spread(times[fastest]),
+            "rounds": SINGLE_ROUNDS,
+            "threads": torch.get_num_threads(),
+            "instruction_set": native.INSTRUCTION_SETS[native.BEST_INSTRUCTION_SET],
+        }
+    ]
+    for name in steps:
+        record: dict[str, Any] = {
+            "case": case.name,
+            "what": name,
+            "tokens_per_second": round(statistics.median(rates[name]), 1),
+            "spread": spread(times[name]),
+        }
+        if name in read:
+            record["megabytes_per_token"] = round(read[name] / 1e6, 1)
+            record["of_bandwidth"] = ratio([rates[name][i] * read[name] / bandwidth[i] for i in rounds])
+            record["over_float32"] = ratio([rates[name][i] / rates["float32"][i] for i in rounds])
+            if "gpt2" in rates:
+                record["over_gpt2"] = ratio([rates[name][i] / rates["gpt2"][i] for i in rounds])
+        records.append(record)
+    return records
+
+
+def measure_one(name: str) -> list[dict[str, Any]]:
+    if name == "flat":
+        return measure_flat()
+    return measure_single(SINGLES[name]) if name in SINGLES else measure_case(CASES[name])
+
+
+def measure(cases: Sequence[str] = (*SINGLES, *CASES, "flat")) -> list[dict[str, Any]]:
+    return [record for name in cases for record in measure_one(name)]

@@ -172,11 +172,40 @@ def decode(records: list[Record]) -> list[str]:
             *(f"{record['tokens_per_second']:,.1f}", f"{record['feedback_over_this']:.2f}"),
         ]
         for record in records
-        if record["case"] != "flat"
+        if "rows" in record
     ]
     head = ["decoding", "batch", "span", "state, MiB", "tokens/s", "Feedback over this"]
     lines = [*grid(head, rows), "", f"{source(records)}; spread up to {max_spread(records):.2f} of the median."]
+    lines += single([record for record in records if record["case"].startswith("single-")])
     return lines + flat([record for record in records if record["case"] == "flat"])
+
+
+def single(records: list[Record]) -> list[str]:
+    """Return the speed of one stream by storage of the parameters, for each shape."""
+    lines = []
+    for case in dict.fromkeys(record["case"] for record in records):
+        results = [record for record in records if record["case"] == case]
+        machine = next(record for record in results if record["what"] == "bandwidth")
+        rows = [
+            [
+                NAMES.get(record["what"], f"Feedback, {record['what']}"),
+                f"{record['tokens_per_second']:,.0f}",
+                *(record.get(name, "") for name in ("of_bandwidth", "over_float32", "over_gpt2")),
+            ]
+            for record in results
+            if record is not machine
+        ]
+        layers, width = case.removeprefix("single-").split("x")
+        head = [
+            f"one stream, {layers} layers of width {width}",
+            "tokens/s",
+            "of the bandwidth",
+            "over float32",
+            "over GPT-2",
+        ]
+        about = f"{machine['gigabytes_per_second']} GB/s, {machine['threads']} threads, {machine['instruction_set']}"
+        lines += ["", *grid(head, rows), "", f"Median and range of {machine['rounds']} rounds; {about}."]
+    return lines
 
 
 def max_spread(records: list[Record]) -> float:

@@ -17,6 +17,7 @@ from typing import Any, Self
 from stairwell import text
 from stairwell.decode import Sampling
 from stairwell.decode.sampling import make_generator
+from stairwell.decode.weights import Weights
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel
 from stairwell.runs.load import load
@@ -180,9 +181,11 @@ def read_prompt(stream: Stream, prompt: str | bytes) -> None:
         stream.feed(ids)
 
 
-def load_language_model(run: str | os.PathLike[str], device: str = "auto") -> tuple[LanguageModel, text.Vocabulary]:
+def load_language_model(
+    run: str | os.PathLike[str], device: str = "auto", weights: Weights = "float32"
+) -> tuple[LanguageModel, text.Vocabulary]:
     """Return the language model of a run folder and its vocabulary."""
-    model, task = load(run, device)
+    model, task = load(run, device, weights=weights)
     if "text" not in task.vocabularies:
         raise UserError(f"{os.fspath(run)} is not a language model: only runs of the task 'lm' generate text")
     return model, task.vocabularies["text"]

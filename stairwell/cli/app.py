@@ -56,6 +56,14 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or mps; auto uses a GPU if 
 Engine = Annotated[
     str, typer.Option(help="auto, fast or reference.", callback=one_of("--engine", "auto", "fast", "reference"))
 ]
+WeightsName = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        help="float32, bfloat16 or int8: parameters of the decoder with fewer bits, for speed.",
+        callback=one_of("--weights", "float32", "bfloat16", "int8"),
+    ),
+]
 SplitName = Annotated[str, typer.Option(help="valid or test.", callback=one_of("--split", "valid", "test"))]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]

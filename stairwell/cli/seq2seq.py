@@ -18,6 +18,7 @@ from stairwell.cli.app import (
     AsJson,
     Device,
     SplitName,
+    WeightsName,
     app,
     output_option,
     result_text,
@@ -165,11 +166,12 @@ def translate(
     top_p: TopP = None,
     seed: Seed = None,
     batch: Batch = 64,
+    weights: WeightsName = "float32",
     device: Device = "auto",
 ) -> None:
     """Translate text line by line, from standard input or files."""
     write_texts(
-        run, files or [], "translation", nbest, prefix, device=device, batch=batch, beam=beam,
+        run, files or [], "translation", nbest, prefix, device=device, batch=batch, weights=weights, beam=beam,
         length_penalty=length_penalty, no_repeat_ngram_size=no_repeat_ngram_size, break_loops=break_loops,
         max_length=max_length, max_length_ratio=max_length_ratio, min_length=min_length,
         min_length_ratio=min_length_ratio, temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,
@@ -193,11 +195,12 @@ def summarize(
     top_p: TopP = None,
     seed: Seed = None,
     batch: Batch = 16,
+    weights: WeightsName = "float32",
     device: Device = "auto",
 ) -> None:
     """Summarize articles: lines of text, or rows of a table."""
     write_texts(
-        run, files or [], "summarization", nbest, prefix, device=device, batch=batch, beam=beam,
+        run, files or [], "summarization", nbest, prefix, device=device, batch=batch, weights=weights, beam=beam,
         length_penalty=length_penalty, no_repeat_ngram_size=no_repeat_ngram_size, break_loops=break_loops,
         max_length=max_length, min_length=min_length,
         temperature=temperature, top_k=top_k, top_p=top_p, seed=seed,

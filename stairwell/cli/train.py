@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -20,6 +20,7 @@ from stairwell.cli.app import (
     Engine,
     Quiet,
     SplitName,
+    WeightsName,
     app,
     output_option,
     result_text,
@@ -27,6 +28,9 @@ from stairwell.cli.app import (
 )
 from stairwell.cli.options import PresetCommand, complete_preset, same_option, with_dotted_options
 from stairwell.errors import UserError
+
+if TYPE_CHECKING:
+    from stairwell.decode.weights import Weights
 
 EXAMPLES = """\b
 Examples:
@@ -123,6 +127,7 @@ def eval_command(
         ),
     ] = None,
     seeds: Annotated[int | None, typer.Option(help="--horizon: number of seeds of the streams.", min=1)] = None,
+    weights: WeightsName = "float32",
     device: Device = "auto",
     engine: Engine = "auto",
     as_json: AsJson = False,
@@ -133,10 +138,11 @@ def eval_command(
     from stairwell.runs.pair_runs import score_baselines
 
     chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
+    bits = cast("Weights", weights)
     if horizon is not None:
         if baselines:
             raise UserError("--baselines needs a split; leave it out with --horizon")
-        evaluate_long_streams(run, horizon, streams, seeds, segment or 256, device, engine, as_json, chosen, data)
+        evaluate_long_streams(run, horizon, streams, seeds, segment or 256, device, engine, as_json, chosen, data, bits)
         return
     if seeds is not None:
         raise UserError("--seeds needs --horizon; a split is the same for every seed")
@@ -144,7 +150,7 @@ def eval_command(
     # The baselines first: if there are none, fail before the model is scored.
     scores = score_baselines(run, chosen, device, data) if baselines else {}
     options = EvalOptions(streams, segment)
-    result = {**evaluate_run(run, chosen, data, options, device, engine, callback), **scores}
+    result = {**evaluate_run(run, chosen, data, options, device, engine, callback, bits), **scores}
     if callback is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # clear the counter
     print(strict_json(result) if as_json else result_text(result))
@@ -172,6 +178,7 @@ def evaluate_long_streams(
     as_json: bool,
     split: Literal["valid", "test"] = "test",
     data: str | None = None,
+    weights: Weights = "float32",
 ) -> None:
     """Evaluate a run on long streams. If interrupted, print the result so far."""
     from stairwell.cli.long_streams import horizon_text, progress
@@ -179,7 +186,7 @@ def evaluate_long_streams(
     from stairwell.train import Interrupted
 
     with progress(hidden=as_json) as callback:
-        result = measure(run, tokens, streams, seeds, segment, device, engine, callback, split, data)
+        result = measure(run, tokens, streams, seeds, segment, device, engine, callback, split, data, weights)
     print(strict_json(result) if as_json else horizon_text(result))
     if result["interrupted"]:
         kept = "the result so far is saved" if result["kept"] else "an earlier, longer result is kept"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from stairwell.cli.app import MAINTAIN, MOST_SEED, USE, Device, app, output_option, say
+from stairwell.cli.app import MAINTAIN, MOST_SEED, USE, Device, WeightsName, app, output_option, say
 from stairwell.errors import UserError
+
+if TYPE_CHECKING:
+    from stairwell.decode.weights import Weights
 
 MAX_BATCH = 4096  # of a server; more is a typing error
 
@@ -59,6 +62,7 @@ def generate(
         output_option("File to save the stream to, to continue it later."),
     ] = None,
     state: Annotated[Path | None, typer.Option(help="Continue a stream saved with --save-state.")] = None,
+    weights: WeightsName = "float32",
     device: Device = "auto",
 ) -> None:
     """Generate text with a trained language model."""
@@ -71,7 +75,7 @@ def generate(
         raise UserError("--save-state saves one stream; leave out --samples")
     outputs.check_all(("--save-state", save_state, STREAM))
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
-    model, vocabulary = load_language_model(run, device)
+    model, vocabulary = load_language_model(run, device, cast("Weights", weights))
     if state is not None:
         first = TextGenerator.load(state, model, vocabulary, sampling, stop or (), seed)
         if prompt:
@@ -176,6 +180,7 @@ def serve(
     request_log: Annotated[
         bool, typer.Option("--request-log/--no-request-log", help="Print one line per request to standard error.")
     ] = True,
+    weights: WeightsName = "float32",
     device: Device = "auto",
 ) -> None:
     """Serve a trained language model with OpenAI's completion and chat APIs and saved states."""
@@ -188,7 +193,7 @@ def serve(
     )  # fmt: skip
     serve_run(
         run, host, port, token_file, device, batch, waiting, limits, allow_host or (), say, chat_template,
-        say if request_log else None,
+        say if request_log else None, cast("Weights", weights),
     )  # fmt: skip
 
 

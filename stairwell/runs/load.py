@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from stairwell.decode.weights import Weights, use_weights
 from stairwell.errors import UserError
 from stairwell.runs import sizes
 from stairwell.runs.config import RunConfig
@@ -24,8 +25,12 @@ def config_of(run: Run) -> RunConfig:
     return RunConfig.from_json(run.read_config(), str(run.path / "config.json"))
 
 
-def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto") -> tuple[Any, Task]:
-    """Return the trained model of a run folder and its task, from the folder alone. The data is opened on first use."""
+def load(
+    path: str | os.PathLike[str], device: str = "auto", engine: str = "auto", weights: Weights = "float32"
+) -> tuple[Any, Task]:
+    """Return the trained model of a run folder and its task, from the folder alone. The data is opened on first use.
+
+    `weights`: round the matrices of the decoder to fewer bits (`stairwell.decode.weights`)."""
     run = Run(path)
     config = config_of(run)
     task = config.make_tasks(run.path)[-1]  # before the model: it reports a damaged task.json
@@ -37,7 +42,8 @@ def load(path: str | os.PathLike[str], device: str = "auto", engine: str = "auto
         model.load_state_dict(parameters)
     except RuntimeError:
         raise UserError(f"{run.path}: model.safetensors does not fit config.json; one of them was changed") from None
-    return model.eval(), task
+    use_weights(model.eval(), weights)
+    return model, task
 
 
 def check_finite(parameters: dict[str, torch.Tensor], run: Run) -> None:
@@ -57,9 +63,10 @@ def evaluate_run(
     device: str = "auto",
     engine: str = "auto",
     callback: Callback | None = None,
+    weights: Weights = "float32",
 ) -> dict[str, Any]:
     """Return the scores of a split of the run's data, or of other data with the run's vocabulary."""
-    model, task = load(path, device, engine)
+    model, task = load(path, device, engine, weights)
     if data is not None:
         task = task.with_data(data)
     if task.family == "streams":

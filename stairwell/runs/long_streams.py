@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from stairwell import configs
+from stairwell.decode.weights import Weights
 from stairwell.errors import UserError
 from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel
@@ -184,14 +185,15 @@ def measure(
     callback: Callback | None = None,
     split: Split = "test",
     data: str | None = None,
+    weights: Weights = "float32",
 ) -> dict[str, Any]:
     """Evaluate a run on long streams, write horizon.json and return its content.
 
     Generated tasks: `streams` (4) endless streams of each of `seeds` (1) seeds. Labeled data: the first `streams` (all)
     sequences of a split, or of other data. On KeyboardInterrupt the result so far is returned with `interrupted`; it
-    does not replace a longer result.
+    does not replace a longer result. Results of rounded parameters are not written.
     """
-    model, task = load(path, device, engine)
+    model, task = load(path, device, engine, weights)
     Run(path).check_writable()
     chosen: LongStreams
     if isinstance(task, Labeled):
@@ -218,13 +220,14 @@ def measure(
         **to_json(counts, chosen),
         "segment": segment,
         "engine": model.core.engine_name,
+        "weights": weights,
         "seconds": round(seconds, 1),
         "tokens_per_second": round(chosen.tokens_read(counts) / max(seconds, 1e-9)),
         "provenance": provenance(),
     }
     earlier = read(path)
     kept = not interrupted or earlier is None or earlier.tokens <= counts.tokens
-    if kept:
+    if kept and weights == "float32":
         write_text(Path(path) / FILE, json.dumps(result, indent=1) + "\n")
     return {**result, "kept": kept}
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stairwell import configs
+from stairwell.decode.weights import Weights
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.outputs import FOLDER, check, write_output_folder
@@ -27,10 +28,15 @@ PENALTIES = (0.0, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0)
 
 
 def open_translator(
-    run: str | os.PathLike[str], task_name: str | None = None, device: str = "auto", batch: int = 64, **options: Any
+    run: str | os.PathLike[str],
+    task_name: str | None = None,
+    device: str = "auto",
+    batch: int = 64,
+    weights: Weights = "float32",
+    **options: Any,
 ) -> Translator:
     """Return the translator of a run; `task_name`: the task that it must have been trained for."""
-    model, task = load(run, device)
+    model, task = load(run, device, weights=weights)
     if not isinstance(task, PairTask) or (task_name is not None and type(task) is not task_type(task_name)[1]):
         expected = task_name or "translation or summarization"
         raise UserError(f"{os.fspath(run)} was not trained for {expected}; name a run that was")

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from stairwell.decode.weights import Weights
 from stairwell.errors import UserError
 from stairwell.export.html import MAX_BYTES, PageModel, make_page
 from stairwell.files import read_small_file
@@ -34,13 +35,14 @@ def application(
     allow_hosts: Sequence[str] = (),
     chat_template: Path | None = None,
     request_log: Callable[[str], None] | None = None,
+    weights: Weights = "float32",
 ) -> Any:
     """Return the ASGI application that serves a run folder."""
     from stairwell.serve.app import LOCAL_HOSTS, PLAIN_PAGE, make_app
     from stairwell.serve.chat_template import read_chat_template
 
     template = read_chat_template(chat_template)
-    model, vocabulary = load_language_model(run, device)
+    model, vocabulary = load_language_model(run, device, weights)
     name = Path(run).resolve().name
 
     @cache
@@ -111,6 +113,7 @@ def serve(
     say: Callable[[str], None] = lambda line: None,
     chat_template: Path | None = None,
     request_log: Callable[[str], None] | None = None,
+    weights: Weights = "float32",
 ) -> None:
     """Serve a run folder until interrupted, then finish the requests in progress. Port 0 chooses a free port; `say`
     prints the address, `request_log` one line per request."""
@@ -128,7 +131,7 @@ def serve(
     token = read_token(token_file) if token_file is not None else None
     with bind(host, port) as bound:
         app = application(
-            run, host, token, device, batch_size, max_waiting, limits, allow_hosts, chat_template, request_log
+            run, host, token, device, batch_size, max_waiting, limits, allow_hosts, chat_template, request_log, weights
         )
         config = uvicorn.Config(
             app, log_level="error", access_log=False, server_header=False, date_header=False, ws="none", lifespan="on",

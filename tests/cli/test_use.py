@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -140,3 +141,19 @@ def test_a_folder_for_hugging_face_is_exported(folder: Path) -> None:
 )
 def test_serve_refuses_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
     assert message in stairwell(folder, "serve", *arguments).error_line
+
+
+def test_parameters_with_fewer_bits(folder: Path) -> None:
+    """`generate` and `eval` accept --weights. Results of rounded parameters are not written to the run folder."""
+    generate = ["generate", "text", "--prompt", "the ", "--seed", "3", "--tokens", "20", "--temperature", "0"]
+    for bits in ("float32", "bfloat16", "int8"):
+        assert stairwell(folder, *generate, "--weights", bits).status == 0
+    scores = [
+        json.loads(stairwell(folder, "eval", "text", "--json", "--weights", bits).out) for bits in ("float32", "int8")
+    ]
+    exact, rounded = (score["loss"] for score in scores)
+    assert exact != rounded and abs(exact - rounded) < 0.01
+    assert stairwell(folder, "eval", "walk", "--horizon", "50", "--weights", "int8").status == 0
+    assert not (folder / "walk/horizon.json").exists()
+    wrong = stairwell(folder, "generate", "text", "--weights", "int4")
+    assert wrong.status == 2 and "--weights must be float32, bfloat16 or int8, not 'int4'" in wrong.err

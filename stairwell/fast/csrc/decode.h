@@ -6,6 +6,28 @@ template <class real>
 ALWAYS_INLINE Vec<real> parameters(const real* p) {
   return load(p);
 }
+#if STAIRWELL_BYTES == 64
+// Compilers make slow code of __builtin_convertvector here.
+template <class real>
+ALWAYS_INLINE Vec<real> parameters(const uint16_t* p) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+template <class real>
+ALWAYS_INLINE Vec<real> parameters(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+#elif STAIRWELL_AVX2
+template <class real>
+ALWAYS_INLINE Vec<real> parameters(const uint16_t* p) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+template <class real>
+ALWAYS_INLINE Vec<real> parameters(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+#else
 typedef uint16_t Halves __attribute__((vector_size(STAIRWELL_BYTES / 2), aligned(2), may_alias));
 typedef int8_t Quarters __attribute__((vector_size(STAIRWELL_BYTES / 4), aligned(1), may_alias));
 typedef uint32_t Unsigned __attribute__((vector_size(STAIRWELL_BYTES)));
@@ -19,6 +41,7 @@ template <class real>
 ALWAYS_INLINE Vec<real> parameters(const int8_t* p) {
   return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const Quarters*>(p), Signed), Vec<float>);
 }
+#endif
 ALWAYS_INLINE float parameter(float p) { return p; }
 ALWAYS_INLINE double parameter(double p) { return p; }
 ALWAYS_INLINE float parameter(int8_t p) { return p; }
