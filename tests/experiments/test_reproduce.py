@@ -239,13 +239,12 @@ def test_the_number_a_paper_prints_is_read(printed: str, number: float | None) -
 
 
 def test_published_sweeps_are_on_the_page_with_their_figures() -> None:
-    page = publish.PAGE.read_text(encoding="utf-8")
     shown = {f"{name}-{scale}" for (name, scale), result in publish.published().items() if publish.sweep(result)}
     assert shown >= {"feedback.figure3-laptop", "feedback.figure8-laptop", "feedback.figure9.char-ptb-laptop"}
     for name in shown:
-        assert f"](pictures/{name}.sweep.png)" in page and (publish.PICTURES / f"{name}.sweep.png").exists()
-        # Learning curves stay, folded away.
-        assert page.index(f"pictures/{name}.sweep.png") < page.index(f"pictures/{name}.png")
+        page = (publish.PAGES / f"{name}.md").read_text(encoding="utf-8")
+        assert f"](../pictures/{name}.sweep.png)" in page and (publish.PICTURES / f"{name}.sweep.png").exists()
+        assert page.index(f"pictures/{name}.sweep.png") < page.index(f"pictures/{name}.png"), "learning curves follow"
     result = publish.published()["feedback.figure3", "laptop"]
     (panel,) = publish.sweep(result)
     assert [list(point.scores) for point in panel.points] == [
@@ -310,8 +309,9 @@ def test_a_published_variant_without_validation_scores_gets_no_more_seeds() -> N
             publish.joined(published, result_of(trained(1)))
 
 
-def test_the_page_of_results_is_up_to_date() -> None:
-    assert publish.PAGE.read_text(encoding="utf-8") == publish.page()
+def test_the_pages_of_results_are_up_to_date() -> None:
+    for path, text in publish.pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python -m tools.publish"
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0.2, "a second"), (80, "80 seconds"), (150, "2.5 minutes")])
