@@ -523,7 +523,7 @@ def _check_size(value: Any, path: str, where: str, may_be_none: bool) -> int | N
 def _register_pytree(state_type: type[State]) -> None:
     """Register a state class as a pytree node: tensors are its children, sizes its context."""
 
-    def flatten_with_keys(state: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+    def flatten_with_keys(state: State) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
         children: list[tuple[Any, Any]] = []
         sizes: list[Any] = []
         for name, field_type, value in state._fields():
@@ -533,7 +533,7 @@ def _register_pytree(state_type: type[State]) -> None:
                 children.append((pytree.GetAttrKey(name), value))
         return children, tuple(sizes)
 
-    def flatten(state: Any) -> tuple[list[Any], tuple[Any, ...]]:
+    def flatten(state: State) -> tuple[list[Any], tuple[Any, ...]]:
         children, sizes = flatten_with_keys(state)
         return [value for _, value in children], sizes
 

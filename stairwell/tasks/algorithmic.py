@@ -32,11 +32,10 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 
-from stairwell import configs
 from stairwell.errors import UserError
 
 from .base import IGNORE
-from .generated import Array, EpisodeArrays, GeneratedTask, check_at_least, check_at_most
+from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least, check_at_most
 from .scores import TokenScore
 
 NAMES = "xyzuvwabcd"  # of the variables
@@ -51,7 +50,7 @@ FIRST_VARIABLE = PROGRAM_TOKENS.index(NAMES[0])
 
 
 @dataclass(frozen=True)
-class AlgorithmicConfig(configs.Config):
+class AlgorithmicConfig(EpisodesConfig):
     statements: int = 100
     """Statements per program."""
     variables: int = 3
@@ -68,12 +67,6 @@ class AlgorithmicConfig(configs.Config):
     """Relative probability of an `if` (the papers: 1); 0: none."""
     reset: bool = False
     """Whether the state is reset at every program; in the papers it is not."""
-    train_episodes: int = 0
-    """Size of the training set, which repeats (the papers: 10000 programs); 0: endless."""
-    valid_episodes: int = 200
-    """Programs of the validation split."""
-    test_episodes: int = 1000
-    """Programs of the test split."""
 
 
 @dataclass(frozen=True)

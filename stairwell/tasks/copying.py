@@ -15,33 +15,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from stairwell import configs
-
 from .base import IGNORE
-from .generated import Array, EpisodeArrays, LengthTask, check_at_least
+from .generated import Array, EpisodeArrays, LengthConfig, LengthTask, check_at_least
 
 DIGITS = 10
 SEP, END = DIGITS, DIGITS + 1
 
 
 @dataclass(frozen=True)
-class CopyingConfig(configs.Config):
+class CopyingConfig(LengthConfig):
     reverse: bool = False
     """Whether the digits are repeated in reverse."""
-    length: int = 40
-    """Digits of a training sequence."""
-    valid_length: int = 0
-    """Digits of a validation sequence; 0: as in training."""
-    test_length: int = 400
-    """Digits of a test sequence."""
     min_length: int = 0
     """Digits of the shortest sequence; lengths are uniform from there on; 0: all sequences have the full length."""
-    train_episodes: int = 0
-    """Size of the training set, which repeats; 0: endless."""
-    valid_episodes: int = 200
-    """Sequences of the validation split."""
-    test_episodes: int = 1000
-    """Sequences of the test split."""
 
 
 @dataclass(frozen=True)

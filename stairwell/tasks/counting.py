@@ -13,27 +13,19 @@ from typing import ClassVar
 
 import numpy as np
 
-from stairwell import configs
-
 from .base import IGNORE
-from .generated import Array, EpisodeArrays, GeneratedTask, check_at_least
+from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least
 
 COUNTING_TOKENS = ("A", "SEP", "B", "END")
 A, SEP, B, END = range(4)
 
 
 @dataclass(frozen=True)
-class CountingConfig(configs.Config):
+class CountingConfig(EpisodesConfig):
     length: int = 50
     """Largest count (the paper: 50 and 1000)."""
     test_length: int = 0
     """Largest count in the test split; 0: as in training."""
-    train_episodes: int = 0
-    """Size of the training set, which repeats; 0: endless."""
-    valid_episodes: int = 200
-    """Sequences of the validation split."""
-    test_episodes: int = 1000
-    """Sequences of the test split."""
 
 
 @dataclass(frozen=True)

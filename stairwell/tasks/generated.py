@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 
 import numpy as np
 
+from stairwell.configs import Config
 from stairwell.data.cache import Array
 from stairwell.errors import UserError
 from stairwell.tasks.base import IGNORE, FamilyName, SavedTask, Split, TokenBatch
@@ -148,6 +149,30 @@ def episode_batches(episodes: Episodes, count: int, split: Split, batch: int, se
         yield _to_batch(arrays, episodes.reset)
 
 
+@dataclass(frozen=True)
+class EpisodesConfig(Config):
+    """The numbers of episodes of a generated task."""
+
+    train_episodes: int = 0
+    """Size of the training set, which repeats (the papers: 10000 episodes); 0: endless."""
+    valid_episodes: int = 200
+    """Episodes of the validation split."""
+    test_episodes: int = 1000
+    """Episodes of the test split."""
+
+
+@dataclass(frozen=True)
+class LengthConfig(EpisodesConfig):
+    """Episodes of one length per split."""
+
+    length: int = 40
+    """Length of a training episode in tokens, bits or digits."""
+    valid_length: int = 0
+    """Length of a validation episode; 0: as in training."""
+    test_length: int = 400
+    """Length of a test episode."""
+
+
 class GeneratedTask:
     """Base class of generated tasks. The splits have `valid_episodes` and `test_episodes` episodes that are not in the
     training set and do not depend on the seed; `valid` and `test` generate them if they differ from training."""
@@ -161,7 +186,7 @@ class GeneratedTask:
 
     def __init__(
         self,
-        config: Any,
+        config: EpisodesConfig,
         train: Episodes,
         inputs: int,
         outputs: int,
@@ -214,9 +239,9 @@ class GeneratedTask:
 
 
 class LengthTask(GeneratedTask):
-    """A task whose config has a `length` for training, a `valid_length` (0: the same) and a `test_length`."""
+    """A task of episodes of one length per split."""
 
-    def __init__(self, config: Any, train: Any, inputs: int, outputs: int) -> None:
+    def __init__(self, config: LengthConfig, train: Any, inputs: int, outputs: int) -> None:
         check_at_least(0, valid_length=config.valid_length)
         check_at_least(1, test_length=config.test_length)
         valid = replace(train, length=config.valid_length or config.length)

@@ -7,29 +7,9 @@ modulo 2. The state is reset at each sequence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from stairwell import configs
-
-from .generated import Array, FixedLengthEpisodes, LengthTask
-
-
-@dataclass(frozen=True)
-class ParityConfig(configs.Config):
-    length: int = 40
-    """Bits of a training sequence."""
-    valid_length: int = 0
-    """Bits of a validation sequence; 0: as in training."""
-    test_length: int = 400
-    """Bits of a test sequence."""
-    train_episodes: int = 0
-    """Size of the training set, which repeats; 0: endless."""
-    valid_episodes: int = 200
-    """Sequences of the validation split."""
-    test_episodes: int = 1000
-    """Sequences of the test split."""
+from .generated import Array, FixedLengthEpisodes, LengthConfig, LengthTask
 
 
 class ParityEpisodes(FixedLengthEpisodes):
@@ -41,9 +21,9 @@ class ParityEpisodes(FixedLengthEpisodes):
 
 
 class Parity(LengthTask):
-    config_type = ParityConfig
+    config_type = LengthConfig
 
-    def __init__(self, config: ParityConfig) -> None:
+    def __init__(self, config: LengthConfig) -> None:
         super().__init__(config, ParityEpisodes(config.length), inputs=2, outputs=2)
 
     def describe(self) -> str:

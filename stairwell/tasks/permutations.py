@@ -17,33 +17,20 @@ from math import factorial, isqrt
 
 import numpy as np
 
-from stairwell import configs
 from stairwell.errors import UserError
 
-from .generated import Array, FixedLengthEpisodes, LengthTask
+from .generated import Array, FixedLengthEpisodes, LengthConfig, LengthTask
 
 MAX_ELEMENTS = 6  # the table of all products has factorial(elements) squared entries
 MAX_SERIAL = 256  # factors of a word that is multiplied without splitting it
 
 
 @dataclass(frozen=True)
-class PermutationsConfig(configs.Config):
+class PermutationsConfig(LengthConfig):
     elements: int = 5
     """Number of permuted elements (the benchmark: 5)."""
     generators: bool = False
     """Whether tokens are only a swap and a cycle, instead of all permutations."""
-    length: int = 40
-    """Permutations of a training sequence."""
-    valid_length: int = 0
-    """Permutations of a validation sequence; 0: as in training."""
-    test_length: int = 400
-    """Permutations of a test sequence."""
-    train_episodes: int = 0
-    """Size of the training set, which repeats; 0: endless."""
-    valid_episodes: int = 200
-    """Sequences of the validation split."""
-    test_episodes: int = 1000
-    """Sequences of the test split."""
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from stairwell import configs
-
-from .generated import Array, EpisodeArrays, GeneratedTask, check_at_least
+from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least
 from .scores import TokenScore
 
 ACTIONS = ("forward", "left", "right", "reset")
@@ -31,19 +29,13 @@ STEPS = ((0, 1), (-1, 0), (0, -1), (1, 0))  # (rows, columns) of a step in each 
 
 
 @dataclass(frozen=True)
-class RandomWalkConfig(configs.Config):
+class RandomWalkConfig(EpisodesConfig):
     length: int = 100
     """Actions per episode (the first paper: 100, the second: 400)."""
     grid: int = 8
     """Cells along each side of the grid."""
     reset: bool = False
     """Whether the state is reset at every episode; in the papers it is not."""
-    train_episodes: int = 0
-    """Size of the training set, which repeats (the papers: 10000 episodes); 0: endless."""
-    valid_episodes: int = 200
-    """Episodes of the validation split."""
-    test_episodes: int = 1000
-    """Episodes of the test split."""
 
 
 @dataclass(frozen=True)

@@ -19,17 +19,16 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from stairwell.configs import Config
 from stairwell.errors import UserError
 
 from .base import IGNORE
-from .generated import Array, EpisodeArrays, GeneratedTask, check_at_least
+from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least
 
 Label = Literal["last", "every"]
 
 
 @dataclass(frozen=True)
-class StateTrackingConfig(Config):
+class StateTrackingConfig(EpisodesConfig):
     min_length: int = 3
     """Tokens of the shortest training episode (the benchmarks: 3)."""
     length: int = 40
@@ -44,12 +43,6 @@ class StateTrackingConfig(Config):
     """Tokens of the longest test episode (the benchmarks: 256)."""
     label: Label = "last"
     """Scored tokens: the last one of an episode (the benchmarks), or every one."""
-    train_episodes: int = 0
-    """Size of the training set, which repeats; 0: endless."""
-    valid_episodes: int = 200
-    """Episodes of the validation split."""
-    test_episodes: int = 1000
-    """Episodes of the test split."""
 
 
 @dataclass(frozen=True)

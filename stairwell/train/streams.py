@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stairwell.layers import CoreConfig
 from stairwell.models import LanguageModel
 from stairwell.state import State
 from stairwell.tasks.base import Split, StreamTask, TokenBatch
@@ -40,15 +41,16 @@ class CrossEntropy(Objective):
         self.chance_loss = math.log(model.config.V + 1)
         self.skips_parameters = model.core.skips_layers or bool(model.config.adaptive)
         self.states: list[State] = []  # one per part
-        self.full_config: Any = None  # config of the full core, once it was resized
+        self.full_config: CoreConfig | None = None  # config of the full core, once it was resized
 
     def init_states(self, batch: int, parts: int) -> None:
         self.states = [self.model.init_state(batch // parts) for _ in range(parts)]
 
     def resize(self, sizes: dict[str, int]) -> None:
-        core: Any = self.model.core
+        core = self.model.core
         self.full_config = self.full_config or core.config
-        core.config = dataclasses.replace(self.full_config, **sizes)
+        changed: dict[str, Any] = dict(sizes)
+        core.config = dataclasses.replace(self.full_config, **changed)
 
     def forward(self, batch: TokenBatch) -> Outcome:
         if not self.states:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import json
 from dataclasses import fields, replace
 from typing import Any
@@ -12,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from stairwell.configs import field_help
 from stairwell.data.packed import LabeledTokens, Packed
 from stairwell.tasks import algorithmic, copying, counting, parity, permutations, random_walk
 from stairwell.tasks.base import IGNORE, BatchSource, StreamTask, TokenBatch
 from stairwell.tasks.batch_sources import SequenceSource
-from stairwell.tasks.generated import EpisodeSource
+from stairwell.tasks.generated import EpisodeSource, LengthConfig
 
 MODULES = [random_walk, algorithmic, copying, counting, parity, permutations]
 SIZES = {"valid_episodes": 11, "test_episodes": 13}
@@ -30,7 +29,7 @@ def generated(**options: Any) -> list[Any]:
         "algorithmic": algorithmic.Algorithmic(algorithmic.AlgorithmicConfig(statements=12, **options)),
         "copy": copying.Copying(copying.CopyingConfig(length=9, test_length=15, **options)),
         "counting": counting.Counting(counting.CountingConfig(length=30, **options)),
-        "parity": parity.Parity(parity.ParityConfig(length=20, test_length=33, **options)),
+        "parity": parity.Parity(LengthConfig(length=20, test_length=33, **options)),
         "permutations": permutations.Permutations(
             permutations.PermutationsConfig(length=20, test_length=33, **options)
         ),
@@ -326,8 +325,8 @@ def test_tokens_and_labels_are_within_the_vocabulary(task: StreamTask) -> None:
 
 @pytest.mark.parametrize("endless, finite", pairs(generated(), generated(train_episodes=7)))
 def test_a_description_states_whether_training_data_is_unlimited(endless: StreamTask, finite: StreamTask) -> None:
-    assert "an endless training set, 11 other ones for validation" in endless.describe()
-    assert "a finite training set of 7, 11 other ones for validation" in finite.describe()
+    assert "unlimited training episodes, 11 for validation" in endless.describe()
+    assert "7 training episodes, 11 for validation" in finite.describe()
     assert "\n" not in endless.describe()
 
 
@@ -341,14 +340,8 @@ def task_of(module: Any) -> Any:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_every_option_is_documented(module: Any) -> None:
-    (config,) = ast.parse(inspect.getsource(task_of(module).config_type)).body
-    assert isinstance(config, ast.ClassDef)
-    documented = []
-    for field, after in zip(config.body, config.body[1:]):
-        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            assert isinstance(after.value.value, str) and isinstance(field.target, ast.Name)
-            documented.append(field.target.id)
-    assert documented == [field.name for field in fields(task_of(module).config_type)]
+    config = task_of(module).config_type
+    assert set(field_help(config)) == {field.name for field in fields(config)}
 
 
 @pytest.mark.parametrize("module", MODULES)

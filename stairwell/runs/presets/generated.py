@@ -15,7 +15,7 @@ from stairwell.tasks import task_type
 from stairwell.tasks.algorithmic import AlgorithmicConfig
 from stairwell.tasks.copying import CopyingConfig
 from stairwell.tasks.counting import CountingConfig
-from stairwell.tasks.parity import ParityConfig
+from stairwell.tasks.generated import LengthConfig
 from stairwell.tasks.permutations import PermutationsConfig
 from stairwell.tasks.random_walk import RandomWalkConfig
 from stairwell.train.config import StreamTrainConfig
@@ -171,7 +171,7 @@ def parity(core: str = "transformer-xl", scale: PresetScale = "quick") -> RunCon
         return short_memory_run("parity", core, train, width=32, heads=1)
     if scale == "laptop":
         base = base_run(
-            task_name="parity", task=ParityConfig(length=40, test_episodes=200), layers=2, width=32, heads=1,
+            task_name="parity", task=LengthConfig(length=40, test_episodes=200), layers=2, width=32, heads=1,
             train=StreamTrainConfig(
                 steps=1500, batch=256, segment=40, learning_rate=2e-3, warmup=100, decay="cosine",
                 curriculum="length=2..40", valid_batch=50,
@@ -179,7 +179,7 @@ def parity(core: str = "transformer-xl", scale: PresetScale = "quick") -> RunCon
         )  # fmt: skip
     else:
         base = without_dropout(
-            paper_run("parity", ParityConfig(length=40), segment=40, curriculum="length=2..40")
+            paper_run("parity", LengthConfig(length=40), segment=40, curriculum="length=2..40")
         )
     return with_core(base, core)
 
