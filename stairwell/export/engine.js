@@ -1,12 +1,12 @@
-// Run a trained model one token at a time, like stairwell/decode: keys and values are kept in ring buffers, and each core
-// defines which slots a token attends to. Parameters are float32; everything is computed in float64.
+// Run a trained model one token at a time, like stairwell/decode: keys and values are kept in ring buffers, and a step
+// description says what a token attends to. Parameters are float32; everything is computed in float64.
 //
 //   const engine = new Engine(header, parameters);      as packed by stairwell/export/pack.py
 //   const { logits, attention } = engine.step(token, true);
 //
 // `attention` has one entry per layer and pass: { heads, first, weights }, with weights[head] by distance, nearest (at
 // distance `first`) first.
-// Letters: D width, H heads, K head width, C chunk, N passes, M computed passes, G memories.
+// Letters: D width, H heads, K head width.
 
 // y = W x + b, with W (rows, columns) in the order of PyTorch.
 function linear(weight, bias, x, y) {
@@ -78,9 +78,9 @@ class Ring {
     this.current = (this.current + 1) % this.size;
   }
 
-  // The offset of a slot: -1 is the current token, 0 the one before it.
-  offset(back) {
-    const slot = this.current - 1 - back;
+  // The offset of the slot at a distance: 0 is the current token.
+  offset(distance) {
+    const slot = this.current - distance;
     return (slot < 0 ? slot + this.size : slot) * this.width;
   }
 }
@@ -107,6 +107,7 @@ class Layer {
     this.z = new Float64Array(config.width);
     this.hidden = new Float64Array(this.innerBias.length);
     this.scores = new Float64Array(64);
+    this.indices = new Int32Array(64);
   }
 
   // Write the key and the value of a memory vector to the current slot.
@@ -116,8 +117,8 @@ class Layer {
     linear(this.values, null, x, ring.value());
   }
 
-  // Apply the layer to x in place. `visible` is the slots it attends to, nearest first: [ring, near, far] for slots from
-  // near to far (exclusive), -1 for the current token. Returns the attention if `record` is true.
+  // Apply the layer to x in place. `visible` is the slots it attends to: [ring, nearest, farthest] for a range of
+  // distances. Returns the attention if `record` is true.
   apply(x, visible, record) {
     linear(this.query, null, this.preNorm ? this.attentionNorm.apply(x) : x, this.q);
     const attention = this.attend(visible, record);
@@ -134,40 +135,50 @@ class Layer {
 
   attend(visible, record) {
     const { H, K } = this;
-    const slots = visible.reduce((sum, [, near, far]) => sum + Math.max(far - near, 0), 0);
-    if (slots > this.scores.length) this.scores = new Float64Array(2 * slots);
+    const slots = visible.reduce((sum, [, nearest, farthest]) => sum + farthest - nearest + 1, 0);
+    if (slots > this.scores.length) {
+      this.scores = new Float64Array(2 * slots);
+      this.indices = new Int32Array(2 * slots);
+    }
+    const shown = visible.reduce((most, [, , farthest]) => Math.max(most, farthest - this.first + 1), 0);
     const attention = record ? { heads: H, first: this.first, weights: [] } : null;
     this.output.fill(0);
     for (let h = 0; h < H; h++) {
       const total = this.score(h * K, visible, this.span ? this.span[h] : null);
       if (total > 0) this.readValues(h * K, visible, slots, total);
-      if (record) attention.weights.push(Float32Array.from(this.scores.subarray(0, slots)));
+      if (record) {
+        const weights = new Float32Array(shown);
+        for (let j = 0; j < slots; j++) weights[this.indices[j]] += this.scores[j];
+        attention.weights.push(weights);
+      }
     }
     return attention;
   }
 
-  // Compute the unnormalized attention weights of a head. Returns their sum.
+  // Compute the unnormalized attention weights of a head. Returns their sum. The index of a slot counts distances from
+  // the nearest.
   score(head, visible, span) {
-    const { K, q, scores, position } = this;
+    const { K, q, scores, indices, position } = this;
     const last = position.length - K, scale = 1 / Math.sqrt(K);
     let highest = -Infinity, j = 0;
-    for (const [ring, near, far] of visible) {
+    for (const [ring, nearest, farthest] of visible) {
       const keys = ring.keys;
-      for (let back = near; back < far; back++, j++) {
-        const p = Math.min(j * K, last);
-        if (span !== null && j >= span + this.ramp) {
+      for (let distance = nearest; distance <= farthest; distance++, j++) {
+        indices[j] = distance - this.first;
+        const p = Math.min(indices[j] * K, last);
+        if (span !== null && indices[j] >= span + this.ramp) {
           scores[j] = -Infinity;
           continue;
         }
         let score = 0;
-        for (let i = 0, k = ring.offset(back) + head; i < K; i++) score += q[head + i] * (keys[k + i] + position[p + i]);
+        for (let i = 0, k = ring.offset(distance) + head; i < K; i++) score += q[head + i] * (keys[k + i] + position[p + i]);
         scores[j] = score * scale;
         if (scores[j] > highest) highest = scores[j];
       }
     }
     let total = 0;
     for (let i = 0; i < j; i++) {
-      const mask = span === null ? 1 : Math.min(1, Math.max(0, 1 - (i - span) / this.ramp));
+      const mask = span === null ? 1 : Math.min(1, Math.max(0, 1 - (indices[i] - span) / this.ramp));
       scores[i] = mask > 0 ? mask * Math.exp(scores[i] - highest) : 0;
       total += scores[i];
     }
@@ -179,12 +190,12 @@ class Layer {
     const { K, output, scores } = this;
     for (let i = 0; i < slots; i++) scores[i] /= total;
     let j = 0;
-    for (const [ring, near, far] of visible) {
+    for (const [ring, nearest, farthest] of visible) {
       const values = ring.values;
-      for (let back = near; back < far; back++, j++) {
+      for (let distance = nearest; distance <= farthest; distance++, j++) {
         const weight = scores[j];
         if (weight === 0) continue;
-        for (let i = 0, v = ring.offset(back) + head; i < K; i++) output[head + i] += weight * values[v + i];
+        for (let i = 0, v = ring.offset(distance) + head; i < K; i++) output[head + i] += weight * values[v + i];
       }
     }
   }
@@ -195,120 +206,52 @@ const layersOf = (parameters, config) => {
   return Array.from({ length: config.layers }, (_, l) => new Layer(parameters, `core.layers.${l}`, config, position));
 };
 
-// Feedback Transformer: all layers attend to one memory of past states; m_t is a weighted sum of all layers.
-class Feedback {
-  constructor(parameters, config) {
-    this.config = config;
+// The nearest and the farthest distance of a read, for a token with `position` tokens before it: the rule of `Read` in
+// stairwell/cores/step.py. There are none if the farthest is below the nearest.
+function distances({ first, last, chunks }, position, chunk) {
+  const phase = position % chunk;
+  const nearest = !chunks ? first : first === 0 ? 0 : phase + (first - 1) * chunk + 1;
+  const farthest = last === null ? position : chunks ? phase + last * chunk : last;
+  return [nearest, Math.min(farthest, position)];
+}
+
+// Any transformer core, from its step description (stairwell/cores/step.py). Vector 0 is the input of a step, vector a the
+// output of the a-th layer application; mixes follow.
+class Transformer {
+  constructor(parameters, config, description) {
+    this.description = description;
     this.layers = layersOf(parameters, config);
-    this.mix = Feedback.layerShares(parameters("core.mix.weights", true), config);
-    const oneMemory = config.share_kv && this.mix.length === 1;
     this.width = config.heads * config.K;
-    this.count = oneMemory ? 1 : config.layers;
-    this.outputs = Array.from({ length: config.layers + 1 }, () => new Float64Array(config.width));
-    this.memory = new Float64Array(config.width);
-  }
-
-  // The share of each layer, embedding first, in each memory.
-  static layerShares(weights, { memory_composition, layers }) {
-    const G = memory_composition === "recurrent" ? layers : 1;
-    return Array.from({ length: G }, (_, g) => softmax(Array.from({ length: layers + 1 }, (_, l) => {
-      const allowed = memory_composition === "recurrent" ? l <= g + 1 : typeof memory_composition !== "number" || l === memory_composition;
-      return !allowed ? -Infinity : weights ? weights[g * (layers + 1) + l] : 0;
-    })));
+    this.mix = description.mix.length ? description.mix : null;
+    const count = description.applications.length + 1 + description.mix.length;
+    this.vectors = Array.from({ length: count }, () => new Float64Array(config.width));
   }
 
   reset() {
-    this.rings = Array.from({ length: this.count }, () => new Ring(this.config.memory, this.width));
+    this.rings = this.description.buffers.map(({ farthest }) => new Ring(farthest ?? Infinity, this.width));
   }
 
-  projection(l) { return this.layers[this.config.share_kv ? 0 : l]; }
+  write(buffer, vector) {
+    this.layers[this.description.buffers[buffer].layer].write(this.rings[buffer], vector);
+  }
 
   step(x, position, record) {
-    const { outputs, layers, rings, memory } = this, attention = [];
-    const near = this.config.attend_to_current ? -1 : 0, far = Math.min(position, this.config.memory);
-    outputs[0].set(x);
-    layers.forEach((layer, l) => {
-      const ring = rings[Math.min(l, this.count - 1)];
-      // The key and the value of the current token are in the slot of m_t.
-      if (this.config.attend_to_current) this.projection(l).write(ring, outputs[l]);
-      outputs[l + 1].set(outputs[l]);
-      attention.push(layer.apply(outputs[l + 1], [[ring, near, far]], record));
+    const { vectors, rings } = this, { applications, buffers, mix, chunk } = this.description;
+    vectors[0].set(x);
+    const attention = applications.map(({ layer, write, reads }, a) => {
+      if (write !== null) this.write(write, vectors[a]);
+      const visible = reads.map((read) => [rings[read.buffer], ...distances(read, position, chunk)]);
+      vectors[a + 1].set(vectors[a]);
+      return this.layers[layer].apply(vectors[a + 1], visible.filter(([, nearest, farthest]) => nearest <= farthest), record);
     });
-    rings.forEach((ring, l) => {
-      const mix = this.mix[Math.min(l, this.mix.length - 1)];
-      memory.fill(0);
-      mix.forEach((weight, l) => { for (let i = 0; i < memory.length; i++) memory[i] += weight * outputs[l][i]; });
-      this.projection(l).write(ring, memory);
-      ring.advance();
+    mix.forEach((shares, g) => {
+      const mixed = vectors[applications.length + 1 + g].fill(0);
+      shares.forEach((share, v) => { for (let i = 0; i < mixed.length; i++) mixed[i] += share * vectors[v][i]; });
     });
-    x.set(outputs[layers.length]);
+    for (const buffer of this.description.final_writes) this.write(buffer, vectors[buffers[buffer].vector]);
+    for (const ring of rings) ring.advance();
+    x.set(vectors[applications.length]);
     return attention;
-  }
-}
-
-// Transformer-XL: each layer attends to its own past inputs. The passes of a Universal Transformer are further layers.
-class TransformerXL {
-  constructor(parameters, config) {
-    this.config = config;
-    const layers = layersOf(parameters, config);
-    this.stack = Array.from({ length: layers.length * (config.passes ?? 1) }, (_, i) => layers[i % layers.length]);
-  }
-
-  reset() {
-    this.rings = this.stack.map((layer) => new Ring(this.config.memory, layer.H * layer.K));
-  }
-
-  step(x, position, record) {
-    const near = this.config.attend_to_current ? -1 : 0, far = Math.min(position, this.config.memory);
-    return this.stack.map((layer, l) => {
-      layer.write(this.rings[l], x);
-      const attention = layer.apply(x, [[this.rings[l], near, far]], record);
-      this.rings[l].advance();
-      return attention;
-    });
-  }
-}
-
-// Staircase: all passes use the same layers. At pass n a token attends to chunk i-d at pass n+d, or to the cache where that
-// pass is not computed.
-class Staircase {
-  constructor(parameters, config) {
-    this.config = config;
-    this.layers = layersOf(parameters, config);
-    this.N = config.name === "global-cached-staircase" ? Infinity : config.passes;
-    this.M = config.compute ?? this.N;
-    this.computed = Math.max(this.M, 1);
-  }
-
-  reset() {
-    const { N, M, layers, config } = this, C = config.chunk;
-    const rings = (size) => layers.map((layer) => new Ring(size, layer.H * layer.K));
-    this.past = Array.from({ length: this.computed }, (_, n) => rings((n + 1) * C - 1));
-    this.cache = M < N ? rings(N * C - 1) : [];
-  }
-
-  step(x, position, record) {
-    const attention = [];
-    let cached = this.M === 0 ? x.slice() : null;
-    for (let n = 1; n <= this.computed; n++) {
-      this.layers.forEach((layer, l) => {
-        layer.write(this.past[n - 1][l], x);
-        attention.push(layer.apply(x, this.visible(l, n, position), record));
-      });
-      if (n === this.M) cached = x;
-    }
-    this.cache.forEach((ring, l) => this.layers[l].write(ring, cached));
-    for (const rings of [...this.past, this.cache]) for (const ring of rings) ring.advance();
-    return attention;
-  }
-
-  visible(l, n, position) {
-    const { N, M } = this, C = this.config.chunk, phase = position % C;
-    const near = (d) => (d === 0 ? -1 : phase + (d - 1) * C), far = (d) => Math.min(phase + d * C, position);
-    const firstCached = Math.max(M - n + 1, 1), slots = [];
-    for (let d = 0; d <= Math.min(firstCached - 1, N - n); d++) slots.push([this.past[n + d - 1][l], near(d), far(d)]);
-    if (this.cache.length) slots.push([this.cache[l], near(firstCached), far(N - n)]);
-    return slots.filter(([, first, end]) => first < end);
   }
 }
 
@@ -429,11 +372,8 @@ class DeltaNet {
   }
 }
 
-const CORES = {
-  "feedback": Feedback, "transformer-xl": TransformerXL, "universal": TransformerXL, "staircase": Staircase,
-  "cached-staircase": Staircase, "global-cached-staircase": Staircase, "multi-vector-rnn": Staircase,
-  "memory-network": Staircase, "lstm": LSTM, "deltanet": DeltaNet,
-};
+// Cores without a step description.
+const RECURRENT = { "lstm": LSTM, "deltanet": DeltaNet };
 
 // The whole model: embedding, core and head.
 class Engine {
@@ -443,7 +383,7 @@ class Engine {
       if (!tensor && !optional) throw new Error(`the file has no parameter ${name}`);
       return tensor ? values.subarray(tensor.offset, tensor.offset + tensor.size) : null;
     };
-    this.core = new CORES[header.core.name](parameters, header.core);
+    this.core = header.step ? new Transformer(parameters, header.core, header.step) : new RECURRENT[header.core.name](parameters, header.core);
     this.embedding = parameters("embedding.vectors");
     this.startEmbedding = parameters("start_embedding.vector", true);
     this.norm = header.tensors["norm.weight"] ? new Norm(parameters, "norm") : null;

@@ -1,39 +1,28 @@
 """Pack a model for `engine.js`: a JSON header, and all parameters as one base64 block of float32.
 
-The header has the core's config and the offset of each parameter in the block:
+The header has the core's config, its step description and the offset of each parameter in the block:
 
-    {"core": {"name": "feedback", "width": 64, ...}, "outputs": 64,
+    {"core": {"name": "feedback", "width": 64, ...}, "step": {"applications": [...], ...}, "outputs": 64,
      "tensors": {"core.position.vectors": {"offset": 0, "size": 1024}, ...}}
 """
 
 from __future__ import annotations
 
 import base64
+import copy
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
 
 from stairwell import configs
-from stairwell.cores import name_of
+from stairwell.cores import name_of, step_of
 from stairwell.cores.delta import DeltaNetConfig
 from stairwell.errors import UserError
 from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModel
 
-# Cores that engine.js supports.
-SUPPORTED = (
-    "feedback",
-    "transformer-xl",
-    "staircase",
-    "cached-staircase",
-    "global-cached-staircase",
-    "multi-vector-rnn",
-    "memory-network",
-    "universal",
-    "lstm",
-    "deltanet",
-)
+RECURRENT = ("lstm", "deltanet")  # cores without a step description that engine.js supports
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,11 @@ def pack(model: LanguageModel) -> PackedModel:
     core = core_header(name, model.config.core)
     if spans := model.core.spans():
         core["longest_span"] = spans[0].longest
-    header = {"core": core, "outputs": model.config.V, "tensors": tensors}
+    with torch.no_grad():
+        # In float64, as the engine computes.
+        description = step_of(copy.deepcopy(model.core).double())
+    step = description.to_json() if description is not None else None
+    header = {"core": core, "step": step, "outputs": model.config.V, "tensors": tensors}
     return PackedModel(header, base64.b64encode(block).decode("ascii"))
 
 
@@ -62,9 +55,10 @@ def check(model: LanguageModel) -> str:
     """Return the name of the model's core. Raise an error if `engine.js` does not support the model."""
     core = model.config.core
     name = name_of(core)
-    if name not in SUPPORTED:
+    if name is None or (name not in RECURRENT and step_of(model.core) is None):
         raise UserError(
-            f"a page does not support the core {name or type(core).__name__}; it supports {', '.join(SUPPORTED)}"
+            f"a page does not support the core {name or type(core).__name__}: it supports attention cores that "
+            f"describe their step, and {', '.join(RECURRENT)}"
         )
     if model.config.adaptive:
         raise UserError("a page does not support adaptive embeddings and softmax; train with an empty model.adaptive")

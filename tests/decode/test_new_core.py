@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,11 @@ from stairwell.cores.step import Application, Read
 from stairwell.decode import Session
 from stairwell.decode.steps import RingSteps
 from stairwell.export import StepModule
+from stairwell.export.pack import pack
 from tests import invariants
 from tests.decode.test_session import check_crops, check_steps, make_model, warm_state
+from tests.export import test_engine
+from tests.export.test_engine import EXPORT, run_node
 
 pytestmark = pytest.mark.quick
 
@@ -72,6 +76,22 @@ def test_an_exported_step_gives_the_logits_of_the_model(core: Any, options: dict
         for t in range(14):
             logits, *states = step(tokens[:, t], *states)
             torch.testing.assert_close(logits, expected[:, t])
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_engine_js_gives_the_logits_of_the_model(core: Any, options: dict[str, Any], tmp_path: Path) -> None:
+    model, tokens = make(core, options).float(), torch.randint(V, (1, 14))
+    packed = pack(model)
+    stream = {"tokens": tokens[0].tolist(), "start": [False] * 14}
+    case = {"header": packed.header, "block": packed.block, **stream}
+    (tmp_path / "cases.json").write_text(json.dumps([case]))
+    (result,) = run_node(
+        Path(test_engine.__file__).with_name("engine_cases.js"), EXPORT / "engine.js", tmp_path / "cases.json"
+    )
+    logits = torch.tensor([step["logits"] for step in result["steps"]], dtype=torch.float64)
+    with torch.no_grad():
+        expected, _ = model.double()(tokens, model.init_state(1))
+    torch.testing.assert_close(logits, expected[0], rtol=0, atol=1e-10)
 
 
 def test_a_description_that_does_not_fit_raises(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,8 +88,8 @@ def test_adaptive_softmax_is_refused(tmp_path: Path) -> None:
 
 
 def test_unsupported_core_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stairwell.export.pack.SUPPORTED", ("lstm",))
-    with pytest.raises(UserError, match="does not support the core feedback; it supports lstm"):
+    monkeypatch.setattr("stairwell.export.pack.step_of", lambda core: None)
+    with pytest.raises(UserError, match="does not support the core feedback: it supports attention cores"):
         pack(make_model(3, 3))
 
 
