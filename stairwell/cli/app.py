@@ -5,28 +5,30 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from stairwell.cli.help import App
 from stairwell.errors import UserError
 
-app = typer.Typer(
+app = App(
     name="stairwell",
     help="Transformers with recurrent memory: train, evaluate, use and reproduce them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
 )
 
 
-def output_option(help: str) -> Any:
-    """Return an option for an output path. An empty path, as from an unset variable, is refused: `Path("")`
-    would be the current folder."""
-    return typer.Option(help=help, parser=output_path, metavar="PATH")
+def output_option(help: str, default: str | bool = True) -> Any:
+    """Return an option for an output path. `default` describes a default that is None. An empty path, as from an unset
+    variable, is refused: `Path("")` would be the current folder."""
+    return typer.Option(help=help, parser=output_path, metavar="PATH", show_default=default)
 
 
 def output_path(given: str | Path) -> Path:
@@ -46,25 +48,64 @@ def one_of(option: str, *choices: str) -> Callable[[str], str]:
     return check
 
 
+@contextmanager
+def naming(options: Mapping[str, str], prefix: str = "") -> Iterator[None]:
+    """Name the options in errors of functions that know the parameters only: `options` has how a message about each of
+    them starts, or its parameter. A prefix is added to all messages."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for start, option in options.items():
+            if message.startswith(f"{start} "):
+                message = option + message[len(start) :]
+            elif "_" in start:  # the name of a parameter, wherever it is
+                message = re.sub(rf"(?<![\w.-]){start}(?![\w.])", option, message)
+        error.args = (prefix + message,)
+        raise
+
+
+# How messages about sampling and search start, and the options they are about.
+SAMPLING = {
+    "temperature": "--temperature",
+    "top_k": "--top-k",
+    "top_p": "--top-p",
+    "the repetition penalty": "--repetition-penalty",
+    "a stop string": "--stop",
+    "the length penalty": "--length-penalty",
+    "no_repeat_ngram_size": "--no-repeat-ngram-size",
+    "max_length": "--max-length",
+    "max_length_ratio": "--max-length-ratio",
+    "min_length": "--min-length",
+    "min_length_ratio": "--min-length-ratio",
+}
 MOST_SEED = 2**63 - 1  # the largest seed of PyTorch's random generators
 MOST_SEEDS = 1000  # runs of one command; more is a typing error
-# Groups of commands in the help.
-TRAIN, USE, REPRODUCE, MAINTAIN = "Train", "Use", "Reproduce", "Maintain"
 
 # Options that several commands share.
-Device = Annotated[str, typer.Option(help="cpu, cuda or mps; auto uses a GPU if there is one.")]
+Device = Annotated[
+    str, typer.Option(help="Device to compute on; auto uses a GPU if there is one.", metavar="auto|cpu|cuda|mps")
+]
 Engine = Annotated[
-    str, typer.Option(help="auto, fast or reference.", callback=one_of("--engine", "auto", "fast", "reference"))
+    str,
+    typer.Option(
+        help="Fast or reference implementation; auto uses the fast one where it can.",
+        callback=one_of("--engine", "auto", "fast", "reference"),
+        metavar="auto|fast|reference",
+    ),
 ]
 WeightsName = Annotated[
     str,
     typer.Option(
         "--weights",
-        help="float32, bfloat16 or int8: parameters of the decoder with fewer bits, for speed.",
+        help="Storage of the decoder's parameters; fewer bits are faster.",
         callback=one_of("--weights", "float32", "bfloat16", "int8"),
+        metavar="float32|bfloat16|int8",
     ),
 ]
-SplitName = Annotated[str, typer.Option(help="valid or test.", callback=one_of("--split", "valid", "test"))]
+SplitName = Annotated[
+    str, typer.Option(help="Split to score.", callback=one_of("--split", "valid", "test"), metavar="valid|test")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 

@@ -8,11 +8,12 @@ from typing import Annotated
 import typer
 
 from stairwell.cli.app import app, output_option
+from stairwell.cli.help import TRAIN, App
 
-data_app = typer.Typer(help="List and download published corpora.", no_args_is_help=True)
+data_app = App(help="List and download published corpora.", no_args_is_help=True)
 
 
-app.add_typer(data_app, name="data")
+app.add_typer(data_app, name="data", rich_help_panel=TRAIN)
 
 
 @data_app.command("list")

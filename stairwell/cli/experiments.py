@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stairwell.cli.app import MOST_SEEDS, REPRODUCE, Device, Engine, Quiet, app, output_option
+from stairwell.cli.app import MOST_SEEDS, Device, Engine, Quiet, app, output_option
 from stairwell.cli.data import data_list
-from stairwell.cli.options import DottedCommand, complete_experiment, same_option, with_dotted_options
+from stairwell.cli.help import REPRODUCE
+from stairwell.cli.options import PresetCommand, as_given, complete_experiment, same_option, with_dotted_options
 from stairwell.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -52,14 +53,11 @@ def list_command(
             show()
 
 
-REPRODUCE_EXAMPLES = """
+REPRODUCE_EXAMPLES = """\b
 Examples:
-
-    stairwell reproduce demo
-
-    stairwell reproduce staircase.table1.random-walk --dry-run
-
-    stairwell reproduce feedback.figure5 --task.path ptb --jobs 2
+  stairwell reproduce demo
+  stairwell reproduce staircase.table1.random-walk --dry-run
+  stairwell reproduce feedback.figure5 --task.path ptb --jobs 2
 
 `stairwell list experiments` lists the names. A name without its last part stands for all parts.
 """
@@ -68,25 +66,33 @@ Examples:
 def reproduce_command(
     name: Annotated[str, typer.Argument(help="Name of an experiment, or demo.", autocompletion=complete_experiment)],
     scale: Annotated[
-        str, typer.Option(help="laptop: two cores, minutes to hours; paper: the papers' sizes.")
+        str,
+        typer.Option(help="laptop: minutes to hours on two cores; paper: the papers' sizes.", metavar="laptop|paper"),
     ] = "laptop",
-    out: Annotated[Path | None, output_option("Folder of runs and report; runs/NAME-SCALE if not given.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Number of seeds per variant.", min=1, max=MOST_SEEDS)] = None,
+    out: Annotated[Path | None, output_option("Folder of runs and report.", "runs/NAME-SCALE")] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(help="Number of seeds per variant.", min=1, max=MOST_SEEDS, show_default="of the experiment"),
+    ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(help="Runs at a time, each with its share of the threads; 1 if not given (demo: 3).", min=1),
+        typer.Option(
+            help="Runs at a time, each with its share of the threads.", min=1, show_default="1; of the demo 3"
+        ),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Train this variant only; may be repeated.", metavar="VARIANT")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and how long it takes.")] = False,
-    steps: Annotated[int | None, typer.Option(help="Same as --train.steps.", min=1)] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Optimizer steps (--train.steps).", min=1, show_default="of the experiment")
+    ] = None,
     device: Device = "auto",
     engine: Engine = "auto",
     quiet: Quiet = False,
     options: Any = None,
 ) -> None:
-    """Run an experiment of the papers and print our numbers and theirs. The same command resumes it."""
+    """Run an experiment of the papers and print our numbers beside theirs. The same command resumes it."""
     from stairwell.cli.display import display
     from stairwell.cli.tables import print_table
     from stairwell.experiments import experiment, papers, reproduce
@@ -97,9 +103,10 @@ def reproduce_command(
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")
     choose_device(device)  # a finished experiment trains nothing, but a wrong name is an error there too
     changes = same_option("--steps", steps, "train.steps", options or {})
-    planned = [
-        e.changed(changes, seeds) for e in papers.find_experiments(name, "paper" if scale == "paper" else "laptop")
-    ]
+    with as_given(changes, {"train.steps": "--steps"} if steps is not None else {}):
+        planned = [
+            e.changed(changes, seeds) for e in papers.find_experiments(name, "paper" if scale == "paper" else "laptop")
+        ]
     only = only or []
     experiment.check_variants(name, [variant.name for e in planned for variant in e.variants], only)
     for chosen in planned:
@@ -129,7 +136,7 @@ def reproduce_command(
 reproduce_command.__doc__ = f"{reproduce_command.__doc__}\n\n{REPRODUCE_EXAMPLES}"
 
 
-app.command("reproduce", cls=DottedCommand, rich_help_panel=REPRODUCE)(with_dotted_options(reproduce_command))
+app.command("reproduce", cls=PresetCommand, rich_help_panel=REPRODUCE)(with_dotted_options(reproduce_command))
 
 
 def default_folder(name: str, scale: str) -> Path:

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from copy import copy
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
+from stairwell import configs
+from stairwell.cli.help import Command, Entry, Section, default_text, parameter_sections, parameter_types
 from stairwell.errors import UserError
 
 MAX_TYPE_WIDTH = 11  # characters of an option's type in the help
+MAX_OWNERS = 2  # cores, families or tasks listed in the help of an option
 ARGUMENTS = "stairwell.arguments"  # key of the command's arguments in click's context
 HELP_ALL = "--help-all"
-# The fields that `train TASK/CORE --help` shows; `--help-all` shows the others too.
+BOOLEAN = "true|false"
+SECTIONS = ("task", "core", "model", "train")  # in the order of the help
+ALIASES = {"--steps": "train.steps", "--seed": "train.seed"}  # short names of options
+# What `train TASK/CORE --help` shows; `--help-all` shows the others too.
+OWN = ("name", "out", "resume", "steps", "seed", "seeds", "device", "help")
 COMMON = {
     "core": ("width", "layers", "heads", "memory", "chunk", "passes"),
-    "train": ("steps", "batch", "segment", "learning_rate", "warmup", "curriculum", "max_grad_norm", "seed"),
+    "train": ("batch", "segment", "learning_rate", "curriculum", "batch_tokens", "algorithm"),
+}
+COMMON_OF_TASK = {
+    "algorithmic": ("statements", "variables"),
+    "cycle-navigation": ("length", "test_length"),
+    "even-pairs": ("length", "test_length"),
+    "group-words": ("group", "length"),
+    "labeled": ("path",),
+    "lm": ("path", "unit"),
+    "modular-arithmetic": ("length", "test_length"),
+    "parity-check": ("length", "test_length"),
+    "random-walk": ("length", "grid"),
+    "rl": ("env", "length"),
+    "summarization": ("path", "words", "vocabulary"),
+    "translation": ("path", "source", "target", "vocabulary"),
 }
 
 
@@ -39,7 +61,6 @@ def all_configs() -> dict[str, dict[str, type]]:
 
 def dotted_options(sections: dict[str, dict[str, type]] | None = None) -> list[tuple[str, str, str]]:
     """Return name, type and help of every option `section.field` of any run, or of the given configs."""
-    from stairwell import configs
     from stairwell.runs.config import DERIVED
     from stairwell.runs.families import FAMILIES
 
@@ -57,9 +78,14 @@ def dotted_options(sections: dict[str, dict[str, type]] | None = None) -> list[t
             # A long list of choices would leave no space for the names of the options.
             if len(type_name) > MAX_TYPE_WIDTH:
                 type_name, text = "choice", f"{text} ({type_name})"
-            only = f" ({', '.join(owners)})" if len(owners) <= len(members) // 2 else ""
+            only = f" ({owners_text(owners)})" if len(owners) <= len(members) // 2 else ""
             options.append((f"{section}.{name}", type_name, text + only))
     return options
+
+
+def owners_text(owners: list[str]) -> str:
+    more = f" and {len(owners) - MAX_OWNERS} more" if len(owners) > MAX_OWNERS else ""
+    return ", ".join(owners[:MAX_OWNERS]) + more
 
 
 def options_of(name: str) -> dict[str, tuple[str, str]]:
@@ -68,75 +94,118 @@ def options_of(name: str) -> dict[str, tuple[str, str]]:
 
     run = preset(name)
     owners = {"core": run.core_name, "model": run.family.name, "task": run.task_name, "train": run.family.name}
-    configs, values, options = all_configs(), run.to_json(), {}
-    for option, type_name, help in dotted_options({part: {of: configs[part][of]} for part, of in owners.items()}):
+    types, values, options = all_configs(), run.to_json(), {}
+    for option, type_name, help in dotted_options({part: {of: types[part][of]} for part, of in owners.items()}):
         section, _, field = option.partition(".")
         options[option] = type_name, help + default_text(values[section][field])
     return options
 
 
-def default_text(value: Any) -> str:
-    """Return the end of an option's help: its default, as it is written on the command line."""
-    if value is None or value == "":
-        return ""
-    if isinstance(value, bool):
-        text = str(value).lower()
-    elif isinstance(value, list):
-        text = ",".join(map(str, value))
-    else:
-        text = f"{value:g}" if isinstance(value, float) else str(value)
-    return rf" \[default: {text}]"  # escaped: rich reads brackets as markup
-
-
-class DottedCommand(TyperCommand):
-    """A command with the options of `with_dotted_options`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        dotted = {name for param in self.params for name in param.opts if "." in name}
-        for option, following in pairwise(args):
-            if option in dotted and following.startswith("--"):  # click would take it for the value
-                raise UserError(f"Option '{option}' requires an argument before {following}")
-        return super().parse_args(ctx, args)
-
-
-class PresetCommand(DottedCommand):
-    """A command whose help shows the options of the preset that is named, the common ones or all (--help-all)."""
+class PresetCommand(Command):
+    """A command with the options `--section.field`. Its help shows those of the preset that is named: the common ones,
+    or all (--help-all)."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         ctx.meta[ARGUMENTS] = list(args)
         if HELP_ALL in args:
             args = ["--help"]
+        args = with_flags(args)
+        dotted = {name for param in self.params for name in param.opts if "." in name}
+        for option, following in pairwise(args):
+            if option in dotted and following.startswith("--"):  # the parser would take it for the value
+                raise UserError(f"Option '{option}' requires an argument before {following}")
         return super().parse_args(ctx, args)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        from typer import rich_utils
-
-        rich_utils.STYLE_OPTIONS_TABLE_PADDING = (0, 1, 0, 0)  # type: ignore[assignment]  # narrow columns
+    def sections(self, ctx: Any) -> list[Section]:
         arguments = ctx.meta.get(ARGUMENTS, ())
         presets = set(complete_preset(""))
-        name = next((word for word in arguments if word in presets), None)
-        options = options_of(name) if name else {option: (kind, help) for option, kind, help in dotted_options()}
-        params = []
-        for param in self.params:
-            dotted = param.opts[0].removeprefix("--")
-            section, dot, field = dotted.partition(".")
-            if dot and (dotted not in options or (HELP_ALL not in arguments and not is_common(name, section, field))):
-                continue
-            if dot:
-                param = copy(param)
-                param.metavar, param.help = options[dotted]  # type: ignore[attr-defined]
-            params.append(param)
-        shorter = copy(self)
-        shorter.params = params
-        if HELP_ALL not in arguments:
-            more = f"stairwell train {name or 'TASK/CORE'} {HELP_ALL}"
-            shorter.epilog = f"All options: {more}" if name else f"Options of a task and a core: {more}"
-        super(PresetCommand, shorter).format_help(ctx, formatter)
+        name, all_options = next((word for word in arguments if word in presets), None), HELP_ALL in arguments
+        shown = OWN if name and not all_options else None
+        own = [
+            parameter
+            for parameter in self.get_params(ctx)
+            if "." not in parameter.name.replace("__", ".") and (shown is None or parameter.name in shown)
+        ]
+        if name:
+            options = options_of(name)
+        else:
+            options = {option: (kind, help) for option, kind, help in dotted_options()}
+        sections = parameter_sections(own, parameter_types(self.callback))
+        entries = sections[-1].entries
+        for number, entry in enumerate(entries) if name else ():
+            if dotted := ALIASES.get(entry.label.partition(" ")[0]):
+                entries[number] = entry._replace(help=options[dotted][1])
+        entries.append(Entry(HELP_ALL, "Show all options, also the rarely used ones of the config."))
+        by_section: dict[str, list[Entry]] = {}
+        for option, (kind, help) in options.items():
+            section, _, field = option.partition(".")
+            if all_options or (name and is_common(name, section, field)):
+                by_section.setdefault(section, []).append(dotted_entry(option, kind, help))
+        titles = dict(zip(("task", "core"), name.split("/"))) if name else {}
+        for section in SECTIONS:
+            if of_section := by_section.get(section):
+                title = f"{section.capitalize()} ({titles[section]})" if section in titles else section.capitalize()
+                sections.append(Section(title, of_section))
+        return sections
 
 
-def is_common(name: str | None, section: str, field: str) -> bool:
-    """Return whether --help shows a field: of a named preset the common ones and those of the task."""
-    return name is not None and (section == "task" or field in COMMON.get(section, ()))
+def dotted_entry(option: str, kind: str, help: str) -> Entry:
+    if kind == BOOLEAN:
+        return Entry(f"--[no-]{option}", help)
+    return Entry(f"--{option} {re.sub('int|number|text|choice', lambda word: word[0].upper(), kind)}", help)
+
+
+def is_common(name: str, section: str, field: str) -> bool:
+    """Return whether --help shows a field of a preset."""
+    if section == "task":
+        return field in COMMON_OF_TASK.get(name.partition("/")[0], ("length",))
+    return field in COMMON.get(section, ())
+
+
+def with_flags(arguments: list[str]) -> list[str]:
+    """Return arguments in which every flag has its value: `--core.share_kv` is `--core.share_kv=true`, and
+    `--no-core.share_kv` is `--core.share_kv=false`. Dashes in the names of fields count as underscores."""
+    kinds = {f"--{name}": set(kinds) for name, kinds in option_kinds().items()}
+    result: list[str] = []
+    left = list(arguments)
+    while left:
+        word = left.pop(0)
+        if word == "--":
+            return [*result, word, *left]
+        name, equals, value = word.partition("=")
+        if name.startswith("--") and "." in name:
+            off = name.startswith("--no-")
+            name = "--" + name.removeprefix("--no-" if off else "--").replace("-", "_")
+            if BOOLEAN in kinds.get(name, ()):
+                following = left[0] if left else "--"
+                if off and not equals:
+                    word = f"{name}=false"
+                elif not off and not equals and is_flag_before(following, kinds[name]):
+                    word = f"{name}=true"
+                elif not off:
+                    word = f"{name}{equals}{value}"
+            elif not off and name in kinds:
+                word = f"{name}{equals}{value}"
+        result.append(word)
+    return result
+
+
+def is_flag_before(following: str, kinds: set[str]) -> bool:
+    """Return whether an option that may be a flag has no value: the next word is no true or false, or an option."""
+    if following.lower() in configs.TRUE + configs.FALSE:
+        return False
+    return following.startswith("--") or kinds == {BOOLEAN}
+
+
+@cache
+def option_kinds() -> dict[str, list[str]]:
+    """Return the types of every option `section.field`, of all cores, families and tasks that have it."""
+    kinds: dict[str, list[str]] = {}
+    for section, members in all_configs().items():
+        for config in members.values():
+            for name, annotation in configs.field_types(config).items():
+                kinds.setdefault(f"{section}.{name}", []).append(configs.short_type_name(annotation))
+    return kinds
 
 
 def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -151,7 +220,7 @@ def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
     hints = inspect.get_annotations(command, eval_str=True)
     del own["options"], hints["options"]
     for key, (name, kind, help) in named.items():
-        option = typer.Option(f"--{name}", help=help, metavar=kind, rich_help_panel=name.partition(".")[0])
+        option = typer.Option(f"--{name}", help=help, metavar=kind)
         hints[key] = Annotated[str | None, option]
         own[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None)
     keywords = [
@@ -162,6 +231,19 @@ def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
     wrapped.__annotations__ = hints
     wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
     return wrapped
+
+
+@contextmanager
+def as_given(options: Iterable[str], aliases: Mapping[str, str]) -> Iterator[None]:
+    """Name options in errors the way they were given: `--train.steps`, or `--steps` if that was."""
+    try:
+        yield
+    except UserError as error:
+        message = str(error)
+        for name in options:
+            message = re.sub(rf"(?<![\w.])(--)?{re.escape(name)}(?![\w.])", aliases.get(name, f"--{name}"), message)
+        error.args = (message,)
+        raise
 
 
 def same_option(short: str, value: int | None, dotted: str, options: dict[str, str]) -> dict[str, str]:

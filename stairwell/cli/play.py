@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from stairwell.cli.app import USE, AsJson, Device, Quiet, app, output_option, result_text, say, strict_json
+from stairwell.cli.app import AsJson, Device, Quiet, app, output_option, result_text, say, strict_json
+from stairwell.cli.help import USE
 
 
 @app.command(rich_help_panel=USE)

@@ -13,18 +13,19 @@ import typer
 
 from stairwell.cli.app import (
     MOST_SEED,
-    TRAIN,
-    USE,
+    SAMPLING,
     AsJson,
     Device,
     SplitName,
     WeightsName,
     app,
+    naming,
     output_option,
     result_text,
     say,
     strict_json,
 )
+from stairwell.cli.help import TRAIN, USE
 from stairwell.errors import UserError
 
 MAX_LINE_BYTES = 1 << 24
@@ -43,44 +44,60 @@ Articles = Annotated[
 ]
 Beam = Annotated[
     int | None,
-    typer.Option(help="Beam width; 1 is greedy; 5 if the run was not tuned.", min=1, max=MOST_HYPOTHESES),
+    typer.Option(help="Beam width; 1 is greedy.", min=1, max=MOST_HYPOTHESES, show_default="as tuned, or 5"),
 ]
 Best = Annotated[
     int,
     typer.Option(
-        help="Print the n best hypotheses, one per line: the line number of the text from 0, the score and the "
-        "hypothesis, separated by tabs.",
+        help="Print the n best hypotheses: line number from 0, score and text, separated by tabs.",
         min=1,
         max=MOST_HYPOTHESES,
     ),
 ]
 Penalty = Annotated[
-    float | None, typer.Option(help="Length penalty; higher prefers longer texts. The tuned one if not given.")
+    float | None,
+    typer.Option(help="Length penalty; higher prefers longer texts.", show_default="as tuned, or 1"),
 ]
 NgramSize = Annotated[
-    int | None, typer.Option(help="Size of the n-grams that must not repeat (0: off); 3 is usual for summaries.")
+    int | None,
+    typer.Option(help="Size of n-grams that must not repeat; 0: all may.", show_default="as tuned, or 0; summaries 3"),
 ]
 BreakLoops = Annotated[
     bool | None,
     typer.Option(
         "--break-loops/--keep-loops",
-        help="Decode a text with a repetition loop again, with --no-repeat-ngram-size 3. The default, unless the run "
-        "was tuned with --keep-loops.",
-        show_default=False,
+        help="Decode texts with a repetition loop again, with --no-repeat-ngram-size 3.",
+        show_default="as tuned, or --break-loops",
     ),
 ]
 MaxLength = Annotated[
-    int | None, typer.Option(help="Maximum number of target tokens; 0: the longest target in training.", min=0)
+    int | None,
+    typer.Option(
+        help="Maximum number of target tokens; 0: the longest target in training.", min=0, show_default="as tuned, or 0"
+    ),
 ]
 MaxLengthRatio = Annotated[
-    float | None, typer.Option(help="Maximum number of target tokens per source token, plus 10; 0: no limit.")
+    float | None,
+    typer.Option(
+        help="Maximum number of target tokens per source token, plus 10; 0: no limit.", show_default="as tuned, or 3"
+    ),
 ]
-MinLength = Annotated[int | None, typer.Option(help="Minimum number of target tokens.", min=0)]
-MinLengthRatio = Annotated[float | None, typer.Option(help="Minimum number of target tokens per source token.", min=0)]
-Temperature = Annotated[float | None, typer.Option(help="Sampling temperature; 0: beam search.", min=0)]
-TopK = Annotated[int | None, typer.Option(help="Number of most probable tokens to sample from.", min=1)]
-TopP = Annotated[float | None, typer.Option(help="Probability mass to sample from.")]
-Seed = Annotated[int | None, typer.Option(help="Random seed for sampling.", min=0, max=MOST_SEED)]
+MinLength = Annotated[
+    int | None, typer.Option(help="Minimum number of target tokens.", min=0, show_default="as tuned, or 0")
+]
+MinLengthRatio = Annotated[
+    float | None,
+    typer.Option(help="Minimum number of target tokens per source token.", min=0, show_default="as tuned, or 0"),
+]
+Temperature = Annotated[
+    float | None, typer.Option(help="Sampling temperature; 0: beam search.", min=0, show_default="0")
+]
+TopK = Annotated[int | None, typer.Option(help="Sample among the k most probable tokens.", min=1, show_default="all")]
+TopP = Annotated[
+    float | None,
+    typer.Option(help="Sample among the most probable tokens whose probabilities sum to p.", show_default="1"),
+]
+Seed = Annotated[int | None, typer.Option(help="Random seed of sampling.", min=0, max=MOST_SEED, show_default="0")]
 Batch = Annotated[int, typer.Option(help="Texts at a time; changes speed, not results.", min=1)]
 Prefix = Annotated[Path | None, typer.Option(help="File with the first words of each target, one per line.")]
 
@@ -119,7 +136,8 @@ def write_texts(run: Path, files: list[Path], task: str, best: int, prefix: Path
 
     for file in [*files, *([prefix] if prefix else [])]:
         file.open("rb").close()  # fail before the model is loaded
-    translator = open_translator(run, task, **options)
+    with naming(SAMPLING):
+        translator = open_translator(run, task, **options)
     if not files and sys.stdin is not None and sys.stdin.isatty():
         translator.read_ahead = 1  # translate each typed line at once
     prefixes = list(read_lines([prefix])) if prefix else None
@@ -224,16 +242,11 @@ def tune(
     def tell(penalty: float, score: float) -> None:
         say(f"length penalty {penalty:g}: {score:.2f}")
 
-    result = tune_run(
-        run,
-        PENALTIES,
-        sentences,
-        device,
-        tell,
-        beam=beam,
-        no_repeat_ngram_size=no_repeat_ngram_size,
-        break_loops=break_loops,
-    )
+    with naming(SAMPLING):
+        result = tune_run(
+            run, PENALTIES, sentences, device, tell, beam=beam, no_repeat_ngram_size=no_repeat_ngram_size,
+            break_loops=break_loops,
+        )  # fmt: skip
     print(strict_json(result) if as_json else result_text(result))
 
 

@@ -14,7 +14,6 @@ import typer
 from stairwell import startup
 from stairwell.cli.app import (
     MOST_SEEDS,
-    TRAIN,
     AsJson,
     Device,
     Engine,
@@ -26,16 +25,19 @@ from stairwell.cli.app import (
     result_text,
     strict_json,
 )
-from stairwell.cli.options import PresetCommand, complete_preset, same_option, with_dotted_options
+from stairwell.cli.help import TRAIN
+from stairwell.cli.options import PresetCommand, as_given, complete_preset, same_option, with_dotted_options
 from stairwell.errors import UserError
 
 if TYPE_CHECKING:
     from stairwell.decode.weights import Weights
+    from stairwell.runs.config import RunConfig
+    from stairwell.train import Run
 
 EXAMPLES = """\b
 Examples:
   stairwell train random-walk/feedback
-  stairwell train random-walk/feedback --help      its options and their defaults
+  stairwell train random-walk/feedback --help      the options of one model
   stairwell train lm/staircase --task.path my-texts --out runs/mine
   stairwell train --resume --out runs/mine
   stairwell train --config runs/mine/config.json --seed 1 --out runs/again
@@ -50,10 +52,13 @@ def train_command(
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A run's config.json, instead of TASK/CORE.")] = None,
-    out: Annotated[Path | None, output_option("Run folder; runs/TASK-CORE if not given.")] = None,
+    out: Annotated[Path | None, output_option("Run folder.", "runs/TASK-CORE")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
-    steps: Annotated[int | None, typer.Option(help="Same as --train.steps; may change when resuming.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Same as --train.seed.")] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Optimizer steps (--train.steps); may change when resuming.", show_default="of the preset"),
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed (--train.seed).", show_default="of the preset")] = None,
     seeds: Annotated[
         int, typer.Option(help="Train with this many consecutive seeds and summarize them.", min=1, max=MOST_SEEDS)
     ] = 1,
@@ -65,17 +70,38 @@ def train_command(
     show: Annotated[bool, typer.Option("--show", help="Print the config and exit.")] = False,
     options: Any = None,
 ) -> None:
-    """Train a model. Every field of a run's config is an option: see below."""
-    from stairwell.cli.display import NullDisplay, RunLines, display
-    from stairwell.runs.launch import new_run, run_to_resume, train, train_seeds
+    """Train a model. Every field of its config is an option, such as --core.width."""
+    from stairwell.runs.launch import new_run, run_to_resume
     from stairwell.train import NotSaved
 
+    aliases = {"train.steps": "--steps"} if steps is not None else {}
+    aliases |= {"train.seed": "--seed"} if seed is not None else {}
     options = same_option("--steps", steps, "train.steps", options or {})
     options = same_option("--seed", seed, "train.seed", options)
-    try:
-        chosen, run = (run_to_resume if resume else new_run)(name, config, out, options)
-    except KeyboardInterrupt:
-        raise NotSaved(startup.INTERRUPTED_AT_STARTUP) from None
+    with as_given(options, aliases):
+        try:
+            chosen, run = (run_to_resume if resume else new_run)(name, config, out, options)
+        except KeyboardInterrupt:
+            raise NotSaved(startup.INTERRUPTED_AT_STARTUP) from None
+        run_chosen(chosen, run, resume, seeds, jobs, device, engine, quiet, as_json, show)
+
+
+def run_chosen(
+    chosen: RunConfig,
+    run: Run,
+    resume: bool,
+    seeds: int,
+    jobs: int,
+    device: str,
+    engine: str,
+    quiet: bool,
+    as_json: bool,
+    show: bool,
+) -> None:
+    """Train and print the result, or show the config."""
+    from stairwell.cli.display import NullDisplay, RunLines, display
+    from stairwell.runs.launch import train, train_seeds
+
     if show:
         print(json.dumps(chosen.to_json(), indent=2))
         return
@@ -106,27 +132,32 @@ app.command("train", cls=PresetCommand, rich_help_panel=TRAIN)(with_dotted_optio
 def eval_command(
     run: Annotated[Path, typer.Argument(help="Run folder.")],
     split: SplitName = "test",
-    data: Annotated[str | None, typer.Option(help="Other data of the same type, for tasks that read files.")] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(help="Other data to score, of the same type, for tasks that read files.", metavar="PATH"),
+    ] = None,
     streams: Annotated[
         int | None,
         typer.Option(
-            help="Parallel streams; 1, the default, is exact for a single text. --horizon: 4, or all labeled ones.",
+            help="Number of parallel streams; 1 is exact for a single text.",
             min=1,
+            show_default="1; with --horizon 4, or all labeled ones",
         ),
     ] = None,
     segment: Annotated[
-        int | None, typer.Option(help="Tokens per call (256); changes speed, not results.", min=1)
+        int | None,
+        typer.Option(help="Tokens per call; changes speed, not results.", min=1, show_default="256"),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Summaries: also score the lead and the nearest article's summary.")
+        bool, typer.Option("--baselines", help="Also score baselines of summarization: lead and nearest article.")
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option(
-            help="Long-stream evaluation: read endless streams or labeled sequences of this many tokens.", min=1
-        ),
+        typer.Option(help="Long-stream evaluation: tokens to read of endless streams or labeled sequences.", min=1),
     ] = None,
-    seeds: Annotated[int | None, typer.Option(help="--horizon: number of seeds of the streams.", min=1)] = None,
+    seeds: Annotated[
+        int | None, typer.Option(help="Number of seeds of the streams of --horizon.", min=1, show_default="1")
+    ] = None,
     weights: WeightsName = "float32",
     device: Device = "auto",
     engine: Engine = "auto",

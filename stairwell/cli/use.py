@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from stairwell.cli.app import MAINTAIN, MOST_SEED, USE, Device, WeightsName, app, output_option, say
+from stairwell.cli.app import MOST_SEED, SAMPLING, Device, WeightsName, app, naming, output_option, say
+from stairwell.cli.help import MAINTAIN, USE
 from stairwell.errors import UserError
 
 if TYPE_CHECKING:
@@ -39,24 +40,30 @@ def report(
 @app.command(rich_help_panel=USE)
 def generate(
     run: Annotated[Path, typer.Argument(help="Run folder of a language model.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue; a line end if not given.")] = "",
+    prompt: Annotated[str, typer.Option(help="Text to continue.", show_default="a line end")] = "",
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the generated text.")] = False,
     tokens: Annotated[int, typer.Option(help="Number of tokens to generate.", min=1)] = 500,
     temperature: Annotated[
         float,
         typer.Option(help="Sampling temperature; 0 is greedy.", min=0),
     ] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Sample among the k most probable tokens.")] = None,
+    top_k: Annotated[
+        int | None, typer.Option(help="Sample among the k most probable tokens.", show_default="all")
+    ] = None,
     top_p: Annotated[
-        float | None, typer.Option(help="Sample among the most probable tokens whose probabilities sum to p.")
+        float | None,
+        typer.Option(help="Sample among the most probable tokens whose probabilities sum to p.", show_default="1"),
     ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1: tokens among the last 64 become less probable.")
+        float, typer.Option(help="Above 1, tokens among the last 64 become less probable.")
     ] = 1.0,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this text; may be repeated.", show_default=False)
     ] = None,
     samples: Annotated[int, typer.Option(help="Number of texts to generate from the prompt.", min=1)] = 1,
-    seed: Annotated[int | None, typer.Option(help="Seed of the random generator.", min=0, max=MOST_SEED)] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed of sampling.", min=0, max=MOST_SEED, show_default="random")
+    ] = None,
     save_state: Annotated[
         Path | None,
         output_option("File to save the stream to, to continue it later."),
@@ -74,20 +81,29 @@ def generate(
     if samples > 1 and save_state is not None:
         raise UserError("--save-state saves one stream; leave out --samples")
     outputs.check_all(("--save-state", save_state, STREAM))
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
+    with naming(SAMPLING):
+        sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, repetition_penalty=repetition_penalty)
     model, vocabulary = load_language_model(run, device, cast("Weights", weights))
+    held = ""  # text that a saved stream had held back, printed once
     if state is not None:
-        first = TextGenerator.load(state, model, vocabulary, sampling, stop or (), seed)
+        with naming(SAMPLING):
+            first = TextGenerator.load(state, model, vocabulary, sampling, stop or (), seed)
         if prompt:
-            print(first.feed(prompt), end="")
+            with naming({}, "--prompt: "):
+                held = first.feed(prompt)
     else:
         stream = Stream(model, vocabulary)
-        read_prompt(stream, prompt)
-        first = TextGenerator(stream, sampling, stop or (), seed)
+        with naming({}, "--prompt: "):
+            read_prompt(stream, prompt)
+        with naming(SAMPLING):
+            first = TextGenerator(stream, sampling, stop or (), seed)
+    print(held, end="")
     for number in range(samples):
         generator = first.fork() if samples > 1 else first
         if samples > 1:
             print(f"--- {number + 1} ---")
+        if echo:
+            print(prompt.encode("utf-8", "replace").decode("utf-8"), end="")
         for piece in generator.generate(tokens):
             print(piece, end="", flush=True)
         if save_state is None:

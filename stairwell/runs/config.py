@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,24 @@ class RunConfig:
         return self.replace(train={"seed": seed})
 
     def with_options(self, options: dict[str, str]) -> RunConfig:
-        """Return a config with fields set from text, such as {"core.memory": "64"}."""
+        """Return a config with fields set from text, such as {"core.memory": "64"}. An error names the option."""
+        try:
+            return self._with_options(options)
+        except UserError as error:
+            message = str(error)
+            raise UserError(message if message.startswith("--") else self._named(message, options)) from None
+
+    def _named(self, message: str, options: dict[str, str]) -> str:
+        """Return the message about wrong options with the name of the first one that makes it appear."""
+        for count, (name, text) in enumerate(options.items(), start=1):
+            try:
+                self._with_options(dict(itertools.islice(options.items(), count)))
+            except UserError as error:
+                if str(error) == message:
+                    return name_option(message, name, text)
+        return message
+
+    def _with_options(self, options: dict[str, str]) -> RunConfig:
         changed: dict[str, Any] = {}
         for name, text in options.items():
             if name.partition(".")[0] not in SECTIONS:
@@ -144,3 +162,11 @@ class RunConfig:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
             return self.family.make_model(self.model, self.core, task, engine).to(device)
+
+
+def name_option(message: str, option: str, text: str) -> str:
+    """Return a message about a field, such as "width must be at least 1", with the option that was given."""
+    for name in (option, option.partition(".")[2]):
+        if message.startswith((f"{name} ", f"{name}:")):
+            return f"--{option}{message[len(name) :]}"
+    return f"--{option} {text}: {message}"

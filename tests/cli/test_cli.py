@@ -169,16 +169,23 @@ MISTAKES = {
     "train random-walk/staircase --core.attend_to_current false": "unknown option --core.attend_to_current",
     "train random-walk/multi-vector-rnn --core.chunk 4": "unknown option --core.chunk",
     "train random-walk/memory-network --core.compute 1": "unknown option --core.compute",
-    "train random-walk/lstm --train.batch 0": "train.batch must be at least 1",
+    "train random-walk/lstm --train.batch 0": ": --train.batch must be at least 1",
     "train random-walk/lstm --train.batch many": "'many' is not an integer",
-    "train random-walk/lstm --train.batch 6 --train.accumulate 4": "train.accumulate 4 does not divide train.batch 6",
+    "train random-walk/lstm --train.batch 6 --train.accumulate 4": ": --train.accumulate 4 does not divide",
     "train random-walk/lstm --train.learning_rate nan": "'nan' is not a number",
     "train random-walk/lstm --train.decay linear": "'linear' is not a none|cosine",
     "train random-walk/lstm --train.curriculum length=9..2": "cannot read the curriculum",
     "train random-walk/lstm --train.curriculum length=2;lenght=4": "cannot change 'lenght'",
     "train random-walk/lstm --train.finetune_steps 1 --train.finetune_task length": "finetune_task must be name=value",
-    "train random-walk/lstm --task.length 0": "length",
-    "train random-walk/lstm --task.length -3": "length is -3; it must be at least 1",
+    "train random-walk/lstm --task.length 0": ": --task.length is 0; it must be at least 1",
+    "train random-walk/feedback --core.layers 1 --core.heads 7": ": --core.heads 7: width 64 is not divisible by 7",
+    "train random-walk/lstm --steps -1": ": --steps must be at least 0, not -1",
+    "train rl/feedback --train.minibatches 7": ": --train.minibatches 7 does not divide the batch of 64",
+    "train random-walk/feedback --core.share_kv=perhaps": "--core.share_kv: 'perhaps' is not a true or false",
+    "train random-walk/feedback --no-core.width": "No such option: --no-core.width",
+    "reproduce staircase.table1.random-walk --steps 0": "--steps",
+    "reproduce staircase.table1.random-walk --core.heads 7 --dry-run": "--core.heads 7: width 64 is not divisible",
+    "train random-walk/lstm --task.length -3": ": --task.length is -3; it must be at least 1",
     "train unicorn/lstm": "unknown task 'unicorn'; there are: random-walk, algorithmic",
     "train random-walk/unicorn": "unknown core 'unicorn'; there are: feedback, transformer-xl",
     "train random-walk/lstm --device cuda:7": "--device cuda:7 cannot be used",
@@ -189,8 +196,8 @@ MISTAKES = {
     "train random-walk/lstm --out text.txt": "the folder text.txt cannot be created (text.txt is a file); choose "
     "another",
     "train random-walk/lstm --out text.txt/a": "text.txt is not a folder; choose another path",
-    "train random-walk/lstm --seed 12345678901234567890": "train.seed must be below 2^63, not 12345678901234567890",
-    "train random-walk/lstm --seed 9223372036854775807 --seeds 2": "train.seed must be below 2^63",
+    "train random-walk/lstm --seed 12345678901234567890": ": --seed must be below 2^63, not 12345678901234567890",
+    "train random-walk/lstm --seed 9223372036854775807 --seeds 2": "--seed must be below 2^63",
     "train random-walk/lstm --train.batch 1000000000": "lower --train.batch (now 1,000,000,000)",
     "train random-walk/lstm --core.width 1000000000": "lower --core.width (now 1,000,000,000)",
     "train random-walk/lstm --core.layers 1000000 --seeds 2": "lower --core.layers (now 1,000,000)",
@@ -220,12 +227,12 @@ MISTAKES = {
     "train random-walk/lstm --steps 5 --train.steps 7": "--steps 5 and --train.steps 7 mean the same but differ",
     "train random-walk/lstm --seed 5 --train.seed 7": "--seed 5 and --train.seed 7 mean the same but differ",
     "generate text --temperature": "Option '--temperature' requires an argument",
-    "generate text --temperature inf": "temperature must be a finite number, 0 or more, not inf",
-    "generate text --repetition-penalty nan": "the repetition penalty must be from 0.01 to 100 (1: no penalty), not "
+    "generate text --temperature inf": ": --temperature must be a finite number, 0 or more, not inf",
+    "generate text --repetition-penalty nan": ": --repetition-penalty must be from 0.01 to 100 (1: no penalty), not "
     "nan",
-    "generate text --repetition-penalty inf": "the repetition penalty must be from 0.01 to 100 (1: no penalty), not "
+    "generate text --repetition-penalty inf": ": --repetition-penalty must be from 0.01 to 100 (1: no penalty), not "
     "inf",
-    "generate text --top-p nan": "top_p must be above 0 and at most 1, not nan",
+    "generate text --top-p nan": ": --top-p must be above 0 and at most 1, not nan",
     "generate text --seed 12345678901234567890": "--seed",
     "translate text --seed 12345678901234567890": "--seed",
     "generate broken": "broken/model.safetensors: the parameters contain NaN or infinity (in '",
@@ -356,9 +363,8 @@ def test_lists_and_information(place: Path) -> None:
 def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -> None:
     from stairwell.cli.options import dotted_options
 
-    text = stairwell(place, "train", "--help-all", COLUMNS="80", TERMINAL_WIDTH="80").out
-    words = set(text.replace("│", " ").split())
-    missing = [name for name, _, _ in dotted_options() if f"--{name}" not in words]
+    words = set(stairwell(place, "train", "--help-all", COLUMNS="80").out.split())
+    missing = [name for name, _, _ in dotted_options() if not {f"--{name}", f"--[no-]{name}"} & words]
     assert not missing
     assert all(help for _, _, help in dotted_options())
 
@@ -366,13 +372,91 @@ def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -
 def test_the_help_of_one_experiment_has_its_own_options_words_and_defaults(place: Path) -> None:
     """An option of the same name is another thing elsewhere: a path, say, or which tables are tied."""
     asked = ("train", "translation/feedback", "--task.path", "lm/lstm/pairs", "--help-all")
-    text = " ".join(stairwell(place, *asked, COLUMNS="300", TERMINAL_WIDTH="300").out.split())
+    text = " ".join(stairwell(place, *asked, COLUMNS="100").out.split())
     assert "Vocabulary size (byte pairs). [default: 8000]" in text
     assert "not needed if source and target are files" in text
     assert "or none. (all|output|none) [default: all]" in text
     assert "--out" in text and "--train.label_smoothing" in text and "--core.memory" in text
     for foreign in ("--core.chunk", "--task.unit", "--task.statements", "--train.epochs", "--model.adaptive"):
         assert foreign not in text, foreign
+
+
+def help_of(place: Path, *words: str, columns: int = 80) -> list[str]:
+    ended = stairwell(place, *words, "--help", COLUMNS=str(columns))
+    assert ended.status == 0, ended
+    return ended.out.splitlines()
+
+
+def test_the_commands_are_listed_in_groups(place: Path) -> None:
+    from stairwell.cli.help import ORDER
+
+    lines = help_of(place)
+    titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert titles == ["Train:", "Use:", "Reproduce:", "Maintain:", "Options:"]
+    commands = [line.split()[0] for line in lines if line.startswith("  ") and line[2] not in " -"]
+    assert commands == [*ORDER], "every command is in a group"
+
+
+def test_the_help_of_train_fits_on_a_screen_and_shows_the_most_useful_options(place: Path) -> None:
+    assert len(help_of(place, "train")) < 60
+    for name in (*(f"{task}/feedback" for task in TASKS), "lm/staircase", "lm/lstm"):
+        lines = help_of(place, "train", name)
+        options = [line.split()[0] for line in lines if line.startswith("  -")]
+        assert len(lines) < 60 and 12 <= len(options) <= 20, name
+        assert {"--out", "--steps", "--core.width", "--train.batch", "--help-all"} <= set(options), name
+        assert max(map(len, lines)) <= 80, name
+
+
+def test_the_help_of_an_option_has_at_most_two_lines(place: Path) -> None:
+    from stairwell.cli.help import ORDER
+
+    names = [[name] for name in ORDER if name != "data"] + [["data", "list"], ["data", "get"], ["train", "lm/feedback"]]
+    for words in names:
+        lines = help_of(place, *words, columns=100)
+        start = next(number for number, line in enumerate(lines) if line == "Options:")
+        option, length = "", 0
+        for line in lines[start:]:
+            if line.startswith("  -"):
+                option, length = line, 1 if "   " in line.strip() or len(line.split()) <= 2 else 0
+            elif line.startswith("   "):
+                length += 1
+                assert length <= 2, (words, option, line)
+
+
+def test_defaults_are_shown_in_one_style(place: Path) -> None:
+    """In brackets at the end, also where a default is only described."""
+    for command, defaults in {
+        ("train",): ["[default: runs/TASK-CORE]", "[default: auto]", "[default: 1]"],
+        ("generate",): ["[default: a line end]", "[default: 0.8]", "[default: random]"],
+        ("translate",): ["[default: as tuned, or 5]"],
+        ("serve",): ["[default: 127.0.0.1]", "[default: true]"],
+        ("train", "random-walk/feedback"): ["[default: 6000]", "[default: length=8..100]"],
+    }.items():
+        text = " ".join(help_of(place, *command)).partition("Options:")[2]
+        for default in defaults:
+            assert default in text, (command, default)
+        assert "if not given" not in text and "<bool>" not in text
+
+
+def test_flags_are_flags(place: Path) -> None:
+    def shown(*options: str) -> dict[str, Any]:
+        """Return the config that options make."""
+        ended = stairwell(place, "train", "random-walk/feedback", *options, "--show")
+        assert ended.status == 0, ended
+        config: dict[str, Any] = json.loads(ended.out)
+        return config
+
+    assert shown()["task"]["reset"] is False and shown()["core"]["share_kv"] is True
+    for options in (["--task.reset"], ["--task.reset", "true"], ["--task.reset=true"], ["--task.reset", "--seed", "1"]):
+        assert shown(*options)["task"]["reset"] is True, options
+    for name in ("core.share_kv", "core.share-kv"):
+        for options in ([f"--no-{name}"], [f"--{name}", "false"], [f"--{name}=false"]):
+            assert shown(*options)["core"]["share_kv"] is False, options
+    assert shown("--train.learning-rate", "0.5")["train"]["learning_rate"] == 0.5
+    before = stairwell(place, "train", "--task.reset", "random-walk/feedback", "--show")
+    assert json.loads(before.out)["task"]["reset"] is True, "the next word is no value of the flag"
+    tied = stairwell(place, "train", "translation/feedback", "--model.tied", "output", "--task.path", "x", "--show")
+    assert json.loads(tied.out)["model"]["tied"] == "output", "a flag elsewhere, a choice here"
 
 
 def test_every_task_and_every_core_has_a_help_of_its_own() -> None:

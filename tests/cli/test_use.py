@@ -47,6 +47,17 @@ def test_a_saved_stream_continues_the_text(folder: Path, run: str) -> None:
     assert stairwell(folder, "generate", run, "--state", "s", "--prompt", "fox", "--samples", "2").status == 0
 
 
+def test_the_prompt_is_printed_on_request(folder: Path) -> None:
+    options = ["text", "--prompt", "the quick", "--seed", "3", "--tokens", "20"]
+    plain, echoed = (stairwell(folder, "generate", *options, *more).out for more in ([], ["--echo"]))
+    assert echoed == "the quick" + plain
+    several = stairwell(folder, "generate", *options, "--echo", "--samples", "2").out
+    assert several.startswith(f"--- 1 ---\n{echoed}--- 2 ---\nthe quick")
+    stairwell(folder, "generate", *options, "--save-state", "echo-state")
+    continued = stairwell(folder, "generate", "text", "--state", "echo-state", "--prompt", "fox", "--echo")
+    assert continued.out.startswith("fox"), "the prompt of a state was printed before"
+
+
 def test_the_first_of_several_samples_is_the_single_one(folder: Path) -> None:
     one = stairwell(folder, "generate", "text", "--seed", "5", "--tokens", "30", "--temperature", "1")
     three = stairwell(
@@ -67,11 +78,11 @@ def test_a_prompt_with_invalid_utf8(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["text", "--prompt", "Ж"], "the character 'Ж' (U+0416) is not in the training text"),
+        (["text", "--prompt", "Ж"], "--prompt: the character 'Ж' (U+0416) is not in the training text"),
         (["text", "--samples", "2", "--save-state", "s"], "--save-state saves one stream"),
         (["text", "--state", "no-such-file"], "no-such-file"),
         (["text", "--state", "text.txt"], "text.txt is not a readable stream"),
-        (["text", "--top-p", "2"], "top_p must be above 0 and at most 1"),
+        (["text", "--top-p", "2"], ": --top-p must be above 0 and at most 1"),
         (["walk"], "only runs of the task 'lm' generate text"),
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
