@@ -58,7 +58,7 @@ def play(
 
     for frame in render_episodes(agent, task, episodes, seed, deterministic, stats):
         if gif is not None:
-            images.append(compose_image(frame))
+            images.append(compose_image(frame, labels=True))
         if live:
             lines = show(frame, lines)
         elif frame.done and not quiet:

@@ -58,6 +58,8 @@ class Variant:
     "The paper's number for each column as printed; empty where the paper prints none."
     points: tuple[SweepPoint, ...] = ()
     "At most one per axis. An experiment plots those of the axes that it names."
+    paper_name: str = ""
+    "The published model that the numbers belong to, if it is not this variant; they are there for comparison."
 
     def point(self, axis: str) -> SweepPoint | None:
         return next((point for point in self.points if point.axis == axis), None)

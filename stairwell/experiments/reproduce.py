@@ -309,11 +309,13 @@ def describe(say: Say) -> None:
         times += [f"not at {scale} scale: {NOT_AT_SCALE[name, scale]}" for scale in SCALES if make(scale) is None]
         say(f"{name}\n  {paper.title} ({paper.paper})\n  {', '.join(times)}")
         for i, column in enumerate(paper.columns):
-            numbers = [
-                f"{variant.name} {variant.paper[i]}" for variant in paper.variants if any(variant.paper[i : i + 1])
-            ]
+            numbers = {
+                f"{variant.paper_name or variant.name} {variant.paper[i]}": None  # each published model once
+                for variant in paper.variants
+                if any(variant.paper[i : i + 1])
+            }
             if numbers:
-                say(f"  paper, {column.title}: {'; '.join(numbers)}")
+                say(f"  published, {column.title}: {'; '.join(numbers)}")
         if paper.data:
             say(f"  reads {paper.data} (--task.path)")
         say("")

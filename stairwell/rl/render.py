@@ -4,6 +4,7 @@ for step in render_episodes(agent, task, episodes=3, seed=0):
     image = compose_image(step)        # (height, width, 3) uint8
 
 Attention is drawn as one strip per layer, averaged over heads, newest memory position on the left, brighter for more.
+`compose_image(step, labels=True)` says so in the image.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +31,8 @@ from .vector_env import BrokenEnvironment, VectorEnv
 
 BACKGROUND, HIGHLIGHT = np.array([24, 26, 31]), np.array([255, 196, 61])
 GAP = 8  # pixels between images
+STRIP_TITLE = ("attention to memory,", "newest position left")
+LINE_HEIGHT, TEXT_COLOR = 14, (225, 225, 225)  # of labels
 MAX_LISTED = 12  # numbers of an observation in a summary
 GIF = OutputType("a GIF of stairwell play", contains_bytes(b"\x21\xfe\x09stairwell"))  # in a GIF comment
 
@@ -137,10 +141,14 @@ def summarize_observation(inputs: AgentInputs) -> str:
     return "; ".join(parts)
 
 
-def compose_image(step: RenderedStep) -> Array:
-    """Return the image with the attention strips on its right, or below a wide image."""
+def compose_image(step: RenderedStep, labels: bool = False) -> Array:
+    """Return the image with the attention strips on its right, or below a wide image. `labels` names the strips."""
     image = np.zeros((0, 0, 3), np.uint8) if step.image is None else step.image
     strips = [attention_strip(weights) for weights in step.attention]
+    if labels and strips:
+        named = [(text_image(f"layer {layer}"), strip) for layer, strip in enumerate(strips, start=1)]
+        title = stack_images([text_image(line) for line in STRIP_TITLE], 0)
+        strips = [title, *(stack_images(pair, 2) for pair in named)]
     blocks = [block for block in (image, stack_images(strips)) if block.size]
     if not blocks:
         raise UserError("there is nothing to draw: the environment renders no images, and this core has no attention")
@@ -157,12 +165,13 @@ def attention_strip(weights: Array, size: int = 12) -> Array:
     return strip
 
 
-def stack_images(images: Sequence[Array]) -> Array:
+def stack_images(images: Sequence[Array], gap: int = GAP) -> Array:
     """Stack images vertically with a gap between them."""
     if not images:
         return np.zeros((0, 0, 3), np.uint8)
     width = max(image.shape[1] for image in images)
-    return np.concatenate([pad_image(image, image.shape[0] + GAP, width) for image in images])[:-GAP]
+    stacked = np.concatenate([pad_image(image, image.shape[0] + gap, width) for image in images])
+    return stacked[: len(stacked) - gap]
 
 
 def pad_image(image: Array, height: int, width: int) -> Array:
@@ -170,6 +179,18 @@ def pad_image(image: Array, height: int, width: int) -> Array:
     padded = np.zeros((height, width, 3), np.uint8)
     padded[: image.shape[0], : image.shape[1]] = image
     return padded
+
+
+@cache
+def text_image(text: str) -> Array:
+    """Return a line of text as an image, light on black."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    font = ImageFont.load_default()
+    left, _, right, _ = font.getbbox(text)
+    image = Image.new("RGB", (round(right - left) + 2, LINE_HEIGHT))
+    ImageDraw.Draw(image).text((1 - left, 0), text, fill=TEXT_COLOR, font=font)
+    return np.asarray(image)
 
 
 def to_ansi(image: Array, columns: int) -> str:

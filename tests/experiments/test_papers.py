@@ -18,6 +18,7 @@ import torch
 from stairwell.experiments.cost import blueprint
 from stairwell.experiments.experiment import SCALES, Experiment, Scale, Variant
 from stairwell.experiments.papers import CATALOG
+from stairwell.experiments.reproduce import describe
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPERS = json.loads(Path(__file__).with_name("papers.json").read_text(encoding="utf-8"))
@@ -471,3 +472,19 @@ def test_published_results_have_the_papers_numbers(path: Path) -> None:
     for variant in results["variants"]:
         model = variant["name"]
         assert variant["paper"] == (expected[model] if model in expected else expected[model.split(",")[0]]), model
+
+
+def test_published_numbers_are_listed_for_the_models_they_belong_to() -> None:
+    """Not for variants of ours that stand beside them for comparison."""
+    lines: list[str] = []
+    describe(lines.append)
+    text = "\n".join(lines)
+    lists = {entry.partition("\n")[0]: entry for entry in text.split("\n\n")}
+    entry = next(entry for entry in lists.values() if entry.startswith("extra.distances.copy\n"))
+    assert "published, character accuracy at 400 (%): Transformer 59.1; Feedback 76.2\n" in entry
+    for name, made in CATALOG.items():
+        for experiment in filter(None, map(made, SCALES)):
+            names = [variant.paper_name or variant.name for variant in experiment.variants if any(variant.paper)]
+            for variant in experiment.variants:
+                if any(variant.paper) and name.startswith("extra."):
+                    assert variant.paper_name or variant.name in ("LSTM", "Feedback", "Transformer"), (name, names)

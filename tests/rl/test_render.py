@@ -16,10 +16,12 @@ from stairwell.errors import UserError
 from stairwell.report import gather, summary, write_html, write_png
 from stairwell.rl.evaluation import EpisodeStats
 from stairwell.rl.render import (
+    STRIP_TITLE,
     attention_strip,
     compose_image,
     render_episodes,
     stack_images,
+    text_image,
     to_ansi,
     write_gif,
 )
@@ -75,6 +77,23 @@ def test_every_step_has_an_image_and_attention(name: str, runs: Any) -> None:
     actions = [step.action for step in steps]
     assert [step.action for step in render_episodes(agent, task, 2, seed=3)] == actions
     assert [step.action for step in render_episodes(agent, task, 2, seed=4)] != actions
+
+
+def test_a_gif_names_the_attention_strips(runs: Any, tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image", reason="pip install pillow to run this")
+    agent, task = load(runs("corridor"), "cpu")
+    *_, step = render_episodes(agent, task, 1, seed=3)
+    plain, labeled = compose_image(step), compose_image(step, labels=True)
+    assert step.image is not None and np.array_equal(labeled[: step.image.shape[0], : step.image.shape[1]], step.image)
+    strip = attention_strip(step.attention[0])
+    text = [text_image(line) for line in (*STRIP_TITLE, "layer 1")]
+    assert all(line.any() for line in text) and not np.array_equal(text[0], text[1])
+    beside = labeled[:, step.image.shape[1] + 8 :]
+    for part, top in zip((*text, strip), (0, 14, 28 + 8, 28 + 8 + 14 + 2), strict=True):
+        assert np.array_equal(beside[top : top + part.shape[0], : part.shape[1]], part)
+    assert labeled.size > plain.size
+    done = stairwell(tmp_path, "play", runs("corridor"), "--episodes", "1", "--gif", "x.gif", "--quiet")
+    assert done.status == 0 and image.open(tmp_path / "x.gif").size[0] == labeled.shape[1], done
 
 
 def test_a_core_without_attention_has_no_strips(runs: Any) -> None:

@@ -37,7 +37,7 @@ def demo(scale: Scale) -> Experiment | None:
         variants=(
             Variant("Feedback", configs["feedback"], ("100",)),
             Variant("Cached Staircase", configs["cached-staircase"], ("99.9 (400 actions)",)),
-            Variant("Transformer-XL", configs["transformer-xl"], ("68",)),
+            Variant("Transformer-XL", configs["transformer-xl"], ("68",), paper_name="Transformer"),
         ),
         claim="Feedback and Staircase track the agent; a Transformer, which attends to every action, does not.",
         notes=(

@@ -23,7 +23,8 @@ def by_position_type(scale: Scale, reverse: bool) -> Experiment:
         for positions in POSITIONS if variant.name != "LSTM" else ():
             core = dataclasses.replace(variant.config.core, positions=positions)
             config = dataclasses.replace(variant.config, core=core)
-            variants.append(Variant(f"{variant.name}, {positions}", config, variant.paper))
+            name = f"{variant.name}, {positions}"
+            variants.append(Variant(name, config, variant.paper, paper_name=variant.name))
     what = "reverse" if reverse else "copy"
     return dataclasses.replace(
         base,

@@ -30,7 +30,8 @@ def spread(scale: Scale, reverse: bool) -> Experiment:
             task = dataclasses.replace(variant.config.task, min_length=1)
             name = f"{variant.name}, {positions} positions" if positions else variant.name
             paper = (*variant.paper[1:], *("" for _ in CURVE)) if variant.paper else ()
-            variants.append(Variant(name, dataclasses.replace(variant.config, core=core, task=task), paper))
+            config = dataclasses.replace(variant.config, core=core, task=task)
+            variants.append(Variant(name, config, paper, paper_name=variant.name))
     what = "reverse" if reverse else "copy"
     return dataclasses.replace(
         base,

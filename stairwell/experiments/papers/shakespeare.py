@@ -40,6 +40,7 @@ def shakespeare(scale: Scale) -> Experiment | None:
                 "Transformer-XL, no carried memory",
                 with_core(base, "transformer-xl", no_memory, memory=BLOCK - 1, attend_to_current=True),
                 ("1.88", "", ""),
+                paper_name="nanoGPT",
             ),
             Variant("Feedback, no carried memory", with_core(base, "feedback", no_memory, memory=BLOCK)),
             Variant("Transformer-XL", transformer),

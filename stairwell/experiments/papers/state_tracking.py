@@ -62,18 +62,22 @@ def benchmark_variants(
     def paper(number: str) -> tuple[str, ...]:
         return (number,) if number else ()
 
+    small_lstm = {"layers": 1, "width": 112}
     high_lr: dict[str, Any] = {"train": {"learning_rate": 0.01}}
     models = (
         Variant("LSTM", with_core(shared, "lstm"), paper(lstm)),
         # With as many parameters as the LSTM with two layers.
-        Variant(LSTM_HIGH_LR, with_core(shared, "lstm", **high_lr, layers=1, width=112), paper(lstm)),
+        Variant(LSTM_HIGH_LR, with_core(shared, "lstm", **high_lr, **small_lstm), paper(lstm), paper_name="LSTM"),
         Variant("Feedback", with_core(shared, "feedback", memory=2)),
         Variant("Staircase, N = 2, C = 1", with_core(shared, "staircase", chunk=1, passes=2)),
         Variant("Cached Staircase, N = 3, C = 1", with_core(shared, "cached-staircase", chunk=1, passes=3)),
         Variant("Global Cached Staircase", with_core(shared, "global-cached-staircase", chunk=1, distances=16)),
         *(Variant(DELTANETS[n], with_core(shared, "deltanet", products=n)) for n in products),
         *(Variant(DELTANETS_HIGH_LR[n], with_core(shared, "deltanet", **high_lr, products=n)) for n in products),
-        Variant("Transformer-XL", with_core(shared, "transformer-xl", memory=64), paper(transformer)),
+        Variant(
+            "Transformer-XL", with_core(shared, "transformer-xl", memory=64), paper(transformer),
+            paper_name="Transformer",
+        ),
     )
     return tuple(
         variant
