@@ -12,7 +12,8 @@ from mkdocs.structure.files import File, Files
 
 from stairwell import configs
 from stairwell.cli import main as _commands  # noqa: F401  registers every command
-from stairwell.cli.app import MAINTAIN, REPRODUCE, TRAIN, USE, app
+from stairwell.cli.app import app
+from stairwell.cli.help import MAINTAIN, REPRODUCE, TRAIN, USE, entry_of, parameter_types, shown_default
 from stairwell.cli.options import all_configs
 from stairwell.runs.config import DERIVED
 from stairwell.runs.families import FAMILIES
@@ -35,14 +36,12 @@ def command_line() -> str:
         "`stairwell COMMAND --help` prints the same texts. `python -m stairwell` is the same command. Exit statuses: "
         "[training](../training.md#exit-status).\n",
     ]
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    group: Any = typer.main.get_command(app)
+    commands: dict[str, Any] = {name: group.commands[name] for name in group.list_commands(None)}
     panels = {name: getattr(command, "rich_help_panel", None) for name, command in commands.items()}
-    rest = [panel for panel in dict.fromkeys(panels.values()) if panel not in GROUPS]
-    for panel in (*GROUPS, *rest):
-        members = [name for name in commands if panels[name] == panel]
-        if members:
-            lines.append(f"## {panel if isinstance(panel, str) else 'Data'}\n")
-        for name in members:
+    for panel in GROUPS:
+        lines.append(f"## {panel}\n")
+        for name in (name for name in commands if panels[name] == panel):
             lines += described(name, commands[name])
     return "\n".join(lines)
 
@@ -59,10 +58,13 @@ def described(name: str, command: Any) -> Iterator[str]:
     arguments = [metavar(param) for param in shown if param.param_type_name == "argument"]
     yield f"\n```text\nstairwell {' '.join([name, *arguments, '[OPTIONS]'])}\n```\n"
     yield "| argument or option | default | |\n|---|---|---|"
+    types = parameter_types(command.callback)
     for param in shown:
-        names = metavar(param) if param.param_type_name == "argument" else ", ".join(param.opts)
-        default = param.default if isinstance(param.default, str | int | float) and param.default is not False else ""
-        yield f"| `{names}` | {code(default)} | {cell(getattr(param, 'help', '') or '')} |"
+        is_argument = param.param_type_name == "argument"
+        names = metavar(param) if is_argument else entry_of(param, types).label.replace("|", "\\|")
+        default = None if is_argument else shown_default(param, param.is_flag)
+        described_default = default if isinstance(param.show_default, str) else code(default if default != "" else None)
+        yield f"| `{names}` | {described_default} | {cell(getattr(param, 'help', '') or '')} |"
     if len(shown) < len(command.params):
         yield "\nEvery field of a run's config is an option `--section.field`: [configuration](configuration.md)."
     yield ""

@@ -78,7 +78,8 @@ def test_the_reference_lists_every_command_and_every_option(site: Path) -> None:
     for name, command in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
         assert f"stairwell {name}" in commands
         for option in (option for param in command.params for option in param.opts if "." not in option):
-            assert option.upper() in commands or option in commands, f"{name} {option}"
+            forms = (option, option.upper(), option.replace("--", "--[no-]", 1))
+            assert any(form in commands for form in forms), f"{name} {option}"
     configuration = (site / "reference/configuration.html").read_text(encoding="utf-8")
     missing = [name for name, _, _ in dotted_options() if f"--{name}<" not in configuration]
     assert not missing

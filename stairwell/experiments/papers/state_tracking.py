@@ -62,7 +62,7 @@ def benchmark_variants(
     def paper(number: str) -> tuple[str, ...]:
         return (number,) if number else ()
 
-    small_lstm = {"layers": 1, "width": 112}
+    small_lstm: dict[str, Any] = {"layers": 1, "width": 112}
     high_lr: dict[str, Any] = {"train": {"learning_rate": 0.01}}
     models = (
         Variant("LSTM", with_core(shared, "lstm"), paper(lstm)),
