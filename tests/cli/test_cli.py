@@ -417,7 +417,7 @@ def test_the_help_of_an_option_has_at_most_two_lines(place: Path) -> None:
         option, length = "", 0
         for line in lines[start:]:
             if line.startswith("  -"):
-                option, length = line, 1 if "   " in line.strip() or len(line.split()) <= 2 else 0
+                option, length = line, 1 if "  " in line.strip() else 0  # beside the option, or below it
             elif line.startswith("   "):
                 length += 1
                 assert length <= 2, (words, option, line)
