@@ -63,6 +63,11 @@ GROUPS = {
     "staircase": "Staircase attention (Ju et al., 2021)",
     "extra": "Our own experiments",
 }
+# Their curves show nothing: constant accuracy, or a benchmark of speed; or the sweep shows the same, and more clearly.
+WITHOUT_CURVES = (
+    "extra.long-streams.parity", "feedback.table1.counting-50", "feedback.table1.counting-1000",
+    "feedback.table5.agents", "extra.chunk-passes", "feedback.figure8",
+)  # fmt: skip
 SHORT_OUTCOMES = {"does not agree": "does not", "our own": "measured"}
 OUTCOME_AT_START = r"^(Agrees|Partly|Does not agree|Inconclusive)\b( agrees)?:? "
 
@@ -82,7 +87,7 @@ def publish(folder: Path, outcome: str, verdict: str, add: bool = False) -> Path
     result |= {"outcome": outcome, "verdict": verdict}
     RESULTS.mkdir(exist_ok=True)
     write_text(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
-    if (folder / "curves.png").exists():
+    if (folder / "curves.png").exists() and result["experiment"] not in WITHOUT_CURVES:
         save_picture(folder / "curves.png", f"{name}.png")
     return RESULTS / f"{name}.json"
 

@@ -15,6 +15,7 @@ from stairwell.report.colors import BACKGROUND, MUTED, PALETTE, RULE, TEXT
 from stairwell.report.compare import Model, format_metric, group_models, is_percent, unit_of
 
 FIGURE = OutputType("a figure of stairwell", contains_bytes(b"Software\0stairwell"))
+LEGEND_CHARACTERS = 125  # that fit beside each other above a figure, 8 per line and gap
 CSS_NAMES = {TEXT: "ink", MUTED: "soft", RULE: "rule", BACKGROUND: "card"}
 CSS_NAMES |= {color.light: f"c{i}" for i, color in enumerate(PALETTE)}
 
@@ -90,7 +91,9 @@ def write_png(path: str | os.PathLike[str], runs: list[RunReport], metric: str |
     """Plot a metric, by default the primary metric, against tokens and against time."""
     models = group_models(runs)
     metric = metric or (runs[0].metric if runs else "loss")
-    figure = new_figure(10, 3.9)
+    longest = max([len(model.name) for model in models], default=0)
+    legend_columns = max(1, min(4, LEGEND_CHARACTERS // (longest + 8)))
+    figure = new_figure(10, 3.6 + 0.2 * -(-len(models) // legend_columns))
     axes = figure.subplots(1, 2, sharey=True)
     scale, unit = time_unit(max([run.seconds for run in runs], default=0.0))
     for plot, x_name, x_scale, label in ((axes[0], "tokens", 1e6, f"million {unit_of(runs)} trained on"),
@@ -105,7 +108,7 @@ def write_png(path: str | os.PathLike[str], runs: list[RunReport], metric: str |
         axes[0].set_ylim(0, 102)
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), 4), frameon=False)
+        figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), legend_columns), frameon=False)
     save_png(path, figure)
 
 

@@ -14,6 +14,8 @@ from stairwell.report.plots import line_style, new_figure, save_png, set_log_x, 
 from stairwell.report.table import Table
 from stairwell.runs.long_streams import Horizon
 
+SMALLER_SAMPLE = (0, (2, 1.5))  # dashes of the lines of a second sample, of streams of another length
+
 
 def evaluated_models(models: list[Model]) -> list[tuple[Model, list[Horizon]]]:
     """Return the models with a long-stream evaluation, and the evaluations of their runs."""
@@ -55,6 +57,14 @@ def accuracy(horizons: list[Horizon]) -> tuple[list[float], list[float]]:
     return list(centers), list(values)
 
 
+def samples(horizons: list[Horizon]) -> list[list[Horizon]]:
+    """Return the evaluations grouped by the length of their streams, the group with the most streams first."""
+    groups: dict[int, list[Horizon]] = {}
+    for horizon in horizons:
+        groups.setdefault(horizon.tokens if horizon.equal else 0, []).append(horizon)
+    return sorted(groups.values(), key=lambda group: -sum(len(horizon.streams) for horizon in group))
+
+
 def format_horizons(horizons: list[Horizon]) -> str:
     """Return a summary: 53 of 64 streams without a mistake in 160,000 tokens, 2 of 4 in 1,000,000"""
     parts: list[str] = []
@@ -81,21 +91,34 @@ def stream_figure(models: list[Model]) -> Any:
         style = {"linewidth": 2 + 1.6 * (len(evaluated) - 1 - i), "zorder": 2 + i}
         model_style = line_style(model.color)
         style["color"] = model_style["color"]
-        positions, shares = survival(horizons)
         label = f"{model.name}: {format_horizons(horizons)}"
-        left.step(positions, shares, where="post", solid_capstyle="butt", label=label, **style)
+        dashes = model_style["linestyle"] if len(evaluated) < 3 else "-"
+        for j, sample in enumerate(samples(horizons)):
+            # Samples of other lengths are other streams: joined, the curve would jump where one of them ends.
+            line = style if j == 0 else {**style, "linewidth": 1.3, "zorder": 2 + len(evaluated) + i}
+            positions, shares = survival(sample)
+            left.step(positions, shares, where="post", solid_capstyle="butt", label=None if j else label,
+                      **line, linestyle="-" if j == 0 else SMALLER_SAMPLE)  # fmt: skip
+            left.plot(
+                positions[-1:], shares[-1:], marker="o", markersize=6, markerfacecolor="white", clip_on=False, **line
+            )
+            right.plot(*accuracy(sample), **line, linestyle=dashes if j == 0 else SMALLER_SAMPLE)
+    if any(len(samples(horizons)) > 1 for _, horizons in evaluated):
         left.plot(
-            positions[-1:], shares[-1:], marker="o", markersize=6, markerfacecolor="white", clip_on=False, **style
+            [], [], color=MUTED, linewidth=1.3, linestyle=SMALLER_SAMPLE, label="a smaller sample of longer streams"
         )
-        right.plot(*accuracy(horizons), **style, linestyle=model_style["linestyle"] if len(evaluated) < 3 else "-")
     longest = max(horizon.tokens for _, horizons in evaluated for horizon in horizons)
     trained_on = {horizon.trained_on for _, horizons in evaluated for horizon in horizons} - {0}
-    for plot, label in ((left, "streams without a mistake so far, %"), (right, "accuracy, %")):
+    for plot, title, label in (
+        (left, "Streams without a mistake", "streams without a mistake so far, %"),
+        (right, "Accuracy by position", "accuracy, %"),
+    ):
         style_axes(plot)
         set_log_x(plot, "position in the stream, tokens")
         plot.set_xlim(1, longest)
         plot.set_ylim(-2, 104)
         plot.set_ylabel(label, color=MUTED)
+        plot.set_title(title, loc="left", fontsize=11, color=TEXT)
         if len(trained_on) == 1:
             (length,) = trained_on
             plot.axvspan(1, length, color=RULE, alpha=0.45, linewidth=0, zorder=0)
