@@ -109,7 +109,7 @@ class Stream:
         """Read tokens; return the loss (negative log-likelihood) of each in nats, (T,). The first token of a stream is
         not predicted; its loss is 0."""
         config = self.model.config
-        if config.inputs != config.V:
+        if config.inputs != config.V or hasattr(self.vocabulary, "labels"):
             raise UserError(
                 f"this model predicts {config.V} labels, not its {config.inputs} input tokens, so tokens have no loss; "
                 "use log_probs_each for the labels"
@@ -138,7 +138,7 @@ class Stream:
         """Return the logits (V,) after the last token."""
         if self.logits is None:
             raise UserError("the stream has read nothing yet, so there is no prediction; feed it a token")
-        return self.logits
+        return self.logits.clone()  # the caller may change them, as in `logits[forbidden] = -inf`
 
     def sample(
         self,

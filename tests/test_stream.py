@@ -18,6 +18,7 @@ from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
 from stairwell.state import with_max_crop
 from stairwell.stream import ANCHOR_INTERVAL, FORMAT, MAX_TOKENS_PER_CALL, Stream, StreamBatch, read_file
+from stairwell.tasks.labeled import LabeledVocabulary
 from stairwell.tensor_files import read_hashed, write_hashed
 from stairwell.text import BPE, Bytes, Characters
 
@@ -54,6 +55,20 @@ def test_any_split_gives_the_same_log_probabilities(name: str) -> None:
     torch.testing.assert_close(log_probs, expected(model, tokens)[6:])
     torch.testing.assert_close(stream.probabilities(), expected(model, tokens)[-1].exp())
     assert stream.count == 20
+
+
+@cores
+def test_changing_returned_tensors_does_not_change_a_stream(name: str) -> None:
+    model = make_model(name)
+    stream = Stream(model)
+    state = stream.state()
+    stream.feed([1, 2])
+    stream.feed(3)
+    for tensor in [stream.next_logits(), *(tensor for _, tensor in [*state.tensors(), *stream.state().tensors()])]:
+        tensor.zero_()
+    torch.testing.assert_close(stream.log_probabilities(), expected(model, [1, 2, 3])[-1])
+    stream.feed(4)
+    torch.testing.assert_close(stream.log_probabilities(), expected(model, [1, 2, 3, 4])[-1])
 
 
 @cores
@@ -208,6 +223,12 @@ def test_token_losses_are_negative_log_probabilities() -> None:
     torch.testing.assert_close(losses, torch.cat([torch.zeros(1), after_first]))
     with pytest.raises(UserError, match="predicts 3 labels, not its 7 input tokens"):
         Stream(make_model(outputs=3)).token_losses(tokens)
+
+
+def test_labels_are_not_taken_for_next_tokens_if_there_are_as_many() -> None:
+    stream = Stream(make_model(inputs=2), LabeledVocabulary(("a", "b"), ("x", "y")))
+    with pytest.raises(UserError, match="predicts 2 labels"):
+        stream.token_losses("a b")
 
 
 def test_sampling_depends_on_the_seed_and_does_not_feed() -> None:

@@ -353,7 +353,10 @@ class CarriedSteps(Steps):
         self.carried = self.carried.crop(tokens)
 
     def load(self, first: int, state: State) -> None:
-        self.carried = type(state).join([self.carried.select(range(first)), state]) if first else state
+        # A copy: the caller may change the tensors of its state in place.
+        self.carried = (
+            type(state).join([self.carried.select(range(first)), state]) if first else state.map(Tensor.clone)
+        )
 
     def select(self, index: Tensor) -> None:
         self.carried = self.carried.select(index)
@@ -362,4 +365,4 @@ class CarriedSteps(Steps):
         self.carried = self.carried.reset(index)
 
     def state(self, count: Tensor, croppable: Tensor) -> State:
-        return self.carried
+        return self.carried.map(Tensor.clone)

@@ -17,7 +17,7 @@ from stairwell.hf.tokenizers import pair_tokenizers, tokenizer
 from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.outputs import FOLDER, check, write_output_folder
 from stairwell.runs.launch import check_new
-from stairwell.runs.load import load
+from stairwell.runs.load import config_of, load
 from stairwell.tasks import saved_task
 from stairwell.tasks.pair_task import PairTask
 from stairwell.train import Run
@@ -41,6 +41,12 @@ def from_run(path: str | os.PathLike[str]) -> StairwellForCausalLM | StairwellFo
             files[name] = (run.path / name).read_text(encoding="utf-8")
     converted: StairwellForCausalLM | StairwellForSeq2SeqLM
     if isinstance(model, LanguageModel):
+        if "text" not in task.vocabularies:
+            # Also if there happen to be as many labels as input tokens, which `StairwellConfig.of` cannot notice.
+            raise UserError(
+                f"{run.path} is a run of {config_of(run).name}, which does not predict its next input token; only runs "
+                "of the task 'lm' can be converted to a causal language model"
+            )
         converted = StairwellForCausalLM(StairwellConfig.of(model.config, run=files))
     elif isinstance(model, Seq2Seq):
         converted = StairwellForSeq2SeqLM(StairwellSeq2SeqConfig.of(model.config, run=files))

@@ -134,7 +134,10 @@ class Labeled(FileTask[LabeledFiles, LabeledTokens]):
         for _, tokens, labels in _episodes(self.locations["train"]):
             all_tokens.update(tokens)
             all_labels.update(labels)
-        return LabeledVocabulary(tuple(sorted(all_tokens)), tuple(sorted(all_labels - {self.config.unscored})))
+        files, unscored = self.locations["train"], self.config.unscored
+        if all_labels == {unscored}:  # the model would have no output
+            raise UserError(f"{files.labels} has no label but {unscored!r}, so nothing is scored")
+        return LabeledVocabulary(tuple(sorted(all_tokens)), tuple(sorted(all_labels - {unscored})))
 
     def encode_split(self, split: str) -> LabeledTokens:
         vocabulary, unscored, files = self.vocabulary, self.config.unscored, self.locations[split]

@@ -374,6 +374,14 @@ def test_the_code_of_the_model_card_loads_the_model(run: Path, tmp_path: Path) -
     assert isinstance(names["model"], StairwellForCausalLM)
 
 
+def test_a_run_that_predicts_labels_is_not_converted(tmp_path: Path) -> None:
+    sizes = {"core.width": "8", "core.layers": "1", "train.steps": "1", "train.batch": "2", "task.length": "4"}
+    fit(preset("parity/feedback").with_options({**sizes, "task.test_episodes": "1"}), tmp_path / "run", "cpu")
+    assert load(tmp_path / "run", "cpu")[0].config.inputs == 2  # and as many outputs
+    with pytest.raises(UserError, match="does not predict its next input token"):
+        export_hf(tmp_path / "run", tmp_path / "hf")
+
+
 def test_a_pipeline_generates_text(run: Path) -> None:
     model = from_run(run)
     vocabulary = vocabulary_of(model)

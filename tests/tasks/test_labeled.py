@@ -196,3 +196,9 @@ def test_invalid_paths_and_options_are_refused(tmp_path: Path) -> None:
         LabeledConfig(unscored="a b")
     with pytest.raises(ValueError, match="has no test split; it has train and valid"):
         Labeled(LabeledConfig(path=str(simple(tmp_path)))).batches("test", 1, 1)
+
+
+def test_a_model_without_labels_is_not_built(tmp_path: Path) -> None:
+    simple(tmp_path, train_labels="- -\n- - -\n")
+    with pytest.raises(UserError, match=r"train\.labels has no label but '-', so nothing is scored"):
+        _ = Labeled(LabeledConfig(path=str(tmp_path))).outputs
