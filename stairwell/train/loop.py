@@ -373,6 +373,7 @@ class Trainer:
             better = best is None or self.sign * value > self.sign * best
             if better:
                 self.save_model(scores)
+            self.folder.remove_average(self.progress.step)  # of a finished run that was resumed
             self.write_metrics({**self.counts(), "valid": scores, "best": better, "averaged": len(chosen)})
         finally:
             self.model.load_state_dict(original)

@@ -130,6 +130,13 @@ class Run:
         lines = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
         write_text(self.path / "metrics.jsonl", "".join(lines))
 
+    def remove_average(self, step: int) -> None:
+        """Remove the scores of the averaged model of `step`, which will be measured again."""
+        records = self.metrics()
+        kept = [record for record in records if record["step"] != step or "averaged" not in record]
+        if len(kept) < len(records):
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+
     def add_metrics(self, record: dict[str, Any]) -> None:
         self.check_not_deleted()
         path = self.path / "metrics.jsonl"

@@ -133,6 +133,11 @@ class Translator:
     def __init__(self, model: Seq2Seq, task: PairTask, search: Search | None = None, batch: int = 64) -> None:
         self.read_ahead = READ_AHEAD
         self.model, self.task, self.search, self.batch = model, task, search or Search(), batch
+        if self.search.min_length > task.config.max_target_length:
+            raise UserError(
+                f"min_length {self.search.min_length:,} is above the longest target of the run, "
+                f"{task.config.max_target_length:,} tokens (task.max_target_length); lower it"
+            )
         self.cut = self.unended = self.looped = 0
         self.generator = torch.Generator(next(model.parameters()).device).manual_seed(self.search.seed)
 

@@ -242,6 +242,11 @@ def test_articles_are_summarized(tmp_path: Path) -> None:
     assert scores["sentences"] == 1 and scores["lead_rougeL"] == 100 and scores["nearest_rougeL"] == 0
 
 
+def test_a_minimum_length_above_the_longest_target_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=r"min_length 100,000 is above the longest target of the run"):
+        open_translator(folder / "run", device="cpu", min_length=100_000)
+
+
 def test_a_text_with_a_repetition_loop_is_decoded_again(folder: Path) -> None:
     # A hardly trained model repeats itself if it has to generate long texts.
     texts = ["ba ke mo", "li", "su ro", "nu ba", "ba ba ba ba ba ba ba ba"]

@@ -325,6 +325,17 @@ def test_the_average_of_the_last_or_best_models_is_saved_if_it_is_better(
     torch.testing.assert_close(run.model.state_dict(), models[-1])  # training could continue
 
 
+def test_resuming_a_finished_run_does_not_repeat_the_scores_of_its_average(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"train__average": 2, "train__steps": 4, "train__validate_every": 2}
+    trainer(tmp_path, **options).run()
+    records = [{**record, "seconds": 0} for record in read_metrics(tmp_path)]
+    assert [record["step"] for record in records if "averaged" in record] == [4]
+    resumed = trainer(tmp_path, **options)
+    resumed.resume()
+    resumed.run()
+    assert [{**record, "seconds": 0} for record in read_metrics(tmp_path)] == records
+
+
 def test_parameters_with_nan_are_never_saved(tmp_path: Path) -> None:
     run = trainer(tmp_path, train__checkpoint_every=2, train__log_every=100)
 
