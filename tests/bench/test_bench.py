@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import __main__ as bench
-from bench import browser, limit, memory, plot, profile, records, scaling, speculation, speed, table, translate
+from bench import browser, decode, limit, memory, plot, profile, records, scaling, speculation, speed, table, translate
 from bench.flops import forward_flops, products, training_flops
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.fast import native
@@ -230,3 +230,17 @@ def test_the_help_names_every_measurement_and_case(capsys: pytest.CaptureFixture
 def test_a_user_error_is_reported(arguments: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         bench.run(arguments)
+
+
+@pytest.mark.skipif(bool(native.UNAVAILABLE_REASON), reason="no native library")
+def test_one_stream_is_measured_with_every_storage_beside_the_bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "SINGLE_ROUNDS", 2)
+    monkeypatch.setattr(decode, "BANDWIDTH_BYTES", 1 << 20)
+    case = decode.Case("single-1x64", (decode.Decoder("feedback", 1),), span=8, steps=2, layers=1, width=64, heads=2)
+    found = decode.measure_single(case)
+    assert [record["what"] for record in found] == ["bandwidth", "float32", "bfloat16", "int8", "gpt2"]
+    sizes = [record["megabytes_per_token"] for record in found[1:4]]
+    assert sizes[0] >= sizes[1] >= sizes[2] > 0
+    assert all(record["over_gpt2"].count("to") == 1 and "of_bandwidth" in record for record in found[1:4])
+    shown = "\n".join(table.single(found))
+    assert "| one stream, 1 layers of width 64 | tokens/s |" in shown and "| Feedback, int8 |" in shown
