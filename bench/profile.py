@@ -1,7 +1,7 @@
 """Time of a Feedback training step by part.
 
 torch's profiler measures the two native loops and the operations around them, but not the parts of a loop. The share of
-attention is estimated with a second model whose memory has one slot: the difference is the cost of the other slots
+attention is estimated with a second model whose memory has one position: the difference is the cost of the others
 (scores, softmax, weighted sums, positions and their gradients). Profiling itself takes some time.
 """
 

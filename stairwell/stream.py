@@ -71,7 +71,7 @@ class Stream:
 
     @classmethod
     def open(cls, run: str | os.PathLike[str], device: str = "auto", max_crop: int = 0) -> Self:
-        """Return a new stream of a run's trained model, with its vocabulary if it reads text or named symbols."""
+        """Return a new stream of a run's trained model, with its vocabulary if it reads text or named tokens."""
         model, task = load_run(run, device)
         vocabularies = task.vocabularies
         try:

@@ -23,7 +23,7 @@ def list_command(
         str | None, typer.Argument(help="experiments, tasks, cores or data; all of them if not given.")
     ] = None,
 ) -> None:
-    """List experiments, tasks, cores and data."""
+    """List experiments, tasks, cores (the recurrent models) and data."""
     from stairwell.cores import CORES
     from stairwell.tasks import TASKS
 
@@ -59,7 +59,7 @@ Examples:
   stairwell reproduce staircase.table1.random-walk --dry-run
   stairwell reproduce feedback.figure5 --task.path ptb --jobs 2
 
-`stairwell list experiments` lists the names. A name without its last part stands for all parts.
+`stairwell list experiments` lists the names. A name without its last part selects all of its parts.
 """
 
 

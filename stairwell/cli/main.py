@@ -1,7 +1,7 @@
 """The entry point: exit statuses, and every expected error in one line.
 
-0 done, 1 failed (a diverged training, a full disk, a training interrupted before it began or could be saved, a bug,
-which keeps its traceback), 2 the user's mistake, 130 interrupted; a training is then saved.
+0 done, 1 failed (a diverged run, a full disk, a run interrupted before it started or could be saved, a bug,
+which keeps its traceback), 2 a user error, 130 interrupted and saved.
 """
 
 from __future__ import annotations

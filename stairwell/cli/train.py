@@ -149,7 +149,7 @@ def eval_command(
         typer.Option(help="Tokens per call; changes speed, not results.", min=1, show_default="256"),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also score baselines of summarization: lead and nearest article.")
+        bool, typer.Option("--baselines", help="Also score first sentences and the nearest article's summary.")
     ] = False,
     horizon: Annotated[
         int | None,

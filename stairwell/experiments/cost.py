@@ -86,4 +86,4 @@ def format_duration(seconds: float) -> str:
     for size, name in ((365 * 86400, "years"), (86400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.1f} {name}"
-    return "a second" if seconds < 1.5 else f"{seconds:.0f} seconds"
+    return "1 second" if seconds < 1.5 else f"{seconds:.0f} seconds"

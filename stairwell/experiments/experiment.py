@@ -141,7 +141,7 @@ def check_variants(where: str, names: Sequence[str], only: Sequence[str]) -> Non
 
 
 def context_of(config: RunConfig) -> str:
-    """Return how far back a model attends, in words: what the models of one table differ in."""
+    """Return a description of the context that a model attends to."""
     return entry(config.core_name).context(config.core)
 
 

@@ -1,4 +1,4 @@
-"""Train several runs at once, each in a process of its own with its share of the threads.
+"""Train several runs at once, each in its own process with its share of the threads.
 
 Small models use two cores better with one process per core than with two threads per process.
 """
@@ -27,13 +27,13 @@ from stairwell.train.signals import PARENT, handle_signals
 
 SAME_COMMAND = "the same command resumes"
 POLL_SECONDS = 0.2
-SAVED = 130  # exit status of a training that was interrupted and saved
+SAVED = 130  # exit status of a run that was interrupted and saved
 
 Finish = Callable[[str, dict[str, Any]], None]  # called with a run's name and its result
 
 
 class TrainingProcess:
-    """`stairwell train` in a process of its own: it starts the run, or resumes it."""
+    """`stairwell train` in its own process: it starts the run, or resumes it."""
 
     def __init__(self, name: str, config: RunConfig, run: Run, device: str, engine: str, threads: int) -> None:
         self.name, self.run, self.threads, self.reported = name, run, threads, 0

@@ -29,7 +29,7 @@ PANGRAM = "the quick brown fox jumps over the lazy dog\n"
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with trainings: `walk` of a generated task, `text` of characters, `mine` of labeled streams."""
+    """A folder with runs: `walk` on a generated task, `text` on characters, `mine` on labeled streams."""
     folder = tmp_path_factory.mktemp("place")
     (folder / "text.txt").write_text(PANGRAM * 40)
     (folder / "mine.tokens").write_text("a b a b\n" * 40)

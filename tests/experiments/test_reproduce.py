@@ -314,6 +314,6 @@ def test_the_pages_of_results_are_up_to_date() -> None:
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python -m tools.publish"
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(0.2, "a second"), (80, "80 seconds"), (150, "2.5 minutes")])
+@pytest.mark.parametrize(("seconds", "words"), [(0.2, "1 second"), (80, "80 seconds"), (150, "2.5 minutes")])
 def test_durations_are_formatted(seconds: float, words: str) -> None:
     assert format_duration(seconds) == words

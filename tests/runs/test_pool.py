@@ -33,7 +33,7 @@ time.sleep(60)
 def run_scripts(
     scripts: dict[str, str], folder: Path, monkeypatch: pytest.MonkeyPatch, jobs: int = 2, watch: Any = None
 ) -> dict[str, dict[str, Any]]:
-    """Run scripts in place of trainings; return the results passed to `finish`."""
+    """Run scripts instead of training processes; return the results passed to `finish`."""
     command = lambda config, run, *_: [sys.executable, "-c", scripts[run.path.name], str(run.path) + ".ready"]  # noqa: E731
     monkeypatch.setattr(pool, "command", command)
     results: dict[str, dict[str, Any]] = {}
