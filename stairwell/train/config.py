@@ -178,7 +178,7 @@ class StreamTrainConfig(TrainConfig):
     finetune_task: str = ""
     "Task options that change in the final phase, such as end_of_line=true."
     curriculum: str = ""
-    "Stages of increasing difficulty, such as length=8..100 or variables=1,statements=10;variables=2,statements=20."
+    "Stages of increasing difficulty, such as length=8..100, or variables=1;variables=2."
     curriculum_accuracy: float = 96.0
     "Accuracy in percent, over 20 steps, at which the next stage starts."
     stop_when_mastered: bool = False
