@@ -229,12 +229,9 @@ def experiment_page(result: dict[str, Any]) -> str:
     lines = [f"# {result['title']}\n", f"`{result['experiment']}` · {result['scale']} scale · {result['paper']}\n"]
     if result["claim"]:
         claim = result["claim"][:1].upper() + result["claim"][1:]
-        lines += [
-            f"**The paper's claim:** {claim.rstrip('.')}.\n",
-            f"**Outcome: {result['outcome']}.** {finding(result)}\n",
-        ]
-    else:
-        lines.append(f"**Outcome:** {finding(result)}\n")
+        lines.append(f"**The paper's claim:** {claim.rstrip('.')}.\n")
+    outcome = "Outcome:" if result["outcome"] == "our own" else f"Outcome: {result['outcome']}."
+    lines.append(f"**{outcome}** {finding(result)}\n")
     lines += [f"Data: {result['data']}.\n", *markdown_table(table(result).columns, table(result).rows)]
     plots = sweep(result)
     if plots:

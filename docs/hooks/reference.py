@@ -115,11 +115,13 @@ def configuration() -> str:
         }
         common = common_rows(by_type, hidden)
         if common:
-            every = set(itertools.chain.from_iterable(by_type.values()))
+            every = list(itertools.chain.from_iterable(by_type.values()))
             lines += [f"### Several {section}s\n" if section in ("core", "task") else "### All\n"]
             lines += ["| option | type | default | | used by |", "|---|---|---|---|---|"]
             for (name, *cells), owners in common.items():
-                used_by = "all" if set(owners) == every else ", ".join(owners)
+                others = [name for name in every if name not in owners]
+                used_by = f"all but {', '.join(others)}" if others else "all"
+                used_by = used_by if len(others) < len(owners) else ", ".join(owners)
                 lines.append(f"| `--{section}.{name}` | {' | '.join(cells)} | {used_by} |")
             lines.append("")
         for config, names in by_type.items():
