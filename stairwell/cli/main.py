@@ -68,7 +68,7 @@ def command() -> int:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Every library has its own way to say so."""
+    """Return whether an error means that memory ran out. Libraries raise different ones."""
     names = {kind.__name__ for kind in type(error).__mro__}
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 

@@ -4,7 +4,7 @@ for step in render_episodes(agent, task, episodes=3, seed=0):
     image = compose_image(step)        # (height, width, 3) uint8
 
 Attention is drawn as one strip per layer, averaged over heads, newest memory position on the left, brighter for more.
-`compose_image(step, labels=True)` says so in the image.
+`compose_image(step, labels=True)` adds labels to the image.
 """
 
 from __future__ import annotations
