@@ -71,6 +71,9 @@ WITHOUT_CURVES = (
 SHORT_OUTCOMES = {"does not agree": "does not", "our own": "measured"}
 OUTCOME_AT_START = r"^(Agrees|Partly|Does not agree|Inconclusive)\b( agrees)?:? "
 
+CURVES = """Thick lines with circles: validation. Thin lines: training. If runs were added to this result later, the figure
+shows the models of the last command only."""
+
 PAPER_SCALE = """## At paper scale
 
 No experiment was run at paper scale. The times are estimates from the number of operations, without environments and
@@ -239,7 +242,7 @@ def experiment_page(result: dict[str, Any]) -> str:
     if ends := [f"{v['name']} {last_stage(v)}" for v in result["variants"] if any(v.get("stages") or ())]:
         lines.append(f"\nLast stage of the curriculum: {'; '.join(ends)}.")
     if (PICTURES / f"{name}.png").exists():
-        lines.append(f"\n## Learning curves\n\n![Learning curves: {result['title']}](../pictures/{name}.png)")
+        lines += ["\n## Learning curves\n", f"![Learning curves: {result['title']}](../pictures/{name}.png)\n", CURVES]
     threads = sorted({threads for variant in result["variants"] for threads in variant["threads"]})
     seconds = sum(sum(variant["seconds"]) for variant in result["variants"])
     lines += [

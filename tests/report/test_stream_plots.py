@@ -9,7 +9,7 @@ import pytest
 
 from stairwell.report import RunReport, gather, write_html, write_stream_pngs
 from stairwell.report.compare import group_models
-from stairwell.report.stream_plots import accuracy, format_horizons, stream_figure, stream_table, survival
+from stairwell.report.stream_plots import accuracy, format_horizons, samples, stream_figure, stream_table, survival
 from stairwell.runs.launch import fit
 from stairwell.runs.long_streams import Horizon, StreamResult, measure
 from stairwell.runs.presets import preset
@@ -43,6 +43,12 @@ def test_streams_of_different_lengths() -> None:
     positions, shares = survival([evaluated])
     assert dict(zip(positions, shares)) == {1: 100.0, 20: 100.0, 21: 100.0, 30: 50.0, 40: 50.0}
     assert format_horizons([evaluated]) == "2 of 3 streams without a mistake in up to 40 tokens"
+
+
+def test_samples_of_different_lengths_are_apart() -> None:
+    """A curve over both would rise where the streams with mistakes end."""
+    many, few, more = horizon(100, None, 20, 30), horizon(1000, None), horizon(100, 40)
+    assert samples([few, many, more]) == [[many, more], [few]]
 
 
 def test_accuracy_in_bins_of_positions() -> None:
