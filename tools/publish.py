@@ -71,8 +71,8 @@ WITHOUT_CURVES = (
 SHORT_OUTCOMES = {"does not agree": "does not", "our own": "measured"}
 OUTCOME_AT_START = r"^(Agrees|Partly|Does not agree|Inconclusive)\b( agrees)?:? "
 
-CURVES = """Thick lines with circles: validation. Thin lines: training. If runs were added to this result later, the figure
-shows the models of the last command only."""
+CURVES = """Thick lines with circles: validation. Thin lines: training. If runs were added to this result later, the
+figure shows the models of the last command only."""
 
 PAPER_SCALE = """## At paper scale
 
