@@ -9,6 +9,9 @@ if not startup.is_supported():
     startup.refuse_platform()
 # isort: on
 
+from os import PathLike
+from typing import Any
+
 from stairwell.cores import CORES, build
 from stairwell.cores.delta import DeltaNetConfig
 from stairwell.cores.feedback import FeedbackConfig
@@ -25,6 +28,18 @@ from stairwell.cores.universal import UniversalConfig
 from stairwell.models import LanguageModel, LanguageModelConfig, inspect
 from stairwell.state import State
 from stairwell.version import __version__
+
+
+def load(run: str | PathLike[str], device: str = "auto", engine: str = "auto") -> tuple[Any, Any]:
+    """Return the trained model of a run, in evaluation mode, and its task.
+
+    `run` is a run folder or the name of a shipped model, such as "s5-feedback" (`stairwell list models`). `device`:
+    auto, cpu, cuda or mps. `engine`: auto, fast or reference.
+    """
+    from stairwell.runs.load import load as load_run  # imports tasks and environments, which models alone do not need
+
+    return load_run(run, device, engine)
+
 
 __all__ = [
     "CORES",
@@ -44,4 +59,5 @@ __all__ = [
     "__version__",
     "build",
     "inspect",
+    "load",
 ]

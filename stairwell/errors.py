@@ -17,5 +17,10 @@ def suggestion(name: str, names: Iterable[str], form: str = "'{}'") -> str:
     """Return the end of an error message about an unknown name: a similar name, or all names if none is similar.
     `form` is how a name is written, such as '--core.{}'."""
     known = list(names)
-    similar = difflib.get_close_matches(name, known, 1, MIN_SIMILARITY)
-    return f"; did you mean {form.format(similar[0])}?" if similar else f"; there are: {', '.join(known)}"
+    similar = similar_name(name, known)
+    return f"; did you mean {form.format(similar)}?" if similar else f"; there are: {', '.join(known)}"
+
+
+def similar_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the most similar of some names; None if none is similar."""
+    return next(iter(difflib.get_close_matches(name, list(names), 1, MIN_SIMILARITY)), None)

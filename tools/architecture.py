@@ -17,8 +17,8 @@ FIGURE = ROOT / "docs" / "pictures" / "architecture.png"
 # its own layer and in the layers below.
 LAYERS = {
     "Basics": (
-        "startup", "errors", "version", "files", "outputs", "tensor_files", "configs", "provenance", "devices", "state",
-        "layers",
+        "startup", "errors", "version", "files", "outputs", "tensor_files", "configs", "provenance", "devices",
+        "checkpoints", "state", "layers",
     ),
     "Models": ("cores", "fast", "models", "decode"),
     "Training": ("text", "data", "tasks", "train", "rl"),
@@ -35,7 +35,7 @@ CAPTIONS = {
     "Use": "trained models in other programs",
 }
 # Small modules that any package may import; the figure leaves them out.
-SMALL = ("startup", "errors", "version", "files", "outputs", "tensor_files", "provenance", "devices")
+SMALL = ("startup", "errors", "version", "files", "outputs", "tensor_files", "provenance", "devices", "checkpoints")
 ENTRY_POINTS = ("stairwell", "stairwell.__main__")  # may import everything; nothing may import them
 
 

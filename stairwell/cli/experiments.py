@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 @app.command("list", rich_help_panel=REPRODUCE)
 def list_command(
     what: Annotated[
-        str | None, typer.Argument(help="experiments, tasks, cores or data; all of them if not given.")
+        str | None, typer.Argument(help="experiments, models, tasks, cores or data; all of them if not given.")
     ] = None,
 ) -> None:
-    """List experiments, tasks, cores (the recurrent models) and data."""
+    """List experiments, shipped models, tasks, cores (the recurrent models) and data."""
     from stairwell.cores import CORES
     from stairwell.tasks import TASKS
 
@@ -43,7 +43,15 @@ def list_command(
         print("To reproduce (stairwell reproduce NAME --scale laptop|paper):\n")
         describe(print)
 
-    kinds = {"experiments": experiments, "tasks": tasks, "cores": cores, "data": data_list}
+    def models() -> None:
+        from stairwell import checkpoints
+
+        print(f"{'name':22} {'task':42} {'size':8} score")
+        for name in checkpoints.names():
+            card = checkpoints.read_card(name)
+            print(f"{name:22} {card['task']:42} {checkpoints.size_of(name) / 1e6:.1f} MB   {card['score']}")
+
+    kinds = {"experiments": experiments, "models": models, "tasks": tasks, "cores": cores, "data": data_list}
     if what is not None and what not in kinds:
         raise UserError(f"cannot list '{what}'{suggestion(what, kinds)}")
     for name, show in kinds.items():

@@ -31,7 +31,7 @@ from stairwell.errors import UserError
 MAX_LINE_BYTES = 1 << 24
 MOST_HYPOTHESES = 1000  # more is a typing error
 
-Folder = Annotated[Path, typer.Argument(help="Run folder of a trained model.", metavar="RUN")]
+Folder = Annotated[Path, typer.Argument(help="Run folder, or name of a shipped model.", metavar="RUN")]
 Files = Annotated[
     list[Path] | None, typer.Argument(help="Text files with one text per line; standard input if not given.")
 ]
@@ -252,8 +252,10 @@ def tune(
 
 @app.command(rich_help_panel=USE)
 def compare(
-    first: Annotated[Path, typer.Argument(help="Run folder of a translator, whose data is used.", metavar="RUN")],
-    second: Annotated[Path, typer.Argument(help="Run folder of another translator.", metavar="OTHER")],
+    first: Annotated[
+        Path, typer.Argument(help="Run folder or shipped name of a translator, whose data is used.", metavar="RUN")
+    ],
+    second: Annotated[Path, typer.Argument(help="Run folder or shipped name of another translator.", metavar="OTHER")],
     split: SplitName = "test",
     device: Device = "auto",
     as_json: AsJson = False,

@@ -130,7 +130,7 @@ app.command("train", cls=PresetCommand, rich_help_panel=TRAIN)(with_dotted_optio
 
 @app.command("eval", rich_help_panel=TRAIN)
 def eval_command(
-    run: Annotated[Path, typer.Argument(help="Run folder.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or name of a shipped model.")],
     split: SplitName = "test",
     data: Annotated[
         str | None,

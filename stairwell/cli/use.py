@@ -19,7 +19,7 @@ MAX_BATCH = 4096  # of a server; more is a typing error
 
 @app.command(rich_help_panel=USE)
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders, compared on one page.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders or names of shipped models, compared on one page.")],
     out: Annotated[Path, output_option("HTML page to write; figures go to the same folder.")] = Path("report.html"),
     inside: Annotated[bool, typer.Option("--inside", help="Also analyze the memory along an endless stream.")] = False,
 ) -> None:
@@ -39,7 +39,7 @@ def report(
 
 @app.command(rich_help_panel=USE)
 def generate(
-    run: Annotated[Path, typer.Argument(help="Run folder of a language model.")],
+    run: Annotated[Path, typer.Argument(help="Run folder or shipped name of a language model.")],
     prompt: Annotated[str, typer.Option(help="Text to continue.", show_default="a line end")] = "",
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the generated text.")] = False,
     tokens: Annotated[int, typer.Option(help="Number of tokens to generate.", min=1)] = 500,
@@ -114,7 +114,10 @@ def generate(
 
 @app.command(rich_help_panel=USE)
 def export(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders; an HTML page can show several of one task.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(help="Run folders or names of shipped models; an HTML page can show several of one task."),
+    ],
     html: Annotated[
         Path | None,
         output_option("HTML file that contains the models and runs them offline."),
@@ -166,7 +169,7 @@ def export(
 
 @app.command(rich_help_panel=USE)
 def serve(
-    run: Annotated[Path, typer.Argument(help="Run folder of a language model.")],
+    run: Annotated[Path, typer.Argument(help="Run folder or shipped name of a language model.")],
     host: Annotated[
         str, typer.Option(help="Address to listen on; 127.0.0.1 accepts connections from this machine only.")
     ] = "127.0.0.1",

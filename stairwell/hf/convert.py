@@ -17,7 +17,7 @@ from stairwell.hf.tokenizers import pair_tokenizers, tokenizer
 from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.outputs import FOLDER, check, write_output_folder
 from stairwell.runs.launch import check_new
-from stairwell.runs.load import config_of, load
+from stairwell.runs.load import config_of, load, open_run
 from stairwell.tasks import saved_task
 from stairwell.tasks.pair_task import PairTask
 from stairwell.train import Run
@@ -30,7 +30,7 @@ FILES = (saved_task.FILE, SEARCH, "config.json")
 def from_run(path: str | os.PathLike[str]) -> StairwellForCausalLM | StairwellForSeq2SeqLM:
     """Return the trained model of a run folder. Its config keeps what `to_run` needs, and the generation config of a
     sequence-to-sequence model is the run's search."""
-    run = Run(path)
+    run = open_run(path)
     loaded: tuple[Any, Any] = load(path, "cpu")
     model, task = loaded
     _, note = run.load_model()

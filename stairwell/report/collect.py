@@ -25,7 +25,7 @@ from stairwell.report.memory_analysis import MemoryAnalysis, read_analysis
 from stairwell.report.samples import DecodedSample, read_samples
 from stairwell.rl.task import RLTask
 from stairwell.runs.config import SECTIONS, RunConfig
-from stairwell.runs.load import config_of, load
+from stairwell.runs.load import config_of, find_result, load, open_run
 from stairwell.runs.long_streams import Horizon
 from stairwell.runs.long_streams import read as read_horizon
 from stairwell.runs.presets import preset
@@ -35,6 +35,7 @@ from stairwell.tasks.pair_task import PairBatch, PairTask
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
 from stairwell.train.run import Run
 from stairwell.train.streams import model_metrics
+from stairwell.train.translator import SEARCH
 
 MAX_POINTS = 400  # of a curve, more than a screen shows
 RL_METRICS = ("return", "length", "entropy")  # training metrics of agents besides the loss
@@ -158,7 +159,7 @@ def gather(
     `episodes` is the number of random-walk episodes to show; `name` defaults to the name of the core. `scores` and
     `provenance` are added to those of the folder. Scores whose names do not start with valid_ or test_ belong to the
     split named by their key `split`, as `evaluate_run` returns them, or else to the test split."""
-    run = Run(folder)
+    run = open_run(folder)
     config_json, config = run.read_config(), config_of(run)
     model, metadata = None, {}
     if (run.path / "model.safetensors").exists():
@@ -191,7 +192,9 @@ def gather(
         horizon=read_horizon(run.path),
         memory_analysis=read_analysis(run.path),
     )
-    return report if model is None else replace(report, **inspect_model(model, task, run.path, episodes))
+    if model is None:
+        return report
+    return replace(report, **inspect_model(model, task, find_result(run.path, SEARCH).parent, episodes))
 
 
 def inspect_model(model: Any, task: Task, folder: Path, episodes: int) -> dict[str, Any]:

@@ -28,13 +28,12 @@ from torch import Tensor
 from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel
 from stairwell.report.attention import AttentionAverage, average_attention
-from stairwell.runs.load import load
+from stairwell.runs.load import check_results_writable, find_result, load, results_folder
 from stairwell.runs.long_streams import check_growing, stream_of
 from stairwell.state import FieldType, State
 from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from stairwell.tasks.generated import EndlessStream
-from stairwell.train.run import Run
 from stairwell.train.streams import add_noise
 
 FILE = "memory_analysis.json"
@@ -306,16 +305,16 @@ def analyze_run(
 ) -> MemoryAnalysis:
     """Analyze the memory of a run's model and write the result to the run folder."""
     model, task = load(path, device)
-    Run(path).check_writable()
+    check_results_writable(path)
     analysis = analyze_memory(model, stream_of(task), positions, streams)
-    write_text(Path(path) / FILE, json.dumps(asdict(analysis)) + "\n")
+    write_text(results_folder(path) / FILE, json.dumps(asdict(analysis)) + "\n")
     return analysis
 
 
 def read_analysis(path: str | Path) -> MemoryAnalysis | None:
     """Return the analysis in a run folder; None if there is none or the file is damaged."""
     try:
-        data: dict[str, Any] = parse_json((Path(path) / FILE).read_bytes())
+        data: dict[str, Any] = parse_json(find_result(path, FILE).read_bytes())
         attention = data.pop("attention")
         return MemoryAnalysis(**data, attention=AttentionAverage(**attention) if attention else None)
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Load and evaluate the model of a run folder."""
+"""Find a run folder, load its model and evaluate it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ from typing import Any
 
 import torch
 
+from stairwell import checkpoints
 from stairwell.decode.weights import Weights, use_weights
-from stairwell.errors import UserError
+from stairwell.errors import UserError, similar_name
 from stairwell.runs import sizes
 from stairwell.runs.config import RunConfig
 from stairwell.runs.device import choose_device
 from stairwell.runs.families import FAMILIES, EvalOptions
 from stairwell.tasks import Split, Task
 from stairwell.train import Callback, Run
+from stairwell.train.translator import SEARCH
 
 NO_OPTIONS = EvalOptions()
 
@@ -25,13 +27,47 @@ def config_of(run: Run) -> RunConfig:
     return RunConfig.from_json(run.read_config(), str(run.path / "config.json"))
 
 
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """Return the run of a folder, or of the name of a shipped model, for reading. A local folder outranks a name."""
+    name = os.fspath(path)
+    shipped = None if os.path.isdir(path) else checkpoints.folder_of(name)
+    run = Run(path if shipped is None else shipped)
+    if shipped or os.path.exists(path) or os.path.basename(name) != name or not name:
+        return run
+    similar = similar_name(name, checkpoints.names())
+    hint = f"did you mean '{similar}'?" if similar else "`stairwell list models` lists the models that have a name"
+    raise UserError(f"{name} is not a run folder: it has no config.json; {hint}")
+
+
+def results_folder(path: str | os.PathLike[str]) -> Path:
+    """Return the folder for results about a run: the run folder, or runs/shipped/NAME for a shipped model, whose own
+    folder is never written to."""
+    folder = open_run(path).path
+    return Path("runs/shipped", folder.name) if folder.parent == checkpoints.FOLDER else folder
+
+
+def find_result(path: str | os.PathLike[str], file: str) -> Path:
+    """Return the path of a file of results about a run. The user's own outranks that of a shipped model."""
+    own = results_folder(path) / file
+    return own if own.exists() else open_run(path).path / file
+
+
+def check_results_writable(path: str | os.PathLike[str]) -> None:
+    """Check before a long measurement whether its results can be written."""
+    if (folder := results_folder(path)).exists():
+        Run(folder).check_writable()
+
+
 def load(
     path: str | os.PathLike[str], device: str = "auto", engine: str = "auto", weights: Weights = "float32"
 ) -> tuple[Any, Task]:
-    """Return the trained model of a run folder and its task, from the folder alone. The data is opened on first use.
+    """Return the trained model of a run, in evaluation mode, and its task.
 
-    `weights`: round the matrices of the decoder to fewer bits (`stairwell.decode.weights`)."""
-    run = Run(path)
+    `path` is a run folder or the name of a shipped model, such as "s5-feedback" (`stairwell list models`). The folder
+    is enough: the data is opened on first use. `device`: auto, cpu, cuda or mps. `engine`: auto, fast or reference.
+    `weights`: round the matrices of the decoder to fewer bits (`stairwell.decode.weights`).
+    """
+    run = open_run(path)
     config = config_of(run)
     task = config.make_tasks(run.path)[-1]  # before the model: it reports a damaged task.json
     parameters, _ = run.load_model()
@@ -72,11 +108,11 @@ def evaluate_run(
     if task.family == "streams":
         streams = options.streams or 1
         sizes.check_streams(model, streams, 1, f"--streams (now {streams:,})")
-    _, note = Run(path).load_model()
+    _, note = open_run(path).load_model()
     return {
         "run": str(path),
         "data": task.describe(),
         "split": split,
         "step": note["step"],
-        **FAMILIES[task.family].evaluate(model, task, split, Path(path), options, callback),
+        **FAMILIES[task.family].evaluate(model, task, split, find_result(path, SEARCH).parent, options, callback),
     }

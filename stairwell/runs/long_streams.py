@@ -28,14 +28,14 @@ from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
 from stairwell.runs import sizes
-from stairwell.runs.load import load
+from stairwell.runs.load import check_results_writable, find_result, load, open_run, results_folder
 from stairwell.state import FieldType
 from stairwell.tasks import Split
 from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from stairwell.tasks.generated import Array, EndlessStream
 from stairwell.tasks.labeled import Labeled
-from stairwell.train import Callback, Run
+from stairwell.train import Callback
 
 FILE = "horizon.json"
 PER_DECADE = 8  # points of the curve per power of ten
@@ -194,7 +194,7 @@ def measure(
     does not replace a longer result. Results of rounded parameters are not written.
     """
     model, task = load(path, device, engine, weights)
-    Run(path).check_writable()
+    check_results_writable(path)
     chosen: LongStreams
     if isinstance(task, Labeled):
         chosen = labeled_streams(model, task, split, data, streams, seeds, tokens, segment)
@@ -213,7 +213,7 @@ def measure(
     result = {
         "run": Path(path).name,
         **chosen.description,
-        "step": Run(path).load_model()[1]["step"],
+        "step": open_run(path).load_model()[1]["step"],
         "requested_tokens": tokens,
         "interrupted": interrupted,
         "trained_on": trained_on(task),
@@ -228,7 +228,7 @@ def measure(
     earlier = read(path)
     kept = not interrupted or earlier is None or earlier.tokens <= counts.tokens
     if kept and weights == "float32":
-        write_text(Path(path) / FILE, json.dumps(result, indent=1) + "\n")
+        write_text(results_folder(path) / FILE, json.dumps(result, indent=1) + "\n")
     return {**result, "kept": kept}
 
 
@@ -351,7 +351,7 @@ def to_json(counts: MistakeCounts, streams: LongStreams) -> dict[str, Any]:
 def read(path: str | Path) -> Horizon | None:
     """Return the long-stream evaluation of a run folder; None if there is none, or if the file is damaged."""
     try:
-        data = parse_json((Path(path) / FILE).read_bytes())
+        data = parse_json(find_result(path, FILE).read_bytes())
         return from_json(data)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -17,11 +17,10 @@ from stairwell.decode.weights import Weights
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.outputs import FOLDER, check, write_output_folder
-from stairwell.runs.load import load
+from stairwell.runs.load import check_results_writable, find_result, load, results_folder
 from stairwell.tasks import Split, task_type, text_scores
 from stairwell.tasks.baselines import baselines
 from stairwell.tasks.pair_task import PairTask
-from stairwell.train.run import Run
 from stairwell.train.translator import SEARCH, Translator, load_search
 
 PENALTIES = (0.0, 0.4, 0.6, 0.8, 1.0, 1.2, 1.4, 1.6, 2.0)
@@ -40,7 +39,7 @@ def open_translator(
     if not isinstance(task, PairTask) or (task_name is not None and type(task) is not task_type(task_name)[1]):
         expected = task_name or "translation or summarization"
         raise UserError(f"{os.fspath(run)} was not trained for {expected}; name a run that was")
-    return Translator(model, task, load_search(Path(run), task, **options), batch)
+    return Translator(model, task, load_search(find_result(run, SEARCH).parent, task, **options), batch)
 
 
 def tune(
@@ -55,7 +54,7 @@ def tune(
 
     A search also uses the penalty to decide when to stop, so every value needs its own search."""
     translator = open_translator(run, None, device, **options)
-    Run(run).check_writable()
+    check_results_writable(run)
     sources, references = translator.task.sources_and_targets("valid", sentences)
     scores: dict[float, float] = {}
     for penalty in penalties:
@@ -65,7 +64,7 @@ def tune(
         callback(penalty, scores[penalty])
     best = max(scores, key=lambda penalty: scores[penalty])
     search = dataclasses.replace(translator.search, length_penalty=best)
-    write_text(Path(run) / SEARCH, json.dumps(configs.to_json(search), indent=2) + "\n")
+    write_text(results_folder(run) / SEARCH, json.dumps(configs.to_json(search), indent=2) + "\n")
     metric = translator.task.metric
     return {
         "run": str(run),
