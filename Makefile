@@ -3,6 +3,7 @@
 # make quick   the invariants and some tests of every package, within minutes
 # make slow    the proofs that take minutes
 # make docs    builds the documentation site in build/site
+# make wheel   builds the source distribution and the wheel in dist
 #
 # TORCH=... installs another torch, for instance one for your GPU; VENV=... uses another folder.
 
@@ -11,7 +12,7 @@ VENV ?= .venv
 TORCH ?= torch==2.13.0
 BIN := $(VENV)/bin
 
-.PHONY: demo test quick slow docs clean
+.PHONY: demo test quick slow docs wheel clean
 
 $(VENV)/installed: pyproject.toml $(wildcard setup.py) $(wildcard stairwell/fast/csrc/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "stairwell needs Python 3.11 or newer: make PYTHON=python3.12"; exit 1; }
@@ -38,5 +39,8 @@ slow: $(VENV)/installed
 docs: $(VENV)/installed
 	$(BIN)/mkdocs build --quiet --strict
 
+wheel: $(VENV)/installed
+	$(BIN)/python -m build --outdir dist .
+
 clean:
-	rm -rf $(VENV) build *.egg-info
+	rm -rf $(VENV) build dist *.egg-info
