@@ -21,7 +21,7 @@ from stairwell.layers import Layer, Masks, RelativePosition, Slots
 
 @dataclass(frozen=True, kw_only=True)
 class TopDownConfig(WindowConfig):
-    """Only the options of every core with a window."""
+    """The options that all cores with an attention window share, and no others."""
 
 
 @dataclass(frozen=True, eq=False)

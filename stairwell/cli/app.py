@@ -89,7 +89,7 @@ Device = Annotated[
 Engine = Annotated[
     str,
     typer.Option(
-        help="Fast or reference implementation; auto uses the fast one where it can.",
+        help="Fast or reference implementation; auto uses the fast one where possible.",
         callback=one_of("--engine", "auto", "fast", "reference"),
         metavar="auto|fast|reference",
     ),
@@ -98,7 +98,7 @@ WeightsName = Annotated[
     str,
     typer.Option(
         "--weights",
-        help="Storage of the decoder's parameters; fewer bits are faster.",
+        help="Data type of the decoder's parameters; fewer bits are faster.",
         callback=one_of("--weights", "float32", "bfloat16", "int8"),
         metavar="float32|bfloat16|int8",
     ),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @app.command("list", rich_help_panel=REPRODUCE)
 def list_command(
     what: Annotated[
-        str | None, typer.Argument(help="experiments, models, tasks, cores or data; all of them if not given.")
+        str | None, typer.Argument(help="What to list: experiments, models, tasks, cores or data; all if not given.")
     ] = None,
 ) -> None:
     """List experiments, shipped models, tasks, cores (the recurrent models) and data."""
@@ -32,13 +32,13 @@ def list_command(
             print(f"{name:24} {entry.description}")
 
     def tasks() -> None:
-        for name, (_, _, words) in TASKS.items():
-            print(f"{name:24} {words}")
+        for name, (_, _, description) in TASKS.items():
+            print(f"{name:24} {description}")
 
     def experiments() -> None:
         from stairwell.experiments.reproduce import describe
 
-        print("To train: TASK/CORE, such as random-walk/feedback; every combination exists.")
+        print("To train: TASK/CORE, such as random-walk/feedback. All combinations are valid.")
         print(f"tasks  {', '.join(TASKS)}\ncores  {', '.join(CORES)}\n")
         print("To reproduce (stairwell reproduce NAME --scale laptop|paper):\n")
         describe(print)
@@ -67,7 +67,7 @@ Examples:
   stairwell reproduce staircase.table1.random-walk --dry-run
   stairwell reproduce feedback.figure5 --task.path ptb --jobs 2
 
-`stairwell list experiments` lists the names. A name without its last part selects all of its parts.
+`stairwell list experiments` lists the names. A prefix such as `staircase.table1` selects every experiment below it.
 """
 
 
@@ -75,32 +75,34 @@ def reproduce_command(
     name: Annotated[str, typer.Argument(help="Name of an experiment, or demo.", autocompletion=complete_experiment)],
     scale: Annotated[
         str,
-        typer.Option(help="laptop: minutes to hours on two cores; paper: the papers' sizes.", metavar="laptop|paper"),
+        typer.Option(
+            help="laptop: minutes to hours on two CPU cores; paper: the papers' sizes.", metavar="laptop|paper"
+        ),
     ] = "laptop",
-    out: Annotated[Path | None, output_option("Folder of runs and report.", "runs/NAME-SCALE")] = None,
+    out: Annotated[Path | None, output_option("Folder for the runs and the report.", "runs/NAME-SCALE")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Number of seeds per variant.", min=1, max=MOST_SEEDS, show_default="of the experiment"),
+        typer.Option(help="Number of seeds per variant.", min=1, max=MOST_SEEDS, show_default="from the experiment"),
     ] = None,
     jobs: Annotated[
         int | None,
-        typer.Option(
-            help="Runs at a time, each with its share of the threads.", min=1, show_default="1; of the demo 3"
-        ),
+        typer.Option(help="Runs trained in parallel; they share the threads.", min=1, show_default="1; demo: 3"),
     ] = None,
     only: Annotated[
         list[str] | None, typer.Option(help="Train this variant only; may be repeated.", metavar="VARIANT")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run and how long it takes.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the planned runs and their estimated time.")
+    ] = False,
     steps: Annotated[
-        int | None, typer.Option(help="Optimizer steps (--train.steps).", min=1, show_default="of the experiment")
+        int | None, typer.Option(help="Optimizer steps (--train.steps).", min=1, show_default="from the experiment")
     ] = None,
     device: Device = "auto",
     engine: Engine = "auto",
     quiet: Quiet = False,
     options: Any = None,
 ) -> None:
-    """Run an experiment of the papers and print our numbers beside theirs. The same command resumes it."""
+    """Run an experiment from the papers and print our numbers next to theirs. The same command resumes it."""
     from stairwell.cli.display import display
     from stairwell.cli.tables import print_table
     from stairwell.experiments import experiment, papers, reproduce
@@ -109,7 +111,7 @@ def reproduce_command(
 
     if scale not in experiment.SCALES:
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")
-    choose_device(device)  # a finished experiment trains nothing, but a wrong name is an error there too
+    choose_device(device)  # a wrong device name is an error even if all runs are finished
     changes = same_option("--steps", steps, "train.steps", options or {})
     with as_given(changes, {"train.steps": "--steps"} if steps is not None else {}):
         planned = [
@@ -125,15 +127,15 @@ def reproduce_command(
             print_table(reproduce.plan_table(chosen, folder, device, only))
             continue
         check_page(chosen.page, folder)
-        left = reproduce.missing(chosen, folder, only)
+        remaining = reproduce.missing(chosen, folder, only)
         try:
-            with many_display(chosen, left, jobs or chosen.jobs, quiet) as callback:
+            with many_display(chosen, remaining, jobs or chosen.jobs, quiet) as callback:
                 result = reproduce.reproduce(
                     chosen, folder, device=device, engine=engine, jobs=jobs, only=only, callback=callback,
                     show=lambda title, total, done: display(title, total, done, quiet),
                 )  # fmt: skip
             page = reproduce.write_report(chosen, folder, result)
-        except KeyboardInterrupt:  # while nothing was training
+        except KeyboardInterrupt:  # outside of training
             raise Interrupted("interrupted; the same command resumes") from None
         print_table(reproduce.table(result))
         print(f"report: {page}")
@@ -152,7 +154,7 @@ def default_folder(name: str, scale: str) -> Path:
 
 
 def many_display(experiment: Experiment, left: list[tuple[Variant, int]], jobs: int, quiet: bool) -> Any:
-    """Return the display of an experiment's runs: panels side by side if they all train at once, or lines."""
+    """Return the display of an experiment's runs: panels side by side if all train in parallel, otherwise lines."""
     from stairwell.cli.display import RunLines, side_by_side
 
     steps = {f"{variant.name}, seed {seed}": variant.config.train.total_steps for variant, seed in left}
@@ -162,7 +164,7 @@ def many_display(experiment: Experiment, left: list[tuple[Variant, int]], jobs: 
 
 
 def check_page(has_page: bool, folder: Path) -> None:
-    """Refuse to overwrite a file that is not ours before anything is trained."""
+    """Raise an error, before anything is trained, if the page would overwrite a file that stairwell did not write."""
     from stairwell import outputs
     from stairwell.export import PAGE
 

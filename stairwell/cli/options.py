@@ -135,7 +135,7 @@ class PresetCommand(Command):
         for number, entry in enumerate(entries) if name else ():
             if dotted := ALIASES.get(entry.label.partition(" ")[0]):
                 entries[number] = entry._replace(help=options[dotted][1])
-        entries.append(Entry(HELP_ALL, "Show all options, also the rarely used ones of the config."))
+        entries.append(Entry(HELP_ALL, "Show all options, including rarely used config fields."))
         by_section: dict[str, list[Entry]] = {}
         for option, (kind, help) in options.items():
             section, _, field = option.partition(".")

@@ -60,7 +60,9 @@ Penalty = Annotated[
 ]
 NgramSize = Annotated[
     int | None,
-    typer.Option(help="Size of n-grams that must not repeat; 0: all may.", show_default="as tuned, or 0; summaries 3"),
+    typer.Option(
+        help="Size of n-grams that must not repeat; 0: no constraint.", show_default="as tuned, or 0; summaries 3"
+    ),
 ]
 BreakLoops = Annotated[
     bool | None,
@@ -92,13 +94,13 @@ MinLengthRatio = Annotated[
 Temperature = Annotated[
     float | None, typer.Option(help="Sampling temperature; 0: beam search.", min=0, show_default="0")
 ]
-TopK = Annotated[int | None, typer.Option(help="Sample among the k most probable tokens.", min=1, show_default="all")]
+TopK = Annotated[int | None, typer.Option(help="Sample from the k most probable tokens.", min=1, show_default="all")]
 TopP = Annotated[
     float | None,
-    typer.Option(help="Sample among the most probable tokens whose probabilities sum to p.", show_default="1"),
+    typer.Option(help="Sample from the most probable tokens whose probabilities sum to p.", show_default="1"),
 ]
 Seed = Annotated[int | None, typer.Option(help="Random seed of sampling.", min=0, max=MOST_SEED, show_default="0")]
-Batch = Annotated[int, typer.Option(help="Texts at a time; changes speed, not results.", min=1)]
+Batch = Annotated[int, typer.Option(help="Texts decoded in one batch; changes speed, not results.", min=1)]
 Prefix = Annotated[Path | None, typer.Option(help="File with the first words of each target, one per line.")]
 
 
@@ -253,9 +255,9 @@ def tune(
 @app.command(rich_help_panel=USE)
 def compare(
     first: Annotated[
-        Path, typer.Argument(help="Run folder or shipped name of a translator, whose data is used.", metavar="RUN")
+        Path, typer.Argument(help="Run folder, or name of a shipped translator, whose data is used.", metavar="RUN")
     ],
-    second: Annotated[Path, typer.Argument(help="Run folder or shipped name of another translator.", metavar="OTHER")],
+    second: Annotated[Path, typer.Argument(help="Run folder, or name of another shipped translator.", metavar="OTHER")],
     split: SplitName = "test",
     device: Device = "auto",
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""Tables in a terminal: every name and number is whole, however narrow the terminal is.
+"""Print tables in a terminal without truncating names or numbers, however narrow the terminal is.
 
 A table that is too wide is printed in parts, one below the other, each with the first column.
 """
@@ -16,8 +16,8 @@ from rich.text import Text
 
 from stairwell.report.table import Table
 
-PADDING = 3  # characters per column in addition to its cells; the table takes one more
-NAMES = 3  # in a table of several parts the first column may take a third of the width before it wraps
+PADDING = 3  # characters per column in addition to its cells; the table needs one more
+NAMES = 3  # in a table of several parts, the first column wraps if it is wider than 1 / NAMES of the terminal
 
 
 def print_table(table: Table) -> None:
@@ -28,46 +28,46 @@ def print_table(table: Table) -> None:
     narrow = [word_width(column) for column in columns_of(table)]
     if total(narrow) > console.width:
         narrow[0] = max(narrow[0], min(full[0], console.width // NAMES))
-    chosen = parts(table.columns, narrow, console.width)
-    for number, part in enumerate(chosen):
+    table_parts = parts(table.columns, narrow, console.width)
+    for number, part in enumerate(table_parts):
         widths = fitted([narrow[i] for i in part], [full[i] for i in part], console.width)
-        shown = RichTable(box=box.SIMPLE_HEAD)
-        # Text, not str, so that brackets are not markup.
+        rich_table = RichTable(box=box.SIMPLE_HEAD)
+        # Text instead of str, so that rich does not read brackets as markup.
         if number == 0:
-            shown.title = Text(table.title)
-        if number == len(chosen) - 1:
-            shown.caption = Text(table.caption)
+            rich_table.title = Text(table.title)
+        if number == len(table_parts) - 1:
+            rich_table.caption = Text(table.caption)
         for i, width in zip(part, widths):
-            shown.add_column(Text(table.columns[i]), width=width, overflow="fold")
+            rich_table.add_column(Text(table.columns[i]), width=width, overflow="fold")
         for row in table.rows:
-            shown.add_row(*(Text(str(row[i])) for i in part))
-        console.print(shown)
+            rich_table.add_row(*(Text(str(row[i])) for i in part))
+        console.print(rich_table)
 
 
 def parts(names: Sequence[str], narrow: Sequence[int], width: int) -> list[list[int]]:
-    """Return the columns of each part of a table: as many as fit with all their words whole."""
-    found = [[0]]
+    """Return the columns of each part of a table: as many as fit without breaking a word."""
+    split = [[0]]
     for group in groups(names):
-        if len(found[-1]) > 1 and total([narrow[i] for i in [*found[-1], *group]]) > width:
-            found.append([0])
-        found[-1] += group
-    return found
+        if len(split[-1]) > 1 and total([narrow[i] for i in [*split[-1], *group]]) > width:
+            split.append([0])
+        split[-1] += group
+    return split
 
 
 def groups(names: Sequence[str]) -> list[list[int]]:
     """Return the columns after the first in groups that must stay together: a heading that occurs more than once, such
     as `best validation seed`, belongs to the column before it."""
-    found: list[list[int]] = []
+    grouped: list[list[int]] = []
     for column, name in enumerate(names[1:], start=1):
-        if names.count(name) > 1 and found:
-            found[-1].append(column)
+        if names.count(name) > 1 and grouped:
+            grouped[-1].append(column)
         else:
-            found.append([column])
-    return found
+            grouped.append([column])
+    return grouped
 
 
 def fitted(narrow: Sequence[int], full: Sequence[int], width: int) -> list[int]:
-    """Return the widths of columns that together fit: at least the narrow ones, wider where there is room."""
+    """Return column widths: at least the narrow ones, and wider, up to the full ones, while the table fits `width`."""
     widths = list(narrow)
     for i in range(len(widths)):
         widths[i] += max(0, min(full[i] - widths[i], width - total(widths)))

@@ -56,13 +56,15 @@ def train_command(
     resume: Annotated[bool, typer.Option("--resume", help="Resume the run in --out.")] = False,
     steps: Annotated[
         int | None,
-        typer.Option(help="Optimizer steps (--train.steps); may change when resuming.", show_default="of the preset"),
+        typer.Option(help="Optimizer steps (--train.steps); may change when resuming.", show_default="from the preset"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Random seed (--train.seed).", show_default="of the preset")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Random seed (--train.seed).", show_default="from the preset")
+    ] = None,
     seeds: Annotated[
         int, typer.Option(help="Train with this many consecutive seeds and summarize them.", min=1, max=MOST_SEEDS)
     ] = 1,
-    jobs: Annotated[int, typer.Option(help="Seeds trained at a time, each in its own process.", min=1)] = 1,
+    jobs: Annotated[int, typer.Option(help="Seeds trained in parallel, each in its own process.", min=1)] = 1,
     device: Device = "auto",
     engine: Engine = "auto",
     quiet: Quiet = False,
@@ -80,10 +82,10 @@ def train_command(
     options = same_option("--seed", seed, "train.seed", options)
     with as_given(options, aliases):
         try:
-            chosen, run = (run_to_resume if resume else new_run)(name, config, out, options)
+            run_config, run = (run_to_resume if resume else new_run)(name, config, out, options)
         except KeyboardInterrupt:
             raise NotSaved(startup.INTERRUPTED_AT_STARTUP) from None
-        run_chosen(chosen, run, resume, seeds, jobs, device, engine, quiet, as_json, show)
+        run_chosen(run_config, run, resume, seeds, jobs, device, engine, quiet, as_json, show)
 
 
 def run_chosen(
@@ -134,14 +136,17 @@ def eval_command(
     split: SplitName = "test",
     data: Annotated[
         str | None,
-        typer.Option(help="Other data to score, of the same type, for tasks that read files.", metavar="PATH"),
+        typer.Option(
+            help="Data to score instead of the run's, in the same format; only for tasks that read files.",
+            metavar="PATH",
+        ),
     ] = None,
     streams: Annotated[
         int | None,
         typer.Option(
-            help="Number of parallel streams; 1 is exact for a single text.",
+            help="Parallel streams; 1 keeps the full context of a single text.",
             min=1,
-            show_default="1; with --horizon 4, or all labeled ones",
+            show_default="1; with --horizon: 4, or all labeled sequences",
         ),
     ] = None,
     segment: Annotated[
@@ -149,14 +154,15 @@ def eval_command(
         typer.Option(help="Tokens per call; changes speed, not results.", min=1, show_default="256"),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also score first sentences and the nearest article's summary.")
+        bool, typer.Option("--baselines", help="Also score two summarization baselines: lead and nearest article.")
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option(help="Long-stream evaluation: tokens to read of endless streams or labeled sequences.", min=1),
+        typer.Option(help="Long-stream evaluation: tokens to read per endless stream or labeled sequence.", min=1),
     ] = None,
     seeds: Annotated[
-        int | None, typer.Option(help="Number of seeds of the streams of --horizon.", min=1, show_default="1")
+        int | None,
+        typer.Option(help="Number of random seeds of the streams (--horizon only).", min=1, show_default="1"),
     ] = None,
     weights: WeightsName = "float32",
     device: Device = "auto",
@@ -168,27 +174,29 @@ def eval_command(
     from stairwell.runs.load import evaluate_run
     from stairwell.runs.pair_runs import score_baselines
 
-    chosen: Literal["valid", "test"] = "valid" if split == "valid" else "test"
-    bits = cast("Weights", weights)
+    split_name: Literal["valid", "test"] = "valid" if split == "valid" else "test"
+    weight_type = cast("Weights", weights)
     if horizon is not None:
         if baselines:
             raise UserError("--baselines needs a split; leave it out with --horizon")
-        evaluate_long_streams(run, horizon, streams, seeds, segment or 256, device, engine, as_json, chosen, data, bits)
+        evaluate_long_streams(
+            run, horizon, streams, seeds, segment or 256, device, engine, as_json, split_name, data, weight_type
+        )
         return
     if seeds is not None:
         raise UserError("--seeds needs --horizon; a split is the same for every seed")
     callback = token_counter(as_json)
-    # The baselines first: if there are none, fail before the model is scored.
-    scores = score_baselines(run, chosen, device, data) if baselines else {}
+    # Score the baselines first, so that a task without baselines fails before the model is scored.
+    scores = score_baselines(run, split_name, device, data) if baselines else {}
     options = EvalOptions(streams, segment)
-    result = {**evaluate_run(run, chosen, data, options, device, engine, callback, bits), **scores}
+    result = {**evaluate_run(run, split_name, data, options, device, engine, callback, weight_type), **scores}
     if callback is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # clear the counter
     print(strict_json(result) if as_json else result_text(result))
 
 
 def token_counter(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
-    """Return a callback that counts tokens on one line of a terminal."""
+    """Return a callback that shows the number of tokens on one line of a terminal."""
     if hidden or not sys.stderr.isatty():
         return None
 
@@ -211,7 +219,7 @@ def evaluate_long_streams(
     data: str | None = None,
     weights: Weights = "float32",
 ) -> None:
-    """Evaluate a run on long streams. If interrupted, print the result so far."""
+    """Evaluate a run on long streams and print the result, or the result so far if interrupted."""
     from stairwell.cli.long_streams import horizon_text, progress
     from stairwell.runs.long_streams import measure
     from stairwell.train import Interrupted
@@ -220,5 +228,5 @@ def evaluate_long_streams(
         result = measure(run, tokens, streams, seeds, segment, device, engine, callback, split, data, weights)
     print(strict_json(result) if as_json else horizon_text(result))
     if result["interrupted"]:
-        kept = "the result so far is saved" if result["kept"] else "an earlier, longer result is kept"
-        raise Interrupted(f"interrupted at {result['tokens']:,} of {tokens:,} tokens; {kept}")
+        status = "the result so far is saved" if result["kept"] else "an earlier, longer result is kept"
+        raise Interrupted(f"interrupted at {result['tokens']:,} of {tokens:,} tokens; {status}")

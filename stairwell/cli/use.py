@@ -39,7 +39,7 @@ def report(
 
 @app.command(rich_help_panel=USE)
 def generate(
-    run: Annotated[Path, typer.Argument(help="Run folder or shipped name of a language model.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or name of a shipped language model.")],
     prompt: Annotated[str, typer.Option(help="Text to continue.", show_default="a line end")] = "",
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the generated text.")] = False,
     tokens: Annotated[int, typer.Option(help="Number of tokens to generate.", min=1)] = 500,
@@ -48,14 +48,14 @@ def generate(
         typer.Option(help="Sampling temperature; 0 is greedy.", min=0),
     ] = 0.8,
     top_k: Annotated[
-        int | None, typer.Option(help="Sample among the k most probable tokens.", show_default="all")
+        int | None, typer.Option(help="Sample from the k most probable tokens.", show_default="all")
     ] = None,
     top_p: Annotated[
         float | None,
-        typer.Option(help="Sample among the most probable tokens whose probabilities sum to p.", show_default="1"),
+        typer.Option(help="Sample from the most probable tokens whose probabilities sum to p.", show_default="1"),
     ] = None,
     repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1, tokens among the last 64 become less probable.")
+        float, typer.Option(help="Repetition penalty; above 1, the last 64 tokens become less probable.")
     ] = 1.0,
     stop: Annotated[
         list[str] | None, typer.Option(help="Stop before this text; may be repeated.", show_default=False)
@@ -66,7 +66,7 @@ def generate(
     ] = None,
     save_state: Annotated[
         Path | None,
-        output_option("File to save the stream to, to continue it later."),
+        output_option("File to save the state of the stream to, to continue it later."),
     ] = None,
     state: Annotated[Path | None, typer.Option(help="Continue a stream saved with --save-state.")] = None,
     weights: WeightsName = "float32",
@@ -116,7 +116,7 @@ def generate(
 def export(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders or names of shipped models; an HTML page can show several of one task."),
+        typer.Argument(help="Run folders or names of shipped models; an HTML page can show several runs of one task."),
     ],
     html: Annotated[
         Path | None,
@@ -169,13 +169,13 @@ def export(
 
 @app.command(rich_help_panel=USE)
 def serve(
-    run: Annotated[Path, typer.Argument(help="Run folder or shipped name of a language model.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or name of a shipped language model.")],
     host: Annotated[
         str, typer.Option(help="Address to listen on; 127.0.0.1 accepts connections from this machine only.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port to listen on; 0 chooses a free one.", min=0, max=65535)] = 8000,
     token_file: Annotated[
-        Path | None, typer.Option(help="File with a bearer token that every request must have.")
+        Path | None, typer.Option(help="File with a bearer token that every request must send.")
     ] = None,
     batch: Annotated[int, typer.Option(help="Sequences decoded at once, in one batch.", min=1, max=MAX_BATCH)] = 16,
     waiting: Annotated[int, typer.Option(help="Sequences that may wait; further requests get 429.", min=0)] = 64,
@@ -185,16 +185,16 @@ def serve(
     max_seconds: Annotated[float, typer.Option(help="Time limit of a request, in seconds.", min=1)] = 300,
     max_states: Annotated[int, typer.Option(help="Maximum number of saved states.", min=0)] = 256,
     max_state_bytes: Annotated[
-        int, typer.Option(help="Maximum size of all saved states, in bytes.", min=0)
+        int, typer.Option(help="Maximum total size of the saved states, in bytes.", min=0)
     ] = 1_000_000_000,
     state_seconds: Annotated[float, typer.Option(help="Idle seconds after which a state is evicted.", min=1)] = 3_600,
     allow_host: Annotated[
         list[str] | None,
-        typer.Option(help="Further host name to accept in the Host header; '*' accepts any."),
+        typer.Option(help="Additional host name to accept in the Host header; '*' accepts any."),
     ] = None,
     chat_template: Annotated[
         Path | None,
-        typer.Option(help="Jinja template that makes a prompt of chat messages, in Hugging Face's format."),
+        typer.Option(help="Jinja template that formats chat messages as a prompt, as in Hugging Face."),
     ] = None,
     request_log: Annotated[
         bool, typer.Option("--request-log/--no-request-log", help="Print one line per request to standard error.")
@@ -202,7 +202,7 @@ def serve(
     weights: WeightsName = "float32",
     device: Device = "auto",
 ) -> None:
-    """Serve a trained language model with OpenAI's completion and chat APIs and saved states."""
+    """Serve a trained language model with OpenAI-compatible completion and chat APIs and saved states."""
     from stairwell.serve.limits import Limits
     from stairwell.serve.run_server import serve as serve_run
 

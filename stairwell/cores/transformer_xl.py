@@ -2,7 +2,8 @@
 
     z_t^l = Attn(x_t^{l-1}, {x_{t-S}^{l-1}, ..., x_{t-1}^{l-1}}),      x_t^l = FF(z_t^l)
 
-Past hidden states are stored, so every token has the same S tokens of context wherever a segment starts.
+Hidden states of past segments are cached, so every token attends to the S tokens before it, wherever a segment
+starts.
 Letters: B batch size, T tokens, S memory slots, D width, L layers.
 """
 
@@ -21,7 +22,7 @@ from stairwell.layers import Layer, Masks, RelativePosition, Slots
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerXLConfig(WindowConfig):
-    """Only the options of every core with a window."""
+    """The options that all cores with an attention window share, and no others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +80,7 @@ class TransformerXL(TransformerCore[TransformerXLConfig, TransformerXLState]):
         return x, state.advance(torch.stack(inputs, 2), since_start, start)
 
     def slots(self, layer: Layer, memory: Tensor, x: Tensor, since_start: Tensor) -> Slots:
-        """Return the inputs of this layer, those in the memory first, visible within the window of each token."""
+        """Return the keys and values of the memory and of the segment, visible within the window of each token."""
         B, T, _ = x.shape
         span = self.attention_span(layer, self.window.last)
         old_keys, old_values = layer.keys_values(memory[:, memory.shape[1] - span :])

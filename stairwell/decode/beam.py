@@ -26,10 +26,10 @@ from stairwell.errors import UserError
 from stairwell.fast import native
 
 Lengths = int | Sequence[int]  # one for all sentences, or one per sentence
-FOLDS = 16  # of the vocabulary, when the highest scores are looked for in PyTorch
-MAX_NATIVE_K = 64  # native code sorts by insertion, which is slow for many scores
+FOLDS = 16  # number of folds of the vocabulary in the PyTorch implementation of top-k
+MAX_NATIVE_K = 64  # the native top-k uses insertion sort, which is slow for a large k
 MIN_LOOP = 6  # tokens; shorter repetitions may be intended
-MAX_LENGTH_PENALTY = 10  # a length to a higher power may overflow a float
+MAX_LENGTH_PENALTY = 10  # with a larger exponent, length ** length_penalty may overflow
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,10 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the `nbest` (default: `width`) best hypotheses per prompt (B, T), best first.
 
-    A hypothesis ends with the token `end` or after `max_length` tokens, the end token included. `end` comes after at
-    least `min_length` other tokens. With `no_repeat_ngram_size`, no n-gram of that size occurs twice; a hypothesis that
-    cannot be continued under this constraint ends. Prefixes are forced: they take precedence over the constraints."""
+    A hypothesis ends with the token `end` or after `max_length` tokens, the end token included. `end` is not
+    allowed before `min_length` other tokens. With `no_repeat_ngram_size`, no n-gram of that size occurs twice; a
+    hypothesis that cannot be continued under this constraint ends. Prefixes are forced: they take precedence over the
+    constraints."""
     check_prompt(stepper, prompt)
     B = prompt.shape[0]
     width = as_integer(width, "width must be an integer")
@@ -98,14 +99,14 @@ class Constraints:
         no_repeat_ngram_size: int,
         prefixes: Sequence[Sequence[int]] | None,
     ) -> Constraints:
-        """Return the constraints of B sentences; lengths may be given once for all."""
+        """Return the constraints of B sentences; an integer length applies to all of them."""
         if no_repeat_ngram_size < 0:
             raise UserError(f"no_repeat_ngram_size must be 0 or more, not {no_repeat_ngram_size}")
         if end is not None:
             as_integer(end, "the end token must be an integer")
         longest = per_sentence(max_length, B)
         if min(longest) < 1:
-            raise UserError(f"the number of tokens to decode must be at least 1, not {min(longest)}")
+            raise UserError(f"max_length must be at least 1, not {min(longest)}")
         return Constraints(end, longest, per_sentence(min_length, B), no_repeat_ngram_size, prefixes or [()] * B)
 
     def check_vocabulary(self, V: int) -> None:
@@ -126,7 +127,7 @@ class Constraints:
             if too_short:
                 forbidden[too_short, :, self.end] = True
             mark_repeated(tokens.flatten(0, 1), self.no_repeat_ngram_size, forbidden.view(n * W, -1))
-            stuck = forbidden.all(-1)
+            stuck = forbidden.all(-1)  # may end, or repeat an n-gram if there is no end token
             if self.end is None:
                 forbidden &= ~stuck[..., None]
             else:
@@ -174,11 +175,11 @@ def advance(
     n, W = beams.totals.shape
     V = beams.logits.shape[-1]
     logits = beams.logits.view(n, W, V)
-    # Taken before the mask: forbidden tokens keep their share of the probability. Log-probabilities are computed only
-    # for the highest logits.
+    # Normalize before masking, so that forbidden tokens keep their share of the probability. Log-probabilities are
+    # computed only for the highest logits.
     normalizers = log_sum_exp(logits)
     constraints.mask_forbidden(logits, beams.tokens, beams.sentences)
-    # The best continuations are among the best of each hypothesis; at most W of 2 W can end.
+    # Each hypothesis has one continuation that ends, so at least W of the best 2 W do not end.
     top_logits, top_tokens = top_scores(logits, min(2 * W, V))
     continuations = (beams.totals[..., None] + (top_logits - normalizers[..., None])).flatten(1)
     totals, index = continuations.topk(min(2 * W, continuations.shape[1]), -1)
@@ -187,21 +188,21 @@ def advance(
     for i, w in (ends & (totals > -math.inf))[:, :W].nonzero().tolist():
         earlier = beams.tokens[i, parent[i, w]].tolist()
         finished[beams.sentences[i]].add([*earlier, int(token[i, w])], float(totals[i, w]))
-    order = ends.int().argsort(dim=-1, stable=True)[:, :W]  # the best that do not end
+    order = ends.int().argsort(dim=-1, stable=True)[:, :W]  # the best W that do not end
     order = order.gather(1, align_with_parents(parent.gather(1, order)))
     totals, parent, token = (part.gather(1, order) for part in (totals.masked_fill(ends, -math.inf), parent, token))
     tokens = torch.cat([beams.tokens.gather(1, parent[..., None].expand(-1, -1, t)), token[..., None]], -1)
     still_open = []
     for i, (b, best_total) in enumerate(zip(beams.sentences, totals.amax(1).tolist())):
         if t + 1 == constraints.max_length[b]:
-            for cut, total in zip(tokens[i].tolist(), totals[i].tolist()):
-                finished[b].add(cut, total)
+            for sequence, total in zip(tokens[i].tolist(), totals[i].tolist()):
+                finished[b].add(sequence, total)
         elif not finished[b].is_done(best_total, t + 1):
             still_open.append(i)
     parents = parent + W * torch.arange(n, device=parent.device)[:, None]
     if len(still_open) < n:
-        kept = torch.tensor(still_open, dtype=torch.int64, device=parent.device)
-        totals, tokens, parents = totals[kept], tokens[kept], parents[kept]
+        index = torch.tensor(still_open, dtype=torch.int64, device=parent.device)
+        totals, tokens, parents = totals[index], tokens[index], parents[index]
     return OpenBeams([beams.sentences[i] for i in still_open], totals, tokens, beams.logits), parents.flatten()
 
 
@@ -216,7 +217,7 @@ def align_with_parents(parent: Tensor) -> Tensor:
     taken = torch.zeros_like(first_child).scatter_(1, parent, True)
     left = taken.int().argsort(dim=-1, stable=True)
     others = first_child.int().argsort(dim=-1, stable=True)
-    target = torch.empty_like(parent).scatter_(1, others, left)  # right for the other children only
+    target = torch.empty_like(parent).scatter_(1, others, left)  # valid for the other children only
     target = torch.where(first_child, parent, target)
     return torch.empty_like(parent).scatter_(1, target, index.expand_as(parent))
 
@@ -247,7 +248,7 @@ def top_scores(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 class FinishedHypotheses:
-    """The finished hypotheses of one prompt, of which the best `n` count."""
+    """The finished hypotheses of one prompt; `best` returns the best `n` of them."""
 
     def __init__(self, n: int, max_length: int, length_penalty: float) -> None:
         self.n, self.max_length, self.length_penalty = n, max_length, length_penalty
@@ -278,12 +279,12 @@ class FinishedHypotheses:
 
 
 def has_loop(tokens: Sequence[int]) -> bool:
-    """Return whether a sequence repeats immediately, over at least MIN_LOOP tokens: `there is there is there is`."""
+    """Return whether an n-gram repeats back to back over at least MIN_LOOP tokens: `there is there is there is`."""
     ids = np.asarray(tokens)
     for period in range(1, len(ids) // 2 + 1):
         needed = max(2 * period, MIN_LOOP) - period
         changes = np.flatnonzero(ids[period:] != ids[:-period])
-        # Lengths of the stretches in which every token equals the one a period earlier.
+        # Lengths of the stretches in which every token equals the token one period earlier.
         stretches = np.diff(changes, prepend=-1, append=len(ids) - period) - 1
         if stretches.max() >= needed:
             return True

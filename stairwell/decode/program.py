@@ -1,4 +1,4 @@
-"""What the decoding sessions of a model share: its step description and its parameters as a step reads them.
+"""What the decoding sessions of a model share: its step description and its packed parameters.
 
 `program_of` prepares it once per model, and again after the parameters have changed or a module was replaced.
 Letters: B streams, D width, K head width, P distances, V vocabulary size.
@@ -26,14 +26,15 @@ from stairwell.fast.linear import PackedLinear, suits_onednn
 from stairwell.layers import Layer, ResidualLayer, Sublayer
 from stairwell.models.embedding import Head
 
-ELEMENTS_COMPARED = 4  # of each parameter, before a step
+ELEMENTS_COMPARED = 4  # per parameter, before a step
 
 
 class ParameterVersions:
-    """Detects changes of a module's parameters by a few comparisons.
+    """Detects changes of a module's parameters with a few comparisons.
 
-    PyTorch counts the changes of a parameter, except those through `.data` (`p.data.mul_(2)`). On the CPU these are
-    detected by comparing a few elements of each parameter, which nearly every change of a whole parameter affects."""
+    PyTorch increments the version of a parameter at every in-place change, except through `.data` (`p.data.mul_(2)`).
+    On the CPU these changes are detected by comparing a few elements of each parameter: nearly every change of a whole
+    parameter affects them."""
 
     def __init__(self, module: nn.Module) -> None:
         self.owners = [
@@ -69,8 +70,8 @@ def some_elements(parameter: Tensor) -> np.ndarray:
 
 
 class LayerStep(ResidualLayer):
-    """A layer for one token per stream. Norms are plain functions: with one stream, the call of a module takes as long
-    as its work."""
+    """A layer for one token per stream. Norms are plain functions, because with one stream the overhead of calling a
+    module is as large as its computation."""
 
     def __init__(self, layer: Layer) -> None:
         self.layer, self.pre = layer, layer.pre
@@ -79,7 +80,7 @@ class LayerStep(ResidualLayer):
         if hasattr(layer, "cross"):
             self.cross_norm = norm_function(layer.cross_norm)
 
-    # Built on first use: native code reads the parameters themselves.
+    # Built on first use, because native code does not need them: it reads the parameters themselves.
     @cached_property
     def query(self) -> PackedLinear:
         attention = self.layer.attention
@@ -124,14 +125,16 @@ def norm_function(norm: nn.LayerNorm) -> Sublayer:
 
 
 class Program:
+    """The step description and the packed parameters of a model, shared by its decoding sessions."""
+
     def __init__(self, model: Any) -> None:
         self.versions = ParameterVersions(model)
         self.modules, self.weights = submodules(model), weights_of(model)
-        # Neither may refer to the model, which would then never be freed.
+        # Keep no reference to the model: this object is a value of `_programs`, so the model would never be freed.
         self.norm: nn.Module = model.norm
         self.head_module: nn.Module | None = getattr(model, "head", None)
         description = step_of(model.core)
-        # A buffer without a limit, as that of Global Cached Staircase, cannot be a ring.
+        # A ring requires a bounded buffer. That of Global Cached Staircase is unbounded.
         self.description = description if description is not None and description.is_bounded else None
         self.native: NativeProgram | None = None
         if self.description is not None:
@@ -148,7 +151,7 @@ class Program:
         head = self.head_module
         matrix = HeadMatrix(head_vectors(head).detach(), head.bias) if type(head) is Head and not hooked(head) else None
         norm = self.norm if type(self.norm) is nn.LayerNorm and not hooked(self.norm) else None
-        # Native code computes logits only after a norm that it computes as well.
+        # Native code can compute the logits only if it computes the final norm too, or there is none.
         return Output(norm, matrix if norm is not None or type(self.norm) is nn.Identity else None)
 
     def normed(self, y: Tensor) -> Tensor:
@@ -189,7 +192,7 @@ _lock = threading.Lock()
 
 
 def program_of(model: Any) -> Program:
-    """Return the program of a model, made once as long as its parameters do not change."""
+    """Return the cached program of a model; rebuild it if its parameters or modules have changed."""
     with _lock:
         program = _programs.get(model)
         if program is None or not program.is_valid(model):

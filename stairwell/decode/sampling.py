@@ -1,4 +1,4 @@
-"""How the next token is chosen: temperature, top-k, top-p and a penalty on repetition.
+"""Sampling of the next token: temperature, top-k, top-p and repetition penalty.
 
     sampling = Sampling(temperature=0.8, top_p=0.95)
     tokens = sampling.sample(logits, generator)          (B, V) -> (B,)
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stairwell.errors import UserError
 
-MIN_TEMPERATURE = 1e-6  # below it single precision cannot tell the distribution from a greedy choice
+MIN_TEMPERATURE = 1e-6  # below it, sampling in float32 cannot be distinguished from greedy decoding
 REPETITION_PENALTY_RANGE = (0.01, 100.0)
 REPETITION_WINDOW = 64  # most recent tokens that the repetition penalty applies to
 
@@ -35,7 +35,7 @@ class Sampling:
     top_k: int | None = None
     "Number of most probable tokens to sample from."
     top_p: float | None = None
-    "Probability mass (of the top k) to sample from: the fewest tokens that reach it."
+    "Probability mass (of the top k) to sample from: the smallest set of most probable tokens that reaches it."
     repetition_penalty: float = 1.0
     "Penalty on the last 64 tokens; above 1 they become less probable."
 
@@ -81,20 +81,20 @@ class Sampling:
         return zeros.scatter(-1, tokens, probabilities / probabilities.sum(-1, keepdim=True))
 
     def _truncated(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens that top-k and top-p leave, most probable first, and their probabilities, which need not
-        sum to 1. (..., V) -> (..., k), (..., k)"""
+        """Return probabilities and tokens, most probable first, after top-k and top-p. The probabilities of removed
+        tokens are 0 and the others are not renormalized. (..., V) -> (..., k), (..., k)"""
         logits, tokens = (logits / self.temperature).sort(dim=-1, descending=True, stable=True)
         logits, tokens = logits[..., : self.top_k], tokens[..., : self.top_k]
         probabilities = logits.softmax(-1)
         if self.top_p is not None:
             preceding = probabilities.cumsum(-1) - probabilities
-            # The most probable token stays, however small top_p is in single precision.
+            # Always keep the most probable token, even if top_p rounds to 0 in float32.
             probabilities = probabilities.masked_fill((preceding >= self.top_p) & (preceding > 0), 0)
         return probabilities, tokens
 
 
 def most_probable(logits: Tensor) -> Tensor:
-    """(..., V) -> (...)"""
+    """Return the token with the highest logit. (..., V) -> (...)"""
     tokens = logits.argmax(-1)
     # NaN counts as the maximum, so it is enough to check the chosen logits.
     if logits.gather(-1, tokens[..., None]).isnan().any():
@@ -105,8 +105,8 @@ def most_probable(logits: Tensor) -> Tensor:
 def make_generator(device: torch.device, seed: int | None = None) -> torch.Generator:
     """Return a random generator; without a seed, every call returns a different one.
 
-    PyTorch uses only the low 32 bits of a seed on the CPU, so larger and negative seeds are hashed: all of their bits
-    count."""
+    PyTorch uses only the low 32 bits of a seed on the CPU, so larger and negative seeds are hashed:
+    then all of their bits matter."""
     generator = torch.Generator(device)
     if seed is None:
         generator.seed()
@@ -117,7 +117,7 @@ def make_generator(device: torch.device, seed: int | None = None) -> torch.Gener
 
 
 def as_integer(number: Any, expected: str) -> int:
-    """Return a number as a Python integer; raise an error if it is not an integer, or a bool."""
+    """Return a number as a Python integer; raise a TypeError if it is a bool or not an integer."""
     try:
         if not isinstance(number, bool):
             return operator.index(number)

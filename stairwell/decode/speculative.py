@@ -2,14 +2,14 @@
 
     result = speculate(target, draft, prompt, 100, length=4)        prompt (1, T); result.tokens (1, 100)
 
-Each round, the draft samples `length` tokens one by one, and the target reads them in one call. A drafted token x is
+Each round, the draft samples `length` tokens one by one, and the target scores them in one call. A drafted token x is
 accepted with probability min(1, p(x) / q(x)), where p is the target's distribution and q the draft's. At the first
 rejection, a token is sampled from max(p - q, 0), normalized; if all are accepted, one more is sampled from p. The
 result has exactly the target's distribution; greedy decoding gives the same tokens as the target alone.
 
-Both models run in decoding sessions, and `crop` removes rejected tokens. This pays off if the target reads many tokens
-per call faster than one by one. A Transformer-XL does: it reads its parameters once per call. A Feedback model
-processes tokens one by one in any case, so it is a good draft but gains nothing as a target.
+Both models run in decoding sessions, and `crop` removes rejected tokens. This pays off if the target processes many
+tokens in one call faster than one by one. A Transformer-XL does: it reads its parameters once per call. A Feedback
+model processes tokens one by one in any case, so it is a good draft but gains nothing as a target.
 Letters: V vocabulary size, k drafted tokens.
 """
 
@@ -29,7 +29,7 @@ from stairwell.models import LanguageModel
 @dataclass(frozen=True)
 class Speculated:
     tokens: Tensor  # (1, n)
-    rounds: int  # calls of the target, excluding the prompt
+    rounds: int  # calls of the target, excluding the one for the prompt
     drafted: int
     accepted: int
 
@@ -72,7 +72,7 @@ def speculate(
     last, generated = prompt[:, -1:], [prompt[:, :0]]
     remaining, rounds, drafted, accepted = tokens, 0, 0, 0
     while remaining:
-        k = min(length, remaining - 1)  # each round adds one token of the target's own
+        k = min(length, remaining - 1)  # each round also adds one token sampled from the target
         proposed, q = propose(draft_session, last, k, sampling, generator)
         p = sampling.probabilities(target_session.logits_each(torch.cat([last, proposed], 1))[0])  # (k + 1, V)
         n, new = verify(p, q, proposed[0], generator)
@@ -103,15 +103,15 @@ def propose(
 
 
 def verify(p: Tensor, q: Tensor, proposed: Tensor, generator: torch.Generator | None) -> tuple[int, Tensor]:
-    """Return how many of the proposed tokens (k,) are accepted, and the target's own token (1, 1) after them.
+    """Return how many of the proposed tokens (k,) are accepted, and a token (1, 1) sampled from the target after them.
 
     p (k + 1, V), q (k, V)"""
     for i, token in enumerate(proposed.tolist()):
         uniform = torch.rand((), generator=generator, device=p.device, dtype=torch.float64)
         # Accept with probability p / q; q > 0, since the token was sampled from it.
         if uniform * q[i, token] >= p[i, token]:
-            rest = (p[i] - q[i]).clamp(min=0)
-            # If p equals q up to rounding, the rest may be zero everywhere.
-            rest = rest if float(rest.sum()) > 0 else p[i]
-            return i, torch.multinomial(rest, 1, generator=generator)[None]
+            residual = (p[i] - q[i]).clamp(min=0)
+            # If p equals q up to rounding, the residual may be zero everywhere.
+            residual = residual if float(residual.sum()) > 0 else p[i]
+            return i, torch.multinomial(residual, 1, generator=generator)[None]
     return len(proposed), torch.multinomial(p[-1], 1, generator=generator)[None]

@@ -1,10 +1,13 @@
-"""One token through a core and the final norm, with keys and values of the past already projected.
+"""Run a core and the final norm one token at a time, with cached keys and values.
 
-    hidden = steps.step(x, count, min_count)              x, hidden (B, D), one token; count (B,) tokens before
+    hidden = steps.step(x, count, min_count)              x, hidden (B, D), one token per stream
     hidden = steps.step_segment(x, count, min_count)      x, hidden (B, T, D), several tokens per stream
 
-`RingSteps` interprets a core's step description (`stairwell.cores.step`), in native code or here, and keeps keys and
-values in ring buffers. `CarriedSteps` calls the reference forward of any other core with the state of the last call.
+`count` (B,) is the number of tokens that each stream has read before, and `min_count` the smallest of them.
+
+`RingSteps` interprets a core's step description (`stairwell.cores.step`), in native code or in PyTorch, and stores keys
+and values in ring buffers. `CarriedSteps` calls the reference forward of any other core with the state that the
+previous call returned.
 Letters: B streams, T tokens, D width, H heads, K head width, P distances.
 """
 
@@ -29,16 +32,16 @@ from stairwell.state import State, assemble
 
 
 class Steps:
-    """What a session requires of a core."""
+    """The interface through which a decoding session steps a core."""
 
     program: Program
 
     def step(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
-        """x (B, D) -> (B, D); count (B,) tokens that each stream has read before, `min_count` the smallest of them"""
+        """Process one token per stream. x (B, D) -> (B, D)"""
         raise NotImplementedError
 
     def logits(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
-        """Do the same and return the logits after the token, (B, V)."""
+        """Process one token per stream and return the logits of the next token, (B, V)."""
         return self.program.head(self.step(x, count, min_count))
 
     def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
@@ -50,11 +53,11 @@ class Steps:
         raise NotImplementedError
 
     def load(self, first: int, state: Any) -> None:
-        """Replace the streams from `first` on by those of a state."""
+        """Replace the streams from index `first` on with those of a state."""
         raise NotImplementedError
 
     def set_sources(self, sources: Sources) -> None:
-        """Set what the streams cross-attend to; called again whenever streams or sources change."""
+        """Set the sources of cross-attention. The session calls this whenever streams or sources change."""
         raise NotImplementedError
 
     def select(self, index: Tensor) -> None:
@@ -76,17 +79,17 @@ def steps_for(core: Core[Any, Any], program: Program, capacity: int, max_crop: i
 
 @dataclass(frozen=True)
 class Tokens:
-    """The tokens of a step: T per stream, with how many tokens of their streams precede them."""
+    """The tokens of a step: T per stream, and the number of tokens before them in each stream."""
 
     T: int
-    count: Tensor  # (B,): before the first token
-    fewest: int  # the smallest and the largest count of any stream; the largest may be too large
-    most: int
-    phases: tuple[int, int]  # the smallest and the largest offset in a chunk of the first token
+    count: Tensor  # (B,): tokens before the first one
+    fewest: int  # the smallest count of any stream
+    most: int  # an upper bound on the counts
+    phases: tuple[int, int]  # the smallest and the largest offset of the first token in its chunk
     equal: bool  # whether all streams have the same count
 
     def range(self, read: Read, C: int) -> tuple[int, int]:
-        """Return the nearest and the farthest distance, from the first token, that some token of some stream reads."""
+        """Return the smallest and the largest distance from the first token that any token of any stream reads."""
         T, last_phase = self.T, self.phases[1]
         if not read.chunks:
             nearest, farthest = read.distances(self.most, C)
@@ -94,20 +97,20 @@ class Tokens:
             nearest, limit = read.bounds(C)
             farthest = self.most + T if limit is None else limit
         else:
-            # The rule is linear in the phase.
+            # Distances are linear in the phase, so the extreme phases give the extreme distances.
             nearest, _ = read.distances(self.phases[0], C)
             farthest = self.most if read.last is None else read.distances(last_phase, C)[1]
         return nearest - (T - 1), min(farthest, self.most)
 
     def all_visible(self, read: Read) -> bool:
-        """Return whether all streams read the same, so that nothing in the range has to be masked."""
+        """Return whether every stream reads the whole range, so that no mask is needed."""
         if self.T > 1:
             return False
         return self.equal or (not read.chunks and read.last is not None and self.fewest >= read.last)
 
 
 class RingSteps(Steps):
-    """The interpreter of a step description."""
+    """Interpreter of a step description, with keys and values in ring buffers."""
 
     def __init__(self, core: TransformerCore[Any, Any], program: Program, capacity: int, max_crop: int) -> None:
         assert program.description is not None
@@ -148,7 +151,7 @@ class RingSteps(Steps):
     def make_room(self, tokens: int) -> None:
         """Make room for `tokens` more tokens in every buffer."""
         needed = self.filled + tokens
-        replaced = [ring.lengthen(needed) for ring in self.all_rings]  # all of them, not up to the first
+        replaced = [ring.lengthen(needed) for ring in self.all_rings]  # a list: any() of a generator would stop early
         if any(replaced):
             self.set_batch(self.batch)
 
@@ -161,7 +164,7 @@ class RingSteps(Steps):
 
     def select(self, index: Tensor) -> None:
         self.reserve(len(index))
-        # In beam search most streams keep their index; only the others are copied.
+        # In beam search most streams keep their index, so only the others are copied.
         changed = (index != torch.arange(len(index), device=index.device)).nonzero().flatten()
         for buffer in self.buffers():
             buffer.select(index, changed)
@@ -226,15 +229,17 @@ class RingSteps(Steps):
         self.make_room(1)
         for raw in self.raw:
             raw.claim_slot()
-        hidden, scores = self.native.step(x, count, logits)
+        hidden, next_logits = self.native.step(x, count, logits)
         self.advance(1)
         if not self.native.program.has_norm:
             hidden = self.program.normed(hidden)
-        return hidden, scores
+        return hidden, next_logits
 
     def step_segment(self, x: Tensor, count: Tensor, min_count: int) -> Tensor:
-        """If each layer attends to its own inputs only, process as many tokens together as rings have slots besides
-        those that the first one reads, so that parameters are read once for all of them."""
+        """Process several tokens per stream, together if each layer attends to its own inputs only.
+
+        Tokens processed together read the parameters once. Their number is limited by the slots of a ring beyond those
+        that the first token reads."""
         T, room = x.shape[1], 1 + self.max_crop
         if not self.description.is_parallel or self.sources is not None or min(T, room) < 2:
             return torch.stack([self.step(x[:, t], count + t, min_count + t) for t in range(T)], 1)
@@ -275,7 +280,7 @@ class RingSteps(Steps):
 
     def describe_tokens(self, T: int, count: Tensor, min_count: int) -> Tokens:
         C = self.description.chunk
-        if C == 1:  # counts stay on the device
+        if C == 1:  # no chunks, so the counts need not be copied to the host
             return Tokens(T, count, min_count, self.filled, (0, 0), min_count == self.filled)
         counts = count.tolist()
         phases = [tokens % C for tokens in counts]
@@ -287,7 +292,7 @@ class RingSteps(Steps):
         self.rings[r].write(*layer.keys_values(vector))
 
     def attend(self, application: Application, layer: LayerStep, tokens: Tokens, normed: Tensor) -> Tensor:
-        """Attend without the output projection. (B * T, D) -> (B * T, H * K)"""
+        """Return attention without its output projection. (B * T, D) -> (B * T, H * K)"""
         B, T, H, K, d = self.batch, tokens.T, self.H, self.K, self.description
         q = layer.query(normed).view(B, T, H, K).transpose(1, 2).reshape(B * H, T, K)
         by_distance = (q @ self.program.nearest_first.T).view(B, H, T, d.distances)
@@ -300,7 +305,7 @@ class RingSteps(Steps):
         since_start = tokens.count[:, None, None] + time[:, None]  # (B, T, 1)
         scores: list[Tensor] = []
         values: list[Tensor] = []
-        hidden: list[Tensor | None] = []
+        masks: list[Tensor | None] = []
         for read in application.reads:
             nearest, farthest = tokens.range(read, d.chunk)
             farthest = min(farthest, last)
@@ -320,18 +325,18 @@ class RingSteps(Steps):
                     part.view(B, H, T, n).masked_fill_(mask, lowest(part.dtype))
                 scores.append(part)
                 values.append(ring.flat_values[:, slots])
-                hidden.append(mask)
+                masks.append(mask)
         if not scores:
             return normed.new_zeros(B * T, H * K)
         z = attend_parts(scores, values).view(B, H, T, K)
-        masks = [mask for mask in hidden if mask is not None]
-        if len(masks) == len(scores):  # then a token may have nothing to attend to
-            z = z.masked_fill(torch.cat(masks, -1).all(-1, keepdim=True), 0)
+        masked = [mask for mask in masks if mask is not None]
+        if len(masked) == len(scores):  # every slice has a mask, so a token may have nothing to attend to
+            z = z.masked_fill(torch.cat(masked, -1).all(-1, keepdim=True), 0)
         return z.transpose(1, 2).reshape(B * T, H * K)
 
 
 class CarriedSteps(Steps):
-    """Any other core: its reference forward, one token per call, from the state that the last call returned."""
+    """Steps of any other core: its reference forward, from the state that the previous call returned."""
 
     carried: State
 
@@ -353,7 +358,7 @@ class CarriedSteps(Steps):
         self.carried = self.carried.crop(tokens)
 
     def load(self, first: int, state: State) -> None:
-        # A copy: the caller may change the tensors of its state in place.
+        # Copy the state, because the caller may modify its tensors in place.
         self.carried = (
             type(state).join([self.carried.select(range(first)), state]) if first else state.map(Tensor.clone)
         )

@@ -1,4 +1,4 @@
-"""Token embeddings and output heads: plain tables, and adaptive ones for large vocabularies.
+"""Token embeddings and output heads: standard ones, and adaptive ones for large vocabularies.
 
 Letters: D width, V output vocabulary size.
 """
@@ -15,7 +15,9 @@ IGNORE = -100  # a target that is not scored; the default ignore_index of torch'
 
 
 class Embedding(nn.Module):
-    """Token embeddings, scaled to about unit variance while the parameters suit a tied head."""
+    """Token embeddings of about unit variance.
+
+    The parameters have variance 1 / width, which suits a tied head, and are multiplied by sqrt(width) here."""
 
     def __init__(self, vocabulary_size: int, width: int) -> None:
         super().__init__()
@@ -30,15 +32,16 @@ class Embedding(nn.Module):
 class StartEmbedding(nn.Module):
     """The start-of-sequence embedding: a learned vector, initially zero, added to the first token of a stream.
 
-    Positions enter keys only, so attention over equal tokens averages equal values, whatever their number. Without this
-    embedding, a core that attends to the current token could not distinguish `1` from `11` at the start of a stream."""
+    Positions affect attention scores only, so attention over equal tokens returns the same value for any number of
+    them. Without this embedding, a core that attends to the current token could not distinguish `1` from `11` at the
+    start of a stream."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.vector = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: Tensor, since_start: Tensor) -> Tensor:
-        """x (..., D), tokens since start (...) -> (..., D)"""
+        """Add the vector to first tokens. x (..., D), tokens since start (...) -> (..., D)"""
         return torch.addcmul(x, (since_start == 0).to(x.dtype)[..., None], self.vector)
 
 
@@ -48,7 +51,7 @@ def set_unregistered(module: nn.Module, name: str, other: nn.Module | None) -> N
 
 
 class Head(nn.Module):
-    """Logits of the vocabulary, with the embedding's vectors if tied."""
+    """Output head: logits of the vocabulary. If tied, it shares the parameters of the embedding."""
 
     embedding: Embedding | None
 
@@ -64,24 +67,24 @@ class Head(nn.Module):
         return F.linear(x, vectors, self.bias)
 
     def losses(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """x (..., D), targets (...) -> the loss of each target (...), the predicted tokens (...)"""
+        """Return the loss of each target and the predicted tokens. x (..., D), targets (...) -> (...), (...)"""
         logits = self(x)
         return cross_entropy(logits, targets), logits.detach().argmax(-1)
 
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
-        """x (..., D), targets (...) -> the loss of each target (...)"""
+        """Return the loss of each target. x (..., D), targets (...) -> (...)"""
         return cross_entropy(self(x), targets)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """logits (..., V), targets (...) -> (...), computed in float32 or float64"""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.cross_entropy(wide.flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
+    """Return the cross entropy of each target, in float32 or float64. logits (..., V), targets (...) -> (...)"""
+    upcast = logits if logits.dtype == torch.float64 else logits.float()
+    return F.cross_entropy(upcast.flatten(0, -2), targets.flatten(), reduction="none").view(targets.shape)
 
 
 class AdaptiveVectors(nn.Module):
-    """Adaptive vectors (Baevski & Auli, 2019): token ids are sorted by falling frequency; each cluster of rarer tokens
-    has a narrower table and a projection to the full width."""
+    """Adaptive embedding parameters (Baevski & Auli, 2019). Token ids are sorted by descending frequency; each cluster
+    of rarer tokens has a narrower table and a projection to the full width."""
 
     def __init__(self, vocabulary_size: int, width: int, cutoffs: tuple[int, ...], factor: int) -> None:
         super().__init__()
@@ -89,7 +92,7 @@ class AdaptiveVectors(nn.Module):
         self.clusters = list(pairwise(edges))
         widths = [max(1, width // factor**i) for i in range(len(self.clusters))]
         self.tables = nn.ParameterList(
-            torch.randn(last - first, narrow) / narrow**0.5 for (first, last), narrow in zip(self.clusters, widths)
+            torch.randn(end - start, narrow) / narrow**0.5 for (start, end), narrow in zip(self.clusters, widths)
         )
         self.projections = nn.ParameterList(torch.randn(width, narrow) / narrow**0.5 for narrow in widths)
 
@@ -101,12 +104,12 @@ class AdaptiveEmbedding(nn.Module):
         self.vectors = vectors
 
     def forward(self, tokens: Tensor) -> Tensor:
-        V = self.vectors
+        vectors = self.vectors
         flat = tokens.flatten()
-        x: Tensor = V.projections[0].new_zeros(flat.shape[0], self.width)
-        for (first, last), table, projection in zip(V.clusters, V.tables, V.projections):
-            where = ((flat >= first) & (flat < last)).nonzero().flatten()
-            embedded = F.linear(F.embedding(flat[where] - first, table), projection) * table.shape[1] ** 0.5
+        x: Tensor = vectors.projections[0].new_zeros(flat.shape[0], self.width)
+        for (start, end), table, projection in zip(vectors.clusters, vectors.tables, vectors.projections):
+            where = ((flat >= start) & (flat < end)).nonzero().flatten()
+            embedded = F.linear(F.embedding(flat[where] - start, table), projection) * table.shape[1] ** 0.5
             x = x.index_put((where,), embedded.to(x.dtype))
         return x.view(*tokens.shape, self.width)
 
@@ -127,7 +130,7 @@ class AdaptiveHead(nn.Module):
         self.rare = nn.Parameter(torch.randn(len(self.clusters) - 1, width) / width**0.5)
 
     def scores(self, x: Tensor, cluster: int) -> Tensor:
-        """x (n, D) -> (n, tokens of the cluster)"""
+        """Return the logits of the tokens of a cluster. x (n, D) -> (n, tokens of the cluster)"""
         return F.linear(x @ self.vectors.projections[cluster], self.vectors.tables[cluster])
 
     def first_logits(self, x: Tensor) -> Tensor:
@@ -138,7 +141,8 @@ class AdaptiveHead(nn.Module):
         """Return the logits of the vocabulary: for a rare token, its cluster's logit plus its log-probability in the
         cluster. (..., D) -> (..., V)
 
-        These are not log-probabilities, which are never positive: a repetition penalty divides positive logits."""
+        Logits are returned instead of log-probabilities, which are never positive, because a repetition penalty treats
+        positive and negative logits differently."""
         first = self.first_logits(x)
         logits = [first[..., : self.frequent]]
         for i in range(1, len(self.clusters)):
@@ -146,13 +150,13 @@ class AdaptiveHead(nn.Module):
         return torch.cat(logits, -1)
 
     def losses(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """x (..., D), targets (...) -> the loss of each target (...), the predicted tokens (...)"""
+        """Return the loss of each target and the predicted tokens. x (..., D), targets (...) -> (...), (...)"""
         flat, shape = x.flatten(0, -2), targets.shape
         first = self.first_logits(flat).log_softmax(-1)
         return self._losses(first, flat, targets.flatten()).view(shape), self._argmax(flat, first).view(shape)
 
     def nll(self, x: Tensor, targets: Tensor) -> Tensor:
-        """x (..., D), targets (...) -> the loss of each target (...)"""
+        """Return the loss of each target. x (..., D), targets (...) -> (...)"""
         flat = x.flatten(0, -2)
         first = self.first_logits(flat).log_softmax(-1)
         return self._losses(first, flat, targets.flatten()).view(targets.shape)
