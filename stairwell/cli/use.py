@@ -40,7 +40,7 @@ def report(
 @app.command(rich_help_panel=USE)
 def generate(
     run: Annotated[Path, typer.Argument(help="Run folder, or name of a shipped language model.")],
-    prompt: Annotated[str, typer.Option(help="Text to continue.", show_default="a line end")] = "",
+    prompt: Annotated[str, typer.Option(help="Text to continue.", show_default="a newline")] = "",
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the generated text.")] = False,
     tokens: Annotated[int, typer.Option(help="Number of tokens to generate.", min=1)] = 500,
     temperature: Annotated[

@@ -54,11 +54,11 @@ class LSTM(Core[LSTMConfig, LSTMState]):
 
     def reference(self, x: Tensor, state: LSTMState, start: Tensor | None = None) -> tuple[Tensor, LSTMState]:
         B, T, _ = x.shape
-        edges = [] if start is None else start.any(0).nonzero().flatten().tolist()
+        resets = [] if start is None else start.any(0).nonzero().flatten().tolist()
         hidden, cell = state.hidden.transpose(0, 1), state.cell.transpose(0, 1)  # (L, B, D)
         outputs: list[Tensor] = []
-        # One call of torch's LSTM per segment; a segment ends where any stream is reset.
-        for first, last in zip([0, *edges], [*edges, T], strict=True):
+        # Call torch's LSTM once per segment; a new segment starts where any stream of the batch is reset.
+        for first, last in zip([0, *resets], [*resets, T], strict=True):
             if start is not None:
                 reset = start[:, first : first + 1]
                 hidden, cell = hidden.masked_fill(reset, 0), cell.masked_fill(reset, 0)
@@ -67,6 +67,6 @@ class LSTM(Core[LSTMConfig, LSTMState]):
                 outputs.append(y)
         since_start = tokens_since_start(state.count, start, T)
         count, croppable = next_counts(state.count, state.croppable, start, since_start, 0)
-        # Under autocast torch returns a narrower dtype; the state keeps that of the parameters.
-        hidden, cell = (part.transpose(0, 1).to(state.hidden.dtype).contiguous() for part in (hidden, cell))
+        # Under autocast torch returns a lower-precision dtype; the state keeps the dtype of the parameters.
+        hidden, cell = (tensor.transpose(0, 1).to(state.hidden.dtype).contiguous() for tensor in (hidden, cell))
         return torch.cat(outputs, 1), replace(state, count=count, croppable=croppable, hidden=hidden, cell=cell)

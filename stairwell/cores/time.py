@@ -1,4 +1,4 @@
-"""What every reference forward needs: tokens since start, attention windows, and the memory after a call.
+"""Helpers of the reference forwards: tokens since start, attention windows, and the memory after a call.
 
 Letters: B batch size, T tokens of this call.
 """
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MIN_SEGMENT = 32  # tokens that are merged one by one before they become a segment
+MIN_SEGMENT = 32  # a segment with fewer tokens is merged with the next one
 
 
 def tokens_since_start(count: Tensor, start: Tensor | None, T: int) -> Tensor:
-    """Return how many tokens of its own stream precede each token of this call. (B,), (B, T) bool -> (B, T)
+    """Return the number of tokens since the last reset before each token of this call. (B,), (B, T) bool -> (B, T)
 
-    Everything that depends on where a stream started (visible slots, chunk boundaries) follows from this.
+    Everything that depends on the start of a stream (visible slots, chunk boundaries) is computed from this.
     """
     t = torch.arange(T, device=count.device)
     since_start = count[:, None] + t
@@ -41,7 +41,8 @@ def next_counts(
 
 @dataclass(frozen=True)
 class Window:
-    """The attention window of Feedback and Transformer-XL: the distances first..last within the token's own stream."""
+    """The attention window of Feedback and Transformer-XL: the distances first..last, limited to tokens since
+    the last reset of the stream."""
 
     first: int  # 0 if a token attends to itself, else 1
     last: int
@@ -66,29 +67,29 @@ class Window:
 
 
 def filled(distance: Tensor, since_start: Tensor) -> Tensor:
-    """Return whether a token's own stream has a token at this distance before it."""
+    """Return whether there is a token at this distance since the stream was last reset."""
     return distance <= since_start
 
 
 def slide(memory: Tensor, new: Tensor, count: Tensor, start: Tensor | None) -> Tensor:
-    """Return the memory after the tokens `new`: the same number of slots, newest last, zero before a stream's start.
+    """Return the memory after the tokens `new`: the same number of slots, newest last, zero before the last reset.
 
     memory (B, slots, ...), new (B, T, ...), count (B,) after the call. Copies the memory once.
     """
     slots, T = memory.shape[1], new.shape[1]
-    moved = torch.cat([memory[:, min(T, slots) :], new[:, max(T - slots, 0) :]], 1)
-    return moved if start is None else zero_before_start(moved, count)
+    shifted = torch.cat([memory[:, min(T, slots) :], new[:, max(T - slots, 0) :]], 1)
+    return shifted if start is None else zero_before_start(shifted, count)
 
 
 def zero_before_start(memory: Tensor, count: Tensor) -> Tensor:
-    """Zero the slots from before each stream's start, in place. memory (B, slots, ...), count (B,)"""
+    """Zero the slots from before each stream's last reset, in place. memory (B, slots, ...), count (B,)"""
     slots = memory.shape[1]
     empty = ~filled(torch.arange(slots, 0, -1, device=memory.device), count[:, None])
     return memory.masked_fill_(empty.view(*empty.shape, *[1] * (memory.dim() - 2)), 0)
 
 
 class GrowingSequence:
-    """Keys (or values) along time, (B, H, time, K), that grow at the end and are read as a few views.
+    """Keys (or values) along time, (B, H, time, K), that are appended to and read as a few views.
 
     The initial memory is never copied. New tokens are merged into segments of growing size, like the digits of a binary
     counter: T tokens make about log T segments, and each token is copied about log T times.
@@ -104,15 +105,15 @@ class GrowingSequence:
             self.segments[-1] = torch.cat([self.segments[-1], new], 2)
 
     def slice_back(self, near: int, far: int) -> list[Tensor]:
-        """Return the slots from `far` (exclusive) to `near` before the end, oldest first; (0, S) are the last S."""
+        """Return views of the slots [end - far, end - near), oldest first; (0, S) are the last S."""
         views: list[Tensor] = []
-        end = 0  # slots after the segment
+        following = 0  # slots after the segment
         for segment in reversed(self.segments):
             size = segment.shape[2]
-            first, last = max(size + end - far, 0), min(size + end - near, size)
+            first, last = max(size + following - far, 0), min(size + following - near, size)
             if first < last:
                 views.append(segment[:, :, first:last])
-            end += size
+            following += size
         return views[::-1]
 
     def _size(self, index: int) -> int:

@@ -1,11 +1,11 @@
-"""Parameters with fewer bits for decoding: bfloat16, or int8 with one scale per row of a matrix.
+"""Weight quantization for decoding: bfloat16, or int8 with one scale per row of a matrix.
 
-    use_weights(model, "int8")          round the matrices of the decoder in place; sessions then store them in int8
+    use_weights(model, "int8")          round the decoder's matrices in place; sessions then store them in int8
 
-Decoding a few streams is bound by reading the parameters, so fewer bits make it faster. The matrices of the layers and
-of the head are rounded; embeddings that are not tied to the head, norms, biases, position embeddings and an encoder are
-not. The model itself holds the rounded values, so that every path computes the same function: prompts, decoding and
-evaluation agree as they do without rounding. Do not train or save a model after this.
+Decoding a few streams is limited by memory bandwidth, so smaller parameters make it faster. The matrices of the layers
+and of the head are quantized; untied embeddings, norms, biases, position embeddings and an encoder are not. The model
+itself holds the rounded (dequantized) values, so prefill, decoding and evaluation compute the same function. Do not
+train or save a model after this.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from stairwell.errors import UserError
 from stairwell.layers import Layer
 from stairwell.models.embedding import Head
 
-Weights = Literal["float32", "bfloat16", "int8"]  # how a session stores matrices; float32: as the model does
-STORAGE_CODES: dict[Weights, int] = {"float32": 0, "bfloat16": 1, "int8": 2}  # of csrc/step.h
+Weights = Literal["float32", "bfloat16", "int8"]  # how a session stores matrices; float32: no quantization
+STORAGE_CODES: dict[Weights, int] = {"float32": 0, "bfloat16": 1, "int8": 2}  # must match csrc/step.h
 LARGEST = 127
 
 _weights: weakref.WeakKeyDictionary[nn.Module, Weights] = weakref.WeakKeyDictionary()
@@ -36,7 +36,7 @@ def weights_of(model: nn.Module) -> Weights:
 
 @torch.no_grad()
 def use_weights(model: Any, weights: Weights) -> None:
-    """Round the matrices that decoding reads, in place, and store them with fewer bits in sessions."""
+    """Round the decoder's matrices in place; sessions then store them in the type `weights`."""
     if weights not in get_args(Weights):
         raise UserError(f"--weights {weights}: choose from {', '.join(get_args(Weights))}")
     if weights == weights_of(model):
@@ -46,8 +46,8 @@ def use_weights(model: Any, weights: Weights) -> None:
     matrices = list(decoding_matrices(model))
     if not matrices:
         raise UserError(f"--weights {weights} requires a transformer core, not {type(model.core).__name__}")
-    if wrong := [matrix for matrix in matrices if matrix.dtype != torch.float32]:
-        raise UserError(f"--weights {weights} requires parameters in float32, not {wrong[0].dtype}")
+    if other_dtypes := [matrix.dtype for matrix in matrices if matrix.dtype != torch.float32]:
+        raise UserError(f"--weights {weights} requires parameters in float32, not {other_dtypes[0]}")
     for matrix in matrices:
         matrix.copy_(rounded(matrix, weights))
     _weights[model] = weights
@@ -69,13 +69,13 @@ def head_vectors(head: Head) -> Tensor:
 
 
 def rounded(matrix: Tensor, weights: Weights) -> Tensor:
-    """Return the values that `stored` represents, in the dtype of the matrix."""
+    """Return a matrix after quantization and dequantization, in its own dtype."""
     values, scale = stored(matrix, weights)
     return values.to(matrix.dtype) if scale is None else values * scale[:, None]
 
 
 def stored(matrix: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
-    """Return a matrix (m, n) as it is stored, and for int8 one scale per row (m,)."""
+    """Return the quantized matrix (m, n) and, for int8, one scale per row (m,)."""
     if weights == "float32":
         return matrix.contiguous(), None
     if weights == "bfloat16":

@@ -427,7 +427,7 @@ def test_defaults_are_shown_in_one_style(place: Path) -> None:
     """In brackets at the end, also where a default is only described."""
     for command, defaults in {
         ("train",): ["[default: runs/TASK-CORE]", "[default: auto]", "[default: 1]"],
-        ("generate",): ["[default: a line end]", "[default: 0.8]", "[default: random]"],
+        ("generate",): ["[default: a newline]", "[default: 0.8]", "[default: random]"],
         ("translate",): ["[default: as tuned, or 5]"],
         ("serve",): ["[default: 127.0.0.1]", "[default: true]"],
         ("train", "random-walk/feedback"): ["[default: 6000]", "[default: length=8..100]"],

@@ -1,4 +1,4 @@
-"""Parameters with fewer bits: every path computes the same rounded function, and the change is small."""
+"""Weight quantization: every path computes the same rounded function, and the change is small."""
 
 from __future__ import annotations
 

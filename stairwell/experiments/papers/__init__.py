@@ -1,6 +1,6 @@
-"""All tables and figures of both papers, one file each, and our own experiments (`demo`, `extra`).
+"""All tables and figures of both papers, one module each, and additional experiments (`demo`, `extra`).
 
-A file's functions return an experiment at a scale; its `EXPERIMENTS` names them."""
+Each module has functions that return an experiment for a given scale, and a dict `EXPERIMENTS` of them by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from . import (
 EXTRA = (
     extra, distances, lengths, extra_agents, state_tracking, million_tokens, chunk_passes, shakespeare, decoder_dropout,
 )  # fmt: skip
-# Every experiment by its name, in the order of the papers.
+# All experiments by name, in the order of the papers.
 CATALOG: dict[str, ExperimentFactory] = {
     name: make
     for module in (demo, *feedback.PARTS, *EXTRA, *staircase.PARTS)
@@ -57,11 +57,11 @@ NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
 
 
 def find_experiments(name: str, scale: Scale) -> list[Experiment]:
-    """Return the experiment of a name, or all those of a table: `staircase.table1` has one per task."""
+    """Return the experiment of a name, or all experiments under a prefix: `staircase.table1` has one per task."""
     factories = [make for known, make in CATALOG.items() if known == name or known.startswith(f"{name}.")]
     if not factories:
         raise UserError(f"there is no experiment '{name}'{suggestion(name, CATALOG)}")
-    made = [experiment for make in factories if (experiment := make(scale)) is not None]
-    if not made:
+    experiments = [experiment for make in factories if (experiment := make(scale)) is not None]
+    if not experiments:
         raise UserError(f"{name} does not exist at {scale} scale; try --scale {next(s for s in SCALES if s != scale)}")
-    return made
+    return experiments
