@@ -212,7 +212,7 @@ def test_a_task_without_a_preset_gets_the_default_one(tmp_path: Path, monkeypatc
 
 def test_an_invalid_length_is_refused_before_the_curriculum_uses_it() -> None:
     for length in ("-3", "0"):
-        with pytest.raises(ValueError, match=f"^length is {length}; it must be at least 1$"):
+        with pytest.raises(ValueError, match=f"^--task.length is {length}; it must be at least 1$"):
             preset("random-walk/lstm").with_options({"task.length": length})
 
 
