@@ -16,6 +16,7 @@ import dataclasses
 import math
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ def batch_bytes(config: RunConfig, task: Task, processes: int) -> dict[str, floa
     parts = train.accumulate * minibatches  # each has its own activations
     counted = {
         "activations": NUMBER * tokens * depth_of(core) * core.width / parts,
-        "batches": TOKEN * max(tokens, streams * longest_episode(task)) + STREAM * streams + POSITION * train.batch,
+        "batches": TOKEN * max(tokens, streams * longest_episode(config, task))
+        + STREAM * streams
+        + POSITION * train.batch,
     }
     if isinstance(task, RLTask):
         # The observations of a rollout, and those of a part as float32 inputs of the encoders.
@@ -215,16 +218,22 @@ def guess(config: RunConfig, task: Task) -> float:
         observed = tokens * (
             observation_bytes(task.observation_space) + NUMBER * num_box_elements(task.observation_space)
         )
-    stored = streams * (context * depth * width + longest_episode(task)) + tokens * (depth * width + 1)
+    stored = streams * (context * depth * width + longest_episode(config, task)) + tokens * (depth * width + 1)
     total: float = NUMBER * (4 * numbers + stored) + observed + LAYER * (size("layers") + encoder) + STREAM * streams
     return total
 
 
-def longest_episode(task: Task) -> int:
-    """Return about how many tokens the longest episode of a generated task has; 0 for tasks that read files."""
+def longest_episode(config: RunConfig, task: Task) -> int:
+    """Return about how many tokens the longest episode of a generated task has, in any stage of the curriculum; 0 for
+    tasks that read files."""
     if not isinstance(task, GeneratedTask):
         return 0
-    return max(task.train.size, *(episodes.size for episodes, _ in task.splits.values()))
+    longest = max(task.train.size, *(episodes.size for episodes, _ in task.splits.values()))
+    for stage in config.train.make_curriculum().stages[-1:]:
+        with suppress(UserError, TypeError):  # an invalid stage is reported when training starts
+            episodes: Any = task.train
+            longest = max(longest, dataclasses.replace(episodes, **stage).size)
+    return longest
 
 
 def what_to_lower(config: RunConfig) -> str:
@@ -236,6 +245,12 @@ def what_to_lower(config: RunConfig) -> str:
             before = getattr(getattr(default, section), name, None)
             if (section != "train" or name in SIZE_FIELDS) and name not in NO_SIZE_FIELDS:
                 raised.append((value / max(before if type(before) is int else 1, 1), f"--{section}.{name}", value))
+    for stage in config.train.make_curriculum().stages[-1:]:
+        for name, value in stage.items():
+            if value <= getattr(config.task, name, 0):
+                continue  # the curriculum ends at the task's own difficulty
+            before = getattr(default.task, name, None)
+            raised.append((value / max(before if type(before) is int else 1, 1), f"--train.curriculum {name}", value))
     worst = [f"{option} (now {value:,})" for ratio, option, value in sorted(raised, reverse=True)[:2] if ratio > 1]
     return " or ".join(worst) or "--train.batch, --train.segment, --core.width or --core.layers"
 

@@ -47,6 +47,13 @@ def test_a_size_beyond_reason_is_refused_with_the_numbers_and_what_to_lower(name
     assert f"lower --{field} (now {int(value):,})" in message
 
 
+def test_a_last_stage_of_the_curriculum_beyond_reason_is_refused() -> None:
+    config = preset("parity/feedback").with_options({"train.curriculum": "length=1..999999999999"})
+    with pytest.raises(UserError, match=r"lower --train.curriculum length \(now 999,999,999,999\)"):
+        sizes.check_training(config, config.make_tasks()[0], CPU)
+    sizes.check_training(preset("parity/feedback"), preset("parity/feedback").make_tasks()[0], CPU)
+
+
 @pytest.mark.parametrize("option", ["model.encoder_layers=1000000", "model.encoder_inner=1000000000"])
 def test_an_encoder_beyond_reason_is_refused(option: str, tmp_path: Path) -> None:
     language_pair.write(tmp_path)
