@@ -6,7 +6,7 @@ from stairwell import startup
 if startup.is_command():
     startup.prepare_command()
 if not startup.is_supported():
-    startup.refuse_platform()
+    startup.reject_platform()
 # isort: on
 
 from os import PathLike

@@ -204,7 +204,7 @@ def _as_user_error(make: Callable[[], T]) -> T:
 
 
 def check_at_least(config: Any, minimum: int, *names: str) -> None:
-    """Refuse fields below a minimum. None is accepted."""
+    """Reject fields below a minimum. None is accepted."""
     for name in names:
         value = getattr(config, name)
         if value is not None and value < minimum:
@@ -212,7 +212,7 @@ def check_at_least(config: Any, minimum: int, *names: str) -> None:
 
 
 def check_probabilities(config: Any, *names: str) -> None:
-    """Refuse probabilities of dropout outside [0, 1)."""
+    """Reject probabilities of dropout outside [0, 1)."""
     for name in names:
         if not 0 <= getattr(config, name) < 1:
             raise ValueError(f"{name} must be in [0, 1), not {getattr(config, name)}")
@@ -241,7 +241,7 @@ def from_json(config_type: Callable[..., T], data: Any, where: str) -> T:
 
 
 def _check_finite(value: float, where: str) -> float:
-    """Refuse infinity. JSON has none, but Python reads 1e400 as one."""
+    """Reject infinity. JSON has none, but Python reads 1e400 as one."""
     try:
         if math.isfinite(value):
             return float(value)

@@ -29,7 +29,7 @@ def write_atomically(path: AnyPath, write: Callable[[Path], object]) -> None:
     """Let `write(temporary path)` write a file, and move it to `path` once it is on the disk.
 
     A reader of `path` finds the old file or the new one, never a part, even after a crash or on a full disk. A symbolic
-    link stays a link, as with `open`. A device or a pipe is refused, because moving a file there would remove it.
+    link stays a link, as with `open`. A device or a pipe is rejected, because moving a file there would remove it.
     """
     target = Path(os.path.realpath(path))
     check_regular(path)
@@ -70,7 +70,7 @@ def write_folder(path: AnyPath, write: Callable[[Path], object]) -> None:
 
 
 def check_regular(path: AnyPath, name: str = "") -> None:
-    """Refuse a path that exists and is not a regular file; `name` is its name in errors."""
+    """Reject a path that exists and is not a regular file; `name` is its name in errors."""
     name = name or os.fspath(path)
     mode = file_mode(path, name)
     if mode is not None and stat.S_ISDIR(mode):
@@ -80,7 +80,7 @@ def check_regular(path: AnyPath, name: str = "") -> None:
 
 
 def check_access(path: AnyPath, name: str, advice: str) -> None:
-    """Refuse a path without write permission. A read-only file system is an error of the system, not of the user."""
+    """Reject a path without write permission. A read-only file system is an error of the system, not of the user."""
     if os.access(path, os.W_OK):
         return
     if os.statvfs(path).f_flag & os.ST_RDONLY:
@@ -99,7 +99,7 @@ def file_mode(path: AnyPath, name: str) -> int | None:
 
 
 def read_small_file(path: AnyPath) -> bytes:
-    """Return the content of a file or pipe. A large one is refused: a device may never end."""
+    """Return the content of a file or pipe. A large one is rejected: a device may never end."""
     with open(path, "rb") as file:
         content = file.read(MAX_SMALL_FILE + 1)
     if len(content) > MAX_SMALL_FILE:

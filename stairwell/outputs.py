@@ -73,7 +73,9 @@ def check_location(path: AnyPath, option: str = "") -> Path:
 
 def check_all(*outputs: tuple[str, AnyPath | None, OutputType | None]) -> None:
     """Check all outputs of a command, each with its option, before any work is done. None is skipped."""
-    targets = [(option, path, check(path, kind, option)) for option, path, kind in outputs if path is not None]
+    targets = [
+        (option, path, check(path, output_type, option)) for option, path, output_type in outputs if path is not None
+    ]
     for (option, path, target), (other_option, _, other) in combinations(targets, 2):
         if target == other:
             raise UserError(f"{option} and {other_option} both name {path}; use two different paths")
@@ -154,7 +156,7 @@ def _check_run(target: Path, name: str) -> None:
 
 
 def _check_streams(path: AnyPath, name: str) -> None:
-    """Refuse the standard streams, even if they are regular files: replacing one loses what is printed to it."""
+    """Reject the standard streams, even if they are regular files: replacing one loses what is printed to it."""
     for stream in (0, 1, 2):
         try:
             same = os.path.samestat(os.stat(path), os.fstat(stream))

@@ -26,7 +26,7 @@ def is_supported() -> bool:
     return sys.platform in PLATFORMS or bool(os.environ.get(ANY_PLATFORM))
 
 
-def refuse_platform() -> NoReturn:
+def reject_platform() -> NoReturn:
     """Report an unsupported platform."""
     text = (
         f"stairwell supports Linux and macOS, not '{sys.platform}', which is untested (on Windows, use WSL); "

@@ -63,13 +63,13 @@ def test_text_becomes_a_value_of_its_type(text: str, kind: Any, value: Any) -> N
         ("middle", Literal["pre", "post"]), ("1,x", tuple[int, ...]), ("", int), ("9" * 400, int), ("9" * 400, float),
     ],
 )  # fmt: skip
-def test_text_of_another_type_is_refused(text: str, kind: Any) -> None:
+def test_text_of_another_type_is_rejected(text: str, kind: Any) -> None:
     with pytest.raises(ValueError, match=r"here: .* is not an? "):
         configs.parse(text, kind, "here")
 
 
 @pytest.mark.parametrize("value", ["1e400", "-1e400", "NaN", "9" * 400])
-def test_infinite_numbers_are_refused(value: str) -> None:
+def test_infinite_numbers_are_rejected(value: str) -> None:
     data = json.loads(f'{{"learning_rate": {value}}}')
     with pytest.raises(UserError, match="here: 'learning_rate': expected a finite number, not"):
         configs.from_json(StreamTrainConfig, data, "here")
@@ -210,7 +210,7 @@ def test_a_task_without_a_preset_gets_the_default_one(tmp_path: Path, monkeypatc
         train_one_step(preset(f"my-parity/{core}").with_options({"train.batch": "2", "train.segment": "5"}), tmp_path)
 
 
-def test_an_invalid_length_is_refused_before_the_curriculum_uses_it() -> None:
+def test_an_invalid_length_is_rejected_before_the_curriculum_uses_it() -> None:
     for length in ("-3", "0"):
         with pytest.raises(ValueError, match=f"^--task.length is {length}; it must be at least 1$"):
             preset("random-walk/lstm").with_options({"task.length": length})

@@ -125,7 +125,7 @@ def test_search_defaults_are_the_documented_ones() -> None:
     assert Search().lengths(5, 100) == (0, 25) and Search().beam == 5 and GREEDY.beam == 1
 
 
-def test_a_damaged_search_file_is_refused(tmp_path: Path) -> None:
+def test_a_damaged_search_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / SEARCH).write_text(json.dumps({"beam": "many"}))
     with pytest.raises(UserError, match="tune the run again"):
         load_search(tmp_path, type("Task", (), {"search_defaults": {}})())  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ def test_defaults_are_the_papers() -> None:
         lambda: TranslationConfig(max_target_length=0),
     ],
 )
-def test_invalid_sizes_and_rates_are_refused(make: Any) -> None:
+def test_invalid_sizes_and_rates_are_rejected(make: Any) -> None:
     with pytest.raises(ValueError):
         make()
     LanguageModelConfig(core=CORE, inputs=1, outputs=1)
@@ -277,7 +277,7 @@ def test_a_target_has_at_most_max_length_tokens(max_length: int) -> None:
     assert [len(tokens) for tokens in decoded] == [max_length]
 
 
-def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_model_is_rejected(tmp_path: Path) -> None:
     small, large = trainer(tmp_path / "a"), trainer(tmp_path / "b", core__width=16)
     small.run()
     large.folder.path.mkdir(parents=True)
@@ -296,7 +296,7 @@ def test_states_of_accumulated_parts_are_resumed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("primary_metric", ["loss", "bleu"])
-def test_a_missing_scorer_of_the_primary_metric_is_refused_at_the_start(
+def test_a_missing_scorer_of_the_primary_metric_is_rejected_at_the_start(
     primary_metric: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
@@ -321,7 +321,7 @@ def test_the_final_phase_starts_with_its_first_step(tmp_path: Path) -> None:
     assert phases == [0, 0, 1, 1]
 
 
-def test_an_unreadable_config_is_refused(tmp_path: Path) -> None:
+def test_an_unreadable_config_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").mkdir()
     with pytest.raises(UserError, match="cannot read"):
         Run(tmp_path).read_config()

@@ -31,8 +31,8 @@ CORPUS, RUN = "book.txt", "run"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("place")
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("workspace")
     (folder / CORPUS).write_text(BOOK)
     ended = stairwell(folder, "train", "lm/lstm", *OPTIONS, "--out", RUN)
     assert ended.status == 0, ended
@@ -58,19 +58,19 @@ WRITERS = {
     "report --out": ["report", RUN, "--out"],
     "generate --save-state": ["generate", RUN, "--tokens", "3", "--save-state"],
 }
-REFUSED = [RUN, f"{RUN}/config.json", f"{RUN}/checkpoints/new", f"{RUN}/horizon.json", CORPUS, "link", "pipe", "folder",
-           f"{CORPUS}/inside", "loop", "x" * 300, "/dev/null", ".", ""]  # fmt: skip
+REJECTED = [RUN, f"{RUN}/config.json", f"{RUN}/checkpoints/new", f"{RUN}/horizon.json", CORPUS, "link", "pipe",
+           "folder", f"{CORPUS}/inside", "loop", "x" * 300, "/dev/null", ".", ""]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", WRITERS)
-def test_commands_refuse_paths_that_would_replace_something(command: str, place: Path) -> None:
-    before = contents(place)
-    for path in REFUSED:
-        line = stairwell(place, *WRITERS[command], path).error_line
+def test_commands_reject_paths_that_would_replace_something(command: str, workspace: Path) -> None:
+    before = contents(workspace)
+    for path in REJECTED:
+        line = stairwell(workspace, *WRITERS[command], path).error_line
         assert line.endswith(("choose another path", "or an empty one", "choose a new folder", "or move it away")) or (
             path == "" and "is empty; name a file or a folder" in line
         ), line
-    assert contents(place) == before
+    assert contents(workspace) == before
 
 
 TWICE = [
@@ -82,10 +82,10 @@ TWICE = [
 
 
 @pytest.mark.parametrize("arguments, message", TWICE)
-def test_a_command_never_writes_to_a_path_twice(arguments: list[str], message: str, place: Path) -> None:
-    before = contents(place)
-    assert message in stairwell(place, *arguments).error_line
-    assert contents(place) == before
+def test_a_command_never_writes_to_a_path_twice(arguments: list[str], message: str, workspace: Path) -> None:
+    before = contents(workspace)
+    assert message in stairwell(workspace, *arguments).error_line
+    assert contents(workspace) == before
 
 
 Write = Callable[[Path], object]
@@ -184,65 +184,65 @@ def test_a_folder_is_written_atomically(exists: bool, tmp_path: Path) -> None:
     if exists:
         folder.mkdir()
 
-    def write(place: Path, fails: bool) -> None:
-        (place / "first").write_text("1")
-        (place / "below").mkdir()
-        (place / "below" / "second").write_text("2")
+    def write(workspace: Path, fails: bool) -> None:
+        (workspace / "first").write_text("1")
+        (workspace / "below").mkdir()
+        (workspace / "below" / "second").write_text("2")
         if fails:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        write_folder(folder, lambda place: write(place, fails=True))
+        write_folder(folder, lambda workspace: write(workspace, fails=True))
     assert not list(tmp_path.rglob("*")) or list(tmp_path.rglob("*")) == [folder]
-    write_folder(folder, lambda place: write(place, fails=False))
+    write_folder(folder, lambda workspace: write(workspace, fails=False))
     assert sorted(path.name for path in folder.rglob("*")) == ["below", "first", "second"]
     assert folder.stat().st_mode & 0o555 == 0o555
 
 
-def test_a_full_disk_is_reported_with_the_path(place: Path) -> None:
+def test_a_full_disk_is_reported_with_the_path(workspace: Path) -> None:
     for option, *command in (("--save-state", "generate", RUN, "--tokens", "3"), ("--hf", "export", RUN)):
-        ended = stairwell(place, *command, option, "full", TEST_FILE_LIMIT="300")
+        ended = stairwell(workspace, *command, option, "full", TEST_FILE_LIMIT="300")
         assert ended.status == 1 and ended.err.endswith("stairwell: full: File too large\n"), ended
-        assert not list(place.glob("full*")) and not list(place.glob(".full*"))
+        assert not list(workspace.glob("full*")) and not list(workspace.glob(".full*"))
 
 
 def test_missing_permissions_are_found_before_anything_is_measured(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """os.access is replaced, because root may write everywhere."""
-    run = Run(place / RUN)
+    run = Run(workspace / RUN)
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    for check in (run.check_writable, run.load_model, lambda: outputs.check(place / "new", PAGE)):
+    for check in (run.check_writable, run.load_model, lambda: outputs.check(workspace / "new", PAGE)):
         with pytest.raises(UserError, match="no permission"):
             check()
 
 
-def resume(place: Path, *options: str) -> Completed:
-    return stairwell(place, "train", "--resume", "--out", RUN, *options, "--quiet")
+def resume(workspace: Path, *options: str) -> Completed:
+    return stairwell(workspace, "train", "--resume", "--out", RUN, *options, "--quiet")
 
 
-def test_a_run_folder_cannot_contain_other_runs(place: Path) -> None:
-    before = contents(place)
+def test_a_run_folder_cannot_contain_other_runs(workspace: Path) -> None:
+    before = contents(workspace)
     for command in (["reproduce", "demo", "--updates", "1"], ["train", "parity/lstm", "--seeds", "2"]):
-        stairwell(place, *command, "--out", RUN).error_line  # noqa: B018  asserts that there is one line
-    assert contents(place) == before
+        stairwell(workspace, *command, "--out", RUN).error_line  # noqa: B018  asserts that there is one line
+    assert contents(workspace) == before
 
 
-def test_a_run_that_lost_its_checkpoints_is_not_overwritten(place: Path) -> None:
-    (place / RUN / "checkpoints").rename(place / "checkpoints")
-    before = contents(place)
+def test_a_run_that_lost_its_checkpoints_is_not_overwritten(workspace: Path) -> None:
+    (workspace / RUN / "checkpoints").rename(workspace / "checkpoints")
+    before = contents(workspace)
     for options in ([], ["--steps", "5"], ["--steps", "40"]):
-        assert "has no checkpoint to resume from, but a model or metrics" in resume(place, *options).error_line
-    assert contents(place) == before
-    (place / "checkpoints").rename(place / RUN / "checkpoints")
-    assert resume(place).status == 0
+        assert "has no checkpoint to resume from, but a model or metrics" in resume(workspace, *options).error_line
+    assert contents(workspace) == before
+    (workspace / "checkpoints").rename(workspace / RUN / "checkpoints")
+    assert resume(workspace).status == 0
 
 
-def test_a_run_that_lost_its_config_is_not_overwritten(place: Path, tmp_path: Path) -> None:
+def test_a_run_that_lost_its_config_is_not_overwritten(workspace: Path, tmp_path: Path) -> None:
     (tmp_path / CORPUS).write_text(BOOK)
     for name in ("model.safetensors", "task.json", "metrics.jsonl"):
         (tmp_path / "lost").mkdir(exist_ok=True)
-        (tmp_path / "lost" / name).write_bytes((place / RUN / name).read_bytes())
+        (tmp_path / "lost" / name).write_bytes((workspace / RUN / name).read_bytes())
     before = contents(tmp_path)
     line = stairwell(tmp_path, "train", "lm/lstm", *OPTIONS, "--out", "lost").error_line
     assert "metrics.jsonl and model.safetensors and task.json, which a run would" in line

@@ -2,7 +2,7 @@
 
     SOAK_SECONDS=600 SOAK_SEED=1 python -m pytest -s -m slow tests/test_soak.py
 
-Every run either resumes bit for bit or is refused in one line, and a refused run resumes bit for bit once the damaged
+Every run either resumes bit for bit or is rejected in one line, and a rejected run resumes bit for bit once the damaged
 file is restored. Commands never replace existing files. The seed and every round are printed; a round depends only on
 the seed and its number, except for the exact moment of a kill.
 """
@@ -168,7 +168,7 @@ class Soak:
             if not changed:
                 assert_same_tensors(run, whole)
             return f"{description}; resumed {ended.err.strip()}"
-        self.done["refused in one line"] += 1
+        self.done["rejected in one line"] += 1
         # Nothing is lost except for the damaged file.
         self.restore(run)
         assert (again := self.resume(run)).status == 0, (ended, again)
@@ -191,7 +191,7 @@ class Soak:
         return f"{number.name} at {newest_step(run)}"
 
     def write_to_existing(self, run: Path, generator: random.Random) -> str:
-        """Let a command write to an existing path, which is refused, and twice to a new one."""
+        """Let a command write to an existing path, which is rejected, and twice to a new one."""
         writer = generator.choice(WRITERS)
         there = sorted(path for path in run.rglob("*") if path.name != ".lock")
         corpora = [self.folder / name for name in ("text.txt", "mine.tokens", "pipe", "link")]
@@ -205,13 +205,13 @@ class Soak:
         ]
         target = generator.choice(targets).relative_to(self.folder)
         before = self.contents()
-        refused = stairwell(self.folder, *writer, target)
-        self.check_output(refused)
-        assert refused.status == 2, refused
-        assert self.contents() == before, refused
-        self.done[f"{writer[0]} {writer[-1]} was refused a path"] += 1
+        rejected = stairwell(self.folder, *writer, target)
+        self.check_output(rejected)
+        assert rejected.status == 2, rejected
+        assert self.contents() == before, rejected
+        self.done[f"{writer[0]} {writer[-1]} was rejected a path"] += 1
         if writer[0] == "train":
-            return refused.err.strip()
+            return rejected.err.strip()
         new = self.folder / "new"
         statuses = [stairwell(self.folder, *writer, new.name) for _ in range(2)]
         for ended in statuses:
@@ -224,17 +224,17 @@ class Soak:
             path.unlink()
         assert self.contents() == before, statuses
         self.done[f"{writer[0]} {writer[-1]} {'wrote' if statuses[0].status == 0 else 'could not write'} twice"] += 1
-        return refused.err.strip()
+        return rejected.err.strip()
 
     def remove_checkpoints(self, run: Path, generator: random.Random) -> str:
-        """Resume without checkpoints, which is refused and changes nothing."""
+        """Resume without checkpoints, which is rejected and changes nothing."""
         (run / "checkpoints").rename(self.folder / "checkpoints")
         before = self.contents()
         ended = stairwell(self.folder, "train", "--resume", "--out", run.name, "--steps", generator.choice([1, 5, 90]))
         assert ended.status == 2 and "has no checkpoint to resume from" in ended.err, ended
         assert self.contents() == before, ended
         (self.folder / "checkpoints").rename(run / "checkpoints")
-        self.done["no checkpoints were refused"] += 1
+        self.done["no checkpoints were rejected"] += 1
         return ended.err.strip()
 
     def contents(self) -> dict[str, int]:
@@ -271,17 +271,17 @@ class Soak:
         ended = self.resume(run)
         text.write_text(TEXT)
         assert ended.status == 2, ended
-        self.done["a changed corpus was refused"] += 1
+        self.done["a changed corpus was rejected"] += 1
         return ended.err.strip()
 
     def use(self, run: Path, generator: random.Random) -> None:
-        """Run another command on the run: it works, or is refused in one line."""
+        """Run another command on the run: it works, or is rejected in one line."""
         command = generator.choice(
             [["eval", "--json"], ["report"], ["generate", "--tokens", "3"], ["eval", "--streams", "2"]]
         )
         ended = stairwell(self.folder, command[0], run.name, *command[1:])
         self.check_output(ended)
-        self.done[f"{command[0]} {'worked' if ended.status == 0 else 'refused in one line'}"] += 1
+        self.done[f"{command[0]} {'worked' if ended.status == 0 else 'rejected in one line'}"] += 1
 
     def resume(self, run: Path, **environment: str) -> Completed:
         ended = stairwell(self.folder, "train", "--resume", "--out", run.name, "--quiet", **environment)
@@ -295,7 +295,7 @@ class Soak:
             assert ended.err.splitlines()[-1].startswith("stairwell: "), ended
 
     def restore(self, run: Path) -> None:
-        """Restore the damaged file; what the refused command has written stays."""
+        """Restore the damaged file; what the rejected command has written stays."""
         path = run / self.damaged
         if path.is_dir():
             shutil.rmtree(path)
@@ -303,7 +303,7 @@ class Soak:
         shutil.copyfile(self.folder / "before" / self.damaged, path)
 
 
-def test_every_run_resumes_bit_for_bit_or_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_every_run_resumes_bit_for_bit_or_is_rejected_in_one_line(tmp_path: Path) -> None:
     print(f"SOAK_SEED={SEED}")
     soak, start, rounds = Soak(tmp_path), time.monotonic(), 0
     while time.monotonic() - start < SECONDS:

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.quick
 
 
 @pytest.mark.parametrize("platform", ["win32", "cygwin", "emscripten"])
-def test_an_unsupported_platform_is_refused_before_torch_is_imported(platform: str) -> None:
+def test_an_unsupported_platform_is_rejected_before_torch_is_imported(platform: str) -> None:
     code = f"import sys; sys.platform = {platform!r}; sys.modules['torch'] = None; import stairwell"
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     line = process.stderr.splitlines()[-1]
@@ -23,13 +23,13 @@ def test_an_unsupported_platform_is_refused_before_torch_is_imported(platform: s
     assert "use WSL" in line and "STAIRWELL_ANY_PLATFORM=1" in line
 
 
-def test_the_command_refuses_a_platform_without_a_traceback(
+def test_the_command_rejects_a_platform_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
     monkeypatch.setattr(sys, "argv", ["stairwell", "info"])
     with pytest.raises(SystemExit) as ended:
-        startup.refuse_platform()
+        startup.reject_platform()
     error = capsys.readouterr().err
     assert ended.value.code == 2 and error.startswith("stairwell: stairwell supports Linux and macOS")
     assert error.count("\n") == 1

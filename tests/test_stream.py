@@ -286,7 +286,7 @@ def test_loading_with_other_parameters_raises(tmp_path: Path) -> None:
     stream.feed([1, 2, 3])
     stream.save(tmp_path / "a.stream")
     with torch.no_grad():
-        model.head.vectors[0, 0] += 1e-6  # type: ignore[union-attr]
+        model.head.weight[0, 0] += 1e-6  # type: ignore[union-attr]
     with pytest.raises(UserError, match="a model with other parameters"):
         Stream.load(tmp_path / "a.stream", model)
 

@@ -152,7 +152,7 @@ def test_bpe_byte_lengths_add_up_to_the_text() -> None:
     assert ANY_BPE.byte_lengths[ids].sum() == len("zażółć 戦場 the question".encode())
 
 
-def test_a_missing_or_damaged_vocabulary_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_vocabulary_is_rejected_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no vocabulary"):
         text.load(tmp_path / "none.json")
     path = tmp_path / "vocabulary.json"
@@ -174,7 +174,7 @@ def test_a_missing_or_damaged_vocabulary_is_refused_in_one_line(tmp_path: Path) 
         text.load(path)
 
 
-def test_a_vocabulary_of_another_format_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_of_another_format_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "vocabulary.json"
     path.write_text('{"format": "stairwell.vocabulary.99", "type": "bytes"}', encoding="utf-8")
     with pytest.raises(ValueError, match=r"format 'stairwell\.vocabulary\.99'"):
@@ -194,7 +194,7 @@ def test_bpe_training_splits_very_long_words(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("vocabulary", every_vocabulary(), ids=name)
-def test_ids_outside_the_vocabulary_are_refused(vocabulary: text.Vocabulary) -> None:
+def test_ids_outside_the_vocabulary_are_rejected(vocabulary: text.Vocabulary) -> None:
     for token in (-1, vocabulary.size, 99999, 10**30):
         with pytest.raises(UserError, match=rf"^token id {token} is not in 0\.\.{vocabulary.size - 1}$"):
             vocabulary.decode([0, token])
@@ -204,7 +204,7 @@ def test_ids_outside_the_vocabulary_are_refused(vocabulary: text.Vocabulary) -> 
 
 
 @pytest.mark.parametrize("vocabulary", [text.Bytes(), ANY_BPE], ids=name)
-def test_bytes_of_ids_outside_the_vocabulary_are_refused(vocabulary: text.Vocabulary) -> None:
+def test_bytes_of_ids_outside_the_vocabulary_are_rejected(vocabulary: text.Vocabulary) -> None:
     for token in (-1, vocabulary.size):
         with pytest.raises(UserError, match=f"token id {token} is not in"):
             vocabulary.token_bytes(token)
@@ -213,13 +213,13 @@ def test_bytes_of_ids_outside_the_vocabulary_are_refused(vocabulary: text.Vocabu
 @pytest.mark.parametrize(
     "build", [lambda: text.Characters("aba"), lambda: text.Words(("a", "b", "a")), lambda: text.Separated(("a", "a"))]
 )
-def test_duplicate_tokens_are_refused(build: Callable[[], text.Vocabulary]) -> None:
+def test_duplicate_tokens_are_rejected(build: Callable[[], text.Vocabulary]) -> None:
     with pytest.raises(UserError, match="the vocabulary has the token 'a' 2 times; tokens must be distinct"):
         build()
 
 
 @pytest.mark.parametrize("vocabulary", [text.Bytes(), ANY_BPE], ids=name)
-def test_lone_surrogates_are_refused(vocabulary: text.Vocabulary) -> None:
+def test_lone_surrogates_are_rejected(vocabulary: text.Vocabulary) -> None:
     with pytest.raises(UserError, match=r"the lone surrogate U\+D800 at position 4"):
         vocabulary.encode("abc\n\ud800d")
 

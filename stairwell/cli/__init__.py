@@ -1,4 +1,4 @@
-"""The command line, the only room that parses arguments and prints. Results go to stdout, progress to stderr."""
+"""The command line, the only package that parses arguments and prints. Results go to stdout, progress to stderr."""
 
 from stairwell.cli.main import main
 

@@ -27,7 +27,7 @@ app = App(
 
 def output_option(help: str, default: str | bool = True) -> Any:
     """Return an option for an output path. `default` describes a default that is None. An empty path, as from an unset
-    variable, is refused: `Path("")` would be the current folder."""
+    variable, is rejected: `Path("")` would be the current folder."""
     return typer.Option(help=help, parser=output_path, metavar="PATH", show_default=default)
 
 
@@ -79,8 +79,8 @@ SAMPLING = {
     "min_length": "--min-length",
     "min_length_ratio": "--min-length-ratio",
 }
-MOST_SEED = 2**63 - 1  # the largest seed of PyTorch's random generators
-MOST_SEEDS = 1000  # runs of one command; more is a typing error
+MAX_SEED = 2**63 - 1  # the largest seed of PyTorch's random generators
+MAX_RUNS = 1000  # runs of one command; more is a typing error
 
 # Options that several commands share.
 Device = Annotated[

@@ -107,7 +107,7 @@ class NullDisplay:
         pass
 
 
-class Quiet(NullDisplay):
+class WarningDisplay(NullDisplay):
     """Shows only warnings (--quiet)."""
 
     def say(self, text: str) -> None:
@@ -118,7 +118,7 @@ class Quiet(NullDisplay):
             self.say(f"warning: {event['text']}")
 
 
-class Lines(Quiet):
+class LogDisplay(WarningDisplay):
     """Prints one line per event, for logs and pipes."""
 
     def __init__(self, title: str, total: int) -> None:
@@ -135,7 +135,7 @@ class Lines(Quiet):
             super().__call__(event)
 
 
-class OnScreen(NullDisplay):
+class ScreenDisplay(NullDisplay):
     """A live display that is redrawn, for terminals."""
 
     live: Any  # rich's
@@ -152,8 +152,8 @@ class OnScreen(NullDisplay):
         self.live.__exit__(*error)
 
 
-class Live(OnScreen):
-    """A training's live panel."""
+class LiveDisplay(ScreenDisplay):
+    """The live panel of a run."""
 
     def __init__(self, title: str, total: int, done: int = 0) -> None:
         from rich.console import Console, Group
@@ -185,37 +185,37 @@ class Live(OnScreen):
         return self.Group(*lines, self.progress)
 
     def __call__(self, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "step":
+        name = event["event"]
+        if name == "step":
             rate = event["tokens"] / max(event["seconds"], 1e-9)
             self.progress.update(self.task, completed=event["step"], rate=f"{rate:,.0f} tokens/s")
             self.note = ""
             return
-        if kind == "metrics" and "valid" in event:
+        if name == "metrics" and "valid" in event:
             self.valid = f"valid     {scores_line(event['valid'])} at step {event['step']:,}"
             self.note = ""
-        elif kind == "metrics":
+        elif name == "metrics":
             self.latest = f"train     {summary(event)}"
             self.losses.append(event["loss"])
             if "accuracy" in event:
                 self.accuracies.append(event["accuracy"])
-        elif kind == "evaluating":
+        elif name == "evaluating":
             self.note = f"evaluating {event['split']}: {event['tokens']:,} tokens"
-        elif kind == "warning":
+        elif name == "warning":
             self.console.print(f"[yellow]warning:[/] {event['text']}")
-        elif kind == "stopping":
+        elif name == "stopping":
             self.note = STOPPING
         self.live.update(self.panel())
 
 
-class Together(OnScreen):
+class SideBySideDisplay(ScreenDisplay):
     """Runs that train at the same time, one panel each."""
 
     def __init__(self, steps: dict[str, int]) -> None:
         from rich.console import Console, Group
         from rich.live import Live as RichLive
 
-        self.panels = {name: Live(name, total) for name, total in steps.items()}
+        self.panels = {name: LiveDisplay(name, total) for name, total in steps.items()}
         self.Group, self.note = Group, ""
         self.live = RichLive(self.panel(), console=Console(stderr=True), refresh_per_second=4)
 
@@ -233,7 +233,7 @@ class Together(OnScreen):
         self.live.update(self.panel())
 
 
-class NamedLines(Lines):
+class SideBySideLog(LogDisplay):
     """One line per event of runs that train at the same time."""
 
     def __init__(self, steps: dict[str, int]) -> None:
@@ -250,7 +250,7 @@ class NamedLines(Lines):
             super().__call__(event)
 
 
-class RunLines(Quiet):
+class RunLog(WarningDisplay):
     """One line per run of several: when it starts, or when it is finished."""
 
     def __init__(self, title: str, quiet: bool) -> None:
@@ -272,12 +272,12 @@ class RunLines(Quiet):
 def side_by_side(steps: dict[str, int], quiet: bool) -> NullDisplay:
     """Return the display of runs that train at the same time, by name and number of steps."""
     if quiet:
-        return Quiet()
-    return Together(steps) if sys.stderr.isatty() else NamedLines(steps)
+        return WarningDisplay()
+    return SideBySideDisplay(steps) if sys.stderr.isatty() else SideBySideLog(steps)
 
 
 def display(title: str, total: int, done: int, quiet: bool) -> NullDisplay:
-    """The display that fits where stderr goes."""
+    """Return the display that fits where stderr goes."""
     if quiet:
-        return Quiet()
-    return Live(title, total, done) if sys.stderr.isatty() else Lines(title, total)
+        return WarningDisplay()
+    return LiveDisplay(title, total, done) if sys.stderr.isatty() else LogDisplay(title, total)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stairwell.cli.app import MOST_SEEDS, Device, Engine, Quiet, app, output_option
+from stairwell.cli.app import MAX_RUNS, Device, Engine, Quiet, app, output_option
 from stairwell.cli.data import data_list
 from stairwell.cli.help import REPRODUCE
 from stairwell.cli.options import PresetCommand, as_given, complete_experiment, same_option, with_dotted_options
@@ -51,10 +51,10 @@ def list_command(
             card = checkpoints.read_card(name)
             print(f"{name:22} {card['task']:42} {checkpoints.size_of(name) / 1e6:.1f} MB   {card['score']}")
 
-    kinds = {"experiments": experiments, "models": models, "tasks": tasks, "cores": cores, "data": data_list}
-    if what is not None and what not in kinds:
-        raise UserError(f"cannot list '{what}'{suggestion(what, kinds)}")
-    for name, show in kinds.items():
+    listings = {"experiments": experiments, "models": models, "tasks": tasks, "cores": cores, "data": data_list}
+    if what is not None and what not in listings:
+        raise UserError(f"cannot list '{what}'{suggestion(what, listings)}")
+    for name, show in listings.items():
         if what is None:
             print(f"\n{name}\n{'-' * len(name)}")
         if what in (None, name):
@@ -82,7 +82,7 @@ def reproduce_command(
     out: Annotated[Path | None, output_option("Folder for the runs and the report.", "runs/NAME-SCALE")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Number of seeds per variant.", min=1, max=MOST_SEEDS, show_default="from the experiment"),
+        typer.Option(help="Number of seeds per variant.", min=1, max=MAX_RUNS, show_default="from the experiment"),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -129,7 +129,7 @@ def reproduce_command(
         check_page(chosen.page, folder)
         remaining = reproduce.missing(chosen, folder, only)
         try:
-            with many_display(chosen, remaining, jobs or chosen.jobs, quiet) as callback:
+            with experiment_display(chosen, remaining, jobs or chosen.jobs, quiet) as callback:
                 result = reproduce.reproduce(
                     chosen, folder, device=device, engine=engine, jobs=jobs, only=only, callback=callback,
                     show=lambda title, total, done: display(title, total, done, quiet),
@@ -153,14 +153,14 @@ def default_folder(name: str, scale: str) -> Path:
     return Path("runs") / (name if name == "demo" else f"{name}-{scale}")
 
 
-def many_display(experiment: Experiment, left: list[tuple[Variant, int]], jobs: int, quiet: bool) -> Any:
+def experiment_display(experiment: Experiment, left: list[tuple[Variant, int]], jobs: int, quiet: bool) -> Any:
     """Return the display of an experiment's runs: panels side by side if all train in parallel, otherwise lines."""
-    from stairwell.cli.display import RunLines, side_by_side
+    from stairwell.cli.display import RunLog, side_by_side
 
     steps = {f"{variant.name}, seed {seed}": variant.config.train.total_steps for variant, seed in left}
     if 1 < len(left) <= jobs:
         return side_by_side(steps, quiet)
-    return RunLines(experiment.name, quiet)
+    return RunLog(experiment.name, quiet)
 
 
 def check_page(has_page: bool, folder: Path) -> None:

@@ -25,8 +25,8 @@ def progress(hidden: bool) -> Iterator[Callback | None]:
         if time.monotonic() - last < INTERVAL[live] and event["tokens"] < event["of"]:
             return
         last = time.monotonic()
-        begin, end = ("\r", "\x1b[K") if live else ("", "\n")
-        print(f"{begin}{progress_line(event)}", end=end, file=sys.stderr, flush=True)
+        start, end = ("\r", "\x1b[K") if live else ("", "\n")
+        print(f"{start}{progress_line(event)}", end=end, file=sys.stderr, flush=True)
 
     try:
         yield None if hidden else show
@@ -70,8 +70,8 @@ def horizon_text(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def counted(number: int, thing: str) -> str:
-    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def decades(result: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
@@ -80,8 +80,8 @@ def decades(result: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
     bins = list(zip(curve["positions"], curve["scored"], curve["wrong"]))
     while first <= result["tokens"]:
         inside = [entry for entry in bins if first <= entry[0] < 10 * first]
-        asked, wrong = sum(asked for _, asked, _ in inside), sum(wrong for _, _, wrong in inside)
+        scored, wrong = sum(scored for _, scored, _ in inside), sum(wrong for _, _, wrong in inside)
         # Enough digits to tell one mistake from none.
-        accuracy = f"{100 * (1 - wrong / asked):.7g}%" if asked else "not scored"
+        accuracy = f"{100 * (1 - wrong / scored):.7g}%" if scored else "not scored"
         yield first, min(10 * first - 1, result["tokens"]), accuracy
         first *= 10

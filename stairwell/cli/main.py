@@ -69,7 +69,7 @@ def command() -> int:
 
 def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error means that memory ran out. Libraries raise different ones."""
-    names = {kind.__name__ for kind in type(error).__mro__}
+    names = {base.__name__ for base in type(error).__mro__}
     return bool(names & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
@@ -105,8 +105,8 @@ def usage_error(error: Exception) -> None:
 def near(option: str, possible: Iterable[str] | None) -> str:
     """The parser offers whatever has the same section: --core.passes for --core.cross. Only what is near is a help."""
     names = {name.rpartition(".")[2]: name for name in possible or ()}
-    found = difflib.get_close_matches(option.rpartition(".")[2], names, 1, MIN_SIMILARITY)
-    return f"; did you mean {names[found[0]]}?" if found else ""
+    matches = difflib.get_close_matches(option.rpartition(".")[2], names, 1, MIN_SIMILARITY)
+    return f"; did you mean {names[matches[0]]}?" if matches else ""
 
 
 def fail(error: BaseException, status: int) -> NoReturn:

@@ -129,7 +129,7 @@ class PresetCommand(Command):
         if name:
             options = options_of(name)
         else:
-            options = {option: (kind, help) for option, kind, help in dotted_options()}
+            options = {option: (type_name, help) for option, type_name, help in dotted_options()}
         sections = parameter_sections(own, parameter_types(self.callback))
         entries = sections[-1].entries
         for number, entry in enumerate(entries) if name else ():
@@ -137,10 +137,10 @@ class PresetCommand(Command):
                 entries[number] = entry._replace(help=options[dotted][1])
         entries.append(Entry(HELP_ALL, "Show all options, including rarely used config fields."))
         by_section: dict[str, list[Entry]] = {}
-        for option, (kind, help) in options.items():
+        for option, (type_name, help) in options.items():
             section, _, field = option.partition(".")
             if all_options or (name and is_common(name, section, field)):
-                by_section.setdefault(section, []).append(dotted_entry(option, kind, help))
+                by_section.setdefault(section, []).append(dotted_entry(option, type_name, help))
         titles = dict(zip(("task", "core"), name.split("/"))) if name else {}
         for section in SECTIONS:
             if of_section := by_section.get(section):
@@ -149,10 +149,10 @@ class PresetCommand(Command):
         return sections
 
 
-def dotted_entry(option: str, kind: str, help: str) -> Entry:
-    if kind == BOOLEAN:
+def dotted_entry(option: str, type_name: str, help: str) -> Entry:
+    if type_name == BOOLEAN:
         return Entry(f"--[no-]{option}", help)
-    return Entry(f"--{option} {re.sub('int|number|text|choice', lambda word: word[0].upper(), kind)}", help)
+    return Entry(f"--{option} {re.sub('int|number|text|choice', lambda word: word[0].upper(), type_name)}", help)
 
 
 def is_common(name: str, section: str, field: str) -> bool:
@@ -165,7 +165,7 @@ def is_common(name: str, section: str, field: str) -> bool:
 def with_flags(arguments: list[str]) -> list[str]:
     """Return arguments in which every flag has its value: `--core.share_kv` is `--core.share_kv=true`, and
     `--no-core.share_kv` is `--core.share_kv=false`. Dashes in the names of fields count as underscores."""
-    kinds = {f"--{name}": set(kinds) for name, kinds in option_kinds().items()}
+    types = {f"--{name}": set(types) for name, types in option_types().items()}
     result: list[str] = []
     left = list(arguments)
     while left:
@@ -176,41 +176,41 @@ def with_flags(arguments: list[str]) -> list[str]:
         if name.startswith("--") and "." in name:
             off = name.startswith("--no-")
             name = "--" + name.removeprefix("--no-" if off else "--").replace("-", "_")
-            if BOOLEAN in kinds.get(name, ()):
+            if BOOLEAN in types.get(name, ()):
                 following = left[0] if left else "--"
                 if off and not equals:
                     word = f"{name}=false"
-                elif not off and not equals and is_flag_before(following, kinds[name]):
+                elif not off and not equals and is_flag_before(following, types[name]):
                     word = f"{name}=true"
                 elif not off:
                     word = f"{name}{equals}{value}"
-            elif not off and name in kinds:
+            elif not off and name in types:
                 word = f"{name}{equals}{value}"
         result.append(word)
     return result
 
 
-def is_flag_before(following: str, kinds: set[str]) -> bool:
+def is_flag_before(following: str, types: set[str]) -> bool:
     """Return whether an option that may be a flag has no value: the next word is no true or false, or an option."""
     if following.lower() in configs.TRUE + configs.FALSE:
         return False
-    return following.startswith("--") or kinds == {BOOLEAN}
+    return following.startswith("--") or types == {BOOLEAN}
 
 
 @cache
-def option_kinds() -> dict[str, list[str]]:
+def option_types() -> dict[str, list[str]]:
     """Return the types of every option `section.field`, of all cores, families and tasks that have it."""
-    kinds: dict[str, list[str]] = {}
+    types: dict[str, list[str]] = {}
     for section, members in all_configs().items():
         for config in members.values():
             for name, annotation in configs.field_types(config).items():
-                kinds.setdefault(f"{section}.{name}", []).append(configs.short_type_name(annotation))
-    return kinds
+                types.setdefault(f"{section}.{name}", []).append(configs.short_type_name(annotation))
+    return types
 
 
 def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command all options `--section.field`; those that were used are passed as `options`."""
-    named = {name.replace(".", "__"): (name, kind, help) for name, kind, help in dotted_options()}
+    named = {name.replace(".", "__"): (name, type_name, help) for name, type_name, help in dotted_options()}
 
     def wrapped(**arguments: Any) -> None:
         options = {named[key][0]: arguments.pop(key) for key in list(arguments) if key in named}
@@ -219,8 +219,8 @@ def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
     own = dict(inspect.signature(command).parameters)
     hints = inspect.get_annotations(command, eval_str=True)
     del own["options"], hints["options"]
-    for key, (name, kind, help) in named.items():
-        option = typer.Option(f"--{name}", help=help, metavar=kind)
+    for key, (name, type_name, help) in named.items():
+        option = typer.Option(f"--{name}", help=help, metavar=type_name)
         hints[key] = Annotated[str | None, option]
         own[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None)
     keywords = [

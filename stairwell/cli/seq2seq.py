@@ -12,7 +12,7 @@ from typing import Annotated, Any, BinaryIO
 import typer
 
 from stairwell.cli.app import (
-    MOST_SEED,
+    MAX_SEED,
     SAMPLING,
     AsJson,
     Device,
@@ -29,7 +29,7 @@ from stairwell.cli.help import TRAIN, USE
 from stairwell.errors import UserError
 
 MAX_LINE_BYTES = 1 << 24
-MOST_HYPOTHESES = 1000  # more is a typing error
+MAX_NBEST = 1000  # more is a typing error
 
 Folder = Annotated[Path, typer.Argument(help="Run folder, or name of a shipped model.", metavar="RUN")]
 Files = Annotated[
@@ -44,14 +44,14 @@ Articles = Annotated[
 ]
 Beam = Annotated[
     int | None,
-    typer.Option(help="Beam width; 1 is greedy.", min=1, max=MOST_HYPOTHESES, show_default="as tuned, or 5"),
+    typer.Option(help="Beam width; 1 is greedy.", min=1, max=MAX_NBEST, show_default="as tuned, or 5"),
 ]
 Best = Annotated[
     int,
     typer.Option(
         help="Print the n best hypotheses: line number from 0, score and text, separated by tabs.",
         min=1,
-        max=MOST_HYPOTHESES,
+        max=MAX_NBEST,
     ),
 ]
 Penalty = Annotated[
@@ -99,7 +99,7 @@ TopP = Annotated[
     float | None,
     typer.Option(help="Sample from the most probable tokens whose probabilities sum to p.", show_default="1"),
 ]
-Seed = Annotated[int | None, typer.Option(help="Random seed of sampling.", min=0, max=MOST_SEED, show_default="0")]
+Seed = Annotated[int | None, typer.Option(help="Random seed of sampling.", min=0, max=MAX_SEED, show_default="0")]
 Batch = Annotated[int, typer.Option(help="Texts decoded in one batch; changes speed, not results.", min=1)]
 Prefix = Annotated[Path | None, typer.Option(help="File with the first words of each target, one per line.")]
 

@@ -13,7 +13,7 @@ import typer
 
 from stairwell import startup
 from stairwell.cli.app import (
-    MOST_SEEDS,
+    MAX_RUNS,
     AsJson,
     Device,
     Engine,
@@ -62,7 +62,7 @@ def train_command(
         int | None, typer.Option(help="Random seed (--train.seed).", show_default="from the preset")
     ] = None,
     seeds: Annotated[
-        int, typer.Option(help="Train with this many consecutive seeds and summarize them.", min=1, max=MOST_SEEDS)
+        int, typer.Option(help="Train with this many consecutive seeds and summarize them.", min=1, max=MAX_RUNS)
     ] = 1,
     jobs: Annotated[int, typer.Option(help="Seeds trained in parallel, each in its own process.", min=1)] = 1,
     device: Device = "auto",
@@ -101,7 +101,7 @@ def run_chosen(
     show: bool,
 ) -> None:
     """Train and print the result, or show the config."""
-    from stairwell.cli.display import NullDisplay, RunLines, display
+    from stairwell.cli.display import NullDisplay, RunLog, display
     from stairwell.runs.launch import train, train_seeds
 
     if show:
@@ -118,7 +118,7 @@ def run_chosen(
     else:
         result = train_seeds(
             chosen, run.path, seeds, jobs=jobs, device=device, engine=engine, show=progress,
-            callback=RunLines(str(run.path), quiet),
+            callback=RunLog(str(run.path), quiet),
         )  # fmt: skip
     if result is not None:
         print(strict_json(result) if as_json else result_text(result))
@@ -228,5 +228,5 @@ def evaluate_long_streams(
         result = measure(run, tokens, streams, seeds, segment, device, engine, callback, split, data, weights)
     print(strict_json(result) if as_json else horizon_text(result))
     if result["interrupted"]:
-        status = "the result so far is saved" if result["kept"] else "an earlier, longer result is kept"
+        status = "the result so far is saved" if result["saved"] else "an earlier, longer result is kept"
         raise Interrupted(f"interrupted at {result['tokens']:,} of {tokens:,} tokens; {status}")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from stairwell.cli.app import MOST_SEED, SAMPLING, Device, WeightsName, app, naming, output_option, say
+from stairwell.cli.app import MAX_SEED, SAMPLING, Device, WeightsName, app, naming, output_option, say
 from stairwell.cli.help import MAINTAIN, USE
 from stairwell.errors import UserError
 
@@ -62,7 +62,7 @@ def generate(
     ] = None,
     samples: Annotated[int, typer.Option(help="Number of texts to generate from the prompt.", min=1)] = 1,
     seed: Annotated[
-        int | None, typer.Option(help="Random seed of sampling.", min=0, max=MOST_SEED, show_default="random")
+        int | None, typer.Option(help="Random seed of sampling.", min=0, max=MAX_SEED, show_default="random")
     ] = None,
     save_state: Annotated[
         Path | None,
@@ -104,8 +104,8 @@ def generate(
             print(f"--- {number + 1} ---")
         if echo:
             print(prompt.encode("utf-8", "replace").decode("utf-8"), end="")
-        for piece in generator.generate(tokens):
-            print(piece, end="", flush=True)
+        for text in generator.generate(tokens):
+            print(text, end="", flush=True)
         if save_state is None:
             print(generator.flush())
     if save_state is not None:

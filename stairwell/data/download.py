@@ -116,7 +116,7 @@ def _fetch(url: str, partial: Path, size: int | None, progress: Progress | None)
     received = partial.stat().st_size if partial.exists() else 0
     if size is not None and received >= size:
         return
-    # Some servers refuse urllib's own user agent.
+    # Some servers reject urllib's own user agent.
     headers = {"User-Agent": f"stairwell/{__version__}"}
     if received:
         headers["Range"] = f"bytes={received}-"

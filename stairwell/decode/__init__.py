@@ -8,7 +8,7 @@ from stairwell.decode.beam import Hypothesis, beam_search
 from stairwell.decode.sampling import Sampling
 from stairwell.decode.search import greedy, sample, sample_hypotheses, stream_tokens
 from stairwell.decode.session import Session
-from stairwell.decode.speculative import Speculated, speculate
+from stairwell.decode.speculative import SpeculativeOutput, speculate
 from stairwell.decode.stepper import ModelStepper, Stepper, make_stepper
 
 __all__ = [
@@ -16,7 +16,7 @@ __all__ = [
     "ModelStepper",
     "Sampling",
     "Session",
-    "Speculated",
+    "SpeculativeOutput",
     "Stepper",
     "beam_search",
     "greedy",

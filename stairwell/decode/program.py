@@ -19,7 +19,7 @@ from stairwell.cores import step_of
 from stairwell.cores.core import TransformerCore
 from stairwell.cores.step import StepDescription
 from stairwell.decode.native import HeadMatrix, NativeProgram, Output
-from stairwell.decode.weights import head_vectors, weights_of
+from stairwell.decode.weights import weights_of
 from stairwell.devices import on_accelerator
 from stairwell.fast import native
 from stairwell.fast.linear import PackedLinear, suits_onednn
@@ -149,7 +149,7 @@ class Program:
 
     def _output(self) -> Output:
         head = self.head_module
-        matrix = HeadMatrix(head_vectors(head).detach(), head.bias) if type(head) is Head and not hooked(head) else None
+        matrix = HeadMatrix(head.weight.detach(), head.bias) if type(head) is Head and not hooked(head) else None
         norm = self.norm if type(self.norm) is nn.LayerNorm and not hooked(self.norm) else None
         # Native code can compute the logits only if it computes the final norm too, or there is none.
         return Output(norm, matrix if norm is not None or type(self.norm) is nn.Identity else None)
@@ -164,7 +164,7 @@ class Program:
         head = self.head_module
         if not isinstance(head, Head):
             return cast(Sublayer, head)
-        packed = PackedLinear(head_vectors(head), head.bias)
+        packed = PackedLinear(head.weight, head.bias)
         return lambda x: packed(x) if suits_onednn(x, packed.weight) else head(x)
 
     def is_valid(self, model: Any) -> bool:

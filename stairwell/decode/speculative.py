@@ -27,7 +27,7 @@ from stairwell.models import LanguageModel
 
 
 @dataclass(frozen=True)
-class Speculated:
+class SpeculativeOutput:
     tokens: Tensor  # (1, n)
     rounds: int  # calls of the target, excluding the one for the prompt
     drafted: int
@@ -50,7 +50,7 @@ def speculate(
     top_k: int | None = None,
     top_p: float | None = None,
     generator: torch.Generator | None = None,
-) -> Speculated:
+) -> SpeculativeOutput:
     """Generate `tokens` tokens after a prompt (1, T) from the target's distribution."""
     if prompt.dim() != 2 or prompt.shape[0] != 1 or prompt.shape[1] < 1 or tokens < 1 or length < 1:
         raise UserError(
@@ -84,7 +84,7 @@ def speculate(
         generated += [proposed[:, :n], new]
         last, remaining = new, remaining - n - 1
         rounds, drafted, accepted = rounds + 1, drafted + k, accepted + n
-    return Speculated(torch.cat(generated, 1), rounds, drafted, accepted)
+    return SpeculativeOutput(torch.cat(generated, 1), rounds, drafted, accepted)
 
 
 def propose(

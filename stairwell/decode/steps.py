@@ -6,7 +6,7 @@
 `count` (B,) is the number of tokens that each stream has read before, and `min_count` the smallest of them.
 
 `RingSteps` interprets a core's step description (`stairwell.cores.step`), in native code or in PyTorch, and stores keys
-and values in ring buffers. `CarriedSteps` calls the reference forward of any other core with the state that the
+and values in ring buffers. `ReferenceSteps` calls the reference forward of any other core with the state that the
 previous call returned.
 Letters: B streams, T tokens, D width, H heads, K head width, P distances.
 """
@@ -72,7 +72,7 @@ class Steps:
 
 def steps_for(core: Core[Any, Any], program: Program, capacity: int, max_crop: int) -> Steps:
     if program.description is None:
-        return CarriedSteps(core, program)
+        return ReferenceSteps(core, program)
     assert isinstance(core, TransformerCore)
     return RingSteps(core, program, capacity, max_crop)
 
@@ -83,8 +83,8 @@ class Tokens:
 
     T: int
     count: Tensor  # (B,): tokens before the first one
-    fewest: int  # the smallest count of any stream
-    most: int  # an upper bound on the counts
+    min_count: int  # the smallest count of any stream
+    max_count: int  # an upper bound on the counts
     phases: tuple[int, int]  # the smallest and the largest offset of the first token in its chunk
     equal: bool  # whether all streams have the same count
 
@@ -92,21 +92,21 @@ class Tokens:
         """Return the smallest and the largest distance from the first token that any token of any stream reads."""
         T, last_phase = self.T, self.phases[1]
         if not read.chunks:
-            nearest, farthest = read.distances(self.most, C)
+            nearest, farthest = read.distances(self.max_count, C)
         elif T > 1:
             nearest, limit = read.bounds(C)
-            farthest = self.most + T if limit is None else limit
+            farthest = self.max_count + T if limit is None else limit
         else:
             # Distances are linear in the phase, so the extreme phases give the extreme distances.
             nearest, _ = read.distances(self.phases[0], C)
-            farthest = self.most if read.last is None else read.distances(last_phase, C)[1]
-        return nearest - (T - 1), min(farthest, self.most)
+            farthest = self.max_count if read.last is None else read.distances(last_phase, C)[1]
+        return nearest - (T - 1), min(farthest, self.max_count)
 
     def all_visible(self, read: Read) -> bool:
         """Return whether every stream reads the whole range, so that no mask is needed."""
         if self.T > 1:
             return False
-        return self.equal or (not read.chunks and read.last is not None and self.fewest >= read.last)
+        return self.equal or (not read.chunks and read.last is not None and self.min_count >= read.last)
 
 
 class RingSteps(Steps):
@@ -148,15 +148,15 @@ class RingSteps(Steps):
         self.attend_source = {layer: sources.attend(layer.layer) for layer in self.program.layers}
         self.pass_buffers()
 
-    def make_room(self, tokens: int) -> None:
-        """Make room for `tokens` more tokens in every buffer."""
+    def lengthen(self, tokens: int) -> None:
+        """Lengthen every buffer if `tokens` more tokens do not fit."""
         needed = self.filled + tokens
         replaced = [ring.lengthen(needed) for ring in self.all_rings]  # a list: any() of a generator would stop early
         if any(replaced):
             self.set_batch(self.batch)
 
     def reserve(self, batch: int) -> None:
-        """Make room for this many streams."""
+        """Enlarge every buffer if this many streams do not fit."""
         capacity = self.rings[0].keys.all.shape[0]
         if batch > capacity:
             for buffer in self.buffers():
@@ -186,17 +186,17 @@ class RingSteps(Steps):
 
     def load(self, first: int, state: CoreState) -> None:
         b = state.batch
-        most = int(state.count.max()) if b else 0
-        self.filled = max(self.filled, most) if first else most
+        max_count = int(state.count.max()) if b else 0
+        self.filled = max(self.filled, max_count) if first else max_count
         self.batch = first + b
         self.reserve(self.batch)
-        self.make_room(0)
+        self.lengthen(0)
         memories = dict(state.tensors())
         for raw, described in zip(self.raw, self.description.memories):
-            raw.load(first, memories[described.path], most)
+            raw.load(first, memories[described.path], max_count)
         for r, (ring, buffer) in enumerate(zip(self.rings, self.description.buffers)):
             memory = memories[buffer.memory]
-            n = min(most, memory.shape[1], ring.max_slots - 1)  # the other slots are empty or never read
+            n = min(max_count, memory.shape[1], ring.max_slots - 1)  # the other slots are empty or never read
             newest = memory[:, memory.shape[1] - n :]
             vectors = newest if newest.dim() == 3 else newest[:, :, self.description.memory_index(r)[1]]
             keys, values = self.core.layers[buffer.layer].keys_values(vectors)
@@ -226,7 +226,7 @@ class RingSteps(Steps):
 
     def native_step(self, x: Tensor, count: Tensor, logits: bool) -> tuple[Tensor, Tensor | None]:
         assert self.native is not None
-        self.make_room(1)
+        self.lengthen(1)
         for raw in self.raw:
             raw.claim_slot()
         hidden, next_logits = self.native.step(x, count, logits)
@@ -240,14 +240,14 @@ class RingSteps(Steps):
 
         Tokens processed together read the parameters once. Their number is limited by the slots of a ring beyond those
         that the first token reads."""
-        T, room = x.shape[1], 1 + self.max_crop
-        if not self.description.is_parallel or self.sources is not None or min(T, room) < 2:
+        T, slots = x.shape[1], 1 + self.max_crop
+        if not self.description.is_parallel or self.sources is not None or min(T, slots) < 2:
             return torch.stack([self.step(x[:, t], count + t, min_count + t) for t in range(T)], 1)
         for ring in self.rings:
             ring.lengthen(ring.max_slots)
         self.set_batch(self.batch)
         outputs, done = [], 0
-        for part in torch.split(x, room, 1):
+        for part in torch.split(x, slots, 1):
             outputs.append(self.interpret(part, count + done, min_count + done))
             done += part.shape[1]
         return self.program.normed(torch.cat(outputs, 1))
@@ -258,7 +258,7 @@ class RingSteps(Steps):
         """Process tokens together. x (B, T, D) -> (B, T, D), before the final norm"""
         B, T, D = x.shape
         d, layers = self.description, self.program.layers
-        self.make_room(T)
+        self.lengthen(T)
         tokens = self.describe_tokens(T, count, min_count)
         vectors = [x.reshape(B * T, D)]
         for application in d.applications:
@@ -335,7 +335,7 @@ class RingSteps(Steps):
         return z.transpose(1, 2).reshape(B * T, H * K)
 
 
-class CarriedSteps(Steps):
+class ReferenceSteps(Steps):
     """Steps of any other core: its reference forward, from the state that the previous call returned."""
 
     carried: State

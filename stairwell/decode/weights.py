@@ -61,11 +61,7 @@ def decoding_matrices(model: Any) -> Iterator[Tensor]:
         assert isinstance(layer, Layer)
         yield from (module.weight for module in layer.modules() if isinstance(module, nn.Linear))
     if isinstance(getattr(model, "head", None), Head):
-        yield head_vectors(model.head)
-
-
-def head_vectors(head: Head) -> Tensor:
-    return head.vectors if head.embedding is None else head.embedding.vectors
+        yield model.head.weight
 
 
 def rounded(matrix: Tensor, weights: Weights) -> Tensor:

@@ -134,7 +134,7 @@ class Experiment:
 
 
 def check_variants(where: str, names: Sequence[str], only: Sequence[str]) -> None:
-    """Refuse names of variants that `where` does not have."""
+    """Reject names of variants that `where` does not have."""
     for name in only:
         if name not in names:
             raise UserError(f"--only '{name}': {where} has no such variant{suggestion(name, dict.fromkeys(names))}")

@@ -42,7 +42,7 @@ def run_of(out: Path, variant: Variant, seed: int) -> Run:
 
 
 def missing(experiment: Experiment, out: Path, only: Sequence[str] = ()) -> list[tuple[Variant, int]]:
-    """Return the variants and seeds that have no result yet. A folder with another config is refused."""
+    """Return the variants and seeds that have no result yet. A folder with another config is rejected."""
     for variant, seed in experiment.runs(only):
         check_same_config(run_of(out, variant, seed), variant.config.with_seed(seed))
     return [run for run in experiment.runs(only) if read_result(out, *run) is None]
@@ -82,7 +82,7 @@ def reproduce(
 
 
 def check_trained_with(out: Path, results: Sequence[dict[str, Any]], device: str, engine: str) -> None:
-    """Refuse a device or an engine that a finished folder was not trained with: nothing there is trained again."""
+    """Reject a device or an engine that a finished folder was not trained with: nothing there is trained again."""
     requested = {"device": "auto" if device == "auto" else str(choose_device(device)), "engine": engine}
     for name, value in requested.items():
         used = {result.get(name, "not recorded") for result in results} - {value}
@@ -123,7 +123,7 @@ def has_config(run: Run, config: RunConfig) -> bool:
 
 
 def check_data(experiment: Experiment) -> None:
-    """Refuse missing text before anything is trained."""
+    """Reject missing text before anything is trained."""
     for path in {getattr(variant.config.task, "path", "stdlib") for variant in experiment.variants}:
         if not path or (path != "stdlib" and not Path(path).exists()):
             wrong = f"there is no file or folder {path}; " if path else ""

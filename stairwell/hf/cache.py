@@ -27,18 +27,18 @@ InitState = Callable[[], State]  # returns the state before the first token
 
 
 class StateCache(Cache):
-    """The state of all sequences as a cache of transformers. `seen` counts tokens as generation does, including
+    """The state of all sequences as a cache of transformers. `seen_tokens` counts tokens as generation does, including
     padding."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.seen = 0
+        self.seen_tokens = 0
         self.records_past = False  # whether `crop` may be called
         self.since_crop = 0  # tokens read since `crop` was last called
         self._state: State | None = None
         self._session: Session | None = None
         self._hidden: Tensor | None = None  # (B, D): the last input of the head; None after `crop`
-        self._real: Tensor | None = None  # (B, seen) bool: False at padding; None if there is none
+        self._real: Tensor | None = None  # (B, seen_tokens) bool: False at padding; None if there is none
 
     @property
     def state(self) -> State | None:
@@ -59,7 +59,7 @@ class StateCache(Cache):
         mask (B, T or all tokens so far); position_ids (1 or B, T) are 0 where a packed sequence starts. The logits at
         padding are those of the last real token. The cache advances only with `use_cache`."""
         T = tokens.shape[1]
-        real = real_tokens(mask, tokens.shape, self.seen)
+        real = real_tokens(mask, tokens.shape, self.seen_tokens)
         start = packed_starts(position_ids, real, tokens.shape)
         self._extend_max_crop(model.core, T, init_state)
         # A call of a few tokens on a cache that can be cropped verifies a draft.
@@ -115,13 +115,13 @@ class StateCache(Cache):
         self._hidden = last_hidden.detach().clone()  # neither a view of all tokens nor a session's buffer
         if self.records_past and (real is not None or self._real is not None):
             true = torch.ones(1, 1, dtype=torch.bool, device=last_hidden.device)
-            before = true.expand(len(last_hidden), self.seen) if self._real is None else self._real
+            before = true.expand(len(last_hidden), self.seen_tokens) if self._real is None else self._real
             self._real = torch.cat([before, true.expand(len(last_hidden), tokens) if real is None else real], 1)
-        self.seen += tokens
+        self.seen_tokens += tokens
         self.since_crop += tokens
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.seen
+        return self.seen_tokens
 
     def get_max_length(self, layer_idx: int | None = None) -> int:
         return -1
@@ -143,7 +143,7 @@ class StateCache(Cache):
             else:
                 self._crop_state(-tokens_to_remove)
             self._hidden = None
-            self.seen += tokens_to_remove
+            self.seen_tokens += tokens_to_remove
         self.since_crop = 0
 
     def _crop_state(self, tokens: int | Tensor) -> None:
@@ -168,7 +168,7 @@ class StateCache(Cache):
             self.batch_select_indices(torch.arange(state.batch, device=state.count.device).repeat_interleave(repeats))
 
     def reset(self) -> None:
-        self.seen = self.since_crop = 0
+        self.seen_tokens = self.since_crop = 0
         self._state = self._session = self._hidden = self._real = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> StateCache:
@@ -194,7 +194,7 @@ class StateCache(Cache):
         return 1 if self.is_initialized else 0
 
     def __repr__(self) -> str:
-        return f"StateCache(tokens={self.seen}, batch_size={self.batch_size})"
+        return f"StateCache(tokens={self.seen_tokens}, batch_size={self.batch_size})"
 
 
 def check_cache(cache: Any) -> StateCache:

@@ -15,17 +15,17 @@ from torch import Tensor
 from stairwell.state import State
 
 
-def real_tokens(mask: Tensor | None, shape: Sequence[int], seen: int) -> Tensor | None:
+def real_tokens(mask: Tensor | None, shape: Sequence[int], seen_tokens: int) -> Tensor | None:
     """Return which tokens of a call are not padding, (B, T) bool, or None if there is no padding.
 
-    mask (B, T), or (B, seen + T) with the tokens before"""
+    mask (B, T), or (B, seen_tokens + T) with the tokens before"""
     if mask is None:
         return None
     batch, T = shape
-    if mask.shape not in ((batch, T), (batch, seen + T)):
+    if mask.shape not in ((batch, T), (batch, seen_tokens + T)):
         raise ValueError(
             f"attention_mask must be {batch} sequences by {T} tokens"
-            + (f", or by {seen + T} with those in the cache" if seen else "")
+            + (f", or by {seen_tokens + T} with those in the cache" if seen_tokens else "")
             + f", not {tuple(mask.shape)}"
         )
     real = mask_as_bool(mask)[:, -T:]

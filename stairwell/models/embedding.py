@@ -63,8 +63,12 @@ class Head(nn.Module):
         self.bias = None if tied is not None else nn.Parameter(torch.zeros(vocabulary_size))
 
     def forward(self, x: Tensor) -> Tensor:
-        vectors = self.vectors if self.embedding is None else self.embedding.vectors
-        return F.linear(x, vectors, self.bias)
+        return F.linear(x, self.weight, self.bias)
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the output matrix (V, D). Saved as `vectors`, unless it is the embedding's."""
+        return self.vectors if self.embedding is None else self.embedding.vectors
 
     def losses(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss of each target and the predicted tokens. x (..., D), targets (...) -> (...), (...)"""

@@ -112,7 +112,7 @@ def analyze_memory(
 ) -> MemoryAnalysis:
     """Follow streams to the last position and measure. The result is deterministic."""
     model.eval()
-    stream_ids = [StreamId(SEED, row) for row in range(streams)]
+    stream_ids = [StreamId(SEED, stream) for stream in range(streams)]
     windows, state, last_tokens = follow_windows(model, task, stream_ids, positions, window)
     vectors, states, _ = windows[0].scored(REFERENCE)
     labels, means = class_means(vectors, states)

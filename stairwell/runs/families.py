@@ -43,7 +43,7 @@ TrainConfigT = TypeVar("TrainConfigT", bound=TrainConfig)
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """Options of an evaluation. None: not given. A family refuses the options that it does not read."""
+    """Options of an evaluation. None: not given. A family rejects the options that it does not read."""
 
     streams: int | None = None
     segment: int | None = None
@@ -183,6 +183,6 @@ def family_of(task_name: str) -> AnyFamily:
 
 
 def check_family(name: FamilyName, expected: FamilyName, command: str) -> None:
-    """Refuse a run of another family than a command expects."""
+    """Reject a run of another family than a command expects."""
     if name != expected:
         raise UserError(f"{command} expects a run of the family '{expected}'; this run is of the family '{name}'")

@@ -83,7 +83,7 @@ def run_to_resume(
 
 
 def check_new(run: Run) -> None:
-    """Refuse a folder in which a new run would overwrite files."""
+    """Reject a folder in which a new run would overwrite files."""
     if run.exists:
         raise UserError(f"{run.path} is a run already; resume it (--resume) or choose another --out")
     if check_location(run.path, "--out").is_file():
@@ -207,7 +207,7 @@ def train_many(
 
 
 def check_sizes(run_configs: Sequence[RunConfig], device: str, processes: int = 1) -> None:
-    """Refuse a model that does not fit into memory before any other is trained."""
+    """Reject a model that does not fit into memory before any other is trained."""
     tasks: dict[Any, Task] = {}
     for config in run_configs:
         key = (config.task_name, config.task)

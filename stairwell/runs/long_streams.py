@@ -226,10 +226,10 @@ def measure(
         "provenance": provenance(),
     }
     earlier = read(path)
-    kept = not interrupted or earlier is None or earlier.tokens <= counts.tokens
-    if kept and weights == "float32":
+    saved = not interrupted or earlier is None or earlier.tokens <= counts.tokens
+    if saved and weights == "float32":
         write_text(results_folder(path) / FILE, json.dumps(result, indent=1) + "\n")
-    return {**result, "kept": kept}
+    return {**result, "saved": saved}
 
 
 @dataclass(frozen=True)
@@ -264,7 +264,7 @@ def generated_streams(
         raise UserError("--horizon generates the streams of this task; leave out --data and --split")
     endless, seeds, streams = stream_of(task), seeds or 1, streams or 4
     sizes.check_streams(model, streams * seeds, BLOCK, f"--streams (now {streams:,}) or --seeds (now {seeds:,})")
-    ids = [StreamId(seed, row) for seed in range(seeds) for row in range(streams)]
+    ids = [StreamId(seed, stream) for seed in range(seeds) for stream in range(streams)]
     counts = read_streams(model, endless, ids, tokens, segment)
     return LongStreams(ids, np.full(len(ids), tokens), counts, {"task": task.describe()}, end=False)
 
@@ -286,7 +286,7 @@ def labeled_streams(
         task = task.with_data(data)
     lengths = np.minimum(task.stream_lengths(split)[:streams], tokens)
     sizes.check_streams(model, len(lengths), 1, f"--streams (now {len(lengths):,})")
-    ids = [StreamId(0, row) for row in range(len(lengths))]
+    ids = [StreamId(0, stream) for stream in range(len(lengths))]
     counts = read_sequences(model, task, split, len(lengths), tokens, segment)
     return LongStreams(ids, lengths, counts, {"task": task.describe(), "split": split}, end=True)
 

@@ -6,8 +6,8 @@
     activations     4 B T L N D   one vector per layer, pass and token; engines save more
     batches         24 B T        tokens, targets and starts, and the longest episode of each stream
 
-Every part is a lower bound, so that no run that fits is refused. B and T of pairs are those of the largest batch of the
-data: `train.batch` and `train.batch_tokens` are limits.
+Every part is a lower bound, so a run that fits is never rejected. B and T of pairs are those of the largest batch of
+the data: `train.batch` and `train.batch_tokens` are limits.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ CGROUP = Path("/sys/fs/cgroup/memory.max")  # memory limit of a container
 
 
 def check_training(config: RunConfig, task: Task, device: torch.device, processes: int = 1) -> None:
-    """Refuse a run that does not fit into memory, with the options to lower."""
+    """Reject a run that does not fit into memory, with the options to lower."""
     memory = memory_of(device)
     # Counting imports parts of torch that take seconds; most runs are far below the limit.
     if memory is not None and 16 * guess(config, task) >= memory:
         batch = batch_bytes(config, task, processes)
         # Check the batch first: counting a model of a million layers takes long.
-        refuse_above(memory, batch, config, device)
-        refuse_above(memory, {**model_bytes(config, task, processes), **batch}, config, device)
+        check_fits(memory, batch, config, device)
+        check_fits(memory, {**model_bytes(config, task, processes), **batch}, config, device)
     check_splits(config, task)
 
 
 def check_model(config: RunConfig, task: Task, device: torch.device) -> None:
-    """Refuse a trained model that does not fit into memory."""
+    """Reject a trained model that does not fit into memory."""
     memory = memory_of(device)
     if memory is not None and 16 * guess(config, task) >= memory:
         parameters = model_bytes(config, task, 1)["parameters"]
-        refuse_above(memory, {"parameters": parameters}, config, device)
+        check_fits(memory, {"parameters": parameters}, config, device)
 
 
 def check_splits(config: RunConfig, task: Task) -> None:
-    """Refuse generated splits whose evaluation would take days."""
+    """Reject generated splits whose evaluation would take days."""
     for split, (episodes, count) in task.splits.items() if isinstance(task, GeneratedTask) else ():
         tokens = episodes.size * count
         read = min(tokens, config.train.valid_tokens or tokens) if split == "valid" else tokens
@@ -80,7 +80,7 @@ def check_splits(config: RunConfig, task: Task) -> None:
 
 
 def check_streams(model: Any, streams: int, tokens: int, lower: str) -> None:
-    """Refuse an evaluation of `streams` parallel streams, `tokens` tokens at a time, that does not fit into memory.
+    """Reject an evaluation of `streams` parallel streams, `tokens` tokens at a time, that does not fit into memory.
     `lower`: the options to lower."""
     memory = memory_of(next(model.parameters()).device)
     state = sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in model.init_state(1).leaves())
@@ -93,7 +93,7 @@ def check_streams(model: Any, streams: int, tokens: int, lower: str) -> None:
         )
 
 
-def refuse_above(memory: int, parts: dict[str, float], config: RunConfig, device: torch.device) -> None:
+def check_fits(memory: int, parts: dict[str, float], config: RunConfig, device: torch.device) -> None:
     if sum(parts.values()) > memory:
         counted = ", ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
         raise UserError(

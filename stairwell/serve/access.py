@@ -30,20 +30,20 @@ class AccessMiddleware:
             await send({"type": "websocket.close"})
             return
         headers = dict(scope["headers"])
-        refusal = None
+        rejection = None
         host = host_of(headers.get(b"host", b""))
         if self.hosts is not None and host not in self.hosts and not is_address(host):
-            refusal = error_response(400, "this server does not accept this Host; start it with --allow-host NAME")
+            rejection = error_response(400, "this server does not accept this Host; start it with --allow-host NAME")
         elif self.token is not None and not hmac.compare_digest(bearer(headers.get(b"authorization", b"")), self.token):
-            refusal = error_response(
+            rejection = error_response(
                 401,
                 "the bearer token is missing or wrong; send Authorization: Bearer ...",
                 {"WWW-Authenticate": "Bearer"},
             )
         elif self.requests - self.arriving >= self.max_clients:
-            refusal = error_response(429, f"{self.max_clients} requests are being served already; try again later")
-        if refusal is not None:
-            await refusal(scope, receive, send)
+            rejection = error_response(429, f"{self.max_clients} requests are being served already; try again later")
+        if rejection is not None:
+            await rejection(scope, receive, send)
             return
         arriving = has_body(headers)
 

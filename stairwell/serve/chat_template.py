@@ -38,7 +38,7 @@ class JinjaTemplate(ChatTemplate):
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
         )
-        environment.globals["raise_exception"] = refuse
+        environment.globals["raise_exception"] = reject
         self.source, self.template = source, environment.from_string(source)
 
     def __call__(self, messages: Sequence[ChatTurn]) -> str:
@@ -49,7 +49,7 @@ class JinjaTemplate(ChatTemplate):
             raise RequestError(400, f"the chat template cannot use these messages: {error}") from None
 
 
-def refuse(message: str) -> NoReturn:
+def reject(message: str) -> NoReturn:
     """Templates call this for messages they do not support."""
     raise TemplateError(message)
 

@@ -33,7 +33,7 @@ class TooManyChunksError(Exception):
 
 
 class LimitedConnection(h11.Connection):
-    """An h11 connection that refuses bodies in very many small chunks: a megabyte in chunks of one byte would block the
+    """An h11 connection that rejects bodies in very many small chunks: a megabyte in chunks of one byte would block the
     server for many seconds."""
 
     chunks = size = 0
@@ -63,7 +63,7 @@ class TimeoutProtocol(H11Protocol):
     write_timer: asyncio.TimerHandle | None = None  # while writing is paused
     idle_since: float | None = None  # None while nothing is expected from the client
     half_closed = False  # the client has ended its side and waits for a response
-    refused = False  # the rest of the request is ignored
+    rejected = False  # the rest of the request is ignored
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -77,7 +77,7 @@ class TimeoutProtocol(H11Protocol):
             self._close_longest_idle()
 
     def data_received(self, data: bytes) -> None:
-        if self.refused:
+        if self.rejected:
             return
         super().data_received(data)
         if self.cycle is not None and not self.cycle.response_complete:
@@ -89,8 +89,8 @@ class TimeoutProtocol(H11Protocol):
             super().handle_events()
         except TooManyChunksError:
             limit = f"{FREE_CHUNKS} chunks and one more per {CHUNK_BYTES} bytes"
-            self._refuse(413, f"the request body has more than {limit}; send larger chunks")
-        if self.cycle is not cycle and not self.refused:
+            self._reject(413, f"the request body has more than {limit}; send larger chunks")
+        if self.cycle is not cycle and not self.rejected:
             self.idle_since = None
             self._abort_after(self.request_timeout)
 
@@ -108,10 +108,10 @@ class TimeoutProtocol(H11Protocol):
         if not cycle.response_started:
             self.transport.abort()
 
-    def _refuse(self, status: int, message: str) -> None:
+    def _reject(self, status: int, message: str) -> None:
         """Respond to a request that is not complete, and ignore the rest of it. The connection stays open until the
         client closes it or for `head_timeout`: closing it with unread data would discard the response."""
-        self.refused = True
+        self.rejected = True
         if self.cycle is not None:
             self.cycle.disconnected = True  # the application's response is not sent
             self.cycle.message_event.set()

@@ -38,12 +38,12 @@ class Histogram:
         with self.lock:
             series = [(key, [*counts], total) for key, (counts, total) in sorted(self.series.items())]
         for key, counts, total in series:
-            seen = 0
+            cumulative = 0
             for bound, count in zip((*map(str, self.bounds), "+Inf"), counts):
-                seen += count
-                yield f"{self.name}_bucket{labels_text(*key, ('le', bound))} {seen}"
+                cumulative += count
+                yield f"{self.name}_bucket{labels_text(*key, ('le', bound))} {cumulative}"
             yield f"{self.name}_sum{labels_text(*key)} {total:.6f}"
-            yield f"{self.name}_count{labels_text(*key)} {seen}"
+            yield f"{self.name}_count{labels_text(*key)} {cumulative}"
 
 
 def labels_text(*labels: tuple[str, str]) -> str:

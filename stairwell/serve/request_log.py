@@ -1,6 +1,6 @@
 """The request log, and the latency of requests: one line per request, without any text of the client.
 
-    2026-01-31T12:00:00.123Z 127.0.0.1 POST /v1/completions 200 0.5s prompt_tokens=9 completion_tokens=16 finish=length
+2026-01-31T12:00:00.123Z 127.0.0.1 POST /v1/completions 200 0.5s prompt_tokens=9 completion_tokens=16 finish=length
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class RequestBody(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def refuse_unknown_fields(cls, body: Any) -> Any:
+    def reject_unknown_fields(cls, body: Any) -> Any:
         # pydantic reports each unknown field of the body; there may be very many.
         if isinstance(body, dict) and (unknown := sorted(body.keys() - cls.model_fields.keys())):
             names = {"unknown": printable(unknown[0][:50]), "known": ", ".join(sorted(cls.model_fields))}
@@ -385,7 +385,7 @@ class RequestModels:
         token_id = Annotated[int, Field(ge=0, le=vocabulary.size - 1)]
         tokens, some_tokens = (list_of(token_id, limits.prompt_tokens, shortest) for shortest in (0, 1))
         longest = longest_token(vocabulary)
-        # A string that is too long is refused before it is encoded, which takes time and memory.
+        # A string that is too long is rejected before it is encoded, which takes time and memory.
         string = Annotated[str, Field(max_length=None if longest is None else limits.prompt_tokens * longest)]
         prompt = one_of("a string or a list of token ids", {STRING: string, TOKENS: tokens}, TOKENS)
         prompts = one_of(

@@ -262,7 +262,7 @@ def token_outputs(
 
 
 def check_finite(logits: Tensor) -> None:
-    """Refuse logits that are not finite: a state that a client restored can have any values."""
+    """Reject logits that are not finite: a state that a client restored can have any values."""
     if not logits.isfinite().all():
         raise UserError("the logits are not finite: the state to continue from is damaged; restore another one")
 
@@ -496,7 +496,6 @@ class Scheduler:
             log.exception("sampling a token failed")
             self.counts["failed"] += 1
             return 0, Finished("error")
-
 
     def _measure(self, request: SequenceRequest, finished: Finished | None) -> None:
         """Measure the latency of the token that was just sampled."""

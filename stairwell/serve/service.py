@@ -281,7 +281,7 @@ async def read_request(request: Request, model: type[Body]) -> Body:
 def parse_json(content: bytes) -> Any:
     try:
         return json.loads(
-            content.decode("utf-8"), parse_float=parse_number, parse_constant=refuse_constant, object_pairs_hook=as_dict
+            content.decode("utf-8"), parse_float=parse_number, parse_constant=reject_constant, object_pairs_hook=as_dict
         )
     except (ValueError, RecursionError):
         raise RequestError(400, "the request body is not valid JSON in UTF-8 without repeated keys") from None
@@ -293,7 +293,7 @@ def parse_number(digits: str) -> int | float:
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
-def refuse_constant(name: str) -> None:
+def reject_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
 
 

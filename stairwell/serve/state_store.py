@@ -166,7 +166,7 @@ def crop(snapshot: Snapshot, tokens: int) -> tuple[Snapshot, Sequence[int]]:
 
 
 def check_header(content: bytes, limit: int) -> None:
-    """Refuse a safetensors file with a long header before it is parsed."""
+    """Reject a safetensors file with a long header before it is parsed."""
     size = int.from_bytes(content[:8], "little")
     if size > limit:
         raise RequestError(

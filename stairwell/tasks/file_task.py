@@ -23,7 +23,7 @@ AnyVocabulary = TypeVar("AnyVocabulary", bound=Vocabulary)
 
 class FileTask(ABC, Generic[Location, Data]):
     """`vocabulary` replaces one that is built from the training split. `saved` is what a run saved about its data:
-    files with other contents are refused. With `evaluation_only` the data is not that of training: valid and test are
+    files with other contents are rejected. With `evaluation_only` the data is not that of training: valid and test are
     read if there are such files, otherwise all data is both."""
 
     config_type: ClassVar[type[Any]]

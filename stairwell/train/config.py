@@ -118,7 +118,7 @@ class TrainConfig(Config):
             self._check(name, getattr(self, name) >= minimum, f"at least {minimum}")
 
     def _check_default(self, name: str, advice: str) -> None:
-        """Refuse an option that is set but has no effect."""
+        """Reject an option that is set but has no effect."""
         if getattr(self, name) != type(self).__dataclass_fields__[name].default:
             raise UserError(f"train.{name} {getattr(self, name)} has no effect; {advice}")
 

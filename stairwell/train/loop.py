@@ -257,7 +257,7 @@ class Trainer:
         return outcome
 
     def check_precision(self) -> None:
-        """Refuse bf16 before training if the device lacks an operation."""
+        """Reject bf16 before training if the device lacks an operation."""
         if self.config.precision == "float32":
             return
         try:

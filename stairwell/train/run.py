@@ -60,7 +60,7 @@ class Run:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Lock the folder. The operating system releases the lock when the process ends for any reason. A run that is
-        refused before it starts leaves nothing behind."""
+        rejected before it starts leaves nothing behind."""
         created = self.make_folder()
         lock = FileLock(self.path / LOCK, blocking=False)
         try:
@@ -82,7 +82,7 @@ class Run:
             lock.release()
 
     def check_lock(self) -> None:
-        """Refuse a lock that is not a regular file; the lock library's own message would be misleading."""
+        """Reject a lock that is not a regular file; the lock library's own message would be misleading."""
         lock = self.path / LOCK
         if lock.is_symlink() or (lock.exists() and not lock.is_file()):
             raise UserError(f"{lock} is not a regular file, so it cannot lock the run; remove it")
@@ -133,9 +133,9 @@ class Run:
     def remove_average(self, step: int) -> None:
         """Remove the scores of the averaged model of `step`, which will be measured again."""
         records = self.metrics()
-        kept = [record for record in records if record["step"] != step or "averaged" not in record]
-        if len(kept) < len(records):
-            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in kept))
+        remaining = [record for record in records if record["step"] != step or "averaged" not in record]
+        if len(remaining) < len(records):
+            write_text(self.path / "metrics.jsonl", "".join(json.dumps(record) + "\n" for record in remaining))
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         self.check_not_deleted()

@@ -33,7 +33,7 @@ class SizeSchedule:
         return next((sizes for end, sizes in self.stages if step < end), {})
 
     def check(self, core: Any, steps: int) -> None:
-        """Refuse stages that do not fit a core's config or never end."""
+        """Reject stages that do not fit a core's config or never end."""
         resizable = [field.name for field in dataclasses.fields(core) if field.init and field.name in RESIZABLE]
         if not resizable:
             raise UserError(f"train.size_schedule: {type(core).__name__} has neither chunks nor passes; leave it out")

@@ -28,9 +28,9 @@ PANGRAM = "the quick brown fox jumps over the lazy dog\n"
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with runs: `walk` on a generated task, `text` on characters, `mine` on labeled streams."""
-    folder = tmp_path_factory.mktemp("place")
+    folder = tmp_path_factory.mktemp("workspace")
     (folder / "text.txt").write_text(PANGRAM * 40)
     (folder / "mine.tokens").write_text("a b a b\n" * 40)
     (folder / "mine.labels").write_text("0 1 - 1\n" * 40)
@@ -66,10 +66,10 @@ def one_object(ended: Completed) -> dict[str, Any]:
 
 
 @pytest.mark.quick
-def test_an_evaluation_prints_one_json_object_that_does_not_depend_on_the_segment(place: Path) -> None:
+def test_an_evaluation_prints_one_json_object_that_does_not_depend_on_the_segment(workspace: Path) -> None:
     for run in ("walk", "text", "mine"):
         results = [
-            one_object(stairwell(place, "eval", run, "--json", "--segment", segment)) for segment in (1, 7, 1000)
+            one_object(stairwell(workspace, "eval", run, "--json", "--segment", segment)) for segment in (1, 7, 1000)
         ]
         assert results[0]["run"] == run and results[0]["split"] == "test" and results[0]["streams"] == 1
         for result in results[1:]:
@@ -77,29 +77,29 @@ def test_an_evaluation_prints_one_json_object_that_does_not_depend_on_the_segmen
             for name, expected in results[0].items():
                 close = expected if isinstance(expected, str) else pytest.approx(expected, rel=1e-5)
                 assert result[name] == close, name
-    plain = stairwell(place, "eval", "walk", "--split", "valid")
+    plain = stairwell(workspace, "eval", "walk", "--split", "valid")
     assert "accuracy" in plain.out and plain.err == ""
 
 
-def test_other_text_can_be_evaluated(place: Path) -> None:
-    (place / "other.txt").write_text("lazy foxes jump over quick dogs\n")
-    scores = one_object(stairwell(place, "eval", "text", "--data", "other.txt", "--json"))
+def test_other_text_can_be_evaluated(workspace: Path) -> None:
+    (workspace / "other.txt").write_text("lazy foxes jump over quick dogs\n")
+    scores = one_object(stairwell(workspace, "eval", "text", "--data", "other.txt", "--json"))
     assert scores["scored"] == 31 and scores["bits_per_character"] > 0
 
 
-def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(place: Path, tmp_path: Path) -> None:
+def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(workspace: Path, tmp_path: Path) -> None:
     """As on another machine: the folder is copied, text and cache are gone."""
     empty = {"STAIRWELL_CACHE": str(tmp_path / "cache")}
     for run in ("text", "mine"):
-        shutil.copytree(place / run, tmp_path / run)
+        shutil.copytree(workspace / run, tmp_path / run)
     (tmp_path / "other.txt").write_text("lazy foxes jump over quick dogs\n")
     (tmp_path / "more.tokens").write_text("b a b\n")
     (tmp_path / "more.labels").write_text("1 - 0\n")
 
-    asked = ("generate", "text", "--prompt", "the ", "--tokens", "20", "--seed", "1")
-    written = stairwell(tmp_path, *asked, **empty)
+    command = ("generate", "text", "--prompt", "the ", "--tokens", "20", "--seed", "1")
+    written = stairwell(tmp_path, *command, **empty)
     assert written.status == 0 and len(written.out) == 21, written
-    assert written.out == stairwell(place, *asked).out
+    assert written.out == stairwell(workspace, *command).out
     reported = stairwell(tmp_path, "report", "text", "mine", **empty)
     page = (tmp_path / "report.html").read_text()
     assert reported.status == 0 and "lm/lstm" in page and "labeled/lstm" in page, reported
@@ -107,8 +107,8 @@ def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(place: Path, tmp_path:
 
     scores = one_object(stairwell(tmp_path, "eval", "text", "--data", "other.txt", "--json", **empty))
     assert scores["scored"] == 31 and "other.txt" in scores["data"]
-    (place / "other.txt").write_text("lazy foxes jump over quick dogs\n")
-    assert scores == one_object(stairwell(place, "eval", "text", "--data", "other.txt", "--json"))
+    (workspace / "other.txt").write_text("lazy foxes jump over quick dogs\n")
+    assert scores == one_object(stairwell(workspace, "eval", "text", "--data", "other.txt", "--json"))
     assert one_object(stairwell(tmp_path, "eval", "mine", "--data", "more.tokens", "--json", **empty))["scored"] == 2
 
     for command in (("eval", "text"), ("train", "--resume", "--out", "text")):
@@ -118,9 +118,9 @@ def test_a_moved_run_needs_neither_its_corpus_nor_a_cache(place: Path, tmp_path:
 
 
 @pytest.mark.quick
-def test_a_run_refuses_a_changed_corpus_or_vocabulary(place: Path, tmp_path: Path) -> None:
+def test_a_run_rejects_a_changed_corpus_or_vocabulary(workspace: Path, tmp_path: Path) -> None:
     commands = [("train", "--resume", "--out", "text"), ("eval", "text"), ("eval", "text", "--split", "valid")]
-    shutil.copytree(place / "text", tmp_path / "text")
+    shutil.copytree(workspace / "text", tmp_path / "text")
     (tmp_path / "text.txt").write_text(PANGRAM * 80)
     message = "text.txt has changed since the run started (in train and valid and test)"
     for command in commands:
@@ -129,8 +129,8 @@ def test_a_run_refuses_a_changed_corpus_or_vocabulary(place: Path, tmp_path: Pat
     assert stairwell(tmp_path, "eval", "text").status == 0
     assert stairwell(tmp_path, "train", "--resume", "--out", "text", "--quiet").status == 0
 
-    kept = (tmp_path / "text" / "task.json").read_text()
-    (tmp_path / "text" / "task.json").write_text(kept.replace("abc", "acb"))
+    saved = (tmp_path / "text" / "task.json").read_text()
+    (tmp_path / "text" / "task.json").write_text(saved.replace("abc", "acb"))
     others = [("generate", "text"), ("report", "text"), ("eval", "text", "--data", "text.txt")]
     for command in commands + others:
         assert "task.json was changed or damaged after the run wrote it" in stairwell(tmp_path, *command).error_line
@@ -140,21 +140,21 @@ def test_a_run_refuses_a_changed_corpus_or_vocabulary(place: Path, tmp_path: Pat
     assert not (tmp_path / "text" / "task.json").exists(), "never rebuilt from the changed text"
 
 
-def test_a_saved_config_gives_the_same_parameters(place: Path) -> None:
+def test_a_saved_config_gives_the_same_parameters(workspace: Path) -> None:
     for run in ("walk", "text"):
-        config = place / run / "config.json"
-        ended = stairwell(place, "train", "--config", config, "--out", f"{run}-again", "--quiet")
+        config = workspace / run / "config.json"
+        ended = stairwell(workspace, "train", "--config", config, "--out", f"{run}-again", "--quiet")
         assert ended.status == 0, ended
-        assert_same_tensors(place / run, place / f"{run}-again")
-        assert read_metrics(place / run) == read_metrics(place / f"{run}-again")
-        assert config.read_text() == (place / f"{run}-again" / "config.json").read_text()
+        assert_same_tensors(workspace / run, workspace / f"{run}-again")
+        assert read_metrics(workspace / run) == read_metrics(workspace / f"{run}-again")
+        assert config.read_text() == (workspace / f"{run}-again" / "config.json").read_text()
 
 
-def test_what_would_be_trained_can_be_shown_and_changed(place: Path) -> None:
-    shown = json.loads(stairwell(place, "train", "lm/staircase", "--show", "--core.chunk", "5", "--seed", "7").out)
+def test_what_would_be_trained_can_be_shown_and_changed(workspace: Path) -> None:
+    shown = json.loads(stairwell(workspace, "train", "lm/staircase", "--show", "--core.chunk", "5", "--seed", "7").out)
     assert shown["name"] == "lm/staircase"
     assert shown["core"]["chunk"] == 5 and shown["train"]["seed"] == 7
-    assert not (place / "runs").exists()
+    assert not (workspace / "runs").exists()
 
 
 MISTAKES = {
@@ -255,7 +255,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("arguments", MISTAKES)
-def test_a_user_error_is_one_line(arguments: str, place: Path) -> None:
+def test_a_user_error_is_one_line(arguments: str, workspace: Path) -> None:
     for name, content in {
         "empty.txt": b"",
         "tiny.txt": b"a",
@@ -267,16 +267,18 @@ def test_a_user_error_is_one_line(arguments: str, place: Path) -> None:
         "foreign.tokens": b"a c a b\n" * 40,
         "foreign.labels": b"0 1 - 1\n" * 40,
     }.items():
-        (place / name).write_bytes(content)
-    (place / "begun").mkdir(exist_ok=True)
-    (place / "begun" / "config.json").write_text((place / "walk" / "config.json").read_text())
-    if not (place / "broken").exists():
-        shutil.copytree(place / "text", place / "broken")
-        tensors, note = load_tensors(place / "text" / "model.safetensors")
-        save_tensors(place / "broken" / "model.safetensors", {n: t * math.nan for n, t in tensors.items()}, note)
-    folders = {path for path in place.rglob("*") if path.is_dir()}
-    assert MISTAKES[arguments] in f"{stairwell(place, *arguments.split()).error_line}$"
-    assert {path for path in place.rglob("*") if path.is_dir()} == folders, "a refused command leaves nothing behind"
+        (workspace / name).write_bytes(content)
+    (workspace / "begun").mkdir(exist_ok=True)
+    (workspace / "begun" / "config.json").write_text((workspace / "walk" / "config.json").read_text())
+    if not (workspace / "broken").exists():
+        shutil.copytree(workspace / "text", workspace / "broken")
+        tensors, note = load_tensors(workspace / "text" / "model.safetensors")
+        save_tensors(workspace / "broken" / "model.safetensors", {n: t * math.nan for n, t in tensors.items()}, note)
+    folders = {path for path in workspace.rglob("*") if path.is_dir()}
+    assert MISTAKES[arguments] in f"{stairwell(workspace, *arguments.split()).error_line}$"
+    assert {path for path in workspace.rglob("*") if path.is_dir()} == folders, (
+        "a rejected command leaves nothing behind"
+    )
 
 
 @pytest.mark.parametrize(
@@ -295,37 +297,37 @@ def test_a_user_error_is_one_line(arguments: str, place: Path) -> None:
         ({"core": {"width": -8}}, "width"),
     ],
 )
-def test_an_invalid_config_is_reported_in_one_line(change: dict[str, Any], message: str, place: Path) -> None:
-    run = place / "changed"
+def test_an_invalid_config_is_reported_in_one_line(change: dict[str, Any], message: str, workspace: Path) -> None:
+    run = workspace / "changed"
     run.mkdir(exist_ok=True)
-    config = json.loads((place / "walk" / "config.json").read_text())
+    config = json.loads((workspace / "walk" / "config.json").read_text())
     (run / "config.json").write_text(json.dumps({**config, **change}))
-    assert message in stairwell(place, "train", "--config", "changed/config.json", "--out", "other").error_line
-    assert message in stairwell(place, "train", "--resume", "--out", "changed").error_line
-    assert message in stairwell(place, "eval", "changed").error_line
+    assert message in stairwell(workspace, "train", "--config", "changed/config.json", "--out", "other").error_line
+    assert message in stairwell(workspace, "train", "--resume", "--out", "changed").error_line
+    assert message in stairwell(workspace, "eval", "changed").error_line
 
 
-def test_a_model_that_does_not_fit_its_config_is_reported_in_one_line(place: Path) -> None:
-    run = place / "unfit"
+def test_a_model_that_does_not_fit_its_config_is_reported_in_one_line(workspace: Path) -> None:
+    run = workspace / "unfit"
     run.mkdir()
-    config = json.loads((place / "walk" / "config.json").read_text())
+    config = json.loads((workspace / "walk" / "config.json").read_text())
     config["core"]["width"] = 16
     (run / "config.json").write_text(json.dumps(config))
-    (run / "model.safetensors").write_bytes((place / "walk" / "model.safetensors").read_bytes())
-    assert "does not fit" in stairwell(place, "eval", "unfit").error_line
+    (run / "model.safetensors").write_bytes((workspace / "walk" / "model.safetensors").read_bytes())
+    assert "does not fit" in stairwell(workspace, "eval", "unfit").error_line
     (run / "model.safetensors").write_bytes(b"not at all")
-    assert "model.safetensors is damaged" in stairwell(place, "eval", "unfit").error_line
+    assert "model.safetensors is damaged" in stairwell(workspace, "eval", "unfit").error_line
 
 
-def test_an_internal_error_can_be_traced(place: Path) -> None:
-    ended = stairwell(place, "eval", "nowhere", STAIRWELL_DEBUG="1")
+def test_an_internal_error_can_be_traced(workspace: Path) -> None:
+    ended = stairwell(workspace, "eval", "nowhere", STAIRWELL_DEBUG="1")
     assert "Traceback" in ended.err
 
 
 @pytest.mark.parametrize("moment", ["text/config.json", "text/task.json", "long.txt"])
-def test_interrupting_any_command_leaves_no_traceback(moment: str, place: Path) -> None:
-    (place / "long.txt").write_text(PANGRAM * 20)
-    ended = stairwell(place, "eval", "text", "--segment", "1", "--data", "long.txt", TEST_INTERRUPT_AT=moment)
+def test_interrupting_any_command_leaves_no_traceback(moment: str, workspace: Path) -> None:
+    (workspace / "long.txt").write_text(PANGRAM * 20)
+    ended = stairwell(workspace, "eval", "text", "--segment", "1", "--data", "long.txt", TEST_INTERRUPT_AT=moment)
     assert ended.status == 130 and ended.out == "" and ended.err == "interrupted\n", ended
 
 
@@ -347,32 +349,32 @@ def test_interrupting_a_command_that_is_still_loading_leaves_no_traceback(
     assert capsys.readouterr().err == "interrupted before the command started\n"
 
 
-def test_lists_and_information(place: Path) -> None:
-    listed = stairwell(place, "list")
+def test_lists_and_information(workspace: Path) -> None:
+    listed = stairwell(workspace, "list")
     assert listed.status == 0
     for word in ("random-walk", "global-cached-staircase", "enwik8", "TASK/CORE"):
         assert word in listed.out
-    cores = stairwell(place, "list", "cores").out.splitlines()
+    cores = stairwell(workspace, "list", "cores").out.splitlines()
     words = [line.split(maxsplit=1)[1] for line in cores]
     assert len(set(words)) == len(words) == 10
-    output = stairwell(place, "info").out
+    output = stairwell(workspace, "info").out
     for word in ("stairwell", "python", "torch", "device", "threads", "engine"):
         assert f"\n{word}" in f"\n{output}"
 
 
-def test_the_help_names_every_option_in_full_on_a_narrow_terminal(place: Path) -> None:
+def test_the_help_names_every_option_in_full_on_a_narrow_terminal(workspace: Path) -> None:
     from stairwell.cli.options import dotted_options
 
-    words = set(stairwell(place, "train", "--help-all", COLUMNS="80").out.split())
+    words = set(stairwell(workspace, "train", "--help-all", COLUMNS="80").out.split())
     missing = [name for name, _, _ in dotted_options() if not {f"--{name}", f"--[no-]{name}"} & words]
     assert not missing
     assert all(help for _, _, help in dotted_options())
 
 
-def test_the_help_of_one_experiment_has_its_own_options_words_and_defaults(place: Path) -> None:
+def test_the_help_of_one_experiment_has_its_own_options_words_and_defaults(workspace: Path) -> None:
     """An option of the same name is another thing elsewhere: a path, say, or which tables are tied."""
-    asked = ("train", "translation/feedback", "--task.path", "lm/lstm/pairs", "--help-all")
-    text = " ".join(stairwell(place, *asked, COLUMNS="100").out.split())
+    command = ("train", "translation/feedback", "--task.path", "lm/lstm/pairs", "--help-all")
+    text = " ".join(stairwell(workspace, *command, COLUMNS="100").out.split())
     assert "Vocabulary size (byte pairs). [default: 8000]" in text
     assert "not needed if source and target are files" in text
     assert "or none. (all|output|none) [default: all]" in text
@@ -381,38 +383,38 @@ def test_the_help_of_one_experiment_has_its_own_options_words_and_defaults(place
         assert foreign not in text, foreign
 
 
-def help_of(place: Path, *words: str, columns: int = 80) -> list[str]:
-    ended = stairwell(place, *words, "--help", COLUMNS=str(columns))
+def help_of(workspace: Path, *words: str, columns: int = 80) -> list[str]:
+    ended = stairwell(workspace, *words, "--help", COLUMNS=str(columns))
     assert ended.status == 0, ended
     return ended.out.splitlines()
 
 
-def test_the_commands_are_listed_in_groups(place: Path) -> None:
+def test_the_commands_are_listed_in_groups(workspace: Path) -> None:
     from stairwell.cli.help import ORDER
 
-    lines = help_of(place)
+    lines = help_of(workspace)
     titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
     assert titles == ["Train:", "Use:", "Reproduce:", "Maintain:", "Options:"]
     commands = [line.split()[0] for line in lines if line.startswith("  ") and line[2] not in " -"]
     assert commands == [*ORDER], "every command is in a group"
 
 
-def test_the_help_of_train_fits_on_a_screen_and_shows_the_most_useful_options(place: Path) -> None:
-    assert len(help_of(place, "train")) < 60
+def test_the_help_of_train_fits_on_a_screen_and_shows_the_most_useful_options(workspace: Path) -> None:
+    assert len(help_of(workspace, "train")) < 60
     for name in (*(f"{task}/feedback" for task in TASKS), "lm/staircase", "lm/lstm"):
-        lines = help_of(place, "train", name)
+        lines = help_of(workspace, "train", name)
         options = [line.split()[0] for line in lines if line.startswith("  -")]
         assert len(lines) < 60 and 12 <= len(options) <= 20, name
         assert {"--out", "--steps", "--core.width", "--train.batch", "--help-all"} <= set(options), name
         assert max(map(len, lines)) <= 80, name
 
 
-def test_the_help_of_an_option_has_at_most_two_lines(place: Path) -> None:
+def test_the_help_of_an_option_has_at_most_two_lines(workspace: Path) -> None:
     from stairwell.cli.help import ORDER
 
     names = [[name] for name in ORDER if name != "data"] + [["data", "list"], ["data", "get"], ["train", "lm/feedback"]]
     for words in names:
-        lines = help_of(place, *words, columns=100)
+        lines = help_of(workspace, *words, columns=100)
         start = next(number for number, line in enumerate(lines) if line == "Options:")
         option, length = "", 0
         for line in lines[start:]:
@@ -423,7 +425,7 @@ def test_the_help_of_an_option_has_at_most_two_lines(place: Path) -> None:
                 assert length <= 2, (words, option, line)
 
 
-def test_defaults_are_shown_in_one_style(place: Path) -> None:
+def test_defaults_are_shown_in_one_style(workspace: Path) -> None:
     """In brackets at the end, also where a default is only described."""
     for command, defaults in {
         ("train",): ["[default: runs/TASK-CORE]", "[default: auto]", "[default: 1]"],
@@ -432,16 +434,16 @@ def test_defaults_are_shown_in_one_style(place: Path) -> None:
         ("serve",): ["[default: 127.0.0.1]", "[default: true]"],
         ("train", "random-walk/feedback"): ["[default: 6000]", "[default: length=8..100]"],
     }.items():
-        text = " ".join(help_of(place, *command)).partition("Options:")[2]
+        text = " ".join(help_of(workspace, *command)).partition("Options:")[2]
         for default in defaults:
             assert default in text, (command, default)
         assert "if not given" not in text and "<bool>" not in text
 
 
-def test_flags_are_flags(place: Path) -> None:
+def test_flags_are_flags(workspace: Path) -> None:
     def shown(*options: str) -> dict[str, Any]:
         """Return the config that options make."""
-        ended = stairwell(place, "train", "random-walk/feedback", *options, "--show")
+        ended = stairwell(workspace, "train", "random-walk/feedback", *options, "--show")
         assert ended.status == 0, ended
         config: dict[str, Any] = json.loads(ended.out)
         return config
@@ -453,9 +455,9 @@ def test_flags_are_flags(place: Path) -> None:
         for options in ([f"--no-{name}"], [f"--{name}", "false"], [f"--{name}=false"]):
             assert shown(*options)["core"]["share_kv"] is False, options
     assert shown("--train.learning-rate", "0.5")["train"]["learning_rate"] == 0.5
-    before = stairwell(place, "train", "--task.reset", "random-walk/feedback", "--show")
+    before = stairwell(workspace, "train", "--task.reset", "random-walk/feedback", "--show")
     assert json.loads(before.out)["task"]["reset"] is True, "the next word is no value of the flag"
-    tied = stairwell(place, "train", "translation/feedback", "--model.tied", "output", "--task.path", "x", "--show")
+    tied = stairwell(workspace, "train", "translation/feedback", "--model.tied", "output", "--task.path", "x", "--show")
     assert json.loads(tied.out)["model"]["tied"] == "output", "a flag elsewhere, a choice here"
 
 
@@ -466,13 +468,13 @@ def test_every_task_and_every_core_has_a_help_of_its_own() -> None:
         assert all(help for _, help in options_of(name).values()), name
 
 
-def test_the_shell_completes_experiments_and_options(place: Path) -> None:
+def test_the_shell_completes_experiments_and_options(workspace: Path) -> None:
     for typed, number, wanted in (
         ("stairwell train random-walk/f", "2", "random-walk/feedback"),
         ("stairwell train --core.mem", "2", "--core.memory"),
         ("stairwell tr", "1", "train"),
     ):
-        completed = stairwell(place, _STAIRWELL_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=number)
+        completed = stairwell(workspace, _STAIRWELL_COMPLETE="complete_bash", COMP_WORDS=typed, COMP_CWORD=number)
         assert wanted in completed.out.split(), completed
 
 

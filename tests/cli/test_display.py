@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stairwell.cli.display import Lines, Live
+from stairwell.cli.display import LiveDisplay, LogDisplay
 from tests.commands import TIMEOUT, TINY, stairwell
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_an_interruption_while_loading_prints_one_line(loaded: str, tmp_path: Pa
 
 
 def test_a_log_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = Lines("title", 10_000)
+    lines = LogDisplay("title", 10_000)
     lines({"event": "metrics", "step": 50, "seconds": 50.0, "loss": 1.0})
     lines({"event": "metrics", "step": 50, "seconds": 50.0, "valid": {"loss": 1.0}})
     lines({"event": "metrics", "step": 10_000, "seconds": 9_000.0, "loss": 1.0})
@@ -73,7 +73,7 @@ def test_a_log_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -> N
 def test_a_narrow_terminal_shows_the_whole_description_of_the_data() -> None:
     console = Console(width=40, file=io.StringIO())
     description = "translate english.txt to french.txt: 24,037 pairs; left out of train: 4 too long"
-    console.print(Live(f"translation/feedback\n{description}", 10).panel())
+    console.print(LiveDisplay(f"translation/feedback\n{description}", 10).panel())
     assert description in " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""Output paths that are refused: the root and the standard streams. Errors of a full disk name the path."""
+"""Output paths that are rejected: the root and the standard streams. Errors of a full disk name the path."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from stairwell.outputs import FOLDER, OutputType
 ANY = OutputType("anything", lambda path: True)
 
 
-def test_the_root_is_refused() -> None:
+def test_the_root_is_rejected() -> None:
     with pytest.raises(UserError, match="/ is a folder"):
         outputs.check("/", ANY)
     with pytest.raises(UserError, match="/ is not empty"):
         outputs.check("/", FOLDER)
 
 
-def test_the_standard_output_of_the_command_is_refused(tmp_path: Path) -> None:
+def test_the_standard_output_of_the_command_is_rejected(tmp_path: Path) -> None:
     """Replacing the file of standard output would lose what is printed."""
     printed, stdout = tmp_path / "out.txt", os.dup(1)
     with open(printed, "w") as file:

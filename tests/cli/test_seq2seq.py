@@ -179,7 +179,7 @@ def test_a_full_disk_leaves_no_part_of_a_corpus(folder: Path) -> None:
     assert not list(folder.glob("large*")) and not list(folder.glob(".large*"))
 
 
-def test_a_very_long_line_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_very_long_line_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(seq2seq, "MAX_LINE_BYTES", 1 << 20)
     with pytest.raises(UserError, match="line 2 is longer than 1 MiB"):
         list(seq2seq.lines_of(io.BytesIO(b"short\n" + b"x" * ((1 << 20) + 1))))
@@ -198,13 +198,13 @@ def test_distilled_targets_are_the_outputs_of_the_model(folder: Path) -> None:
     assert run_command(folder, "train", "translation/feedback", *given).status == 0
 
 
-def test_a_run_of_another_task_is_refused(folder: Path) -> None:
+def test_a_run_of_another_task_is_rejected(folder: Path) -> None:
     assert "was not trained for summarization" in run_command(folder, "eval", "run", "--baselines").error_line
     assert "was not trained for summarization" in run_command(folder, "summarize", "run", "data/val.xx").error_line
     assert "there.txt" in run_command(folder, "translate", "run", "not/there.txt").error_line
 
 
-def test_commands_for_other_families_are_refused(folder: Path) -> None:
+def test_commands_for_other_families_are_rejected(folder: Path) -> None:
     assert "is not a language model" in run_command(folder, "generate", "run").error_line
     assert (
         "this run is of the family 'pairs'" in run_command(folder, "export", "run", "--html", "other.html").error_line
@@ -224,13 +224,15 @@ def test_articles_are_summarized(tmp_path: Path) -> None:
     (tmp_path / "lines.txt").write_text("ba ke. li mo.\n")
     (tmp_path / "other.csv").write_text('source,number\n"ba ke.\nli mo.",1\n')
     (tmp_path / "wrong.csv").write_text("article,number\nba ke.,1\n")
-    said = [
+    printed = [
         run_command(tmp_path, "summarize", "runs/summarization-feedback", name).out
         for name in ("lines.txt", "other.csv")
     ]
-    assert said == [ended.out.splitlines(keepends=True)[0]] * 2, "a table's column of articles is read, not its lines"
-    refused = run_command(tmp_path, "summarize", "runs/summarization-feedback", "wrong.csv")
-    assert refused.status == 2 and "row 1 has no column 'source'; it has article, number" in refused.error_line
+    assert printed == [ended.out.splitlines(keepends=True)[0]] * 2, (
+        "a table's column of articles is read, not its lines"
+    )
+    rejected = run_command(tmp_path, "summarize", "runs/summarization-feedback", "wrong.csv")
+    assert rejected.status == 2 and "row 1 has no column 'source'; it has article, number" in rejected.error_line
     scores = json.loads(run_command(tmp_path, "eval", "runs/summarization-feedback", "--split", "valid", "--json").out)
     assert {"rouge1", "rouge2", "rougeL"} <= scores.keys()
     command = ["eval", "runs/summarization-feedback", "--split", "valid", "--baselines", "--json"]
@@ -242,7 +244,7 @@ def test_articles_are_summarized(tmp_path: Path) -> None:
     assert scores["sentences"] == 1 and scores["lead_rougeL"] == 100 and scores["nearest_rougeL"] == 0
 
 
-def test_a_minimum_length_above_the_longest_target_is_refused(folder: Path) -> None:
+def test_a_minimum_length_above_the_longest_target_is_rejected(folder: Path) -> None:
     with pytest.raises(UserError, match=r"min_length 100,000 is above the longest target of the run"):
         open_translator(folder / "run", device="cpu", min_length=100_000)
 
@@ -256,13 +258,13 @@ def test_a_text_with_a_repetition_loop_is_decoded_again(folder: Path) -> None:
         return [best[0].text for best in translator.translate(texts)], translator.looped
 
     broken, looped = translations()
-    kept, none = translations(break_loops=False)
+    unchanged, none = translations(break_loops=False)
     blocked, _ = translations(no_repeat_ngram_size=3)
     vocabulary = open_translator(folder / "run", device="cpu").task.vocabulary.target
-    again = [has_loop(vocabulary.encode(text).tolist()) for text in kept]
+    again = [has_loop(vocabulary.encode(text).tolist()) for text in unchanged]
     again[-1] = False  # its source has a loop too, so the target may be correct
     assert looped == sum(again) > 0 and none == 0
-    assert broken == [blocked[i] if again[i] else kept[i] for i in range(len(texts))]
+    assert broken == [blocked[i] if again[i] else unchanged[i] for i in range(len(texts))]
     assert not any(has_loop(vocabulary.encode(text).tolist()) for text in broken[:-1])
 
     (folder / "loops.txt").write_text("\n".join(texts) + "\n")
@@ -271,7 +273,7 @@ def test_a_text_with_a_repetition_loop_is_decoded_again(folder: Path) -> None:
     assert (
         ended.out.splitlines() == broken and f"{looped} texts had a repetition loop and were decoded again" in ended.err
     )
-    assert run_command(folder, *command, "--keep-loops").out.splitlines() == kept
+    assert run_command(folder, *command, "--keep-loops").out.splitlines() == unchanged
 
 
 def test_validations_and_experiments_keep_loops(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,11 +87,11 @@ def test_a_prompt_with_invalid_utf8(folder: Path) -> None:
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
-def test_generate_refuses_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+def test_generate_rejects_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
     assert message in stairwell(folder, "generate", *arguments).error_line
 
 
-def test_nan_parameters_are_refused_in_one_line(folder: Path, tmp_path: Path) -> None:
+def test_nan_parameters_are_rejected_in_one_line(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "text", tmp_path / "text")
     run = Run(tmp_path / "text")
     tensors, note = run.load_model()
@@ -117,7 +117,7 @@ def test_two_runs_are_exported_to_one_page(folder: Path) -> None:
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
-def test_export_refuses_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+def test_export_rejects_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
     assert message in stairwell(folder, "export", *arguments).error_line
 
 
@@ -150,7 +150,7 @@ def test_a_folder_for_hugging_face_is_exported(folder: Path) -> None:
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
-def test_serve_refuses_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
+def test_serve_rejects_mistakes_in_one_line(folder: Path, arguments: list[str], message: str) -> None:
     assert message in stairwell(folder, "serve", *arguments).error_line
 
 

@@ -14,7 +14,7 @@ from stairwell.cores import CORES, CoreEntry, engine_of, step_of
 from stairwell.cores.core import warn_once
 from stairwell.cores.feedback import Feedback
 from stairwell.decode import Session
-from stairwell.decode.steps import CarriedSteps, RingSteps
+from stairwell.decode.steps import ReferenceSteps, RingSteps
 from tests import invariants
 
 CONFIG = FeedbackConfig(width=8, heads=2, layers=2, memory=5)
@@ -153,7 +153,7 @@ def test_adapters_and_hooks_are_applied(change: str, caplog: pytest.LogCaptureFi
     with torch.no_grad():
         logits, _ = model(tokens, model.init_state(2))
         session = Session(model, model.init_state(2))
-        assert isinstance(session.steps, CarriedSteps)
+        assert isinstance(session.steps, ReferenceSteps)
         torch.testing.assert_close(session.logits_each(tokens), logits)
         y, _ = model.core.reference(torch.randn(2, 3, 8), model.core.init_state(2))
     assert not torch.allclose(logits, plain) and y.isfinite().all()

@@ -144,7 +144,7 @@ def test_a_server_without_ranges_sends_the_whole_file_again(server: Server, tmp_
 
 
 @pytest.mark.usefixtures("little")
-def test_a_truncated_archive_is_refused_and_removed(server: Server, tmp_path: Path) -> None:
+def test_a_truncated_archive_is_rejected_and_removed(server: Server, tmp_path: Path) -> None:
     server.content = ARCHIVE[:-1000]
     message = f"differs from the published archive: it has {len(ARCHIVE) - 1000:,} bytes, not {len(ARCHIVE):,}"
     with pytest.raises(UserError, match=message) as raised:
@@ -154,7 +154,7 @@ def test_a_truncated_archive_is_refused_and_removed(server: Server, tmp_path: Pa
 
 
 @pytest.mark.usefixtures("little")
-def test_a_wrong_checksum_is_refused_and_the_next_download_starts_over(server: Server, tmp_path: Path) -> None:
+def test_a_wrong_checksum_is_rejected_and_the_next_download_starts_over(server: Server, tmp_path: Path) -> None:
     server.content = ARCHIVE[:5000] + bytes([ARCHIVE[5000] ^ 1]) + ARCHIVE[5001:]
     with pytest.raises(UserError, match=r"has the md5 .*, has the sha256 .*; it was removed, run this again"):
         data.get("little", tmp_path)
@@ -200,7 +200,7 @@ def test_all_urls_are_tried_and_every_failure_is_reported(
     assert data.get("little", tmp_path).read_bytes() == TEXT
 
 
-def test_an_archive_without_the_corpus_is_refused_and_leaves_nothing(
+def test_an_archive_without_the_corpus_is_rejected_and_leaves_nothing(
     server: Server, little: published.Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unverified = published.FileInfo("little.zip")  # without published size and checksum
@@ -243,7 +243,7 @@ def test_a_local_copy_replaces_the_download(server: Server, tmp_path: Path, form
 
 
 @pytest.mark.usefixtures("little")
-def test_a_wrong_local_copy_is_refused(tmp_path: Path) -> None:
+def test_a_wrong_local_copy_is_rejected(tmp_path: Path) -> None:
     for name, content, message in (
         ("little.zip", ARCHIVE + b"!", r"is not the published little\.zip: it has"),
         ("text", TEXT[:-1], "does not contain little"),

@@ -126,7 +126,7 @@ def test_a_link_to_a_file_elsewhere_is_read(tmp_path: Path) -> None:
     assert [part.file.name for part in splits.find_evaluation_splits(str(tmp_path / "folder"))["test"]] == ["link.txt"]
 
 
-def test_devices_and_pipes_are_refused(tmp_path: Path) -> None:
+def test_devices_and_pipes_are_rejected(tmp_path: Path) -> None:
     os.mkfifo(pipe := tmp_path / "pipe")
     for path in (pipe, Path("/dev/zero")):
         get = partial(download.get, "enwik8", tmp_path)

@@ -214,4 +214,4 @@ def test_native_parameters_are_read_in_place() -> None:
     copied = [matrix for matrix in matrices if matrix.data_ptr() not in addresses]
     # Of the embedding, the start embedding and the position embeddings, the program needs others or none.
     assert {tuple(matrix.shape) for matrix in copied} <= {(V, 37), (40, 19), (1, 3)}
-    assert model.head.vectors.data_ptr() in addresses  # type: ignore[union-attr]
+    assert model.head.weight.data_ptr() in addresses  # type: ignore[union-attr]

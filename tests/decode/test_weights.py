@@ -80,7 +80,7 @@ def test_rounding_twice_changes_nothing(weights: Literal["bfloat16", "int8"]) ->
         assert bool(((once - matrix).abs() <= scale[:, None] * 0.501).all())
 
 
-def test_unsupported_models_are_refused() -> None:
+def test_unsupported_models_are_rejected() -> None:
     with pytest.raises(UserError, match="requires a transformer core, not LSTM"):
         use_weights(make(LSTMConfig(width=8)), "int8")
     with pytest.raises(UserError, match="requires parameters in float32"):

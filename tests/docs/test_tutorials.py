@@ -62,7 +62,7 @@ def test_a_comment_that_fits_no_text_is_an_error(tmp_path: Path) -> None:
         run(page, lambda arguments: None, short=True, done=lambda block, seconds: None)
 
 
-def test_other_commands_than_stairwell_are_refused(tmp_path: Path) -> None:
+def test_other_commands_than_stairwell_are_rejected(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("```sh\nrm -r runs\n```\n")
     (block,) = blocks(page)

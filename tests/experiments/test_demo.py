@@ -47,7 +47,7 @@ def test_all_models_train_at_once_and_are_not_trained_twice(tmp_path: Path) -> N
     assert len(models) == 3
     assert stairwell(tmp_path, *DEMO).status == 0
     assert {path: path.stat().st_mtime_ns for path in models} == models
-    # A finished folder refuses options that it was not trained with.
+    # A finished folder rejects options that it was not trained with.
     assert "is trained already (engine: auto)" in stairwell(tmp_path, *DEMO, "--engine", "reference").error_line
     assert "is a run with another config" in stairwell(tmp_path, *DEMO, "--train.warmup", "7").error_line
 

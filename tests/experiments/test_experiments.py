@@ -192,7 +192,7 @@ def test_the_toy_tasks_have_ten_seeds_and_five_of_cached_staircase() -> None:
     assert experiment_of("staircase.table2", "paper").seeds == 1
 
 
-def test_an_experiment_that_does_not_exist_at_a_scale_is_refused() -> None:
+def test_an_experiment_that_does_not_exist_at_a_scale_is_rejected() -> None:
     assert CATALOG["feedback.table2"]("laptop") is None
     with pytest.raises(UserError, match="does not exist at laptop scale; try --scale paper"):
         find_experiments("feedback.table2", "laptop")
@@ -366,7 +366,7 @@ def test_sweeps_vary_the_field_of_their_axis(scale: Scale) -> None:
             assert len({point.x for _, point in points}) > 1
 
 
-def test_an_experiment_refuses_points_and_columns_that_cannot_be_plotted() -> None:
+def test_an_experiment_rejects_points_and_columns_that_cannot_be_plotted() -> None:
     experiment = experiment_of("feedback.figure3", "laptop")
     twice = (*experiment.variants, dataclasses.replace(experiment.variants[0], name="the same again"))
     for changes in ({"axes": ("depth",)}, {"plotted": ("loss",)}, {"variants": twice}):

@@ -128,7 +128,7 @@ def test_user_errors_are_one_line(tmp_path: Path) -> None:
     assert stairwell(tmp_path, *arguments(tmp_path, "--seeds", "1", *TWO)).status == 0
     changed = stairwell(tmp_path, *arguments(tmp_path, "--train.warmup", "9"))
     assert "another config" in changed.error_line
-    # A finished folder is not trained again, so another engine or device is refused.
+    # A finished folder is not trained again, so another engine or device is rejected.
     again = arguments(tmp_path, "--seeds", "1", *TWO)
     assert "is trained already (engine: auto)" in stairwell(tmp_path, *again, "--engine", "reference").error_line
     assert "'warp' is not a device" in stairwell(tmp_path, *again, "--device", "warp").error_line

@@ -79,7 +79,7 @@ def test_names_are_escaped() -> None:
     assert "alert(1)</script>" not in html
 
 
-def test_adaptive_softmax_is_refused(tmp_path: Path) -> None:
+def test_adaptive_softmax_is_rejected(tmp_path: Path) -> None:
     config = LanguageModelConfig(core=config_type("feedback")(width=4, heads=1), inputs=5, adaptive=(2,))
     with pytest.raises(UserError, match="adaptive embeddings and softmax") as error:
         export_html([PageModel("Feedback", LanguageModel(config), text.Characters("abcde"))], tmp_path / "page.html")
@@ -87,27 +87,27 @@ def test_adaptive_softmax_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_unsupported_core_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_core_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stairwell.export.pack.step_of", lambda core: None)
     with pytest.raises(UserError, match="does not support the core feedback: it supports attention cores"):
         pack(make_model(3, 3))
 
 
-def test_page_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MAX_BYTES", 60_000)
     with pytest.raises(UserError, match="the page would have"):
         export_html([task_model(make_task("parity"))], tmp_path / "page.html")
     assert not list(tmp_path.iterdir())
 
 
-def test_models_of_different_tasks_are_refused() -> None:
+def test_models_of_different_tasks_are_rejected() -> None:
     with pytest.raises(UserError, match="'LSTM' and 'Feedback' were trained for different tasks"):
         page.make_page([task_model(make_task("parity")), task_model(make_task("random-walk"), "LSTM", "lstm")])
     with pytest.raises(UserError, match="at least one model"):
         page.make_page([])
 
 
-def test_vocabulary_of_another_size_than_the_model_is_refused(tmp_path: Path) -> None:
+def test_vocabulary_of_another_size_than_the_model_is_rejected(tmp_path: Path) -> None:
     mismatched = PageModel("Feedback", make_model(3, 3), text.Bytes())
     with pytest.raises(UserError, match="'Feedback' has 3 input and 3 output tokens, but its vocabulary has 256"):
         export_html([mismatched], tmp_path / "page.html")

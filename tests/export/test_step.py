@@ -111,7 +111,7 @@ def test_torch_export_gives_the_logits_of_pytorch(name: str, tmp_path: Path) -> 
         torch.testing.assert_close(logits, expected(model, tokens)[:, t], rtol=0, atol=1e-5)
 
 
-def test_unsupported_models_are_refused(tmp_path: Path) -> None:
+def test_unsupported_models_are_rejected(tmp_path: Path) -> None:
     adaptive = LanguageModel(LanguageModelConfig(core=config_type("lstm")(width=8), inputs=9, adaptive=(4,)))
     with pytest.raises(UserError, match="adaptive embeddings"):
         export_onnx(adaptive, tmp_path / "model.onnx")

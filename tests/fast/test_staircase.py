@@ -49,10 +49,10 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def never_the_reference(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(text: str) -> None:
+    def reject(text: str) -> None:
         raise AssertionError("the streams have the same phase here, so the fast engine must run")
 
-    monkeypatch.setattr(staircase, "warn_once", refuse)
+    monkeypatch.setattr(staircase, "warn_once", reject)
 
 
 @st.composite
@@ -139,10 +139,10 @@ def only_native(monkeypatch: pytest.MonkeyPatch) -> None:
     if native.UNAVAILABLE_REASON:
         pytest.skip(native.UNAVAILABLE_REASON)
 
-    def refuse(*_: Any) -> None:
+    def reject(*_: Any) -> None:
         raise AssertionError("steps are short here, so native code must run")
 
-    monkeypatch.setattr(TorchStaircase, "run", refuse)
+    monkeypatch.setattr(TorchStaircase, "run", reject)
 
 
 SMALL_CHUNKS = [(C, N, M) for C in (1, 2, 3) for N in (1, 2, 3, 4) for M in range(N + 1)]

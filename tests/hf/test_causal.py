@@ -256,7 +256,7 @@ def test_a_draft_preserves_the_distribution_of_the_target() -> None:
     with torch.no_grad():
         scale = 4.0
         for each in (model, draft):
-            each.model.head.vectors *= scale / each.model.head.vectors.norm() * V**0.5
+            each.model.head.vectors *= scale / each.model.head.weight.norm() * V**0.5
         first = model(prompts(1)).logits[0, -1].softmax(-1)
         both = torch.cat([prompts(1).expand(V, -1), torch.arange(V)[:, None]], 1)
         expected = 400 * first @ model(both).logits[:, -1].softmax(-1)

@@ -125,7 +125,7 @@ def test_invalid_masks_are_reported(name: str, message: str) -> None:
         rollout_source(config(name)).read(6)
 
 
-def test_a_mask_of_the_wrong_shape_is_refused() -> None:
+def test_a_mask_of_the_wrong_shape_is_rejected() -> None:
     run = config(NAMES[0])
     agent = run.make_model(run.make_tasks()[0])
     inputs = agent.zero_inputs(2, 3)

@@ -101,7 +101,7 @@ def test_images_and_other_cores() -> None:
     make_model("CnnMemoryPolicy", Image, core=LSTMConfig(width=8, layers=1)).learn(24)
 
 
-def test_wrong_options_are_refused() -> None:
+def test_wrong_options_are_rejected() -> None:
     with pytest.raises(UserError, match="lstm_hidden_size is an option of an LSTM"):
         make_model(lstm_hidden_size=8)
     with pytest.raises(UserError, match="has no action mask"):

@@ -35,7 +35,7 @@ def test_frames_and_segments_are_equal() -> None:
     torch.testing.assert_close(alone["features"], outputs[4][:1], rtol=1e-4, atol=1e-5)
 
 
-def test_other_batch_sizes_are_refused() -> None:
+def test_other_batch_sizes_are_rejected() -> None:
     memory = MemoryModule(FeedbackConfig(width=8, heads=2, layers=1, memory=3), input_size=5)
     with pytest.raises(ValueError, match=r"it must be \(B,\) or \(B, T\)"):
         memory(

@@ -1,4 +1,4 @@
-"""Devices and options that do not exist are refused in one line that names them."""
+"""Devices and options that do not exist are rejected in one line that names them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.commands import TINY, stairwell
     "name", ["meta", "privateuseone", "mkldnn", "hip", "lazy", "", "None", "cpu:7", "cuda:99999999999"]
 )
 def test_what_cannot_compute_is_no_device(name: str) -> None:
-    with pytest.raises(UserError, match="--device") as refused:
+    with pytest.raises(UserError, match="--device") as rejected:
         choose_device(name)
-    assert len(str(refused.value)) < 300 and "\n" not in str(refused.value)
+    assert len(str(rejected.value)) < 300 and "\n" not in str(rejected.value)
 
 
 def test_the_processor_is_a_device() -> None:
@@ -30,11 +30,11 @@ def test_the_processor_is_a_device() -> None:
 
 @pytest.mark.parametrize("command", [["train", "parity/lstm", *TINY], ["reproduce", "extra.parity", "--dry-run"]])
 @pytest.mark.parametrize("option", [["--device", "meta"], ["--seeds", "99999999999"]])
-def test_commands_refuse_them_in_one_line(tmp_path: Any, command: list[str], option: list[str]) -> None:
+def test_commands_reject_them_in_one_line(tmp_path: Any, command: list[str], option: list[str]) -> None:
     assert option[0] in stairwell(tmp_path, *command, *option).error_line
 
 
-def test_options_without_a_section_are_refused() -> None:
+def test_options_without_a_section_are_rejected() -> None:
     with pytest.raises(UserError, match="unknown option 'nothing'"):
         preset("parity/lstm").with_options({"nothing": "1"})
 

@@ -99,7 +99,7 @@ def test_the_result_is_written_with_its_provenance(run: Path) -> None:
     ended = stairwell(run.parent, "eval", "poor", "--horizon", "1_000", "--streams", "3", "--json")
     assert ended.status == 0 and ended.err == ""
     printed, written = json.loads(ended.out), json.loads((run / "horizon.json").read_text())
-    assert printed.pop("kept") and printed == written
+    assert printed.pop("saved") and printed == written
     assert written["provenance"]["command"] == "stairwell eval poor --horizon 1_000 --streams 3 --json"
     assert {"commit", "time", "cpu"} <= set(written["provenance"]) and written["interrupted"] is False
     assert written["tokens"] == 1000 and written["trained_on"] == 40 and len(written["streams"]) == 3
@@ -144,7 +144,7 @@ def test_an_interruption_prints_and_saves_the_result_so_far(
         measure(run, 1000, device="cpu")
 
 
-def test_unsupported_evaluations_are_refused_in_one_line(run: Path, tmp_path: Path) -> None:
+def test_unsupported_evaluations_are_rejected_in_one_line(run: Path, tmp_path: Path) -> None:
     line = stairwell(run.parent, "eval", "poor", "--horizon", "10", "--split", "valid").error_line
     assert line == "stairwell: --horizon generates the streams of this task; leave out --data and --split"
     assert "--seeds needs --horizon" in stairwell(run.parent, "eval", "poor", "--seeds", "2").error_line

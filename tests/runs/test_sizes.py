@@ -1,4 +1,4 @@
-"""Sizes beyond reason are refused by a count of bytes, before anything is allocated."""
+"""Sizes beyond reason are rejected by a count of bytes, before anything is allocated."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def a_laptop(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("name", "option"), [(name, option) for name in BEYOND for option in BEYOND[name]])
-def test_a_size_beyond_reason_is_refused_with_the_numbers_and_what_to_lower(name: str, option: str) -> None:
+def test_a_size_beyond_reason_is_rejected_with_the_numbers_and_what_to_lower(name: str, option: str) -> None:
     field, _, value = option.partition("=")
     experiment = preset(name).with_options({field: value})
     with pytest.raises(UserError) as error:
@@ -47,7 +47,7 @@ def test_a_size_beyond_reason_is_refused_with_the_numbers_and_what_to_lower(name
     assert f"lower --{field} (now {int(value):,})" in message
 
 
-def test_a_last_stage_of_the_curriculum_beyond_reason_is_refused() -> None:
+def test_a_last_stage_of_the_curriculum_beyond_reason_is_rejected() -> None:
     config = preset("parity/feedback").with_options({"train.curriculum": "length=1..999999999999"})
     with pytest.raises(UserError, match=r"lower --train.curriculum length \(now 999,999,999,999\)"):
         sizes.check_training(config, config.make_tasks()[0], CPU)
@@ -55,7 +55,7 @@ def test_a_last_stage_of_the_curriculum_beyond_reason_is_refused() -> None:
 
 
 @pytest.mark.parametrize("option", ["model.encoder_layers=1000000", "model.encoder_inner=1000000000"])
-def test_an_encoder_beyond_reason_is_refused(option: str, tmp_path: Path) -> None:
+def test_an_encoder_beyond_reason_is_rejected(option: str, tmp_path: Path) -> None:
     language_pair.write(tmp_path)
     field, _, value = option.partition("=")
     experiment = preset("translation/feedback").with_options(PAIR | {"task.path": str(tmp_path), field: value})
@@ -87,7 +87,7 @@ def test_limits_of_a_batch_of_pairs_are_not_its_size(tmp_path: Path) -> None:
     assert sizes.largest_batch(experiment, task, 4)[0] == -(-rows // 4)
 
 
-def test_pairs_that_no_machine_could_hold_at_once_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pairs_that_no_machine_could_hold_at_once_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     language_pair.write(tmp_path)
     given = {"task.path": str(tmp_path), "train.batch": "1000000", "train.batch_tokens": "1000000000"}
     experiment = preset("translation/feedback").with_options(PAIR | given)
@@ -97,7 +97,7 @@ def test_pairs_that_no_machine_could_hold_at_once_are_refused(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("split", ["valid", "test"])
-def test_a_split_that_would_be_read_for_days_is_refused(split: str) -> None:
+def test_a_split_that_would_be_read_for_days_is_rejected(split: str) -> None:
     experiment = preset("parity/feedback").with_options({f"task.{split}_episodes": "1000000000000"})
     with pytest.raises(UserError, match=rf"--task.{split}_episodes 1,000,000,000,000: .* lower it"):
         sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
@@ -171,7 +171,7 @@ def test_a_model_that_is_only_used_needs_no_optimizer(monkeypatch: pytest.Monkey
         sizes.check_model(larger, task, CPU)
 
 
-def test_nothing_is_refused_if_the_available_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_rejected_if_the_available_memory_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sizes, "memory_of", lambda device: None)
     experiment = preset("parity/feedback").with_options({"core.width": "1000000000"})
     sizes.check_training(experiment, experiment.make_tasks()[0], CPU)
@@ -210,7 +210,7 @@ for _name, (_space, _) in LARGE.items():
 
 
 @pytest.mark.parametrize("name", LARGE)
-def test_observations_too_large_for_a_rollout_are_refused(name: str) -> None:
+def test_observations_too_large_for_a_rollout_are_rejected(name: str) -> None:
     experiment = preset("rl/feedback").with_options({"task.env": f"Camera-{name}-v0"})
     with pytest.raises(UserError, match=LARGE[name][1]) as error:
         sizes.check_training(experiment, experiment.make_tasks()[0], CPU)

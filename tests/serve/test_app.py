@@ -205,7 +205,7 @@ def test_invalid_requests_get_a_clear_error(body: Any, status: int, message: str
     assert message in answer.json()["error"]["message"]
 
 
-def test_a_long_text_is_refused_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_text_is_rejected_before_it_is_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Encoding takes time and memory. Of several prompts, not even the first one is encoded."""
     encoded: list[str] = []
     monkeypatch.setattr(
@@ -249,7 +249,7 @@ def test_the_output_size_is_limited_before_anything_is_read() -> None:
     assert small.status_code == 200 and len(small.content) < 60 * 8000
 
 
-def test_bodies_that_are_not_json_or_too_large_are_refused() -> None:
+def test_bodies_that_are_not_json_or_too_large_are_rejected() -> None:
     async def use(client: httpx.AsyncClient, app: Any) -> None:
         for content, headers, status in (
             (b"{", JSON, 400),
@@ -383,8 +383,8 @@ def test_states_are_fed_forked_cropped_saved_and_restored() -> None:
         assert restored["tokens"] == 5 and await completed(restored["id"]) == expected("abcgg", 12)
         assert (await client.delete(f"/v1/states/{name}")).status_code == 204
         assert (await client.get(f"/v1/states/{name}")).status_code == 404
-        refused = await client.post(f"/v1/states/{fork}/crop", json={"tokens": 40})
-        assert refused.status_code == 409 and "cannot crop 40 tokens" in refused.json()["error"]["message"]
+        rejected = await client.post(f"/v1/states/{fork}/crop", json={"tokens": 40})
+        assert rejected.status_code == 409 and "cannot crop 40 tokens" in rejected.json()["error"]["message"]
         for damaged in (b"", b"noise", content[:-7], content[:200] + b"\x00" + content[201:]):
             answer = await client.post("/v1/states/restore", content=damaged, headers=binary)
             assert answer.status_code == 400 and "/tmp" not in answer.text, answer.text

@@ -70,7 +70,7 @@ def read_to_the_end(client: socket.socket) -> bytes:
 
 
 def test_a_malformed_body_after_the_response_gets_no_second_response(caplog: pytest.LogCaptureFixture) -> None:
-    """The head is refused (415), then a chunk has no size: the connection closes, without an error in the log."""
+    """The head is rejected (415), then a chunk has no size: the connection closes, without an error in the log."""
     lines = ["POST /v1/completions HTTP/1.1", "Host: localhost", "Transfer-Encoding: chunked", "", ""]
     with run_server(app()) as server:
         with connect(server) as client:
@@ -220,7 +220,7 @@ def test_a_body_in_very_many_small_chunks_gets_413() -> None:
         server.wait_until_idle()
 
 
-def test_a_refused_client_that_keeps_sending_is_disconnected() -> None:
+def test_a_rejected_client_that_keeps_sending_is_disconnected() -> None:
     request_head = head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     with run_server(app(), head_timeout=0.5) as server, connect(server) as hostile:
         hostile.sendall(request_head)
@@ -313,7 +313,7 @@ def test_clients_that_disconnect_leave_nothing_behind() -> None:
     ],
     ids=lambda malformed: repr(malformed[:40]),
 )
-def test_malformed_requests_are_refused(malformed: bytes) -> None:
+def test_malformed_requests_are_rejected(malformed: bytes) -> None:
     with run_server(app(), head_timeout=1.0) as server:
         with connect(server) as client:
             try:
@@ -388,7 +388,7 @@ def post_ascii(client: httpx.Client, address: str, body: Any) -> httpx.Response:
     ],
     ids=lambda content: repr(content[:30]),
 )
-def test_hostile_json_is_refused(content: bytes) -> None:
+def test_hostile_json_is_rejected(content: bytes) -> None:
     with run_server(app()) as server:
         answer = httpx.post(
             f"http://127.0.0.1:{server.port}/v1/completions",
@@ -497,7 +497,7 @@ def test_a_state_file_with_changed_bytes_affects_no_other_client(tmp_path: Path)
         assert server.service.scheduler.counts["failed"] == 0
 
 
-def test_a_state_file_with_a_huge_header_is_refused_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_file_with_a_huge_header_is_rejected_before_it_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hundreds of thousands of empty tensors would take many seconds."""
     empty = ",".join(f'"t{i}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}' for i in range(20_000))
     header = ("{" + empty + "}").encode()
@@ -512,7 +512,7 @@ def test_a_state_file_with_a_huge_header_is_refused_before_it_is_parsed(monkeypa
         check_healthy(server)
 
 
-def test_a_state_file_with_other_dtypes_is_refused(tmp_path: Path) -> None:
+def test_a_state_file_with_other_dtypes_is_rejected(tmp_path: Path) -> None:
     binary = {"content-type": "application/octet-stream"}
     with run_server(app()) as server, httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=60) as client:
         name = client.post("/v1/states", json={"prompt": "some text to read"}).json()["id"]
@@ -535,8 +535,8 @@ def test_thousands_of_states_stop_at_the_quotas() -> None:
         first = client.post("/v1/states", json={"prompt": "abc"}).json()
         for _ in range(2999):
             server.service.states.fork(first["id"])
-        refused = client.post(f"/v1/states/{first['id']}/fork")
-        assert refused.status_code == 429 and "3000 states are stored already" in refused.text
+        rejected = client.post(f"/v1/states/{first['id']}/fork")
+        assert rejected.status_code == 429 and "3000 states are stored already" in rejected.text
         assert client.post(f"/v1/states/{first['id']}/feed", json={"prompt": "d"}).status_code == 200
         assert client.delete(f"/v1/states/{first['id']}").status_code == 204
         assert client.post("/v1/states", json={}).status_code == 201

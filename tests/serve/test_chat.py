@@ -25,7 +25,7 @@ ROLES = """{% for message in messages %}
 {% endfor %}{% if add_generation_prompt %}a{% endif %}"""
 
 
-def said(*texts: str, **options: Any) -> dict[str, Any]:
+def user(*texts: str, **options: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": text} for text in texts], **options}
 
 
@@ -45,7 +45,7 @@ def text_of(answer: Any, index: int = 0) -> str:
 
 def test_one_message_is_completed_like_a_prompt() -> None:
     options = {"max_tokens": 20, "temperature": 0.9, "seed": 4, "presence_penalty": 0.3, "logit_bias": {"2": 1}}
-    chat, completion = post((CHAT, said("abc", **options)), (COMPLETIONS, {"prompt": "abc", **options}))
+    chat, completion = post((CHAT, user("abc", **options)), (COMPLETIONS, {"prompt": "abc", **options}))
     assert text_of(chat) == completion["choices"][0]["text"]
     assert chat["object"] == "chat.completion" and chat["id"].startswith("chatcmpl-")
     assert chat["usage"] == completion["usage"] and chat["choices"][0]["finish_reason"] == "length"
@@ -84,23 +84,23 @@ def test_a_template_that_is_wrong_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("source", ["{{ raise_exception('no system message') }}", "{{ messages[7].content }}"])
-def test_messages_that_a_template_refuses_get_400(source: str) -> None:
+def test_messages_that_a_template_rejects_get_400(source: str) -> None:
     app = make_app(MODEL, VOCABULARY, chat_template=JinjaTemplate(source))
-    answer = ask(CHAT, said("abc"), app=app)
+    answer = ask(CHAT, user("abc"), app=app)
     assert answer.status_code == 400 and "the chat template cannot use these messages" in answer.text
 
 
 def test_a_template_gives_messages_no_access_to_anything() -> None:
     """A message is a value, never a template."""
     app = make_app(make_model(inputs=256), Bytes(), chat_template=JinjaTemplate("{{ messages[0].content }}"))
-    (answer,) = post((CHAT, said("{{ 7 * 7 }}", max_tokens=1)), app=app)
+    (answer,) = post((CHAT, user("{{ 7 * 7 }}", max_tokens=1)), app=app)
     assert answer["usage"]["prompt_tokens"] == len("{{ 7 * 7 }}")
     unsafe = make_app(MODEL, VOCABULARY, chat_template=JinjaTemplate("{{ messages.__class__.__mro__ }}"))
-    assert ask(CHAT, said("a"), app=unsafe).status_code == 400
+    assert ask(CHAT, user("a"), app=unsafe).status_code == 400
 
 
 def test_a_streamed_chat_equals_an_unstreamed_one() -> None:
-    body = said("abc", max_tokens=12, temperature=1, seed=3, n=2, logprobs=True, top_logprobs=2)
+    body = user("abc", max_tokens=12, temperature=1, seed=3, n=2, logprobs=True, top_logprobs=2)
 
     async def use(client: httpx.AsyncClient, app: Any) -> None:
         full = (await client.post(CHAT, json=body)).json()
@@ -129,8 +129,8 @@ def test_a_streamed_chat_equals_an_unstreamed_one() -> None:
 def test_log_probabilities_are_those_of_a_completion() -> None:
     body = {"max_tokens": 6, "temperature": 0}
     chat, plain, completion = post(
-        (CHAT, said("abc", logprobs=True, top_logprobs=2, **body)),
-        (CHAT, said("abc", logprobs=True, **body)),
+        (CHAT, user("abc", logprobs=True, top_logprobs=2, **body)),
+        (CHAT, user("abc", logprobs=True, **body)),
         (COMPLETIONS, {"prompt": "abc", "logprobs": 2, **body}),
     )
     expected_scores = completion["choices"][0]["logprobs"]
@@ -146,14 +146,14 @@ def test_log_probabilities_are_those_of_a_completion() -> None:
 def test_a_chat_continues_from_a_state() -> None:
     async def use(client: httpx.AsyncClient, app: Any) -> None:
         state = (await client.post("/v1/states", json={"prompt": "abc"})).json()["id"]
-        answer = await client.post(CHAT, json=said("de", state=state, max_tokens=9, temperature=0))
+        answer = await client.post(CHAT, json=user("de", state=state, max_tokens=9, temperature=0))
         assert text_of(answer.json()) == expected("abcde", 9)
 
     with_client(use)
 
 
 def test_without_a_limit_a_chat_generates_256_tokens() -> None:
-    whole, short = (ask(CHAT, said("abc"), limits=Limits(completion_tokens=limit)).json() for limit in (1000, 30))
+    whole, short = (ask(CHAT, user("abc"), limits=Limits(completion_tokens=limit)).json() for limit in (1000, 30))
     assert whole["usage"]["completion_tokens"] == 256 and short["usage"]["completion_tokens"] == 30
 
 
@@ -163,7 +163,7 @@ def test_fields_that_change_nothing_are_ignored() -> None:
         "tool_choice": "none", "tools": [], "functions": None, "reasoning_effort": "low", "verbosity": "low",
         "prediction": {"type": "content", "content": "x"}, "modalities": ["text"], "response_format": {"type": "text"},
     }  # fmt: skip
-    body = said("abc", max_tokens=9, temperature=0)
+    body = user("abc", max_tokens=9, temperature=0)
     body["messages"][0]["name"] = "someone"
     (answer,) = post((CHAT, {**body, **ignored}))
     assert text_of(answer) == expected("abc", 9)
@@ -176,10 +176,10 @@ def test_fields_that_change_nothing_are_ignored() -> None:
         ({"messages": []}, 400, "'messages' must have at least 1 item"),
         ({"messages": "abc"}, 400, "'messages' must be a valid list, not 'abc'"),
         ({"messages": ["abc"]}, 400, "'messages[0]' must be a JSON object"),
-        (said(""), 400, "the messages have no text"),
-        (said("xyz"), 400, "not in the training text"),
-        (said("a" * 101), 400, "'messages[0].content' must have at most 100 characters"),
-        (said("a" * 60, "a" * 60), 400, "the messages have 121 characters; at most 100 are allowed"),
+        (user(""), 400, "the messages have no text"),
+        (user("xyz"), 400, "not in the training text"),
+        (user("a" * 101), 400, "'messages[0].content' must have at most 100 characters"),
+        (user("a" * 60, "a" * 60), 400, "the messages have 121 characters; at most 100 are allowed"),
         ({"messages": [{"role": "user", "content": "a"}] * 1001}, 400, "'messages' must have at most 1000 items"),
         ({"messages": [{"role": "user"}]}, 400, "the field 'messages[0].content' is missing"),
         ({"messages": [{"content": "a"}]}, 400, "the field 'messages[0].role' is missing"),
@@ -188,20 +188,20 @@ def test_fields_that_change_nothing_are_ignored() -> None:
          "unknown field 'image_url'; known fields: text, type"),
         ({"messages": [{"role": "user", "content": [{"type": "audio", "text": ""}]}]}, 400,
          "'messages[0].content[0].type' must be 'text', not 'audio'"),
-        (said("a", tools=[{"type": "function"}]), 400, "'tools' is not supported; leave it out"),
-        (said("a", tool_choice="required"), 400, "'tool_choice' must be 'none' or 'auto', not 'required'"),
-        (said("a", response_format={"type": "json_object"}), 400, "'response_format.type' must be 'text'"),
-        (said("a", top_logprobs=2), 400, "'top_logprobs' requires 'logprobs': true"),
-        (said("a", logprobs=True, top_logprobs=21), 400, "'top_logprobs' must be less than or equal to 20, not 21"),
-        (said("a", max_tokens=0), 400, "'max_tokens' must be greater than or equal to 1, not 0"),
-        (said("a", max_tokens=51), 400, "'max_tokens' must be less than or equal to 50, not 51"),
-        (said("a", max_tokens=1, max_completion_tokens=2), 400, "give one of them"),
-        (said("a", n=33), 400, "'n' must be less than or equal to 32, not 33"),
-        (said("a", n=32, logprobs=True, top_logprobs=20, max_tokens=50), 400, "the output may have a size of 70400"),
-        (said("a", logit_bias={"8": 1}), 400, "'logit_bias' has token id 8; the largest is 7"),
-        (said("a", model="gpt"), 404, "there is no model 'gpt'; the model of this server is 'stairwell'"),
-        (said("a", state="x"), 404, "no such state"),
-        (said("a", prompt="b"), 400, "unknown field 'prompt'; known fields: frequency_penalty"),
+        (user("a", tools=[{"type": "function"}]), 400, "'tools' is not supported; leave it out"),
+        (user("a", tool_choice="required"), 400, "'tool_choice' must be 'none' or 'auto', not 'required'"),
+        (user("a", response_format={"type": "json_object"}), 400, "'response_format.type' must be 'text'"),
+        (user("a", top_logprobs=2), 400, "'top_logprobs' requires 'logprobs': true"),
+        (user("a", logprobs=True, top_logprobs=21), 400, "'top_logprobs' must be less than or equal to 20, not 21"),
+        (user("a", max_tokens=0), 400, "'max_tokens' must be greater than or equal to 1, not 0"),
+        (user("a", max_tokens=51), 400, "'max_tokens' must be less than or equal to 50, not 51"),
+        (user("a", max_tokens=1, max_completion_tokens=2), 400, "give one of them"),
+        (user("a", n=33), 400, "'n' must be less than or equal to 32, not 33"),
+        (user("a", n=32, logprobs=True, top_logprobs=20, max_tokens=50), 400, "the output may have a size of 70400"),
+        (user("a", logit_bias={"8": 1}), 400, "'logit_bias' has token id 8; the largest is 7"),
+        (user("a", model="gpt"), 404, "there is no model 'gpt'; the model of this server is 'stairwell'"),
+        (user("a", state="x"), 404, "no such state"),
+        (user("a", prompt="b"), 400, "unknown field 'prompt'; known fields: frequency_penalty"),
     ],
     ids=lambda part: repr(part)[:40],
 )  # fmt: skip
@@ -213,11 +213,11 @@ def test_invalid_chats_get_a_clear_error(body: Any, status: int, message: str) -
 
 def test_chats_count_like_completions_in_every_limit() -> None:
     """The deadline, the queue, the slots of a client that disconnects, and the size of all outputs."""
-    late = ask(CHAT, said("abc", max_tokens=4000), limits=Limits(seconds=0.05)).json()
+    late = ask(CHAT, user("abc", max_tokens=4000), limits=Limits(seconds=0.05)).json()
     assert late["choices"][0]["finish_reason"] == "length" and late["usage"]["completion_tokens"] < 4000
 
     async def fill(client: httpx.AsyncClient, app: Any) -> list[int]:
-        body = said("abc", max_tokens=300)
+        body = user("abc", max_tokens=300)
         answers = await asyncio.gather(*(client.post(CHAT, json=body) for _ in range(12)))
         return [answer.status_code for answer in answers]
 
@@ -225,7 +225,7 @@ def test_chats_count_like_completions_in_every_limit() -> None:
 
     async def leave(client: httpx.AsyncClient, app: Any) -> None:
         service = app.state.service
-        task = asyncio.ensure_future(client.post(CHAT, json=said("abc", max_tokens=4000, stream=True)))
+        task = asyncio.ensure_future(client.post(CHAT, json=user("abc", max_tokens=4000, stream=True)))
         while not service.scheduler.running:
             await asyncio.sleep(0.01)
         assert service.output == 4000
@@ -239,6 +239,6 @@ def test_chats_count_like_completions_in_every_limit() -> None:
 
 
 def test_a_large_chat_response_is_not_larger_than_its_computed_size() -> None:
-    body = said("abc", max_tokens=200, logprobs=True, top_logprobs=8)
+    body = user("abc", max_tokens=200, logprobs=True, top_logprobs=8)
     answer = ask(CHAT, body)
     assert answer.status_code == 200 and len(answer.content) < 60 * 200 * (4 + 2 * 8)

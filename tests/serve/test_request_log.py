@@ -72,7 +72,7 @@ def test_a_request_that_the_client_leaves_is_logged_as_cancelled() -> None:
     assert (method, path) == ("POST", "/v1/completions") and details.endswith(" finish=cancelled")
 
 
-def test_refused_requests_are_logged_too() -> None:
+def test_rejected_requests_are_logged_too() -> None:
     async def use(client: httpx.AsyncClient) -> None:
         await client.get("/metrics")
 

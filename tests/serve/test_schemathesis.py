@@ -15,7 +15,7 @@ pytest.importorskip("schemathesis", reason="pip install schemathesis to run this
 
 @pytest.mark.slow
 def test_schemathesis_finds_no_error(tiny_run: Path, tmp_path: Path) -> None:
-    """No status 500, responses match their schemas, invalid data is refused, valid data accepted, links work."""
+    """No status 500, responses match their schemas, invalid data is rejected, valid data accepted, links work."""
     config = Path(__file__).with_name("schemathesis.toml")
     with started(tiny_run, "--max-tokens", "16", "--max-states", "100000") as server:
         address = f"http://127.0.0.1:{server.port}/openapi.json"

@@ -165,7 +165,7 @@ def test_the_program_printed_in_the_paper_is_legal() -> None:
         "x = 5 ;",
     ],
 )
-def test_the_interpreter_refuses_illegal_programs(text: str) -> None:
+def test_the_interpreter_rejects_illegal_programs(text: str) -> None:
     with pytest.raises(IllegalProgramError):
         execute(text)
 
@@ -269,12 +269,12 @@ def test_a_formatted_program_shows_its_outputs() -> None:
 
 
 @pytest.mark.parametrize("name", ["assigns", "changes", "prints", "ifs"])
-def test_too_large_probabilities_are_refused(name: str) -> None:
+def test_too_large_probabilities_are_rejected(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} is 1,000,000,000,000; it must be at most 1,000,000"):
         Algorithmic(AlgorithmicConfig(**{name: 10**12}))
 
 
-def test_invalid_options_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(ValueError, match="statements is 0; it must be at least 1"):
         Algorithmic(AlgorithmicConfig(statements=0))
     for variables in (0, 11):

@@ -133,14 +133,14 @@ def test_a_resumed_source_continues_with_the_next_token(make: Any, before: int) 
 
 
 @pytest.mark.parametrize("make", every_source())
-def test_a_position_with_another_number_of_streams_is_refused(make: Any) -> None:
+def test_a_position_with_another_number_of_streams_is_rejected(make: Any) -> None:
     with pytest.raises(ValueError, match="the position has 3 streams, the batch source 2"):
         make(range(2), 2, 0).seek(make(range(3), 3, 0).position())
 
 
 @pytest.mark.parametrize("make", every_source())
 @pytest.mark.parametrize("streams, batch", [(range(2, 5), 4), (range(0), 4), (range(1), 0)])
-def test_streams_outside_the_batch_are_refused(make: Any, streams: range, batch: int) -> None:
+def test_streams_outside_the_batch_are_rejected(make: Any, streams: range, batch: int) -> None:
     with pytest.raises(ValueError, match=r"indices must be in 0\.\.batch-1"):
         make(streams, batch, 0)
 
@@ -167,7 +167,7 @@ def test_an_endless_stream_never_repeats_a_block(task: StreamTask) -> None:
 
 
 @pytest.mark.parametrize("task", generated())
-def test_a_negative_seed_is_refused(task: StreamTask) -> None:
+def test_a_negative_seed_is_rejected(task: StreamTask) -> None:
     with pytest.raises(ValueError, match="seed -1; a seed must be 0 or more"):
         task.batch_source(range(1), 1, -1)
 
@@ -345,7 +345,7 @@ def test_every_option_is_documented(module: Any) -> None:
 
 
 @pytest.mark.parametrize("module", MODULES)
-def test_invalid_split_sizes_are_refused(module: Any) -> None:
+def test_invalid_split_sizes_are_rejected(module: Any) -> None:
     task = task_of(module)
     with pytest.raises(ValueError, match="train_episodes is -1; it must be at least 0"):
         task(task.config_type(train_episodes=-1))
@@ -387,7 +387,7 @@ def test_a_fixed_sequence_has_no_curriculum() -> None:
         SequenceSource(Packed(np.arange(3)), range(1), 1).change(length=2)
 
 
-def test_an_empty_sequence_is_refused() -> None:
+def test_an_empty_sequence_is_rejected() -> None:
     with pytest.raises(ValueError, match="the training sequence is empty"):
         SequenceSource(Packed(np.arange(0)), range(1), 1)
 

@@ -76,7 +76,7 @@ def test_a_sequence_is_correct_only_if_every_digit_is_correct() -> None:
     assert (result["accuracy"], result["sequence_accuracy"], result["sequences"]) == (90.0, 75.0, 4)
 
 
-def test_invalid_lengths_are_refused() -> None:
+def test_invalid_lengths_are_rejected() -> None:
     for name, minimum in (("length", 1), ("test_length", 1), ("valid_length", 0), ("min_length", 0)):
         with pytest.raises(ValueError, match=f"{name} is -1; it must be at least {minimum}"):
             Copying(replace(CopyingConfig(), **{name: -1}))

@@ -65,7 +65,7 @@ def test_sequences_are_formatted_one_per_line() -> None:
     assert format_counts([0, 0, 1, 2, 2, 3]) == "AA -> BB\n"
 
 
-def test_invalid_lengths_are_refused() -> None:
+def test_invalid_lengths_are_rejected() -> None:
     with pytest.raises(ValueError, match="length is 0; it must be at least 1"):
         Counting(CountingConfig(length=0))
     with pytest.raises(ValueError, match="test_length is -1; it must be at least 0"):

@@ -91,7 +91,7 @@ def test_every_label_is_the_product_of_the_word(group: Any, generators: int) -> 
             assert elements[target] == product
 
 
-def test_invalid_options_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     for options, message in (
         ({"group": "A2"}, "group is 'A2'; it must be a group such as S5, A5, Z7 or D6"),
         ({"group": "S7"}, "group is 'S7', which has more than 2,048 elements"),

@@ -180,7 +180,7 @@ def test_the_error_for_text_that_is_not_utf8_has_its_position(tmp_path: Path) ->
         opened(Labeled(LabeledConfig(path=str(tmp_path))))
 
 
-def test_invalid_paths_and_options_are_refused(tmp_path: Path) -> None:
+def test_invalid_paths_and_options_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no path is given"):
         opened(Labeled(LabeledConfig()))
     with pytest.raises(UserError, match="no file of tokens"):

@@ -413,7 +413,7 @@ def test_the_error_for_text_that_is_not_utf8_has_its_position(
 
 
 @pytest.mark.parametrize("content", [b"", b"a", b"ab\ncd\n"])
-def test_an_empty_or_tiny_file_is_refused_in_one_line(tmp_path: Path, content: bytes) -> None:
+def test_an_empty_or_tiny_file_is_rejected_in_one_line(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(ValueError, match=r"is empty|is too small") as raised:
         language(write(tmp_path, content))
     assert "\n" not in str(raised.value) and "book.txt" in str(raised.value)
@@ -452,7 +452,7 @@ def test_documents_of_one_token_have_no_episodes(tmp_path: Path) -> None:
         ({"episode": 1}, "episode must be 0 or at least 2"),
     ],
 )
-def test_incompatible_options_are_refused(options: dict[str, Any], message: str) -> None:
+def test_incompatible_options_are_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         LanguageConfig(**options)
 
@@ -463,11 +463,11 @@ def test_a_cached_corpus_is_memory_mapped_and_not_encoded_again(
     path = many_files(tmp_path)
     first = language(path, unit="words")
 
-    def refuse(*_: Any) -> None:
+    def reject(*_: Any) -> None:
         raise AssertionError("encoded again")
 
-    monkeypatch.setattr(text.Words, "encode", refuse)
-    monkeypatch.setattr(text.Words, "build", refuse)
+    monkeypatch.setattr(text.Words, "encode", reject)
+    monkeypatch.setattr(text.Words, "build", reject)
     again = language(path, unit="words")
     assert ids(again, "train") == ids(first, "train")
     data = again.splits["train"]
@@ -585,7 +585,7 @@ def test_a_folder_with_splits_is_evaluated_by_split(tmp_path: Path) -> None:
     assert other.vocabulary.decode(ids(other, "test")) == "to test" and "train" not in other.splits
 
 
-def test_a_vocabulary_of_another_unit_is_refused(tmp_path: Path) -> None:
+def test_a_vocabulary_of_another_unit_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has the type 'bytes', but the task needs 'words'"):
         Language(LanguageConfig(path=write(tmp_path, LINES), unit="words"), text.Bytes())
 

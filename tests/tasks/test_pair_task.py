@@ -128,7 +128,7 @@ def two_files(folder: Path) -> tuple[str, str]:
         ('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", "it is nested too deeply"),
     ],
 )
-def test_invalid_rows_of_json_are_refused(line: str, message: str, tmp_path: Path) -> None:
+def test_invalid_rows_of_json_are_rejected(line: str, message: str, tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs.jsonl", '{"a": "x", "b": "y"}', line)
     with pytest.raises(UserError, match=f"pairs.jsonl, line 2 is not valid JSON: {message}"):
         list(parallel.table_pairs(tmp_path / "pairs.jsonl", "a", "b"))
@@ -175,7 +175,7 @@ def test_the_errors_for_wrong_names_suggest_the_right_ones(tmp_path: Path) -> No
         parallel.find_splits(folder, "de", "en")
 
 
-def test_too_few_pairs_for_validation_are_refused_before_training(tmp_path: Path) -> None:
+def test_too_few_pairs_for_validation_are_rejected_before_training(tmp_path: Path) -> None:
     write_lines(tmp_path / "few.xx", "ba", "ke")
     write_lines(tmp_path / "few.yy", "one", "two")
     task = translation(tmp_path / "few")
@@ -220,7 +220,7 @@ def test_batches_have_every_pair_once_within_the_limit_of_tokens(tmp_path: Path)
     )
 
 
-def test_a_limit_of_tokens_below_the_longest_pair_is_refused(tmp_path: Path) -> None:
+def test_a_limit_of_tokens_below_the_longest_pair_is_rejected(tmp_path: Path) -> None:
     task = translation(language_pair.write(tmp_path / "data", 60, 5))
     longest = int(task.splits["train"].lengths().max())
     task.batch_source(range(8), 8, 0, tokens=longest)

@@ -48,7 +48,7 @@ def test_validation_has_the_training_length_by_default() -> None:
         assert batch.tokens.shape == (3, expected)
 
 
-def test_invalid_lengths_are_refused() -> None:
+def test_invalid_lengths_are_rejected() -> None:
     for name, minimum in (("length", 1), ("test_length", 1), ("valid_length", 0)):
         with pytest.raises(ValueError, match=f"{name} is -1; it must be at least {minimum}"):
             Parity(replace(LengthConfig(), **{name: -1}))

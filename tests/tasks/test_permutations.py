@@ -59,7 +59,7 @@ def test_factors_are_uniform() -> None:
     assert all(abs(tokens.count(number) / len(tokens) - 1 / 6) < 0.01 for number in range(6))
 
 
-def test_invalid_options_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     for elements in (1, 7):
         with pytest.raises(ValueError, match=f"elements is {elements}; it must be between 2 and 6"):
             Permutations(PermutationsConfig(elements=elements))

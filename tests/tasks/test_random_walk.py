@@ -86,7 +86,7 @@ def test_a_curriculum_may_start_with_shorter_walks() -> None:
     assert (batch.tokens == 3).int().tolist() == [[1, 0, 0, 0, 0] * 3] * 2
 
 
-def test_invalid_options_are_refused() -> None:
+def test_invalid_options_are_rejected() -> None:
     with pytest.raises(ValueError, match="length is 0; it must be at least 1"):
         RandomWalk(RandomWalkConfig(length=0))
     with pytest.raises(ValueError, match="grid is 1; it must be at least 2"):

@@ -1,4 +1,4 @@
-"""Saved tasks: a run folder is self-contained, and changed data or vocabularies are refused."""
+"""Saved tasks: a run folder is self-contained, and changed data or vocabularies are rejected."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_generated_task_needs_no_file(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), UNITS, ids=str)
-def test_changed_files_are_refused_and_unchanged_ones_are_read(
+def test_changed_files_are_rejected_and_unchanged_ones_are_read(
     name: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     task, path = write_and_make(tmp_path, name, options)
@@ -162,7 +162,7 @@ def remove_the_hash(path: Path) -> None:
         (lambda path: path.write_bytes(b"\xff{"), r"task\.json is not readable JSON"),
     ],
 )
-def test_a_missing_or_changed_file_is_refused_even_if_the_data_is_there(
+def test_a_missing_or_changed_file_is_rejected_even_if_the_data_is_there(
     damage: Any, message: str, tmp_path: Path
 ) -> None:
     task, _ = write_and_make(tmp_path, "lm", {"unit": "characters"})
@@ -173,7 +173,7 @@ def test_a_missing_or_changed_file_is_refused_even_if_the_data_is_there(
     assert "restore it from a copy of the run" in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_the_file_of_another_task_is_refused(tmp_path: Path) -> None:
+def test_the_file_of_another_task_is_rejected(tmp_path: Path) -> None:
     task, _ = write_and_make(tmp_path, "labeled", {})
     saved_task.write(tmp_path, "labeled", [task])
     with pytest.raises(UserError, match=r"is of the task 'labeled', but config\.json is of 'lm'"):

@@ -182,7 +182,7 @@ def test_validation_can_have_the_published_lengths(name: str) -> None:
 
 
 @each
-def test_invalid_lengths_are_refused(name: str) -> None:
+def test_invalid_lengths_are_rejected(name: str) -> None:
     for options, message in (
         ({"min_length": 0}, "min_length is 0; it must be at least 1"),
         ({"length": 2}, "length is 2; it must be at least the shortest length, which is 3"),

@@ -33,7 +33,7 @@ def test_a_range_stands_for_several_stages() -> None:
 @pytest.mark.parametrize(
     "text", ["length", "length=", "length=-1", "length=a..b", "length=9..8", "=3", "a=1;b", "a=1..x"]
 )
-def test_an_invalid_curriculum_is_refused(text: str) -> None:
+def test_an_invalid_curriculum_is_rejected(text: str) -> None:
     with pytest.raises(ValueError, match="cannot read the curriculum"):
         Curriculum.parse(text)
 

@@ -146,7 +146,7 @@ def test_processes_wait_for_a_long_validation_of_the_main_one(monkeypatch: pytes
     assert timeouts and min(timeouts) >= timedelta(hours=12)
 
 
-def test_a_batch_that_cannot_be_shared_equally_is_refused(tmp_path: Path) -> None:
+def test_a_batch_that_cannot_be_shared_equally_is_rejected(tmp_path: Path) -> None:
     commands = start_two(tmp_path, "train", *options("lstm"), "--train.batch", 5, "--out", "run")
     first, second = (command.wait() for command in commands)
     assert "2 processes cannot share a batch of 5 equally" in first.error_line

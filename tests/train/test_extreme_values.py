@@ -1,4 +1,4 @@
-"""Extreme values of the training config are refused."""
+"""Extreme values of the training config are rejected."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ from stairwell.train.size_schedule import SizeSchedule
         ("eps", 1e-320),
     ],
 )
-def test_numbers_beyond_float32_are_refused(name: str, value: float) -> None:
+def test_numbers_beyond_float32_are_rejected(name: str, value: float) -> None:
     with pytest.raises(UserError, match=rf"train\.{name} must be at (most|least)"):
         StreamTrainConfig(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["clip_range", "ent_coef", "vf_coef"])
-def test_coefficients_of_an_agents_loss_beyond_float32_are_refused(name: str) -> None:
+def test_coefficients_of_an_agents_loss_beyond_float32_are_rejected(name: str) -> None:
     options: dict[str, Any] = {"algorithm": "ppo", name: 1e300}
     with pytest.raises(UserError, match=rf"train\.{name} must be at most"):
         AgentTrainConfig(**options)
 
 
 @pytest.mark.parametrize("text", [";", ";;;", " ; ", "length=8;;length=9", "length=8;"])
-def test_a_stage_without_options_is_refused(text: str) -> None:
+def test_a_stage_without_options_is_rejected(text: str) -> None:
     with pytest.raises(UserError, match="cannot read the curriculum"):
         Curriculum.parse(text)
 
@@ -54,6 +54,6 @@ def test_an_empty_curriculum_has_no_stages(text: str) -> None:
     assert Curriculum.parse(text).stages == [] and SizeSchedule.parse(text).stages == []
 
 
-def test_a_size_schedule_of_separators_is_refused() -> None:
+def test_a_size_schedule_of_separators_is_rejected() -> None:
     with pytest.raises(UserError, match=r"train\.size_schedule"):
         SizeSchedule.parse(";")

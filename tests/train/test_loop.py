@@ -157,7 +157,7 @@ def test_finetuning_does_not_raise_the_learning_rate_of_an_unfinished_warmup() -
         {"stop_when_mastered": True}, {"patience": 2, "validate_every": 0}, {"average": 2, "validate_every": 0},
     ],
 )  # fmt: skip
-def test_options_without_effect_are_refused(options: dict[str, Any]) -> None:
+def test_options_without_effect_are_rejected(options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=rf"train\.{next(iter(options))} .* has no effect; set train\."):
         StreamTrainConfig(**options)
 
@@ -439,7 +439,7 @@ def test_the_best_seed_has_the_smallest_metric_where_lower_is_better() -> None:
 
 
 @pytest.mark.parametrize("core", ["feedback", "transformer-xl", "lstm"])
-def test_bf16_autocast_learns_or_is_refused(core: str, tmp_path: Path) -> None:
+def test_bf16_autocast_learns_or_is_rejected(core: str, tmp_path: Path) -> None:
     """Some processors have no LSTM in bf16."""
     options = {} if core == "lstm" else {"core__memory": 4, "core__heads": 2}
     options |= {

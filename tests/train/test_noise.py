@@ -79,6 +79,6 @@ def test_a_run_with_noise_resumes_bit_for_bit(tmp_path: Path) -> None:
         assert_same_tensors(tmp_path / "whole", tmp_path / "quiet")
 
 
-def test_negative_noise_is_refused() -> None:
+def test_negative_noise_is_rejected() -> None:
     with pytest.raises(UserError, match=r"train\.state_noise must be at least 0"):
         StreamTrainConfig(state_noise=-0.1)

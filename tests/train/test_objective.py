@@ -197,7 +197,7 @@ def test_two_processes_share_any_batch_source_and_each_can_resume_the_other(tmp_
         torch.testing.assert_close({name: tensors[name] for name in same}, same, rtol=1e-3, atol=1e-5)
 
 
-def test_a_curriculum_is_refused_without_the_metric_correct(tmp_path: Path) -> None:
+def test_a_curriculum_is_rejected_without_the_metric_correct(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to change"):
         agent(tmp_path, curriculum="length=2..4")
 

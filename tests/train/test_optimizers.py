@@ -97,13 +97,13 @@ def test_the_step_count_stays_on_the_cpu_in_float32() -> None:
         ({"weight_decay": -1.0}, "train.weight_decay must be at least 0"),
     ],
 )
-def test_an_invalid_option_is_refused(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_option_is_rejected(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StreamTrainConfig(**options)
 
 
 @pytest.mark.parametrize("changes", [{"train__optimizer": "rmsprop"}, {"train__momentum": 0.5}])
-def test_a_checkpoint_of_another_optimizer_is_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_optimizer_is_rejected(changes: dict[str, Any], tmp_path: Path) -> None:
     options = {"train__optimizer": "rmsprop"} if "train__momentum" in changes else {}
     trainer(tmp_path, "parity/lstm", **options, train__steps=3).run()
     with pytest.raises(UserError, match="the checkpoint was made with another optimizer or momentum"):

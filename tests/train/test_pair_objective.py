@@ -154,7 +154,7 @@ def test_every_core_translates(tmp_path: Path, core: str) -> None:
     assert ended.status == 0 and ended.out.count("\n") == 40
 
 
-def test_options_of_pairs_are_refused_elsewhere(tmp_path: Path) -> None:
+def test_options_of_pairs_are_rejected_elsewhere(tmp_path: Path) -> None:
     ended = stairwell(tmp_path, "train", "parity/lstm", "--train.label_smoothing", "0.1", "--out", "run")
     assert "train.label_smoothing" in ended.error_line
 

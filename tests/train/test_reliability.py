@@ -429,13 +429,13 @@ def test_a_checkpoint_of_another_optimizer_is_a_user_error(uninterrupted: Path, 
     assert "the checkpoint was made with another optimizer" in line
 
 
-def test_duplicate_keys_in_a_config_are_refused(uninterrupted: Path, tmp_path: Path) -> None:
+def test_duplicate_keys_in_a_config_are_rejected(uninterrupted: Path, tmp_path: Path) -> None:
     path = copy_of(uninterrupted, tmp_path) / "config.json"
     path.write_text(path.read_text().replace('"train": {', '"train": {"batch": 4,', 1))
     assert "the key 'batch' occurs twice" in stairwell(tmp_path, "train", "--resume", "--out", "run").error_line
 
 
-def test_a_model_with_the_task_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_the_task_of_another_run_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a rose is a rose. " * 60)
     (tmp_path / "b.txt").write_text("e boat it e boat. " * 60)
     options = [option for option in zip(TINY[::2], TINY[1::2]) if not option[0].startswith("--task")]
@@ -448,7 +448,7 @@ def test_a_model_with_the_task_of_another_run_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("make", [Path.mkdir, lambda path: path.symlink_to("elsewhere")], ids=["folder", "link"])
-def test_a_lock_that_is_not_a_file_is_refused(
+def test_a_lock_that_is_not_a_file_is_rejected(
     make: Callable[[Path], None], uninterrupted: Path, tmp_path: Path
 ) -> None:
     lock = copy_of(uninterrupted, tmp_path) / ".lock"

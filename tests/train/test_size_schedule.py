@@ -93,7 +93,7 @@ def test_a_run_of_the_command_line_has_the_full_core(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["passes=1", "x:passes=1", "0:passes=1", "5:", "5:passes", "5:passes=x", "5:=1"])
-def test_an_invalid_schedule_is_refused(text: str) -> None:
+def test_an_invalid_schedule_is_rejected(text: str) -> None:
     with pytest.raises(UserError, match=r"cannot read train\.size_schedule"):
         SizeSchedule.parse(text)
 
@@ -109,7 +109,7 @@ def test_an_invalid_schedule_is_refused(text: str) -> None:
         ("feedback", "3:passes=1", "has neither chunks nor passes"),
     ],
 )
-def test_a_schedule_that_does_not_fit_the_core_is_refused(
+def test_a_schedule_that_does_not_fit_the_core_is_rejected(
     name: str, size_schedule: str, message: str, tmp_path: Path
 ) -> None:
     sizes = {"core__chunk": 2, "core__passes": 3} if name == "staircase" else {}

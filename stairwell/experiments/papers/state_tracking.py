@@ -75,7 +75,9 @@ def benchmark_variants(
         *(Variant(DELTANETS[n], with_core(shared, "deltanet", products=n)) for n in products),
         *(Variant(DELTANETS_HIGH_LR[n], with_core(shared, "deltanet", **high_lr, products=n)) for n in products),
         Variant(
-            "Transformer-XL", with_core(shared, "transformer-xl", memory=64), paper(transformer),
+            "Transformer-XL",
+            with_core(shared, "transformer-xl", memory=64),
+            paper(transformer),
             paper_name="Transformer",
         ),
     )

@@ -178,9 +178,7 @@ def parity(core: str = "transformer-xl", scale: PresetScale = "quick") -> RunCon
             ),
         )  # fmt: skip
     else:
-        base = without_dropout(
-            paper_run("parity", LengthConfig(length=40), segment=40, curriculum="length=2..40")
-        )
+        base = without_dropout(paper_run("parity", LengthConfig(length=40), segment=40, curriculum="length=2..40"))
     return with_core(base, core)
 
 

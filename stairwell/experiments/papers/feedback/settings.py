@@ -16,7 +16,7 @@ from stairwell.runs.presets import with_core
 from stairwell.runs.presets.generated import STATEMENTS
 
 ACCURACY = (Metric("test accuracy (%)", "accuracy"),)
-REACH = LargestSolved(
+LARGEST_SOLVED = LargestSolved(
     "longest programs at 90% accuracy (statements)", "statements",
     (4, 5, 6, 8, 10, 13, 16, 20, 25, 31, 39, 49, 61, 76, 95, 100),
 )  # fmt: skip
@@ -57,7 +57,10 @@ def random_walk_lstms(setting: RunConfig, scale: Scale, numbers: tuple[str, ...]
 def algorithmic_columns(scale: Scale, metric: str) -> tuple[Column, ...]:
     if scale == "paper":
         return (Metric(f"test {metric} (%)", metric),)
-    return (Metric(f"test {metric} at {STATEMENTS} statements (%)", metric, task={"statements": STATEMENTS}), REACH)
+    return (
+        Metric(f"test {metric} at {STATEMENTS} statements (%)", metric, task={"statements": STATEMENTS}),
+        LARGEST_SOLVED,
+    )
 
 
 def of_100(scale: Scale, *numbers: str) -> tuple[str, ...]:

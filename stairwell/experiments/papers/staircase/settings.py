@@ -169,7 +169,7 @@ CACHED_SIZE = "Cached Staircase has N = 3 and C = 128, a step size of 384, as in
 ONCE = "The paper trained each model once."
 PERPLEXITY = (Metric("valid perplexity", "perplexity", "valid"), Metric("test perplexity", "perplexity"))
 SPEED = TrainingSpeed("training (tokens/s; the paper: ms per batch)")
-MOST_STEPS = "more recurrent steps are better; eight outperform a Transformer-XL with twice the layers"
+MORE_STEPS_ARE_BETTER = "more recurrent steps are better; eight outperform a Transformer-XL with twice the layers"
 TWO = StaircaseSizes("staircase", (2, 32), (2, 128))
 FOUR = StaircaseSizes("staircase", (4, 16), (4, 64))
 EIGHT = StaircaseSizes("staircase", (8, 8), (8, 32))

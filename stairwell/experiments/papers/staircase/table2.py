@@ -8,7 +8,7 @@ from stairwell.experiments.papers.staircase.settings import (
     CACHED_SIZE,
     EIGHT,
     FOUR,
-    MOST_STEPS,
+    MORE_STEPS_ARE_BETTER,
     PERPLEXITY,
     REDDIT_SIZES,
     SPEED,
@@ -59,7 +59,7 @@ def table2(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, table 2",
         columns=(*PERPLEXITY, SPEED),
         variants=reddit_variants(scale),
-        claim=MOST_STEPS,
+        claim=MORE_STEPS_ARE_BETTER,
         notes=(
             *REDDIT_SIZES,
             CACHED_SIZE,

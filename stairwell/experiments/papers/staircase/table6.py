@@ -6,7 +6,7 @@ import dataclasses
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import REACH, STATEMENTS, of_100
+from stairwell.experiments.papers.feedback.settings import LARGEST_SOLVED, STATEMENTS, of_100
 from stairwell.experiments.papers.staircase.settings import (
     ALGORITHMIC_NOTES,
     CHUNK,
@@ -59,7 +59,7 @@ def table6(scale: Scale) -> Experiment:
     laptop = (
         Metric(f"valid error at {STATEMENTS} statements (%)", "error", "valid", at),
         Metric(f"test error at {STATEMENTS} statements (%)", "error", "test", at),
-        REACH,
+        LARGEST_SOLVED,
     )
     return Experiment(
         name="staircase.table6",
