@@ -18,7 +18,7 @@ from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import with_core
 from stairwell.runs.presets.agents import PPO, agent_run
 
-ENVS, FRAMES, ROLLOUTS = 16, 64, 80
+ENVS, FRAMES, ROLLOUTS = 16, 64, 30
 EPOCHS, MINIBATCHES = 10, 2
 
 
@@ -26,11 +26,19 @@ def agent(window: int, state: Literal["stored", "recomputed"]) -> RunConfig:
     """Return the run of a small Feedback agent in popgym's RepeatPrevious; `window` 0 is the whole rollout."""
     steps = ROLLOUTS * EPOCHS * MINIBATCHES
     train = dataclasses.replace(
-        PPO, batch=ENVS, segment=FRAMES, epochs=EPOCHS, minibatches=MINIBATCHES, steps=steps, validate_every=steps // 8,
+        PPO, batch=ENVS, segment=FRAMES, epochs=EPOCHS, minibatches=MINIBATCHES, steps=steps, validate_every=steps // 10,
         checkpoint_every=steps, warmup=0, decay="none", gamma=0.5, ent_coef=0.0, bptt_length=window, bptt_state=state,
     )  # fmt: skip
-    env = RLTaskConfig(env="popgym-RepeatPreviousEasy-v0", valid_episodes=100)
+    env = RLTaskConfig(env="popgym-RepeatPreviousEasy-v0", valid_episodes=48, test_episodes=100)
     return with_core(agent_run(env, train, width=64, heads=4, memory=8, normalize=True), "feedback", layers=1)
+
+
+VARIANTS = {
+    "whole rollout": agent(0, "stored"),
+    "windows of 8 frames, recomputed": agent(8, "recomputed"),
+    "windows of 8 frames, stored": agent(8, "stored"),
+    "windows of 1 frame, stored": agent(1, "stored"),
+}
 
 
 def stale_states(scale: Scale) -> Experiment | None:
@@ -42,12 +50,7 @@ def stale_states(scale: Scale) -> Experiment | None:
         paper="not in the papers; an ablation of PPO with a memory",
         scale=scale,
         columns=(LastEpisodes("return, last 500 episodes"), RETURN),
-        variants=(
-            Variant("whole rollout", agent(0, "stored")),
-            Variant("windows of 8 frames, recomputed", agent(8, "recomputed")),
-            Variant("windows of 8 frames, stored", agent(8, "stored")),
-            Variant("windows of 1 frame, stored", agent(1, "stored")),
-        ),
+        variants=tuple(Variant(name, config) for name, config in VARIANTS.items()),
         seeds=3,
         notes=(
             "popgym's RepeatPrevious (easy): the agent outputs the suit of the card shown four steps before. Returns "
