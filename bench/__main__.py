@@ -18,6 +18,7 @@ from bench import (
     plot,
     profile,
     records,
+    rl_memory,
     scaling,
     serve,
     speculation,
@@ -56,6 +57,9 @@ MEASUREMENTS = {
         "exported pages: their size, and tokens per second in Chromium", browser.measure, browser.CASES
     ),
     "agents": Measurement("frames per second of an agent's training against peers", agents.measure, agents.CASES),
+    "rl-memory": Measurement(
+        "PPO with a Feedback memory: return, and cost of states", rl_memory.measure, rl_memory.CASES
+    ),
     "environments": Measurement("steps per second of the batched environments", environments.measure),
 }
 PAGES = {

@@ -17,14 +17,19 @@ from .flatten import leaf_nvec
 from .spaces import Discrete, MultiDiscrete, Space
 from .vector_env import BrokenEnvironment
 
-INFO = "action_mask"
+INFO, METHOD = "action_mask", "action_masks"
 
 
 def mask_of(env: Any, info: Mapping[str, Any], nvec: tuple[int, ...], done: bool) -> Array | None:
-    """Return the mask of one environment, (P,) bool; None if it gives none."""
-    method = getattr(env.unwrapped, "action_masks", None)
-    given = info[INFO] if INFO in info else method() if callable(method) else None
-    return None if given is None else to_mask(given, nvec, done)
+    """Return the mask of one environment, (P,) bool; None if it gives none. The method may be that of a wrapper, such
+    as sb3-contrib's ActionMasker."""
+    if INFO in info:
+        given = info[INFO]
+    elif env.has_wrapper_attr(METHOD):
+        given = env.get_wrapper_attr(METHOD)()
+    else:
+        return None
+    return to_mask(given, nvec, done)
 
 
 def to_mask(given: Any, nvec: tuple[int, ...], done: bool) -> Array:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import EnumType, IntEnum
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,15 +43,18 @@ class GymnasiumVectorEnv:
 
     can_restore = False
 
-    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any], seeds: list[int]) -> None:
-        """`seeds`: one per environment. A custom vector environment, which takes one seed for all, gets the first."""
+    def __init__(
+        self, env: gymnasium.vector.VectorEnv[Any, Any, Any], seeds: list[int], action_masks: bool = True
+    ) -> None:
+        """`seeds`: one per environment. A custom vector environment, which takes one seed for all, gets the first.
+        `action_masks`: use the masks that the environment gives."""
         self.env, self.seeds = env, seeds
         self.takes_seed_list = isinstance(env.unwrapped, SyncVectorEnv | AsyncVectorEnv)
         self.autoreset_mode = AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
         self.observation_space, self.ignored_observations = without_text(env.single_observation_space)
         self.action_space = convert_space(env.single_action_space, "the action space")
         self.action_names = action_names(env)
-        self.mask_nvec = mask_nvec(self.action_space)
+        self.mask_nvec = mask_nvec(self.action_space) if action_masks else ()
         self.masks: Array | None = None  # (B, P); None if the environment has no action masks
         can_render = "rgb_array" in env.metadata.get("render_modes", ())
         self.render_options: Mapping[str, str] = {"render_mode": "rgb_array"} if can_render else {}
@@ -207,14 +211,16 @@ def is_minigrid(env: gymnasium.Env[Any, Any]) -> bool:
     )
 
 
-def wrap(env: gymnasium.Env[Any, Any]) -> gymnasium.Wrapper[Any, Any, Any, Any]:
+def wrap(env: gymnasium.Env[Any, Any], action_masks: bool) -> gymnasium.Wrapper[Any, Any, Any, Any]:
     checked: gymnasium.Wrapper[Any, Any, Any, Any] = CheckTypes(env)
-    if nvec := mask_nvec(convert_space(env.action_space, "the action space")):
+    if action_masks and (nvec := mask_nvec(convert_space(env.action_space, "the action space"))):
         checked = ActionMasks(checked, nvec)
     return MiniGridCategories(checked) if is_minigrid(env) else checked
 
 
-def make_gymnasium_env(name: str, options: Mapping[str, Any], indices: range, seed: int) -> GymnasiumVectorEnv:
+def make_gymnasium_env(
+    name: str, options: Mapping[str, Any], indices: range, seed: int, action_masks: bool = True
+) -> GymnasiumVectorEnv:
     """Return one environment per index by name, each with its own seed."""
     import_environment(name)
     try:
@@ -223,7 +229,7 @@ def make_gymnasium_env(name: str, options: Mapping[str, Any], indices: range, se
             num_envs=len(indices),
             vectorization_mode="sync",
             vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED},
-            wrappers=[wrap],
+            wrappers=[partial(wrap, action_masks=action_masks)],
             **options,
         )
     except gymnasium.error.UnregisteredEnv as error:
@@ -234,7 +240,7 @@ def make_gymnasium_env(name: str, options: Mapping[str, Any], indices: range, se
         raise UserError(f"environment '{name}' cannot be made with {dict(options)}: {error}") from None
     except (Exception, SystemExit) as error:  # external code
         raise UserError(f"environment '{name}' cannot be made: {describe_exception(error)}") from error
-    return GymnasiumVectorEnv(env, [derive_seed(seed, index) for index in indices])
+    return GymnasiumVectorEnv(env, [derive_seed(seed, index) for index in indices], action_masks)
 
 
 def import_environment(name: str) -> None:

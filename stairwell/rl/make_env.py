@@ -16,8 +16,12 @@ def full_name(name: str) -> str:
     return SHORT_NAMES.get(name.lower(), name)
 
 
-def make_vec_env(name: str, options: Mapping[str, Any], indices: range, seed: int) -> VectorEnv:
-    """Return a vector environment by name. The options are the fields of its Config, or those of gymnasium's `make`."""
+def make_vec_env(
+    name: str, options: Mapping[str, Any], indices: range, seed: int, action_masks: bool = True
+) -> VectorEnv:
+    """Return a vector environment by name. The options are the fields of its Config, or those of gymnasium's `make`.
+
+    `action_masks`: use the masks of an environment that gives them."""
     name = full_name(name)
     if name in ENVIRONMENTS:
         try:
@@ -26,7 +30,7 @@ def make_vec_env(name: str, options: Mapping[str, Any], indices: range, seed: in
             raise UserError(str(error)) from None
     from .gymnasium_vector_env import make_gymnasium_env  # gymnasium may not be installed
 
-    return make_gymnasium_env(name, options, indices, seed)
+    return make_gymnasium_env(name, options, indices, seed, action_masks)
 
 
 SHORT_NAMES = {spec.title.lower().replace(" ", "-"): name for name, spec in ENVIRONMENTS.items()} | {

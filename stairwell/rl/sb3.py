@@ -83,6 +83,12 @@ class MlpMemoryPolicy(RecurrentActorCriticPolicy):
         # The base class made the optimizer for the parameters of its LSTM.
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
+    def make_features_extractor(self) -> BaseFeaturesExtractor:
+        """Convert the number of features of MultiDiscrete observations to int: torch's LSTM refuses NumPy's."""
+        extractor = super().make_features_extractor()
+        extractor._features_dim = int(extractor._features_dim)
+        return extractor
+
     @staticmethod
     def _process_sequence(features: Tensor, lstm_states: Any, episode_starts: Tensor, lstm: Any) -> Any:
         """Process all frames in one call: `start` resets the state, instead of a loop over time."""

@@ -72,6 +72,8 @@ class RLTaskConfig(configs.Config):
     "Number of steps after which an episode is truncated (corridor, mazes)."
     options: str = ""
     "Options of any other environment, for example size=9,render_fps=4."
+    action_masks: bool = True
+    "Use the action masks of an environment that gives them."
     max_episode_steps: int = 100_000
     "Maximum length of an episode; a longer one stops training with an error."
     valid_episodes: int = 200
@@ -99,6 +101,8 @@ class RLTaskConfig(configs.Config):
                 advice = f"its options are {', '.join(sorted(allowed))}" if allowed else "use --task.options"
                 raise UserError(f"--task.{option} is not an option of {name}; {advice}")
             options[option] = value
+        if not self.action_masks and name in ENVIRONMENTS:
+            raise UserError(f"--no-task.action_masks: {name} has no action masks; leave this option out")
         return options | parse_options(self.options)
 
 
@@ -164,7 +168,8 @@ class RLTask:
 
     def make_env(self, indices: range, seed: int, **options: Any) -> VectorEnv:
         """Return the vector environment, and raise if its spaces have changed since training."""
-        env = make_vec_env(self.config.env, {**self.config.env_options(), **options}, indices, seed)
+        config = self.config
+        env = make_vec_env(config.env, {**config.env_options(), **options}, indices, seed, config.action_masks)
         if self._facts is not None:
             for name in ("observation_space", "action_space"):
                 actual, expected = getattr(env, name), spaces.from_json(self._facts[name])

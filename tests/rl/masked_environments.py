@@ -70,10 +70,22 @@ class WrongMask(MaskedChoice):
         return {"action_mask": self.mask[:-1]}
 
 
+class MethodOfAWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A wrapper that gives the mask, as sb3-contrib's ActionMasker does; the environment in it gives none."""
+
+    def __init__(self) -> None:
+        super().__init__(MaskedChoice(by_method=True))
+        del self.env.unwrapped.action_masks
+
+    def action_masks(self) -> Any:
+        return self.env.unwrapped.mask
+
+
 for name, env in {
     "MaskedChoice-v0": MaskedChoice,
     "MaskedPair-v0": MaskedPair,
     "NothingAllowed-v0": NothingAllowed,
     "WrongMask-v0": WrongMask,
+    "MethodOfAWrapper-v0": MethodOfAWrapper,
 }.items():
     gymnasium.register(name, env)

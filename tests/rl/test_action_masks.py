@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from stairwell.errors import UserError
 from stairwell.rl.distributions import make_distribution, mask_policy
 from stairwell.rl.evaluation import evaluate_policy, iterate_transitions
 from stairwell.rl.gymnasium_vector_env import GymnasiumVectorEnv
@@ -72,6 +73,23 @@ def test_training_takes_allowed_actions_only(by_method: bool, algorithm: dict[st
         assert (rollout.log_prob > -math.log(4)).all(), "two actions are allowed, and a new policy is nearly uniform"
         seen += int(rollout.start.sum())
     assert seen > 4  # masks are those of the new episode after a reset
+
+
+def test_the_method_may_be_that_of_a_wrapper() -> None:
+    rollout = rollout_source(config("MethodOfAWrapper-v0")).read(6)
+    assert rollout.inputs.action_mask is not None and (rollout.inputs.action_mask.sum(-1) == 2).all()
+
+
+def test_masks_of_gymnasiums_taxi_are_used_unless_turned_off() -> None:
+    run = run_config(task__env="Taxi-v4", task__length=None)
+    for _ in range(3):
+        rollout = rollout_source(run).read(6)
+        assert rollout.inputs.action_mask is not None and (rollout.inputs.action_mask.sum(-1) < 6).all()
+        assert (rollout.inputs.action_mask.gather(-1, rollout.action) == 1).all()
+    without = run.with_options({"task.action_masks": "false"})
+    assert rollout_source(without).read(6).inputs.action_mask is None
+    with pytest.raises(UserError, match=r"--no-task\.action_masks: stairwell/Corridor-v0 has no action masks"):
+        run_config(task__action_masks=False).make_tasks()
 
 
 def test_each_integer_of_an_action_has_a_mask() -> None:

@@ -14,7 +14,9 @@ pytest.importorskip("sb3_contrib")
 import gymnasium
 from gymnasium.wrappers import FlattenObservation
 from sb3_contrib import RecurrentPPO
+from sb3_contrib.common.envs import InvalidActionEnvDiscrete, InvalidActionEnvMultiDiscrete
 from sb3_contrib.common.recurrent.type_aliases import RNNStates
+from sb3_contrib.common.wrappers import ActionMasker
 from stable_baselines3.common.env_util import make_vec_env
 
 from stairwell import FeedbackConfig, LSTMConfig
@@ -76,7 +78,36 @@ def test_every_parameter_is_trained() -> None:
     assert optimized == {id(parameter) for parameter in model.policy.parameters()}
 
 
-@pytest.mark.parametrize("env", [MaskedChoice, MaskedPair, lambda: MaskedChoice(by_method=True)])
+class CheckAllowed(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Raises on an action that the environment's mask does not allow."""
+
+    def step(self, action: Any) -> Any:
+        nvec = np.atleast_1d(getattr(self.action_space, "nvec", getattr(self.action_space, "n", None)))
+        masks = np.split(np.array(self.env.unwrapped.action_masks()), nvec.cumsum()[:-1])
+        assert all(mask[choice] for mask, choice in zip(masks, np.atleast_1d(action), strict=True)), (masks, action)
+        return self.env.step(action)
+
+
+def mask_by_wrapper() -> Any:
+    env = MaskedChoice(by_method=True)
+    del env.action_masks
+    return ActionMasker(env, lambda env: env.mask)
+
+
+MASKED: dict[str, Any] = {
+    "info": MaskedChoice,
+    "info, several integers": MaskedPair,
+    "method": lambda: MaskedChoice(by_method=True),
+    "method of a wrapper": mask_by_wrapper,
+    "sb3-contrib": lambda: CheckAllowed(InvalidActionEnvDiscrete(dim=6, n_invalid_actions=3)),
+    "sb3-contrib, several integers": lambda: CheckAllowed(
+        InvalidActionEnvMultiDiscrete(dims=[3, 4], n_invalid_actions=4)
+    ),
+    "gymnasium's Taxi": lambda: gymnasium.make("Taxi-v4"),
+}
+
+
+@pytest.mark.parametrize("env", MASKED.values(), ids=MASKED)
 def test_only_allowed_actions_are_taken(env: Any) -> None:
     model = make_model("MultiInputMemoryPolicy", lambda: ActionMaskObservation(env()))
     model.learn(96)  # the environment raises on an action that is not allowed
@@ -85,6 +116,11 @@ def test_only_allowed_actions_are_taken(env: Any) -> None:
     for _ in range(10):
         action, state = model.predict(observation, state, deterministic=True)
         observation, *_ = vector.step(action)
+
+
+def test_integer_observations_need_no_wrapper() -> None:
+    model = make_model(env=lambda: gymnasium.make("stairwell/Corridor-v0", length=4)).learn(24)
+    assert model.policy.features_dim == 9
 
 
 def test_images_and_other_cores() -> None:

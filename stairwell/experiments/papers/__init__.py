@@ -19,11 +19,13 @@ from . import (
     million_tokens,
     shakespeare,
     staircase,
+    stale_states,
     state_tracking,
 )
 
 EXTRA = (
-    extra, distances, lengths, extra_agents, state_tracking, million_tokens, chunk_passes, shakespeare, decoder_dropout,
+    extra, distances, lengths, extra_agents, stale_states, state_tracking, million_tokens, chunk_passes, shakespeare,
+    decoder_dropout,
 )  # fmt: skip
 # All experiments by name, in the order of the papers.
 CATALOG: dict[str, ExperimentFactory] = {
@@ -53,6 +55,7 @@ NOT_AT_SCALE: dict[tuple[str, Scale], str] = {
     ),
     ("extra.shakespeare", "paper"): "nanoGPT's CPU recipe is laptop scale",
     ("extra.decoder-dropout", "paper"): "dropout is tuned at laptop scale only",
+    ("extra.stale-states", "paper"): "the environment is solved at laptop scale",
 }
 
 
