@@ -265,7 +265,10 @@ def test_table_8_reads_episodes_and_the_others_one_stream() -> None:
     assert {each.config.task.episode for each in experiment_of("staircase.table2", "paper").variants} == {0}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in ("feedback.table6", *PAPER_ONLY)])
+ABLATIONS_OF_TRAINING = ("feedback.table6", "extra.stale-states")
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in (*ABLATIONS_OF_TRAINING, *PAPER_ONLY)])
 def test_all_models_of_a_table_at_laptop_scale_have_the_same_training_config(name: str) -> None:
     """Except for second variants whose names say what differs: no curriculum, another learning rate, more steps."""
     variants = experiment_of(name, "laptop").variants
@@ -279,6 +282,12 @@ def test_all_models_of_a_table_at_laptop_scale_have_the_same_training_config(nam
         elif each.name.endswith(" steps"):
             own = {"steps": int(each.name.split()[-2].replace(",", ""))}
         assert each.config.train == dataclasses.replace(shared, **own)
+
+
+def test_runs_with_stale_states_differ_in_windows_only() -> None:
+    variants = experiment_of("extra.stale-states", "laptop").variants
+    (shared,) = {dataclasses.replace(each.config.train, bptt_length=0, bptt_state="stored") for each in variants}
+    assert shared.epochs == 10 and len({each.config.core for each in variants}) == 1
 
 
 def test_a_curriculum_is_extended_to_five_variables() -> None:

@@ -26,8 +26,9 @@ def agent(window: int, state: Literal["stored", "recomputed"]) -> RunConfig:
     """Return the run of a small Feedback agent in popgym's RepeatPrevious; `window` 0 is the whole rollout."""
     steps = ROLLOUTS * EPOCHS * MINIBATCHES
     train = dataclasses.replace(
-        PPO, batch=ENVS, segment=FRAMES, epochs=EPOCHS, minibatches=MINIBATCHES, steps=steps, validate_every=steps // 10,
-        checkpoint_every=steps, warmup=0, decay="none", gamma=0.5, ent_coef=0.0, bptt_length=window, bptt_state=state,
+        PPO, batch=ENVS, segment=FRAMES, epochs=EPOCHS, minibatches=MINIBATCHES, steps=steps,
+        validate_every=steps // 10, checkpoint_every=steps, warmup=0, decay="none", gamma=0.5, ent_coef=0.0,
+        bptt_length=window, bptt_state=state,
     )  # fmt: skip
     env = RLTaskConfig(env="popgym-RepeatPreviousEasy-v0", valid_episodes=48, test_episodes=100)
     return with_core(agent_run(env, train, width=64, heads=4, memory=8, normalize=True), "feedback", layers=1)
