@@ -136,6 +136,7 @@ def export(
     from stairwell import outputs
     from stairwell.export import GRAPH, ONNX, PAGE, export_html, export_onnx, export_torch, from_runs
     from stairwell.runs.load import load
+    from stairwell.tasks.file_task import vocabularies
 
     if not (html or onnx or torch_export or hf):
         raise UserError(
@@ -155,7 +156,7 @@ def export(
     if onnx is not None or torch_export is not None:
         model, task = load(runs[0], "cpu", "reference")
     if onnx is not None:
-        names = export_onnx(model, onnx, task.vocabularies.get("text"))
+        names = export_onnx(model, onnx, vocabularies(task).get("text"))
         print(f"{onnx}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
     if torch_export is not None:
         export_torch(model, torch_export)

@@ -12,7 +12,7 @@ import torch
 
 from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.train import Run
+from stairwell.runs.run import Run
 from tests.commands import stairwell
 
 SIZES = {"core.width": "8", "core.layers": "1", "train.steps": "2", "train.batch": "2", "train.segment": "8"}
