@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
-
-from typer.core import TyperOption
+from typing import Any, NamedTuple
 
 from stairwell import configs
 from stairwell.cli.help import Command, Entry, Section, default_text, parameter_sections, parameter_types
@@ -88,8 +86,8 @@ def dotted_options(name: str | None = None) -> list[tuple[str, str, str]]:
         for member, config in members.items():
             help = configs.field_help(config)
             for field, annotation in option_fields(section, member, config).items():
-                described = configs.short_type_name(annotation), help.get(field, ""), []
-                fields.setdefault(field, described)[2].append(member)
+                described = fields.setdefault(field, (configs.short_type_name(annotation), help.get(field, ""), []))
+                described[2].append(member)
         for field, (type_name, text, owners) in fields.items():
             # A long list of choices would leave no space for the names of the options.
             if len(type_name) > MAX_TYPE_WIDTH:
@@ -115,6 +113,14 @@ def options_of(name: str) -> dict[str, tuple[str, str]]:
     return options
 
 
+class Completion(NamedTuple):
+    """A completed word, with the attributes that typer reads."""
+
+    value: str
+    help: str
+    type: str = "plain"
+
+
 class PresetCommand(Command):
     """A command with the options `--section.field`, which its function gets as `context.meta[OPTIONS]`. The parser does
     not know them, so that only the fields of the preset that runs are read, and only if an option is given. The help
@@ -125,16 +131,15 @@ class PresetCommand(Command):
         ctx.meta[ALL_OPTIONS] = HELP_ALL in args
         if HELP_ALL in args:
             args = ["--help"]
-        if not ctx.resilient_parsing:
+        if ctx.resilient_parsing:  # of a shell that completes a word
+            args = [word for word in args if not is_dotted(word)]
+        else:
             args, ctx.meta[OPTIONS] = take_dotted(args, ctx.meta[PRESET])
         return super().parse_args(ctx, args)
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters; for a shell that completes a word, the options `--section.field` too."""
-        parameters = super().get_params(ctx)
-        if ctx.resilient_parsing:
-            parameters += [TyperOption(param_decls=[f"--{name}"]) for name in option_types()]
-        return parameters
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        dotted = [Completion(f"--{name}", help) for name, _, help in dotted_options()] if is_dotted(incomplete) else []
+        return [*super().shell_complete(ctx, incomplete), *(c for c in dotted if c.value.startswith(incomplete))]
 
     def sections(self, ctx: Any) -> list[Section]:
         name, all_options = ctx.meta[PRESET], ctx.meta[ALL_OPTIONS]
