@@ -29,6 +29,7 @@ from stairwell.train.training_folder import TrainingFolder
 
 from . import spaces
 from .acting import sample_actions, to_tensors
+from .action_masks import mask_nvec
 from .agent import Agent, AgentInputs
 from .algorithms import ALGORITHMS
 from .distributions import mask_policy
@@ -138,12 +139,14 @@ class RLTask:
         """Return the spaces, the environment's name and its options: what an agent depends on."""
         if self._facts is None:
             env = self.make_env(range(1), 0)
+            action_mask = bool(mask_nvec(env.action_space)) and ACTION_MASK in env.reset()
             self._facts = {
                 "env": full_name(self.config.env),
                 "options": self.config.env_options(),
                 "observation_space": env.observation_space.to_json(),
                 "action_space": env.action_space.to_json(),
                 "ignored_observations": env.ignored_observations,
+                "action_mask": action_mask,
             }
             env.close()
         return self._facts
@@ -155,6 +158,11 @@ class RLTask:
     @property
     def action_space(self) -> Space:
         return spaces.from_json(self.facts()["action_space"])
+
+    @property
+    def has_action_mask(self) -> bool:
+        """Whether the environment gives action masks. Runs of versions that did not read them do not save it."""
+        return bool(self.facts().get("action_mask", False))
 
     def make_env(self, indices: range, seed: int, **options: Any) -> VectorEnv:
         """Return the vector environment, and raise if its spaces have changed since training."""
