@@ -4,7 +4,7 @@ export_html([PageModel("Feedback", model, task)], "page.html")
 export_onnx(model, "model.onnx")
 
 `engine.js` runs the model and `vocabulary.js` encodes text; `tracking_page.js` and `text_page.js` are the two pages.
-`step.py` exports one decoding step, with named states as inputs and outputs; `agent_step.py` exports one step of an agent.
+`step.py` exports one decoding step, with named states as inputs and outputs, and `agent_step.py` one step of an agent.
 """
 
 from stairwell.export.agent_step import AgentStep, export_agent_onnx, export_agent_torch

@@ -46,6 +46,10 @@ class AgentStep(CoreStep):
     """One step of an agent: `forward(*arguments, *state)`."""
 
     model: Agent
+    low: Tensor
+    high: Tensor
+    center: Tensor
+    scale: Tensor
 
     def __init__(self, agent: Agent, action_mask: bool = False, facts: dict[str, Any] | None = None) -> None:
         """`action_mask`: the graph reads one. `facts`: about the environment, for the metadata of an ONNX file."""
@@ -55,7 +59,11 @@ class AgentStep(CoreStep):
         self.reward_scale = self.model.reward_scale
         if isinstance(self.distribution, Gaussian):
             bounds = {"low": self.distribution.low, "high": self.distribution.high}
-            for name, values in {**bounds, "center": self.distribution.center, "scale": self.distribution.scale}.items():
+            for name, values in {
+                **bounds,
+                "center": self.distribution.center,
+                "scale": self.distribution.scale,
+            }.items():
                 self.register_buffer(name, torch.tensor(values, dtype=torch.float64).view(self.distribution.shape))
 
     def arguments(self, batch: int) -> dict[str, Tensor]:

@@ -50,7 +50,7 @@ GRAPH = OutputType("a torch.export graph of stairwell", lambda path: has_version
 
 
 class CoreStep(nn.Module):
-    """One step of a model with a core, from tensors to tensors. The state comes last; `names` are its tensors, in order.
+    """One step of a model with a core, from tensors to tensors. The tensors of the state, `names`, come last, in order.
 
     A subclass says what else goes in (`arguments`) and comes out (`output_names`), and defines `forward`."""
 
@@ -208,9 +208,9 @@ def trace(step: CoreStep) -> torch.export.ExportedProgram:
         return torch.export.export(step, tuple(examples.values()), dynamic_shapes=bound.arguments)
 
 
-def export_torch(model: LanguageModel, path: str | os.PathLike[str]) -> None:
-    """Write one decoding step as a file of `torch.export`."""
-    write_program(StepModule(model), path)
+def export_torch(model: LanguageModel, path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Write one decoding step as a file of `torch.export`. Return the names of its inputs and outputs."""
+    return write_program(StepModule(model), path)
 
 
 def write_program(step: CoreStep, path: str | os.PathLike[str]) -> dict[str, list[str]]:

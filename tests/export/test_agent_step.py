@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +32,7 @@ from tests.invariants import scramble
 from tests.rl import masked_environments  # noqa: F401
 from tests.rl.small_runs import run_config
 
+ROOT = Path(__file__).parents[2]
 B, T = 3, 20
 
 
@@ -37,7 +40,8 @@ class Case(NamedTuple):
     core: str
     observation: Space
     action: Space
-    options: dict[str, Any] = {}
+    last_action: bool = False
+    last_reward: bool = False
     action_mask: bool = False
 
 
@@ -50,12 +54,11 @@ EVERYTHING = Dict(
         ("pair", Tuple((Discrete(2), Box((), 0, 9, "int64")))),
     )
 )
-BOTH = {"last_action": True, "last_reward": True}
 CASES = {
-    "dict and masked multi-discrete": Case("feedback", EVERYTHING, MultiDiscrete((3, 2, 4)), BOTH, True),
-    "box and box": Case("lstm", Box((3,)), Box((2, 2), -2, (3.0, 4.0, 5.0, np.inf)), BOTH),
-    "masked discrete": Case("staircase", Discrete(5), Discrete(4), {"last_reward": True}, True),
-    "multi-binary": Case("transformer-xl", MultiDiscrete((2, 2)), MultiDiscrete((2,) * 4, (2, 2)), {"last_action": True}),
+    "dict and masked multi-discrete": Case("feedback", EVERYTHING, MultiDiscrete((3, 2, 4)), True, True, True),
+    "box and box": Case("lstm", Box((3,)), Box((2, 2), -2, (3.0, 4.0, 5.0, np.inf)), True, True),
+    "masked discrete": Case("staircase", Discrete(5), Discrete(4), False, True, True),
+    "multi-binary": Case("transformer-xl", MultiDiscrete((2, 2)), MultiDiscrete((2,) * 4, (2, 2)), True),
     "integer box": Case("global-cached-staircase", Tuple((Box((2,), 0, 1),)), Box((3,), -4, 6, "int32")),
 }
 each_case = pytest.mark.parametrize("name", CASES)
@@ -70,7 +73,8 @@ def make_agent(name: str) -> Agent:
     core = config(**{key: value for key, value in sizes.items() if key in config.__dataclass_fields__})
     torch.manual_seed(0)
     spaces: Any = {"observation_space": case.observation, "action_space": case.action}
-    agent = Agent(AgentConfig(core=core, **spaces, **case.options), "reference")
+    observed = {"last_action": case.last_action, "last_reward": case.last_reward}
+    agent = Agent(AgentConfig(core=core, **spaces, **observed), "reference")
     scramble(agent)
     agent.return_variance.fill_(6.25)
     agent.return_count.fill_(100)
@@ -123,7 +127,10 @@ def expected(name: str) -> dict[str, Tensor]:
 def to_environment(agent: Agent, policy: Tensor, value: Tensor) -> dict[str, Tensor]:
     distribution = agent.action_dist
     modes = distribution.to_environment(distribution.mode(policy).flatten(0, 1))
-    outputs = {"action": torch.from_numpy(modes).view(*value.shape, *distribution.shape), "value": value * agent.reward_scale}
+    outputs = {
+        "action": torch.from_numpy(modes).view(*value.shape, *distribution.shape),
+        "value": value * agent.reward_scale,
+    }
     if not isinstance(distribution, Gaussian):
         return outputs | {"logits": policy}
     mean = torch.tensor(distribution.center) + torch.tensor(distribution.scale) * policy
@@ -225,6 +232,14 @@ def test_action_mask_is_an_input_if_the_environment_gives_one(tmp_path: Path) ->
     names = export_agent_torch(agent, task, tmp_path / "agent.pt2")
     assert names["inputs"][:2] == ["observation", "action_mask"]
     assert not run_config().make_tasks()[0].has_action_mask
+
+
+def test_example_plays_with_onnxruntime(tmp_path: Path) -> None:
+    agent, task = load("corridor-feedback", "cpu")
+    export_agent_onnx(agent, task, tmp_path / "agent.onnx")
+    command = [sys.executable, str(ROOT / "examples/onnx_agent.py"), str(tmp_path / "agent.onnx"), "3"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.stdout == "".join(f"episode {i}: return 1\n" for i in (1, 2, 3)), result.stderr
 
 
 def test_agent_is_not_a_language_model() -> None:
