@@ -145,6 +145,7 @@ def export(
         export_torch,
         from_runs,
     )
+    from stairwell.rl.task import RLTask
     from stairwell.runs.load import load
     from stairwell.tasks.file_task import vocabularies
 
@@ -162,20 +163,22 @@ def export(
     )
     if onnx is not None or torch_export is not None or hf is not None:
         model, task = load(runs[0], "cpu", "reference")
-        is_agent = task.family == "rl"
-        if hf is not None and is_agent:
+        if hf is not None and isinstance(task, RLTask):
             raise UserError("--hf: Hugging Face transformers has no agents; use --onnx, --torch-export or --html")
     if html is not None:
         size = export_html(from_runs(runs), html)
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
     if onnx is not None:
-        if is_agent:
+        if isinstance(task, RLTask):
             names = export_agent_onnx(model, task, onnx)
         else:
             names = export_onnx(model, onnx, vocabularies(task).get("text"))
         print(f"{onnx}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
     if torch_export is not None:
-        names = export_agent_torch(model, task, torch_export) if is_agent else export_torch(model, torch_export)
+        if isinstance(task, RLTask):
+            names = export_agent_torch(model, task, torch_export)
+        else:
+            names = export_torch(model, torch_export)
         print(f"{torch_export}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
     if hf is not None:
         from stairwell.hf import export_hf
