@@ -31,7 +31,7 @@ from stairwell.rl.task import agent_trainer
 from stairwell.rl.vector_env import VectorEnv
 from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
-from stairwell.train.run import Run
+from stairwell.runs.run import Run
 
 ROUNDS = 5
 WARM_UP = 1  # a step is a whole rollout

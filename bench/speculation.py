@@ -27,7 +27,7 @@ from stairwell.decode import Session, sample, speculate
 from stairwell.runs.launch import fit
 from stairwell.runs.load import load
 from stairwell.runs.presets import preset
-from stairwell.train import Run
+from stairwell.runs.run import Run
 
 FOLDER = Path("runs/bench-speculation")
 COMMON = {"train.decay": "cosine", "train.valid_tokens": "100000", "train.segment": "64", "train.log_every": "20"}

@@ -22,6 +22,7 @@ from stairwell.errors import UserError
 from stairwell.models import LanguageModel
 from stairwell.runs.load import load
 from stairwell.stream import Stream, encode
+from stairwell.tasks.file_task import vocabularies
 
 MAX_CHARACTER_BYTES = 4  # of UTF-8
 
@@ -186,9 +187,9 @@ def load_language_model(
 ) -> tuple[LanguageModel, text.Vocabulary]:
     """Return the language model of a run folder and its vocabulary."""
     model, task = load(run, device, weights=weights)
-    if "text" not in task.vocabularies:
+    if not (vocabulary := vocabularies(task).get("text")):
         raise UserError(f"{os.fspath(run)} is not a language model: only runs of the task 'lm' generate text")
-    return model, task.vocabularies["text"]
+    return model, vocabulary
 
 
 def generate_text(

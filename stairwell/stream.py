@@ -37,6 +37,7 @@ from stairwell.models import LanguageModel
 from stairwell.outputs import OutputType, has_format, write_output
 from stairwell.runs.load import load as load_run
 from stairwell.state import State
+from stairwell.tasks.file_task import vocabularies
 from stairwell.tensor_files import hash_tensors, read_hashed, write_hashed
 
 FORMAT = "stairwell.stream.2"
@@ -73,9 +74,9 @@ class Stream:
     def open(cls, run: str | os.PathLike[str], device: str = "auto", max_crop: int = 0) -> Self:
         """Return a new stream of a run's trained model, with its vocabulary if it reads text or named tokens."""
         model, task = load_run(run, device)
-        vocabularies = task.vocabularies
+        by_name = vocabularies(task)
         try:
-            return cls(model, vocabularies.get("text") or vocabularies.get("tokens"), max_crop=max_crop)
+            return cls(model, by_name.get("text") or by_name.get("tokens"), max_crop=max_crop)
         except UserError as error:
             raise UserError(f"{os.fspath(run)}: {error}") from None
 

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stairwell.errors import UserError
-from stairwell.files import AnyPath
+from stairwell.files import AnyPath, parse_json, write_atomically
 
 
 def hash_tensors(tensors: Mapping[str, Tensor], text: str) -> str:
@@ -59,6 +60,37 @@ def read_hashed(path: AnyPath, format: str) -> tuple[dict[str, Tensor], dict[str
     if text.pop("hash", "") != hash_tensors(tensors, _joined(text)):
         raise UserError(f"{where} is damaged: its contents do not match their hash; use a good copy or make it again")
     return tensors, text
+
+
+def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
+    """Write tensors and a note atomically to a safetensors file, with a hash of both."""
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(note)
+    # safetensors writes several keys in no fixed order, and equal contents should be equal files: use one key.
+    metadata = {"stairwell": json.dumps({"note": text, "hash": hash_tensors(tensors, text)})}
+    try:
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+    except OSError as error:
+        reason = error.strerror or error
+        raise OSError(f"{path} could not be written ({reason}); earlier files are intact") from None
+
+
+def load_tensors(path: Path, required_key: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return what `save_tensors` wrote. The note must have `required_key`, which differs for models and checkpoints."""
+    if path.exists() and not os.access(path, os.R_OK):
+        raise UserError(f"{path} cannot be read: no permission")
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = parse_json((file.metadata() or {}).get("stairwell", "{}"))
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise UserError(f"{path} is damaged ({error})") from None
+    if metadata.get("hash") != hash_tensors(tensors, metadata.get("note", "")):
+        raise UserError(f"{path} is damaged (its contents do not match their hash)")
+    note: dict[str, Any] = json.loads(metadata["note"])
+    if required_key and required_key not in note:
+        raise UserError(f"{path} is damaged (it is another type of file)")
+    return tensors, note
 
 
 def _joined(text: Mapping[str, str]) -> str:

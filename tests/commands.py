@@ -200,7 +200,7 @@ def interrupt_at(suffix: str) -> None:
 
 def wait_at(step: int) -> None:
     """Let a run wait after a step until it is released, so that it does not end before a signal arrives."""
-    from stairwell.train import Run
+    from stairwell.runs.run import Run
 
     add, release = Run.add_metrics, Path(f"{os.getpid()}.go").absolute()
 
@@ -214,7 +214,7 @@ def wait_at(step: int) -> None:
 
 def saved_tensors(run: Path) -> dict[str, Any]:
     """Return the tensors of the model and of the newest checkpoint."""
-    from stairwell.train.run import load_tensors
+    from stairwell.tensor_files import load_tensors
 
     newest = max((run / "checkpoints").glob("step-*.safetensors"))
     model, _ = load_tensors(run / "model.safetensors")

@@ -16,8 +16,9 @@ from stairwell.errors import UserError
 from stairwell.experiments.papers import find_experiments
 from stairwell.models import LanguageModelConfig
 from stairwell.runs import RunConfig, preset
+from stairwell.runs.run import Run
 from stairwell.tasks import TASKS, task_type
-from stairwell.train import Run, StreamTrainConfig, stream_trainer
+from stairwell.train import StreamTrainConfig, stream_trainer
 
 pytestmark = pytest.mark.quick
 

@@ -11,8 +11,8 @@ import pytest
 
 from stairwell import files
 from stairwell.errors import UserError
-from stairwell.train.run import Run
-from stairwell.train.run import read_config as read_run_config
+from stairwell.runs.run import Run
+from stairwell.runs.run import read_config as read_run_config
 
 
 def test_invalid_json_raises_a_value_error() -> None:

@@ -31,6 +31,7 @@ from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
 from stairwell.models.embedding import StartEmbedding
 from stairwell.models.encoder import EncoderConfig, relative_scores
 from stairwell.provenance import provenance
+from stairwell.runs.run import Run
 from stairwell.tasks import groups
 from stairwell.tasks.base import TokenBatch
 from stairwell.tasks.language import LanguageScore
@@ -39,7 +40,6 @@ from stairwell.tasks.random_walk import FORWARD, LEFT, RIGHT, trajectory
 from stairwell.tasks.translation import TranslationConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.pair_objective import GREEDY, PairCrossEntropy, PairValidation
-from stairwell.train.run import Run
 from stairwell.train.streams import CrossEntropy
 from stairwell.train.translator import SEARCH, Search, Translator, load_search
 from tests.train.test_loop import trainer

@@ -19,10 +19,10 @@ from stairwell.report import write_html, write_png
 from stairwell.report.page import REPORT
 from stairwell.report.plots import FIGURE
 from stairwell.rl.render import GIF, write_gif
+from stairwell.runs.run import Run
 from stairwell.state import STATE
 from stairwell.stream import STREAM, Stream
 from stairwell.text import VOCABULARY
-from stairwell.train.run import Run
 from tests.commands import TINY, Completed, stairwell
 
 BOOK = "the quick brown fox\n" * 60

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from stairwell.train.run import Run
+from stairwell.runs.run import Run
 from tests.commands import TINY, Completed, assert_same_tensors, newest_step, read_metrics, stairwell, start_command
 
 pytestmark = pytest.mark.slow

@@ -28,7 +28,8 @@ from stairwell.runs.families import FAMILIES, EvalOptions
 from stairwell.runs.load import evaluate_run, load
 from stairwell.runs.long_streams import FILE as HORIZON
 from stairwell.runs.long_streams import measure
-from stairwell.train.run import Run, save_tensors
+from stairwell.runs.run import Run
+from stairwell.tensor_files import save_tensors
 
 # Files of a run folder that a shipped model has besides the parameters.
 FILES = ("config.json", "task.json", "metrics.jsonl", "search.json")

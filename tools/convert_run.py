@@ -19,8 +19,9 @@ from typing import Any
 from safetensors import safe_open
 
 from stairwell.files import write_text
+from stairwell.runs.run import FORMAT
 from stairwell.tasks import saved_task
-from stairwell.train.run import FORMAT, save_tensors
+from stairwell.tensor_files import save_tensors
 
 TASKS = {"labelled": "labeled"}
 FAMILIES = {"language": "streams", "seq2seq": "pairs", "agent": "rl"}

@@ -10,7 +10,7 @@ import typer
 from stairwell.cli.app import MAX_RUNS, Device, Engine, Quiet, app, output_option
 from stairwell.cli.data import data_list
 from stairwell.cli.help import REPRODUCE
-from stairwell.cli.options import PresetCommand, as_given, complete_experiment, same_option, with_dotted_options
+from stairwell.cli.options import OPTIONS, PresetCommand, as_given, complete_experiment, same_option
 from stairwell.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ Examples:
 
 
 def reproduce_command(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name of an experiment, or demo.", autocompletion=complete_experiment)],
     scale: Annotated[
         str,
@@ -100,7 +101,6 @@ def reproduce_command(
     device: Device = "auto",
     engine: Engine = "auto",
     quiet: Quiet = False,
-    options: Any = None,
 ) -> None:
     """Run an experiment from the papers and print our numbers next to theirs. The same command resumes it."""
     from stairwell.cli.display import display
@@ -112,7 +112,7 @@ def reproduce_command(
     if scale not in experiment.SCALES:
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")
     choose_device(device)  # a wrong device name is an error even if all runs are finished
-    changes = same_option("--steps", steps, "train.steps", options or {})
+    changes = same_option("--steps", steps, "train.steps", context.meta[OPTIONS])
     with as_given(changes, {"train.steps": "--steps"} if steps is not None else {}):
         planned = [
             e.changed(changes, seeds) for e in papers.find_experiments(name, "paper" if scale == "paper" else "laptop")
@@ -146,7 +146,7 @@ def reproduce_command(
 reproduce_command.__doc__ = f"{reproduce_command.__doc__}\n\n{REPRODUCE_EXAMPLES}"
 
 
-app.command("reproduce", cls=PresetCommand, rich_help_panel=REPRODUCE)(with_dotted_options(reproduce_command))
+app.command("reproduce", cls=PresetCommand, rich_help_panel=REPRODUCE)(reproduce_command)
 
 
 def default_folder(name: str, scale: str) -> Path:

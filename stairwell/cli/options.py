@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from itertools import pairwise
-from typing import Annotated, Any
-
-import typer
+from typing import Any, NamedTuple
 
 from stairwell import configs
 from stairwell.cli.help import Command, Entry, Section, default_text, parameter_sections, parameter_types
-from stairwell.errors import UserError
+from stairwell.errors import UserError, similar_name
 
 MAX_TYPE_WIDTH = 11  # characters of an option's type in the help
 MAX_OWNERS = 2  # cores, families or tasks listed in the help of an option
-ARGUMENTS = "stairwell.arguments"  # key of the command's arguments in click's context
+# Keys in the context of a command: the preset among its arguments, whether to show all options, those that were given.
+PRESET, ALL_OPTIONS, OPTIONS = "stairwell.preset", "stairwell.all_options", "stairwell.options"
 HELP_ALL = "--help-all"
 BOOLEAN = "true|false"
 SECTIONS = ("task", "core", "model", "train")  # in the order of the help
@@ -45,41 +41,59 @@ COMMON_OF_TASK = {
 }
 
 
-def all_configs() -> dict[str, dict[str, type]]:
-    """Return the configs of every section by the name of their core, family or task."""
+def config_types(name: str | None = None) -> dict[str, dict[str, type]]:
+    """Return the configs of every section, of one preset or of all, by the name of their core, family or task."""
     from stairwell.cores import CORES
-    from stairwell.runs.families import FAMILIES
+    from stairwell.runs.families import FAMILIES, family_of
     from stairwell.tasks import TASKS, task_type
 
+    task, _, core = (name or "").partition("/")
+    tasks, cores = ([task], [core]) if name else (list(TASKS), list(CORES))
+    families = [family_of(task)] if name else list(FAMILIES.values())
     return {
-        "core": {name: entry.config for name, entry in CORES.items()},
-        "model": {name: family.model_config for name, family in FAMILIES.items()},
-        "task": {name: task_type(name)[0] for name in TASKS},
-        "train": {name: family.train_config for name, family in FAMILIES.items()},
+        "core": {core: CORES[core].config for core in cores},
+        "model": {family.name: family.model_config for family in families},
+        "task": {task: task_type(task)[0] for task in tasks},
+        "train": {family.name: family.train_config for family in families},
     }
 
 
-def dotted_options(sections: dict[str, dict[str, type]] | None = None) -> list[tuple[str, str, str]]:
-    """Return name, type and help of every option `section.field` of any run, or of the given configs."""
+def option_fields(section: str, member: str, config: type) -> dict[str, Any]:
+    """Return the fields of a config that are options, and their types."""
     from stairwell.runs.config import DERIVED
     from stairwell.runs.families import FAMILIES
 
     derived = {str(name): family.derived for name, family in FAMILIES.items()}
+    hidden = derived[member] if section == "model" else DERIVED.get(section, ())
+    return {name: annotation for name, annotation in configs.field_types(config).items() if name not in hidden}
+
+
+def option_types(name: str | None = None) -> dict[str, set[str]]:
+    """Return the types of every option `section.field` of one preset, or of all."""
+    types: dict[str, set[str]] = {}
+    for section, members in config_types(name).items():
+        for member, config in members.items():
+            for field, annotation in option_fields(section, member, config).items():
+                types.setdefault(f"{section}.{field}", set()).add(configs.short_type_name(annotation))
+    return types
+
+
+def dotted_options(name: str | None = None) -> list[tuple[str, str, str]]:
+    """Return name, type and help of every option `section.field` of one preset, or of all."""
     options = []
-    for section, members in (sections or all_configs()).items():
+    for section, members in config_types(name).items():
         fields: dict[str, tuple[str, str, list[str]]] = {}
         for member, config in members.items():
             help = configs.field_help(config)
-            for name, annotation in configs.field_types(config).items():
-                if name in (derived[member] if section == "model" else DERIVED.get(section, ())):
-                    continue
-                fields.setdefault(name, (configs.short_type_name(annotation), help.get(name, ""), []))[2].append(member)
-        for name, (type_name, text, owners) in fields.items():
+            for field, annotation in option_fields(section, member, config).items():
+                described = fields.setdefault(field, (configs.short_type_name(annotation), help.get(field, ""), []))
+                described[2].append(member)
+        for field, (type_name, text, owners) in fields.items():
             # A long list of choices would leave no space for the names of the options.
             if len(type_name) > MAX_TYPE_WIDTH:
                 type_name, text = "choice", f"{text} ({type_name})"
             only = f" ({owners_text(owners)})" if len(owners) <= len(members) // 2 else ""
-            options.append((f"{section}.{name}", type_name, text + only))
+            options.append((f"{section}.{field}", type_name, text + only))
     return options
 
 
@@ -92,43 +106,49 @@ def options_of(name: str) -> dict[str, tuple[str, str]]:
     """Return type and help, with the default, of the options of one preset."""
     from stairwell.runs.presets import preset
 
-    run = preset(name)
-    owners = {"core": run.core_name, "model": run.family.name, "task": run.task_name, "train": run.family.name}
-    types, values, options = all_configs(), run.to_json(), {}
-    for option, type_name, help in dotted_options({part: {of: types[part][of]} for part, of in owners.items()}):
+    values, options = preset(name).to_json(), {}
+    for option, type_name, help in dotted_options(name):
         section, _, field = option.partition(".")
         options[option] = type_name, help + default_text(values[section][field])
     return options
 
 
+class Completion(NamedTuple):
+    """A completed word, with the attributes that typer reads."""
+
+    value: str
+    help: str
+    type: str = "plain"
+
+
 class PresetCommand(Command):
-    """A command with the options `--section.field`. Its help shows those of the preset that is named: the common ones,
-    or all (--help-all)."""
+    """A command with the options `--section.field`, which its function gets as `context.meta[OPTIONS]`. The parser does
+    not know them, so that only the fields of the preset that runs are read, and only if an option is given. The help
+    shows those of the preset: the common ones, or all (--help-all)."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta[ARGUMENTS] = list(args)
+        ctx.meta[PRESET] = preset_in(args)
+        ctx.meta[ALL_OPTIONS] = HELP_ALL in args
         if HELP_ALL in args:
             args = ["--help"]
-        args = with_flags(args)
-        dotted = {name for param in self.params for name in param.opts if "." in name}
-        for option, following in pairwise(args):
-            if option in dotted and following.startswith("--"):  # the parser would take it for the value
-                raise UserError(f"Option '{option}' requires an argument before {following}")
+        if ctx.resilient_parsing:  # of a shell that completes a word
+            args = [word for word in args if not is_dotted(word)]
+        else:
+            args, ctx.meta[OPTIONS] = take_dotted(args, ctx.meta[PRESET])
         return super().parse_args(ctx, args)
 
+    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
+        dotted = [Completion(f"--{name}", help) for name, _, help in dotted_options()] if is_dotted(incomplete) else []
+        return [*super().shell_complete(ctx, incomplete), *(c for c in dotted if c.value.startswith(incomplete))]
+
     def sections(self, ctx: Any) -> list[Section]:
-        arguments = ctx.meta.get(ARGUMENTS, ())
-        presets = set(complete_preset(""))
-        name, all_options = next((word for word in arguments if word in presets), None), HELP_ALL in arguments
+        name, all_options = ctx.meta[PRESET], ctx.meta[ALL_OPTIONS]
         shown = OWN if name and not all_options else None
-        own = [
-            parameter
-            for parameter in self.get_params(ctx)
-            if "." not in parameter.name.replace("__", ".") and (shown is None or parameter.name in shown)
-        ]
+        own = [parameter for parameter in self.get_params(ctx) if shown is None or parameter.name in shown]
+        options: dict[str, tuple[str, str]] = {}
         if name:
             options = options_of(name)
-        else:
+        elif all_options:
             options = {option: (type_name, help) for option, type_name, help in dotted_options()}
         sections = parameter_sections(own, parameter_types(self.callback))
         entries = sections[-1].entries
@@ -162,32 +182,65 @@ def is_common(name: str, section: str, field: str) -> bool:
     return field in COMMON.get(section, ())
 
 
-def with_flags(arguments: list[str]) -> list[str]:
-    """Return arguments in which every flag has its value: `--core.share_kv` is `--core.share_kv=true`, and
-    `--no-core.share_kv` is `--core.share_kv=false`. Dashes in the names of fields count as underscores."""
-    types = {f"--{name}": set(types) for name, types in option_types().items()}
-    result: list[str] = []
+def preset_in(arguments: Sequence[str]) -> str | None:
+    """Return the name of a preset among arguments."""
+    from stairwell.cores import CORES
+    from stairwell.tasks import TASKS
+
+    for word in arguments:
+        task, _, core = word.partition("/")
+        if task in TASKS and core in CORES:
+            return word
+    return None
+
+
+def is_dotted(word: str) -> bool:
+    return word.startswith("--") and "." in word.partition("=")[0]
+
+
+def take_dotted(arguments: list[str], preset: str | None) -> tuple[list[str], dict[str, str]]:
+    """Split arguments into the ordinary ones and the options `--section.field` with their values.
+
+    `--core.share_kv` sets a flag, `--no-core.share_kv` clears it. Dashes in the names of fields count as underscores.
+    """
+    ordinary: list[str] = []
+    options: dict[str, str] = {}
     left = list(arguments)
     while left:
         word = left.pop(0)
         if word == "--":
-            return [*result, word, *left]
-        name, equals, value = word.partition("=")
-        if name.startswith("--") and "." in name:
-            off = name.startswith("--no-")
-            name = "--" + name.removeprefix("--no-" if off else "--").replace("-", "_")
-            if BOOLEAN in types.get(name, ()):
-                following = left[0] if left else "--"
-                if off and not equals:
-                    word = f"{name}=false"
-                elif not off and not equals and is_flag_before(following, types[name]):
-                    word = f"{name}=true"
-                elif not off:
-                    word = f"{name}{equals}{value}"
-            elif not off and name in types:
-                word = f"{name}{equals}{value}"
-        result.append(word)
-    return result
+            return [*ordinary, word, *left], options
+        if not is_dotted(word):
+            ordinary.append(word)
+            continue
+        given, equals, value = word.partition("=")
+        off = given.startswith("--no-")
+        name = given.removeprefix("--no-" if off else "--").replace("-", "_")
+        types = types_of(name, preset)
+        if not types or (off and (equals or BOOLEAN not in types)):
+            raise UserError(f"No such option: {given}{near_option(given)}")
+        following = left[0] if left else "--"
+        if off or (BOOLEAN in types and not equals and is_flag_before(following, types)):
+            options[name] = "false" if off else "true"
+        elif equals:
+            options[name] = value
+        elif following.startswith("--"):  # not a value
+            before = f" before {following}" if left else ""
+            raise UserError(f"Option '{given}' requires an argument{before}")
+        else:
+            options[name] = left.pop(0)
+    return ordinary, options
+
+
+def types_of(option: str, preset: str | None) -> set[str]:
+    """Return the types of an option of a preset. What another preset would have is rejected later, by name."""
+    return (option_types(preset).get(option) if preset else None) or option_types().get(option, set())
+
+
+def near_option(given: str) -> str:
+    """Return a suggestion of an option with a similar name."""
+    similar = similar_name(given.removeprefix("--"), option_types())
+    return f"; did you mean --{similar}?" if similar else ""
 
 
 def is_flag_before(following: str, types: set[str]) -> bool:
@@ -195,42 +248,6 @@ def is_flag_before(following: str, types: set[str]) -> bool:
     if following.lower() in configs.TRUE + configs.FALSE:
         return False
     return following.startswith("--") or types == {BOOLEAN}
-
-
-@cache
-def option_types() -> dict[str, list[str]]:
-    """Return the types of every option `section.field`, of all cores, families and tasks that have it."""
-    types: dict[str, list[str]] = {}
-    for section, members in all_configs().items():
-        for config in members.values():
-            for name, annotation in configs.field_types(config).items():
-                types.setdefault(f"{section}.{name}", []).append(configs.short_type_name(annotation))
-    return types
-
-
-def with_dotted_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all options `--section.field`; those that were used are passed as `options`."""
-    named = {name.replace(".", "__"): (name, type_name, help) for name, type_name, help in dotted_options()}
-
-    def wrapped(**arguments: Any) -> None:
-        options = {named[key][0]: arguments.pop(key) for key in list(arguments) if key in named}
-        command(**arguments, options={name: text for name, text in options.items() if text is not None})
-
-    own = dict(inspect.signature(command).parameters)
-    hints = inspect.get_annotations(command, eval_str=True)
-    del own["options"], hints["options"]
-    for key, (name, type_name, help) in named.items():
-        option = typer.Option(f"--{name}", help=help, metavar=type_name)
-        hints[key] = Annotated[str | None, option]
-        own[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None)
-    keywords = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, parameter in own.items()
-    ]
-    wrapped.__signature__ = inspect.Signature(keywords)  # type: ignore[attr-defined]
-    wrapped.__annotations__ = hints
-    wrapped.__name__, wrapped.__doc__ = command.__name__, command.__doc__
-    return wrapped
 
 
 @contextmanager

@@ -26,13 +26,13 @@ from stairwell.cli.app import (
     strict_json,
 )
 from stairwell.cli.help import TRAIN
-from stairwell.cli.options import PresetCommand, as_given, complete_preset, same_option, with_dotted_options
+from stairwell.cli.options import OPTIONS, PresetCommand, as_given, complete_preset, same_option
 from stairwell.errors import UserError
 
 if TYPE_CHECKING:
     from stairwell.decode.weights import Weights
     from stairwell.runs.config import RunConfig
-    from stairwell.train import Run
+    from stairwell.runs.run import Run
 
 EXAMPLES = """\b
 Examples:
@@ -45,6 +45,7 @@ Examples:
 
 
 def train_command(
+    context: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -70,7 +71,6 @@ def train_command(
     quiet: Quiet = False,
     as_json: AsJson = False,
     show: Annotated[bool, typer.Option("--show", help="Print the config and exit.")] = False,
-    options: Any = None,
 ) -> None:
     """Train a model. Every field of its config is an option, such as --core.width."""
     from stairwell.runs.launch import new_run, run_to_resume
@@ -78,7 +78,7 @@ def train_command(
 
     aliases = {"train.steps": "--steps"} if steps is not None else {}
     aliases |= {"train.seed": "--seed"} if seed is not None else {}
-    options = same_option("--steps", steps, "train.steps", options or {})
+    options = same_option("--steps", steps, "train.steps", context.meta[OPTIONS])
     options = same_option("--seed", seed, "train.seed", options)
     with as_given(options, aliases):
         try:
@@ -127,7 +127,7 @@ def run_chosen(
 train_command.__doc__ = f"{train_command.__doc__}\n\n{EXAMPLES}"
 
 
-app.command("train", cls=PresetCommand, rich_help_panel=TRAIN)(with_dotted_options(train_command))
+app.command("train", cls=PresetCommand, rich_help_panel=TRAIN)(train_command)
 
 
 @app.command("eval", rich_help_panel=TRAIN)

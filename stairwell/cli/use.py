@@ -134,8 +134,20 @@ def export(
 ) -> None:
     """Export trained models: an HTML page that runs them, ONNX, torch.export, or Hugging Face transformers."""
     from stairwell import outputs
-    from stairwell.export import GRAPH, ONNX, PAGE, export_html, export_onnx, export_torch, from_runs
+    from stairwell.export import (
+        GRAPH,
+        ONNX,
+        PAGE,
+        export_agent_onnx,
+        export_agent_torch,
+        export_html,
+        export_onnx,
+        export_torch,
+        from_runs,
+    )
+    from stairwell.rl.task import RLTask
     from stairwell.runs.load import load
+    from stairwell.tasks.file_task import vocabularies
 
     if not (html or onnx or torch_export or hf):
         raise UserError(
@@ -149,17 +161,25 @@ def export(
         ("--torch-export", torch_export, GRAPH),
         ("--hf", hf, outputs.FOLDER),
     )
+    if onnx is not None or torch_export is not None or hf is not None:
+        model, task = load(runs[0], "cpu", "reference")
+        if hf is not None and isinstance(task, RLTask):
+            raise UserError("--hf: Hugging Face transformers has no agents; use --onnx, --torch-export or --html")
     if html is not None:
         size = export_html(from_runs(runs), html)
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
-    if onnx is not None or torch_export is not None:
-        model, task = load(runs[0], "cpu", "reference")
     if onnx is not None:
-        names = export_onnx(model, onnx, task.vocabularies.get("text"))
+        if isinstance(task, RLTask):
+            names = export_agent_onnx(model, task, onnx)
+        else:
+            names = export_onnx(model, onnx, vocabularies(task).get("text"))
         print(f"{onnx}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
     if torch_export is not None:
-        export_torch(model, torch_export)
-        print(torch_export)
+        if isinstance(task, RLTask):
+            names = export_agent_torch(model, task, torch_export)
+        else:
+            names = export_torch(model, torch_export)
+        print(f"{torch_export}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
     if hf is not None:
         from stairwell.hf import export_hf
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from stairwell.models import LanguageModel, Seq2Seq, Seq2SeqConfig
+from stairwell.models import LanguageModel, LanguageModelConfig, Seq2Seq, Seq2SeqConfig
 from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs.config import RunConfig
 from stairwell.runs.device import choose_device
+from stairwell.tasks.language import LanguageConfig
 from stairwell.train.config import PairTrainConfig
 
 UTILIZATION = 0.25  # training speed as a fraction of the speed of large matrix products
@@ -58,13 +58,13 @@ def tokens_per_step(config: RunConfig) -> int:
 
 def blueprint(config: RunConfig) -> nn.Module:
     """Return the model. If its corpus may be missing, the vocabulary has a typical size."""
-    task, change = config.task, partial(dataclasses.replace, config.model, core=config.core)
     if isinstance(config.model, Seq2SeqConfig):
-        size = task.vocabulary + 1
-        return Seq2Seq(change(sources=size, targets=size, joint=task.joint), "reference")
-    if config.task_name == "lm":
-        size = task.vocabulary or VOCABULARY[task.unit]
-        return LanguageModel(change(inputs=size, outputs=size), "reference")
+        sizes = dict.fromkeys(("sources", "targets"), config.option("task.vocabulary") + 1)
+        seq2seq = dataclasses.replace(config.model, core=config.core, joint=config.option("task.joint"), **sizes)
+        return Seq2Seq(seq2seq, "reference")
+    if isinstance(config.task, LanguageConfig) and isinstance(config.model, LanguageModelConfig):
+        sizes = dict.fromkeys(("inputs", "outputs"), config.task.vocabulary or VOCABULARY[config.task.unit])
+        return LanguageModel(dataclasses.replace(config.model, core=config.core, **sizes), "reference")
     model: nn.Module = config.make_model(config.make_tasks()[0], "meta", "reference")
     return model
 

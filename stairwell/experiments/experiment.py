@@ -19,7 +19,7 @@ from stairwell import configs
 from stairwell.cores import entry
 from stairwell.errors import UserError, suggestion
 from stairwell.runs.config import RunConfig
-from stairwell.train.run import Run
+from stairwell.runs.run import Run
 
 Scale = Literal["laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("laptop", "paper")

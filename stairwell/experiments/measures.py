@@ -16,9 +16,11 @@ from stairwell.runs import long_streams
 from stairwell.runs.families import FAMILIES, EvalOptions
 from stairwell.runs.load import load
 from stairwell.runs.pair_runs import open_translator, tune
+from stairwell.runs.run import Run
 from stairwell.tasks import Split, StreamTask
+from stairwell.tasks.file_task import FileTask
 from stairwell.tasks.pair_task import PairTask
-from stairwell.train import Run, evaluate
+from stairwell.train import evaluate
 from stairwell.train.pair_objective import evaluate_pairs
 from stairwell.train.translator import SEARCH, load_search
 
@@ -52,7 +54,7 @@ class Metric:
         if task.family == "rl":
             options = EvalOptions(streams=AGENTS)
         else:
-            options = EvalOptions(streams=STREAMS[task.reads_files], segment=128)
+            options = EvalOptions(streams=STREAMS[isinstance(task, FileTask)], segment=128)
         scores = FAMILIES[task.family].evaluate(model, task, self.split, run.path, options)
         return float(scores[self.metric])
 

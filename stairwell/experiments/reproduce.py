@@ -27,7 +27,8 @@ from stairwell.runs.config import RunConfig
 from stairwell.runs.device import choose_device
 from stairwell.runs.launch import RESULT_FILE, Show, check_same_config, primary_metric, train_many
 from stairwell.runs.load import config_of
-from stairwell.train import Callback, Run
+from stairwell.runs.run import Run
+from stairwell.train import Callback
 
 # Matrix-product rates of the machines that the scales are made for.
 TYPICAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}

@@ -4,9 +4,10 @@ export_html([PageModel("Feedback", model, task)], "page.html")
 export_onnx(model, "model.onnx")
 
 `engine.js` runs the model and `vocabulary.js` encodes text; `tracking_page.js` and `text_page.js` are the two pages.
-`step.py` exports one decoding step, with named states as inputs and outputs.
+`step.py` exports one decoding step, with named states as inputs and outputs, and `agent_step.py` one step of an agent.
 """
 
+from stairwell.export.agent_step import AgentStep, export_agent_onnx, export_agent_torch
 from stairwell.export.html import PAGE, PageModel, export_html, from_runs
 from stairwell.export.step import GRAPH, ONNX, StepModule, export_onnx, export_torch
 
@@ -14,8 +15,11 @@ __all__ = [
     "GRAPH",
     "ONNX",
     "PAGE",
+    "AgentStep",
     "PageModel",
     "StepModule",
+    "export_agent_onnx",
+    "export_agent_torch",
     "export_html",
     "export_onnx",
     "export_torch",

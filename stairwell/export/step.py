@@ -13,13 +13,14 @@ Letters: B batch, V vocabulary size, D width.
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import json
 import logging
 import os
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -41,26 +42,22 @@ from stairwell.state import FieldType
 from stairwell.version import __version__
 
 TRACED_BATCH, TRACED_SLOTS = 2, 3  # sizes of 0 and 1 would be traced as constants
-VERSION_FILE = "stairwell"  # in the archive of torch.export
+VERSION_FILE, NAMES_FILE = "stairwell", "names"  # in the archive of torch.export
 ONNX = OutputType(
     "an ONNX model of stairwell", contains_bytes(b"\x12\x09stairwell")
 )  # the protobuf field producer_name
 GRAPH = OutputType("a torch.export graph of stairwell", lambda path: has_version_file(path))
 
 
-class StepModule(nn.Module):
-    """One decoding step of a model, from tensors to tensors. `names` are the tensors of the state, in order."""
+class CoreStep(nn.Module):
+    """One step of a model with a core, from tensors to tensors. The tensors of the state, `names`, come last, in order.
 
-    def __init__(self, model: LanguageModel) -> None:
+    A subclass says what else goes in (`arguments`) and comes out (`output_names`), and defines `forward`."""
+
+    def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        if not isinstance(model, LanguageModel):
-            raise UserError(f"only a LanguageModel can be exported as a graph, not a {type(model).__name__}")
-        if model.config.adaptive:
-            raise UserError(
-                "a graph does not support adaptive embeddings and softmax; train with an empty model.adaptive"
-            )
-        self.model = copy.deepcopy(model).eval()
-        core = self.model.core
+        self.model: Any = copy.deepcopy(model).eval()
+        core: Any = self.model.core
         # Cutting the slots at a learned span only saves time, and the value of a parameter cannot be traced.
         if isinstance(core, TransformerCore):
             core.attention_span = lambda layer, limit: limit  # type: ignore[method-assign]
@@ -73,20 +70,31 @@ class StepModule(nn.Module):
         self.names = [leaf.path for leaf in used if leaf.path != "croppable"]
         self.growing = {leaf.path for leaf in leaves if leaf.field_type is FieldType.GROWING}
 
-    def forward(self, token: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        model, state = self.model, self.make_state(token, tensors)
-        x = model.embed(token[:, None], state.count[:, None])
-        if self.description is not None:
-            y, after = described_step(model.core, self.description, x, state)
-        else:
-            y, after = model.core.reference(x, state)
-        named = dict(after.tensors())
-        return (model.head(model.norm(y))[:, 0], *(named[name] for name in self.names))
+    def arguments(self, batch: int) -> dict[str, Tensor]:
+        """Return examples of the arguments besides the state, by name."""
+        raise NotImplementedError
 
-    def make_state(self, token: Tensor, tensors: tuple[Tensor, ...]) -> Any:
+    def output_names(self) -> list[str]:
+        """Return the names of what comes out besides the state."""
+        raise NotImplementedError
+
+    def metadata(self) -> dict[str, str]:
+        """Return what an ONNX file says about the model."""
+        core = self.model.config.core
+        return {"stairwell": __version__, "core": name_of(core) or type(core).__name__}
+
+    def apply_core(self, x: Tensor, state: Any) -> tuple[Tensor, list[Tensor]]:
+        """Apply the core to one token, x (B, 1, D). Return its output and the tensors of the next state."""
+        if self.description is not None:
+            y, after = described_step(self.model.core, self.description, x, state)
+        else:
+            y, after = self.model.core.reference(x, state)
+        named = dict(after.tensors())
+        return y, [named[name] for name in self.names]
+
+    def make_state(self, batch: int, tensors: Sequence[Tensor]) -> Any:
         """Return the state of these tensors; the others are zero."""
         named = dict(zip(self.names, tensors, strict=True))
-        batch = token.shape[0]
         zeros = {leaf.path: leaf.tensor.new_zeros(batch, *leaf.tensor.shape[1:]) for leaf in self.initial.leaves()}
         return self.initial._with_tensors(named.get(name, zeros[name]) for name in zeros)
 
@@ -97,6 +105,38 @@ class StepModule(nn.Module):
         for name in self.growing:
             tensors[name] = tensors[name].new_zeros(batch, slots, *tensors[name].shape[2:])
         return tensors
+
+
+class StepModule(CoreStep):
+    """One decoding step of a language model: `forward(token, *state)`."""
+
+    def __init__(self, model: LanguageModel, vocabulary: text.Vocabulary | None = None) -> None:
+        if not isinstance(model, LanguageModel):
+            raise UserError(f"only a LanguageModel can be exported as a graph, not a {type(model).__name__}")
+        if model.config.adaptive:
+            raise UserError(
+                "a graph does not support adaptive embeddings and softmax; train with an empty model.adaptive"
+            )
+        if vocabulary is not None:
+            check_sizes("the model", model, vocabulary)
+        super().__init__(model)
+        self.vocabulary = vocabulary
+
+    def arguments(self, batch: int) -> dict[str, Tensor]:
+        return {"token": torch.zeros(batch, dtype=torch.int64, device=next(self.parameters()).device)}
+
+    def output_names(self) -> list[str]:
+        return ["logits"]
+
+    def metadata(self) -> dict[str, str]:
+        vocabulary = {} if self.vocabulary is None else {"vocabulary": json.dumps(vocabulary_json(self.vocabulary))}
+        return {**super().metadata(), **vocabulary}
+
+    def forward(self, token: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        state = self.make_state(token.shape[0], tensors)
+        x = self.model.embed(token[:, None], state.count[:, None])
+        y, after = self.apply_core(x, state)
+        return (self.model.head(self.model.norm(y))[:, 0], *after)
 
 
 def described_step(core: Any, d: StepDescription, x: Tensor, state: Any) -> tuple[Tensor, CoreState]:
@@ -156,28 +196,36 @@ def described_step(core: Any, d: StepDescription, x: Tensor, state: Any) -> tupl
     return y, state._with_tensors(after.get(path, tensor) for path, tensor in memories.items())
 
 
-def trace(step: StepModule) -> torch.export.ExportedProgram:
+def trace(step: CoreStep) -> torch.export.ExportedProgram:
     """Trace the step. The batch size and the number of growing slots are dynamic."""
     batch = torch.export.Dim("batch", min=1)
     tokens = torch.export.Dim("tokens", min=1)
-    examples = step.inputs(TRACED_BATCH, TRACED_SLOTS)
-    token = torch.zeros(TRACED_BATCH, dtype=torch.int64, device=next(step.parameters()).device)
-    shapes = tuple({0: batch, 1: tokens} if name in step.growing else {0: batch} for name in step.names)
+    examples = step.arguments(TRACED_BATCH) | step.inputs(TRACED_BATCH, TRACED_SLOTS)
+    sizes = {name: {0: batch, 1: tokens} if name in step.growing else {0: batch} for name in examples}
+    forward = inspect.signature(step.forward)
+    bound = forward.bind(*sizes.values())
     with torch.no_grad():
-        return torch.export.export(step, (token, *examples.values()), dynamic_shapes=({0: batch}, shapes))
+        return torch.export.export(step, tuple(examples.values()), dynamic_shapes=bound.arguments)
 
 
-def export_torch(model: LanguageModel, path: str | os.PathLike[str]) -> None:
-    """Write one decoding step as a file of `torch.export`."""
+def export_torch(model: LanguageModel, path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Write one decoding step as a file of `torch.export`. Return the names of its inputs and outputs."""
+    return write_program(StepModule(model), path)
+
+
+def write_program(step: CoreStep, path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Write a step as a file of `torch.export`. Return the names of its inputs and outputs, which the file contains."""
+    names = names_of(step)
     with exporter_silenced():
-        program = trace(StepModule(model))
-        write_output(path, GRAPH, lambda temporary: save_program(program, temporary))
+        program = trace(step)
+        write_output(path, GRAPH, lambda temporary: save_program(program, names, temporary))
+    return names
 
 
-def save_program(program: torch.export.ExportedProgram, path: Path) -> None:
+def save_program(program: torch.export.ExportedProgram, names: dict[str, list[str]], path: Path) -> None:
     # torch.export.save requires the suffix .pt2 of a path, and hides errors such as a full disk of a file.
     content = io.BytesIO()
-    torch.export.save(program, content, extra_files={VERSION_FILE: __version__})
+    torch.export.save(program, content, extra_files={VERSION_FILE: __version__, NAMES_FILE: json.dumps(names)})
     path.write_bytes(content.getvalue())
 
 
@@ -195,15 +243,30 @@ def export_onnx(
 ) -> dict[str, list[str]]:
     """Write one decoding step as an ONNX file, with the vocabulary in its metadata. Return the names of its inputs and
     outputs."""
+    check_onnx()
+    return write_onnx(StepModule(model, vocabulary), path)
+
+
+def names_of(step: CoreStep) -> dict[str, list[str]]:
+    """Return the names of the inputs and outputs of a step, in order."""
+    states = [f"{name}N" for name in step.names]
+    return {"inputs": [*step.arguments(1), *step.names], "outputs": [*step.output_names(), *states]}
+
+
+def check_onnx() -> None:
+    """Raise an error if the packages that write ONNX files are missing."""
     try:
-        import onnx
+        import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
         raise UserError("ONNX is not installed: pip install 'stairwell[onnx]'") from None
-    step = StepModule(model)
-    if vocabulary is not None:
-        check_sizes("the model", model, vocabulary)
-    names = {"inputs": ["token", *step.names], "outputs": ["logits", *(f"{name}N" for name in step.names)]}
+
+
+def write_onnx(step: CoreStep, path: str | os.PathLike[str]) -> dict[str, list[str]]:
+    """Write a step as an ONNX file. Return the names of its inputs and outputs."""
+    import onnx
+
+    names = names_of(step)
     with exporter_silenced():
         exported = torch.onnx.export(
             trace(step), dynamo=True, input_names=names["inputs"], output_names=names["outputs"], verbose=False
@@ -211,21 +274,17 @@ def export_onnx(
     assert exported is not None
     graph = exported.model_proto
     rename_dimensions(graph, step)
-    core = name_of(model.config.core) or type(model.config.core).__name__
-    metadata = {"stairwell": __version__, "core": core}
-    if vocabulary is not None:
-        metadata["vocabulary"] = json.dumps(vocabulary_json(vocabulary))
-    onnx.helper.set_model_props(graph, metadata)
+    onnx.helper.set_model_props(graph, step.metadata())
     onnx.checker.check_model(graph)
     graph.producer_name, graph.producer_version = "stairwell", __version__
     write_output(path, ONNX, lambda temporary: temporary.write_bytes(graph.SerializeToString()))
     return names
 
 
-def rename_dimensions(graph: Any, step: StepModule) -> None:
+def rename_dimensions(graph: Any, step: CoreStep) -> None:
     """Name the dynamic dimensions `batch` and `tokens`."""
     inputs = {value.name: value.type.tensor_type.shape.dim for value in graph.graph.input}
-    names = {inputs["token"][0].dim_param: "batch"} | {inputs[name][1].dim_param: "tokens" for name in step.growing}
+    names = {inputs["count"][0].dim_param: "batch"} | {inputs[name][1].dim_param: "tokens" for name in step.growing}
     for value in [*graph.graph.input, *graph.graph.output, *graph.graph.value_info]:
         for size in value.type.tensor_type.shape.dim:
             for symbol, name in names.items():

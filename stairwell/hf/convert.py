@@ -18,9 +18,10 @@ from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.outputs import FOLDER, check, write_output_folder
 from stairwell.runs.launch import check_new
 from stairwell.runs.load import config_of, load, open_run
+from stairwell.runs.run import Run
 from stairwell.tasks import saved_task
+from stairwell.tasks.file_task import vocabularies
 from stairwell.tasks.pair_task import PairTask
-from stairwell.train import Run
 from stairwell.train.translator import SEARCH, load_search
 
 # The files of a run folder besides the parameters. The config is last: a folder that has one is a complete run.
@@ -41,7 +42,7 @@ def from_run(path: str | os.PathLike[str]) -> StairwellForCausalLM | StairwellFo
             files[name] = (run.path / name).read_text(encoding="utf-8")
     converted: StairwellForCausalLM | StairwellForSeq2SeqLM
     if isinstance(model, LanguageModel):
-        if "text" not in task.vocabularies:
+        if "text" not in vocabularies(task):
             # Also if there happen to be as many labels as input tokens, which `StairwellConfig.of` cannot notice.
             raise UserError(
                 f"{run.path} is a run of {config_of(run).name}, which does not predict its next input token; only runs "

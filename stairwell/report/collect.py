@@ -29,11 +29,11 @@ from stairwell.runs.load import config_of, find_result, load, open_run
 from stairwell.runs.long_streams import Horizon
 from stairwell.runs.long_streams import read as read_horizon
 from stairwell.runs.presets import preset
+from stairwell.runs.run import Run
 from stairwell.state import State
 from stairwell.tasks import Split, Task
 from stairwell.tasks.pair_task import PairBatch, PairTask
 from stairwell.tasks.random_walk import ACTIONS, RandomWalk, trajectory
-from stairwell.train.run import Run
 from stairwell.train.streams import model_metrics
 from stairwell.train.translator import SEARCH
 

@@ -32,6 +32,8 @@ from .encoders import DiscreteEncoder, make_encoder
 from .flatten import ACTION_MASK, leaf_shape, leaf_spaces
 from .spaces import Box, Discrete
 
+EPSILON = 1e-8  # keeps a division by a standard deviation finite
+
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig(Config):
@@ -117,6 +119,12 @@ class Agent(nn.Module):
         if source is not None or source_mask is not None:
             raise ValueError("an Agent has no source; leave out `source` and `source_mask`")
         return self.core.init_state(batch, max_crop)
+
+    @property
+    def reward_scale(self) -> float:
+        """The number by which rewards were divided in training; 1 without reward normalization. A value times this is
+        an expected return in rewards of the environment."""
+        return float(self.return_variance.sqrt()) + EPSILON if self.return_count > 0 else 1.0
 
     @property
     def has_discrete_observations(self) -> bool:

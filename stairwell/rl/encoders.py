@@ -97,8 +97,11 @@ class DiscreteEncoder(nn.Module):
         """(B, T, *shape) -> (B, T, D)"""
         B, T = values.shape[:2]
         indices = values.reshape(B * T, -1).to(torch.int64) + self.offsets
-        x = F.embedding_bag(indices, self.weight * self.scale[:, None], mode="sum").view(B, T, -1)
-        return x - (self.mean * self.scale) @ self.weight
+        table = self.weight * self.scale[:, None]
+        # ONNX has no bags of embeddings.
+        exporting = torch.compiler.is_exporting()
+        x = F.embedding(indices, table).sum(1) if exporting else F.embedding_bag(indices, table, mode="sum")
+        return x.view(B, T, -1) - (self.mean * self.scale) @ self.weight
 
 
 def make_encoder(leaf: Leaf, width: int) -> nn.Module:

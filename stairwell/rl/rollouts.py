@@ -28,12 +28,11 @@ from stairwell.state import State
 from stairwell.train.distributed import Distributed
 
 from .acting import embed_frame, eval_mode, first_inputs, sample_actions, to_tensors
-from .agent import Agent, AgentInputs
+from .agent import EPSILON, Agent, AgentInputs
 from .flatten import ACTION_MASK, ROOT
 from .train_config import AgentTrainConfig
 from .vector_env import BrokenEnvironment, Observations, VectorEnv
 
-EPSILON = 1e-8
 TENSORS = ("start", "mask", "action", "log_prob", "advantage", "returns")
 
 

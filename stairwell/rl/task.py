@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +22,14 @@ from stairwell.errors import UserError
 from stairwell.tasks import TASKS, Split
 from stairwell.tasks.base import FamilyName, SavedTask
 from stairwell.tasks.generated import check_at_least
-from stairwell.text import Vocabulary
 from stairwell.train.distributed import Distributed
 from stairwell.train.loop import Callback, Trainer
 from stairwell.train.objective import Phase
-from stairwell.train.run import Run
+from stairwell.train.training_folder import TrainingFolder
 
 from . import spaces
 from .acting import sample_actions, to_tensors
+from .action_masks import mask_nvec
 from .agent import Agent, AgentInputs
 from .algorithms import ALGORITHMS
 from .distributions import mask_policy
@@ -125,9 +125,7 @@ class RLTask:
 
     config_type = RLTaskConfig
     family: FamilyName = "rl"
-    reads_files: ClassVar[bool] = True  # a run must save the spaces: they do not follow from the config
     primary_metric, higher_is_better = "return", True
-    vocabularies: ClassVar[Mapping[str, Vocabulary]] = {}
 
     def __init__(self, config: RLTaskConfig, facts: Mapping[str, Any] | None = None) -> None:
         self.config = config
@@ -141,19 +139,18 @@ class RLTask:
     def with_config(self, config: RLTaskConfig) -> RLTask:
         return RLTask(config)
 
-    def with_data(self, path: str) -> RLTask:
-        raise UserError("an agent is evaluated in its environment; leave out --data")
-
     def facts(self) -> Mapping[str, Any]:
         """Return the spaces, the environment's name and its options: what an agent depends on."""
         if self._facts is None:
             env = self.make_env(range(1), 0)
+            action_mask = bool(mask_nvec(env.action_space)) and ACTION_MASK in env.reset()
             self._facts = {
                 "env": full_name(self.config.env),
                 "options": self.config.env_options(),
                 "observation_space": env.observation_space.to_json(),
                 "action_space": env.action_space.to_json(),
                 "ignored_observations": env.ignored_observations,
+                "action_mask": action_mask,
             }
             env.close()
         return self._facts
@@ -165,6 +162,11 @@ class RLTask:
     @property
     def action_space(self) -> Space:
         return spaces.from_json(self.facts()["action_space"])
+
+    @property
+    def has_action_mask(self) -> bool:
+        """Whether the environment gives action masks. Runs of versions that did not read them do not save it."""
+        return bool(self.facts().get("action_mask", False))
 
     def make_env(self, indices: range, seed: int, **options: Any) -> VectorEnv:
         """Return the vector environment, and raise if its spaces have changed since training."""
@@ -189,9 +191,6 @@ class RLTask:
         text = f"{full_name(self.config.env)}{f' ({options})' if options else ''}, unlimited episodes"
         ignored = self.facts()["ignored_observations"]
         return f"{text}; text observations are ignored ({', '.join(ignored)})" if ignored else text
-
-    def fingerprint(self) -> dict[str, str]:
-        return {}
 
     def validation(self, seed: int, num_envs: int) -> ReturnValidation:
         config = self.config
@@ -264,14 +263,14 @@ class RLTask:
 
 
 def agent_trainer(
-    agent: Agent, task: RLTask, config: AgentTrainConfig, run: Run, world: Distributed | None = None
+    agent: Agent, task: RLTask, config: AgentTrainConfig, folder: TrainingFolder, world: Distributed | None = None
 ) -> Trainer:
     """Return the trainer of an agent."""
     validation = task.validation(config.seed, config.valid_batch)
     if agent.config.normalize_observations and agent.has_discrete_observations:
         task.fit_observation_statistics(agent, config.seed)
     phase = Phase(task.batch_source(agent, config, world), validation)
-    trainer = Trainer(ALGORITHMS[config.algorithm](agent, config), [phase], config, run, world)
+    trainer = Trainer(ALGORITHMS[config.algorithm](agent, config), [phase], config, folder, world)
     validation.callback = trainer.emit
     return trainer
 

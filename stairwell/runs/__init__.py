@@ -4,5 +4,6 @@ from stairwell.runs.config import RunConfig
 from stairwell.runs.launch import fit
 from stairwell.runs.load import load
 from stairwell.runs.presets import preset
+from stairwell.runs.run import Run
 
-__all__ = ["RunConfig", "fit", "load", "preset"]
+__all__ = ["Run", "RunConfig", "fit", "load", "preset"]

@@ -11,13 +11,20 @@ from typing import Any
 import torch
 
 from stairwell import configs
+from stairwell.configs import Config
 from stairwell.cores import config_type
 from stairwell.errors import UserError
+from stairwell.layers import CoreConfig
+from stairwell.models import LanguageModelConfig, Seq2SeqConfig
+from stairwell.rl.agent import AgentConfig
+from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs.families import AnyFamily, family_of
 from stairwell.tasks import Task, load_tasks, make_task, task_type
 from stairwell.train.config import PairTrainConfig, StreamTrainConfig
 from stairwell.train.curriculum import Curriculum
 
+ModelConfig = LanguageModelConfig | Seq2SeqConfig | AgentConfig
+AnyTrainConfig = StreamTrainConfig | PairTrainConfig | AgentTrainConfig
 SECTIONS = ("core", "model", "task", "train")
 # Fields that follow from the other sections, besides those that the family derives.
 DERIVED = {"core": ("cross",)}
@@ -25,13 +32,15 @@ DERIVED = {"core": ("cross",)}
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
+    """The names determine the types of the sections: `config_type(core_name)`, `task_type(task_name)` and the configs
+    of the task's family."""
+
     task_name: str
     core_name: str
-    # The names determine the types: config_type(core_name), task_type(task_name) and the family's configs.
-    core: Any
-    task: Any
-    model: Any
-    train: Any
+    core: CoreConfig
+    task: Config
+    model: ModelConfig
+    train: AnyTrainConfig
 
     def __post_init__(self) -> None:
         dataclasses.replace(self.model, core=self.core)  # raises if no model can have these options
@@ -43,6 +52,11 @@ class RunConfig:
     @property
     def family(self) -> AnyFamily:
         return family_of(self.task_name)
+
+    def option(self, name: str) -> Any:
+        """Return the value of a field by the name of its option, such as `core.passes`."""
+        section, _, field = name.partition(".")
+        return getattr(getattr(self, section), field)
 
     def replace(
         self,

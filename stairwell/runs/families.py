@@ -24,10 +24,11 @@ from stairwell.models import LanguageModel, LanguageModelConfig, Seq2Seq, Seq2Se
 from stairwell.rl.agent import Agent, AgentConfig
 from stairwell.rl.task import RLTask, agent_trainer, evaluate_agent
 from stairwell.rl.train_config import AgentTrainConfig
+from stairwell.runs.run import Run
 from stairwell.tasks import Split, StreamTask, task_type
 from stairwell.tasks.base import FamilyName
 from stairwell.tasks.pair_task import PairTask
-from stairwell.train import Callback, Run, Trainer
+from stairwell.train import Callback, Trainer
 from stairwell.train.config import PairTrainConfig, StreamTrainConfig, TrainConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.pair_objective import evaluate_pairs, pair_trainer

@@ -22,12 +22,12 @@ from stairwell.runs.device import choose_device
 from stairwell.runs.load import config_of
 from stairwell.runs.pool import SAME_COMMAND, Finish, Pool
 from stairwell.runs.presets import preset
+from stairwell.runs.run import LOCK, Run, read_config
 from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.tasks import Task, make_task, saved_task
-from stairwell.train import Callback, Interrupted, NotSaved, Run
+from stairwell.train import Callback, Interrupted, NotSaved
 from stairwell.train.config import TrainConfig
 from stairwell.train.distributed import Distributed
-from stairwell.train.run import LOCK, read_config
 from stairwell.version import __version__
 
 SEEDS = OutputType("a summary of seeds", has_keys("metric", "seeds", "runs"))

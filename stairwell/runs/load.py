@@ -15,8 +15,10 @@ from stairwell.runs import sizes
 from stairwell.runs.config import RunConfig
 from stairwell.runs.device import choose_device
 from stairwell.runs.families import FAMILIES, EvalOptions
+from stairwell.runs.run import Run
 from stairwell.tasks import Split, Task
-from stairwell.train import Callback, Run
+from stairwell.tasks.file_task import FileTask
+from stairwell.train import Callback
 from stairwell.train.translator import SEARCH
 
 NO_OPTIONS = EvalOptions()
@@ -104,6 +106,9 @@ def evaluate_run(
     """Return the scores of a split of the run's data, or of other data with the run's vocabulary."""
     model, task = load(path, device, engine, weights)
     if data is not None:
+        if not isinstance(task, FileTask):
+            source = "runs an environment" if task.family == "rl" else "generates its data"
+            raise UserError(f"--data is for tasks that read files; this task {source}")
         task = task.with_data(data)
     if task.family == "streams":
         streams = options.streams or 1

@@ -2,7 +2,8 @@
 
     result = measure("runs/s5", tokens=10_000_000, streams=4)      also written to runs/s5/horizon.json
 
-Tasks that generate their data have endless streams. Labeled data has sequences that end: each one is a stream.
+Tasks that generate their data have endless streams. Labeled data has sequences that end: each one is a stream. An
+agent walks through an endless corridor and is asked for the door at positions on a logarithmic scale.
 
 The model reads one segment after another and passes its state on, which gives the same outputs as one call on the whole
 stream. Only the state and a few counts are stored, so memory use is constant. Positions in a stream start at 1.
@@ -27,6 +28,10 @@ from stairwell.errors import UserError
 from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel
 from stairwell.provenance import provenance
+from stairwell.rl.agent import Agent
+from stairwell.rl.environments.corridor import CorridorConfig
+from stairwell.rl.long_corridor import Walk, corridors
+from stairwell.rl.task import RLTask
 from stairwell.runs import sizes
 from stairwell.runs.load import check_results_writable, find_result, load, open_run, results_folder
 from stairwell.state import FieldType
@@ -119,16 +124,26 @@ def check_growing(model: LanguageModel, tokens: int) -> None:
         )
 
 
-@torch.no_grad()
 def count_mistakes(model: LanguageModel, batches: Iterable[TokenBatch], streams: int) -> Iterator[MistakeCounts]:
     """Pass the state from segment to segment; yield the counts after each."""
+    yield from count_segments(predictions(model, batches, streams), streams)
+
+
+@torch.no_grad()
+def predictions(model: LanguageModel, batches: Iterable[TokenBatch], streams: int) -> Iterator[tuple[Array, Array]]:
+    """Yield predictions and targets (B, T) segment by segment."""
     device = next(model.parameters()).device
     model.eval()
-    state, counts = model.init_state(streams), MistakeCounts.empty(streams)
+    state = model.init_state(streams)
     for batch in batches:
         logits, state = model(batch.tokens.to(device), state)
-        counts = counts.add_segment(logits.argmax(-1).cpu().numpy(), batch.targets.numpy())
-        yield counts
+        yield logits.argmax(-1).cpu().numpy(), batch.targets.numpy()
+
+
+def count_segments(segments: Iterable[tuple[Array, Array]], streams: int) -> Iterator[MistakeCounts]:
+    counts = MistakeCounts.empty(streams)
+    for predicted, targets in segments:
+        yield (counts := counts.add_segment(predicted, targets))
 
 
 @dataclass(frozen=True)
@@ -189,14 +204,16 @@ def measure(
 ) -> dict[str, Any]:
     """Evaluate a run on long streams, write horizon.json and return its content.
 
-    Generated tasks: `streams` (4) endless streams of each of `seeds` (1) seeds. Labeled data: the first `streams` (all)
-    sequences of a split, or of other data. On KeyboardInterrupt the result so far is returned with `interrupted`; it
-    does not replace a longer result. Results of rounded parameters are not written.
+    Generated tasks and corridors: `streams` (4) endless streams of each of `seeds` (1) seeds. Labeled data: the first
+    `streams` (all) sequences of a split, or of other data. On KeyboardInterrupt the result so far is returned with
+    `interrupted`; it does not replace a longer result. Results of rounded parameters are not written.
     """
     model, task = load(path, device, engine, weights)
     check_results_writable(path)
     chosen: LongStreams
-    if isinstance(task, Labeled):
+    if isinstance(task, RLTask):
+        chosen = corridor_streams(model, task, split, data, streams, seeds, tokens, segment)
+    elif isinstance(task, Labeled):
         chosen = labeled_streams(model, task, split, data, streams, seeds, tokens, segment)
     else:
         chosen = generated_streams(model, task, split, data, streams, seeds, tokens, segment)
@@ -269,6 +286,27 @@ def generated_streams(
     return LongStreams(ids, np.full(len(ids), tokens), counts, {"task": task.describe()}, end=False)
 
 
+def corridor_streams(
+    agent: Agent,
+    task: RLTask,
+    split: str,
+    data: str | None,
+    streams: int | None,
+    seeds: int | None,
+    tokens: int,
+    segment: int,
+) -> LongStreams:
+    """Return endless corridors, in which agents are asked for the door at the positions of the curve."""
+    if data is not None or split != "test":
+        raise UserError("--horizon generates the corridors of this task; leave out --data and --split")
+    seeds, streams = seeds or 1, streams or 4
+    sizes.check_streams(agent, streams * seeds, BLOCK, f"--streams (now {streams:,}) or --seeds (now {seeds:,})")
+    walk = Walk(agent, corridors(task, seeds, streams))
+    ids = [StreamId(seed, row) for seed in range(seeds) for row in range(streams)]
+    counts = count_segments(walk.segments(tokens, EDGES.tolist(), segment), len(ids))
+    return LongStreams(ids, np.full(len(ids), tokens), counts, {"task": task.describe()}, end=False)
+
+
 def labeled_streams(
     model: LanguageModel,
     task: Labeled,
@@ -296,7 +334,7 @@ def stream_of(task: Any) -> EndlessStream:
     if not hasattr(task, "endless_stream"):
         raise UserError(
             "this task has no endless streams: --horizon and --inside need a task that generates its data; --horizon "
-            "also reads labeled data"
+            "also reads labeled data and follows agents in a corridor"
         )
     stream: EndlessStream = task.endless_stream()
     return stream
@@ -304,6 +342,8 @@ def stream_of(task: Any) -> EndlessStream:
 
 def trained_on(task: Any) -> int:
     """Return the tokens of the longest training episode; 0 if unknown, as without the training data."""
+    if isinstance(task, RLTask):
+        return int(task.config.length or CorridorConfig().length)
     if not isinstance(task, Labeled):
         return int(getattr(task.config, "length", 0))
     try:

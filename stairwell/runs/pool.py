@@ -21,8 +21,8 @@ import torch
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.runs.config import RunConfig
-from stairwell.train import Callback, Interrupted, NotSaved, Run
-from stairwell.train.run import FORMAT
+from stairwell.runs.run import FORMAT, Run
+from stairwell.train import Callback, Interrupted, NotSaved
 from stairwell.train.signals import PARENT, handle_signals
 
 SAME_COMMAND = "the same command resumes"

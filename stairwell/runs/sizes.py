@@ -31,7 +31,7 @@ from stairwell.runs.presets import preset
 from stairwell.tasks import Task
 from stairwell.tasks.generated import GeneratedTask
 from stairwell.tasks.pair_task import PairTask
-from stairwell.train.config import PairTrainConfig
+from stairwell.train.config import PairTrainConfig, StreamTrainConfig
 
 NUMBER = 4  # bytes
 TOKEN = 24  # bytes of a token in a batch: token id, target, start
@@ -69,9 +69,10 @@ def check_model(config: RunConfig, task: Task, device: torch.device) -> None:
 
 def check_splits(config: RunConfig, task: Task) -> None:
     """Reject generated splits whose evaluation would take days."""
+    valid_tokens = config.train.valid_tokens if isinstance(config.train, StreamTrainConfig) else 0
     for split, (episodes, count) in task.splits.items() if isinstance(task, GeneratedTask) else ():
         tokens = episodes.size * count
-        read = min(tokens, config.train.valid_tokens or tokens) if split == "valid" else tokens
+        read = min(tokens, valid_tokens or tokens) if split == "valid" else tokens
         if read > MAX_TOKENS:
             raise UserError(
                 f"--task.{split}_episodes {count:,}: the {split} split would have about {tokens:,} tokens, and at most "
@@ -124,9 +125,10 @@ def batch_bytes(config: RunConfig, task: Task, processes: int) -> dict[str, floa
 def largest_batch(config: RunConfig, task: Task, processes: int) -> tuple[int, int]:
     """Return the batch size of the largest step of a process, and its number of tokens."""
     train = config.train
-    if not (isinstance(train, PairTrainConfig) and isinstance(task, PairTask)):
+    if not isinstance(train, PairTrainConfig):
         streams = -(-train.batch // processes)
         return streams, streams * train.segment
+    assert isinstance(task, PairTask)
     shapes = task.batch_shapes(train.batch, train.batch_tokens)
     pairs, tokens = max(shapes, key=lambda shape: shape[0] * shape[1], default=(0, 0))
     pairs = -(-pairs // processes)
@@ -206,7 +208,7 @@ def guess(config: RunConfig, task: Task) -> float:
     encoder = layers_of(config, "model", "encoder_layers")
     numbers += 8 * encoder * width * max(getattr(config.model, "encoder_inner", None) or 0, 4 * width)
     if isinstance(train, PairTrainConfig):
-        streams, tokens = train.batch, max(train.batch_tokens, config.task.max_target_length)
+        streams, tokens = train.batch, max(train.batch_tokens, config.option("task.max_target_length"))
     else:
         streams = max(train.batch, train.valid_batch)
         tokens = streams * train.segment

@@ -10,7 +10,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from stairwell.train import Callback, Run
+from stairwell.runs.run import Run
+from stairwell.train import Callback
 
 
 def with_tensorboard(callback: Callback, run: Run) -> Callback:

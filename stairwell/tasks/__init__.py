@@ -9,7 +9,17 @@ from typing import Any
 
 from stairwell.errors import UserError, suggestion
 from stairwell.tasks import saved_task
-from stairwell.tasks.base import IGNORE, BatchSource, SavedTask, ScoreAccumulator, Split, StreamTask, Task, TokenBatch
+from stairwell.tasks.base import (
+    IGNORE,
+    BatchSource,
+    RestorableTask,
+    SavedTask,
+    ScoreAccumulator,
+    Split,
+    StreamTask,
+    Task,
+    TokenBatch,
+)
 
 # Name: module, class, description. Modules are imported when they are used.
 TASKS: dict[str, tuple[str, str, str]] = {
@@ -52,16 +62,18 @@ def make_task(name: str, config: Any) -> Task:
 def load_tasks(name: str, configs: Sequence[Any], folder: Path) -> list[Task]:
     """Return the tasks of a run's phases. A task that generates its data follows from its config."""
     task_class = task_type(name)[1]
-    if not task_class.reads_files:
+    if not issubclass(task_class, RestorableTask):
         return [task_class(config) for config in configs]
     saved_tasks = saved_task.read(folder, name)
-    return [task_class.from_saved(config, saved) for config, saved in zip(configs, saved_tasks, strict=True)]
+    restore: Any = task_class.from_saved
+    return [restore(config, saved) for config, saved in zip(configs, saved_tasks, strict=True)]
 
 
 __all__ = [
     "IGNORE",
     "TASKS",
     "BatchSource",
+    "RestorableTask",
     "SavedTask",
     "ScoreAccumulator",
     "Split",

@@ -1,8 +1,9 @@
 """Protocols of tasks.
 
-A `Task` has what every family needs. The parts that a trained model needs without the data (vocabularies, sizes, a
-description) are saved in the run folder as JSON (`saved_task.py`). Data is opened when it is first read. A `StreamTask`
-also gives batches of tokens and targets: an endless source for training, and splits that are read once.
+A `Task` has what every family needs. A `RestorableTask` does not follow from its config alone: what a trained model
+needs of it (vocabularies, sizes, a description) is saved in the run folder as JSON (`saved_task.py`). Data is opened
+when it is first read. A `StreamTask` gives batches of tokens and targets: an endless source for training, and splits
+that are read once.
 
 A task knows token ids and labels, but no model. Letters: B streams, T tokens per read.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -112,10 +113,9 @@ class SavedTask:
 
 
 class Task(Protocol):
-    """What tasks of all families have. Only `fingerprint`, and `describe` of a new task, open files."""
+    """What tasks of all families have. Only `describe` of a new task opens files."""
 
     config_type: ClassVar[type[Any]]
-    reads_files: ClassVar[bool]  # the run folder must save the task: it does not follow from the config
 
     @property
     def family(self) -> FamilyName:
@@ -131,28 +131,23 @@ class Task(Protocol):
     @property
     def higher_is_better(self) -> bool: ...
 
-    @property
-    def vocabularies(self) -> Mapping[str, Vocabulary]:
-        """Vocabularies by name; empty unless the data is text."""
-
     def facts(self) -> Mapping[str, Any]:
         """Return what else determines the model: vocabulary sizes, or the spaces of an environment."""
 
     def describe(self) -> str:
         """Return one line about the data: what it is, its size, finite or endless."""
 
-    def fingerprint(self) -> dict[str, str]:
-        """Return a hash of each split's contents; empty if the data follows from the config."""
+    def with_config(self, config: Any) -> Self:
+        """Return a task with the same vocabulary and other options."""
+
+
+@runtime_checkable
+class RestorableTask(Protocol):
+    """A task that does not follow from its config alone, such as one that reads files."""
 
     @classmethod
     def from_saved(cls, config: Any, saved: SavedTask) -> Self:
         """Return the task of a run from what it saved."""
-
-    def with_config(self, config: Any) -> Self:
-        """Return a task with the same vocabulary and other options."""
-
-    def with_data(self, path: str) -> Self:
-        """Return a task with the same vocabulary and other data, for evaluation only."""
 
 
 class StreamTask(Task, Protocol):

@@ -12,7 +12,7 @@ from stairwell.data.cache import writable_cache
 from stairwell.data.packed import Encoded
 from stairwell.errors import UserError
 from stairwell.files import write_text
-from stairwell.tasks.base import FamilyName, SavedTask, Split, TokenBatch
+from stairwell.tasks.base import FamilyName, SavedTask, Split, Task, TokenBatch
 from stairwell.tasks.batch_sources import SequenceSource, split_batches
 from stairwell.text import Vocabulary
 
@@ -28,7 +28,6 @@ class FileTask(ABC, Generic[Location, Data]):
 
     config_type: ClassVar[type[Any]]
     family: FamilyName = "streams"
-    reads_files: ClassVar[bool] = True
     vocabulary_name: ClassVar[str]
     path_options: ClassVar[tuple[str, ...]]  # the config fields that determine which files are read
 
@@ -74,6 +73,7 @@ class FileTask(ABC, Generic[Location, Data]):
 
     @property
     def vocabularies(self) -> Mapping[str, Vocabulary]:
+        """Vocabularies by name."""
         return {self.vocabulary_name: self.vocabulary}
 
     @property
@@ -103,15 +103,13 @@ class FileTask(ABC, Generic[Location, Data]):
 
     @cached_property
     def digests(self) -> dict[str, str]:
+        """A hash of the contents of every split."""
         return {split: self.digest(location) for split, location in self.locations.items()}
 
     @property
     def data_name(self) -> str:
         """The name of the data in messages."""
         return str(self.config.path)
-
-    def fingerprint(self) -> dict[str, str]:
-        return self.digests
 
     @cached_property
     def splits(self) -> dict[str, Data]:
@@ -156,7 +154,13 @@ class FileTask(ABC, Generic[Location, Data]):
         return type(self)(config, self.vocabulary, saved)
 
     @abstractmethod
-    def with_data(self, path: str) -> Self: ...
+    def with_data(self, path: str) -> Self:
+        """Return a task with the same vocabulary and other data, for evaluation only."""
+
+
+def vocabularies(task: Task) -> Mapping[str, Vocabulary]:
+    """Return the vocabularies of a task by name; none if it does not read files."""
+    return task.vocabularies if isinstance(task, FileTask) else {}
 
 
 def cached_vocabulary(

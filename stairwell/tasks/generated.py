@@ -7,7 +7,7 @@ longest episode.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol, Self, cast, runtime_checkable
 
@@ -16,10 +16,9 @@ import numpy as np
 from stairwell.configs import Config
 from stairwell.data.cache import Array
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, FamilyName, SavedTask, Split, TokenBatch
+from stairwell.tasks.base import IGNORE, FamilyName, Split, TokenBatch
 from stairwell.tasks.batch_sources import check_position, check_segments, check_streams, to_batch
 from stairwell.tasks.scores import SequenceScore, TokenScore
-from stairwell.text import Vocabulary
 
 _PURPOSES = {"train": 0, "valid": 1, "test": 2, "finite": 3, "endless": 4}
 ENDLESS_TASKS = (
@@ -179,10 +178,8 @@ class GeneratedTask:
 
     config_type: ClassVar[type[Any]]
     family: FamilyName = "streams"
-    reads_files: ClassVar[bool] = False
     primary_metric = "accuracy"
     higher_is_better = True
-    vocabularies: Mapping[str, Vocabulary] = {}
 
     def __init__(
         self,
@@ -218,18 +215,8 @@ class GeneratedTask:
             raise UserError(f"this task has no endless streams; these tasks do: {', '.join(ENDLESS_TASKS)}")
         return self.train
 
-    def fingerprint(self) -> dict[str, str]:
-        return {}
-
-    @classmethod
-    def from_saved(cls, config: Any, saved: SavedTask) -> Self:
-        return cast(Any, cls)(config)
-
     def with_config(self, config: Any) -> Self:
         return cast(Any, type(self))(config)
-
-    def with_data(self, path: str) -> Self:
-        raise UserError("--data is for tasks that read files; this task generates its data")
 
     def describe_splits(self) -> str:
         """Return the sizes of the splits, for `describe`."""

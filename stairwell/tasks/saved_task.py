@@ -17,6 +17,7 @@ from stairwell import text
 from stairwell.errors import UserError
 from stairwell.files import parse_json, write_text
 from stairwell.tasks.base import SavedTask, Task
+from stairwell.tasks.file_task import FileTask, vocabularies
 
 FILE = "task.json"
 FORMAT = 2
@@ -28,7 +29,7 @@ def write(folder: Path, name: str, tasks: Sequence[Task]) -> None:
         "format": FORMAT,
         "task": name,
         "phases": [_phase_json(task) for task in tasks],
-        "vocabularies": {key: text.to_json(vocabulary) for key, vocabulary in tasks[0].vocabularies.items()},
+        "vocabularies": {key: text.to_json(vocabulary) for key, vocabulary in vocabularies(tasks[0]).items()},
     }
     write_text(folder / FILE, json.dumps({**content, "hash": _hash(content)}, ensure_ascii=False) + "\n")
 
@@ -50,9 +51,9 @@ def read(folder: Path, name: str) -> list[SavedTask]:
         raise UserError(f"{path} has the format {content['format']}; this version of stairwell reads {FORMAT}")
     if content["task"] != name:
         raise UserError(f"{path} is of the task '{content['task']}', but config.json is of '{name}'")
-    vocabularies = {key: text.from_json(data, str(path)) for key, data in content["vocabularies"].items()}
+    saved_vocabularies = {key: text.from_json(data, str(path)) for key, data in content["vocabularies"].items()}
     return [
-        SavedTask(vocabularies, phase["description"], phase["fingerprint"], phase.get("facts", {}))
+        SavedTask(saved_vocabularies, phase["description"], phase["fingerprint"], phase.get("facts", {}))
         for phase in content["phases"]
     ]
 
@@ -73,7 +74,7 @@ def _phase_json(task: Task) -> dict[str, Any]:
         "facts": task.facts(),
         "primary_metric": task.primary_metric,
         "higher_is_better": task.higher_is_better,
-        "fingerprint": task.fingerprint(),
+        "fingerprint": task.digests if isinstance(task, FileTask) else {},
     }
 
 

@@ -3,8 +3,8 @@
 from stairwell.train.config import PairTrainConfig, StreamTrainConfig, TrainConfig
 from stairwell.train.loop import Callback, Diverged, Interrupted, NotSaved, Trainer
 from stairwell.train.objective import Objective, Outcome, Phase, Validation
-from stairwell.train.run import Run
 from stairwell.train.streams import CrossEntropy, evaluate, stream_trainer
+from stairwell.train.training_folder import TrainingFolder
 
 __all__ = [
     "Callback",
@@ -16,10 +16,10 @@ __all__ = [
     "Outcome",
     "PairTrainConfig",
     "Phase",
-    "Run",
     "StreamTrainConfig",
     "TrainConfig",
     "Trainer",
+    "TrainingFolder",
     "Validation",
     "evaluate",
     "stream_trainer",

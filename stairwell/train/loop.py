@@ -24,13 +24,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from stairwell.errors import UserError
 from stairwell.tasks.base import Batch
+from stairwell.tensor_files import load_tensors
 from stairwell.train import checkpoint, optimizers
 from stairwell.train.checkpoint import MetricAccumulator, Progress
 from stairwell.train.config import TrainConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.objective import BrokenSource, Objective, Outcome, Phase
-from stairwell.train.run import Run, load_tensors
 from stairwell.train.signals import handle_signals, parent_exited
+from stairwell.train.training_folder import TrainingFolder
 
 
 class Interrupted(Exception):
@@ -56,12 +57,12 @@ class Trainer:
         objective: Objective,
         phases: Sequence[Phase],
         config: TrainConfig,
-        run: Run,
+        folder: TrainingFolder,
         world: Distributed | None = None,
     ) -> None:
         """`phases`: one for training and, if the final phase reads other data, one for that. The model must be on its
         device. Call `torch.manual_seed(config.seed)` before making it to determine its parameters."""
-        self.objective, self.phases, self.config, self.folder = objective, phases, config, run
+        self.objective, self.phases, self.config, self.folder = objective, phases, config, folder
         self.model = objective.model
         self.world = world or Distributed()
         self.callback: Callback = lambda event: None

@@ -22,8 +22,8 @@ from stairwell.train.config import PairTrainConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.loop import Callback, Trainer
 from stairwell.train.objective import Objective, Outcome, Phase
-from stairwell.train.run import Run
 from stairwell.train.streams import model_metrics
+from stairwell.train.training_folder import TrainingFolder
 from stairwell.train.translator import Search, Translator
 
 GREEDY = Search(beam=1, break_loops=False)
@@ -108,7 +108,11 @@ def pair_loss(model: Seq2Seq, task: PairTask, split: Split, callback: Callback |
 
 
 def pair_trainer(
-    model: Seq2Seq, tasks: Sequence[PairTask], config: PairTrainConfig, run: Run, world: Distributed | None = None
+    model: Seq2Seq,
+    tasks: Sequence[PairTask],
+    config: PairTrainConfig,
+    folder: TrainingFolder,
+    world: Distributed | None = None,
 ) -> Trainer:
     """Return a trainer on the pairs of a task, and on those of a second task if the final phase reads other data."""
     validations = [PairValidation(task) for task in tasks]
@@ -116,7 +120,7 @@ def pair_trainer(
         Phase(partial(task.batch_source, tokens=config.batch_tokens), validation)
         for task, validation in zip(tasks, validations)
     ]
-    trainer = Trainer(PairCrossEntropy(model, config.label_smoothing), phases, config, run, world)
+    trainer = Trainer(PairCrossEntropy(model, config.label_smoothing), phases, config, folder, world)
     for validation in validations:
         validation.callback = trainer.emit
     return trainer

@@ -24,7 +24,7 @@ from stairwell.train.config import StreamTrainConfig
 from stairwell.train.distributed import Distributed
 from stairwell.train.loop import Callback, Trainer
 from stairwell.train.objective import Objective, Outcome, Phase
-from stairwell.train.run import Run
+from stairwell.train.training_folder import TrainingFolder
 
 
 class CrossEntropy(Objective):
@@ -128,7 +128,7 @@ def stream_trainer(
     model: LanguageModel,
     tasks: Sequence[StreamTask],
     config: StreamTrainConfig,
-    run: Run,
+    folder: TrainingFolder,
     world: Distributed | None = None,
     objective: Callable[[LanguageModel], Objective] | None = None,
 ) -> Trainer:
@@ -137,7 +137,7 @@ def stream_trainer(
     validations = [StreamValidation(task, config.valid_batch, config.segment, config.valid_tokens) for task in tasks]
     phases = [Phase(task.batch_source, validation) for task, validation in zip(tasks, validations)]
     minimized = objective(model) if objective else CrossEntropy(model, config.state_noise, config.noise_every)
-    trainer = Trainer(minimized, phases, config, run, world)
+    trainer = Trainer(minimized, phases, config, folder, world)
     for validation in validations:
         validation.callback = trainer.emit
     return trainer

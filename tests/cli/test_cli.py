@@ -16,7 +16,7 @@ import pytest
 
 from stairwell.cores import CORES
 from stairwell.tasks import TASKS
-from stairwell.train.run import load_tensors, save_tensors
+from stairwell.tensor_files import load_tensors, save_tensors
 from tests.commands import TINY, Completed, assert_same_tensors, read_metrics, stairwell
 
 SMALL = [*TINY, "--steps", "4"]

@@ -16,9 +16,9 @@ from stairwell.errors import UserError
 from stairwell.experiments import measures
 from stairwell.experiments.measures import Metric
 from stairwell.runs.pair_runs import PENALTIES, open_translator
+from stairwell.runs.run import Run
 from stairwell.tasks import text_scores
 from stairwell.train.pair_objective import GREEDY
-from stairwell.train.run import Run
 from stairwell.train.translator import Search
 from tests import language_pair
 from tests.commands import Completed, stairwell

@@ -12,7 +12,7 @@ import torch
 
 from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.train import Run
+from stairwell.runs.run import Run
 from tests.commands import stairwell
 
 SIZES = {"core.width": "8", "core.layers": "1", "train.steps": "2", "train.batch": "2", "train.segment": "8"}
@@ -129,6 +129,17 @@ def test_an_onnx_graph_has_named_inputs_and_outputs(folder: Path) -> None:
         "only an HTML page can contain several models"
         in stairwell(folder, "export", "walk", "walk-xl", "--onnx", "x.onnx").error_line
     )
+
+
+def test_an_agent_is_exported_as_a_graph(folder: Path) -> None:
+    done = stairwell(folder, "export", "corridor-feedback", "--torch-export", "agent.pt2")
+    assert done.status == 0 and done.err == "", done
+    assert (
+        done.out == "agent.pt2: observation, start, count, memory -> action, logits, value, countN, memoryN\n"
+    ), done
+    rejected = stairwell(folder, "export", "corridor-feedback", "--onnx", "agent.onnx", "--hf", "hf")
+    assert "--hf: Hugging Face transformers has no agents" in rejected.error_line
+    assert not (folder / "agent.onnx").exists()
 
 
 def test_a_folder_for_hugging_face_is_exported(folder: Path) -> None:

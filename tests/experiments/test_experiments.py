@@ -20,7 +20,7 @@ from stairwell.experiments.papers.feedback.figure8 import LAYER
 from stairwell.experiments.papers.feedback.figure9 import LAYERS
 from stairwell.experiments.papers.feedback.pairs import DEPTH
 from stairwell.experiments.papers.feedback.table1 import on_more_variables
-from stairwell.experiments.papers.staircase.settings import CHUNK, PASSES
+from stairwell.experiments.papers.staircase.shared import CHUNK, PASSES
 from stairwell.layers import POSITIONS
 from stairwell.runs import preset, presets
 from stairwell.runs.config import RunConfig

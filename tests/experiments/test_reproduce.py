@@ -11,7 +11,7 @@ import pytest
 from stairwell.experiments import reproduce
 from stairwell.experiments.cost import format_duration
 from stairwell.experiments.papers import find_experiments
-from stairwell.experiments.papers.staircase.settings import CHUNK
+from stairwell.experiments.papers.staircase.shared import CHUNK
 from tests.commands import TINY, stairwell
 from tools import publish
 

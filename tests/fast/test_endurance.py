@@ -23,7 +23,7 @@ from stairwell.decode import Session
 from stairwell.fast import choose_engine, native
 from stairwell.runs import RunConfig, preset
 from stairwell.runs.launch import train
-from stairwell.train.run import Run
+from stairwell.runs.run import Run
 from tests import invariants
 from tests.commands import read_metrics, saved_tensors
 

@@ -29,7 +29,7 @@ from stairwell.cores.core import TransformerCore
 from stairwell.decode.sampling import penalize_repetition
 from stairwell.layers import AdaptiveSpan, dropout_mask
 from stairwell.models import IGNORE
-from stairwell.train.run import Run
+from stairwell.runs.run import Run
 from tests import invariants
 
 pytestmark = pytest.mark.quick

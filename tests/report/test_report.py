@@ -23,8 +23,8 @@ from stairwell.report.templates import resource
 from stairwell.runs.launch import fit
 from stairwell.runs.load import load
 from stairwell.runs.presets import preset
+from stairwell.runs.run import Run
 from stairwell.tasks.random_walk import ACTIONS, trajectory
-from stairwell.train.run import Run
 from tests.export.test_page import BROWSER, open_page
 
 UNSAFE = '</script><script>alert("x")</script> & <b>bold</b> {{ title }}'

@@ -14,7 +14,7 @@ import torch
 from stairwell.errors import UserError
 from stairwell.rl.vector_env import BatchedVectorEnv, BrokenEnvironment
 from stairwell.runs.launch import fit
-from stairwell.train import Run
+from stairwell.runs.run import Run
 from stairwell.train.objective import BrokenSource
 from tests.commands import stairwell
 from tests.rl.small_runs import rollout_source, run_config

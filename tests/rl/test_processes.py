@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from stairwell.train import Run
+from stairwell.runs.run import Run
 from tests.commands import assert_same_tensors, newest_step, stairwell, start_command
 from tests.train.test_distributed import CLOSE, run_two
 

@@ -23,7 +23,7 @@ from stairwell.rl.task import agent_trainer
 from stairwell.rl.vector_env import BatchedVectorEnv
 from stairwell.runs.launch import fit
 from stairwell.runs.load import evaluate_run, load
-from stairwell.train import Run
+from stairwell.runs.run import Run
 from tests.commands import assert_same_tensors, read_metrics
 from tests.rl.small_runs import PPO, rollout_source, run_config
 

@@ -15,7 +15,8 @@ from stairwell.errors import UserError
 from stairwell.runs import pool
 from stairwell.runs.pool import Pool
 from stairwell.runs.presets import preset
-from stairwell.train import Interrupted, Run
+from stairwell.runs.run import Run
+from stairwell.train import Interrupted
 
 SUCCEEDS = """print('{"steps": 1}')"""
 FAILS = "import sys; sys.exit('stairwell: the disk is full')"

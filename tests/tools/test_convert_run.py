@@ -10,7 +10,7 @@ import pytest
 
 from stairwell.runs.families import FAMILIES, EvalOptions
 from stairwell.runs.load import config_of, evaluate_run
-from stairwell.train import Run
+from stairwell.runs.run import Run
 from tools.convert_run import SCORES, convert, convert_config
 
 OLD = Path(__file__).with_name("old_runs")

@@ -15,7 +15,7 @@ from stairwell.runs import long_streams
 from stairwell.runs.launch import fit
 from stairwell.runs.long_streams import FILE
 from stairwell.runs.presets import preset
-from stairwell.train import Run
+from stairwell.runs.run import Run
 from tools import state_tracking
 
 

@@ -20,7 +20,8 @@ from stairwell.runs import RunConfig, preset
 from stairwell.runs.families import EvalOptions
 from stairwell.runs.launch import fit
 from stairwell.runs.load import evaluate_run, load
-from stairwell.train import Run, evaluate
+from stairwell.runs.run import Run
+from stairwell.train import evaluate
 from tests.commands import TINY, stairwell
 
 pytestmark = pytest.mark.quick

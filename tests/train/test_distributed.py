@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 import torch
 
+from stairwell.runs.run import Run
+from stairwell.tensor_files import load_tensors
 from stairwell.train.distributed import Distributed
-from stairwell.train.run import Run, load_tensors
 from tests.commands import (
     TIMEOUT,
     TINY,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwell.models import IGNORE, LanguageModel
+from stairwell.tensor_files import load_tensors
 from stairwell.train import (
     CrossEntropy,
     Objective,
@@ -26,7 +27,6 @@ from stairwell.train import (
     stream_trainer,
 )
 from stairwell.train.distributed import Distributed
-from stairwell.train.run import load_tensors
 from tests.commands import assert_same_tensors, read_metrics
 from tests.train.test_distributed import free_port
 from tests.train.test_loop import experiment, trainer

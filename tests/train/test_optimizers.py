@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from stairwell.errors import UserError
-from stairwell.train import Run, StreamTrainConfig, optimizers
+from stairwell.runs.run import Run
+from stairwell.train import StreamTrainConfig, optimizers
 from tests.commands import assert_same_tensors
 from tests.train.test_loop import trainer
 

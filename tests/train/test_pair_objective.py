@@ -14,8 +14,8 @@ import torch
 from stairwell.models import Seq2Seq
 from stairwell.runs.launch import new_run, train
 from stairwell.runs.load import evaluate_run, load
+from stairwell.tensor_files import load_tensors
 from stairwell.train.pair_objective import PairCrossEntropy, pair_loss
-from stairwell.train.run import load_tensors
 from tests import language_pair
 from tests.commands import assert_same_tensors, newest_step, read_metrics, stairwell, start_command
 from tests.train.test_distributed import CLOSE, run_two

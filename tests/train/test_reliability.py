@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from stairwell import cli
-from stairwell.train import CrossEntropy, Run
-from stairwell.train.run import load_tensors
+from stairwell.runs.run import Run
+from stairwell.tensor_files import load_tensors
+from stairwell.train import CrossEntropy
 from tests.commands import (
     TINY,
     Command,

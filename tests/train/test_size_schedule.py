@@ -10,7 +10,8 @@ import torch
 
 from stairwell.cores import CORES
 from stairwell.errors import UserError
-from stairwell.train import Interrupted, Run, evaluate
+from stairwell.runs.run import Run
+from stairwell.train import Interrupted, evaluate
 from stairwell.train.size_schedule import SizeSchedule
 from tests.commands import TINY, assert_same_tensors, read_metrics, stairwell
 from tests.train.test_loop import task_of, trainer

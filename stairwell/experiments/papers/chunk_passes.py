@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, SweepPoint, Variant
 from stairwell.experiments.measures import LargestSolved
-from stairwell.experiments.papers.staircase.settings import CHUNK, EPISODES_NOT_PRINTED, NAMES, PASSES, TEST_ERROR
+from stairwell.experiments.papers.staircase.shared import CHUNK, EPISODES_NOT_PRINTED, NAMES, PASSES, TEST_ERROR
 from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
@@ -26,10 +26,10 @@ LENGTHS: dict[Scale, tuple[int, ...]] = {
 def variants(scale: Scale) -> tuple[Variant, ...]:
     """Return Staircases by chunk size, then by passes, and Cached Staircases by chunk size. The Staircase of both
     series is one variant."""
-    setting, (fixed_passes, fixed_chunk) = presets.short_random_walk(scale=scale), FIXED[scale]
+    preset, (fixed_passes, fixed_chunk) = presets.short_random_walk(scale=scale), FIXED[scale]
 
     def variant(core: str, N: int, C: int, *points: SweepPoint) -> Variant:
-        config = with_core(setting, core, chunk=C, passes=N)
+        config = with_core(preset, core, chunk=C, passes=N)
         return Variant(f"{NAMES[core]}, N = {N}, C = {C}", config, points=points)
 
     def staircase(N: int, C: int) -> Variant:
@@ -49,12 +49,12 @@ def variants(scale: Scale) -> tuple[Variant, ...]:
 
 def chunk_passes(scale: Scale) -> Experiment:
     base = presets.short_random_walk(scale=scale)
-    train, task = base.train, base.task
+    train, length = base.train, base.option("task.length")
     small = (
-        f"Laptop scale: episodes of {task.length} actions instead of 400, models of 0.1 million parameters instead "
-        f"of 3.2, unlimited training episodes, one curriculum over the length (8 to {task.length}, advancing at "
-        f"{train.curriculum_accuracy:g}% accuracy), {train.steps:,} steps of {train.batch} streams, one seed. All "
-        "models have 4 heads."
+        f"Laptop scale: episodes of {length} actions instead of 400, models of 0.1 million parameters instead "
+        f"of 3.2, unlimited training episodes, one curriculum over the length (8 to {length}, advancing at "
+        f"{base.option('train.curriculum_accuracy'):g}% accuracy), {train.steps:,} steps of {train.batch} streams, one "
+        "seed. All models have 4 heads."
     )
     return Experiment(
         name="extra.chunk-passes",

@@ -21,8 +21,7 @@ def by_position_type(scale: Scale, reverse: bool) -> Experiment:
     variants = []
     for variant in base.variants:
         for positions in POSITIONS if variant.name != "LSTM" else ():
-            core = dataclasses.replace(variant.config.core, positions=positions)
-            config = dataclasses.replace(variant.config, core=core)
+            config = variant.config.replace(core={"positions": positions})
             name = f"{variant.name}, {positions}"
             variants.append(Variant(name, config, variant.paper, paper_name=variant.name))
     what = "reverse" if reverse else "copy"

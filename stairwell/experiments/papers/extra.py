@@ -6,21 +6,21 @@ import dataclasses
 
 from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import PLAIN
+from stairwell.experiments.papers.feedback.shared import PLAIN
 from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import with_core
 
 
 def state_tracking_baseline(
-    name: str, title: str, setting: RunConfig, scale: Scale, tested: tuple[int, ...]
+    name: str, title: str, preset: RunConfig, scale: Scale, tested: tuple[int, ...]
 ) -> Experiment:
     columns: tuple[Column, ...] = tuple(
         Metric(f"accuracy at {length} (%)", "accuracy", task={"test_length": length}) for length in tested
     )
     last = Metric(f"last token at {tested[-1]} (%)", "last_accuracy", task={"test_length": tested[-1]})
-    train, large = setting.train, "Sizes and training are those of the first paper's random walk."
-    layers = f"{setting.core.layers} layers of width {setting.core.width}"
+    train, large = preset.train, "Sizes and training are those of the first paper's random walk."
+    layers = f"{preset.core.layers} layers of width {preset.core.width}"
     small = f"Laptop scale: {layers}, {train.steps:,} steps of {train.batch} streams."
     sizes = small if scale == "laptop" else large
     return Experiment(
@@ -30,21 +30,21 @@ def state_tracking_baseline(
         scale=scale,
         columns=(*columns, last),
         variants=(
-            Variant("LSTM", with_core(setting, "lstm")),
-            Variant("Transformer-XL", with_core(setting, "transformer-xl", memory=64)),
-            Variant("Transformer-XL, no curriculum", with_core(setting, "transformer-xl", None, PLAIN, memory=64)),
-            Variant("Feedback", with_core(setting, "feedback", memory=8)),
-            Variant("Staircase, N = 4, C = 2", with_core(setting, "staircase", chunk=2, passes=4)),
-            Variant("Cached Staircase, N = 9, C = 1", with_core(setting, "cached-staircase", chunk=1, passes=9)),
-            Variant("Global Cached Staircase", with_core(setting, "global-cached-staircase", chunk=1, distances=128)),
+            Variant("LSTM", with_core(preset, "lstm")),
+            Variant("Transformer-XL", with_core(preset, "transformer-xl", memory=64)),
+            Variant("Transformer-XL, no curriculum", with_core(preset, "transformer-xl", None, PLAIN, memory=64)),
+            Variant("Feedback", with_core(preset, "feedback", memory=8)),
+            Variant("Staircase, N = 4, C = 2", with_core(preset, "staircase", chunk=2, passes=4)),
+            Variant("Cached Staircase, N = 9, C = 1", with_core(preset, "cached-staircase", chunk=1, passes=9)),
+            Variant("Global Cached Staircase", with_core(preset, "global-cached-staircase", chunk=1, distances=128)),
             Variant(
                 "Global Cached Staircase, 16 distances",
-                with_core(setting, "global-cached-staircase", chunk=1, distances=16),
+                with_core(preset, "global-cached-staircase", chunk=1, distances=16),
             ),
         ),
         notes=(
-            f"Trained on lengths up to {setting.task.length} with the same curriculum for all models; Transformer-XL "
-            f"is also trained without it. {sizes}",
+            f"Trained on lengths up to {preset.option('task.length')} with the same curriculum for all models; "
+            f"Transformer-XL is also trained without it. {sizes}",
             "Transformer-XL attends to 64 tokens, more than a training sequence has. The other models carry a state and"
             " attend to 8 or 9 tokens; Global Cached Staircase attends to the whole sequence, with 128 position "
             "embeddings, of which training reaches 40, or with 16, the last of which all larger distances share.",

@@ -26,11 +26,10 @@ def spread(scale: Scale, reverse: bool) -> Experiment:
     variants = []
     for variant in base.variants:
         for positions in POSITIONS if variant.name != "LSTM" else ("",):
-            core = dataclasses.replace(variant.config.core, **({"positions": positions} if positions else {}))
-            task = dataclasses.replace(variant.config.task, min_length=1)
+            core = {"positions": positions} if positions else {}
+            config = variant.config.replace(core=core, task={"min_length": 1})
             name = f"{variant.name}, {positions} positions" if positions else variant.name
             paper = (*variant.paper[1:], *("" for _ in CURVE)) if variant.paper else ()
-            config = dataclasses.replace(variant.config, core=core, task=task)
             variants.append(Variant(name, config, paper, paper_name=variant.name))
     what = "reverse" if reverse else "copy"
     return dataclasses.replace(

@@ -11,10 +11,10 @@ from stairwell.cores import build, config_type
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModelConfig
-from stairwell.runs.config import RunConfig
+from stairwell.runs.config import AnyTrainConfig, RunConfig
 from stairwell.runs.families import family_of
 from stairwell.tasks import task_type
-from stairwell.train.config import StreamTrainConfig, TrainConfig
+from stairwell.train.config import StreamTrainConfig
 
 # quick: minutes on two CPU cores, the default of `stairwell train`; laptop and paper: the scales of experiments.
 PresetScale = Literal["quick", "laptop", "paper"]
@@ -26,7 +26,7 @@ def base_run(
     *,
     task_name: str,
     task: Any,
-    train: TrainConfig,
+    train: AnyTrainConfig,
     layers: int,
     width: int,
     heads: int,
@@ -60,8 +60,8 @@ def with_core(
     """Return the run of another core with the sizes of `base`; `options`, `task` and `train` replace fields."""
     config = config_type(core_name)
     if core_name == "lstm":
-        width = lstm_width(base.core.width)
-        shared = {"layers": base.core.layers, "width": width, "dropout": base.core.attention_dropout}
+        width, dropout = lstm_width(base.core.width), base.option("core.attention_dropout")
+        shared = {"layers": base.core.layers, "width": width, "dropout": dropout}
     else:
         names = SHARED_FIELDS & {field.name for field in dataclasses.fields(config) if field.init}
         shared = {name: getattr(base.core, name) for name in names}
@@ -86,7 +86,7 @@ def match_parameters(goal: RunConfig, run: RunConfig, vocabulary_size: int = 0) 
             return abs(int(8 * core.layers * D * (D + 1) + embeddings - parameters))
 
         return run.replace(core={"width": min(range(2, 8 * core.width, 2), key=difference)})
-    smallest, second = (count_parameters(dataclasses.replace(core, inner=inner)) for inner in (8, 16))
+    smallest, second = (count_parameters(run.replace(core={"inner": inner}).core) for inner in (8, 16))
     return run.replace(core={"inner": 8 * max(1, 1 + round((parameters - smallest) / (second - smallest)))})
 
 
@@ -114,7 +114,7 @@ def small_run(
     memory: int = 32,
     context: int = 100,
     chunk: int = 4,
-    train: TrainConfig | None = None,
+    train: AnyTrainConfig | None = None,
     task: dict[str, Any] | None = None,
     core: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,

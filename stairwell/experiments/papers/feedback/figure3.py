@@ -12,7 +12,7 @@ MEMORIES: dict[Scale, tuple[int, ...]] = {"laptop": (2, 4, 8, 16, 24), "paper": 
 
 
 def corridor(scale: Scale) -> Experiment:
-    setting = presets.corridor(scale=scale)
+    preset = presets.corridor(scale=scale)
     return Experiment(
         name="feedback.figure3",
         title="Corridor: reward against memory size",
@@ -22,7 +22,7 @@ def corridor(scale: Scale) -> Experiment:
         variants=tuple(
             Variant(
                 f"{model}, memory {memory}",
-                with_core(setting, core, memory=memory),
+                with_core(preset, core, memory=memory),
                 points=(SweepPoint(MEMORY, model, memory),),
             )
             for model, core in (("Transformer", "transformer-xl"), ("Feedback", "feedback"))

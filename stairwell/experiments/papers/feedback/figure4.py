@@ -23,10 +23,10 @@ PRINTED: dict[str, tuple[str, ...]] = {"Transformer, 1 layer": ("27.3", ""), "Fe
 
 
 def translation(scale: Scale) -> Experiment:
-    setting, small = presets.wmt(scale), scale == "laptop"
-    variants = by_depth(setting, (1, 2, 4) if small else (1, 2, 4, 6), PRINTED if not small else {})
+    preset, small = presets.wmt(scale), scale == "laptop"
+    variants = by_depth(preset, (1, 2, 4) if small else (1, 2, 4, 6), PRINTED if not small else {})
     if not small:
-        deep = decoder_run(setting, "feedback", 2, model={"encoder_layers": 12, "encoder_layer_drop": 0.2})
+        deep = decoder_run(preset, "feedback", 2, model={"encoder_layers": 12, "encoder_layer_drop": 0.2})
         point = SweepPoint(DEPTH, "Feedback, encoder of 12", 2)
         variants += (Variant("Feedback, 2 layers, encoder of 12", deep, ("29.0", ""), (point,)),)
     return Experiment(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import ByTime
-from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES, CHAR_PTB_VOCABULARY
+from stairwell.experiments.papers.feedback.shared import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES, CHAR_PTB_VOCABULARY
 from stairwell.runs import presets
 from stairwell.runs.presets import match_parameters, matched_feedback, with_core
 
 
 def figure5(scale: Scale) -> Experiment:
-    setting, small = presets.char_ptb(scale=scale), scale == "laptop"
-    transformer = with_core(setting, "transformer-xl")
-    lstm = match_parameters(transformer, with_core(setting, "lstm"), CHAR_PTB_VOCABULARY)
+    preset, small = presets.char_ptb(scale=scale), scale == "laptop"
+    transformer = with_core(preset, "transformer-xl")
+    lstm = match_parameters(transformer, with_core(preset, "lstm"), CHAR_PTB_VOCABULARY)
     return Experiment(
         name="feedback.figure5",
         title="Memory composition, character-level Penn Treebank",
@@ -24,11 +24,12 @@ def figure5(scale: Scale) -> Experiment:
         variants=(
             *((Variant("LSTM", lstm),) if small else ()),
             Variant("Transformer", transformer),
-            Variant("Feedback, recurrent memory", matched_feedback(setting, scale, memory_composition="recurrent")),
+            Variant("Feedback, recurrent memory", matched_feedback(preset, scale, memory_composition="recurrent")),
             Variant(
-                "Feedback, top-only memory", matched_feedback(setting, scale, memory_composition=setting.core.layers)
+                "Feedback, top-only memory",
+                matched_feedback(preset, scale, memory_composition=preset.core.layers),
             ),
-            Variant("Feedback, memory of all layers", matched_feedback(setting, scale)),
+            Variant("Feedback, memory of all layers", matched_feedback(preset, scale)),
         ),
         claim=(
             "memory composed of all layers is best, the top layer alone is close; recurrence within each layer is not "

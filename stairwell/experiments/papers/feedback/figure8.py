@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
-from stairwell.experiments.papers.feedback.settings import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES
+from stairwell.experiments.papers.feedback.shared import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES
 from stairwell.runs import presets
 from stairwell.runs.presets import matched_feedback, with_core
 
@@ -11,14 +11,14 @@ LAYER = "layer that makes the memory (0: the embedding)"
 
 
 def figure8(scale: Scale) -> Experiment:
-    setting = presets.char_ptb(scale=scale)
+    preset = presets.char_ptb(scale=scale)
     single = (
         Variant(
             f"Feedback, memory of layer {layer} alone",
-            matched_feedback(setting, scale, memory_composition=layer),
+            matched_feedback(preset, scale, memory_composition=layer),
             points=(SweepPoint(LAYER, "Feedback, memory of one layer", layer),),
         )
-        for layer in range(setting.core.layers + 1)
+        for layer in range(preset.core.layers + 1)
     )
     return Experiment(
         name="feedback.figure8",
@@ -27,10 +27,10 @@ def figure8(scale: Scale) -> Experiment:
         scale=scale,
         columns=(BITS,),
         variants=(
-            Variant("Transformer", with_core(setting, "transformer-xl")),
+            Variant("Transformer", with_core(preset, "transformer-xl")),
             *single,
-            Variant("Feedback, average of all layers", matched_feedback(setting, scale, memory_composition="average")),
-            Variant("Feedback, weighted sum of all layers", matched_feedback(setting, scale)),
+            Variant("Feedback, average of all layers", matched_feedback(preset, scale, memory_composition="average")),
+            Variant("Feedback, weighted sum of all layers", matched_feedback(preset, scale)),
         ),
         claim=(
             "memory from a higher layer is better; the first layer is no better than a Transformer, the average is "

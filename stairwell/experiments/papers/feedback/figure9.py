@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import (
+from stairwell.experiments.papers.feedback.shared import (
     BITS,
     CHAR_PTB_DATA,
     CHAR_PTB_NOTES,
@@ -23,20 +24,22 @@ from stairwell.runs.presets import match_parameters, matched_feedback, with_core
 LAYERS = "layers, at equal parameters"
 
 
-def by_depth(setting: RunConfig, scale: Scale, depths: tuple[int, ...]) -> tuple[Variant, ...]:
+def by_depth(preset: RunConfig, scale: Scale, depths: tuple[int, ...]) -> tuple[Variant, ...]:
     """Return both models at each depth. Head width and inner width are inversely proportional to the depth, so the
     number of parameters is constant."""
-    base = with_core(setting, "transformer-xl")
+    base = with_core(preset, "transformer-xl")
+    transformer = base.core
+    assert isinstance(transformer, TransformerXLConfig)
     variants = []
     for core, model in (("transformer-xl", "Transformer"), ("feedback", "Feedback")):
         for depth in depths:
-            head_width, inner = (setting.core.layers * size // depth for size in (base.core.K, base.core.F))
+            head_width, inner = (preset.core.layers * size // depth for size in (transformer.K, transformer.F))
             own: dict[str, Any] = {"layers": depth, "head_width": head_width, "inner": inner}
             if core == "feedback":
                 own["share_kv"] = scale == "laptop"
-            config = with_core(setting, core, **own)
-            if depth == setting.core.layers:  # the run that other figures have too
-                config = base if core == "transformer-xl" else matched_feedback(setting, scale)
+            config = with_core(preset, core, **own)
+            if depth == preset.core.layers:  # the run that other figures have too
+                config = base if core == "transformer-xl" else matched_feedback(preset, scale)
             elif scale == "laptop":
                 config = match_parameters(base, config)
             name = f"{model}, {depth} layer{'s' if depth > 1 else ''}"

@@ -47,12 +47,12 @@ SMALL_SUMMARIES = (
 )
 
 
-def by_depth(setting: RunConfig, depths: tuple[int, ...], printed: dict[str, tuple[str, ...]]) -> tuple[Variant, ...]:
+def by_depth(preset: RunConfig, depths: tuple[int, ...], printed: dict[str, tuple[str, ...]]) -> tuple[Variant, ...]:
     """Return both decoders at every depth with the same encoder; `printed` are the paper's numbers."""
     variants = []
     for core, model in (("transformer-xl", "Transformer"), ("feedback", "Feedback")):
         for depth in depths:
             name = f"{model}, {depth} layer{'s' if depth > 1 else ''}"
             point = SweepPoint(DEPTH, model, depth)
-            variants.append(Variant(name, decoder_run(setting, core, depth), printed.get(name, ()), (point,)))
+            variants.append(Variant(name, decoder_run(preset, core, depth), printed.get(name, ()), (point,)))
     return tuple(variants)

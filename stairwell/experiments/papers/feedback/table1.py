@@ -6,7 +6,7 @@ import dataclasses
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import (
+from stairwell.experiments.papers.feedback.shared import (
     ACCURACY,
     KEYS_EACH,
     KEYS_SHARED,
@@ -36,23 +36,21 @@ Numbers = tuple[str, ...]
 
 
 def two_and_an_lstm(
-    setting: RunConfig, scale: Scale, memory: int, transformer: Numbers, feedback: Numbers
+    preset: RunConfig, scale: Scale, memory: int, transformer: Numbers, feedback: Numbers
 ) -> tuple[Variant, ...]:
     """Return the paper's two models with its numbers, and an LSTM."""
     shared = scale == "laptop"
     return (
-        Variant("LSTM", with_core(setting, "lstm")),
-        Variant("Transformer", with_core(setting, "transformer-xl", memory=memory), transformer),
-        Variant("Feedback", with_core(setting, "feedback", memory=memory, share_kv=shared), feedback),
+        Variant("LSTM", with_core(preset, "lstm")),
+        Variant("Transformer", with_core(preset, "transformer-xl", memory=memory), transformer),
+        Variant("Feedback", with_core(preset, "feedback", memory=memory, share_kv=shared), feedback),
     )
 
 
 def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
-    setting = presets.copy(scale=scale)
+    preset = presets.copy(scale=scale)
     what = "reverse" if reverse else "copy"
-    setting = dataclasses.replace(
-        setting, task_name=what, task=dataclasses.replace(setting.task, reverse=reverse)
-    )  # fmt: skip
+    preset = dataclasses.replace(preset, task_name=what).replace(task={"reverse": reverse})
     numbers = (("", "50.2", "5.9"), ("", "74.8", "29.2")) if reverse else (("", "59.1", "6.2"), ("", "76.2", "23.6"))
     smaller = (
         "Laptop scale: models of 0.4 million parameters instead of 3.2, unlimited training sequences, 3,000 steps of 16"
@@ -68,7 +66,7 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
             Metric("character accuracy at 400 (%)", "accuracy"),
             Metric("sequence accuracy at 400 (%)", "sequence_accuracy"),
         ),
-        variants=two_and_an_lstm(setting, scale, 801, *numbers),
+        variants=two_and_an_lstm(preset, scale, 801, *numbers),
         claim="on sequences ten times as long, Feedback is more accurate than a Transformer",
         notes=(
             *((smaller, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
@@ -90,16 +88,15 @@ def table1_reverse(scale: Scale) -> Experiment:
 
 
 def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experiment:
-    setting, most = presets.counting(scale=scale), length
+    preset, most = presets.counting(scale=scale), length
     if scale == "laptop" and length > 200:
         most = 200
-    setting = dataclasses.replace(setting, task=dataclasses.replace(setting.task, length=most))
+    preset = preset.replace(task={"length": most})
     smaller = (
         "Laptop scale: models of 0.1 million parameters instead of 3.2, unlimited training sequences, 2,000 steps."
     )
     if most < length:
-        longer = dataclasses.replace(setting.train, steps=4000, decay="cosine", curriculum=f"length=10..{most}")
-        setting = dataclasses.replace(setting, train=longer)
+        preset = preset.replace(train={"steps": 4000, "decay": "cosine", "curriculum": f"length=10..{most}"})
         smaller = smaller.replace("2,000 steps", f"4,000 steps, counts up to {most} instead of {length:,}")
     suffix = f" (up to {length:,})" if most < length else ""
     return Experiment(
@@ -108,7 +105,7 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experime
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
         columns=(Metric("sequence accuracy (%)", "sequence_accuracy"),),
-        variants=two_and_an_lstm(setting, scale, 2 * most + 1, *((number + suffix,) for number in numbers)),
+        variants=two_and_an_lstm(preset, scale, 2 * most + 1, *((number + suffix,) for number in numbers)),
         claim="over long sequences Feedback counts more accurately than a Transformer",
         notes=(
             *((smaller, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
@@ -131,7 +128,7 @@ def table1_counting_1000(scale: Scale) -> Experiment:
 
 
 def table1_random_walk(scale: Scale) -> Experiment:
-    setting, small = presets.random_walk(scale=scale), scale == "laptop"
+    preset, small = presets.random_walk(scale=scale), scale == "laptop"
     smaller = (
         "Laptop scale: models of 0.1 million parameters instead of 3.2, unlimited training episodes instead of 10,000, "
         "and the same curriculum over the length for every model (8 to 100, advancing at 92% accuracy)."
@@ -143,9 +140,9 @@ def table1_random_walk(scale: Scale) -> Experiment:
         scale=scale,
         columns=ACCURACY,
         variants=(
-            *random_walk_lstms(setting, scale),
-            Variant("Transformer", with_core(setting, "transformer-xl", memory=101 if small else 100), ("68",)),
-            Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 100, share_kv=small), ("100",)),
+            *random_walk_lstms(preset, scale),
+            Variant("Transformer", with_core(preset, "transformer-xl", memory=101 if small else 100), ("68",)),
+            Variant("Feedback", with_core(preset, "feedback", memory=16 if small else 100, share_kv=small), ("100",)),
         ),
         seeds=3 if small else 1,
         claim="Feedback tracks the agent without errors; a Transformer, which attends to every action, does not",
@@ -177,13 +174,10 @@ def on_more_variables(curriculum: str, variables: int) -> str:
 
 
 def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -> Experiment:
-    setting, small = presets.algorithmic(scale=scale), scale == "laptop"
-    setting = dataclasses.replace(
-        setting,
-        task=dataclasses.replace(setting.task, variables=variables),
-        train=dataclasses.replace(setting.train, curriculum=on_more_variables(setting.train.curriculum, variables)),
-    )
-    span, twice = 128 if small else 100, 2 * setting.core.layers
+    preset, small = presets.algorithmic(scale=scale), scale == "laptop"
+    curriculum = on_more_variables(preset.option("train.curriculum"), variables)
+    preset = preset.replace(task={"variables": variables}, train={"curriculum": curriculum})
+    span, twice = 128 if small else 100, 2 * preset.core.layers
     lstm, transformer, deep, feedback = (of_100(scale, number) for number in numbers)
     return Experiment(
         name=f"feedback.table1.algorithmic-{variables}",
@@ -192,16 +186,18 @@ def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -
         scale=scale,
         columns=algorithmic_columns(scale, "accuracy"),
         variants=(
-            Variant("LSTM", with_core(setting, "lstm"), lstm),
+            Variant("LSTM", with_core(preset, "lstm"), lstm),
             Variant(
-                f"Transformer, {setting.core.layers} layers",
-                with_core(setting, "transformer-xl", memory=span),
+                f"Transformer, {preset.core.layers} layers",
+                with_core(preset, "transformer-xl", memory=span),
                 transformer,
             ),
             Variant(
-                f"Transformer, {twice} layers", with_core(setting, "transformer-xl", memory=span, layers=twice), deep
+                f"Transformer, {twice} layers",
+                with_core(preset, "transformer-xl", memory=span, layers=twice),
+                deep,
             ),
-            Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 100, share_kv=small), feedback),
+            Variant("Feedback", with_core(preset, "feedback", memory=16 if small else 100, share_kv=small), feedback),
         ),
         claim=(
             "Transformers cannot track the variables, even with twice the layers; an LSTM tracks three variables but "

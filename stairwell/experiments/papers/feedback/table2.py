@@ -11,7 +11,7 @@ from stairwell.runs.presets import decoder_run
 def table2(scale: Scale) -> Experiment | None:
     if scale == "laptop":
         return None
-    setting = presets.wmt(scale)
+    preset = presets.wmt(scale)
     return Experiment(
         name="feedback.table2",
         title="Translation, English to German",
@@ -19,8 +19,8 @@ def table2(scale: Scale) -> Experiment | None:
         scale=scale,
         columns=(SPLIT_BLEU,),
         variants=(
-            Variant("Transformer", decoder_run(setting, "transformer-xl", 6), ("28.4",)),
-            Variant("Feedback", decoder_run(setting, "feedback", 6), ("29.5",)),
+            Variant("Transformer", decoder_run(preset, "transformer-xl", 6), ("28.4",)),
+            Variant("Feedback", decoder_run(preset, "feedback", 6), ("29.5",)),
         ),
         claim="Feedback is better than recurrent and hybrid architectures and than the Transformer",
         notes=(

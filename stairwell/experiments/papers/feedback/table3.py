@@ -6,7 +6,7 @@ from typing import Any
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import (
+from stairwell.experiments.papers.feedback.shared import (
     ADAPTIVE_SPAN,
     KEYS_SHARED,
     WIKITEXT_DATA,
@@ -18,11 +18,11 @@ from stairwell.runs.presets import with_core
 
 
 def table3(scale: Scale) -> Experiment:
-    setting, small = presets.wikitext(scale=scale), scale == "laptop"
+    preset, small = presets.wikitext(scale=scale), scale == "laptop"
     span: dict[str, Any] = {"memory": 64} if small else ADAPTIVE_SPAN
     finetune = {"finetune_task": "end_of_line=true"}
     # In the best variants of table 6 the BPTT length grows for Feedback and not for the Transformer.
-    grows = {} if small else {"segment_warmup": setting.train.segment // 2}
+    grows = {} if small else {"segment_warmup": preset.option("train.segment") // 2}
     return Experiment(
         name="feedback.table3",
         title="Word-level Wikipedia",
@@ -30,8 +30,8 @@ def table3(scale: Scale) -> Experiment:
         scale=scale,
         columns=(Metric("test perplexity", "perplexity"),),
         variants=(
-            Variant("Transformer", with_core(setting, "transformer-xl", train=finetune, **span), ("19.9",)),
-            Variant("Feedback", with_core(setting, "feedback", train={**finetune, **grows}, **span), ("18.3",)),
+            Variant("Transformer", with_core(preset, "transformer-xl", train=finetune, **span), ("19.9",)),
+            Variant("Feedback", with_core(preset, "feedback", train={**finetune, **grows}, **span), ("18.3",)),
         ),
         claim="Feedback is better than a Transformer of its size and equals a Transformer-XL twice as large",
         notes=(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
-from stairwell.experiments.papers.feedback.settings import ENWIK8_DATA, ENWIK8_SAMPLE, bits_per_byte
+from stairwell.experiments.papers.feedback.shared import ENWIK8_DATA, ENWIK8_SAMPLE, bits_per_byte
 from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
 
 def table4(scale: Scale) -> Experiment:
-    setting, small = presets.enwik8(scale=scale), scale == "laptop"
+    preset, small = presets.enwik8(scale=scale), scale == "laptop"
     smaller = (
         "Laptop scale: models of 0.9 million parameters, a fixed attention span of 64 tokens instead of an "
         f"adaptive one of 8,192, 2,200 steps of 32 streams of 64 bytes (32 in the first half), scored on "
@@ -22,8 +22,8 @@ def table4(scale: Scale) -> Experiment:
         scale=scale,
         columns=bits_per_byte(scale)[1:],
         variants=(
-            Variant("Transformer", with_core(setting, "transformer-xl")),
-            Variant("Feedback", with_core(setting, "feedback", share_kv=False), ("0.96",)),
+            Variant("Transformer", with_core(preset, "transformer-xl")),
+            Variant("Feedback", with_core(preset, "feedback", share_kv=False), ("0.96",)),
         ),
         claim="a Feedback model is better than Transformers 3.5 times its size",
         notes=(

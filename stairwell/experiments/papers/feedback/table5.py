@@ -8,7 +8,7 @@ from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFac
 from stairwell.experiments.measures import DecodingSpeed, TrainingSpeed
 from stairwell.experiments.papers.feedback.agents import MAZE_NOTES
 from stairwell.experiments.papers.feedback.pairs import OUR_CHOICES, SMALL, WMT_DATA, WORDS_PER_SECOND
-from stairwell.experiments.papers.feedback.settings import WIKITEXT_DATA, WIKITEXT_NOTES
+from stairwell.experiments.papers.feedback.shared import WIKITEXT_DATA, WIKITEXT_NOTES
 from stairwell.runs import presets
 from stairwell.runs.presets import decoder_run, with_core
 
@@ -16,7 +16,7 @@ GPUS = "The paper's numbers were measured on unspecified GPUs; only the ratio of
 
 
 def words(scale: Scale) -> Experiment:
-    setting, small = presets.wikitext(scale=scale), scale == "laptop"
+    preset, small = presets.wikitext(scale=scale), scale == "laptop"
     budget = 1 << 22 if small else 1 << 31
     short = {"steps": 100, "finetune_steps": 0, "log_every": 10, "validate_every": 0, "valid_tokens": 20_000}
     memory = 64 if small else 512
@@ -30,8 +30,8 @@ def words(scale: Scale) -> Experiment:
             DecodingSpeed(f"inference, states of {budget >> 20} MB (tokens/s)", budget),
         ),
         variants=(
-            Variant("Transformer", with_core(setting, "transformer-xl", train=short, memory=memory), ("296K", "592")),
-            Variant("Feedback", with_core(setting, "feedback", train=short, memory=memory), ("84.4K", "2176")),
+            Variant("Transformer", with_core(preset, "transformer-xl", train=short, memory=memory), ("296K", "592")),
+            Variant("Feedback", with_core(preset, "feedback", train=short, memory=memory), ("84.4K", "2176")),
         ),
         claim="Feedback trains 3.5 times more slowly and generates almost 4 times as fast",
         notes=(
@@ -46,7 +46,7 @@ def words(scale: Scale) -> Experiment:
 
 
 def translation(scale: Scale) -> Experiment:
-    setting, small = presets.wmt(scale), scale == "laptop"
+    preset, small = presets.wmt(scale), scale == "laptop"
     short: dict[str, Any] = {"steps": 100, "log_every": 10, "validate_every": 0, "average": 0}
     return Experiment(
         name="feedback.table5.translation",
@@ -55,8 +55,8 @@ def translation(scale: Scale) -> Experiment:
         scale=scale,
         columns=(TrainingSpeed("training (tokens/s)"), WORDS_PER_SECOND),
         variants=(
-            Variant("Transformer", decoder_run(setting, "transformer-xl", 2, train=short), ("280K", "3190")),
-            Variant("Feedback", decoder_run(setting, "feedback", 2, train=short), ("126K", "5410")),
+            Variant("Transformer", decoder_run(preset, "transformer-xl", 2, train=short), ("280K", "3190")),
+            Variant("Feedback", decoder_run(preset, "feedback", 2, train=short), ("126K", "5410")),
         ),
         claim="Feedback trains at less than half the speed and translates 1.7 times as fast",
         notes=(
@@ -70,7 +70,7 @@ def translation(scale: Scale) -> Experiment:
 
 
 def agents(scale: Scale) -> Experiment:
-    setting = presets.maze(scale=scale)
+    preset = presets.maze(scale=scale)
     short = {"steps": 96, "log_every": 16, "validate_every": 0}
     return Experiment(
         name="feedback.table5.agents",
@@ -79,8 +79,8 @@ def agents(scale: Scale) -> Experiment:
         scale=scale,
         columns=(TrainingSpeed("training (frames/s)"),),
         variants=(
-            Variant("Transformer", with_core(setting, "transformer-xl", train=short), ("22.3K",)),
-            Variant("Feedback", with_core(setting, "feedback", train=short), ("22.3K",)),
+            Variant("Transformer", with_core(preset, "transformer-xl", train=short), ("22.3K",)),
+            Variant("Feedback", with_core(preset, "feedback", train=short), ("22.3K",)),
         ),
         claim="where frames arrive one at a time, Feedback trains as fast as a Transformer",
         notes=(*MAZE_NOTES[scale], "96 steps, to measure speed only.", GPUS),

@@ -6,7 +6,7 @@ from typing import Any
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import (
+from stairwell.experiments.papers.feedback.shared import (
     ADAPTIVE_SPAN,
     ADAPTIVE_SPAN_SMALL,
     KEYS_SHARED,
@@ -19,7 +19,7 @@ from stairwell.runs.presets import with_core
 
 def table6(scale: Scale) -> Experiment:
     """Return variants in the paper's order: pre-norm and higher learning rate, adaptive span, growing BPTT length."""
-    setting, small = presets.wikitext(scale=scale), scale == "laptop"
+    preset, small = presets.wikitext(scale=scale), scale == "laptop"
     train: dict[str, Any] = {"finetune_steps": 0}
     numbers = {
         "Transformer": {(0, 0, 0): "22.9", (0, 0, 1): "22.9", (1, 0, 1): "21.0", (1, 1, 0): "20.6"},
@@ -33,13 +33,13 @@ def table6(scale: Scale) -> Experiment:
                 own |= ADAPTIVE_SPAN_SMALL if small else ADAPTIVE_SPAN
             changed = dict(train) if pre else {**train, "learning_rate": 5e-4 if small else 2.5e-4}
             if grow:
-                changed["segment_warmup"] = setting.train.segment // 2
+                changed["segment_warmup"] = preset.option("train.segment") // 2
             words = (
                 ["pre-norm and higher learning rate"] * pre + ["adaptive span"] * far + ["growing BPTT length"] * grow
             )
             core = "feedback" if model == "Feedback" else "transformer-xl"
             name = f"{model}, {', '.join(words) or 'plain'}"
-            variants.append(Variant(name, with_core(setting, core, train=changed, **own), (number,)))
+            variants.append(Variant(name, with_core(preset, core, train=changed, **own), (number,)))
     return Experiment(
         name="feedback.table6",
         title="Ablation of training techniques, word-level Wikipedia",

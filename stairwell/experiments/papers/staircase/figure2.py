@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
-from stairwell.experiments.papers.feedback import settings as first
-from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte
-from stairwell.experiments.papers.staircase.settings import (
+from stairwell.experiments.papers.feedback import shared as first
+from stairwell.experiments.papers.feedback.shared import algorithmic_columns, bits_per_byte
+from stairwell.experiments.papers.staircase.shared import (
     ALGORITHMIC_NOTES,
     CACHED_SIZE,
     EIGHT,

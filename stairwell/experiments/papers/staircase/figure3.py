@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import STAIRCASE, Column, Experiment, ExperimentFactory, Scale
-from stairwell.experiments.papers.staircase.settings import (
+from stairwell.experiments.papers.staircase.shared import (
     CACHED_SIZE,
     PERPLEXITY,
     REDDIT_SIZES,

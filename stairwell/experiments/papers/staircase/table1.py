@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
-from stairwell.experiments.papers.feedback import settings as first
-from stairwell.experiments.papers.feedback.settings import algorithmic_columns, bits_per_byte, of_100
-from stairwell.experiments.papers.staircase.settings import (
+from stairwell.experiments.papers.feedback import shared as first
+from stairwell.experiments.papers.feedback.shared import algorithmic_columns, bits_per_byte, of_100
+from stairwell.experiments.papers.staircase.shared import (
     ALGORITHMIC_NOTES,
     BASE_DATA,
     CACHED,
@@ -51,19 +51,19 @@ OUR_VARIANTS = (
 )
 
 
-def random_walk_globals(setting: RunConfig, scale: Scale) -> tuple[Variant, ...]:
+def random_walk_globals(preset: RunConfig, scale: Scale) -> tuple[Variant, ...]:
     """Return Global Cached Staircase. The paper trains it for longer; at laptop scale a second variant has a higher
     learning rate instead."""
     name, number = "Global Cached Staircase", ("0.0 (table 7)",)
     if scale == "paper":
-        return (Variant(name, with_core(setting, "global-cached-staircase", RESET_STREAMS, LONGER, chunk=8), number),)
+        return (Variant(name, with_core(preset, "global-cached-staircase", RESET_STREAMS, LONGER, chunk=8), number),)
     core: dict[str, Any] = {"chunk": 1, "distances": 16, "heads": 4}
     high_lr = {"learning_rate": 6e-3}
     return (
-        Variant(name, with_core(setting, "global-cached-staircase", RESET_STREAMS, **core), number),
+        Variant(name, with_core(preset, "global-cached-staircase", RESET_STREAMS, **core), number),
         Variant(
             f"{name}, learning rate 0.006",
-            with_core(setting, "global-cached-staircase", RESET_STREAMS, high_lr, **core),
+            with_core(preset, "global-cached-staircase", RESET_STREAMS, high_lr, **core),
             number,
         ),
     )
@@ -71,22 +71,20 @@ def random_walk_globals(setting: RunConfig, scale: Scale) -> tuple[Variant, ...]
 
 def table1_random_walk(scale: Scale) -> Experiment:
     """Return table 1, random walk, with the Global Cached Staircase of its appendix."""
-    setting = presets.long_random_walk(scale=scale)
+    preset = presets.long_random_walk(scale=scale)
     small = scale == "laptop"
     variants = (
-        *first.random_walk_lstms(setting, scale, ("0.6",)),
-        Variant("Transformer-XL", with_core(setting, "transformer-xl", memory=101 if small else 512), ("84.1",)),
+        *first.random_walk_lstms(preset, scale, ("0.6",)),
+        Variant("Transformer-XL", with_core(preset, "transformer-xl", memory=101 if small else 512), ("84.1",)),
         *(
-            (Variant("Transformer-XL, no curriculum", with_core(setting, "transformer-xl", None, PLAIN, memory=101)),)
+            (Variant("Transformer-XL, no curriculum", with_core(preset, "transformer-xl", None, PLAIN, memory=101)),)
             if small
             else ()
         ),
-        Variant("Feedback", with_core(setting, "feedback", memory=16 if small else 64, share_kv=small), ("0.1",)),
-        StaircaseSizes("staircase", (2, 1), (8, 8)).variant(
-            setting, scale, ("0.1",), **({"heads": 4} if small else {})
-        ),
-        StaircaseSizes("cached-staircase", (17, 1), (64, 4)).variant(setting, scale, ("0.1",)),
-        *random_walk_globals(setting, scale),
+        Variant("Feedback", with_core(preset, "feedback", memory=16 if small else 64, share_kv=small), ("0.1",)),
+        StaircaseSizes("staircase", (2, 1), (8, 8)).variant(preset, scale, ("0.1",), **({"heads": 4} if small else {})),
+        StaircaseSizes("cached-staircase", (17, 1), (64, 4)).variant(preset, scale, ("0.1",)),
+        *random_walk_globals(preset, scale),
     )
     return Experiment(
         name="staircase.table1.random-walk",
@@ -100,31 +98,31 @@ def table1_random_walk(scale: Scale) -> Experiment:
         claim="all models with a carried state solve it, and a Transformer-XL does not",
         notes=(
             *RANDOM_WALK_NOTES[scale],
-            *segments(setting, variants, scale),
+            *segments(preset, variants, scale),
             *((OUR_VARIANTS, first.RANDOM_WALK_LSTM) if small else ()),
         ),
     )
 
 
 def table1_algorithm(scale: Scale) -> Experiment:
-    setting, small = presets.long_algorithmic(scale=scale), scale == "laptop"
+    preset, small = presets.long_algorithmic(scale=scale), scale == "laptop"
 
     def variant(name: str, core: str, number: str, **options: Any) -> Variant:
-        return Variant(name, with_core(setting, core, **options), of_100(scale, number))
+        return Variant(name, with_core(preset, core, **options), of_100(scale, number))
 
     xl = variant("Transformer-XL", "transformer-xl", "48.7", memory=128 if small else 512)
-    plain = Variant("Transformer-XL, no curriculum", with_core(setting, "transformer-xl", None, PLAIN, memory=128))
-    longer = StaircaseSizes("staircase", (4, 8), (4, 16)).variant(setting, scale, ())
+    plain = Variant("Transformer-XL, no curriculum", with_core(preset, "transformer-xl", None, PLAIN, memory=128))
+    longer = StaircaseSizes("staircase", (4, 8), (4, 16)).variant(preset, scale, ())
     core: dict[str, Any] = {"chunk": 1, "distances": 16} if small else {"chunk": 8}
-    best = with_core(setting, "global-cached-staircase", RESET_STREAMS, {} if small else LONGER, **core)
+    best = with_core(preset, "global-cached-staircase", RESET_STREAMS, {} if small else LONGER, **core)
     variants = (
         variant("LSTM", "lstm", "1.0"),
         xl,
         *((plain,) if small else ()),
         variant("Feedback", "feedback", "0.2", memory=16 if small else 32, share_kv=small),
-        StaircaseSizes("staircase", (2, 8), (8, 8)).variant(setting, scale, of_100(scale, "0.2")),
+        StaircaseSizes("staircase", (2, 8), (8, 8)).variant(preset, scale, of_100(scale, "0.2")),
         *((longer,) if small else ()),
-        StaircaseSizes("cached-staircase", (17, 1), (16, 4)).variant(setting, scale, of_100(scale, "1.2")),
+        StaircaseSizes("cached-staircase", (17, 1), (16, 4)).variant(preset, scale, of_100(scale, "1.2")),
         Variant("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),
     )
     return Experiment(
@@ -139,7 +137,7 @@ def table1_algorithm(scale: Scale) -> Experiment:
         claim="all models with a carried state solve it, and a Transformer-XL does not",
         notes=(
             *ALGORITHMIC_NOTES[scale],
-            *segments(setting, variants, scale),
+            *segments(preset, variants, scale),
             "Table 1 prints the best of ten seeds. The mean errors of table 6 are 0.5 ± 0.2% (N = 2, C = 32), 0.5 ± "
             "0.7% (N = 4, C = 16) and 12.6 ± 16.2% (N = 8, C = 8), and 24.3 ± 21.7% for Cached Staircase (C = 4).",
             "The paper quotes the LSTM's number from Irie et al. 2021.",
@@ -188,11 +186,11 @@ def table1_reddit(scale: Scale) -> Experiment:
 
 
 def table1_base(scale: Scale) -> Experiment:
-    setting = presets.base_data(scale=scale)
+    preset = presets.base_data(scale=scale)
     ours = (
-        deeper(setting, scale, ("",)),
-        TWO.variant(setting, scale, ("",)),
-        FOUR.variant(setting, scale, ("",)),
+        deeper(preset, scale, ("",)),
+        TWO.variant(preset, scale, ("",)),
+        FOUR.variant(preset, scale, ("",)),
     )
     return Experiment(
         name="staircase.table1.base",
@@ -201,10 +199,10 @@ def table1_base(scale: Scale) -> Experiment:
         scale=scale,
         columns=PERPLEXITY[:1],
         variants=(
-            transformer_xl(setting, scale, ("28.0",)),
-            feedback(setting, scale, ("26.6",)),
-            EIGHT.variant(setting, scale, ("23.0",)),
-            CACHED.variant(setting, scale, ("27.8",)),
+            transformer_xl(preset, scale, ("28.0",)),
+            feedback(preset, scale, ("26.6",)),
+            EIGHT.variant(preset, scale, ("23.0",)),
+            CACHED.variant(preset, scale, ("27.8",)),
             *(ours if scale == "laptop" else ()),
         ),
         seeds=text_seeds(scale),

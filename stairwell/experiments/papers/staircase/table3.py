@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
-from stairwell.experiments.papers.staircase.settings import (
+from stairwell.experiments.papers.staircase.shared import (
     CACHED,
     CHUNK,
     FOUR,
@@ -22,14 +22,14 @@ def with_its_passes(variant: Variant) -> Variant:
     """Return the variant with its own series per number of passes, in which only the chunk size varies."""
     if variant.config.core_name != "staircase":
         return variant
-    series = f"Staircase, N = {variant.config.core.passes}"
+    series = f"Staircase, N = {variant.config.option('core.passes')}"
     return dataclasses.replace(
         variant, points=tuple(dataclasses.replace(point, series=series) for point in variant.points)
     )
 
 
 def table3(scale: Scale) -> Experiment:
-    setting = presets.reddit(scale=scale)
+    preset = presets.reddit(scale=scale)
     stairs = {
         StaircaseSizes("cached-staircase", (9, 8), (9, 32)): ("26.4", "489"),
         StaircaseSizes("cached-staircase", (5, 16), (5, 64)): ("26.4", "318"),
@@ -45,7 +45,7 @@ def table3(scale: Scale) -> Experiment:
         title="Reddit: chunk size",
         paper=f"{STAIRCASE}, table 3",
         columns=(PERPLEXITY[0], SPEED),
-        variants=tuple(with_its_passes(each.variant(setting, scale, numbers)) for each, numbers in stairs.items()),
+        variants=tuple(with_its_passes(each.variant(preset, scale, numbers)) for each, numbers in stairs.items()),
         claim="with the same number of recurrent steps, chunk size hardly matters; larger chunks are faster",
         notes=(),
         axes=(CHUNK,),

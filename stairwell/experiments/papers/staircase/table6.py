@@ -6,8 +6,8 @@ import dataclasses
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.settings import LARGEST_SOLVED, STATEMENTS, of_100
-from stairwell.experiments.papers.staircase.settings import (
+from stairwell.experiments.papers.feedback.shared import LARGEST_SOLVED, STATEMENTS, of_100
+from stairwell.experiments.papers.staircase.shared import (
     ALGORITHMIC_NOTES,
     CHUNK,
     CHUNKS,
@@ -26,7 +26,7 @@ from stairwell.runs import presets
 
 def algorithm_variants(scale: Scale) -> Variants:
     """Return the variants of table 6 in its order."""
-    setting, small = presets.long_algorithmic(scale=scale), scale == "laptop"
+    preset, small = presets.long_algorithmic(scale=scale), scale == "laptop"
     stairs = {
         StaircaseSizes("staircase", (8, 4), (8, 8)): ("12.8 ± 16.5", "12.6 ± 16.2"),
         StaircaseSizes("staircase", (4, 8), (4, 16)): ("0.5 ± 0.5", "0.5 ± 0.7"),
@@ -45,9 +45,9 @@ def algorithm_variants(scale: Scale) -> Variants:
     return (
         dataclasses.replace(xl, paper=of_100(scale, "59.1 ± 12.5", "59.1 ± 12.4")),
         dataclasses.replace(feedback, paper=of_100(scale, "0.3 ± 0.0", "0.3 ± 0.0")),
-        *(each.variant(setting, scale, of_100(scale, *numbers)) for each, numbers in stairs.items()),
+        *(each.variant(preset, scale, of_100(scale, *numbers)) for each, numbers in stairs.items()),
         *(
-            each.variant(setting, scale, of_100(scale, *numbers), task=RESET_STREAMS, train={} if small else LONGER)
+            each.variant(preset, scale, of_100(scale, *numbers), task=RESET_STREAMS, train={} if small else LONGER)
             for each, numbers in unbounded.items()
         ),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
-from stairwell.experiments.papers.staircase.settings import (
+from stairwell.experiments.papers.staircase.shared import (
     CHUNK,
     CHUNKS,
     ERRORS,
@@ -24,7 +24,7 @@ from stairwell.runs import presets
 
 def random_walk_variants(scale: Scale) -> Variants:
     """Return the variants of table 7 in its order."""
-    setting, small = presets.long_random_walk(scale=scale), scale == "laptop"
+    preset, small = presets.long_random_walk(scale=scale), scale == "laptop"
     stairs = {
         StaircaseSizes("staircase", (8, 2), (8, 8)): ("0.2 ± 0.1", "0.2 ± 0.1"),
         StaircaseSizes("staircase", (4, 4), (4, 16)): ("0.2 ± 0.2", "0.2 ± 0.2"),
@@ -43,9 +43,9 @@ def random_walk_variants(scale: Scale) -> Variants:
     return (
         dataclasses.replace(xl, paper=("90.1 ± 4.6", "90.1 ± 4.6")),
         dataclasses.replace(feedback, paper=("0.1 ± 0.0", "0.1 ± 0.0")),
-        *(each.variant(setting, scale, numbers) for each, numbers in stairs.items()),
+        *(each.variant(preset, scale, numbers) for each, numbers in stairs.items()),
         *(
-            each.variant(setting, scale, numbers, task=RESET_STREAMS, train={} if small else LONGER)
+            each.variant(preset, scale, numbers, task=RESET_STREAMS, train={} if small else LONGER)
             for each, numbers in unbounded.items()
         ),
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
-from stairwell.experiments.papers.staircase.settings import (
+from stairwell.experiments.papers.staircase.shared import (
     CHUNK,
     EIGHT,
     FOUR,
@@ -22,8 +20,7 @@ from stairwell.tasks import language
 def table8(scale: Scale) -> Experiment:
     length = 64 if scale == "laptop" else 256
     documents: language.Documents = "files" if scale == "laptop" else "lines"
-    task = dataclasses.replace(presets.reddit(scale=scale).task, episode=length, documents=documents)
-    setting = dataclasses.replace(presets.reddit(scale=scale), task=task)
+    preset = presets.reddit(scale=scale).replace(task={"episode": length, "documents": documents})
     stairs = {
         StaircaseSizes("cached-staircase", (8, 8), (8, 32)): ("27.9", "27.6"),
         StaircaseSizes("cached-staircase", (4, 16), (4, 64)): ("27.8", "27.6"),
@@ -39,8 +36,8 @@ def table8(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, table 8",
         columns=PERPLEXITY,
         variants=(
-            transformer_xl(setting, scale, ("27.6", "27.3")),
-            *(each.variant(setting, scale, numbers) for each, numbers in stairs.items()),
+            transformer_xl(preset, scale, ("27.6", "27.3")),
+            *(each.variant(preset, scale, numbers) for each, numbers in stairs.items()),
         ),
         claim="more recurrent steps are better in short episodes too",
         notes=(

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
-from stairwell.experiments.papers.feedback import settings as first
-from stairwell.experiments.papers.feedback.settings import bits_per_byte
-from stairwell.experiments.papers.staircase.settings import (
+from stairwell.experiments.papers.feedback import shared as first
+from stairwell.experiments.papers.feedback.shared import bits_per_byte
+from stairwell.experiments.papers.staircase.shared import (
     CHUNK,
     ENWIK8_COMMON,
     ENWIK8_NOTES,
@@ -19,10 +19,10 @@ from stairwell.runs.presets import with_core
 
 def enwik8_variants(scale: Scale) -> Variants:
     """Return the variants of table 9 in its order; what it calls ppl is bits per byte."""
-    setting, small = presets.enwik8_passes(scale=scale), scale == "laptop"
+    preset, small = presets.enwik8_passes(scale=scale), scale == "laptop"
     memory = 64 if small else 256
-    xl = with_core(setting, "transformer-xl", memory=memory, attend_to_current=True)
-    feedback = with_core(setting, "feedback", memory=memory, share_kv=False)
+    xl = with_core(preset, "transformer-xl", memory=memory, attend_to_current=True)
+    feedback = with_core(preset, "feedback", memory=memory, share_kv=False)
     stairs = {
         StaircaseSizes("cached-staircase", (17, 4), (65, 4)): ("1.14", "1.13"),
         StaircaseSizes("cached-staircase", (9, 8), (9, 32)): ("1.15", "1.13"),
@@ -34,7 +34,7 @@ def enwik8_variants(scale: Scale) -> Variants:
     return (
         Variant("Transformer-XL", xl, ("1.17", "1.15")),
         Variant("Feedback", feedback, ("1.13", "1.12")),
-        *(each.variant(setting, scale, numbers) for each, numbers in stairs.items()),
+        *(each.variant(preset, scale, numbers) for each, numbers in stairs.items()),
     )
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from stairwell.cores.staircase import StaircaseConfig
 from stairwell.experiments.experiment import Experiment, Scale, SweepPoint, Variant
 from stairwell.experiments.measures import Metric, TrainingSpeed
-from stairwell.experiments.papers.feedback import settings as first
-from stairwell.experiments.papers.feedback.settings import STATEMENTS
+from stairwell.experiments.papers.feedback import shared as first
+from stairwell.experiments.papers.feedback.shared import STATEMENTS
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import with_core
 
@@ -54,13 +55,13 @@ class StaircaseSizes:
     laptop: tuple[int, int]
     paper: tuple[int, int]
 
-    def variant(self, setting: RunConfig, scale: Scale, numbers: Numbers, **more: Any) -> Variant:
+    def variant(self, preset: RunConfig, scale: Scale, numbers: Numbers, **more: Any) -> Variant:
         N, C = self.laptop if scale == "laptop" else self.paper
         context: dict[str, Any] = {"chunk": C, "passes": N} if N else {"chunk": C}
         name = f"{NAMES[self.core]}, {f'N = {N}, ' if N else ''}C = {C}"
-        config = with_core(setting, self.core, **context, **more)
+        config = with_core(preset, self.core, **context, **more)
         # Perplexities at laptop scale are far from the paper's, so its numbers are in the table only, not in plots.
-        comparable = scale == "paper" or setting.task_name != "lm"
+        comparable = scale == "paper" or preset.task_name != "lm"
         points = [SweepPoint(CHUNK, NAMES[self.core], C, printed=comparable and self.paper[1] == C)]
         if self.core == "staircase":  # the others compute a chunk once
             points.append(SweepPoint(PASSES, NAMES[self.core], N, printed=comparable and self.paper[0] == N))
@@ -77,15 +78,16 @@ def with_paper_numbers(variants: Variants, columns: slice) -> Variants:
     return tuple(dataclasses.replace(variant, paper=variant.paper[columns]) for variant in variants)
 
 
-def segments(setting: RunConfig, variants: Variants, scale: Scale) -> tuple[str, ...]:
+def segments(preset: RunConfig, variants: Variants, scale: Scale) -> tuple[str, ...]:
     """Return a note that compares segment and step sizes with the paper's; none at paper scale."""
     if scale == "paper":
         return ()
-    cores = [variant.config.core for variant in variants if variant.config.core_name == "staircase"]
-    sizes = " and ".join(str(size) for size in sorted({core.chunk * core.passes for core in cores}))
+    cores = [variant.config.core for variant in variants]
+    steps = {core.chunk * core.passes for core in cores if type(core) is StaircaseConfig}
+    sizes = " and ".join(str(size) for size in sorted(steps))
     return (
-        f"A segment has {setting.train.segment} tokens and Staircase's step size is {sizes}; in the paper the best has "
-        "128 and 64.",
+        f"A segment has {preset.option('train.segment')} tokens and Staircase's step size is {sizes}; in the paper "
+        "the best has 128 and 64.",
     )
 
 
@@ -176,19 +178,19 @@ EIGHT = StaircaseSizes("staircase", (8, 8), (8, 32))
 CACHED = StaircaseSizes("cached-staircase", (3, 32), (3, 128))
 
 
-def transformer_xl(setting: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
-    config = with_core(setting, "transformer-xl", memory=64 if scale == "laptop" else 256, attend_to_current=True)
+def transformer_xl(preset: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
+    config = with_core(preset, "transformer-xl", memory=64 if scale == "laptop" else 256, attend_to_current=True)
     return Variant("Transformer-XL", config, numbers)
 
 
-def deeper(setting: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
+def deeper(preset: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
     memory = 64 if scale == "laptop" else 256
-    config = with_core(setting, "transformer-xl", layers=2 * setting.core.layers, memory=memory, attend_to_current=True)
+    config = with_core(preset, "transformer-xl", layers=2 * preset.core.layers, memory=memory, attend_to_current=True)
     return Variant("Transformer-XL, twice as deep", config, numbers)
 
 
-def feedback(setting: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
-    return Variant("Feedback", with_core(setting, "feedback", memory=128 if scale == "laptop" else 512), numbers)
+def feedback(preset: RunConfig, scale: Scale, numbers: Numbers) -> Variant:
+    return Variant("Feedback", with_core(preset, "feedback", memory=128 if scale == "laptop" else 512), numbers)
 
 
 def on_reddit(scale: Scale, name: str, **rest: Any) -> Experiment:

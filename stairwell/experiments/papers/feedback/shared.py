@@ -43,14 +43,14 @@ RANDOM_WALK_LSTM = (
 PLAIN: dict[str, Any] = {"curriculum": "", "curriculum_accuracy": 96.0}
 
 
-def random_walk_lstms(setting: RunConfig, scale: Scale, numbers: tuple[str, ...] = ()) -> tuple[Variant, ...]:
+def random_walk_lstms(preset: RunConfig, scale: Scale, numbers: tuple[str, ...] = ()) -> tuple[Variant, ...]:
     """Return the LSTM of the random walk; at laptop scale also with a higher learning rate."""
     if scale == "paper":
-        return (Variant("LSTM", with_core(setting, "lstm"), numbers),)
+        return (Variant("LSTM", with_core(preset, "lstm"), numbers),)
     size: dict[str, Any] = {"layers": 1, "width": 112}
     return (
-        Variant("LSTM", with_core(setting, "lstm", **size), numbers),
-        Variant("LSTM, learning rate 0.01", with_core(setting, "lstm", train={"learning_rate": 1e-2}, **size), numbers),
+        Variant("LSTM", with_core(preset, "lstm", **size), numbers),
+        Variant("LSTM, learning rate 0.01", with_core(preset, "lstm", train={"learning_rate": 1e-2}, **size), numbers),
     )
 
 
