@@ -63,8 +63,8 @@ MEASUREMENTS = {
     "environments": Measurement("steps per second of the batched environments", environments.measure),
 }
 PAGES = {
-    "table": ("write the tables of README.md and docs/performance.md from bench/results", table.write),
-    "plot": ("draw docs/pictures/scaling.png from bench/results", plot.write),
+    "table": ("write the tables of docs/performance.md and docs/agents.md from bench/results", table.write),
+    "plot": ("draw docs/pictures/scaling.png and sb3.png from bench/results", plot.write),
 }
 
 

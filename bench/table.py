@@ -1,10 +1,11 @@
-"""Tables of docs/performance.md, generated from bench/results.
+"""Tables of docs/performance.md and docs/agents.md, generated from bench/results.
 
 `python -m bench table` writes each table between its two markers, or a note if there are no results yet.
 """
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from bench import plot
 from bench.records import ROOT, Record, newest_by_case
 
-PAGES = ("docs/performance.md",)
+PAGES = ("docs/performance.md", "docs/agents.md")
 NOT_MEASURED = "Not measured yet: `python -m bench {}`."
 MAIN = "4 layers, width 256, memory 100, segment 64, batch 16"
 CHAR_PTB = "6 layers, width 384, memory 512, segment 128, batch 16 (the paper's char-PTB)"
@@ -382,6 +383,60 @@ def agents(records: list[Record]) -> list[str]:
     return [*grid(head, rows), "", f"{source(records)}; medians of {records[0]['rounds']} rounds, interleaved."]
 
 
+SB3_POLICIES = {
+    "feedback": "`MlpMemoryPolicy`, Feedback of width 64",
+    "lstm": "`MlpLstmPolicy`, width 64",
+    "lstm-256": "`MlpLstmPolicy`, default sizes (width 256)",
+}
+
+
+def sb3(records: list[Record]) -> list[str]:
+    records = [record for record in records if record["case"] in SB3_POLICIES]
+    if not records:
+        return [NOT_MEASURED.format("rl-memory")]
+    rows = []
+    for case in dict.fromkeys(record["case"] for record in records):
+        runs = [record for record in records if record["case"] == case]
+        rows.append(
+            [
+                SB3_POLICIES[case],
+                f"{runs[0]['parameters']:,}",
+                *(", ".join(f"{value:.2f}" for value in at) for at in (returns_at(runs, 0.5), returns_at(runs, 1))),
+                ", ".join(f"{run['test_return']:.2f}" for run in runs),
+                f"{statistics.median(run['cpu_microseconds_per_frame'] for run in runs):,.0f}",
+                f"{runs[0]['state_bytes_per_frame']:,}",
+            ]
+        )
+    frames = records[0]["curve"][-1][0]
+    head = ["policy", "parameters", f"return at {frames // 2:,} frames", f"at {frames:,}", "test"]
+    lines = grid([*head, "CPU time per frame, µs", "stored state per frame, bytes"], rows)
+    image = f"![Return against frames](pictures/{plot.SB3_FIGURE.name})"
+    return [*lines, "", image, "", f"{source(records)}."]
+
+
+def returns_at(runs: list[Record], part: float) -> list[float]:
+    """Return each run's training return after a part of its frames, at the last point of its curve up to there."""
+    return [[value for frames, value in run["curve"] if frames <= part * run["curve"][-1][0]][-1] for run in runs]
+
+
+def stored_states(records: list[Record]) -> list[str]:
+    records = [record for record in records if record["case"] == "stored-states"]
+    if not records:
+        return [NOT_MEASURED.format("rl-memory stored-states")]
+    rows = [
+        [
+            record["what"],
+            f"{record['state_bytes_per_frame']:,.1f}",
+            record["rollout_microseconds_per_frame"],
+            record["learning_microseconds_per_frame"],
+        ]
+        for record in records
+    ]
+    epochs, rounds = records[0]["epochs"], records[0]["rounds"]
+    head = ["states of a rollout", "stored, bytes per frame", "rollout, µs per frame", f"{epochs} epochs, µs per frame"]
+    return [*grid(head, rows), "", f"{source(records)}; CPU times, medians of {rounds} interleaved rounds."]
+
+
 # Section name in the markers -> benchmark and table function.
 SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "speed": ("speed", speed),
@@ -397,6 +452,8 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "speculation": ("speculation", speculation),
     "browser": ("browser", browser),
     "agents": ("agents", agents),
+    "sb3": ("rl-memory", sb3),
+    "stored-states": ("rl-memory", stored_states),
 }
 
 

@@ -96,7 +96,7 @@ def test_every_measurement_can_be_shown(tmp_path: Path, monkeypatch: pytest.Monk
     for name, measured in found.items():
         records.add(name, measured, ABOUT)
         assert all(record["case"] and record["what"] for record in measured)
-    plot.write(plot.FIGURE)
+    plot.write_scaling(plot.FIGURE)
     shown = {name: table.section(name) for name in (*found, "state")}
     assert "our Transformer-XL" in shown["speed"] and "`python -m bench x` at abc" in shown["speed"]
     assert "| 16 | Feedback |" in shown["limit"] and "8.00" in shown["state"]

@@ -31,6 +31,8 @@ def test_stored_states_are_timed() -> None:
 def test_recurrent_ppo_is_trained_with_the_options_of_the_example(monkeypatch: pytest.MonkeyPatch) -> None:
     sb3_contrib = pytest.importorskip("sb3_contrib")
     record = rl_memory.train_with_sb3("feedback", seed=0, frames=5 * 1024)
+    # For the actor and the critic: 8 memory positions of width 64, and two counts of three numbers each.
+    assert record["state_bytes_per_frame"] == 2 * 4 * (8 * 64 + 2 * 3)
     assert len(record["curve"]) == 1 and record["curve"][0][0] == 5 * 1024
     calls: list[Any] = []
 

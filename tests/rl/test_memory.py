@@ -104,6 +104,18 @@ def test_examples_with_other_libraries_run(name: str) -> None:
     runpy.run_path(str(EXAMPLES / f"{name}.py"))["train"](frames=512)
 
 
+def test_the_single_file_ppo_runs() -> None:
+    pytest.importorskip("gymnasium")
+    example = runpy.run_path(str(EXAMPLES / "ppo_memory.py"))
+    assert 0 <= example["train"](example["Args"](frames=2048)) <= 1
+
+
+@pytest.mark.slow
+def test_the_single_file_ppo_learns() -> None:
+    example = runpy.run_path(str(EXAMPLES / "ppo_memory.py"))
+    assert example["train"](example["Args"]()) >= 0.9
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["sb3_recurrent_ppo", "torchrl_memory"])
 def test_examples_with_other_libraries_learn(name: str) -> None:

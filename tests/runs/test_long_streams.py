@@ -79,6 +79,14 @@ def test_no_mistake_is_missed(run: Path) -> None:
     assert result["curve"]["wrong"] == [missed.get(start, 0) for start in starts]
 
 
+@pytest.mark.parametrize("group", ["Z7", "D6", "S3xZ2", "(0 1)(2 3), (0 1 2 3 4)"])
+def test_every_kind_of_group_has_a_horizon(group: str, tmp_path: Path) -> None:
+    few = {"train.steps": "1", "task.valid_episodes": "8", "task.label": "every", "task.generators": "3"}
+    fit(preset("group-words/feedback").with_options({**SMALL, **few, "task.group": group}), tmp_path, "cpu")
+    result = measure(tmp_path, 300, streams=2, device="cpu")
+    assert sum(result["curve"]["scored"]) == 600 and f"products in {group} of 3 generators" in result["task"]
+
+
 def test_only_labels_are_scored_and_the_first_mistake_is_kept() -> None:
     targets = np.array([[1, IGNORE, 1, 1], [1, IGNORE, 1, 1]])
     counts = MistakeCounts.empty(2).add_segment(np.array([[1, 0, 1, 1], [1, 5, 1, 1]]), targets)

@@ -10,6 +10,7 @@ import pytest
 
 from stairwell.errors import UserError
 from stairwell.tasks import groups
+from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from stairwell.tasks.group_words import GroupWords, GroupWordsConfig, generator_order
 
 Permutation = tuple[int, ...]
@@ -89,6 +90,21 @@ def test_every_label_is_the_product_of_the_word(group: Any, generators: int) -> 
         for token, target, start in zip(tokens, targets, starts):
             product = compose(ALL[0] if start else product, factors[token])
             assert elements[target] == product
+
+
+@pytest.mark.parametrize("group", ["Z7", "D6", "S3xD4xZ5", "(0 1)(2 3), (0 1 2 3 4)"])
+def test_endless_streams_are_products_in_every_kind_of_group(group: str) -> None:
+    """Beyond the block in which a stream is generated: the product is carried over."""
+    count = len(groups.generators(group)) + 1
+    task = GroupWords(GroupWordsConfig(group=group, generators=count, label="every"))
+    elements = list(groups.elements(group))
+    factors = [elements[number] for number in generator_order(group, 0)]
+    product, tokens = elements[0], 0
+    for batch in endless_batches(task.endless_stream(), [StreamId(0, 0)], BLOCK + 100, BLOCK):
+        for token, target in zip(batch.tokens[0].tolist(), batch.targets[0].tolist(), strict=True):
+            product, tokens = tuple(factors[token][point] for point in product), tokens + 1
+            assert elements[target] == product
+    assert tokens == BLOCK + 100
 
 
 def test_invalid_options_are_rejected() -> None:
