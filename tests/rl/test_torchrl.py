@@ -7,7 +7,14 @@ import torch
 
 pytest.importorskip("torchrl")
 
+import gymnasium
+from gymnasium.wrappers import FlattenObservation
 from tensordict import TensorDict
+from tensordict.nn import TensorDictModule, TensorDictSequential
+from torch import nn
+from torchrl.envs import Compose, GymWrapper, InitTracker, SerialEnv, TransformedEnv
+from torchrl.envs.utils import ExplorationType, set_exploration_type
+from torchrl.modules import ProbabilisticActor
 
 from stairwell import FeedbackConfig
 from stairwell.rl.torchrl import MemoryModule
@@ -33,6 +40,29 @@ def test_frames_and_segments_are_equal() -> None:
         TensorDict({"observation": x[:1, 4], "memory": torch.zeros_like(states[0][:1]), "is_init": start[:1, 4]}, [1])
     )
     torch.testing.assert_close(alone["features"], outputs[4][:1], rtol=1e-4, atol=1e-5)
+
+
+def test_an_environment_resets_the_memory_of_finished_episodes_only() -> None:
+    """A rollout of torchrl, in which episodes of two environments end at different frames."""
+    memory = MemoryModule(FeedbackConfig(width=8, heads=2, layers=1, memory=3), input_size=9)
+
+    def corridor() -> GymWrapper:
+        return GymWrapper(FlattenObservation(gymnasium.make("stairwell/Corridor-v0", length=2)))
+
+    env = TransformedEnv(SerialEnv(2, corridor), Compose(InitTracker(), memory.make_tensordict_primer()))
+    env.set_seed(0)
+    torch.manual_seed(0)
+    head = TensorDictModule(nn.Linear(8, 3), in_keys=["features"], out_keys=["logits"])
+    actor = ProbabilisticActor(
+        TensorDictSequential(memory, head), in_keys=["logits"], spec=env.action_spec,
+        distribution_class=torch.distributions.OneHotCategorical,
+    )  # fmt: skip
+    with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
+        data = env.rollout(30, actor, break_when_any_done=False)
+        start = data["is_init"][..., 0]
+        assert (start.sum(1) > 2).all() and (start[0] != start[1]).any()
+        assert (data["memory"][start] == 0).all() and (data["memory"][~start] != 0).any(-1).all()
+        torch.testing.assert_close(memory(data.clone())["features"], data["features"], rtol=1e-4, atol=1e-5)
 
 
 def test_other_batch_sizes_are_rejected() -> None:
