@@ -20,13 +20,13 @@ from stairwell.models import IGNORE
 from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs import RunConfig, preset
 from stairwell.runs.launch import summarize
+from stairwell.runs.run import Run
 from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.train import (
     Diverged,
     Interrupted,
     PairTrainConfig,
     Phase,
-    Run,
     StreamTrainConfig,
     Trainer,
     evaluate,

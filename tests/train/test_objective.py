@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from stairwell import FeedbackConfig, LanguageModelConfig, LSTMConfig
 from stairwell.models import IGNORE, LanguageModel
+from stairwell.runs.run import Run
 from stairwell.tensor_files import load_tensors
 from stairwell.train import (
     CrossEntropy,
     Objective,
     Outcome,
     Phase,
-    Run,
     StreamTrainConfig,
     Trainer,
     evaluate,
