@@ -345,6 +345,13 @@ class Slots:
     visible: Tensor  # (B, T or 1, J) bool
 
 
+def source_slots(keys: Tensor, values: Tensor, mask: Tensor) -> Slots:
+    """Return a projected source, keys and values (B, H, R, K), as slots that are visible to all queries where the mask
+    (B, R) is true. A source has no distances."""
+    no_distance = torch.zeros(1, keys.shape[2], dtype=torch.int64, device=keys.device)
+    return Slots([keys], [values], no_distance, mask[:, None])
+
+
 class Attention(nn.Module):
     """Multi-head attention; without `owns_keys`, keys and values are projected by another layer's attention."""
 
@@ -525,6 +532,4 @@ class Layer(ResidualLayer, nn.Module):
 
     def source_slots(self, source: Tensor, mask: Tensor) -> Slots:
         """Return the source (B, R, D) as slots, visible to all queries where mask (B, R) is true."""
-        keys, values = self.cross.keys_values(source)
-        no_distance = torch.zeros(1, source.shape[1], dtype=torch.int64, device=source.device)
-        return Slots([keys], [values], no_distance, mask[:, None])
+        return source_slots(*self.cross.keys_values(source), mask)

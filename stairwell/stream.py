@@ -10,10 +10,8 @@
 
 A token costs the same however many came before. `StreamBatch` reads many streams in one batch.
 
-Exactness: rounding in a decoding session depends on how its tokens were read, so a session created from a state agrees
-with the original only up to rounding. A stream therefore creates a new session every `ANCHOR_INTERVAL` tokens in any
-case. A file holds the state at the last of these points (the anchor) and the tokens since, which are read again by the
-same steps.
+Exactness: keys and values in a session's buffers were projected token by token, so a session created from a state
+agrees with the original only up to rounding. A file therefore holds the session's keys and values besides the state.
 Letters: T tokens, V output vocabulary size.
 """
 
@@ -40,9 +38,9 @@ from stairwell.state import State
 from stairwell.tasks.file_task import vocabularies
 from stairwell.tensor_files import hash_tensors, read_hashed, write_hashed
 
-FORMAT = "stairwell.stream.2"
+FORMAT = "stairwell.stream.3"
 STREAM = OutputType("a saved stream", has_format("stairwell.stream"))
-ANCHOR_INTERVAL = 256  # tokens between new sessions: the most that are read again after loading
+MAX_RECENT = 1 << 20  # tokens in a file
 MAX_TOKENS_PER_CALL = 1024  # of the model; a longer text is fed in several calls
 
 Tokens = str | bytes | int | Iterable[int] | np.ndarray | Tensor
@@ -58,7 +56,7 @@ class Stream:
             raise UserError(f"max_crop must be 0 or more tokens, not {max_crop}")
         self._init(model, vocabulary, max_crop)
         # `crop` reads the last remaining token again, so it removes one more from the state.
-        self._set_anchor(model.init_state(1, max_crop=max_crop + 1 if max_crop else 0))
+        self.session = Session(model, model.init_state(1, max_crop=max_crop + 1 if max_crop else 0))
 
     def _init(self, model: LanguageModel, vocabulary: text.Vocabulary | None, max_crop: int) -> None:
         if vocabulary is not None and vocabulary.size != model.config.inputs:
@@ -93,7 +91,7 @@ class Stream:
         stream = cls.__new__(cls)
         stream._init(model, vocabulary, max(int(state.max_crop) - 1, 0))
         stream.logits, stream.recent = logits, list(recent)
-        stream._set_anchor(state)
+        stream.session = Session(model, state)
         return stream
 
     def feed(self, tokens: Tokens) -> None:
@@ -170,7 +168,7 @@ class Stream:
             return
         remaining, remaining_recent = self.count - tokens, self.recent[:-tokens]
         self.recent = remaining_recent[:-1]
-        self._set_anchor(self.state().crop(tokens + 1 if remaining else tokens))
+        self.session = Session(self.model, self.state().crop(tokens + 1 if remaining else tokens))
         self.logits = None
         if remaining:
             self._step(remaining_recent[-1])
@@ -185,13 +183,16 @@ class Stream:
     def save(self, path: str | os.PathLike[str], note: Mapping[str, Any] | None = None, **tensors: Tensor) -> None:
         """Write the stream atomically to a safetensors file with a hash of its contents, together with `note` (JSON)
         and additional tensors."""
-        content = {f"state.{name}": tensor for name, tensor in self._anchor.tensors()}
-        content |= {"since": torch.tensor(self._since_anchor, dtype=torch.int64)}
+        if self.session.is_outdated:
+            self.session = Session(self.model, self.state())
+        state = self.state()
+        content = {f"state.{name}": tensor for name, tensor in state.tensors()}
+        content |= {f"session.{name}": tensor for name, tensor in self.session.projections().items()}
         content |= {"recent": torch.tensor(self.recent, dtype=torch.int64)}
         if self.logits is not None:
             content["logits"] = self.logits.to(self._parameter.dtype)
         content |= {f"with.{name}": tensor for name, tensor in tensors.items()}
-        header = {"spec": self._anchor.spec(), "max_crop": self.max_crop, "model": parameter_hash(self.model)}
+        header = {"spec": state.spec(), "max_crop": self.max_crop, "model": parameter_hash(self.model)}
         metadata = {"format": FORMAT, "stream": json.dumps(header), "note": json.dumps(dict(note or {}))}
         write_output(path, STREAM, lambda temporary: write_hashed(temporary, content, metadata))
 
@@ -218,8 +219,11 @@ class Stream:
         state = State.from_tensors(leaves, header["spec"], where).to(device)
         check_loaded_state(state, tensors, header["max_crop"], model, where)
         stream = cls.from_state(model, vocabulary, state, None, ())
-        for token in tensors["since"].tolist():
-            stream._step(token)
+        projections = {name[8:]: tensor for name, tensor in tensors.items() if name.startswith("session.")}
+        try:
+            stream.session.restore_projections(projections)
+        except ValueError as error:
+            raise UserError(f"{where} is damaged: {error}") from None
         stream.recent = tensors["recent"].tolist()
         stream.logits = tensors["logits"].to(device) if "logits" in tensors else None
         return stream, note, {name[5:]: tensor for name, tensor in tensors.items() if name.startswith("with.")}
@@ -252,12 +256,6 @@ class Stream:
     def _parameter(self) -> Tensor:
         return next(self.model.parameters())
 
-    def _set_anchor(self, state: State) -> None:
-        """Create a new session: from here on, everything follows from `state` and the tokens since."""
-        self.session = Session(self.model, state)
-        self._anchor = state
-        self._since_anchor: list[int] = []
-
     @torch.no_grad()
     def _read(self, tokens: Tokens) -> Iterator[Tensor]:
         """Read tokens; yield the logits after each, (t, V), for one call of the model at a time."""
@@ -270,14 +268,11 @@ class Stream:
             logits, state = self.model(part[None], self.state())
             self.logits = logits[0, -1].clone()
             self._add_recent(part.tolist())
-            self._set_anchor(state)
+            self.session = Session(self.model, state)
             yield logits[0]
 
     def _step(self, token: int) -> None:
-        if len(self._since_anchor) == ANCHOR_INTERVAL:
-            self._set_anchor(self.state())
         self.logits = self.session.step(torch.tensor([token], device=self._parameter.device))[0]
-        self._since_anchor.append(token)
         self._add_recent([token])
 
     def _add_recent(self, tokens: list[int]) -> None:
@@ -444,7 +439,7 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str
     tensors, metadata = read_hashed(path, FORMAT)
     try:
         header, note = json.loads(metadata["stream"]), json.loads(metadata["note"])
-        if not {"spec", "max_crop", "model"} <= header.keys() or not {"since", "recent"} <= tensors.keys():
+        if not {"spec", "max_crop", "model"} <= header.keys() or "recent" not in tensors:
             raise KeyError("parts are missing")
     except (KeyError, ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{where} is not a readable stream: {error}") from error
@@ -453,11 +448,10 @@ def read_file(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str
 
 def check_contents(tensors: dict[str, Tensor], header: dict[str, Any], model: LanguageModel, where: str) -> None:
     """Check a stream's file, which may come from anywhere, except for the state."""
-    for name, max_tokens in (("since", ANCHOR_INTERVAL), ("recent", 1 << 20)):
-        tokens = tensors[name]
-        is_list = tokens.dtype == torch.int64 and tokens.dim() == 1 and len(tokens) <= max_tokens
-        if not is_list or not ((tokens >= 0) & (tokens < model.config.inputs)).all():
-            raise UserError(f"{where} is damaged: '{name}' is not a list of the model's tokens")
+    recent = tensors["recent"]
+    is_list = recent.dtype == torch.int64 and recent.dim() == 1 and len(recent) <= MAX_RECENT
+    if not is_list or not ((recent >= 0) & (recent < model.config.inputs)).all():
+        raise UserError(f"{where} is damaged: 'recent' is not a list of the model's tokens")
     logits, dtype = tensors.get("logits"), next(model.parameters()).dtype
     if logits is not None and (logits.dtype != dtype or logits.shape != (model.config.V,)):
         raise UserError(
@@ -480,6 +474,6 @@ def check_loaded_state(
         raise UserError(f"{where} is damaged: {error}") from None
     if state.max_crop != (max_crop + 1 if max_crop else 0):
         raise UserError(f"{where} is damaged: its state does not have max_crop {max_crop}")
-    count, croppable = (int(number) + len(tensors["since"]) for number in (state.count, state.croppable))
+    count, croppable = int(state.count), int(state.croppable)
     if (count > 0) != ("logits" in tensors) or len(tensors["recent"]) < min(croppable, state.max_crop):
         raise UserError(f"{where} is damaged: its last tokens or its logits are missing")

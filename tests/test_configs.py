@@ -10,14 +10,16 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from stairwell import configs
-from stairwell.cores import CORES
+from stairwell import FeedbackConfig, LSTMConfig, configs
+from stairwell.cores import CORES, GlobalCachedStaircaseConfig
 from stairwell.errors import UserError
 from stairwell.experiments.papers import find_experiments
 from stairwell.models import LanguageModelConfig
+from stairwell.models.encoder import EncoderConfig
 from stairwell.runs import RunConfig, preset
 from stairwell.runs.run import Run
 from stairwell.tasks import TASKS, task_type
+from stairwell.tasks.translation import TranslationConfig
 from stairwell.train import StreamTrainConfig, stream_trainer
 
 pytestmark = pytest.mark.quick
@@ -220,3 +222,26 @@ def test_an_invalid_length_is_rejected_before_the_curriculum_uses_it() -> None:
 def test_configs_are_frozen() -> None:
     for config_type in CONFIG_TYPES.values():
         assert dataclasses.is_dataclass(config_type) and config_type.__dataclass_params__.frozen  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: LSTMConfig(width=0),
+        lambda: LSTMConfig(layers=0),
+        lambda: LSTMConfig(dropout=1.0),
+        lambda: GlobalCachedStaircaseConfig(chunk=0),
+        lambda: GlobalCachedStaircaseConfig(distances=0),
+        lambda: EncoderConfig(encoder_dropout=1.0),
+        lambda: EncoderConfig(encoder_relu_drop=-0.1),
+        lambda: LanguageModelConfig(core=FeedbackConfig(width=8, heads=2, layers=2, memory=3), inputs=0),
+        lambda: LanguageModelConfig(core=FeedbackConfig(width=8, heads=2, layers=2, memory=3), inputs=0, outputs=3),
+        lambda: LanguageModelConfig(core=FeedbackConfig(width=8, heads=2, layers=2, memory=3), inputs=3, outputs=0),
+        lambda: TranslationConfig(max_source_length=0),
+        lambda: TranslationConfig(max_target_length=0),
+    ],
+)
+def test_invalid_sizes_and_rates_are_rejected(make: Any) -> None:
+    with pytest.raises(ValueError):
+        make()
+    LanguageModelConfig(core=FeedbackConfig(width=8, heads=2, layers=2, memory=3), inputs=1, outputs=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from stairwell import FeedbackConfig, build
 from stairwell.layers import is_finite, sum_of_visible, weighted_sum
 
 
@@ -35,3 +36,11 @@ def test_only_visible_values_that_are_not_finite_make_the_sum_nan() -> None:
     assert affected.any() and not affected.all()
     assert actual[affected].isnan().all()
     torch.testing.assert_close(actual[~affected], expected[~affected])
+
+
+def test_a_nan_within_a_learned_span_propagates() -> None:
+    core = build(FeedbackConfig(width=8, heads=2, layers=1, memory=4, adaptive_span=True))
+    core.engine = None
+    x = torch.randn(1, 3, 8)
+    x[0, 0] = torch.nan
+    assert core(x, core.init_state(1))[0][0, 1].isnan().all()

@@ -638,3 +638,13 @@ def test_a_stream_longer_than_max_tokens_raises() -> None:
     with pytest.raises(ValueError, match="7 tokens since its start, more than max_tokens=6"):
         core(torch.randn(1, 1, 4), state)
     core(torch.randn(1, 1, 4), state, torch.tensor([[True]]))
+
+
+def test_croppable_grows_with_every_token() -> None:
+    core = build(FeedbackConfig(width=8, heads=2, layers=2, memory=3))
+    _, state = core(torch.randn(1, 2, 8), core.init_state(1, max_crop=8))
+    _, state = core(torch.randn(1, 3, 8), state)
+    assert int(state.croppable) == 5
+    state.crop(5)
+    with pytest.raises(ValueError, match="crop"):
+        state.crop(6)

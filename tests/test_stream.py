@@ -12,12 +12,13 @@ import torch
 
 from stairwell import CORES, LanguageModel, LanguageModelConfig, configs
 from stairwell.cores import config_type
+from stairwell.decode import Session
 from stairwell.decode.sampling import REPETITION_WINDOW
 from stairwell.errors import UserError
 from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
 from stairwell.state import with_max_crop
-from stairwell.stream import ANCHOR_INTERVAL, FORMAT, MAX_TOKENS_PER_CALL, Stream, StreamBatch, read_file
+from stairwell.stream import FORMAT, MAX_TOKENS_PER_CALL, Stream, StreamBatch, read_file
 from stairwell.tasks.labeled import LabeledVocabulary
 from stairwell.tensor_files import read_hashed, write_hashed
 from stairwell.text import BPE, Bytes, Characters
@@ -88,16 +89,23 @@ def test_a_saved_stream_resumes_bit_for_bit(name: str, tmp_path: Path) -> None:
     assert resumed.count == whole.count
 
 
-def test_a_stream_saved_near_an_anchor_resumes_bit_for_bit(tmp_path: Path) -> None:
-    model, tokens = make_model(), random_tokens(2 * ANCHOR_INTERVAL + 40)
+@pytest.mark.parametrize("saved", [(1,), (5, 17, 18, 40), (250, 599)])
+def test_a_long_stream_projects_its_memory_once_and_resumes_bit_for_bit(
+    saved: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memory is projected when a stream is created or loaded, however many tokens it reads."""
+    model, tokens = make_model(), random_tokens(600)
+    loads: list[int] = []
+    load = Session._load
+    monkeypatch.setattr(Session, "_load", lambda self, *arguments: (loads.append(1), load(self, *arguments))[1])
     whole, resumed = Stream(model), Stream(model)
     for i, token in enumerate(tokens):
         whole.feed(token)
         resumed.feed(token)
-        if i in (ANCHOR_INTERVAL - 1, ANCHOR_INTERVAL, ANCHOR_INTERVAL + 1, 2 * ANCHOR_INTERVAL - 7):
+        if i in saved:
             resumed.save(tmp_path / "a.stream")
             resumed = Stream.load(tmp_path / "a.stream", model)
-    assert torch.equal(whole.probabilities(), resumed.probabilities())
+    assert torch.equal(whole.probabilities(), resumed.probabilities()) and len(loads) == 2 + len(saved)
     torch.testing.assert_close(whole.log_probabilities(), expected(model, tokens)[-1])
 
 
@@ -325,6 +333,10 @@ def test_a_file_with_another_dtype_raises(dtype: torch.dtype, tmp_path: Path) ->
             r"'logits' is torch.float32 of shape \(6,\); this model's is .* of shape \(7,\)",
         ),
         ({"logits": None}, "its last tokens or its logits are missing"),
+        ({"session.keys.0": None}, "there are 2 tensors of keys and values, not 3"),
+        ({"session.keys.0": lambda tensor: tensor[..., :1]}, "do not fit this stream"),
+        ({"session.values.0": lambda tensor: tensor.double()}, "have the wrong type"),
+        ({"session.cursor.0": lambda tensor: tensor + 100}, "a cursor is 1.., which is not in"),
     ],
 )
 def test_a_file_that_its_model_cannot_have_written_raises(
@@ -382,6 +394,22 @@ def test_invalid_numbers_raise() -> None:
             stream.sample(temperature=wrong)
     with pytest.raises(UserError, match="top_p must be above 0"):
         stream.sample(top_p=float("nan"))
+
+
+def test_a_stream_saved_after_a_change_of_parameters_uses_the_new_ones(tmp_path: Path) -> None:
+    model, tokens = make_model(), random_tokens(12)
+    stream = Stream(model)
+    for token in tokens[:10]:
+        stream.feed(token)
+    with torch.no_grad():
+        model.core.layers[0].attention.key.weight.mul_(2)  # type: ignore[union-attr, index, operator]
+    fork = stream.fork()
+    stream.save(tmp_path / "a.stream")
+    loaded = Stream.load(tmp_path / "a.stream", model)
+    for each in (fork, loaded):
+        each.feed(tokens[10])
+        each.feed(tokens[11])
+    assert torch.equal(fork.probabilities(), loaded.probabilities())
 
 
 @cores

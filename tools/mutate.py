@@ -41,7 +41,7 @@ PACKAGES = ("layers", "cores", "models", "tasks", "train", "experiments/measures
 FOLDER = ROOT / "mutants"
 EXCLUDED = ("tests/docs/test_docs.py", "tests/test_architecture.py", "tests/test_soak.py")
 MORE_TESTS = (
-    "tests/test_mutants.py", "tests/train/test_determinism.py", "tests/train/test_objective.py",
+    "tests/train/test_determinism.py", "tests/train/test_objective.py",
     "tests/train/test_optimizers.py", "tests/train/test_loop.py", "tests/train/test_pair_objective.py",
     "tests/train/test_reliability.py",
 )  # fmt: skip

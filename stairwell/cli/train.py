@@ -154,7 +154,12 @@ def eval_command(
         typer.Option(help="Tokens per call; changes speed, not results.", min=1, show_default="256"),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option("--baselines", help="Also score two summarization baselines: lead and nearest article.")
+        bool,
+        typer.Option(
+            "--baselines",
+            help="Also score two summarization baselines: the first sentences of the article (lead), and the summary "
+            "of the most similar training article.",
+        ),
     ] = False,
     horizon: Annotated[
         int | None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -13,6 +13,7 @@ from stairwell.errors import UserError
 
 if TYPE_CHECKING:
     from stairwell.decode.weights import Weights
+    from stairwell.tasks import Task
 
 MAX_BATCH = 4096  # of a server; more is a typing error
 
@@ -124,9 +125,12 @@ def export(
     ] = None,
     onnx: Annotated[
         Path | None,
-        output_option("ONNX file of one step, with named states in and out."),
+        output_option(
+            "ONNX file of one step, with named states in and out; for a translator or summarizer a new folder with "
+            "encoder.onnx and decoder.onnx."
+        ),
     ] = None,
-    torch_export: Annotated[Path | None, output_option("The same step as a torch.export graph (.pt2).")] = None,
+    torch_export: Annotated[Path | None, output_option("The same as torch.export graphs (.pt2).")] = None,
     hf: Annotated[
         Path | None,
         output_option("New folder for Hugging Face's from_pretrained, with tokenizer and model card."),
@@ -134,20 +138,9 @@ def export(
 ) -> None:
     """Export trained models: an HTML page that runs them, ONNX, torch.export, or Hugging Face transformers."""
     from stairwell import outputs
-    from stairwell.export import (
-        GRAPH,
-        ONNX,
-        PAGE,
-        export_agent_onnx,
-        export_agent_torch,
-        export_html,
-        export_onnx,
-        export_torch,
-        from_runs,
-    )
+    from stairwell.export import GRAPH, ONNX, PAGE, export_html, from_runs
     from stairwell.rl.task import RLTask
-    from stairwell.runs.load import load
-    from stairwell.tasks.file_task import vocabularies
+    from stairwell.runs.load import config_of, load, open_run
 
     if not (html or onnx or torch_export or hf):
         raise UserError(
@@ -155,10 +148,11 @@ def export(
         )
     if len(runs) > 1 and (onnx or torch_export or hf):
         raise UserError("only an HTML page can contain several models; give one run")
+    graphs_folder = config_of(open_run(runs[0])).family.name == "pairs"  # of an encoder and a decoder
     outputs.check_all(
         ("--html", html, PAGE),
-        ("--onnx", onnx, ONNX),
-        ("--torch-export", torch_export, GRAPH),
+        ("--onnx", onnx, outputs.FOLDER if graphs_folder else ONNX),
+        ("--torch-export", torch_export, outputs.FOLDER if graphs_folder else GRAPH),
         ("--hf", hf, outputs.FOLDER),
     )
     if onnx is not None or torch_export is not None or hf is not None:
@@ -168,23 +162,45 @@ def export(
     if html is not None:
         size = export_html(from_runs(runs), html)
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
-    if onnx is not None:
-        if isinstance(task, RLTask):
-            names = export_agent_onnx(model, task, onnx)
-        else:
-            names = export_onnx(model, onnx, vocabularies(task).get("text"))
-        print(f"{onnx}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
-    if torch_export is not None:
-        if isinstance(task, RLTask):
-            names = export_agent_torch(model, task, torch_export)
-        else:
-            names = export_torch(model, torch_export)
-        print(f"{torch_export}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
+    if onnx is not None or torch_export is not None:
+        export_graphs(runs[0], model, task, onnx, torch_export)
     if hf is not None:
         from stairwell.hf import export_hf
 
         loader = export_hf(runs[0], hf)
         print(f"{hf}: import stairwell.hf, then {loader}.from_pretrained('{hf}')")
+
+
+def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_export: Path | None) -> None:
+    """Export one step, or an encoder and one decoding step, and print the names of inputs and outputs."""
+    from stairwell import export
+    from stairwell.rl.task import RLTask
+    from stairwell.runs.load import find_result
+    from stairwell.tasks.file_task import vocabularies
+    from stairwell.tasks.pair_task import PairTask
+    from stairwell.train.translator import SEARCH, load_search
+
+    graphs: dict[Path, dict[str, list[str]]] = {}
+    if isinstance(task, PairTask):
+        if onnx is not None:
+            search = load_search(find_result(run, SEARCH).parent, task)
+            named = export.export_seq2seq_onnx(model, onnx, task, search)
+            graphs |= {onnx / f"{name}.onnx": names for name, names in named.items()}
+        if torch_export is not None:
+            named = export.export_seq2seq_torch(model, torch_export)
+            graphs |= {torch_export / f"{name}.pt2": names for name, names in named.items()}
+    elif isinstance(task, RLTask):
+        if onnx is not None:
+            graphs[onnx] = export.export_agent_onnx(model, task, onnx)
+        if torch_export is not None:
+            graphs[torch_export] = export.export_agent_torch(model, task, torch_export)
+    else:
+        if onnx is not None:
+            graphs[onnx] = export.export_onnx(model, onnx, vocabularies(task).get("text"))
+        if torch_export is not None:
+            graphs[torch_export] = export.export_torch(model, torch_export)
+    for path, names in graphs.items():
+        print(f"{path}: {', '.join(names['inputs'])} -> {', '.join(names['outputs'])}")
 
 
 @app.command(rich_help_panel=USE)

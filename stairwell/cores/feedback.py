@@ -119,6 +119,7 @@ class Feedback(TransformerCore[FeedbackConfig, FeedbackState]):
             memories=(StoredVectors("memory", tuple(range(L + 1, L + 1 + self.config.memories))),),
             nearest=window.first,
             distances=window.distances,
+            cross=self.config.cross,
             mix=self.mix(next(self.parameters())),
         )
 

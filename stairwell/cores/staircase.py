@@ -284,6 +284,7 @@ class Staircase(TransformerCore[BaseStaircaseConfig, StaircaseState]):
             nearest=0,
             distances=config.distances,
             chunk=config.chunk,
+            cross=config.cross,
         )
 
     def reference(

@@ -92,6 +92,7 @@ class StepDescription:
     nearest: int  # the smallest distance; the first position embedding is for this distance
     distances: int  # number of position embeddings; larger distances share the last one
     chunk: int = 1
+    cross: bool = False  # each application attends to the source, after its own attention
     mix: Tensor | None = None  # (mixes, A + 1); None: there are no mixes
 
     @property
@@ -169,4 +170,5 @@ class StepDescription:
             "nearest": self.nearest,
             "distances": self.distances,
             "chunk": self.chunk,
+            "cross": self.cross,
         }

@@ -59,6 +59,7 @@ class TransformerXL(TransformerCore[TransformerXLConfig, TransformerXLState]):
             memories=(StoredVectors("memory", tuple(range(len(sequence)))),),
             nearest=window.first,
             distances=window.distances,
+            cross=self.config.cross,
         )
 
     def reference(

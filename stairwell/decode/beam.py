@@ -70,7 +70,7 @@ def beam_search(
     constraints.check_vocabulary(logits.shape[-1])
     stepper.select(torch.arange(B, device=prompt.device).repeat_interleave(width))
     beams = OpenBeams.start(logits, width)
-    finished = [FinishedHypotheses(nbest or width, longest, length_penalty) for longest in constraints.max_length]
+    finished = [FinishedHypotheses(nbest or width, length, length_penalty) for length in constraints.max_length]
     for t in range(max(constraints.max_length)):
         beams, parents = advance(beams, constraints, finished, t)
         if not beams.sentences:
@@ -104,10 +104,10 @@ class Constraints:
             raise UserError(f"no_repeat_ngram_size must be 0 or more, not {no_repeat_ngram_size}")
         if end is not None:
             as_integer(end, "the end token must be an integer")
-        longest = per_sentence(max_length, B)
-        if min(longest) < 1:
-            raise UserError(f"max_length must be at least 1, not {min(longest)}")
-        return Constraints(end, longest, per_sentence(min_length, B), no_repeat_ngram_size, prefixes or [()] * B)
+        max_lengths = per_sentence(max_length, B)
+        if min(max_lengths) < 1:
+            raise UserError(f"max_length must be at least 1, not {min(max_lengths)}")
+        return Constraints(end, max_lengths, per_sentence(min_length, B), no_repeat_ngram_size, prefixes or [()] * B)
 
     def check_vocabulary(self, V: int) -> None:
         """Raise an error if the end token or a token of a prefix is not in the vocabulary."""

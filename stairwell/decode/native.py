@@ -1,7 +1,7 @@
 """One token through all layers and the head in one native call: the native interpreter of a step description.
 
-`NativeProgram` passes a model's parameters to the library once; sessions share it. Parameters are read in place, except
-those with fewer bits. `NativeSession` has the buffers of a session's streams. The loops are in fast/csrc/decode.h.
+`NativeProgram` packs a model's matrices once (`packing.py`); sessions share them. `NativeSession` has the buffers of a
+session's streams. The loops are in fast/csrc/decode.h.
 
 Letters: B streams, D width, H heads, K head width, R slots of a ring, P distances, A layer applications, V vocabulary
 size, n sources, J source tokens.
@@ -11,11 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from stairwell.cores.step import StepDescription
+from stairwell.decode.packing import in_one_buffer, padded, panels
 from stairwell.decode.rings import KeyRing, RawRing, log_ramp
 from stairwell.decode.source import Sources
 from stairwell.decode.weights import STORAGE_CODES, Weights, stored
@@ -58,10 +60,13 @@ class NativeProgram:
         mix = position.new_zeros(0, len(d.applications) + 1) if d.mix is None else d.mix.detach().contiguous()
         self.tensors: list[Tensor | None] = [position.flip(0).T.contiguous(), mix]
         self.sizes: list[int] = []
+        self.matrices: list[int] = []  # the indices of packed matrices in `tensors`
         for layer in layers:
             self._add_layer(layer, P, farthest_first)
         self.tensors.extend((None, None) if output.norm is None else parameters_of(output.norm))
         self._add_matrix(output.head)
+        for index, matrix in zip(self.matrices, in_one_buffer([cast(Tensor, self.tensors[i]) for i in self.matrices])):
+            self.tensors[index] = matrix
         arguments = native.Arguments()
         arguments.add(native.BEST_INSTRUCTION_SET, attention.out.out_features, attention.H, attention.K)
         arguments.add(first.feed_forward.inner.out_features, P, self.V, d.nearest, d.chunk, d.mixes, int(first.pre))
@@ -105,7 +110,9 @@ class NativeProgram:
         weight, scale, bias = None, None, None
         if linear is not None:
             weight, scale = stored(linear.weight.detach(), self.weights)
-            bias = None if linear.bias is None else linear.bias.detach()
+            weight, scale = panels(weight), None if scale is None else padded(scale)
+            bias = None if linear.bias is None else padded(linear.bias.detach())
+            self.matrices.append(len(self.tensors))
         self.sizes.append(STORAGE_CODES[self.weights])
         self.tensors.extend((weight, scale, bias))
 

@@ -6,6 +6,7 @@ Letters: B streams, D width, K head width, P distances, V vocabulary size.
 
 from __future__ import annotations
 
+import operator
 import threading
 import weakref
 from functools import cached_property
@@ -27,6 +28,7 @@ from stairwell.layers import Layer, ResidualLayer, Sublayer
 from stairwell.models.embedding import Head
 
 ELEMENTS_COMPARED = 4  # per parameter, before a step
+VERSION, ADDRESS = operator.attrgetter("_version"), Tensor.data_ptr
 
 
 class ParameterVersions:
@@ -37,28 +39,29 @@ class ParameterVersions:
     parameter affects them."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.owners = [
+        owners = [
             (owner._parameters, name, parameter)
             for owner in module.modules()
             for name, parameter in owner._parameters.items()
             if parameter is not None
         ]
-        self.parameters = [parameter for _, _, parameter in self.owners]
-        on_cpu = (p.detach() for p in self.parameters if not on_accelerator(p) and p.is_contiguous())
-        self.samples = [some_elements(parameter) for parameter in on_cpu]
-        self.first_versions, self.first_elements = self.versions(), self.elements()
-
-    def versions(self) -> list[tuple[int, int]]:
+        self.siblings = [parameters for parameters, _, _ in owners]
+        self.names = [name for _, name, _ in owners]
+        self.parameters = [parameter for _, _, parameter in owners]
         # A tensor created in inference mode has no version.
-        return [(p.data_ptr(), 0 if p.is_inference() else p._version) for p in self.parameters]
-
-    def elements(self) -> list[bytes]:
-        return [sample.tobytes() for sample in self.samples]
+        self.versioned = [parameter for parameter in self.parameters if not parameter.is_inference()]
+        self.versions, self.addresses = list(map(VERSION, self.versioned)), list(map(ADDRESS, self.parameters))
+        on_cpu = (p.detach() for p in self.parameters if not on_accelerator(p) and p.is_contiguous())
+        self.elements = native.ElementSnapshot([some_elements(parameter) for parameter in on_cpu])
 
     def changed(self) -> bool:
-        if any(parameters[name] is not parameter for parameters, name, parameter in self.owners):
-            return True
-        return self.versions() != self.first_versions or self.elements() != self.first_elements
+        # Functions written in C, because a step may take less time than a loop in Python.
+        return (
+            not all(map(operator.is_, map(operator.getitem, self.siblings, self.names), self.parameters))
+            or list(map(VERSION, self.versioned)) != self.versions
+            or list(map(ADDRESS, self.parameters)) != self.addresses
+            or self.elements.changed()
+        )
 
 
 def some_elements(parameter: Tensor) -> np.ndarray:

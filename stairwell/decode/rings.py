@@ -200,6 +200,23 @@ class KeyRing:
         for buffer, new in ((self.keys, keys), (self.values, values)):
             buffer.all[first : first + b].zero_().index_copy_(3, slots, new.transpose(2, 3))
 
+    def restore(self, keys: Tensor, values: Tensor, cursor: Tensor, filled: int) -> None:
+        """Replace the contents by copies of those of a ring of the same streams with `filled` tokens."""
+        B, H, K, _ = self.key_slots.shape
+        R = keys.shape[-1] if keys.dim() == 4 else 0
+        has_room = 0 < R <= self.max_slots and min(filled, self.max_slots) <= R
+        if keys.shape != (B, H, K, R) or values.shape != keys.shape or not has_room:
+            raise ValueError(f"keys {tuple(keys.shape)} or values {tuple(values.shape)} do not fit this stream")
+        if {keys.dtype, values.dtype} != {self.keys.all.dtype} or cursor.shape != () or cursor.dtype != torch.int64:
+            raise ValueError("keys, values or a cursor have the wrong type")
+        if not 0 <= int(cursor) < R:
+            raise ValueError(f"a cursor is {int(cursor)}, which is not in 0..{R - 1}")
+        capacity = self.keys.all.shape[0]
+        for buffer, new in ((self.keys, keys), (self.values, values)):
+            buffer.all = buffer.all.new_zeros(capacity, H, K, R)
+            buffer.all[:B] = new
+        self.cursor = int(cursor)
+
     def lengthen(self, needed: int) -> bool:
         """Make room for `needed` tokens, or for as many as are ever attended to. Return whether buffers were
         replaced."""

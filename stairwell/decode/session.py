@@ -7,6 +7,7 @@
     session.crop(3)                                          remove the last three tokens
     y = session.step_vectors(x)                              (B, D) -> (B, D), for a model that does not read tokens
     state = session.state()                                  the state that model.forward would have returned
+    other.restore_projections(session.projections())         `other`, a session for this state, continues bit for bit
 
 A state is a value that never changes. A session is mutable: its buffers are allocated once and written in place, and a
 token costs the same however many came before. Streams can be selected and repeated (`select`), added (`join`) and reset
@@ -20,7 +21,8 @@ Letters: B streams, T tokens, D width, V output vocabulary size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar, cast
@@ -45,12 +47,26 @@ def outside_autograd(method: Method) -> Method:
 
     @wraps(method)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # In __init__ the model is still an argument.
-        model = vars(self).get("model") or (args[0] if args else kwargs["model"])
-        with torch.inference_mode(False), torch.no_grad(), without_autocast(next(model.parameters())):
+        like = vars(self).get("count")  # on the device of the model
+        if like is None:
+            # In __init__ the model is still an argument.
+            model = vars(self).get("model") or (args[0] if args else kwargs["model"])
+            like = next(model.parameters())
+        with plain_mode(), without_autocast(like):
             return method(self, *args, **kwargs)
 
     return cast(Method, run)
+
+
+def plain_mode() -> AbstractContextManager[Any]:
+    """Return a context without autograd and inference mode; an empty one where it would change nothing, because a step
+    takes little longer than entering a context."""
+    if torch.is_inference_mode_enabled():
+        stack = ExitStack()
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        return stack
+    return torch.no_grad() if torch.is_grad_enabled() else nullcontext()
 
 
 class Session:
@@ -82,6 +98,11 @@ class Session:
         return self.count.shape[0]
 
     @property
+    def is_outdated(self) -> bool:
+        """Whether the model's parameters have changed since the session was created."""
+        return self.program.versions.changed()
+
+    @property
     def head(self) -> Sublayer:
         """The model's head. (B, D) -> (B, V)"""
         return self.program.head
@@ -103,7 +124,7 @@ class Session:
             raise ValueError(f"step takes one token for each of {self.batch} streams, not {tuple(tokens.shape)}")
         self._check()
         model.check_token_ids(tokens[:, None], "token", model.config.inputs)
-        x: Tensor = model.embed(tokens, self.count)
+        x: Tensor = model.embed(tokens, self.count if self.min_count == 0 else None)
         return x
 
     @outside_autograd
@@ -173,7 +194,8 @@ class Session:
 
     def _add_to_counts(self, tokens: int) -> None:
         self.count += tokens
-        self.croppable.add_(tokens).clamp_(max=self.max_crop)
+        if self.max_crop:
+            self.croppable.add_(tokens).clamp_(max=self.max_crop)
         self.min_count += tokens
 
     @outside_autograd
@@ -184,6 +206,17 @@ class Session:
             return cast(State, decoder)
         source, mask = self.sources.per_stream()
         return replace(self.empty_state, decoder=decoder, source=source, source_mask=mask)
+
+    @outside_autograd
+    def projections(self) -> dict[str, Tensor]:
+        """Return copies of the keys and values of past tokens, which a session for the same state can restore: from
+        then on it computes the same, bit for bit."""
+        return self.steps.projections()
+
+    @outside_autograd
+    def restore_projections(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace keys and values by those of another session of the same model and state."""
+        self.steps.restore_projections(tensors)
 
     @outside_autograd
     def select(self, streams: BatchIndices) -> None:
@@ -254,7 +287,7 @@ class Session:
     def _check_model(self) -> None:
         if self.model.training:
             raise RuntimeError("the model is in training mode; call model.eval() first")
-        if self.program.versions.changed():
+        if self.is_outdated:
             raise RuntimeError(
                 "the model's parameters have changed since the session was created; create a new one: "
                 "Session(model, session.state())"

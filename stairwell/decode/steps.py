@@ -13,6 +13,7 @@ Letters: B streams, T tokens, D width, H heads, K head width, P distances.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -68,6 +69,14 @@ class Steps:
 
     def state(self, count: Tensor, croppable: Tensor) -> State:
         raise NotImplementedError
+
+    def projections(self) -> dict[str, Tensor]:
+        """Return what a step reads besides the state."""
+        return {}
+
+    def restore_projections(self, tensors: Mapping[str, Tensor]) -> None:
+        if tensors:
+            raise ValueError(f"this model has no keys and values to restore, but {len(tensors)} tensors are given")
 
 
 def steps_for(core: Core[Any, Any], program: Program, capacity: int, max_crop: int) -> Steps:
@@ -211,6 +220,21 @@ class RingSteps(Steps):
             tensors[memory.path] = raw.memory(self.batch)
         spec = {"type": self.core.state_type.__name__, "max_crop": self.max_crop}
         return assemble(spec, {"count": count, "croppable": croppable, **tensors})
+
+    def projections(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for r, ring in enumerate(self.rings):
+            tensors |= {f"keys.{r}": ring.key_slots.clone(), f"values.{r}": ring.value_slots.clone()}
+            tensors[f"cursor.{r}"] = torch.tensor(ring.cursor)
+        return tensors
+
+    def restore_projections(self, tensors: Mapping[str, Tensor]) -> None:
+        if len(tensors) != 3 * len(self.rings):
+            raise ValueError(f"there are {len(tensors)} tensors of keys and values, not {3 * len(self.rings)}")
+        for r, ring in enumerate(self.rings):
+            keys, values, cursor = (tensors.get(f"{name}.{r}", torch.empty(0)) for name in ("keys", "values", "cursor"))
+            ring.restore(keys, values, cursor, self.filled)
+        self.set_batch(self.batch)
 
     # Steps
 

@@ -4,11 +4,13 @@ export_html([PageModel("Feedback", model, task)], "page.html")
 export_onnx(model, "model.onnx")
 
 `engine.js` runs the model and `vocabulary.js` encodes text; `tracking_page.js` and `text_page.js` are the two pages.
-`step.py` exports one decoding step, with named states as inputs and outputs, and `agent_step.py` one step of an agent.
+`step.py` exports one decoding step, with named states as inputs and outputs, `agent_step.py` one step of an agent, and
+`seq2seq_step.py` the encoder and the decoding step of a translator or summarizer.
 """
 
 from stairwell.export.agent_step import AgentStep, export_agent_onnx, export_agent_torch
 from stairwell.export.html import PAGE, PageModel, export_html, from_runs
+from stairwell.export.seq2seq_step import export_seq2seq_onnx, export_seq2seq_torch
 from stairwell.export.step import GRAPH, ONNX, StepModule, export_onnx, export_torch
 
 __all__ = [
@@ -22,6 +24,8 @@ __all__ = [
     "export_agent_torch",
     "export_html",
     "export_onnx",
+    "export_seq2seq_onnx",
+    "export_seq2seq_torch",
     "export_torch",
     "from_runs",
 ]

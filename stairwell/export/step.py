@@ -78,15 +78,20 @@ class CoreStep(nn.Module):
         """Return the names of what comes out besides the state."""
         raise NotImplementedError
 
+    def dynamic(self, name: str) -> dict[int, str]:
+        """Return the names of the dynamic dimensions of an input, by axis."""
+        return {0: "batch", 1: "tokens"} if name in self.growing else {0: "batch"}
+
     def metadata(self) -> dict[str, str]:
         """Return what an ONNX file says about the model."""
         core = self.model.config.core
         return {"stairwell": __version__, "core": name_of(core) or type(core).__name__}
 
-    def apply_core(self, x: Tensor, state: Any) -> tuple[Tensor, list[Tensor]]:
-        """Apply the core to one token, x (B, 1, D). Return its output and the tensors of the next state."""
+    def apply_core(self, x: Tensor, state: Any, sources: Sequence[Slots] = ()) -> tuple[Tensor, list[Tensor]]:
+        """Apply the core to one token, x (B, 1, D). Return its output and the tensors of the next state. `sources`: the
+        source as projected by each layer, for cross-attention."""
         if self.description is not None:
-            y, after = described_step(self.model.core, self.description, x, state)
+            y, after = described_step(self.model.core, self.description, x, state, sources)
         else:
             y, after = self.model.core.reference(x, state)
         named = dict(after.tensors())
@@ -139,7 +144,9 @@ class StepModule(CoreStep):
         return (self.model.head(self.model.norm(y))[:, 0], *after)
 
 
-def described_step(core: Any, d: StepDescription, x: Tensor, state: Any) -> tuple[Tensor, CoreState]:
+def described_step(
+    core: Any, d: StepDescription, x: Tensor, state: Any, sources: Sequence[Slots] = ()
+) -> tuple[Tensor, CoreState]:
     """Apply a core to one token, x (B, 1, D), as its step description says. The state has no slots for crops."""
     memories, count = dict(state.tensors()), state.count
     vectors = [x]
@@ -181,8 +188,8 @@ def described_step(core: Any, d: StepDescription, x: Tensor, state: Any) -> tupl
     for depth, application in enumerate(d.applications):
         if application.write is not None:
             current[application.write] = vectors[-1]
-        layer = core.layers[application.layer]
-        vectors.append(core.apply_layer(layer, depth, vectors[-1], slots_of(application), None, None, 0, 1))
+        layer, source = core.layers[application.layer], sources[application.layer] if d.cross else None
+        vectors.append(core.apply_layer(layer, depth, vectors[-1], slots_of(application), source, None, 0, 1))
     y = vectors[-1]
     if d.mix is not None:
         vectors.extend(torch.einsum("gl,lbtd->gbtd", d.mix, torch.stack(vectors)).unbind(0))
@@ -197,11 +204,12 @@ def described_step(core: Any, d: StepDescription, x: Tensor, state: Any) -> tupl
 
 
 def trace(step: CoreStep) -> torch.export.ExportedProgram:
-    """Trace the step. The batch size and the number of growing slots are dynamic."""
-    batch = torch.export.Dim("batch", min=1)
-    tokens = torch.export.Dim("tokens", min=1)
+    """Trace the step. The batch size, the number of growing slots and the other sizes of `dynamic` are dynamic."""
     examples = step.arguments(TRACED_BATCH) | step.inputs(TRACED_BATCH, TRACED_SLOTS)
-    sizes = {name: {0: batch, 1: tokens} if name in step.growing else {0: batch} for name in examples}
+    dimensions = {name: step.dynamic(name) for name in examples}
+    names = {dimension for axes in dimensions.values() for dimension in axes.values()}
+    dims = {name: torch.export.Dim(name, min=1) for name in sorted(names)}
+    sizes = {name: {axis: dims[dimension] for axis, dimension in axes.items()} for name, axes in dimensions.items()}
     forward = inspect.signature(step.forward)
     bound = forward.bind(*sizes.values())
     with torch.no_grad():
@@ -282,9 +290,9 @@ def write_onnx(step: CoreStep, path: str | os.PathLike[str]) -> dict[str, list[s
 
 
 def rename_dimensions(graph: Any, step: CoreStep) -> None:
-    """Name the dynamic dimensions `batch` and `tokens`."""
+    """Give the dynamic dimensions their names."""
     inputs = {value.name: value.type.tensor_type.shape.dim for value in graph.graph.input}
-    names = {inputs["count"][0].dim_param: "batch"} | {inputs[name][1].dim_param: "tokens" for name in step.growing}
+    names = {inputs[given][axis].dim_param: name for given in inputs for axis, name in step.dynamic(given).items()}
     for value in [*graph.graph.input, *graph.graph.output, *graph.graph.value_info]:
         for size in value.type.tensor_type.shape.dim:
             for symbol, name in names.items():

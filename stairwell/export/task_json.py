@@ -6,13 +6,14 @@ and 0 the initial state. Tasks without a small machine have an example of their 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from stairwell import text
 from stairwell.errors import UserError
-from stairwell.models import LanguageModel
+from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.tasks import StreamTask
 from stairwell.tasks.algorithmic import PROGRAM_TOKENS, Algorithmic
 from stairwell.tasks.base import IGNORE
@@ -20,12 +21,18 @@ from stairwell.tasks.copying import Copying
 from stairwell.tasks.counting import COUNTING_TOKENS, Counting
 from stairwell.tasks.labeled import Labeled
 from stairwell.tasks.language import Language
+from stairwell.tasks.pair_task import PairTask
 from stairwell.tasks.parity import Parity
 from stairwell.tasks.permutations import Permutations, generators, images, product_table
 from stairwell.tasks.random_walk import ACTIONS, RESET, RandomWalk, transitions
+from stairwell.train.translator import Search
 
 MAX_MACHINE = 20_000  # entries of `next`
 EXAMPLE_TOKENS = 600
+SEARCH_OPTIONS = (
+    "beam", "length_penalty", "no_repeat_ngram_size", "break_loops", "max_length", "max_length_ratio", "min_length",
+    "min_length_ratio",
+)  # fmt: skip
 
 
 def check_sizes(name: str, model: LanguageModel, task: StreamTask | text.Vocabulary) -> None:
@@ -60,6 +67,36 @@ def vocabulary_json(vocabulary: text.Vocabulary) -> dict[str, Any]:
             "it supports bytes, characters, separated, words and bpe"
         )
     return {"type": vocabulary.type_name, **table}
+
+
+def check_pair_sizes(name: str, model: Seq2Seq, task: PairTask) -> None:
+    """Raise an error if a translator or summarizer has other numbers of tokens than the vocabularies of its task."""
+    expected, actual = (task.inputs, task.outputs), (model.config.sources, model.config.targets)
+    if expected != actual:
+        raise UserError(
+            f"'{name}' has {actual[0]:,} source and {actual[1]:,} target tokens, but its task has {expected[0]:,} and "
+            f"{expected[1]:,}; pass the one it was trained with"
+        )
+
+
+def pair_json(task: PairTask, search: Search) -> dict[str, Any]:
+    """Return how a translator or summarizer reads a source and decodes a target: the normalization of texts, the
+    vocabularies, and the defaults of the search. The end token of a vocabulary follows its last token."""
+    config = task.config
+    vocabularies = {name: vocabulary_json(vocabulary) for name, vocabulary in task.vocabularies.items()}
+    return {
+        "type": "pairs",
+        "task": task.verb,
+        "source": Path(config.source).suffix.lstrip(".") or config.source,
+        "target": Path(config.target).suffix.lstrip(".") or config.target,
+        "lowercase": config.lowercase,
+        "words": getattr(config, "words", 0),
+        "split_names": getattr(config, "split_names", False),
+        "max_source_length": config.max_source_length,
+        "max_target_length": config.max_target_length,
+        "vocabularies": vocabularies,
+        "search": {name: getattr(search, name) for name in SEARCH_OPTIONS},
+    }
 
 
 def generated_task_json(task: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ class FirstOrderFunction(torch.autograd.Function):
         raise RuntimeError("the fast engines have no forward-mode derivatives; use engine='reference'")
 
 
-def first_order(what: str, instead: str) -> Callable[[Backward], Backward]:
+def first_order(subject: str, instead: str) -> Callable[[Backward], Backward]:
     """Return a decorator for a backward that raises an error if called with create_graph=True.
 
     PyTorch's `once_differentiable` raises its error only where the second derivative passes through it; `autograd.grad`
@@ -31,7 +31,7 @@ def first_order(what: str, instead: str) -> Callable[[Backward], Backward]:
         @wraps(backward)
         def checked(ctx: Any, *grads: Any) -> Any:
             if torch.is_grad_enabled():
-                raise RuntimeError(f"{what} no second derivatives (create_graph); {instead}")
+                raise RuntimeError(f"{subject} no second derivatives (create_graph); {instead}")
             # Within autocast, backward would run in other dtypes than forward.
             with without_autocast(next(grad for grad in grads if grad is not None)):
                 return backward(ctx, *grads)

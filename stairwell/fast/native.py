@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +23,7 @@ from stairwell.fast.segment_data import Activations, Gradients, Inputs, LayerAct
 from stairwell.fast.staircase_plan import StaircasePlan
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT_VERSION = 10  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
+LAYOUT_VERSION = 11  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
 FILL_SCRATCH_WITH_NAN = False  # tests set this to detect reads of uninitialized scratch memory
 
 PLAN = (
@@ -73,6 +74,8 @@ def _load() -> tuple[ctypes.CDLL | None, str]:
         function.argtypes, function.restype = arguments, ctypes.c_char_p
     for free in (library.stairwell_decode_program_free, library.stairwell_decode_session_free):
         free.argtypes, free.restype = [pointer], None
+    library.stairwell_equal_elements.argtypes = [pointer, integer, integer, ctypes.c_char_p]
+    library.stairwell_equal_elements.restype = integer
     library.stairwell_use_openmp.argtypes, library.stairwell_use_openmp.restype = [pointer] * 3, None
     library.stairwell_use_openmp(*_openmp())
     return library, ""
@@ -182,6 +185,30 @@ class DecodeSession:
         assert _library is not None
         packed = arguments.packed()
         check(_library.stairwell_decode_session_step(self.handle, torch.get_num_threads(), packed.buffer_info()[0]))
+
+
+class ElementSnapshot:
+    """Detects changes of elements of CPU tensors, given as one-dimensional views, which it keeps alive."""
+
+    def __init__(self, views: list[np.ndarray]) -> None:
+        self.views, self.before = views, [view.tobytes() for view in views]
+        sizes = sorted({view.itemsize for view in views})
+        self.groups: list[tuple[array[int], int, bytes]] = []  # addresses, size of an element, expected elements
+        for size in sizes if _library else ():
+            group = [i for i, view in enumerate(views) if view.itemsize == size]
+            addresses = array("q")
+            for i in group:
+                first, (stride,) = views[i].ctypes.data, views[i].strides
+                addresses.extend(first + j * stride for j in range(len(views[i])))
+            self.groups.append((addresses, size, b"".join(self.before[i] for i in group)))
+
+    def changed(self) -> bool:
+        if _library is None:
+            return [view.tobytes() for view in self.views] != self.before
+        return not all(
+            _library.stairwell_equal_elements(*addresses.buffer_info(), size, expected)
+            for addresses, size, expected in self.groups
+        )
 
 
 if not UNAVAILABLE_REASON:

@@ -148,6 +148,8 @@ class EncoderLayer(ResidualLayer, nn.Module):
             visible = bias.masked_fill(~visible, -torch.inf)
         rate = self.config.encoder_attn_drop if self.training else 0.0
         z = F.scaled_dot_product_attention(q, k, v, visible, rate)
+        # The strides depend on the implementation, so a traced graph must not rely on them.
+        z = z.contiguous() if torch.compiler.is_compiling() else z
         return z.transpose(1, 2).reshape(B, J, D)
 
 

@@ -37,6 +37,7 @@ from stairwell.models.embedding import (
 )
 from stairwell.state import State
 
+FEW_TOKENS = 16
 MAX_LOGITS = 1 << 24  # larger outputs are computed in blocks of tokens, and recomputed in the backward pass
 
 
@@ -118,12 +119,12 @@ class TokenModel(nn.Module):
             raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
         return self.hidden(tokens, state, start)
 
-    def embed(self, tokens: Tensor, since_start: Tensor) -> Tensor:
-        """Return the input of the core. tokens, since_start (...) -> (..., D)"""
+    def embed(self, tokens: Tensor, since_start: Tensor | None) -> Tensor:
+        """Return the input of the core. tokens, since_start (...) -> (..., D); None: no token is a stream's first"""
         x: Tensor = self.embedding(tokens)
-        if self.start_embedding is not None:
+        if self.start_embedding is not None and since_start is not None:
             x = self.start_embedding(x, since_start)
-        return F.dropout(x, self.config.embedding_dropout, self.training)
+        return F.dropout(x, self.config.embedding_dropout) if self.training else x
 
     def check_tokens(self, tokens: Tensor, start: Tensor | None) -> None:
         check_tensor(tokens, "tokens")
@@ -138,6 +139,9 @@ class TokenModel(nn.Module):
             raise TypeError(f"{what}s must be int64, not {ids.dtype}")
         # Reading values would synchronize with an accelerator; there the embedding makes its own check.
         if on_accelerator(ids):
+            return
+        # A few numbers are faster to check in Python than in three operations.
+        if ids.numel() <= FEW_TOKENS and all(0 <= token < vocabulary_size for token in ids.flatten().tolist()):
             return
         wrong = (ids < 0) | (ids >= vocabulary_size)
         if ignore is not None:

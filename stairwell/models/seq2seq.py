@@ -29,7 +29,7 @@ from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.time import tokens_since_start
 from stairwell.fast import choose_engine
 from stairwell.fast.first_order import first_order
-from stairwell.layers import Attention, CoreConfig, FeedForward, LayerConfig, Slots
+from stairwell.layers import Attention, CoreConfig, FeedForward, LayerConfig, Slots, source_slots
 from stairwell.models.embedding import IGNORE, Embedding, Head, StartEmbedding
 from stairwell.models.encoder import Encoder, EncoderConfig
 from stairwell.models.language import TokenModel, in_blocks
@@ -121,8 +121,11 @@ class SourceAttention(nn.Module):
 
     def forward(self, x: Tensor, source: Tensor, mask: Tensor) -> Tensor:
         keys, values = self.attention.keys_values(source.masked_fill(~mask[..., None], 0))
-        distance = torch.zeros(1, source.shape[1], dtype=torch.int64, device=source.device)
-        z, weights = self.attention(self.norm(x), Slots([keys], [values], distance, mask[:, None]), None)
+        return self.attend(x, source_slots(keys, values, mask))
+
+    def attend(self, x: Tensor, source: Slots) -> Tensor:
+        """x (B, T, D), the projected source -> (B, T, D)"""
+        z, weights = self.attention(self.norm(x), source, None)
         if self.recorder is not None:
             self.recorder.add_source(0, weights)
         x = x + z
@@ -173,6 +176,10 @@ class Seq2Seq(TokenModel):
             )
         source = source.masked_fill(~mask, 0)
         self.check_token_ids(source, "source token", self.config.sources)
+        return self.encode_checked(source, mask)
+
+    def encode_checked(self, source: Tensor, mask: Tensor) -> Tensor:
+        """Encode a source without checks, which depend on values and cannot be traced."""
         table = self.embedding if self.source_embedding is None else self.source_embedding
         x = F.dropout(table(source), self.config.embedding_dropout, self.training)
         encoded: Tensor = self.encoder(x, mask)

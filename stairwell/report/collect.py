@@ -181,7 +181,7 @@ def gather(
         config=config_json,
         curves=read_curves(records, config),
         validations=[
-            ValidationPoint(record["tokens"], record["seconds"], finite(record["valid"]))
+            ValidationPoint(record["tokens"], record["seconds"], replace_nonfinite(record["valid"]))
             for record in records
             if "valid" in record
         ],
@@ -212,14 +212,14 @@ def inspect_model(model: Any, task: Task, folder: Path, episodes: int) -> dict[s
     }
 
 
-def finite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """Return a JSON value with None in place of numbers that are not finite."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
+        return {key: replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [replace_nonfinite(item) for item in value]
     return value
 
 
@@ -266,7 +266,7 @@ def read_scores(result: dict[str, Any], metadata: dict[str, Any], given: Mapping
     scores = of_split(result, "") | of_split(result.get("test", {}), "test")
     # The result has the last validation, but the saved model is that of the best one.
     scores |= of_split(metadata.get("valid", {}), "valid") | of_split(given, str(given.get("split", "test")))
-    return finite(scores)
+    return replace_nonfinite(scores)
 
 
 def of_split(scores: Mapping[str, Any], split: str) -> dict[str, float]:

@@ -15,7 +15,7 @@ from typing import Any
 from stairwell.outputs import OutputType, check_all, contains_bytes, write_output
 from stairwell.provenance import provenance as process_provenance
 from stairwell.report.attention import AttentionAverage
-from stairwell.report.collect import RL_METRICS, RunReport, finite
+from stairwell.report.collect import RL_METRICS, RunReport, replace_nonfinite
 from stairwell.report.colors import PALETTE
 from stairwell.report.compare import (
     Model,
@@ -84,7 +84,7 @@ def write_html(
         with_layer_weights=list(one_run_each(models, lambda run: run.layer_weights)),
         with_attention=with_attention(models),
         provenance={name: str(value) for name, value in {**process_provenance(), **(provenance or {})}.items()},
-        data=finite(page_data(models) | {"episodes": episodes}),
+        data=replace_nonfinite(page_data(models) | {"episodes": episodes}),
         **learning_context(runs),
         **HELPERS,
     )
@@ -265,7 +265,7 @@ def column_path(weights: list[float], highest: float) -> str:
 
 
 def format_json(value: Any) -> str:
-    return json.dumps(finite(value), indent=2)
+    return json.dumps(replace_nonfinite(value), indent=2)
 
 
 HELPERS = {

@@ -204,6 +204,17 @@ def test_a_run_of_another_task_is_rejected(folder: Path) -> None:
     assert "there.txt" in run_command(folder, "translate", "run", "not/there.txt").error_line
 
 
+def test_encoder_and_decoder_are_exported(folder: Path) -> None:
+    done = run_command(folder, "export", "run", "--onnx", "onnx")
+    assert done.status == 0, done
+    encoder, decoder = done.out.splitlines()
+    assert encoder.startswith("onnx/encoder.onnx: source, source_mask -> source_keys.0, source_values.0")
+    assert decoder.startswith("onnx/decoder.onnx: token, source_mask, source_keys.0, source_values.0")
+    assert decoder.endswith(", count, memory -> logits, countN, memoryN")
+    assert "is not empty" in run_command(folder, "export", "run", "--onnx", "onnx").error_line
+    assert "is not empty" in run_command(folder, "export", "run", "--torch-export", "onnx").error_line
+
+
 def test_commands_for_other_families_are_rejected(folder: Path) -> None:
     assert "is not a language model" in run_command(folder, "generate", "run").error_line
     assert (

@@ -134,9 +134,7 @@ def test_an_onnx_graph_has_named_inputs_and_outputs(folder: Path) -> None:
 def test_an_agent_is_exported_as_a_graph(folder: Path) -> None:
     done = stairwell(folder, "export", "corridor-feedback", "--torch-export", "agent.pt2")
     assert done.status == 0 and done.err == "", done
-    assert (
-        done.out == "agent.pt2: observation, start, count, memory -> action, logits, value, countN, memoryN\n"
-    ), done
+    assert done.out == "agent.pt2: observation, start, count, memory -> action, logits, value, countN, memoryN\n", done
     rejected = stairwell(folder, "export", "corridor-feedback", "--onnx", "agent.onnx", "--hf", "hf")
     assert "--hf: Hugging Face transformers has no agents" in rejected.error_line
     assert not (folder / "agent.onnx").exists()

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stairwell import FeedbackConfig
 from stairwell.cores import CORES, Core, build
 from stairwell.cores.core import Source, TransformerCore
 from stairwell.fast import choose_engine
@@ -274,3 +275,16 @@ def test_locked_residual_masks_are_the_same_for_every_token(locked: bool) -> Non
 def test_locked_dropout_without_residual_dropout_raises() -> None:
     with pytest.raises(ValueError, match="only read with residual_dropout"):
         config_of("feedback", locked_dropout=True)
+
+
+def test_every_residual_sum_has_its_own_dropout_mask() -> None:
+    core = build(FeedbackConfig(width=64, heads=2, layers=2, memory=3, residual_dropout=0.5)).train()
+    masks = core.sample_masks(torch.randn(2, 4, 64), core.init_state(2), None)
+    assert isinstance(masks, Masks)
+    first = masks.for_layer(0, 0, 4).residual
+    assert first is not None and len(first) == 2 and not torch.equal(first[0], first[1])
+    layer, layer_masks = core.layers[0], masks.for_layer(0, 0, 4)
+    used: list[torch.Tensor] = []
+    layer.residual = lambda x, norm, sublayer, mask: used.append(mask) or x  # type: ignore[method-assign, func-returns-value]
+    layer(torch.randn(2, 4, 64), torch.zeros_like, None, torch.zeros_like, layer_masks)
+    assert [torch.equal(mask, expected) for mask, expected in zip(used, first, strict=True)] == [True, True]

@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import re
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from stairwell import CachedStaircaseConfig
+from stairwell.cores import GlobalCachedStaircaseConfig, StaircaseConfig
+from stairwell.decode import Session
 from stairwell.errors import UserError
-from stairwell.experiments import reproduce
+from stairwell.experiments import measures, reproduce
 from stairwell.experiments.cost import blueprint, estimate
 from stairwell.experiments.experiment import SCALES, Experiment, Scale, Variant
 from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE, find_experiments
@@ -24,6 +28,7 @@ from stairwell.experiments.papers.staircase.shared import CHUNK, PASSES
 from stairwell.layers import POSITIONS
 from stairwell.runs import preset, presets
 from stairwell.runs.config import RunConfig
+from tests.train.test_loop import trainer
 
 pytestmark = pytest.mark.quick
 
@@ -412,3 +417,20 @@ def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
             if getattr(base_train, name) != getattr(experiment.variants[0].config.train, name)
         }
         assert changed == {"steps", "curriculum", "validate_every"}
+
+
+def test_defaults_are_the_papers() -> None:
+    assert (StaircaseConfig().chunk, CachedStaircaseConfig().compute) == (32, 1)
+    assert (GlobalCachedStaircaseConfig().compute, GlobalCachedStaircaseConfig().distances) == (1, 512)
+    assert measures.STREAMS == {False: 50, True: 16}
+    assert measures.LargestSolved("", "length", ()).threshold == 90
+
+
+def test_decoding_speed_counts_the_decoded_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = trainer(tmp_path, "parity/feedback")
+    monkeypatch.setattr(measures, "load", lambda *_: (run.model.eval(), None))
+    steps: list[int] = []
+    step = Session.step
+    monkeypatch.setattr(Session, "step", lambda self, tokens: (steps.append(1), step(self, tokens))[1])
+    measures.DecodingSpeed("", state_bytes=1, steps=7).measure(run.folder, "cpu", "auto")
+    assert len(steps) == 3 + 7

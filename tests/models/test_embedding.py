@@ -10,6 +10,7 @@ import torch
 
 from stairwell.cores.lstm import LSTMConfig
 from stairwell.models import LanguageModel, LanguageModelConfig
+from stairwell.models.embedding import StartEmbedding
 
 pytestmark = pytest.mark.quick
 
@@ -52,3 +53,10 @@ def test_initial_embeddings_have_about_unit_variance(width: int, adaptive: tuple
     embedded = model.embedding(torch.arange(VOCABULARY_SIZE)).detach()
     for cluster in embedded.split(300):
         assert 0.7 < cluster.std() < 1.4
+
+
+def test_the_start_embedding_is_added_to_the_first_token_only() -> None:
+    embedding = StartEmbedding(2)
+    torch.nn.init.ones_(embedding.vector)
+    since_start = torch.tensor([[0, 1, 2], [3, 0, 1]])
+    assert embedding(torch.zeros(2, 3, 2), since_start)[..., 0].tolist() == [[1, 0, 0], [0, 1, 0]]

@@ -12,7 +12,7 @@ from torch import Tensor
 from stairwell.cores import CORES
 from stairwell.fast import linear
 from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig, inspect
-from stairwell.models.encoder import sinusoids
+from stairwell.models.encoder import relative_scores, sinusoids
 
 pytestmark = pytest.mark.quick
 
@@ -230,3 +230,10 @@ def test_source_attention_can_be_inspected(core: str) -> None:
         torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:3], dtype=weights.dtype))
         assert not weights[1, :, :, 3:].any()
     assert recorder.source_attention
+
+
+def test_relative_scores_depend_on_the_distance() -> None:
+    q = torch.ones(1, 1, 4, 1, dtype=torch.float64)
+    distances = torch.arange(5, dtype=torch.float64)[:, None]  # the embedding of distance d is d + 2
+    scores = relative_scores(q, distances)[0, 0]
+    assert scores.tolist() == [[2, 3, 4, 4], [1, 2, 3, 4], [0, 1, 2, 3], [0, 0, 1, 2]]

@@ -172,3 +172,9 @@ def test_words_over_the_cyclic_group_of_two_are_parity() -> None:
         for token, target, start in zip(tokens, targets, starts):
             parity = (0 if start else parity) ^ (token == 0)  # token 1 is the identity
             assert target == parity
+
+
+def test_the_generators_of_the_groups_are_permutations() -> None:
+    for group in ("S5", "A5", "A6", "Z7", "D6", "A5xZ2"):
+        for generator in groups.generators(group):
+            assert sorted(generator) == list(range(len(generator)))

@@ -626,3 +626,16 @@ def test_a_task_scores_all_tokens_of_a_split(tmp_path: Path) -> None:
     for batch in task.batches("test", 2, 3):
         score.add(batch, (batch.targets != IGNORE).double(), batch.tokens)
     assert score.result()["scored"] == 2 * (5 - 1)
+
+
+BITS = {"bits_per_character": 0.5 / math.log(2)}
+PERPLEXITY = {"perplexity": math.exp(0.5)}
+METRICS: dict[Any, dict[str, float]] = {"bytes": BITS, "characters": BITS, "words": PERPLEXITY, "bpe": PERPLEXITY}
+
+
+def test_units_have_bits_per_character_or_perplexity() -> None:
+    batch = TokenBatch(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2, dtype=torch.int64), None)
+    for unit, expected in METRICS.items():
+        score = LanguageScore(unit, text.Bytes())
+        score.add(batch, torch.full((1, 2), 0.5), torch.zeros(1, 2, dtype=torch.int64))
+        assert score.result() == {"loss": 0.5, "scored": 2, **expected}

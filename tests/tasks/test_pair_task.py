@@ -294,3 +294,9 @@ def test_without_a_path_the_error_names_the_options() -> None:
         make_task("translation", TranslationConfig()).describe()
     with pytest.raises(UserError, match=r"the primary metric bleu requires --task\.decode_examples"):
         TranslationConfig(primary_metric="bleu", decode_examples=0)
+
+
+def test_a_batch_of_pairs_is_as_large_as_possible() -> None:
+    lengths = np.array([[4, 3]] * 10)
+    assert [len(batch) for batch in buckets(lengths, np.arange(10), max_tokens=12, max_pairs=99)] == [3, 3, 3, 1]
+    assert [len(batch) for batch in buckets(lengths, np.arange(10), max_tokens=11, max_pairs=99)] == [2, 2, 2, 2, 2]

@@ -8,7 +8,16 @@ import pytest
 import torch
 
 from stairwell.tasks.base import TokenBatch
-from stairwell.tasks.random_walk import HEADINGS, RandomWalk, RandomWalkConfig, format_walk, trajectory
+from stairwell.tasks.random_walk import (
+    FORWARD,
+    HEADINGS,
+    LEFT,
+    RIGHT,
+    RandomWalk,
+    RandomWalkConfig,
+    format_walk,
+    trajectory,
+)
 
 
 def walk(words: list[str], grid: int) -> tuple[list[int], list[str]]:
@@ -91,3 +100,7 @@ def test_invalid_options_are_rejected() -> None:
         RandomWalk(RandomWalkConfig(length=0))
     with pytest.raises(ValueError, match="grid is 1; it must be at least 2"):
         RandomWalk(RandomWalkConfig(grid=1))
+
+
+def test_a_walk_starts_in_the_first_cell_facing_east() -> None:
+    assert trajectory([FORWARD, LEFT, RIGHT, RIGHT, FORWARD], grid=8) == ([1, 1, 1, 1, 9], [0, 1, 0, 3, 3])

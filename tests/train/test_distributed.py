@@ -186,3 +186,8 @@ def test_a_killed_process_ends_the_job_and_a_restart_resumes(tmp_path: Path) -> 
 def children(pid: int) -> list[int]:
     """Return the child processes of a process."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_single_process_is_on_the_cpu_by_default() -> None:
+    assert Distributed().device == torch.device("cpu")
+    assert Distributed(device=torch.device("meta")).device == torch.device("meta")

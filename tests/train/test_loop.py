@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,16 +16,17 @@ import torch
 
 from stairwell import configs
 from stairwell.errors import UserError
+from stairwell.models import IGNORE
 from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs import RunConfig, preset
 from stairwell.runs.launch import summarize
+from stairwell.runs.run import Run
 from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.train import (
     Diverged,
     Interrupted,
     PairTrainConfig,
     Phase,
-    Run,
     StreamTrainConfig,
     Trainer,
     evaluate,
@@ -558,3 +560,77 @@ def test_a_curriculum_is_checked_before_anything_is_written(tmp_path: Path) -> N
     for wrong in ({"train__curriculum": "height=3"}, {"train__curriculum": "length=2;height=3"}):
         with pytest.raises(ValueError, match="cannot change 'height'"):
             trainer(tmp_path / "run", **wrong)
+
+
+def test_a_step_uses_the_learning_rate_of_the_schedule(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__warmup=4, train__learning_rate=0.5)
+    rates = []
+    for _ in range(5):
+        run.train_step()
+        rates.append(run.optimizer.param_groups[0]["lr"])
+    assert rates == pytest.approx([0.125, 0.25, 0.375, 0.5, 0.5])
+
+
+def test_the_gradient_of_a_single_term_is_not_scaled(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "counting/lstm", task__length=3, train__max_grad_norm=0, train__batch=1, train__segment=1)
+    batch = run.batch_source.read(1)
+    while int((batch.targets != IGNORE).sum()) != 1:
+        batch = run.batch_source.read(1)
+    nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(1), batch.start)
+    expected = torch.autograd.grad(nll.sum(), list(run.model.parameters()))
+    run.batch_source.read = lambda length: batch  # type: ignore[method-assign]
+    run.train_step()
+    for gradient, parameter in zip(expected, run.model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
+def test_signal_handlers_are_restored_after_training(tmp_path: Path) -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    trainer(tmp_path).run()
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+class Fixed:
+    primary_metric, higher_is_better = "loss", False
+
+    def __init__(self, score: Any) -> None:
+        self.score = score
+
+    def __call__(self, model: Any, split: str) -> dict[str, float]:
+        return dict(self.score())
+
+
+@pytest.mark.parametrize(("which", "steps"), [("last", [4, 5]), ("best", [2, 3])])
+def test_the_last_or_the_best_models_are_averaged(which: str, steps: list[int], tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__average=2, train__average_of=which, train__validate_every=1, train__steps=5)
+    scores = iter([9.0, 1.0, 2.0, 3.0, 8.0])
+    run.validation = Fixed(lambda: {"loss": next(scores, 5.0)})  # type: ignore[assignment]
+    run.run()
+    assert [int(path.stem.removeprefix("step-")) for path in run.folder.snapshots()] == steps
+
+
+def test_a_checkpoint_of_another_model_is_rejected(tmp_path: Path) -> None:
+    small, large = trainer(tmp_path / "a"), trainer(tmp_path / "b", core__width=16)
+    small.run()
+    large.folder.path.mkdir(parents=True)
+    (large.folder.path / "checkpoints").symlink_to(small.folder.path / "checkpoints")
+    with pytest.raises(UserError, match="does not fit the model"):
+        large.resume()
+
+
+def test_states_of_accumulated_parts_are_resumed(tmp_path: Path) -> None:
+    run = trainer(tmp_path, "random-walk/lstm", train__accumulate=2)
+    run.run()
+    again = trainer(tmp_path, "random-walk/lstm", train__accumulate=2)
+    again.resume()
+    for ours, theirs in zip(again.objective.states, run.objective.states, strict=True):
+        assert all(a.equal(b) for (_, a), (_, b) in zip(ours.tensors(), theirs.tensors(), strict=True))
+
+
+def test_the_final_phase_starts_with_its_first_step(tmp_path: Path) -> None:
+    run = trainer(tmp_path, train__steps=2, train__finetune_steps=2)
+    phases: list[int] = []
+    train_step = run.train_step
+    run.train_step = lambda: (phases.append(run.progress.phase), train_step())  # type: ignore[method-assign, assignment, return-value]
+    run.run()
+    assert phases == [0, 0, 1, 1]

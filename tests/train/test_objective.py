@@ -13,14 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from stairwell import FeedbackConfig, LanguageModelConfig, LSTMConfig
 from stairwell.models import IGNORE, LanguageModel
+from stairwell.runs.run import Run
 from stairwell.tensor_files import load_tensors
 from stairwell.train import (
     CrossEntropy,
     Objective,
     Outcome,
     Phase,
-    Run,
     StreamTrainConfig,
     Trainer,
     evaluate,
@@ -276,3 +277,25 @@ def test_a_run_saves_the_parameters_of_the_model_only(tmp_path: Path) -> None:
     tensors, _ = load_tensors(tmp_path / "model.safetensors")
     assert set(tensors) == set(trained.model.state_dict())
     assert isinstance(trainer(tmp_path / "lm", "parity/lstm").model, LanguageModel)
+
+
+def test_the_accuracy_of_a_stream_is_in_percent() -> None:
+    objective = CrossEntropy(
+        LanguageModel(LanguageModelConfig(core=FeedbackConfig(width=8, heads=2, layers=2, memory=3), inputs=3))
+    )
+    assert objective.summary({"correct": 3.0}, 4) == {"accuracy": 75.0}
+
+
+def test_only_models_that_skip_parameters_are_reported_as_such() -> None:
+    def skips(**model: Any) -> bool:
+        return CrossEntropy(
+            LanguageModel(
+                LanguageModelConfig(
+                    **{"core": FeedbackConfig(width=8, heads=2, layers=2, memory=3), "inputs": 30, **model}
+                )
+            )
+        ).skips_parameters
+
+    assert skips(adaptive=(10, 20))
+    assert skips(core=FeedbackConfig(width=8, heads=2, layers=2, memory=3, layer_drop=0.2))
+    assert not skips() and not skips(core=LSTMConfig(width=8))

@@ -5,17 +5,22 @@ from __future__ import annotations
 import json
 import math
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from stairwell.models import Seq2Seq
+from stairwell import FeedbackConfig
+from stairwell.errors import UserError
+from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
 from stairwell.runs.launch import new_run, train
 from stairwell.runs.load import evaluate_run, load
+from stairwell.tasks.pair_task import PairBatch
+from stairwell.tasks.translation import TranslationConfig
 from stairwell.tensor_files import load_tensors
-from stairwell.train.pair_objective import PairCrossEntropy, pair_loss
+from stairwell.train.pair_objective import PairCrossEntropy, PairValidation, pair_loss
 from tests import language_pair
 from tests.commands import assert_same_tensors, newest_step, read_metrics, stairwell, start_command
 from tests.train.test_distributed import CLOSE, run_two
@@ -171,3 +176,47 @@ def test_metrics_are_sums_over_all_terms(tmp_path: Path) -> None:
     outcome = objective(batch)
     assert float(outcome.metrics["nll"]) / batch.terms == pytest.approx(math.log(task.outputs), rel=1)
     assert 0 <= int(outcome.metrics["correct"]) <= batch.terms < batch.tokens.numel() + 1
+
+
+def pair_objective() -> PairCrossEntropy:
+    torch.manual_seed(0)
+    config = Seq2SeqConfig(
+        core=FeedbackConfig(width=8, heads=2, layers=2, memory=3),
+        sources=7,
+        targets=7,
+        encoder_layers=1,
+        encoder_heads=2,
+    )
+    return PairCrossEntropy(Seq2Seq(config))
+
+
+def test_a_dry_run_of_pairs_works() -> None:
+    pair_objective().dry_run()
+
+
+def test_correct_target_tokens_are_counted() -> None:
+    objective = pair_objective()
+    source, tokens = torch.randint(7, (2, 4)), torch.randint(7, (2, 3))
+    state = objective.model.init_state(2, source)
+    targets = objective.model(tokens, state)[0].argmax(-1)
+    targets[0, 0] = (targets[0, 0] + 1) % 7
+    targets[1, 2] = IGNORE
+    outcome = objective(PairBatch(source, torch.ones(2, 4, dtype=torch.bool), tokens, targets))
+    assert int(outcome.metrics["correct"]) == 4
+
+
+@pytest.mark.parametrize("primary_metric", ["loss", "bleu"])
+def test_a_missing_scorer_of_the_primary_metric_is_rejected_at_the_start(
+    primary_metric: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sacrebleu", None)
+    monkeypatch.setattr("stairwell.tasks.text_scores.installed", lambda name: False)
+    config = TranslationConfig(primary_metric=primary_metric)  # type: ignore[arg-type]
+    task: Any = type(
+        "Task", (), {"primary_metric": primary_metric, "higher_is_better": True, "metric": "bleu", "config": config}
+    )()
+    if primary_metric == "loss":
+        assert PairValidation(task).examples == 0
+        return
+    with pytest.raises(UserError, match="sacrebleu is not installed"):
+        PairValidation(task)

@@ -11,7 +11,7 @@ from stairwell.experiments.papers.feedback.pairs import SMALL, VALID_BLEU, VALID
 from stairwell.runs import presets
 from stairwell.runs.presets import decoder_run
 
-SETTINGS: dict[str, dict[str, Any]] = {
+DROPOUT: dict[str, dict[str, Any]] = {
     "no residual dropout": {"residual_dropout": 0.0},
     "0.1 per token": {"residual_dropout": 0.1},
     "0.3 per token": {"residual_dropout": 0.3},
@@ -31,7 +31,7 @@ def decoder_dropout(scale: Scale) -> Experiment | None:
         columns=(VALID_LOSS, VALID_BLEU),
         variants=tuple(
             Variant(f"{model}, {name}", decoder_run(presets.wmt(scale), core, 1, **options))
-            for name, options in SETTINGS.items()
+            for name, options in DROPOUT.items()
             for core, model in MODELS.items()
         ),
         notes=(*SMALL, "One seed; embeddings and encoder keep their dropout of 0.3."),

@@ -24,10 +24,10 @@ def by_position_type(scale: Scale, reverse: bool) -> Experiment:
             config = variant.config.replace(core={"positions": positions})
             name = f"{variant.name}, {positions}"
             variants.append(Variant(name, config, variant.paper, paper_name=variant.name))
-    what = "reverse" if reverse else "copy"
+    task_name = "reverse" if reverse else "copy"
     return dataclasses.replace(
         base,
-        name=f"extra.distances.{what}",
+        name=f"extra.distances.{task_name}",
         title=f"{base.title}, four types of position embeddings",
         variants=tuple(variants),
         notes=(*base.notes[:-2], NOTE.format(base=base.name)),

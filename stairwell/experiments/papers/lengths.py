@@ -31,11 +31,11 @@ def spread(scale: Scale, reverse: bool) -> Experiment:
             name = f"{variant.name}, {positions} positions" if positions else variant.name
             paper = (*variant.paper[1:], *("" for _ in CURVE)) if variant.paper else ()
             variants.append(Variant(name, config, paper, paper_name=variant.name))
-    what = "reverse" if reverse else "copy"
+    task_name = "reverse" if reverse else "copy"
     return dataclasses.replace(
         base,
-        name=f"extra.lengths.{what}",
-        title=f"{what.capitalize()} digits: trained on 1 to 40, tested on 1 to 400",
+        name=f"extra.lengths.{task_name}",
+        title=f"{task_name.capitalize()} digits: trained on 1 to 40, tested on 1 to 400",
         columns=(
             Metric("character accuracy at 1 to 400 (%)", "accuracy"),
             Metric("sequence accuracy at 1 to 400 (%)", "sequence_accuracy"),

@@ -143,7 +143,7 @@ class TypedProgram : public Program {
     return {weight, next.next<const real>({step.D})};
   }
 
-  // Parameters (rows, columns), their scales (int8) and a bias. The storage type is an integer argument.
+  // Packed parameters, their scales (int8) and a bias. The storage type is an integer argument.
   static Matrix<real> read_matrix(PointerList& next, Arguments& from, i64 rows, i64 columns) {
     const i64 storage = from.integer();
     STAIRWELL_CHECK(0 <= storage && storage <= 2 && (storage == 0 || std::is_same_v<real, float>),
@@ -152,9 +152,10 @@ class TypedProgram : public Program {
     matrix.rows = rows;
     matrix.columns = columns;
     matrix.storage = static_cast<Storage>(storage);
-    matrix.data = next.stored(static_cast<Storage>(storage), {rows, columns}, element_type<real>());
-    matrix.scale = next.next_if<const real>(matrix.storage == Storage::INT8 && rows > 0, {rows});
-    matrix.bias = next.optional<const real>({rows});
+    const i64 padded = (rows + PANEL_ROWS - 1) / PANEL_ROWS * PANEL_ROWS;
+    matrix.data = next.stored(static_cast<Storage>(storage), {padded, columns}, element_type<real>());
+    matrix.scale = next.next_if<const real>(matrix.storage == Storage::INT8 && rows > 0, {padded});
+    matrix.bias = next.optional<const real>({padded});
     return matrix;
   }
 
@@ -251,7 +252,7 @@ class TypedSession : public Session {
     call.J = J_;
     call.count = next.next<const i64>({B});
     call.source_index = next.optional<const i64>({B});
-    const real* x = next.next<const real>({B, D});
+    call.x = next.next<const real>({B, D});
     call.hidden = next.next<real>({B, D});
     call.logits = next.next_if<real>(has_logits, {B, step.V});
     next.end();
@@ -269,10 +270,11 @@ class TypedSession : public Session {
     }
     STAIRWELL_CHECK(!program_.has_source() || J_ == 0 || call.source_index, "stairwell: source indices are missing");
     const Kernels<real>& use = kernels<real>(program_.instruction_set);
-    const i64 own = use.decode_scratch(B, D, positions_);
-    const i64 threads = choose_threads();
-    const i64 vectors = step.A + 1 + step.G;
-    const i64 needed = B * (4 * HK + step.F + vectors * D) + threads * own + 64;
+    const i64 own = use.decode_scratch(step, B, positions_);
+    call.parts = get_num_threads();
+    const i64 threads = remaining_pause_ ? 1 : call.parts;
+    if (remaining_pause_) --remaining_pause_;
+    const i64 needed = B * (4 * HK + step.F + 2 * call.parts * D) + threads * own + 64;
     if (needed > scratch_size_) {
       scratch_ = std::make_unique<Scratch<real>>(needed, true);
       scratch_size_ = needed;
@@ -284,12 +286,13 @@ class TypedSession : public Session {
     }
     call.inner = at;
     at += B * step.F;
-    call.vectors = at;
-    at += B * D * vectors;
-    std::copy(x, x + B * D, call.vectors);
+    call.summands = at;
+    at += 2 * call.parts * B * D;
     const bool slow = on_threads(threads, [&](i64 thread, i64 n, Barrier& barrier) {
       use.decode(step, call, barrier, thread, n, at + thread * own);
     });
+    // Where another process keeps a core busy, a thread that waits for its turn makes all others wait: then one thread is
+    // faster than several, until a later step finds the cores free again.
     if (slow) {
       pause_ = std::min(MAX_PAUSE, std::max(MIN_PAUSE, 2 * pause_));
       remaining_pause_ = pause_;
@@ -299,14 +302,6 @@ class TypedSession : public Session {
   }
 
  private:
-  // Where another process keeps a core busy, a thread that waits for its turn makes all others wait: then one thread is
-  // faster than several, until a later step finds the cores free again.
-  i64 choose_threads() {
-    if (remaining_pause_ == 0) return get_num_threads();
-    --remaining_pause_;
-    return 1;
-  }
-
   // Call f(thread, threads, barrier) on concurrent threads. Return whether a barrier was slow.
   template <class F>
   static bool on_threads(i64 threads, const F& f) {

@@ -17,7 +17,7 @@ namespace stairwell {
 namespace {
 
 // Version of the operators' argument lists. native.py rejects a library with another version.
-constexpr i64 LAYOUT_VERSION = 10;
+constexpr i64 LAYOUT_VERSION = 11;
 
 thread_local i64 num_threads = 1;
 thread_local std::string error;
@@ -138,6 +138,14 @@ RunOnThreads run_on_threads() { return openmp.parallel ? run_on_openmp : run_on_
 STAIRWELL_EXPORT int64_t stairwell_layout() { return stairwell::LAYOUT_VERSION; }
 
 STAIRWELL_EXPORT int64_t stairwell_best_instruction_set() { return stairwell::best_instruction_set(); }
+
+// Return whether n elements of the given size at the given addresses equal the expected ones.
+STAIRWELL_EXPORT int64_t stairwell_equal_elements(const char* const* addresses, int64_t n, int64_t size,
+                                                  const char* expected) {
+  bool equal = true;  // no early return: the processor reads many addresses at once
+  for (int64_t i = 0; i < n; ++i) equal &= std::memcmp(addresses[i], expected + i * size, size) == 0;
+  return equal;
+}
 
 // Use the threads of an OpenMP runtime, given the addresses of GOMP_parallel, omp_get_thread_num and
 // omp_get_num_threads. Null selects the library's own pool. Do not call this while other calls run.

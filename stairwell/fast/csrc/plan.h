@@ -139,7 +139,7 @@ struct Kernels {
   void (*topk)(const real* x, i64 n, i64 k, real* scores, i64* tokens);
   i64 (*delta_workspace)(const Delta<real>&);
   void (*delta)(const Delta<real>&, i64 first, i64 last, real* work);  // a range of B * H heads
-  i64 (*decode_scratch)(i64 B, i64 D, i64 positions);
+  i64 (*decode_scratch)(const Step<real>& step, i64 B, i64 positions);
   void (*decode)(const Step<real>&, const StepCall<real>&, Barrier&, i64 thread, i64 threads, real* scratch);
 };
 

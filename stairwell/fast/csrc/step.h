@@ -14,7 +14,11 @@ namespace stairwell {
 
 enum class Storage : i64 { SAME = 0, BFLOAT16 = 1, INT8 = 2 };
 
-// y = W x + b with W (rows, columns); int8 parameters have one scale per row.
+// Rows of a panel. Must equal PANEL_ROWS in decode/packing.py.
+constexpr i64 PANEL_ROWS = 32;
+
+// y = W x + b with W (rows, columns) in panels of rows, (panels, columns, PANEL_ROWS), the last one padded with zeros;
+// int8 parameters have one scale per row. Scales and biases are padded too.
 template <class real>
 struct Matrix {
   const void* data = nullptr;
@@ -107,7 +111,8 @@ struct Step {
 // The buffers of one call.
 template <class real>
 struct StepCall {
-  i64 B, J;
+  i64 B, J, parts;
+  const real* x;              // (B, D)
   const i64* count;           // (B): tokens that each stream has read
   const i64* cursor;          // (rings), then (raw rings): the position to write
   const Ring<real>* rings;
@@ -116,11 +121,10 @@ struct StepCall {
   const bool* source_mask;    // (sources, J)
   // (sources, H, J, K) per layer
   const real *const *source_keys, *const *source_values;
-  real* vectors;              // (A + 1 + G, B, D): the first is the input
   real* hidden;               // (B, D): the core's output after the final norm
   real* logits;               // (B, V), or null
-  real *q, *z, *inner, *keys, *values;  // shared scratch: (B, HK), (B, HK), (B, F), (B, HK), (B, HK)
-  i64 scratch;                // elements of each thread's scratch
+  // Shared scratch: (B, HK), (B, HK), (B, F), (B, HK), (B, HK), (2, parts, B, D).
+  real *q, *z, *inner, *keys, *values, *summands;
 };
 
 // Barrier between the stages of a step. Threads spin, because stages take microseconds, and yield after a while,

@@ -1,4 +1,4 @@
-"""Figure 5 of Fan et al. 2020: what the memory is made of."""
+"""Figure 5 of Fan et al. 2020: memory composition."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ INITIAL_STATE = (
 Numbers = tuple[str, ...]
 
 
-def two_and_an_lstm(
+def both_models_and_lstm(
     preset: RunConfig, scale: Scale, memory: int, transformer: Numbers, feedback: Numbers
 ) -> tuple[Variant, ...]:
     """Return the paper's two models with its numbers, and an LSTM."""
@@ -49,16 +49,16 @@ def two_and_an_lstm(
 
 def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
     preset = presets.copy(scale=scale)
-    what = "reverse" if reverse else "copy"
-    preset = dataclasses.replace(preset, task_name=what).replace(task={"reverse": reverse})
+    task_name = "reverse" if reverse else "copy"
+    preset = dataclasses.replace(preset, task_name=task_name).replace(task={"reverse": reverse})
     numbers = (("", "50.2", "5.9"), ("", "74.8", "29.2")) if reverse else (("", "59.1", "6.2"), ("", "76.2", "23.6"))
-    smaller = (
+    laptop_note = (
         "Laptop scale: models of 0.4 million parameters instead of 3.2, unlimited training sequences, 3,000 steps of 16"
         " streams, a curriculum over the length (2 to 40, advancing at 96% accuracy), 100 test sequences."
     )
     return Experiment(
-        name=f"feedback.table1.{what}",
-        title=f"{what.capitalize()} digits: trained on 40, tested on 400",
+        name=f"feedback.table1.{task_name}",
+        title=f"{task_name.capitalize()} digits: trained on 40, tested on 400",
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
         columns=(
@@ -66,10 +66,10 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
             Metric("character accuracy at 400 (%)", "accuracy"),
             Metric("sequence accuracy at 400 (%)", "sequence_accuracy"),
         ),
-        variants=two_and_an_lstm(preset, scale, 801, *numbers),
+        variants=both_models_and_lstm(preset, scale, 801, *numbers),
         claim="on sequences ten times as long, Feedback is more accurate than a Transformer",
         notes=(
-            *((smaller, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
+            *((laptop_note, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
             "A segment is a whole training sequence of 82 tokens. Each digit of the answer is predicted from the "
             "correct digits before it (teacher forcing); the paper does not say how it evaluates.",
             INITIAL_STATE,
@@ -88,27 +88,27 @@ def table1_reverse(scale: Scale) -> Experiment:
 
 
 def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experiment:
-    preset, most = presets.counting(scale=scale), length
+    preset, max_count = presets.counting(scale=scale), length
     if scale == "laptop" and length > 200:
-        most = 200
-    preset = preset.replace(task={"length": most})
-    smaller = (
+        max_count = 200
+    preset = preset.replace(task={"length": max_count})
+    laptop_note = (
         "Laptop scale: models of 0.1 million parameters instead of 3.2, unlimited training sequences, 2,000 steps."
     )
-    if most < length:
-        preset = preset.replace(train={"steps": 4000, "decay": "cosine", "curriculum": f"length=10..{most}"})
-        smaller = smaller.replace("2,000 steps", f"4,000 steps, counts up to {most} instead of {length:,}")
-    suffix = f" (up to {length:,})" if most < length else ""
+    if max_count < length:
+        preset = preset.replace(train={"steps": 4000, "decay": "cosine", "curriculum": f"length=10..{max_count}"})
+        laptop_note = laptop_note.replace("2,000 steps", f"4,000 steps, counts up to {max_count} instead of {length:,}")
+    suffix = f" (up to {length:,})" if max_count < length else ""
     return Experiment(
         name=f"feedback.table1.counting-{length}",
-        title=f"Counting up to {most:,}: output as many Bs as there were As",
+        title=f"Counting up to {max_count:,}: output as many Bs as there were As",
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
         columns=(Metric("sequence accuracy (%)", "sequence_accuracy"),),
-        variants=two_and_an_lstm(preset, scale, 2 * most + 1, *((number + suffix,) for number in numbers)),
+        variants=both_models_and_lstm(preset, scale, 2 * max_count + 1, *((number + suffix,) for number in numbers)),
         claim="over long sequences Feedback counts more accurately than a Transformer",
         notes=(
-            *((smaller, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
+            *((laptop_note, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
             "The paper does not define its accuracy. Always predicting B would have 99.8% of the characters right at "
             "counts up to 1,000, more than either model's number, so ours is sequence accuracy: every B and the end "
             "token must be right.",
@@ -129,7 +129,7 @@ def table1_counting_1000(scale: Scale) -> Experiment:
 
 def table1_random_walk(scale: Scale) -> Experiment:
     preset, small = presets.random_walk(scale=scale), scale == "laptop"
-    smaller = (
+    laptop_note = (
         "Laptop scale: models of 0.1 million parameters instead of 3.2, unlimited training episodes instead of 10,000, "
         "and the same curriculum over the length for every model (8 to 100, advancing at 92% accuracy)."
     )
@@ -147,7 +147,7 @@ def table1_random_walk(scale: Scale) -> Experiment:
         seeds=3 if small else 1,
         claim="Feedback tracks the agent without errors; a Transformer, which attends to every action, does not",
         notes=(
-            *((smaller, KEYS_SHARED) if small else (STEPS_NOT_PRINTED, KEYS_EACH)),
+            *((laptop_note, KEYS_SHARED) if small else (STEPS_NOT_PRINTED, KEYS_EACH)),
             *(("Feedback has a memory of 16 tokens, the paper's of 100.", RANDOM_WALK_LSTM) if small else ()),
             LSTM_IS_OURS,
         ),

@@ -10,6 +10,7 @@ tasks, which are those of the first paper, it does not.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from stairwell.cores.staircase import StaircaseConfig
@@ -89,6 +90,18 @@ def segments(preset: RunConfig, variants: Variants, scale: Scale) -> tuple[str, 
         f"A segment has {preset.option('train.segment')} tokens and Staircase's step size is {sizes}; in the paper "
         "the best has 128 and 64.",
     )
+
+
+def by_size(preset: RunConfig, scale: Scale, numbers: Mapping[StaircaseSizes, Numbers]) -> Variants:
+    """Return the variants of tables 6 and 7, given their printed numbers."""
+    longer = {} if scale == "laptop" else LONGER
+
+    def variant(sizes: StaircaseSizes) -> Variant:
+        if sizes.core == "global-cached-staircase":
+            return sizes.variant(preset, scale, numbers[sizes], task=RESET_STREAMS, train=longer)
+        return sizes.variant(preset, scale, numbers[sizes])
+
+    return tuple(map(variant, numbers))
 
 
 def seeds_of_cached(variants: Variants, scale: Scale) -> dict[str, int]:

@@ -12,10 +12,9 @@ from stairwell.experiments.papers.staircase.shared import (
     CHUNK,
     CHUNKS,
     ERRORS,
-    LONGER,
-    RESET_STREAMS,
     StaircaseSizes,
     Variants,
+    by_size,
     pick,
     seeds_of_cached,
     segments,
@@ -26,8 +25,8 @@ from stairwell.runs import presets
 
 def algorithm_variants(scale: Scale) -> Variants:
     """Return the variants of table 6 in its order."""
-    preset, small = presets.long_algorithmic(scale=scale), scale == "laptop"
-    stairs = {
+    preset = presets.long_algorithmic(scale=scale)
+    numbers_of = {
         StaircaseSizes("staircase", (8, 4), (8, 8)): ("12.8 ± 16.5", "12.6 ± 16.2"),
         StaircaseSizes("staircase", (4, 8), (4, 16)): ("0.5 ± 0.5", "0.5 ± 0.7"),
         StaircaseSizes("staircase", (2, 16), (2, 32)): ("0.6 ± 0.2", "0.5 ± 0.2"),
@@ -35,8 +34,6 @@ def algorithm_variants(scale: Scale) -> Variants:
         StaircaseSizes("cached-staircase", (16, 2), (16, 4)): ("24.6 ± 21.8", "24.3 ± 21.7"),
         StaircaseSizes("cached-staircase", (8, 4), (8, 8)): ("31.7 ± 28.7", "31.3 ± 28.7"),
         StaircaseSizes("cached-staircase", (4, 8), (4, 16)): ("27.8 ± 13.6", "27.3 ± 13.6"),
-    }
-    unbounded = {
         StaircaseSizes("global-cached-staircase", (0, 4), (0, 8)): ("0.0 ± 0.1", "0.0 ± 0.1"),
         StaircaseSizes("global-cached-staircase", (0, 8), (0, 16)): ("7.1 ± 19.3", "7.1 ± 19.3"),
         StaircaseSizes("global-cached-staircase", (0, 16), (0, 32)): ("20.0 ± 23.0", "19.7 ± 22.7"),
@@ -45,11 +42,7 @@ def algorithm_variants(scale: Scale) -> Variants:
     return (
         dataclasses.replace(xl, paper=of_100(scale, "59.1 ± 12.5", "59.1 ± 12.4")),
         dataclasses.replace(feedback, paper=of_100(scale, "0.3 ± 0.0", "0.3 ± 0.0")),
-        *(each.variant(preset, scale, of_100(scale, *numbers)) for each, numbers in stairs.items()),
-        *(
-            each.variant(preset, scale, of_100(scale, *numbers), task=RESET_STREAMS, train={} if small else LONGER)
-            for each, numbers in unbounded.items()
-        ),
+        *by_size(preset, scale, {size: of_100(scale, *numbers) for size, numbers in numbers_of.items()}),
     )
 
 

@@ -9,11 +9,10 @@ from stairwell.experiments.papers.staircase.shared import (
     CHUNK,
     CHUNKS,
     ERRORS,
-    LONGER,
     RANDOM_WALK_NOTES,
-    RESET_STREAMS,
     StaircaseSizes,
     Variants,
+    by_size,
     pick,
     seeds_of_cached,
     segments,
@@ -24,8 +23,8 @@ from stairwell.runs import presets
 
 def random_walk_variants(scale: Scale) -> Variants:
     """Return the variants of table 7 in its order."""
-    preset, small = presets.long_random_walk(scale=scale), scale == "laptop"
-    stairs = {
+    preset = presets.long_random_walk(scale=scale)
+    numbers_of = {
         StaircaseSizes("staircase", (8, 2), (8, 8)): ("0.2 ± 0.1", "0.2 ± 0.1"),
         StaircaseSizes("staircase", (4, 4), (4, 16)): ("0.2 ± 0.2", "0.2 ± 0.2"),
         StaircaseSizes("staircase", (2, 8), (2, 32)): ("1.0 ± 1.3", "1.0 ± 1.2"),
@@ -33,8 +32,6 @@ def random_walk_variants(scale: Scale) -> Variants:
         StaircaseSizes("cached-staircase", (16, 2), (64, 4)): ("0.1 ± 0.0", "0.1 ± 0.0"),
         StaircaseSizes("cached-staircase", (8, 4), (32, 8)): ("1.9 ± 2.0", "1.9 ± 2.0"),
         StaircaseSizes("cached-staircase", (4, 8), (16, 16)): ("27.2 ± 8.0", "27.3 ± 8.2"),
-    }
-    unbounded = {
         StaircaseSizes("global-cached-staircase", (0, 2), (0, 8)): ("0.0 ± 0.0", "0.0 ± 0.0"),
         StaircaseSizes("global-cached-staircase", (0, 4), (0, 16)): ("1.4 ± 0.6", "1.3 ± 0.5"),
         StaircaseSizes("global-cached-staircase", (0, 8), (0, 32)): ("52.4 ± 16.4", "52.4 ± 16.4"),
@@ -43,11 +40,7 @@ def random_walk_variants(scale: Scale) -> Variants:
     return (
         dataclasses.replace(xl, paper=("90.1 ± 4.6", "90.1 ± 4.6")),
         dataclasses.replace(feedback, paper=("0.1 ± 0.0", "0.1 ± 0.0")),
-        *(each.variant(preset, scale, numbers) for each, numbers in stairs.items()),
-        *(
-            each.variant(preset, scale, numbers, task=RESET_STREAMS, train={} if small else LONGER)
-            for each, numbers in unbounded.items()
-        ),
+        *by_size(preset, scale, numbers_of),
     )
 
 

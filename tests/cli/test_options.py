@@ -1,0 +1,36 @@
+"""The options `--section.field` of `train` and `reproduce`."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from stairwell.cli import options
+from stairwell.errors import UserError
+
+
+def test_only_the_fields_of_the_named_preset_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    presets: list[str | None] = []
+    config_types = options.config_types
+    monkeypatch.setattr(options, "config_types", lambda name=None: (presets.append(name), config_types(name))[1])
+    arguments = ["random-walk/feedback", "--out", "x"]
+    assert options.take_dotted(arguments, "random-walk/feedback") == (arguments, {}) and not presets
+    given = [*arguments, "--core.width=8", "--no-core.share-kv", "--task.reset", "--train.steps", "5"]
+    assert options.take_dotted(given, "random-walk/feedback") == (
+        arguments,
+        {"core.width": "8", "core.share_kv": "false", "task.reset": "true", "train.steps": "5"},
+    )
+    assert set(presets) == {"random-walk/feedback"}
+
+
+def test_options_of_other_presets_are_rejected_later_and_unknown_ones_at_once() -> None:
+    assert options.take_dotted(["--core.chunk", "4"], "random-walk/feedback")[1] == {"core.chunk": "4"}
+    with pytest.raises(UserError, match=r"No such option: --core.chnk; did you mean --core.chunk\?"):
+        options.take_dotted(["--core.chnk", "4"], "random-walk/feedback")
+
+
+def test_importing_the_command_line_reads_no_config() -> None:
+    program = "import sys, stairwell.cli.main; assert 'stairwell.runs.families' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True)
