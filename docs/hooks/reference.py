@@ -14,7 +14,7 @@ from stairwell import configs
 from stairwell.cli import main as _commands  # noqa: F401  registers every command
 from stairwell.cli.app import app
 from stairwell.cli.help import MAINTAIN, REPRODUCE, TRAIN, USE, entry_of, parameter_types, shown_default
-from stairwell.cli.options import all_configs
+from stairwell.cli.options import config_types
 from stairwell.runs.config import DERIVED
 from stairwell.runs.families import FAMILIES
 
@@ -104,7 +104,7 @@ def configuration() -> str:
         "train": "The training of each family.",
     }
     derived = {str(name): tuple(family.derived) for name, family in FAMILIES.items()}
-    for section, members in all_configs().items():
+    for section, members in config_types().items():
         lines.append(f"## {section}\n\n{introductions[section]}\n")
         by_type: dict[type, list[str]] = {}
         for name, config in members.items():
