@@ -10,6 +10,7 @@ from typing import Any
 from bench import (
     agents,
     browser,
+    c_file,
     data,
     decode,
     environments,
@@ -55,6 +56,9 @@ MEASUREMENTS = {
     "speculation": Measurement("a Feedback draft for a large Transformer-XL", speculation.measure, speculation.CASES),
     "browser": Measurement(
         "exported pages: their size, and tokens per second in Chromium", browser.measure, browser.CASES
+    ),
+    "c": Measurement(
+        "an exported C file: bytes, speed and mistakes, also on ARM under qemu", c_file.measure, c_file.CASES
     ),
     "agents": Measurement("frames per second of an agent's training against peers", agents.measure, agents.CASES),
     "rl-memory": Measurement(

@@ -13,6 +13,7 @@ from stairwell.errors import UserError
 
 if TYPE_CHECKING:
     from stairwell.decode.weights import Weights
+    from stairwell.outputs import OutputType
     from stairwell.tasks import Task
 
 MAX_BATCH = 4096  # of a server; more is a typing error
@@ -135,25 +136,40 @@ def export(
         Path | None,
         output_option("New folder for Hugging Face's from_pretrained, with tokenizer and model card."),
     ] = None,
+    c: Annotated[
+        Path | None,
+        output_option("C99 file with the parameters and one step, and its header, which ends in .h."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Prefix of the names in the C file.", show_default="name of the C file"),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Data type of the matrices in the C file.", metavar="float32|int8", show_default="float32"),
+    ] = None,
 ) -> None:
-    """Export trained models: an HTML page that runs them, ONNX, torch.export, or Hugging Face transformers."""
+    """Export trained models: an HTML page that runs them, ONNX, torch.export, Hugging Face transformers, or C."""
     from stairwell import outputs
     from stairwell.export import GRAPH, ONNX, PAGE, export_html, from_runs
     from stairwell.rl.task import RLTask
     from stairwell.runs.load import config_of, load, open_run
 
-    if not (html or onnx or torch_export or hf):
+    if not (html or onnx or torch_export or hf or c):
         raise UserError(
-            "choose an output: --html page.html, --onnx model.onnx, --torch-export model.pt2 or --hf folder"
+            "choose an output: --html page.html, --onnx model.onnx, --torch-export model.pt2, --c model.c, --hf folder"
         )
-    if len(runs) > 1 and (onnx or torch_export or hf):
+    if len(runs) > 1 and (onnx or torch_export or hf or c):
         raise UserError("only an HTML page can contain several models; give one run")
+    if c is None and (name is not None or weights is not None):
+        raise UserError(f"{'--name' if name is not None else '--weights'} is only read with --c")
     graphs_folder = config_of(open_run(runs[0])).family.name == "pairs"  # of an encoder and a decoder
     outputs.check_all(
         ("--html", html, PAGE),
         ("--onnx", onnx, outputs.FOLDER if graphs_folder else ONNX),
         ("--torch-export", torch_export, outputs.FOLDER if graphs_folder else GRAPH),
         ("--hf", hf, outputs.FOLDER),
+        *c_outputs(c),
     )
     if onnx is not None or torch_export is not None or hf is not None:
         model, task = load(runs[0], "cpu", "reference")
@@ -169,6 +185,32 @@ def export(
 
         loader = export_hf(runs[0], hf)
         print(f"{hf}: import stairwell.hf, then {loader}.from_pretrained('{hf}')")
+    if c is not None:
+        write_c(runs[0], c, name, weights or "float32")
+
+
+def c_outputs(path: Path | None) -> list[tuple[str, Path, OutputType]]:
+    """Return the C file and its header as outputs of the command."""
+    from stairwell.export.c import C_FILE, header_path
+
+    if path is None:
+        return []
+    with naming({}, "--c "):
+        return [("--c", path, C_FILE), ("--c", header_path(path), C_FILE)]
+
+
+def write_c(run: Path, path: Path, name: str | None, weights: str) -> None:
+    """Write a run as a C file and its header, and print their sizes."""
+    from stairwell.export.c import export_c, header_path
+    from stairwell.runs.load import load
+
+    model, task = load(run, "cpu", "reference")
+    with naming({"name": "--name", "weights": "--weights"}):
+        sizes = export_c(model, path, task, name, cast("Weights", weights))
+    print(
+        f"{path}, {header_path(path)}: {sizes.parameters:,} parameters in {sizes.parameter_bytes:,} bytes, a state of "
+        f"{sizes.state_bytes:,} bytes per stream"
+    )
 
 
 def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_export: Path | None) -> None:
