@@ -175,7 +175,8 @@ def draw_headline(path: Path) -> None:
     plot.set_ylim(-2, 113)
     plot.set_yticks(range(0, 101, 25))
     plot.set_ylabel("streams without a mistake, %", color=MUTED)
-    figure.suptitle("Trained on 40 tokens of the S5 word problem, no mistake in a million", x=0.01, ha="left", color=TEXT, fontsize=15)
+    title = "Trained on 40 tokens of the S5 word problem, no mistake in a million"
+    figure.suptitle(title, x=0.01, ha="left", color=TEXT, fontsize=15)
     save_png(path, figure)
 
 
@@ -204,7 +205,7 @@ def main() -> None:
     parser.add_argument("--name", default="horizon", help="Name of the file in results/ and of the figure.")
     arguments = parser.parse_intermixed_args()
     named = [(name, Path(run)) for name, _, run in (text.partition("=") for text in arguments.runs)]
-    stems = {"table": "state-tracking", "horizon": arguments.name, "headline": "million-tokens", "inside": "inside"}
+    stems = {"table": "state-tracking", "headline": "million-tokens", "horizon": arguments.name, "inside": "inside"}
     path = PICTURES / f"{stems[arguments.what]}.png"
     if arguments.what == "table":
         draw_table(path)

@@ -8,11 +8,11 @@
 
 `MemoryLSTM` and `MemoryGRU` are for libraries that store the recurrent state as vectors: the packed state is `h`, or
 it is split into `h` and `c`. Zeros are the initial state, so a library that resets by multiplying with 0 works
-unchanged. For a segment of several frames pass `start` instead of calling the layer for every frame: it resets a stream
-where it is true, with the same result and many times faster.
+unchanged. For a segment of several frames pass `start` instead of calling the layer for every frame: it resets a
+stream where it is true, with the same result and many times faster.
 
-The packed state of a Feedback memory of S positions has S * D + 6 numbers per stream: the memory, and two counts of three
-digits each. Libraries that store it once per frame need 1 KB per frame for D = 32 and S = 8, four times that of an LSTM
+The packed state of a Feedback memory of S positions has S * D + 6 numbers per stream: the memory, and two counts of
+three digits each. Libraries that store it once per frame need 1 KB each for D = 32 and S = 8, four times that of an LSTM
 of the same width. Keep it small. Our own rollouts store one state per segment instead.
 
 Letters: B streams, T frames, S memory positions, D width, N size of a packed state.
@@ -65,7 +65,8 @@ class Memory(nn.Module):
         x (B, T, features)"""
         if x.dim() != 3 or x.shape[2] != self.features:
             raise ValueError(
-                f"the input has shape {tuple(x.shape)}; it must be (batch, time, features) with {self.features} features"
+                f"the input has shape {tuple(x.shape)}; it must be (batch, time, features) with {self.features} "
+                "features"
             )
         start = None if start is None else as_start(start, (x.shape[0], x.shape[1]), "(batch, time)")
         x = self.embed(x, tokens_since_start(state.count, start, x.shape[1]))

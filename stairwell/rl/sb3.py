@@ -68,15 +68,15 @@ class MlpMemoryPolicy(RecurrentActorCriticPolicy):
         default; otherwise it reads the actor's output without sending gradients back."""
         if given := [option for option in LSTM_OPTIONS if option in options]:
             raise UserError(
-                f"{given[0]} is an option of an LSTM; set the size of the memory in `core`, and `critic_memory=True` for "
+                f"{given[0]} is an option of an LSTM; set the size of the memory in `core`, and critic_memory=True for "
                 "a critic with a memory of its own"
             )
         if core is None:
             core = FeedbackConfig(width=64, heads=4, layers=2, memory=8)
         if option := random_option(core):
             raise UserError(
-                f"core: {option}: PPO needs the same policy in rollouts, which do not use dropout or other noise, and in "
-                "training; leave this option out"
+                f"core: {option}: PPO needs the same policy in rollouts, which do not use dropout or other noise, and "
+                "in training; leave this option out"
             )
         options.setdefault("features_extractor_class", self.default_extractor)
         sizes: Any = {"lstm_hidden_size": core.width, "shared_lstm": not critic_memory}  # type: ignore[attr-defined]

@@ -90,7 +90,7 @@ def test_wrong_start_tensors_raise() -> None:
         lstm(x, start=torch.zeros(2))
     with pytest.raises(ValueError, match="start has type list"):
         lstm(x, start=[[0, 1]] * 3)
-    with pytest.raises(ValueError, match="must contain 1 .* and 0 elsewhere"):
+    with pytest.raises(ValueError, match=r"must contain 1 \(or true\) where a stream is reset"):
         lstm(x, start=torch.full((3, 2), 0.5))
     memory = Memory(CORE, 5)
     with pytest.raises(ValueError, match=r"it must be a tensor \(batch, time\) = \(3, 2\)"):
