@@ -12,8 +12,8 @@ unchanged. For a segment of several frames pass `start` instead of calling the l
 stream where it is true, with the same result and many times faster.
 
 The packed state of a Feedback memory of S positions has S * D + 6 numbers per stream: the memory, and two counts of
-three digits each. Libraries that store it once per frame need 1 KB each for D = 32 and S = 8, four times that of an LSTM
-of the same width. Keep it small. Our own rollouts store one state per segment instead.
+three digits each. Libraries store it once per frame: 1 KB for D = 32 and S = 8, four times that of an LSTM of the same
+width. Keep it small. Our own rollouts store one state per segment instead.
 
 Letters: B streams, T frames, S memory positions, D width, N size of a packed state.
 """
