@@ -36,7 +36,10 @@ def report(
     write_html(out, ", ".join(dict.fromkeys(run.title for run in gathered)), gathered, [summary(gathered)], [])
     write_png(out.with_suffix(".png"), gathered)
     write_stream_pngs(out, gathered)
-    print(out)
+    for one in gathered:
+        for text in one.outdated:
+            say(f"{one.folder}: {text}")
+    print(out.resolve())
 
 
 @app.command(rich_help_panel=USE)
@@ -115,6 +118,20 @@ def generate(
 
 
 @app.command(rich_help_panel=USE)
+def label(
+    run: Annotated[Path, typer.Argument(help="Run folder of a model of labeled data.")],
+    tokens: Annotated[Path, typer.Argument(help="File of tokens: one sequence per line, as in training.")],
+    weights: WeightsName = "float32",
+    device: Device = "auto",
+) -> None:
+    """Print the predicted labels of new sequences: one line per sequence, one label per token."""
+    from stairwell.runs.labels import label_sequences
+
+    for line in label_sequences(run, tokens, device, cast("Weights", weights)):
+        print(line)
+
+
+@app.command(rich_help_panel=USE)
 def export(
     runs: Annotated[
         list[Path],
@@ -124,6 +141,7 @@ def export(
         Path | None,
         output_option("HTML file that contains the models and runs them offline."),
     ] = None,
+    title: Annotated[str, typer.Option(help="Title of the HTML page.", show_default="name of the data")] = "",
     onnx: Annotated[
         Path | None,
         output_option(
@@ -176,7 +194,7 @@ def export(
         if hf is not None and isinstance(task, RLTask):
             raise UserError("--hf: Hugging Face transformers has no agents; use --onnx, --torch-export or --html")
     if html is not None:
-        size = export_html(from_runs(runs), html)
+        size = export_html(from_runs(runs), html, title)
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
     if onnx is not None or torch_export is not None:
         export_graphs(runs[0], model, task, onnx, torch_export)
@@ -238,7 +256,7 @@ def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_ex
             graphs[torch_export] = export.export_agent_torch(model, task, torch_export)
     else:
         if onnx is not None:
-            graphs[onnx] = export.export_onnx(model, onnx, vocabularies(task).get("text"))
+            graphs[onnx] = export.export_onnx(model, onnx, vocabularies(task).get("text") or vocabularies(task).get("tokens"))
         if torch_export is not None:
             graphs[torch_export] = export.export_torch(model, torch_export)
     for path, names in graphs.items():

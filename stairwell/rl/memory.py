@@ -41,11 +41,12 @@ class Memory(nn.Module):
         self, core: Config, features: int | None = None, start_embedding: bool = True, engine: str = "auto"
     ) -> None:
         super().__init__()
-        D = check_core(core).width
+        config = check_core(core)
+        D = config.width
         if features is not None and (type(features) is not int or features < 1):
             raise ValueError(f"features must be an integer of at least 1, not {features!r}")
         self.features, self.width = D if features is None else features, D
-        self.core: Core = build(core)
+        self.core: Core = build(config)
         choose_engine(self.core, engine)
         self.input_projection = nn.Identity() if self.features == D else nn.Linear(self.features, D)
         self.start_embedding = StartEmbedding(D) if start_embedding else None
@@ -182,7 +183,7 @@ class MemoryLSTM(RecurrentLayer):
 
 def check_core(core: Any) -> Any:
     """Return the config of a core; raise on anything else."""
-    if not isinstance(core, Config) or name_of(core) is None:
+    if name_of(core) is None:
         configs = ", ".join(sorted({entry.config.__name__ for entry in CORES.values()}))
         raise TypeError(
             f"core must be the config of a core, such as FeedbackConfig(width=32, memory=4), not {core!r}; the configs "
