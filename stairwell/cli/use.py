@@ -256,7 +256,8 @@ def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_ex
             graphs[torch_export] = export.export_agent_torch(model, task, torch_export)
     else:
         if onnx is not None:
-            graphs[onnx] = export.export_onnx(model, onnx, vocabularies(task).get("text") or vocabularies(task).get("tokens"))
+            named = vocabularies(task)
+            graphs[onnx] = export.export_onnx(model, onnx, named.get("text") or named.get("tokens"))
         if torch_export is not None:
             graphs[torch_export] = export.export_torch(model, torch_export)
     for path, names in graphs.items():

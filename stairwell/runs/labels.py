@@ -24,7 +24,8 @@ def label_sequences(
     model, task = load(run, device, weights=weights)
     if not isinstance(task, Labeled):
         raise UserError(f"{run} was not trained on labeled data, so it has no labels to predict")
-    for ids in task.read_tokens(tokens):
+    sequences = list(task.read_tokens(tokens))  # all are checked before the first is labeled
+    for ids in sequences:
         yield " ".join(task.vocabulary.labels[label] for label in predict(model, torch.from_numpy(ids)))
 
 

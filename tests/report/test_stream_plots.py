@@ -15,7 +15,6 @@ from stairwell.runs.launch import fit
 from stairwell.runs.long_streams import Horizon, StreamResult, measure
 from stairwell.runs.presets import preset
 
-
 FOLDERS: list[Path] = []  # where the runs of the fixture are
 
 
