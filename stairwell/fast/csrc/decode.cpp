@@ -12,6 +12,7 @@ namespace stairwell {
 
 constexpr i64 SPINS = 8000;
 constexpr auto SLOW = std::chrono::milliseconds(2);  // about what another process gets when a thread gives way
+constexpr auto MIN_WASTE = std::chrono::milliseconds(60);
 constexpr i64 MIN_PAUSE = 16, MAX_PAUSE = 1024;  // steps on one thread after a step with a slow barrier
 
 void Barrier::wait() {
@@ -35,7 +36,15 @@ void Barrier::wait() {
       sched_yield();
     }
   }
-  if (spins > SPINS && std::chrono::steady_clock::now() - since > SLOW) was_slow_.store(true, std::memory_order_relaxed);
+  if (spins <= SPINS) return;
+  const auto waited = std::chrono::steady_clock::now() - since;
+  waited_.fetch_add(std::chrono::nanoseconds(waited).count(), std::memory_order_relaxed);
+  if (waited > SLOW) was_slow_.store(true, std::memory_order_relaxed);
+}
+
+bool Barrier::is_wasteful() const {
+  const std::chrono::nanoseconds waited(waited_.load(std::memory_order_relaxed));
+  return waited > MIN_WASTE && 4 * waited > std::chrono::steady_clock::now() - start_;
 }
 
 namespace {
@@ -302,26 +311,6 @@ class TypedSession : public Session {
   }
 
  private:
-  // Call f(thread, threads, barrier) on concurrent threads. Return whether a barrier was slow.
-  template <class F>
-  static bool on_threads(i64 threads, const F& f) {
-    struct Shared {
-      const F& f;
-      Barrier barrier;
-    } shared{f, {}};
-    if (threads == 1) {
-      f(0, 1, shared.barrier);
-      return false;
-    }
-    const Task task = [](void* data, i64 thread, i64 n) {
-      Shared& s = *static_cast<Shared*>(data);
-      s.barrier.set_threads(n);
-      s.f(thread, n, s.barrier);
-    };
-    run_on_threads()(task, &shared, threads);
-    return shared.barrier.was_slow();
-  }
-
   // Check that no read exceeds its ring, for a stream that has read `count` tokens.
   void check_reads(i64 count) const {
     const Step<real>& step = program_.step;
