@@ -38,6 +38,7 @@ PEERS = {
 }
 NAMES = {
     "feedback": "Feedback",
+    "feedback-bfloat16-cache": "Feedback, keys and values in bfloat16",
     "transformer-xl": "Transformer-XL",
     "reference": "Feedback, reference engine",
     "transformer-xl-reference": "Transformer-XL, reference engine",

@@ -110,7 +110,7 @@ class PointerList {
   }
 
   // The same for parameters with reduced precision.
-  const void* stored(Storage storage, std::initializer_list<i64> shape, ElementType type) {
+  void* stored(Storage storage, std::initializer_list<i64> shape, ElementType type) {
     const i64 expected = elements(shape);
     const Tensor& tensor = take();
     require(tensor.numel() == expected, tensor, expected);

@@ -203,6 +203,9 @@ class TypedSession : public Session {
     capacity_ = from.integer();
     J_ = from.integer();
     sources_ = from.integer();
+    bfloat16_rings_ = from.integer();
+    const Storage storage = bfloat16_rings_ ? Storage::BFLOAT16 : Storage::SAME;
+    STAIRWELL_CHECK(!bfloat16_rings_ || (std::is_same_v<real, float>), "stairwell: rings in bfloat16 require float32");
     const std::vector<i64> sizes = from.integers();
     STAIRWELL_CHECK(static_cast<i64>(sizes.size()) == step.n_rings + step.n_raw, "stairwell: expected a size per ring");
     const Tensors tensors = from.tensors();
@@ -212,8 +215,8 @@ class TypedSession : public Session {
     positions_ = J_;
     for (i64 r = 0; r < step.n_rings; ++r) {
       rings_[r].R = sizes[r];
-      rings_[r].keys = next.next<real>({capacity_, HK, sizes[r]});
-      rings_[r].values = next.next<real>({capacity_, HK, sizes[r]});
+      rings_[r].keys = next.stored(storage, {capacity_, HK, sizes[r]}, element_type<real>());
+      rings_[r].values = next.stored(storage, {capacity_, HK, sizes[r]}, element_type<real>());
     }
     for (i64 r = 0; r < step.n_raw; ++r) {
       raw_[r].R = sizes[step.n_rings + r];
@@ -267,6 +270,7 @@ class TypedSession : public Session {
     next.end();
     call.cursor = cursor.data();
     call.rings = rings_.data();
+    call.bfloat16_rings = bfloat16_rings_;
     call.raw = raw_.data();
     call.source_mask = source_mask_;
     call.source_keys = source_keys_.data();
@@ -327,7 +331,8 @@ class TypedSession : public Session {
   }
 
   const TypedProgram<real>& program_;
-  std::vector<Ring<real>> rings_;
+  std::vector<Ring> rings_;
+  bool bfloat16_rings_ = false;
   std::vector<RawRing<real>> raw_;
   std::vector<const real*> source_keys_, source_values_;
   i64 capacity_ = 0, J_ = 0, sources_ = 0, positions_ = 0, scratch_size_ = 0, pause_ = 0, remaining_pause_ = 0;

@@ -79,9 +79,9 @@ struct RawSource {
   i64 n;
 };
 
-template <class real>
+// Elements are of type `real`, or bfloat16.
 struct Ring {
-  real *keys = nullptr, *values = nullptr;  // (streams, H, K, R)
+  void *keys = nullptr, *values = nullptr;  // (streams, H, K, R)
   i64 R = 0;
 };
 
@@ -117,7 +117,8 @@ struct StepCall {
   const real* x;              // (B, D)
   const i64* count;           // (B): tokens that each stream has read
   const i64* cursor;          // (rings), then (raw rings): the position to write
-  const Ring<real>* rings;
+  const Ring* rings;
+  bool bfloat16_rings;
   const RawRing<real>* raw;
   const i64* source_index;    // (B): the source of each stream
   const bool* source_mask;    // (sources, J)
