@@ -10,6 +10,7 @@ from typing import Any
 from bench import (
     agents,
     browser,
+    c_file,
     data,
     decode,
     environments,
@@ -20,6 +21,7 @@ from bench import (
     records,
     rl_memory,
     scaling,
+    schedules,
     serve,
     speculation,
     speed,
@@ -49,12 +51,16 @@ MEASUREMENTS = {
     "decode": Measurement("decoding against peers", decode.measure, (*decode.SINGLES, *decode.CASES, "flat")),
     "translate": Measurement("beam search of translators against peers", translate.measure, tuple(translate.CASES)),
     "staircase": Measurement("training steps of the Staircases", staircase.measure, staircase.CASES),
+    "schedules": Measurement("the two schedules of Feedback's training loops", schedules.measure, schedules.CASES),
     "scaling": Measurement("time per token as sizes grow", scaling.measure, scaling.CASES),
     "serve": Measurement("the server under load", serve.measure, serve.CASES),
     "data": Measurement("speed of data generation against training", data.measure),
     "speculation": Measurement("a Feedback draft for a large Transformer-XL", speculation.measure, speculation.CASES),
     "browser": Measurement(
         "exported pages: their size, and tokens per second in Chromium", browser.measure, browser.CASES
+    ),
+    "c": Measurement(
+        "an exported C file: bytes, speed and mistakes, also on ARM under qemu", c_file.measure, c_file.CASES
     ),
     "agents": Measurement("frames per second of an agent's training against peers", agents.measure, agents.CASES),
     "rl-memory": Measurement(

@@ -4,6 +4,8 @@ Feedback has one memory, Transformer-XL one per layer, so Feedback projects, sto
 session must agree with its model; otherwise the benchmark stops. The peer is Hugging Face's GPT-2 with its own cache
 (pip install transformers); it is skipped with a message if transformers is missing.
 
+The cases of 32 streams also measure Feedback with keys and values in bfloat16.
+
 The cases `single-...` decode one stream with parameters in float32, bfloat16 and int8, beside the memory bandwidth that
 the same process measures between them. Their ratios are those of each round; the median and the range are shown.
 """
@@ -24,7 +26,7 @@ from bench.speed import VOCABULARY, Step, full_state, spread, time_interleaved
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.decode import Session
 from stairwell.decode.program import program_of
-from stairwell.decode.weights import Weights, use_weights
+from stairwell.decode.weights import Cache, Weights, use_cache, use_weights
 from stairwell.fast import native
 
 ROUNDS = 9
@@ -35,6 +37,11 @@ LONG = 10_000  # tokens of the case `flat`
 class Decoder:
     model: str  # feedback, transformer-xl or gpt2
     B: int
+    cache: Cache = "float32"
+
+    @property
+    def name(self) -> str:
+        return self.model if self.cache == "float32" else f"{self.model}-{self.cache}-cache"
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,13 @@ class Case:
     heads: int = 8
 
 
+BATCH_OF_32 = (Decoder("feedback", 32), Decoder("transformer-xl", 32), Decoder("feedback", 32, "bfloat16"))
 CASES = {
     case.name: case
     for case in (
         Case("b1", (Decoder("feedback", 1), Decoder("transformer-xl", 1), Decoder("gpt2", 1)), steps=32),
-        Case("b32-span512", (Decoder("feedback", 32), Decoder("transformer-xl", 32))),
-        Case("b32-span2048", (Decoder("feedback", 32), Decoder("transformer-xl", 32)), span=2048, steps=3),
+        Case("b32-span512", BATCH_OF_32),
+        Case("b32-span2048", BATCH_OF_32, span=2048, steps=3),
         # A state of Transformer-XL is 8 times as large, once per layer.
         Case("equal-state", (Decoder("feedback", 64), Decoder("transformer-xl", 8))),
     )
@@ -120,7 +128,9 @@ def gpt2_step(case: Case, B: int) -> tuple[Step, int]:
 def make_step(case: Case, decoder: Decoder) -> tuple[Step, int]:
     if decoder.model == "gpt2":
         return gpt2_step(case, decoder.B)
-    return session_step(make_model(case, decoder.model), decoder.B)
+    model = make_model(case, decoder.model)
+    use_cache(model, decoder.cache)
+    return session_step(model, decoder.B)
 
 
 @torch.no_grad()
@@ -156,7 +166,7 @@ def measure_case(case: Case) -> list[dict[str, Any]]:
     return [
         {
             "case": case.name,
-            "what": decoder.model,
+            "what": decoder.name,
             "rows": decoder.B,
             "span": case.span,
             "state_megabytes": round(state_bytes[decoder] / 2**20, 1),

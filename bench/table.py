@@ -39,6 +39,7 @@ PEERS = {
 }
 NAMES = {
     "feedback": "Feedback",
+    "feedback-bfloat16-cache": "Feedback, keys and values in bfloat16",
     "transformer-xl": "Transformer-XL",
     "reference": "Feedback, reference engine",
     "transformer-xl-reference": "Transformer-XL, reference engine",
@@ -365,6 +366,16 @@ def browser(records: list[Record]) -> list[str]:
     return [*grid(head, rows), "", f"{source(records)}; {records[0]['browser']}, headless, one thread."]
 
 
+def c_file(records: list[Record]) -> list[str]:
+    sizes = ("code_bytes", "parameter_bytes", "state_bytes", "stack_bytes", "tokens", "mistakes", "tokens_per_second")
+    rows = [
+        [record["target"], record["what"], *(f"{record[size]:,}" for size in sizes)]
+        for record in sorted(records, key=lambda record: -record["tokens_per_second"])
+    ]
+    head = ["machine", "parameters", "code", "parameters, bytes", "state", "stack", "tokens", "mistakes", "tokens/s"]
+    return [*grid(head, rows), "", f"{source(records)}; tokens per second of processor time."]
+
+
 def agents(records: list[Record]) -> list[str]:
     names = {"feedback": "Feedback", "transformer-xl": "Transformer-XL", "lstm": "LSTM"}
     rows = [
@@ -451,6 +462,7 @@ SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
     "serve": ("serve", serve),
     "speculation": ("speculation", speculation),
     "browser": ("browser", browser),
+    "c": ("c", c_file),
     "agents": ("agents", agents),
     "sb3": ("rl-memory", sb3),
     "stored-states": ("rl-memory", stored_states),

@@ -1,6 +1,6 @@
 """A Feedback Transformer as the memory of sb3-contrib's RecurrentPPO.
 
-    pip install 'stairwell[rl]' sb3-contrib
+    pip install ".[sb3]"
     python examples/sb3_recurrent_ppo.py
 
 The agent observes a color, walks down a corridor and must take the door of that color. Without a memory it succeeds in

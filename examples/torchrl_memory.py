@@ -1,6 +1,6 @@
 """A Feedback Transformer as the memory of an agent in TorchRL, trained by its PPO.
 
-    pip install 'stairwell[rl]' torchrl
+    pip install ".[torchrl]"
     python examples/torchrl_memory.py
 
 Tensordicts hold the memory as one vector per environment, under the key `memory`; `is_init` marks the first frame of an

@@ -1,7 +1,7 @@
 """A stream for other programs: feed it tokens, read what comes next.
 
     stream = Stream.open("runs/lm-feedback")                  or Stream(model, vocabulary)
-    stream.feed("Once upon a ")                               text, bytes, one token or many
+    stream.feed("Once upon a ")                               text, bytes, one token or many; ["up", "down"]: names
     stream.probabilities()                                    (V,) of the next token, or of the current label
     token = stream.sample(temperature=0.8)                    sample a token, without feeding it
     fork = stream.fork()                                      an independent stream with the same past
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any, Self
 
 import numpy as np
@@ -43,7 +43,7 @@ STREAM = OutputType("a saved stream", has_format("stairwell.stream"))
 MAX_RECENT = 1 << 20  # tokens in a file
 MAX_TOKENS_PER_CALL = 1024  # of the model; a longer text is fed in several calls
 
-Tokens = str | bytes | int | Iterable[int] | np.ndarray | Tensor
+Tokens = str | bytes | int | Iterable[int] | Sequence[str] | np.ndarray | Tensor
 
 
 class Stream:
@@ -231,6 +231,10 @@ class Stream:
     def encode(self, tokens: Tokens) -> Tensor:
         """Return tokens or text as token ids (T,) int64."""
         device = self._parameter.device
+        if isinstance(tokens, list | tuple) and tokens and all(isinstance(token, str) for token in tokens):
+            if not hasattr(self.vocabulary, "labels"):
+                raise UserError("a list of names is for models of labeled data; give text as one string")
+            tokens = " ".join(tokens)
         if isinstance(tokens, str | bytes):
             return torch.from_numpy(encode(self.vocabulary, tokens)).to(device)
         if isinstance(tokens, Mapping | Set):

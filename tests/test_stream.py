@@ -233,6 +233,18 @@ def test_token_losses_are_negative_log_probabilities() -> None:
         Stream(make_model(outputs=3)).token_losses(tokens)
 
 
+def test_events_are_fed_as_a_list_and_unknown_ones_change_nothing() -> None:
+    stream, other = (Stream(make_model(inputs=2), LabeledVocabulary(("open", "shut"), ("x", "y"))) for _ in range(2))
+    stream.feed(["open", "shut"])
+    other.feed("open shut")
+    assert torch.equal(stream.probabilities(), other.probabilities()) and stream.count == 2
+    with pytest.raises(UserError, match=r"^'opne' was not in the training data, .*; did you mean 'open'"):
+        stream.feed(["shut", "opne"])
+    assert stream.count == 2
+    with pytest.raises(UserError, match="a list of names is for models of labeled data"):
+        Stream(make_model()).feed(["a", "b"])
+
+
 def test_labels_are_not_taken_for_next_tokens_if_there_are_as_many() -> None:
     stream = Stream(make_model(inputs=2), LabeledVocabulary(("a", "b"), ("x", "y")))
     with pytest.raises(UserError, match="predicts 2 labels"):

@@ -3,6 +3,7 @@
     python -m tools.state_tracking table                  state-tracking.png, from extra.state-tracking.*.json
     python -m tools.state_tracking horizon NAME=RUN ...   write long-stream results to horizon.json (--add: append)
     python -m tools.state_tracking horizon                horizon.png, from horizon.json; --name: another name
+    python -m tools.state_tracking headline               million-tokens.png of the README, from horizon.json
     python -m tools.state_tracking inside NAME=RUN        inside.png, of a run with `report --inside`
 
 Figures are written to docs/pictures. What was not run is a cell without a number.
@@ -23,12 +24,19 @@ from stairwell.report import gather
 from stairwell.report.colors import MUTED, PALETTE, RULE, TEXT
 from stairwell.report.compare import Model, group_models
 from stairwell.report.memory_plots import write_memory_png
-from stairwell.report.plots import new_figure, save_png
-from stairwell.report.stream_plots import write_stream_png
+from stairwell.report.plots import line_style, new_figure, save_png, set_log_x, style_axes
+from stairwell.report.stream_plots import samples, survival, write_stream_png
 from stairwell.runs import long_streams
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURES = ROOT / "results", ROOT / "docs" / "pictures"
+# Models of the README's picture, by their names in horizon.json: line width, label, and where the label ends.
+HEADLINE = {
+    "Feedback, S5": (6.0, "Feedback and Staircase", (1e6, 107)),
+    "Staircase, S5": (2.2, "", (1, 0)),
+    "LSTM, S5": (3.0, "LSTM", (1e6, 79)),
+    "DeltaNet, S5": (3.0, "DeltaNet", (1500, 50)),
+}
 OURS = ("Feedback", "Staircase", "Cached Staircase", "Global Cached Staircase", "DeltaNet", "LSTM", "Transformer-XL")
 Cells = dict[tuple[str, str], float]  # by model and task
 
@@ -147,6 +155,31 @@ def draw_horizon(path: Path) -> None:
     write_stream_png(path, stream_models(json.loads(file.read_text(encoding="utf-8"))["runs"]))
 
 
+def draw_headline(path: Path) -> None:
+    """Draw the share of streams without a mistake of a few models, with labels beside the curves."""
+    entries = json.loads((RESULTS / "horizon.json").read_text(encoding="utf-8"))["runs"]
+    models = {model.name: model for model in stream_models(entries)}
+    figure = new_figure(9, 4)
+    plot = figure.subplots()
+    for name, (width, label, end) in HEADLINE.items():
+        model = models[name]
+        largest = samples([run.horizon for run in model.runs if run.horizon is not None])[0]
+        color = line_style(model.color)["color"]
+        plot.step(*survival(largest), where="post", color=color, linewidth=width, solid_capstyle="butt")
+        plot.text(*end, label, color=color, fontsize=13, fontweight="bold", ha="right", va="center")
+    plot.axvspan(1, 40, color=RULE, alpha=0.6, linewidth=0)
+    plot.text(6.3, 50, "training:\nup to 40 tokens", color=MUTED, fontsize=11, ha="center", va="center")
+    style_axes(plot)
+    set_log_x(plot, "tokens read")
+    plot.set_xlim(1, 1e6)
+    plot.set_ylim(-2, 113)
+    plot.set_yticks(range(0, 101, 25))
+    plot.set_ylabel("streams without a mistake, %", color=MUTED)
+    title = "Trained on 40 tokens of the S5 word problem, no mistake in a million"
+    figure.suptitle(title, x=0.01, ha="left", color=TEXT, fontsize=15)
+    save_png(path, figure)
+
+
 def stream_models(entries: list[dict[str, Any]]) -> list[Model]:
     """Return the models of a report from their long-stream results. Entries with the same name are seeds of a model."""
     from stairwell.report.collect import Curves, RunReport
@@ -166,16 +199,18 @@ def stream_models(entries: list[dict[str, Any]]) -> list[Model]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Draw the figures of the state-tracking benchmark from results/.")
-    parser.add_argument("what", choices=("table", "horizon", "inside"))
+    parser.add_argument("what", choices=("table", "horizon", "headline", "inside"))
     parser.add_argument("runs", nargs="*", help="NAME=RUN: name of a run in the figure, and its folder.")
     parser.add_argument("--add", action="store_true", help="Keep the long-stream results that are already in results/.")
     parser.add_argument("--name", default="horizon", help="Name of the file in results/ and of the figure.")
     arguments = parser.parse_intermixed_args()
     named = [(name, Path(run)) for name, _, run in (text.partition("=") for text in arguments.runs)]
-    stems = {"table": "state-tracking", "horizon": arguments.name, "inside": "inside"}
+    stems = {"table": "state-tracking", "headline": "million-tokens", "horizon": arguments.name, "inside": "inside"}
     path = PICTURES / f"{stems[arguments.what]}.png"
     if arguments.what == "table":
         draw_table(path)
+    elif arguments.what == "headline":
+        draw_headline(path)
     elif arguments.what == "horizon":
         if named:
             collect(named, arguments.add, arguments.name)

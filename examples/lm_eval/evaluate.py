@@ -1,5 +1,5 @@
 """Evaluate a trained model with EleutherAI's lm_eval through the server: three tasks on a local file, no downloads.
-`pip install 'stairwell[serve]' 'lm_eval[api]'`, then, from the root of the repository:
+`pip install ".[serve]" 'lm_eval[api]'`, then, from the root of the repository:
 
     python examples/lm_eval/evaluate.py            trains a small model on the proverbs first, in about a minute
     python examples/lm_eval/evaluate.py RUN        uses your own language model

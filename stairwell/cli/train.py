@@ -23,6 +23,7 @@ from stairwell.cli.app import (
     app,
     output_option,
     result_text,
+    say,
     strict_json,
 )
 from stairwell.cli.help import TRAIN
@@ -102,7 +103,7 @@ def run_chosen(
 ) -> None:
     """Train and print the result, or show the config."""
     from stairwell.cli.display import NullDisplay, RunLog, display
-    from stairwell.runs.launch import train, train_seeds
+    from stairwell.runs.launch import last_improvement, train, train_seeds
 
     if show:
         print(json.dumps(chosen.to_json(), indent=2))
@@ -122,6 +123,11 @@ def run_chosen(
         )  # fmt: skip
     if result is not None:
         print(strict_json(result) if as_json else result_text(result))
+    if result is not None and seeds == 1 and (accuracies := last_improvement(chosen, run)):
+        say(
+            f"validation accuracy was still improving (from {accuracies[0]:.1f} to {accuracies[1]:.1f}); "
+            f"continue with: stairwell train --resume --out {run.path} --steps {2 * result['steps']}"
+        )
 
 
 train_command.__doc__ = f"{train_command.__doc__}\n\n{EXAMPLES}"

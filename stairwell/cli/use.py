@@ -13,6 +13,7 @@ from stairwell.errors import UserError
 
 if TYPE_CHECKING:
     from stairwell.decode.weights import Weights
+    from stairwell.outputs import OutputType
     from stairwell.tasks import Task
 
 MAX_BATCH = 4096  # of a server; more is a typing error
@@ -35,7 +36,10 @@ def report(
     write_html(out, ", ".join(dict.fromkeys(run.title for run in gathered)), gathered, [summary(gathered)], [])
     write_png(out.with_suffix(".png"), gathered)
     write_stream_pngs(out, gathered)
-    print(out)
+    for one in gathered:
+        for text in one.outdated:
+            say(f"{one.folder}: {text}")
+    print(out.resolve())
 
 
 @app.command(rich_help_panel=USE)
@@ -114,6 +118,20 @@ def generate(
 
 
 @app.command(rich_help_panel=USE)
+def label(
+    run: Annotated[Path, typer.Argument(help="Run folder of a model of labeled data.")],
+    tokens: Annotated[Path, typer.Argument(help="File of tokens: one sequence per line, as in training.")],
+    weights: WeightsName = "float32",
+    device: Device = "auto",
+) -> None:
+    """Print the predicted labels of new sequences: one line per sequence, one label per token."""
+    from stairwell.runs.labels import label_sequences
+
+    for line in label_sequences(run, tokens, device, cast("Weights", weights)):
+        print(line)
+
+
+@app.command(rich_help_panel=USE)
 def export(
     runs: Annotated[
         list[Path],
@@ -123,6 +141,7 @@ def export(
         Path | None,
         output_option("HTML file that contains the models and runs them offline."),
     ] = None,
+    title: Annotated[str, typer.Option(help="Title of the HTML page.", show_default="name of the data")] = "",
     onnx: Annotated[
         Path | None,
         output_option(
@@ -135,32 +154,47 @@ def export(
         Path | None,
         output_option("New folder for Hugging Face's from_pretrained, with tokenizer and model card."),
     ] = None,
+    c: Annotated[
+        Path | None,
+        output_option("C99 file with the parameters and one step, and its header, which ends in .h."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(help="Prefix of the names in the C file.", show_default="name of the C file"),
+    ] = None,
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Data type of the matrices in the C file.", metavar="float32|int8", show_default="float32"),
+    ] = None,
 ) -> None:
-    """Export trained models: an HTML page that runs them, ONNX, torch.export, or Hugging Face transformers."""
+    """Export trained models: an HTML page that runs them, ONNX, torch.export, Hugging Face transformers, or C."""
     from stairwell import outputs
     from stairwell.export import GRAPH, ONNX, PAGE, export_html, from_runs
     from stairwell.rl.task import RLTask
     from stairwell.runs.load import config_of, load, open_run
 
-    if not (html or onnx or torch_export or hf):
+    if not (html or onnx or torch_export or hf or c):
         raise UserError(
-            "choose an output: --html page.html, --onnx model.onnx, --torch-export model.pt2 or --hf folder"
+            "choose an output: --html page.html, --onnx model.onnx, --torch-export model.pt2, --c model.c, --hf folder"
         )
-    if len(runs) > 1 and (onnx or torch_export or hf):
+    if len(runs) > 1 and (onnx or torch_export or hf or c):
         raise UserError("only an HTML page can contain several models; give one run")
+    if c is None and (name is not None or weights is not None):
+        raise UserError(f"{'--name' if name is not None else '--weights'} is only read with --c")
     graphs_folder = config_of(open_run(runs[0])).family.name == "pairs"  # of an encoder and a decoder
     outputs.check_all(
         ("--html", html, PAGE),
         ("--onnx", onnx, outputs.FOLDER if graphs_folder else ONNX),
         ("--torch-export", torch_export, outputs.FOLDER if graphs_folder else GRAPH),
         ("--hf", hf, outputs.FOLDER),
+        *c_outputs(c),
     )
     if onnx is not None or torch_export is not None or hf is not None:
         model, task = load(runs[0], "cpu", "reference")
         if hf is not None and isinstance(task, RLTask):
             raise UserError("--hf: Hugging Face transformers has no agents; use --onnx, --torch-export or --html")
     if html is not None:
-        size = export_html(from_runs(runs), html)
+        size = export_html(from_runs(runs), html, title)
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
     if onnx is not None or torch_export is not None:
         export_graphs(runs[0], model, task, onnx, torch_export)
@@ -169,6 +203,32 @@ def export(
 
         loader = export_hf(runs[0], hf)
         print(f"{hf}: import stairwell.hf, then {loader}.from_pretrained('{hf}')")
+    if c is not None:
+        write_c(runs[0], c, name, weights or "float32")
+
+
+def c_outputs(path: Path | None) -> list[tuple[str, Path, OutputType]]:
+    """Return the C file and its header as outputs of the command."""
+    from stairwell.export.c import C_FILE, header_path
+
+    if path is None:
+        return []
+    with naming({}, "--c "):
+        return [("--c", path, C_FILE), ("--c", header_path(path), C_FILE)]
+
+
+def write_c(run: Path, path: Path, name: str | None, weights: str) -> None:
+    """Write a run as a C file and its header, and print their sizes."""
+    from stairwell.export.c import export_c, header_path
+    from stairwell.runs.load import load
+
+    model, task = load(run, "cpu", "reference")
+    with naming({"name": "--name", "weights": "--weights"}):
+        sizes = export_c(model, path, task, name, cast("Weights", weights))
+    print(
+        f"{path}, {header_path(path)}: {sizes.parameters:,} parameters in {sizes.parameter_bytes:,} bytes, a state of "
+        f"{sizes.state_bytes:,} bytes per stream"
+    )
 
 
 def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_export: Path | None) -> None:
@@ -196,7 +256,8 @@ def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_ex
             graphs[torch_export] = export.export_agent_torch(model, task, torch_export)
     else:
         if onnx is not None:
-            graphs[onnx] = export.export_onnx(model, onnx, vocabularies(task).get("text"))
+            named = vocabularies(task)
+            graphs[onnx] = export.export_onnx(model, onnx, named.get("text") or named.get("tokens"))
         if torch_export is not None:
             graphs[torch_export] = export.export_torch(model, torch_export)
     for path, names in graphs.items():

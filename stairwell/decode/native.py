@@ -142,8 +142,9 @@ class NativeSession:
         else:
             n, J = 0, 0
             tensors += [None] * (2 * len(self.program.layers) + 1)
+        is_rounded = rings[0].keys.all.dtype == torch.bfloat16
         sizes = [*(ring.slots for ring in rings), *(ring.slots for ring in raw)]
-        self.session.set_buffers(native.Arguments(rings[0].keys.all.shape[0], J, n, sizes, tensors))
+        self.session.set_buffers(native.Arguments(rings[0].keys.all.shape[0], J, n, int(is_rounded), sizes, tensors))
         self.tensors = tensors  # the library keeps their addresses, so they must stay alive
 
     def step(self, x: Tensor, count: Tensor, logits: bool) -> tuple[Tensor, Tensor | None]:

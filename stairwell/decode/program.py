@@ -20,7 +20,7 @@ from stairwell.cores import step_of
 from stairwell.cores.core import TransformerCore
 from stairwell.cores.step import StepDescription
 from stairwell.decode.native import HeadMatrix, NativeProgram, Output
-from stairwell.decode.weights import weights_of
+from stairwell.decode.weights import cache_of, weights_of
 from stairwell.devices import on_accelerator
 from stairwell.fast import native
 from stairwell.fast.linear import PackedLinear, suits_onednn
@@ -133,6 +133,7 @@ class Program:
     def __init__(self, model: Any) -> None:
         self.versions = ParameterVersions(model)
         self.modules, self.weights = submodules(model), weights_of(model)
+        self.cache = cache_of(model)
         # Keep no reference to the model: this object is a value of `_programs`, so the model would never be freed.
         self.norm: nn.Module = model.norm
         self.head_module: nn.Module | None = getattr(model, "head", None)
@@ -175,6 +176,7 @@ class Program:
         modules = submodules(model)
         return (
             self.weights == weights_of(model)
+            and self.cache == cache_of(model)
             and len(modules) == len(self.modules)
             and all(new is old for new, old in zip(modules, self.modules))
             and (self.description is None or not model.core.changed_module())

@@ -146,6 +146,7 @@ class KeyRing:
     twice as fast as across. The price is one scattered write per token."""
 
     def __init__(self, like: Tensor, capacity: int, H: int, K: int, max_slots: int) -> None:
+        """`like` has the dtype of the buffers, which may be bfloat16: what is written is rounded."""
         self.max_slots = max_slots
         R = grown_length(0, 0, max_slots)
         self.keys, self.values = BatchBuffer(like, capacity, H, K, R), BatchBuffer(like, capacity, H, K, R)
@@ -190,7 +191,7 @@ class KeyRing:
             if slots is None:
                 buffer.select(3, self.cursor).copy_(new.view(B, H, K))
             else:
-                buffer.index_copy_(3, slots, new.reshape(B, T, H, K).permute(0, 2, 3, 1))
+                buffer.index_copy_(3, slots, new.reshape(B, T, H, K).permute(0, 2, 3, 1).to(buffer.dtype))
 
     def load(self, first: int, keys: Tensor, values: Tensor) -> None:
         """Replace the contents of the streams from `first` on by keys, values (b, H, S, K), oldest first; the newest is
@@ -198,7 +199,7 @@ class KeyRing:
         b, _, S, _ = keys.shape
         slots = torch.arange(self.cursor - S, self.cursor, device=keys.device) % self.slots
         for buffer, new in ((self.keys, keys), (self.values, values)):
-            buffer.all[first : first + b].zero_().index_copy_(3, slots, new.transpose(2, 3))
+            buffer.all[first : first + b].zero_().index_copy_(3, slots, new.transpose(2, 3).to(buffer.all.dtype))
 
     def restore(self, keys: Tensor, values: Tensor, cursor: Tensor, filled: int) -> None:
         """Replace the contents by copies of those of a ring of the same streams with `filled` tokens."""

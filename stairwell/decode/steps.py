@@ -128,7 +128,8 @@ class RingSteps(Steps):
         self.H, self.K = core.config.heads, core.config.K
         self.like = like = next(core.parameters()).detach()
         farthest = [d.farthest(r) for r in range(len(d.buffers))]
-        self.rings = [KeyRing(like, capacity, self.H, self.K, cast(int, last) + 1 + max_crop) for last in farthest]
+        stored = like.to(torch.bfloat16) if program.cache == "bfloat16" else like
+        self.rings = [KeyRing(stored, capacity, self.H, self.K, cast(int, last) + 1 + max_crop) for last in farthest]
         shapes = core.memory_shapes(max_crop)
         self.raw = [RawRing(like, capacity, *shapes[memory.path]) for memory in d.memories]
         self.all_rings: list[KeyRing | RawRing] = [*self.rings, *self.raw]
@@ -341,14 +342,14 @@ class RingSteps(Steps):
                 distance = time[:, None] + oldest - torch.arange(n, device=q.device)  # (T, n)
                 index = (distance - d.nearest).clamp(0, d.distances - 1)
                 part = by_distance.gather(-1, index.expand(B, H, T, n)).view(B * H, T, n)
-                part = torch.baddbmm(part, q, ring.flat_keys[:, :, slots])
+                part = torch.baddbmm(part, q, ring.flat_keys[:, :, slots].to(q.dtype))
                 mask = None
                 if not tokens.all_visible(read):
                     visible = read.visible(distance, since_start, d.chunk) & (distance <= last)
                     mask = ~visible[:, None]  # (B, 1, T, n)
                     part.view(B, H, T, n).masked_fill_(mask, lowest(part.dtype))
                 scores.append(part)
-                values.append(ring.flat_values[:, slots])
+                values.append(ring.flat_values[:, slots].to(q.dtype))
                 masks.append(mask)
         if not scores:
             return normed.new_zeros(B * T, H * K)

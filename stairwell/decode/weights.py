@@ -1,11 +1,15 @@
 """Weight quantization for decoding: bfloat16, or int8 with one scale per row of a matrix.
 
     use_weights(model, "int8")          round the decoder's matrices in place; sessions then store them in int8
+    use_cache(model, "bfloat16")        sessions store keys and values in bfloat16
 
 Decoding a few streams is limited by memory bandwidth, so smaller parameters make it faster. The matrices of the layers
 and of the head are quantized; untied embeddings, norms, biases, position embeddings and an encoder are not. The model
 itself holds the rounded (dequantized) values, so prefill, decoding and evaluation compute the same function. Do not
 train or save a model after this.
+
+With many streams or a long memory, reading keys and values takes most of the time, and bfloat16 halves it. Only
+sessions round them: a call of the model, as in prefill, uses the exact memory. The state of a session stays exact too.
 """
 
 from __future__ import annotations
@@ -26,12 +30,34 @@ Weights = Literal["float32", "bfloat16", "int8"]  # how a session stores matrice
 STORAGE_CODES: dict[Weights, int] = {"float32": 0, "bfloat16": 1, "int8": 2}  # must match csrc/step.h
 LARGEST = 127
 
+Cache = Literal["float32", "bfloat16"]  # how a session stores keys and values
+
 _weights: weakref.WeakKeyDictionary[nn.Module, Weights] = weakref.WeakKeyDictionary()
 
 
 def weights_of(model: nn.Module) -> Weights:
     """Return how sessions of a model store its matrices."""
     return _weights.get(model, "float32")
+
+
+_caches: weakref.WeakKeyDictionary[nn.Module, Cache] = weakref.WeakKeyDictionary()
+
+
+def cache_of(model: nn.Module) -> Cache:
+    """Return how new sessions of a model store keys and values; float32: in the dtype of the parameters."""
+    return _caches.get(model, "float32")
+
+
+def use_cache(model: Any, cache: Cache) -> None:
+    """Store keys and values of new sessions in the type `cache`."""
+    if cache not in get_args(Cache):
+        raise UserError(f"cache {cache}: choose from {', '.join(get_args(Cache))}")
+    if not isinstance(model.core, TransformerCore):
+        raise UserError(f"cache {cache} requires a transformer core, not {type(model.core).__name__}")
+    dtype = next(model.parameters()).dtype
+    if dtype != torch.float32:
+        raise UserError(f"cache {cache} requires parameters in float32, not {dtype}")
+    _caches[model] = cache
 
 
 @torch.no_grad()

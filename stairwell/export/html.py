@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from stairwell import text
@@ -22,6 +23,7 @@ from stairwell.outputs import OutputType, contains_bytes, write_output
 from stairwell.report.colors import assign_colors
 from stairwell.report.templates import render
 from stairwell.tasks import StreamTask
+from stairwell.tasks.labeled import Labeled
 
 MAX_BYTES = 50_000_000
 PAGE = OutputType("a page of stairwell export", contains_bytes(b'<meta name="generator" content="stairwell export '))
@@ -39,6 +41,10 @@ TITLES = {
         "State tracking",
         "Press a token. {names} one token after the other and {predict} the label after each one.",
     ),
+    "events": (
+        "State tracking",
+        "Press or paste events. {names} one event after the other and {predict} the label after each one.",
+    ),
     "text": (
         "Generate text",
         "Type a prompt and let the model continue it, token by token. Point at a token to see what it attended to.",
@@ -53,11 +59,13 @@ class PageModel:
     name: str
     model: LanguageModel
     task: StreamTask | text.Vocabulary
+    accuracy: float | None = None
+    "Accuracy on the validation split, %."
 
 
-def export_html(models: Sequence[PageModel], path: str | os.PathLike[str]) -> int:
-    """Write the page. Return its size in bytes."""
-    page = make_page(models)
+def export_html(models: Sequence[PageModel], path: str | os.PathLike[str], title: str = "") -> int:
+    """Write the page. Return its size in bytes. The title defaults to the name of labeled data, or the kind of task."""
+    page = make_page(models, title)
     size = len(page.encode("utf-8"))
     if size > MAX_BYTES:
         raise UserError(
@@ -71,14 +79,15 @@ def export_html(models: Sequence[PageModel], path: str | os.PathLike[str]) -> in
 def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[PageModel]:
     """Load the models of run folders. They are named after their cores."""
     from stairwell.runs.families import check_family
-    from stairwell.runs.load import load
+    from stairwell.runs.load import load, open_run
 
     models = []
     for path in paths:
         task: Any
         model, task = load(path, device="cpu", engine="reference")
         check_family(task.family, "streams", "a page")
-        models.append(PageModel(entry(check(model)).title, model, task))
+        scores = open_run(path).load_model()[1].get("valid", {}) if isinstance(task, Labeled) else {}
+        models.append(PageModel(entry(check(model)).title, model, task, scores.get("accuracy")))
     return with_unique_names(models)
 
 
@@ -91,7 +100,7 @@ def with_unique_names(models: list[PageModel]) -> list[PageModel]:
     ]
 
 
-def make_page(models: Sequence[PageModel]) -> str:
+def make_page(models: Sequence[PageModel], title: str = "") -> str:
     """Return the HTML of the page."""
     if not models:
         raise UserError("a page needs at least one model")
@@ -105,14 +114,14 @@ def make_page(models: Sequence[PageModel]) -> str:
                 "separate pages"
             )
     packed = [pack(one.model) for one in models]
-    title, lead = TITLES[task["type"]]
+    default_title, lead = TITLES["events" if "item" in task else task["type"]]
     colors = assign_colors([part.header["core"]["name"] for part in packed])
     return render(
         "export/page.html",
         generator="export",
         brand="stairwell",
         scripts=SCRIPTS,
-        title=title,
+        title=title or data_title(models[0].task) or default_title,
         lead=lead.format(**sentence_parts([one.name for one in models])),
         models=[(one.name, color, model_facts(one)) for one, color in zip(models, colors)],
         data={
@@ -126,6 +135,11 @@ def make_page(models: Sequence[PageModel]) -> str:
     )
 
 
+def data_title(task: StreamTask | text.Vocabulary) -> str:
+    """Return the name of labeled data, or an empty string."""
+    return Path(task.config.path).stem if isinstance(task, Labeled) else ""
+
+
 def sentence_parts(names: list[str]) -> dict[str, str]:
     if len(names) == 1:
         return {"names": f"{names[0]} reads", "predict": "predicts"}
@@ -136,6 +150,8 @@ def model_facts(one: PageModel) -> dict[str, Any]:
     """Return the sizes of a model, for people."""
     core = one.model.config.core
     facts = {name.replace("_", " "): getattr(core, name) for name in FACTS if hasattr(core, name)}
+    if one.accuracy is not None:
+        facts["validation accuracy"] = f"{one.accuracy:.1f}%"
     facts["parameters"] = f"{sum(parameter.numel() for parameter in one.model.parameters()):,}"
     if not isinstance(one.task, text.Vocabulary):
         facts["task"] = one.task.describe()

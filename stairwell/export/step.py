@@ -249,8 +249,9 @@ def has_version_file(path: Path) -> bool:
 def export_onnx(
     model: LanguageModel, path: str | os.PathLike[str], vocabulary: text.Vocabulary | None = None
 ) -> dict[str, list[str]]:
-    """Write one decoding step as an ONNX file, with the vocabulary in its metadata. Return the names of its inputs and
-    outputs."""
+    """Write one decoding step as an ONNX file. Return the names of its inputs and outputs.
+
+    `vocabulary`, that of a text or the names of tokens and labels, is written to the file's metadata."""
     check_onnx()
     return write_onnx(StepModule(model, vocabulary), path)
 

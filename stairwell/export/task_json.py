@@ -19,7 +19,7 @@ from stairwell.tasks.algorithmic import PROGRAM_TOKENS, Algorithmic
 from stairwell.tasks.base import IGNORE
 from stairwell.tasks.copying import Copying
 from stairwell.tasks.counting import COUNTING_TOKENS, Counting
-from stairwell.tasks.labeled import Labeled
+from stairwell.tasks.labeled import Labeled, LabeledVocabulary
 from stairwell.tasks.language import Language
 from stairwell.tasks.pair_task import PairTask
 from stairwell.tasks.parity import Parity
@@ -38,7 +38,10 @@ SEARCH_OPTIONS = (
 def check_sizes(name: str, model: LanguageModel, task: StreamTask | text.Vocabulary) -> None:
     """Raise an error if the model has other numbers of input and output tokens than its task or vocabulary."""
     is_vocabulary = isinstance(task, text.Vocabulary)
-    expected = (task.size, task.size) if isinstance(task, text.Vocabulary) else (task.inputs, task.outputs)
+    if isinstance(task, LabeledVocabulary):
+        expected = (task.size, len(task.labels))
+    else:
+        expected = (task.size, task.size) if isinstance(task, text.Vocabulary) else (task.inputs, task.outputs)
     if expected != (model.config.inputs, model.config.V):
         raise UserError(
             f"'{name}' has {model.config.inputs:,} input and {model.config.V:,} output tokens, but its "
@@ -50,8 +53,7 @@ def check_sizes(name: str, model: LanguageModel, task: StreamTask | text.Vocabul
 def task_json(task: StreamTask | text.Vocabulary) -> dict[str, Any]:
     """Return a task, or a vocabulary, as the page reads it."""
     if isinstance(task, Labeled):
-        vocabulary = task.vocabulary
-        return {"type": "tokens", "tokens": list(vocabulary.tokens), "labels": list(vocabulary.labels)}
+        return {"type": "tokens", "item": "event", **task.vocabulary.to_json()}
     vocabulary = task.vocabulary if isinstance(task, Language) else task
     if isinstance(vocabulary, text.Vocabulary):
         return {"type": "text", "vocabulary": vocabulary_json(vocabulary)}
@@ -59,7 +61,9 @@ def task_json(task: StreamTask | text.Vocabulary) -> dict[str, Any]:
 
 
 def vocabulary_json(vocabulary: text.Vocabulary) -> dict[str, Any]:
-    """Return a vocabulary as `vocabulary.js` reads it."""
+    """Return a vocabulary as `vocabulary.js` reads it, or the names of tokens and labels."""
+    if isinstance(vocabulary, LabeledVocabulary):
+        return {"type": vocabulary.type_name, **vocabulary.to_json()}
     table = vocabulary.token_table()
     if table is None:
         raise UserError(

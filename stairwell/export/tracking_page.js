@@ -3,6 +3,7 @@ const PLAY_STEPS = 50;
 const STRIP_STEPS = 200;
 const MAX_BARS = 12; // labels up to which all have a bar; of more, only the most probable ones
 const TOP_BARS = 8;
+const HISTORY_ROWS = 200;
 
 // The true label after each token, from the machine of the task or from an example of the test split.
 class LabelSource {
@@ -28,11 +29,13 @@ class PredictionBars {
     this.box = html(parent, "div", { role: "group", "aria-label": `predictions of ${model.name}` });
   }
 
+  clear() { this.box.replaceChildren(); }
+
   show(probabilities, answer, label) {
     const all = this.labels.map((_, i) => i), few = all.length <= MAX_BARS;
     const shown = few ? all : topIndices(probabilities, TOP_BARS);
     if (!few && label !== null && !shown.includes(label)) shown.push(label);
-    this.box.replaceChildren();
+    this.clear();
     bars(this.box, shown.map((i) => [`${this.labels[i]}${i === label ? " ✓" : ""}`, probabilities[i], i === label]));
   }
 }
@@ -40,7 +43,8 @@ class PredictionBars {
 class ModelCard {
   constructor(parent, model, task) {
     Object.assign(this, { model, task });
-    const box = html(parent, "figure", { class: "card walk", style: color(model.color) });
+    const known = task.machine || task.example; // otherwise nothing is scored
+    const box = html(parent, "figure", { class: known ? "card walk" : "card walk unscored", style: color(model.color) });
     this.accuracy = html(heading(box, model.name), "span", { class: "accuracy" });
     this.prediction = task.type === "grid" ? new PredictionGrid(box, task.grid, model.name) : new PredictionBars(box, model, task);
     this.status = html(box, "p", { class: "status" });
@@ -50,6 +54,13 @@ class ModelCard {
     if (resetMemory) this.model.engine.reset();
     this.correct = this.scored = 0;
     this.labelProbabilities = [];
+    this.answers = []; // label and probability after each token
+  }
+
+  // Forget the past; the score continues.
+  startSequence() {
+    this.model.engine.reset();
+    this.answers = [];
   }
 
   // `label` is null where it is unknown or not scored.
@@ -58,6 +69,7 @@ class ModelCard {
     this.attention = attention;
     this.probabilities = softmax(logits);
     this.answer = topIndices(this.probabilities, 1)[0];
+    this.answers.push([this.answer, this.probabilities[this.answer]]);
     this.label = label;
     if (scored && label !== null) {
       this.scored += 1;
@@ -77,16 +89,14 @@ class ModelCard {
       this.status.append(": ");
     }
     this.status.append(`${percent(this.probabilities[this.answer])} for ${this.labelName(this.answer)}.`);
-    html(this.status, "br");
-    this.status.append(this.score());
+    if (this.score()) this.status.append(document.createElement("br"), this.score());
     this.accuracy.textContent = this.scored ? `${((100 * this.correct) / this.scored).toFixed(0)}%` : "";
   }
 
   // Before the first token.
   showEmpty() {
-    this.probabilities = new Float64Array(this.task.labels.length);
-    this.prediction.show(this.probabilities, 0, null);
-    this.status.textContent = "No token read yet.";
+    this.prediction.clear();
+    this.status.textContent = "Nothing read yet.";
     this.accuracy.textContent = "";
   }
 
@@ -122,9 +132,43 @@ class LabelStrip {
   }
 }
 
+// The tokens read so far, newest first, with the label that each model predicted after it.
+class History {
+  constructor(parent, cards, task, item) {
+    Object.assign(this, { cards, task });
+    const box = html(parent, "div", { class: "card history" });
+    html(box, "h3", {}, `${capitalized(item)}s read`);
+    this.note = html(box, "p", { class: "note" });
+    const scroll = html(box, "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${item}s read` });
+    this.table = html(scroll, "table");
+    const names = html(html(this.table, "thead"), "tr");
+    for (const name of ["", item, ...cards.map((card) => card.model.name)]) html(names, "th", { scope: "col" }, name);
+    this.rows = html(this.table, "tbody");
+  }
+
+  show(tokens) {
+    this.rows.replaceChildren();
+    this.table.hidden = !tokens.length;
+    const hidden = Math.max(0, tokens.length - HISTORY_ROWS);
+    this.note.textContent = !tokens.length ? "Nothing yet." : hidden ? `The last ${HISTORY_ROWS} of ${tokens.length}.` : "";
+    for (let i = tokens.length - 1; i >= hidden; i--) {
+      const row = html(this.rows, "tr");
+      html(row, "td", { class: "number" }, String(i + 1));
+      html(row, "th", { scope: "row" }, this.task.tokens[tokens[i]]);
+      for (const card of this.cards) {
+        const [answer, probability] = card.answers[i];
+        html(row, "td", {}, `${card.labelName(answer)} (${percent(probability)})`);
+      }
+    }
+  }
+}
+
+const capitalized = (text) => text[0].toUpperCase() + text.slice(1);
+
 class TrackingPage {
   constructor(root, models, task) {
     Object.assign(this, { task, labels: new LabelSource(task), timer: null, isGrid: task.type === "grid" });
+    this.item = task.item ?? "token";
     this.addControls(root);
     const cards = html(root, "div", { class: "walks" });
     if (this.isGrid) this.truth = new TruthCard(cards, task.grid);
@@ -137,6 +181,7 @@ class TrackingPage {
       this.strips = this.cards.map((card) => new LabelStrip(strips, card));
       html(strips, "p", { class: "caption" }, "Full color: probability 1; empty: probability 0.");
     }
+    this.history = this.isGrid ? null : new History(root, this.cards, task, this.item);
     this.addAttention(root);
     addEventListener("keydown", (event) => this.onKey(event));
     this.restart(true);
@@ -144,7 +189,7 @@ class TrackingPage {
 
   addControls(root) {
     const { task, isGrid } = this, bar = html(root, "div", { class: task.tokens.length > MAX_BARS ? "controls drive many" : "controls drive" });
-    const keys = html(bar, "div", { class: "keys", role: "group", "aria-label": isGrid ? "actions" : "tokens" });
+    const keys = html(bar, "div", { class: "keys", role: "group", "aria-label": isGrid ? "actions" : `${this.item}s` });
     if (isGrid) {
       for (const [token, text, key] of [[1, "↺ left", "ArrowLeft"], [0, "↑ forward", "ArrowUp"], [2, "↻ right", "ArrowRight"]]) {
         button(keys, text, () => this.press(token), { "aria-keyshortcuts": key, "data-token": token });
@@ -158,10 +203,51 @@ class TrackingPage {
     const options = html(bar, "div", { class: "options" });
     const text = isGrid ? `Play ${PLAY_STEPS} random actions` : task.machine ? `Play ${PLAY_STEPS} random tokens` : `Play ${PLAY_STEPS} test tokens`;
     this.playButton = task.machine || task.example ? button(options, text, () => (this.timer ? this.stop() : this.play()), { class: "play", "data-text": text }) : null;
+    this.undoButton = isGrid ? null : button(options, "Undo", () => this.undo());
     button(options, "Reset", () => this.onReset());
+    if (!isGrid) this.addPasteField(bar);
     this.description = html(bar, "p", { class: "description" });
-    const shortcuts = isGrid ? "Arrow keys drive" : task.tokens.length < 10 ? "Keys 1, 2, … press a token" : "Tab and Enter press a token";
-    html(bar, "p", { class: "hint" }, `${shortcuts}${this.playButton ? ", P plays and pauses" : ""}, R resets.`);
+    const shortcuts = isGrid ? "Arrow keys drive" : task.tokens.length < 10 ? `Keys 1, 2, … press ${this.article}` : `Tab and Enter press ${this.article}`;
+    html(bar, "p", { class: "hint" }, `${shortcuts}${this.playButton ? ", P plays and pauses" : ""}${isGrid ? "" : ", U removes the last one"}, R resets.`);
+  }
+
+  get article() { return `${/^[aeiou]/.test(this.item) ? "an" : "a"} ${this.item}`; }
+
+  addPasteField(bar) {
+    const form = html(bar, "form", { class: "paste" });
+    this.pasted = html(form, "textarea", { rows: 1, "aria-label": `${this.item}s to read, separated by spaces`, placeholder: `Paste ${this.item}s` });
+    html(form, "button", { type: "submit" }, `Read ${this.item}s`);
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      this.paste();
+    });
+  }
+
+  // Read all pasted tokens, or none if one is unknown.
+  paste() {
+    const names = this.pasted.value.split(/\s+/).filter(Boolean);
+    const unknown = names.find((name) => !this.task.tokens.includes(name));
+    if (unknown !== undefined) {
+      this.description.textContent = `‹${unknown}› was not in the training data; nothing was read.`;
+      announce(this.description.textContent);
+    } else if (names.length) {
+      this.examplePosition = null;
+      this.readAll(names.map((name) => this.task.tokens.indexOf(name)));
+      this.pasted.value = "";
+    }
+  }
+
+  // Remove the last token: the others are read again from the start.
+  undo() {
+    this.stop();
+    const tokens = this.tokens.slice(0, -1);
+    this.restart(true);
+    if (tokens.length) this.readAll(tokens);
+  }
+
+  readAll(tokens) {
+    tokens.slice(0, -1).forEach((token) => this.advance(token));
+    this.read(tokens[tokens.length - 1]);
   }
 
   // The attention of each model at the last token, updated while it is open.
@@ -199,9 +285,10 @@ class TrackingPage {
     this.examplePosition = null;
     this.cards.forEach((card) => card.restart(resetMemory));
     if (firstToken === undefined) {
-      this.description.textContent = "No token read yet: press one.";
+      this.description.textContent = `Press ${this.article}.`;
       this.cards.forEach((card) => card.showEmpty());
       this.strips.forEach((strip) => strip.show());
+      this.showHistory();
       return;
     }
     this.tokens.push(firstToken);
@@ -220,18 +307,23 @@ class TrackingPage {
     this.read(token);
   }
 
-  read(token, exampleLabel = null) {
-    const before = this.labels.state;
+  // Let the models read a token. Return its true label, null if it is unknown.
+  advance(token, exampleLabel = null) {
     const label = this.labels.step(token, exampleLabel);
     this.steps += 1;
     this.tokens.push(token);
     this.cards.forEach((card) => card.read(token, label, token !== this.task.first_token));
+    return label;
+  }
+
+  read(token, exampleLabel = null) {
+    const before = this.labels.state, label = this.advance(token, exampleLabel);
     if (this.isGrid) {
       this.path.push(label);
       this.show(describeAction(this.task.tokens[token], this.labels.state % 4, this.labels.state !== before));
     } else {
       const text = label !== null ? `; the label is ${this.task.labels[label]}` : this.examplePosition !== null ? "; not scored" : "";
-      this.show(`Token ${this.tokens.length}: ‹${this.task.tokens[token]}›${text}`);
+      this.show(`${capitalized(this.item)} ${this.tokens.length}: ‹${this.task.tokens[token]}›${text}`);
     }
   }
 
@@ -243,8 +335,14 @@ class TrackingPage {
     this.truth?.show(this.path, state % 4);
     this.cards.forEach((card) => card.show(state));
     this.strips.forEach((strip) => strip.show());
+    this.showHistory();
     this.showAttention();
     if (!this.timer) announce(`${text}. ${this.cards.map((card) => card.spokenPrediction()).join(" ")}`);
+  }
+
+  showHistory() {
+    this.history?.show(this.tokens);
+    if (this.undoButton) this.undoButton.disabled = !this.tokens.length;
   }
 
   play() {
@@ -268,7 +366,7 @@ class TrackingPage {
     const i = this.examplePosition % example.tokens.length;
     if (this.examplePosition && (example.start[i] || i === 0)) {
       // The score continues over the sequences of an example.
-      this.cards.forEach((card) => card.model.engine.reset());
+      this.cards.forEach((card) => card.startSequence());
       this.tokens = [];
     }
     this.read(example.tokens[i], example.labels[i]);
@@ -292,6 +390,7 @@ class TrackingPage {
     if (!this.isGrid && key >= "1" && key <= "9" && Number(key) <= this.task.tokens.length) token = Number(key) - 1;
     if (token !== null) this.press(token);
     else if (key === "p" && this.playButton) this.playButton.click();
+    else if (key === "u" && this.undoButton) this.undoButton.click();
     else if (key === "r") this.onReset();
     else return;
     event.preventDefault();

@@ -24,7 +24,7 @@ for _name in ("staircase", "cached-staircase", "global-cached-staircase", "multi
 def choose_engine(core: Core, engine: str) -> None:
     """Set the core's engine: `reference`, `fast`, or `auto` (fast if the core has a fast engine)."""
     if engine not in ("auto", "fast", "reference"):
-        raise UserError(f"engine must be auto, fast or reference, not '{engine}'")
+        raise UserError(f"engine must be auto, fast (native code where it is built) or reference, not '{engine}'")
     core.engine = engine_of(core) if engine != "reference" else None
     core.remember_modules()
     if engine == "fast" and core.engine is None:

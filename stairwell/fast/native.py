@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -23,9 +23,10 @@ from stairwell.fast.segment_data import Activations, Gradients, Inputs, LayerAct
 from stairwell.fast.staircase_plan import StaircasePlan
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT_VERSION = 11  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
+LAYOUT_VERSION = 13  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
 FILL_SCRATCH_WITH_NAN = False  # tests set this to detect reads of uninitialized scratch memory
 
+SCHEDULES = {"auto": 0, "streams": 1, "columns": 2}  # must match csrc/call.h
 PLAN = (
     "int[] sizes, float eps, float attention_rate, float relu_rate, float residual_rate, Tensor[] inputs, "
     "Tensor[] masks"
@@ -33,9 +34,9 @@ PLAN = (
 END = "int instruction_set, bool fill_nan"
 # Arguments of the operators. They return nothing and write to the mutable ones.
 SCHEMAS = {
-    "feedback_forward": f"{PLAN}, Tensor(a!)[] activations, {END}",
+    "feedback_forward": f"{PLAN}, Tensor(a!)[] activations, int schedule, {END}",
     "feedback_backward": f"{PLAN}, Tensor[] activations, Tensor y, Tensor memory, Tensor(a!)[] gradients, int begin, "
-    f"int end, {END}",
+    f"int end, int schedule, {END}",
     "staircase_forward": f"{PLAN}, Tensor(a!)[] activations, int[] staircase, Tensor(b!)[] tensors, {END}",
     "staircase_backward": f"{PLAN}, Tensor(a!)[] activations, int[] staircase, Tensor[] tensors, Tensor y, "
     f"Tensor(b!)[] gradients, Tensor(c!)[] staircase_gradients, int begin, int end, int first, int last, {END}",
@@ -234,13 +235,16 @@ def supports(x: Tensor) -> bool:
 
 @dataclasses.dataclass(frozen=True)
 class NativeBackend:
-    """Backend of a Feedback segment for one instruction set."""
+    """Backend of a Feedback segment for one instruction set.
+
+    Threads share the streams, or the columns of each product; by default a cost model in csrc/call.h decides."""
 
     instruction_set: int = BEST_INSTRUCTION_SET
+    schedule: Literal["auto", "streams", "columns"] = "auto"
 
     def forward(self, plan: Plan, inputs: Inputs, saved: Activations) -> None:
         torch.ops.stairwell.feedback_forward(
-            *plan_arguments(plan, inputs, saved), self.instruction_set, FILL_SCRATCH_WITH_NAN
+            *plan_arguments(plan, inputs, saved), SCHEDULES[self.schedule], self.instruction_set, FILL_SCRATCH_WITH_NAN
         )
 
     def backward(
@@ -255,7 +259,7 @@ class NativeBackend:
     ) -> None:
         torch.ops.stairwell.feedback_backward(
             *(*plan_arguments(plan, inputs, saved), d_y, d_memory, none_to_empty(leaves(gradients))),
-            *(tokens.start, tokens.stop, self.instruction_set, FILL_SCRATCH_WITH_NAN),
+            *(tokens.start, tokens.stop, SCHEDULES[self.schedule], self.instruction_set, FILL_SCRATCH_WITH_NAN),
         )
 
 

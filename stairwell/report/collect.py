@@ -118,6 +118,8 @@ class RunReport:
     memory_analysis: MemoryAnalysis | None = None
     episode: RecordedEpisode | None = None
     "Episode of an agent."
+    outdated: list[str] = field(default_factory=list)
+    "What was measured with earlier parameters and is therefore left out, and how to measure it again."
 
     @property
     def unit(self) -> str:
@@ -126,8 +128,11 @@ class RunReport:
 
     @property
     def title(self) -> str:
-        """The task; for agents, the environment."""
-        return str(self.config["task"]["env"]) if self.task == "rl" else self.task
+        """The environment of an agent, the name of the user's data, or the task."""
+        if self.task == "rl":
+            return str(self.config["task"]["env"])
+        path = str(self.config["task"].get("path") or "")
+        return Path(path).stem if path else self.task
 
     @property
     def tokens(self) -> int:
@@ -168,6 +173,18 @@ def gather(
     else:
         task = config.make_tasks(run.path)[-1]
     records, result = run.metrics(), read_result(run)
+    step = metadata.get("step")
+    if step is not None and result.get("best_step", step) != step:
+        result = {}  # of a training that was resumed since
+    horizon, analysis = read_horizon(run.path), read_analysis(run.path)
+    outdated = []
+    if horizon is not None and is_outdated(horizon.step, step):
+        repeat = f"eval {{}} --horizon {horizon.tokens}"
+        outdated.append(outdated_text("long streams were", horizon.step, repeat, run))
+        horizon = None
+    if analysis is not None and is_outdated(analysis.step, step):
+        outdated.append(outdated_text("the memory was", analysis.step, "report {} --inside", run))
+        analysis = None
     report = RunReport(
         name=name or entry(config.core_name).title,
         folder=display_path(run.path),
@@ -189,12 +206,24 @@ def gather(
         provenance=read_provenance(
             run.path, config_json, config, metadata, {**result.get("provenance", {}), **(provenance or {})}
         ),
-        horizon=read_horizon(run.path),
-        memory_analysis=read_analysis(run.path),
+        horizon=horizon,
+        memory_analysis=analysis,
+        outdated=outdated,
     )
     if model is None:
         return report
     return replace(report, **inspect_model(model, task, find_result(run.path, SEARCH).parent, episodes))
+
+
+def is_outdated(measured: int | None, saved: int | None) -> bool:
+    """Return whether a result belongs to other parameters than those saved. Old files do not name their step."""
+    return measured is not None and saved is not None and measured != saved
+
+
+def outdated_text(what: str, step: int | None, arguments: str, run: Run) -> str:
+    """Return why a result is left out of a report, and the command that measures it again."""
+    command = f"stairwell {arguments.format(shlex.quote(str(run.path)))}"
+    return f"{what} measured at step {step:,}, before training continued; run again: {command}"
 
 
 def inspect_model(model: Any, task: Task, folder: Path, episodes: int) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def summary_sentence(runs: list[RunReport]) -> str:
         others = [f"{model.name} {format_score(model.mean, first.metric)}" for model in rest]
         result += ", " + (f"{', '.join(others[:-1])} and {others[-1]}" if len(others) > 1 else others[0])
     # The description of the data without the sizes of its splits.
-    data = re.split(r"[;,] (?:train|unlimited|[\d,]+ training)", first.about)[0].replace(": ", ", ", 1)
+    data = re.split(r"[:;,] (?:train|unlimited|[\d,]+ training)", first.about)[0].replace(": ", ", ", 1)
     # The name of an environment is not capitalized.
     data = data if first.task == "rl" else f"{data[:1].upper()}{data[1:]}"
     seeds = f", means of {len(best.runs)} seeds" if len(best.runs) > 1 else ""
@@ -108,7 +108,9 @@ def summary_sentence(runs: list[RunReport]) -> str:
 
 
 def same_task(one: RunReport, other: RunReport) -> bool:
-    return (one.task, one.config.get("task")) == (other.task, other.config.get("task"))
+    """Return whether two runs were scored on the same data, whatever the paths to it were called."""
+    tasks = [{**run.config.get("task", {}), "path": "", "labels": ""} for run in (one, other)]
+    return one.task == other.task and tasks[0] == tasks[1] and one.about == other.about
 
 
 def summary(runs: list[RunReport]) -> Table:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from torch import Tensor
 from stairwell.files import parse_json, write_text
 from stairwell.models import LanguageModel
 from stairwell.report.attention import AttentionAverage, average_attention
-from stairwell.runs.load import check_results_writable, find_result, load, results_folder
+from stairwell.runs.load import check_results_writable, find_result, load, open_run, results_folder
 from stairwell.runs.long_streams import check_growing, stream_of
 from stairwell.state import FieldType, State
 from stairwell.tasks.base import IGNORE, TokenBatch
@@ -82,6 +82,8 @@ class MemoryAnalysis:
     plotted_vectors: list[list[list[list[float]]]]
     "Projected vectors at the first and the last position, by predicted state."
     attention: AttentionAverage | None = None
+    step: int | None = None
+    "Step of the analyzed parameters; None if the file does not have it."
 
 
 @dataclass(frozen=True)
@@ -122,13 +124,14 @@ def analyze_memory(
     measured = [measure_window(window, labels, means, unit, probe) for window in windows]
     noise_distance, changed_predictions = disturb(model, state, last_tokens, unit)
     plotted_states, plotted_vectors = project(windows[0], windows[-1], labels, means)
+    by_position: dict[str, Any] = {name: [values[name] for values in measured] for name in measured[0]}
     return MemoryAnalysis(
         states=model.config.V,
         dimensions=vectors.shape[1],
         streams=streams,
         window=window,
         positions=list(positions),
-        **{name: [values[name] for values in measured] for name in measured[0]},
+        **by_position,
         unit_distance=round(unit, 4),
         noise_levels=list(NOISE_LEVELS),
         noise_distance=noise_distance,
@@ -307,6 +310,7 @@ def analyze_run(
     model, task = load(path, device)
     check_results_writable(path)
     analysis = analyze_memory(model, stream_of(task), positions, streams)
+    analysis = replace(analysis, step=open_run(path).load_model()[1]["step"])
     write_text(results_folder(path) / FILE, json.dumps(asdict(analysis)) + "\n")
     return analysis
 

@@ -75,7 +75,7 @@ def write_html(
         colors={model.name: model.color for model in models},
         several_seeds=any(len(model.runs) > 1 for model in models),
         tables=tables or ([summary(runs)] if runs else []),
-        notes=notes or [],
+        notes=[*(notes or []), *outdated_notes(models)],
         sweep=sweep_context(sweep),
         streams=streams_context(models),
         memory_analyses=memory_contexts(models),
@@ -109,6 +109,11 @@ def write_stream_pngs(page: str | os.PathLike[str], runs: list[RunReport]) -> li
     return paths
 
 
+def outdated_notes(models: Sequence[Model]) -> list[str]:
+    """Return which measurements of which runs are left out because they belong to earlier parameters."""
+    return [f"{model.run_name(run)}: {text}" for model in models for run in model.runs for text in run.outdated]
+
+
 def sweep_context(panels: Sequence[Panel]) -> dict[str, Any]:
     figure = sweep_figure(panels)
     return {
@@ -119,10 +124,10 @@ def sweep_context(panels: Sequence[Panel]) -> dict[str, Any]:
 
 
 def streams_context(models: list[Model]) -> dict[str, Any]:
-    figure = stream_figure(models)
     texts = [f"{model.name}: {format_horizons(horizons)}" for model, horizons in evaluated_models(models)]
+    figures = [stream_figure(models, stacked) for stacked in (False, True)]
     return {
-        "figure": to_svg(figure, "; ".join(texts)) if figure is not None else None,
+        "figures": [to_svg(figure, "; ".join(texts)) for figure in figures if figure is not None],
         "table": stream_table(models),
     }
 
@@ -238,7 +243,7 @@ def numeric_columns(table: Table) -> list[bool]:
 
 
 def is_numeric(value: Cell) -> bool:
-    return not isinstance(value, str) or value.lstrip("<>≤≥~≈+-−")[:1].isdigit() or value in ("", "–", "-")
+    return not isinstance(value, str) or value.lstrip("<>≤≥~≈+-−")[:1].isdigit() or value in ("", "–", "-", "none")
 
 
 def layer_weight_bars(memories: list[list[float]]) -> list[list[tuple[str, float, str]]]:

@@ -79,13 +79,15 @@ def format_horizons(horizons: list[Horizon]) -> str:
     return ", ".join(parts)
 
 
-def stream_figure(models: list[Model]) -> Any:
-    """Plot the streams without a mistake, and the accuracy, by position; None if no model was evaluated."""
+def stream_figure(models: list[Model], stacked: bool = False) -> Any:
+    """Plot the streams without a mistake, and the accuracy, by position; None if no model was evaluated. `stacked`: one
+    plot above the other, for narrow screens."""
     evaluated = evaluated_models(models)
     if not evaluated:
         return None
-    figure = new_figure(10, 3.7 + 0.21 * len(evaluated))
-    left, right = figure.subplots(1, 2, sharex=True)
+    legend = 0.21 * len(evaluated)
+    figure = new_figure(5.2, 6.8 + legend) if stacked else new_figure(10, 3.7 + legend)
+    left, right = figure.subplots(2, 1) if stacked else figure.subplots(1, 2, sharex=True)
     for i, (model, horizons) in enumerate(evaluated):
         # Earlier lines are wider, so that they stay visible below later ones.
         style = {"linewidth": 2 + 1.6 * (len(evaluated) - 1 - i), "zorder": 2 + i}
@@ -123,7 +125,7 @@ def stream_figure(models: list[Model]) -> Any:
             (length,) = trained_on
             plot.axvspan(1, length, color=RULE, alpha=0.45, linewidth=0, zorder=0)
             plot.text(length**0.5, 3, f"trained on\nup to {length}", ha="center", color=MUTED, fontsize=8.5)
-    figure.legend(loc="outside upper left", frameon=False, labelcolor=TEXT, fontsize=9.5)
+    figure.legend(loc="outside upper left", frameon=False, labelcolor=TEXT, fontsize=8.5 if stacked else 9.5)
     return figure
 
 

@@ -23,6 +23,7 @@ from stairwell.cores.feedback import FeedbackConfig
 from stairwell.errors import UserError
 
 from .action_masks import mask_of
+from .algorithms import random_option
 from .distributions import mask_policy
 from .flatten import ACTION_MASK
 from .memory import MemoryLSTM
@@ -66,9 +67,17 @@ class MlpMemoryPolicy(RecurrentActorCriticPolicy):
         """`core`: config of the core. `critic_memory`: give the critic a core of its own, as sb3-contrib does by
         default; otherwise it reads the actor's output without sending gradients back."""
         if given := [option for option in LSTM_OPTIONS if option in options]:
-            raise UserError(f"{given[0]} is an option of an LSTM; set the size of the memory in `core`")
+            raise UserError(
+                f"{given[0]} is an option of an LSTM; set the size of the memory in `core`, and critic_memory=True for "
+                "a critic with a memory of its own"
+            )
         if core is None:
             core = FeedbackConfig(width=64, heads=4, layers=2, memory=8)
+        if option := random_option(core):
+            raise UserError(
+                f"core: {option}: PPO needs the same policy in rollouts, which do not use dropout or other noise, and "
+                "in training; leave this option out"
+            )
         options.setdefault("features_extractor_class", self.default_extractor)
         sizes: Any = {"lstm_hidden_size": core.width, "shared_lstm": not critic_memory}  # type: ignore[attr-defined]
         super().__init__(
@@ -94,7 +103,7 @@ class MlpMemoryPolicy(RecurrentActorCriticPolicy):
         """Process all frames in one call: `start` resets the state, instead of a loop over time."""
         B = lstm_states[0].shape[1]
         start = episode_starts.reshape(B, -1) > 0.5
-        output, states = lstm(features.reshape(B, -1, lstm.input_size).transpose(0, 1), lstm_states, start)
+        output, states = lstm(features.reshape(B, -1, lstm.input_size).transpose(0, 1), lstm_states, start.T)
         return output.transpose(0, 1).flatten(0, 1), states
 
     def forward(self, obs: Any, *arguments: Any, **options: Any) -> Any:

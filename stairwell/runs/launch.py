@@ -25,12 +25,14 @@ from stairwell.runs.presets import preset
 from stairwell.runs.run import LOCK, Run, read_config
 from stairwell.runs.tensorboard import with_tensorboard
 from stairwell.tasks import Task, make_task, saved_task
+from stairwell.tasks.labeled import Labeled
 from stairwell.train import Callback, Interrupted, NotSaved
 from stairwell.train.config import TrainConfig
 from stairwell.train.distributed import Distributed
 from stairwell.version import __version__
 
 SEEDS = OutputType("a summary of seeds", has_keys("metric", "seeds", "runs"))
+ALL_CORRECT = 99.95  # percent accuracy that is printed as 100.0
 RESULT_FILE = "result.json"  # of a finished run among several
 # Opens a display of progress; called with a title, the number of steps and the step to start from.
 Show = Callable[[str, int, int], AbstractContextManager[Callback]]
@@ -141,7 +143,8 @@ def _train(
     progress = trainer.progress
     if world.is_main:
         prepare_folder(config, run, tasks)
-    with show(title + warmup_warning(config.train), config.train.total_steps, progress.step) as callback:
+    title += warmup_warning(config.train) + small_split_warning(tasks[0])
+    with show(title, config.train.total_steps, progress.step) as callback:
         for text in warnings:
             callback({"event": "warning", "text": text})
         try:
@@ -161,6 +164,26 @@ def _train(
         "best_step": progress.best_step,
         **{f"valid_{name}": value for name, value in scores.items()},
     }
+
+
+def small_split_warning(task: Task) -> str:
+    """Return a line that warns of a validation split of one sequence, or nothing."""
+    if not isinstance(task, Labeled) or len(task.stream_lengths("valid")) > 1:
+        return ""
+    return "\nthe validation split has only one sequence, so its scores mean little: train on more sequences"
+
+
+def last_improvement(config: RunConfig, run: Run) -> tuple[float, float] | None:
+    """Return the last two validation accuracies of a finished run if more steps would probably help: the last
+    validation removed at least a tenth of the errors of the one before. None for other metrics, and if the learning
+    rate decays to the end of the run."""
+    if config.train.decay != "none" or config.train.finetune_steps:
+        return None
+    values = [record["valid"].get("accuracy") for record in run.metrics() if "valid" in record]
+    if len(values) < 2 or None in values[-2:]:
+        return None
+    before, last = values[-2:]
+    return (before, last) if last < ALL_CORRECT and 100 - last <= 0.9 * (100 - before) else None
 
 
 def warmup_warning(config: TrainConfig) -> str:

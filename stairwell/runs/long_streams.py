@@ -173,6 +173,8 @@ class Horizon:
     "First position of each bin of the curve. The last bin ends with the streams."
     scored: tuple[int, ...]
     wrong: tuple[int, ...]
+    step: int | None = None
+    "Step of the evaluated parameters; None if the file does not have it."
 
     @property
     def first_mistakes(self) -> list[int]:
@@ -398,10 +400,6 @@ def read(path: str | Path) -> Horizon | None:
 
 
 def from_json(data: dict[str, Any]) -> Horizon:
-    curve = data["curve"]
-    return Horizon(
-        data["tokens"],
-        data["trained_on"],
-        tuple(configs.from_json(StreamResult, stream, FILE) for stream in data["streams"]),
-        *(tuple(map(int, curve[name])) for name in ("positions", "scored", "wrong")),
-    )
+    positions, scored, wrong = (tuple(map(int, data["curve"][name])) for name in ("positions", "scored", "wrong"))
+    streams = tuple(configs.from_json(StreamResult, stream, FILE) for stream in data["streams"])
+    return Horizon(data["tokens"], data["trained_on"], streams, positions, scored, wrong, data.get("step"))

@@ -11,6 +11,7 @@ test, the 5% before them valid. All tokens and labels must occur in train.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,7 @@ from stairwell import configs, text
 from stairwell.data import text_files
 from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.packed import LabeledTokens
-from stairwell.errors import UserError
+from stairwell.errors import UserError, suggestion
 from stairwell.tasks.base import IGNORE, TokenBatch
 from stairwell.tasks.batch_sources import check_segments, to_batch
 from stairwell.tasks.file_task import FileTask
@@ -67,8 +68,17 @@ class LabeledVocabulary(text.Vocabulary):
         return {token: i for i, token in enumerate(self.tokens)}
 
     def encode(self, text: str | bytes) -> np.ndarray:
-        tokens = (text if isinstance(text, str) else text.decode("utf-8")).split()
-        return _look_up(self.token_ids, tokens, "the token")
+        return self.look_up((text if isinstance(text, str) else text.decode("utf-8")).split())
+
+    def look_up(self, tokens: list[str], where: str = "") -> np.ndarray:
+        """Return the ids of tokens; raise an error that begins with `where` if the model cannot read one of them."""
+        for token in tokens:
+            if token not in self.token_ids:
+                raise text.UnknownTokenError(
+                    f"{where}{token!r} was not in the training data, so the model cannot read it"
+                    f"{suggestion(token, self.tokens)}"
+                )
+        return np.array([self.token_ids[token] for token in tokens], np.int64)
 
     def decode(self, ids: text.Ids) -> str:
         return " ".join(self.tokens[i] for i in self.check_ids(ids))
@@ -161,6 +171,13 @@ class Labeled(FileTask[LabeledFiles, LabeledTokens]):
             raise UserError(f"{files.labels} has no label but {unscored!r}, so nothing is scored")
         return LabeledTokens(ids, targets, starts)
 
+    def read_tokens(self, path: str | os.PathLike[str]) -> Iterator[np.ndarray]:
+        """Yield the token ids of each line of a file of tokens, which needs no labels. Empty lines are empty."""
+        if not Path(path).is_file():
+            raise UserError(f"there is no file of tokens {os.fspath(path)}")
+        for number, line in enumerate(_lines(Path(path)), 1):
+            yield self.vocabulary.look_up(line.split(), f"line {number} of {os.fspath(path)}: ")
+
     def stream_lengths(self, split: str) -> Array:
         """Return the number of tokens of every episode of a split."""
         data = self.split_data(split)
@@ -183,7 +200,7 @@ class Labeled(FileTask[LabeledFiles, LabeledTokens]):
     def describe_data(self) -> str:
         sizes = ", ".join(f"{split} {data.episodes:,}" for split, data in self.splits.items())
         vocabulary = f"vocabulary size {self.inputs:,}, {self.outputs:,} labels"
-        return f"labeled streams from {Path(self.config.path).name}: {sizes} episodes, {vocabulary}, finite"
+        return f"labeled sequences from {Path(self.config.path).name}: {sizes} sequences, {vocabulary}"
 
 
 def _find_splits(config: LabeledConfig) -> dict[str, LabeledFiles]:
@@ -212,7 +229,10 @@ def _check_files(tokens: Path, labels: Path) -> LabeledFiles:
     if not tokens.is_file():
         raise UserError(f"there is no file of tokens {tokens}")
     if not labels.is_file():
-        raise UserError(f"there is no file of labels {labels} for the tokens in {tokens}")
+        raise UserError(
+            f"there is no file of labels {labels} for the tokens in {tokens}; two files are needed, with one line per "
+            "sequence: tokens in one, and one label per token in the other"
+        )
     if tokens.samefile(labels):
         raise UserError(f"{tokens} is given as tokens and as labels; name two different files")
     return LabeledFiles(tokens, labels)

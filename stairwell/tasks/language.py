@@ -135,7 +135,7 @@ class Language(FileTask[FileSlices, Encoded]):
         sizes = ", ".join(f"{split} {len(data) // length:,}" for split, data in self.splits.items())
         unit = f"episodes of {length} tokens" if config.episode else "tokens"
         size = f"vocabulary size {self.inputs:,}"
-        return f"language modeling on {name} by {config.unit}: {sizes} {unit}, {size}, finite"
+        return f"language modeling on {name} by {config.unit}: {sizes} {unit}, {size}"
 
 
 class LanguageScore:

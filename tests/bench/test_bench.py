@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,21 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench import __main__ as bench
-from bench import browser, decode, limit, memory, plot, profile, records, scaling, speculation, speed, table, translate
+from bench import (
+    browser,
+    c_file,
+    decode,
+    limit,
+    memory,
+    plot,
+    profile,
+    records,
+    scaling,
+    speculation,
+    speed,
+    table,
+    translate,
+)
 from bench.flops import forward_flops, products, training_flops
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.fast import native
@@ -191,6 +206,21 @@ def test_a_page_is_measured_in_a_browser(tmp_path: Path, monkeypatch: pytest.Mon
     assert record["bytes"] > 4 * record["parameters"] and record["tokens_per_second"] > 0 < record["with_attention"]
     records.add("browser", [record], ABOUT)
     assert "`random-walk/feedback`" in table.section("browser")
+
+
+@pytest.mark.parametrize("case", c_file.CASES)
+def test_a_c_file_is_measured_without_mistakes(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = c_file.TARGETS[case]
+    for tool in (target.compiler, target.size, *target.command[:1]):
+        if not shutil.which(tool):
+            pytest.skip(f"{tool} is not installed")
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    measured = c_file.measure([case], tokens=50)
+    assert [(record["what"], record["mistakes"]) for record in measured] == [("float32", 0), ("int8", 0)]
+    assert all(500 < record["code_bytes"] < 50_000 for record in measured)
+    assert measured[0]["parameter_bytes"] > 3 * measured[1]["parameter_bytes"]
+    records.add("c", measured, ABOUT)
+    assert f"| {target.name} | int8 |" in table.section("c")
 
 
 def test_a_case_measured_again_replaces_its_old_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

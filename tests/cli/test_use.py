@@ -114,6 +114,12 @@ def test_two_runs_are_exported_to_one_page(folder: Path) -> None:
         (["walk"], "choose an output"),
         (["walk", "text", "--html", "x.html"], "were trained for different tasks or vocabularies"),
         (["nowhere", "--html", "x.html"], "nowhere"),
+        (["walk", "--html", "x.html", "--weights", "int8"], "--weights is only read with --c"),
+        (["walk", "--html", "x.html", "--name", "walk"], "--name is only read with --c"),
+        (["walk", "--c", "walk.cpp"], "--c walk.cpp does not end in .c"),
+        (["walk", "--c", "walk.c", "--name", "a-b"], "--name 'a-b' cannot start the names of C functions"),
+        (["walk", "--c", "walk.c", "--weights", "bfloat16"], "--weights bfloat16: a C file has parameters in float32"),
+        (["walk", "walk-xl", "--c", "walk.c"], "only an HTML page can contain several models"),
     ],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
@@ -138,6 +144,14 @@ def test_an_agent_is_exported_as_a_graph(folder: Path) -> None:
     rejected = stairwell(folder, "export", "corridor-feedback", "--onnx", "agent.onnx", "--hf", "hf")
     assert "--hf: Hugging Face transformers has no agents" in rejected.error_line
     assert not (folder / "agent.onnx").exists()
+
+
+def test_a_c_file_and_its_header_are_exported(folder: Path) -> None:
+    for weights in ("float32", "int8"):
+        done = stairwell(folder, "export", "walk", "--c", "walk.c", "--name", "track", "--weights", weights)
+        assert done.status == 0 and done.out.startswith("walk.c, walk.h: "), done
+        assert f"bytes in {weights}" in (folder / "walk.h").read_text()
+        assert "int track_step(" in (folder / "walk.c").read_text()
 
 
 def test_a_folder_for_hugging_face_is_exported(folder: Path) -> None:

@@ -11,7 +11,7 @@ from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMCo
 from stairwell.cores.staircase import CachedStaircaseConfig
 from stairwell.decode import Session
 from stairwell.decode.program import program_of
-from stairwell.decode.weights import rounded, stored, use_weights
+from stairwell.decode.weights import rounded, stored, use_cache, use_weights
 from stairwell.errors import UserError
 from stairwell.fast import native
 from tests.decode.test_interpreters import interpreter, needs_native
@@ -103,3 +103,50 @@ def test_a_parallel_segment_uses_the_rounded_parameters() -> None:
     session = Session(model, model.init_state(2, max_crop=6))
     torch.testing.assert_close(session.logits_each(tokens), expected, rtol=1e-4, atol=1e-4)
     assert native.UNAVAILABLE_REASON or program_of(model).native is not None
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
+def test_a_cache_in_bfloat16_changes_little(config: Any, interpreter: str) -> None:
+    model, tokens = make(config), torch.randint(V, (3, 30))
+    with torch.no_grad():
+        expected, state = model(tokens, model.init_state(3))
+    use_cache(model, "bfloat16")
+    session = Session(model, model.init_state(3))
+    steps = torch.stack([session.step(tokens[:, t]) for t in range(30)], 1)
+    change = (steps - expected).abs().max() / expected.abs().max()
+    assert 0 < change < 0.03
+    assert session.steps.rings[0].keys.all.dtype == torch.bfloat16  # type: ignore[attr-defined]
+    # The state stores the memory itself, in the dtype of the model.
+    assert all(a.dtype == b.dtype for (_, a), (_, b) in zip(session.state().tensors(), state.tensors(), strict=True))
+
+
+def test_every_interpreter_rounds_the_cache_in_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = FeedbackConfig(width=40, heads=2, layers=1, inner=70, memory=21)
+    tokens, results = torch.randint(V, (2, 30)), []
+    for name in (None, *native.INSTRUCTION_SETS[: native.BEST_INSTRUCTION_SET + 1]):
+        with monkeypatch.context() as context:
+            if name is None:
+                context.setattr(native, "UNAVAILABLE_REASON", "test")
+            else:
+                context.setattr(native, "BEST_INSTRUCTION_SET", native.INSTRUCTION_SETS.index(name))
+            model = make(config)
+            use_cache(model, "bfloat16")
+            session = Session(model, model.init_state(2))
+            for t in range(30):
+                logits = session.step(tokens[:, t])
+            results.append((session.steps.rings[0].keys.all.float(), logits))  # type: ignore[attr-defined]
+    (keys, logits), *others = results
+    for other_keys, other_logits in others:
+        # A value close to the middle of two numbers may be rounded to either.
+        assert ((other_keys - keys).abs() <= 0.01 * keys.abs()).all()
+        assert (other_keys != keys).float().mean() < 0.02
+        torch.testing.assert_close(other_logits, logits, rtol=0.01, atol=0.01)
+
+
+def test_an_unsupported_cache_is_rejected() -> None:
+    with pytest.raises(UserError, match="requires a transformer core, not LSTM"):
+        use_cache(make(LSTMConfig(width=8)), "bfloat16")
+    with pytest.raises(UserError, match="requires parameters in float32"):
+        use_cache(make(CONFIGS[0]).double(), "bfloat16")
+    with pytest.raises(UserError, match="choose from float32, bfloat16"):
+        use_cache(make(CONFIGS[0]), "int8")  # type: ignore[arg-type]

@@ -173,7 +173,7 @@ def test_labeled_task_has_the_names_of_its_tokens_and_labels(tmp_path: Path) -> 
         (tmp_path / f"{split}.tokens").write_text("go stop go\n" * 4)
         (tmp_path / f"{split}.labels").write_text("here there -\n" * 4)
     described = task_json(make_task("labeled", path=str(tmp_path)))
-    assert described == {"type": "tokens", "tokens": ["go", "stop"], "labels": ["here", "there"]}
+    assert described == {"type": "tokens", "item": "event", "tokens": ["go", "stop"], "labels": ["here", "there"]}
 
 
 def test_export_of_a_run(tmp_path: Path) -> None:

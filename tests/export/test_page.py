@@ -163,6 +163,56 @@ def test_tokens_are_pressed_by_number_keys(tmp_path: Path) -> None:
     assert "has no attention" in result["attention"]
 
 
+def labeled_page(folder: Path) -> PageModel:
+    for split in ("train", "valid"):
+        (folder / f"{split}.tokens").write_text("open_the_second_door_on_the_left shut wait\n", encoding="utf-8")
+        (folder / f"{split}.labels").write_text("opened closed closed\n", encoding="utf-8")
+    return task_model(make_task("labeled", path=str(folder)))
+
+
+def test_events_are_pasted_listed_and_undone(tmp_path: Path) -> None:
+    one = labeled_page(tmp_path)
+    names = one.task.vocabulary.tokens  # type: ignore[union-attr]
+    result = run_in_page(
+        [one],
+        f"""
+        const [card] = page.cards, rows = () => [...page.history.rows.children].map((row) => row.textContent);
+        const before = [card.prediction.box.textContent, page.undoButton.disabled];
+        page.pasted.value = "{names[0]} {names[1]} {names[2]}";
+        page.paste();
+        const pasted = [rows(), [...card.probabilities]];
+        page.undoButton.click();
+        const undone = [rows(), [...card.probabilities]];
+        page.pasted.value = "{names[0]} unknown";
+        page.paste();
+        return {{ before, pasted, undone, left: rows().length, text: page.description.textContent }};""",
+        tmp_path,
+    )
+    assert result["before"] == ["", True], "no bars before the first event"
+    expected = predict(one, [0, 1, 2])
+    for key, tokens in (("pasted", [0, 1, 2]), ("undone", [0, 1])):
+        listed, probabilities = result[key]
+        assert [any(names[token] in row for row in listed) for token in tokens] == [True] * len(tokens)
+        assert len(listed) == len(tokens) and listed[0].startswith(f"{len(tokens)}{names[tokens[-1]]}")
+        torch.testing.assert_close(torch.tensor(probabilities), expected[len(tokens) - 1], rtol=0, atol=1e-5)
+    assert result["left"] == 2 and result["text"] == "‹unknown› was not in the training data; nothing was read."
+
+
+def test_names_of_events_are_not_broken_on_a_phone(tmp_path: Path) -> None:
+    export_html([labeled_page(tmp_path)], tmp_path / "page.html", "Doors of the server room")
+    source = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<h1>Doors of the server room</h1>" in source
+    measure = """<script>setTimeout(() => {
+      const keys = document.querySelector(".keys"), heights = [...keys.children].map((key) => key.offsetHeight);
+      const right = Math.max(...[...document.querySelectorAll("main *")].map((e) => e.getBoundingClientRect().right));
+      parent.postMessage(JSON.stringify({ heights, right, cut: keys.scrollHeight > keys.clientHeight + 2 }), "*");
+    }, 300);</script></body>"""
+    (tmp_path / "page.html").write_text(source.replace("</body>", measure), encoding="utf-8")
+    (tmp_path / "phone.html").write_text(PHONE)
+    layout = json.loads(re.sub(r"<[^>]+>", "", open_page(tmp_path / "phone.html", "--dump-dom")))
+    assert len(set(layout["heights"])) == 1 and layout["right"] <= 390 and not layout["cut"]
+
+
 def test_task_without_a_machine_plays_its_test_split(tmp_path: Path) -> None:
     task = make_task("counting", length=5)
     one = task_model(task, "Staircase", "staircase")

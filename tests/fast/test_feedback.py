@@ -31,6 +31,7 @@ pytestmark = pytest.mark.quick
 BACKENDS: dict[str, Any] = {"torch": TorchBackend()}
 if not native.UNAVAILABLE_REASON:
     BACKENDS |= {native.INSTRUCTION_SETS[i]: native.NativeBackend(i) for i in range(native.BEST_INSTRUCTION_SET + 1)}
+    BACKENDS["shared columns"] = native.NativeBackend(schedule="columns")
 EXAMPLES = settings(max_examples=30, deadline=None, derandomize=True)
 FEW = settings(max_examples=6, deadline=None, derandomize=True)
 INVARIANTS = (invariants.start, invariants.pure, invariants.detach, invariants.decode)
@@ -241,5 +242,32 @@ def test_the_forward_operator_passes_opcheck() -> None:
         since_start = tokens_since_start(case.state.count, case.start, 3)
         inputs, plan = prepare(core, case.x, case.state, since_start, [0, 1], core.mix(case.x), None, None)  # type: ignore[arg-type]
     saved = segment_data.make_activations(plan, inputs)
-    arguments = (*native.plan_arguments(plan, inputs, saved), native.BEST_INSTRUCTION_SET, False)
+    arguments = (*native.plan_arguments(plan, inputs, saved), 0, native.BEST_INSTRUCTION_SET, False)
     torch.library.opcheck(torch.ops.stairwell.feedback_forward.default, arguments)
+
+
+@pytest.mark.skipif(bool(native.UNAVAILABLE_REASON), reason="no native library")
+@pytest.mark.parametrize("count", [1, 2, 3, 8])
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_schedules_give_the_same_bits(count: int, norm: Any, threads: Any) -> None:
+    """With more threads than cores waits are slow, so that one thread finishes the segment."""
+    torch.manual_seed(0)
+    config = FeedbackConfig(
+        width=40, heads=3, head_width=13, layers=2, inner=70, memory=5, norm=norm, share_kv=False,
+        attend_to_current=True, cross=True, attention_dropout=0.2, relu_dropout=0.2, residual_dropout=0.2,
+    )  # fmt: skip
+    core: Any = invariants.scramble(build(config)).double().train()
+    x, source = torch.randn(5, 13, 40).double(), torch.randn(5, 4, 40).double()
+    results = []
+    for schedule in ("streams", "columns"):
+        threads(1 if schedule == "streams" else count)
+        core.engine = FeedbackEngine(native.NativeBackend(schedule=schedule), min_tokens=1)
+        core.zero_grad()
+        torch.manual_seed(1)
+        y, state = core(x, core.init_state(5), source=source)
+        (y.square().sum() + state.memory.sum()).backward()
+        results.append([y.detach(), state.memory.detach(), *(parameter.grad for parameter in core.parameters())])
+    # Gradients of parameters are products of torch, which depend on the number of threads.
+    for streams, columns in zip(*results, strict=True):
+        torch.testing.assert_close(columns, streams)
+    assert torch.equal(results[0][0], results[1][0]) and torch.equal(results[0][1], results[1][1])

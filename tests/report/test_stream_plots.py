@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from stairwell.report.stream_plots import accuracy, format_horizons, samples, st
 from stairwell.runs.launch import fit
 from stairwell.runs.long_streams import Horizon, StreamResult, measure
 from stairwell.runs.presets import preset
+
+FOLDERS: list[Path] = []  # where the runs of the fixture are
 
 
 def horizon(tokens: int, *firsts: int | None) -> Horizon:
@@ -60,6 +63,7 @@ def test_accuracy_in_bins_of_positions() -> None:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunReport]:
     root = tmp_path_factory.mktemp("runs")
+    FOLDERS.append(root)
     small = {"core.width": "8", "train.batch": "4", "train.steps": "2", "train.segment": "8", "train.curriculum": ""}
     for core in ("feedback", "lstm"):
         fit(preset(f"parity/{core}").with_options({**small, "task.valid_episodes": "4"}), root / core, "cpu")
@@ -72,12 +76,30 @@ def test_page_shows_long_streams_if_evaluated(runs: list[RunReport], tmp_path: P
     assert feedback.horizon is not None and lstm.horizon is None
     write_html(tmp_path / "page.html", "A page", runs)
     page = (tmp_path / "page.html").read_text()
-    assert "<h2>Long streams</h2>" in page and page.count('<svg class="figure"') == 1
+    assert "<h2>Long streams</h2>" in page
+    assert page.count('<svg class="figure"') == 2, "side by side, and stacked for phones"
     assert "Feedback: 0 of 3 streams without a mistake in 300 tokens" in page
     assert write_stream_pngs(tmp_path / "page.html", runs) == [tmp_path / "page.horizon.png"]
     write_html(tmp_path / "none.html", "A page", [lstm])
     assert "<h2>Long streams</h2>" not in (tmp_path / "none.html").read_text()
     assert write_stream_pngs(tmp_path / "none.html", [lstm]) == []
+
+
+def test_results_of_earlier_parameters_are_left_out(runs: list[RunReport], tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(FOLDERS[-1] / "feedback", folder)
+    assert gather(folder).horizon is not None and gather(folder).outdated == []
+    measured = json.loads((folder / "horizon.json").read_text())
+    (folder / "horizon.json").write_text(json.dumps({**measured, "step": measured["step"] - 1}))
+    run = gather(folder)
+    assert run.horizon is None
+    assert run.outdated == [
+        f"long streams were measured at step {measured['step'] - 1}, before training continued; run again: "
+        f"stairwell eval {folder} --horizon 300"
+    ]
+    write_html(tmp_path / "page.html", "A page", [run])
+    page = (tmp_path / "page.html").read_text()
+    assert "Feedback: long streams were measured at step" in page and "<h2>Long streams</h2>" not in page
 
 
 def test_table_of_first_mistakes(runs: list[RunReport]) -> None:

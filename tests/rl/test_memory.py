@@ -47,14 +47,14 @@ def test_multiplying_the_state_with_0_equals_start(layer_class: type[Any], name:
     """Frame by frame, as other libraries reset; also the gradients through time."""
     layer = make_layer(layer_class, name)
     x = torch.randn(6, 2, 5, dtype=torch.float64, requires_grad=True)
-    start = torch.zeros(2, 6, dtype=torch.bool)
-    start[0, 3] = start[1, 5] = True
+    start = torch.zeros(6, 2, dtype=torch.bool)
+    start[3, 0] = start[5, 1] = True
     expected, expected_state = layer(x, start=start)
     state = None
     outputs = []
     for t in range(6):
         if state is not None:
-            keep = (~start[:, t]).double().view(1, 2, 1)
+            keep = (~start[t]).double().view(1, 2, 1)
             state = state * keep if isinstance(state, torch.Tensor) else tuple(part * keep for part in state)
         y, state = layer(x[t : t + 1], state)
         outputs.append(y)
@@ -64,6 +64,62 @@ def test_multiplying_the_state_with_0_equals_start(layer_class: type[Any], name:
     expected_gradient = torch.autograd.grad(expected[-1].square().sum(), x)[0]
     torch.testing.assert_close(gradient, expected_gradient, rtol=1e-7, atol=1e-9)
     assert expected_gradient[3, 0].any() and not expected_gradient[2, 0].any()
+
+
+@pytest.mark.parametrize("layer_class", [MemoryGRU, MemoryLSTM])
+def test_start_has_the_layout_of_the_input_and_may_hold_0_and_1(layer_class: type[Any]) -> None:
+    """With as many streams as frames, the shape does not tell the layouts apart."""
+    torch.manual_seed(0)
+    by_time = layer_class(CORE, 5).eval()
+    by_batch = layer_class(CORE, 5, batch_first=True).eval()
+    by_batch.load_state_dict(by_time.state_dict())
+    x, start = torch.randn(4, 4, 5), torch.zeros(4, 4)
+    start[2, 0] = 1
+    expected = by_time(x, start=start.bool())[0]
+    torch.testing.assert_close(by_time(x, start=start)[0], expected)
+    torch.testing.assert_close(by_batch(x.transpose(0, 1), start=start.T.bool())[0].transpose(0, 1), expected)
+    alone = by_time(x[2:, :1])[0]
+    torch.testing.assert_close(expected[2:, :1], alone)
+
+
+def test_wrong_start_tensors_raise() -> None:
+    lstm, x = MemoryLSTM(CORE, 5), torch.randn(3, 2, 5)
+    with pytest.raises(ValueError, match=r"start has shape \(2, 3\); it must be a tensor \(time, batch\) = \(3, 2\)"):
+        lstm(x, start=torch.zeros(2, 3, dtype=torch.bool))
+    with pytest.raises(ValueError, match=r"start has shape \(2,\)"):
+        lstm(x, start=torch.zeros(2))
+    with pytest.raises(ValueError, match="start has type list"):
+        lstm(x, start=[[0, 1]] * 3)
+    with pytest.raises(ValueError, match=r"must contain 1 \(or true\) where a stream is reset"):
+        lstm(x, start=torch.full((3, 2), 0.5))
+    memory = Memory(CORE, 5)
+    with pytest.raises(ValueError, match=r"it must be a tensor \(batch, time\) = \(3, 2\)"):
+        memory(x, memory.init_state(3), torch.zeros(2, 3))
+
+
+def test_wrong_calls_of_layers_raise() -> None:
+    lstm, gru, x = MemoryLSTM(CORE, 5), MemoryGRU(CORE, 5), torch.randn(4, 2, 5)
+    with pytest.raises(ValueError, match=r"shape \(4, 2, 7\); it must be \(time, batch, features\) with 5 features"):
+        lstm(torch.randn(4, 2, 7))
+    with pytest.raises(TypeError, match=r"the state must be the pair \(h, c\)"):
+        lstm(x, torch.zeros(1, 2, lstm.hidden_size))
+    with pytest.raises(TypeError, match=r"the state must be a tensor \(1, batch, hidden_size\), not a tuple"):
+        gru(x, lstm(x)[1])
+    memory = Memory(CORE, 5)
+    with pytest.raises(ValueError, match=r"it must be \(batch, time, features\) with 5 features"):
+        memory(x[..., :3], memory.init_state(4))
+
+
+@pytest.mark.parametrize("core", [12, "feedback", {"width": 8}, None])
+def test_a_core_that_is_not_a_config_raises(core: Any) -> None:
+    with pytest.raises(TypeError, match=r"core must be the config of a core, such as FeedbackConfig\(width=32"):
+        MemoryLSTM(core, 32)
+
+
+def test_code_written_for_torchs_layers_finds_its_attributes() -> None:
+    lstm = MemoryLSTM(CORE, 5)
+    lstm.flatten_parameters()
+    assert lstm.output_size == 8 and "output_size" in (MemoryLSTM.__doc__ or "")
 
 
 def test_attributes_and_shapes_are_those_of_torchs_layers() -> None:

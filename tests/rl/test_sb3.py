@@ -140,6 +140,8 @@ def test_images_and_other_cores() -> None:
 def test_wrong_options_are_rejected() -> None:
     with pytest.raises(UserError, match="lstm_hidden_size is an option of an LSTM"):
         make_model(lstm_hidden_size=8)
+    with pytest.raises(UserError, match=r"core: attention_dropout 0\.1: PPO needs the same policy in rollouts"):
+        make_model(core=FeedbackConfig(width=8, heads=2, layers=1, memory=3, attention_dropout=0.1))
     with pytest.raises(UserError, match="has no action mask"):
         ActionMaskObservation(corridor()).reset()
     with pytest.raises(UserError, match="action masks need Discrete or MultiDiscrete actions, not Box"):

@@ -182,6 +182,22 @@ def labeled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @torch.no_grad()
+def test_new_sequences_are_labeled(labeled: Path) -> None:
+    (labeled / "new.tokens").write_text("1 0 1\n\n0 1\n")
+    model, task = load(labeled / "run", "cpu", "reference")
+    done = stairwell(labeled, "label", "run", "new.tokens")
+    expected = []
+    for line in ("1 0 1", "0 1"):
+        ids = torch.from_numpy(task.vocabulary.encode(line))
+        logits, _ = model(ids[None], model.init_state(1))
+        expected.append(" ".join(task.vocabulary.labels[i] for i in logits[0].argmax(-1).tolist()))
+    assert done.out == f"{expected[0]}\n\n{expected[1]}\n"
+    (labeled / "new.tokens").write_text("1 0\n1 7\n")
+    line = stairwell(labeled, "label", "run", "new.tokens").error_line
+    assert "line 2 of new.tokens: '7' was not in the training data, so the model cannot read it" in line
+    assert "there is no file of tokens none" in stairwell(labeled, "label", "run", "none").error_line
+
+
 def test_labeled_sequences_are_read_separately_up_to_the_horizon(labeled: Path) -> None:
     """One sequence at a time, in plain Python: no state of the previous one, nothing after the end."""
     model, _ = load(labeled / "run", "cpu", "reference")

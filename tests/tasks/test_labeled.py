@@ -141,7 +141,7 @@ def test_the_vocabulary_can_be_saved_and_loaded(tmp_path: Path) -> None:
 
 def test_the_description_has_all_sizes(tmp_path: Path) -> None:
     line = Labeled(LabeledConfig(path=str(simple(tmp_path)))).describe()
-    assert "train 2, valid 2 episodes" in line and "vocabulary size 2, 2 labels" in line and "finite" in line
+    assert "train 2, valid 2 sequences" in line and "vocabulary size 2, 2 labels" in line
 
 
 MISTAKES = {

@@ -54,6 +54,11 @@ def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
     assert (tmp_path / "state-tracking.png").stat().st_size > 1000
 
 
+def test_the_picture_of_the_readme_is_drawn_from_results(tmp_path: Path) -> None:
+    state_tracking.draw_headline(tmp_path / "million-tokens.png")
+    assert (tmp_path / "million-tokens.png").stat().st_size > 1000
+
+
 def test_the_published_means_are_those_that_are_printed() -> None:
     printed = {"LSTM": 100, "PD-SSM": 98.8, "Gated DeltaProduct": 79.5, "xLSTM[1:1]": 72.8, "RWKV-7": 54.6}
     cells = state_tracking.with_mean(state_tracking.published())

@@ -110,7 +110,7 @@ class PointerList {
   }
 
   // The same for parameters with reduced precision.
-  const void* stored(Storage storage, std::initializer_list<i64> shape, ElementType type) {
+  void* stored(Storage storage, std::initializer_list<i64> shape, ElementType type) {
     const i64 expected = elements(shape);
     const Tensor& tensor = take();
     require(tensor.numel() == expected, tensor, expected);
@@ -188,6 +188,42 @@ struct PlanArguments {
   Tensors inputs, masks, activations;
 };
 
+// Call f(thread, threads, barrier) on concurrent threads. Return whether a barrier was slow.
+template <class F>
+bool on_threads(i64 threads, const F& f) {
+  struct Shared {
+    const F& f;
+    Barrier barrier;
+  } shared{f, {}};
+  if (threads == 1) {
+    f(0, 1, shared.barrier);
+    return false;
+  }
+  const Task task = [](void* data, i64 thread, i64 n) {
+    Shared& s = *static_cast<Shared*>(data);
+    s.barrier.set_threads(n);
+    s.f(thread, n, s.barrier);
+  };
+  run_on_threads()(task, &shared, threads);
+  return shared.barrier.was_slow();
+}
+
+enum Schedule : i64 { AUTO = 0, SHARE_STREAMS = 1, SHARE_COLUMNS = 2 };  // must match native.py
+
+// The cost model of a Feedback segment's two schedules: bytes of the caches, and cycles.
+constexpr double OWN_CACHE = 1 << 19, SHARED_CACHE = 1 << 24;
+constexpr double FROM_SHARED_CACHE = 0.8, FROM_MEMORY = 6, PER_ROW = 0.6;  // per line of 64 bytes
+constexpr double WAITS = 10, PER_WAIT = 1500;                              // WAITS: per layer
+
+// Where another process keeps a core busy, threads that wait for each other are slow: then calls run without teams.
+constexpr i64 TEAM_PAUSE = 16;
+inline std::atomic<i64> paused_teams{0};
+inline bool pause_teams() {
+  if (paused_teams.load(std::memory_order_relaxed) <= 0) return false;
+  paused_teams.fetch_sub(1, std::memory_order_relaxed);
+  return true;
+}
+
 // Storage of everything that a plan points to.
 template <class real>
 class Call {
@@ -257,9 +293,45 @@ class Call {
     next.end();
   }
 
-  void run(bool forward, i64 instruction_set, bool fill_nan) {
+  void run(bool forward, i64 schedule, i64 instruction_set, bool fill_nan) {
     const Kernels<real>& use = kernels<real>(instruction_set);
-    run(forward, use, use.workspace, forward ? use.forward : use.backward, MAX_TILE_BATCH, fill_nan);
+    STAIRWELL_CHECK(AUTO <= schedule && schedule <= SHARE_COLUMNS, "stairwell: unknown schedule ", schedule);
+    const auto loop = forward ? use.forward : use.backward;
+    if (schedule == SHARE_COLUMNS || (schedule == AUTO && share_columns())) return run_as_team(forward, use, loop, fill_nan);
+    const auto workspace = [&](const Plan<real>& plan, i64 batch) { return use.workspace(plan, batch, 1); };
+    const auto alone = [&](const Plan<real>& plan, i64 first, i64 last, real* work) { loop(plan, first, last, work, {}); };
+    run(forward, use, workspace, alone, MAX_TILE_BATCH, fill_nan);
+  }
+
+  // Whether all threads run one tile together, sharing the columns of each product, instead of a few streams each. Then
+  // each parameter is read once per token, not once per thread, but threads wait for each other several times per layer.
+  // Both give the same results. The estimates are cycles per token.
+  bool share_columns() const {
+    const i64 threads = get_num_threads();
+    if (threads == 1 || plan.B > MAX_TILE_BATCH || pause_teams()) return false;
+    i64 parameters = 0;
+    for (const UnpackedLinear& map : maps) parameters += map.in * map.out;
+    // Reading is not hidden behind the products: the next parameters arrive while few are left to be multiplied.
+    const double bytes = parameters * sizeof(real), lines = bytes / 64;
+    const double read = bytes > SHARED_CACHE ? FROM_MEMORY : bytes > OWN_CACHE ? FROM_SHARED_CACHE : 0;
+    const i64 streams = (plan.B + threads - 1) / threads;
+    const double alone = lines * (read + streams * PER_ROW), together = lines / threads * (read + plan.B * PER_ROW);
+    return together + plan.A * WAITS * PER_WAIT < alone;
+  }
+
+  template <class Loop>
+  void run_as_team(bool forward, const Kernels<real>& use, Loop loop, bool fill_nan) {
+    i64 size = 0;
+    const std::vector<PackJob<real>> jobs = packing(forward, use.panel, size);
+    Scratch<real> packed(size, fill_nan);
+    pack(jobs, use.panel, packed.data());
+    const i64 threads = get_num_threads();
+    Scratch<real> work(use.workspace(plan, plan.B, threads), fill_nan);
+    std::atomic<bool> gives_up{false};
+    on_threads(threads, [&](i64 thread, i64 n, Barrier& barrier) {
+      loop(plan, 0, plan.B, work.data(), n > 1 ? Team{thread, n, &barrier, &gives_up} : Team{});
+    });
+    if (gives_up) paused_teams = TEAM_PAUSE;
   }
 
   // The same with other kernels.

@@ -12,6 +12,7 @@ namespace stairwell {
 
 constexpr i64 SPINS = 8000;
 constexpr auto SLOW = std::chrono::milliseconds(2);  // about what another process gets when a thread gives way
+constexpr auto MIN_WASTE = std::chrono::milliseconds(60);
 constexpr i64 MIN_PAUSE = 16, MAX_PAUSE = 1024;  // steps on one thread after a step with a slow barrier
 
 void Barrier::wait() {
@@ -35,7 +36,15 @@ void Barrier::wait() {
       sched_yield();
     }
   }
-  if (spins > SPINS && std::chrono::steady_clock::now() - since > SLOW) was_slow_.store(true, std::memory_order_relaxed);
+  if (spins <= SPINS) return;
+  const auto waited = std::chrono::steady_clock::now() - since;
+  waited_.fetch_add(std::chrono::nanoseconds(waited).count(), std::memory_order_relaxed);
+  if (waited > SLOW) was_slow_.store(true, std::memory_order_relaxed);
+}
+
+bool Barrier::is_wasteful() const {
+  const std::chrono::nanoseconds waited(waited_.load(std::memory_order_relaxed));
+  return waited > MIN_WASTE && 4 * waited > std::chrono::steady_clock::now() - start_;
 }
 
 namespace {
@@ -194,6 +203,9 @@ class TypedSession : public Session {
     capacity_ = from.integer();
     J_ = from.integer();
     sources_ = from.integer();
+    bfloat16_rings_ = from.integer();
+    const Storage storage = bfloat16_rings_ ? Storage::BFLOAT16 : Storage::SAME;
+    STAIRWELL_CHECK(!bfloat16_rings_ || (std::is_same_v<real, float>), "stairwell: rings in bfloat16 require float32");
     const std::vector<i64> sizes = from.integers();
     STAIRWELL_CHECK(static_cast<i64>(sizes.size()) == step.n_rings + step.n_raw, "stairwell: expected a size per ring");
     const Tensors tensors = from.tensors();
@@ -203,8 +215,8 @@ class TypedSession : public Session {
     positions_ = J_;
     for (i64 r = 0; r < step.n_rings; ++r) {
       rings_[r].R = sizes[r];
-      rings_[r].keys = next.next<real>({capacity_, HK, sizes[r]});
-      rings_[r].values = next.next<real>({capacity_, HK, sizes[r]});
+      rings_[r].keys = next.stored(storage, {capacity_, HK, sizes[r]}, element_type<real>());
+      rings_[r].values = next.stored(storage, {capacity_, HK, sizes[r]}, element_type<real>());
     }
     for (i64 r = 0; r < step.n_raw; ++r) {
       raw_[r].R = sizes[step.n_rings + r];
@@ -258,6 +270,7 @@ class TypedSession : public Session {
     next.end();
     call.cursor = cursor.data();
     call.rings = rings_.data();
+    call.bfloat16_rings = bfloat16_rings_;
     call.raw = raw_.data();
     call.source_mask = source_mask_;
     call.source_keys = source_keys_.data();
@@ -302,26 +315,6 @@ class TypedSession : public Session {
   }
 
  private:
-  // Call f(thread, threads, barrier) on concurrent threads. Return whether a barrier was slow.
-  template <class F>
-  static bool on_threads(i64 threads, const F& f) {
-    struct Shared {
-      const F& f;
-      Barrier barrier;
-    } shared{f, {}};
-    if (threads == 1) {
-      f(0, 1, shared.barrier);
-      return false;
-    }
-    const Task task = [](void* data, i64 thread, i64 n) {
-      Shared& s = *static_cast<Shared*>(data);
-      s.barrier.set_threads(n);
-      s.f(thread, n, s.barrier);
-    };
-    run_on_threads()(task, &shared, threads);
-    return shared.barrier.was_slow();
-  }
-
   // Check that no read exceeds its ring, for a stream that has read `count` tokens.
   void check_reads(i64 count) const {
     const Step<real>& step = program_.step;
@@ -338,7 +331,8 @@ class TypedSession : public Session {
   }
 
   const TypedProgram<real>& program_;
-  std::vector<Ring<real>> rings_;
+  std::vector<Ring> rings_;
+  bool bfloat16_rings_ = false;
   std::vector<RawRing<real>> raw_;
   std::vector<const real*> source_keys_, source_values_;
   i64 capacity_ = 0, J_ = 0, sources_ = 0, positions_ = 0, scratch_size_ = 0, pause_ = 0, remaining_pause_ = 0;

@@ -46,6 +46,31 @@ ALWAYS_INLINE Vec<real> parameters(const int8_t* p) {
   return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const Quarters*>(p), Signed), Vec<float>);
 }
 #endif
+// Read or write one element of a ring.
+template <class real>
+ALWAYS_INLINE real element(const real* p) {
+  return *p;
+}
+template <class real>
+ALWAYS_INLINE real element(const uint16_t* p) {
+  const uint32_t bits = static_cast<uint32_t>(*p) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+template <class real>
+ALWAYS_INLINE void set_element(real* p, real value) {
+  *p = value;
+}
+template <class real>
+ALWAYS_INLINE void set_element(uint16_t* p, real given) {
+  const float value = given;
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  // Round to the nearest value, ties to even. NaN stays NaN.
+  *p = value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
 enum Epilogue { STORE, RELU };
 
 constexpr i64 AHEAD = 4096;  // bytes between a load of parameters and the prefetch beside it
@@ -348,7 +373,7 @@ class Decode {
     const real* in = input(x, layer.attention_norm);
     each_part([&](i64 part) { product(layer.query, head_rows(part), in, c.q, HK); });
     each_pair([&](i64 b, i64 h) {
-      if (at.write >= 0) write(at.write, b, h, c.keys, c.values);
+      if (at.write >= 0) write(at.write, b, h * K, (h + 1) * K);
       read(at, layer, b, h);
     });
   }
@@ -374,13 +399,25 @@ class Decode {
       }
   }
 
-  void write(i64 ring, i64 b, i64 h, const real* keys, const real* values) {
-    const Ring<real>& r = c.rings[ring];
-    const i64 at = (b * H + h) * K * r.R + c.cursor[ring];
-    for (i64 k = 0; k < K; ++k) {
-      r.keys[at + k * r.R] = keys[b * H * K + h * K + k];
-      r.values[at + k * r.R] = values[b * H * K + h * K + k];
-    }
+  // Call f with pointers to the keys and values of a ring, of their type.
+  template <class F>
+  void with_ring(i64 ring, F f) {
+    const Ring& r = c.rings[ring];
+    if constexpr (sizeof(real) == sizeof(float))
+      if (c.bfloat16_rings) return f(static_cast<uint16_t*>(r.keys), static_cast<uint16_t*>(r.values), r.R);
+    f(static_cast<real*>(r.keys), static_cast<real*>(r.values), r.R);
+  }
+
+  // Write the keys and values of some columns of a stream at the cursor.
+  void write(i64 ring, i64 b, i64 first, i64 last) {
+    const i64 HK = H * K;
+    with_ring(ring, [&](auto* keys, auto* values, i64 R) {
+      for (i64 i = first; i < last; ++i) {
+        const i64 at = (b * HK + i) * R + c.cursor[ring];
+        set_element<real>(keys + at, c.keys[b * HK + i]);
+        set_element<real>(values + at, c.values[b * HK + i]);
+      }
+    });
   }
 
   // Attention of one head of one stream to its rings, into c.z. Zero if there is nothing to attend to.
@@ -389,8 +426,7 @@ class Decode {
     real* z = c.z + (b * H + h) * K;
     i64 n = 0;
     each_slice(at, layer, b, [&](const RingSlice& t) {
-      const real* keys = c.rings[t.ring].keys + (b * H + h) * K * c.rings[t.ring].R + t.at;
-      score(q, keys, c.rings[t.ring].R, t, scores + n);
+      with_ring(t.ring, [&](auto* keys, auto*, i64 R) { score(q, keys + (b * H + h) * K * R + t.at, R, t, scores + n); });
       if (layer.ramp)
         for (i64 i = 0; i < t.n; ++i) scores[n + i] += layer.ramp[h * s.P + t.column + i];
       n += t.n;
@@ -400,8 +436,9 @@ class Decode {
     softmax<real>(scores, n, nullptr, scores);
     n = 0;
     each_slice(at, layer, b, [&](const RingSlice& t) {
-      const i64 R = c.rings[t.ring].R;
-      add_values(scores + n, c.rings[t.ring].values + (b * H + h) * K * R + t.at, R, t.n, z);
+      with_ring(t.ring, [&](auto*, auto* values, i64 R) {
+        add_values(scores + n, values + (b * H + h) * K * R + t.at, R, t.n, z);
+      });
       n += t.n;
     });
   }
@@ -422,7 +459,8 @@ class Decode {
   }
 
   // scores (n) = q . (keys + position embeddings) / sqrt(K); keys (K, R)
-  void score(const real* q, const real* keys, i64 R, const RingSlice& t, real* out) {
+  template <class Stored>
+  void score(const real* q, const Stored* keys, i64 R, const RingSlice& t, real* out) {
     const real* position = s.position + t.column;
     for (i64 i = 0; i < t.n; ++i) out[i] = 0;
     i64 k = 0;
@@ -431,8 +469,8 @@ class Decode {
   }
 
   // Rows are read in memory order, with the next rows fetched beside them: keys rarely are in the nearest cache.
-  template <int rows>
-  void score_rows(const real* q, const real* keys, i64 R, const real* position, i64 n, real* out) {
+  template <int rows, class Stored>
+  void score_rows(const real* q, const Stored* keys, i64 R, const real* position, i64 n, real* out) {
     constexpr int W = LANES<real>;
     const real scale = 1 / __builtin_sqrt(static_cast<double>(K));
     Vec<real> x[rows];
@@ -443,20 +481,21 @@ class Decode {
 #pragma GCC unroll 4
       for (int j = 0; j < rows; ++j) {
         __builtin_prefetch(keys + (rows + j) * R + i);
-        sum += x[j] * (load(keys + j * R + i) + load(position + j * s.P + i));
+        sum += x[j] * (parameters<real>(keys + j * R + i) + load(position + j * s.P + i));
       }
       store(out + i, sum);
     }
     for (; i < n; ++i)
-      for (int j = 0; j < rows; ++j) out[i] += q[j] * scale * (keys[j * R + i] + position[j * s.P + i]);
+      for (int j = 0; j < rows; ++j) out[i] += q[j] * scale * (element<real>(keys + j * R + i) + position[j * s.P + i]);
   }
 
   // z (K) += values (K, R) weights (n)
-  void add_values(const real* weights, const real* values, i64 R, i64 n, real* z) {
+  template <class Stored>
+  void add_values(const real* weights, const Stored* values, i64 R, i64 n, real* z) {
     constexpr int W = LANES<real>;
     i64 k = 0;
     for (; k + 8 <= K; k += 8) {
-      const real* rows = values + k * R;
+      const Stored* rows = values + k * R;
       Vec<real> acc[8] = {};
       i64 i = 0;
       for (; i + W <= n; i += W) {
@@ -464,18 +503,18 @@ class Decode {
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
           __builtin_prefetch(rows + (8 + j) * R + i);
-          acc[j] += weight * load(rows + j * R + i);
+          acc[j] += weight * parameters<real>(rows + j * R + i);
         }
       }
       real sums[8];
       store_sums(sums, [&](int j) __attribute__((always_inline)) { return acc[j]; });
       for (int j = 0; j < 8; ++j) {
-        for (i64 r = i; r < n; ++r) sums[j] += weights[r] * rows[j * R + r];
+        for (i64 r = i; r < n; ++r) sums[j] += weights[r] * element<real>(rows + j * R + r);
         z[k + j] += sums[j];
       }
     }
     for (; k < K; ++k)
-      for (i64 i = 0; i < n; ++i) z[k] += weights[i] * values[k * R + i];
+      for (i64 i = 0; i < n; ++i) z[k] += weights[i] * element<real>(values + k * R + i);
   }
 
   // Attention to the source of each stream, up to its output projection, in c.z.
@@ -524,7 +563,7 @@ class Decode {
 
   // Compute the mixes, and write the keys and values that are written at the end of a step.
   void write_final_rings() {
-    const i64 A = s.A, HK = H * K;
+    const i64 A = s.A;
     for (i64 g = 0; g < s.G; ++g) {
       real* mixed = vector(A + 1 + g);
       for (i64 i = 0; i < B * D; ++i) mixed[i] = 0;
@@ -537,15 +576,9 @@ class Decode {
       if (!source.at_end) continue;
       const StepLayer<real>& layer = s.layers[source.layer];
       project(layer, input(vector(source.vector), layer.attention_norm), head_start());
-      const Ring<real>& ring = c.rings[r];
       each_part([&](i64 part) {
         const Range range = head_rows(part);
-        for (i64 b = 0; b < B; ++b)
-          for (i64 i = range.first; i < range.last; ++i) {
-            const i64 at = (b * HK + i) * ring.R + c.cursor[r];
-            ring.keys[at] = c.keys[b * HK + i];
-            ring.values[at] = c.values[b * HK + i];
-          }
+        for (i64 b = 0; b < B; ++b) write(r, b, range.first, range.last);
       });
     }
   }

@@ -5,13 +5,13 @@ namespace stairwell {
 
 void feedback_forward(Arguments& from) {
   const PlanArguments arguments(from);
-  const i64 instruction_set = from.integer();
+  const i64 schedule = from.integer(), instruction_set = from.integer();
   const bool fill_nan = from.integer();
   from.end();
   dispatch_type(arguments.inputs, [&](auto type) {
     Call<decltype(type)> call(arguments);
     call.read(call.feedback_lengths(), arguments);
-    call.run(true, instruction_set, fill_nan);
+    call.run(true, schedule, instruction_set, fill_nan);
   });
 }
 
@@ -19,14 +19,14 @@ void feedback_backward(Arguments& from) {
   const PlanArguments arguments(from);
   const Tensor y = from.tensor(), memory = from.tensor();
   const Tensors gradients = from.tensors();
-  const i64 begin = from.integer(), end = from.integer(), instruction_set = from.integer();
+  const i64 begin = from.integer(), end = from.integer(), schedule = from.integer(), instruction_set = from.integer();
   const bool fill_nan = from.integer();
   from.end();
   dispatch_type(arguments.inputs, [&](auto type) {
     Call<decltype(type)> call(arguments);
     call.read(call.feedback_lengths(), arguments);
     call.read_gradients({y, memory}, gradients, begin, end, call.plan.T, call.plan.T);
-    call.run(false, instruction_set, fill_nan);
+    call.run(false, schedule, instruction_set, fill_nan);
   });
 }
 

@@ -9,13 +9,13 @@
 #include "decode.h"
 
 template <class real>
-static void run_forward(const Plan<real>& plan, i64 first, i64 last, real* work) {
-  Forward<real>(plan, first, last, work).run();
+static void run_forward(const Plan<real>& plan, i64 first, i64 last, real* work, const Team& team) {
+  Forward<real>(plan, first, last, work, team).run();
 }
 
 template <class real>
-static void run_backward(const Plan<real>& plan, i64 first, i64 last, real* work) {
-  Backward<real>(plan, first, last, work).run();
+static void run_backward(const Plan<real>& plan, i64 first, i64 last, real* work, const Team& team) {
+  Backward<real>(plan, first, last, work, team).run();
 }
 
 template <class real>

@@ -125,13 +125,36 @@ struct Delta {
   real *d_q, *d_k, *d_v, *d_b, *d_log_a, *d_S_before;
 };
 
+// The threads that run one tile.
+struct Team {
+  i64 thread = 0, threads = 1;
+  Barrier* barrier = nullptr;
+  std::atomic<bool>* gives_up = nullptr;
+
+  void wait() const {
+    if (barrier) barrier->wait();
+  }
+
+  // Return whether this thread continues. If threads wait too long, because another process keeps a core busy, the first
+  // one continues alone.
+  bool continues() {
+    if (!barrier) return true;
+    if (thread == 0 && barrier->is_wasteful()) gives_up->store(true, std::memory_order_relaxed);
+    barrier->wait();
+    if (!gives_up->load(std::memory_order_relaxed)) return true;
+    if (thread != 0) return false;
+    *this = {};
+    return true;
+  }
+};
+
 // The kernels of one instruction set. `work` has `workspace` elements for a tile of `batch` streams.
 template <class real>
 struct Kernels {
   i64 panel;  // columns of a packed panel
-  i64 (*workspace)(const Plan<real>&, i64 batch);
-  void (*forward)(const Plan<real>&, i64 first, i64 last, real* work);
-  void (*backward)(const Plan<real>&, i64 first, i64 last, real* work);
+  i64 (*workspace)(const Plan<real>&, i64 batch, i64 threads);
+  void (*forward)(const Plan<real>&, i64 first, i64 last, real* work, const Team&);
+  void (*backward)(const Plan<real>&, i64 first, i64 last, real* work, const Team&);
   i64 (*staircase_workspace)(const Plan<real>&, const StaircasePlan<real>&, i64 batch);
   void (*staircase_forward)(const Plan<real>&, const StaircasePlan<real>&, i64 first, i64 last, real* work);
   void (*staircase_backward)(const Plan<real>&, const StaircasePlan<real>&, i64 first, i64 last, real* work);

@@ -8,6 +8,8 @@
 // table, A layer applications (layers times passes), G mixes, J source tokens, V vocabulary size.
 #pragma once
 
+#include <chrono>
+
 #include "interface.h"
 
 namespace stairwell {
@@ -77,9 +79,9 @@ struct RawSource {
   i64 n;
 };
 
-template <class real>
+// Elements are of type `real`, or bfloat16.
 struct Ring {
-  real *keys = nullptr, *values = nullptr;  // (streams, H, K, R)
+  void *keys = nullptr, *values = nullptr;  // (streams, H, K, R)
   i64 R = 0;
 };
 
@@ -115,7 +117,8 @@ struct StepCall {
   const real* x;              // (B, D)
   const i64* count;           // (B): tokens that each stream has read
   const i64* cursor;          // (rings), then (raw rings): the position to write
-  const Ring<real>* rings;
+  const Ring* rings;
+  bool bfloat16_rings;
   const RawRing<real>* raw;
   const i64* source_index;    // (B): the source of each stream
   const bool* source_mask;    // (sources, J)
@@ -136,10 +139,13 @@ class Barrier {
   void wait();
   // Whether a thread has waited much longer than a stage takes.
   bool was_slow() const { return was_slow_.load(std::memory_order_relaxed); }
+  // Whether waits that were longer than a stage take a large part of the time since the barrier was made.
+  bool is_wasteful() const;
 
  private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
   std::atomic<bool> was_slow_{false};
-  std::atomic<i64> threads_{1}, arrived_{0}, round_{0};
+  std::atomic<i64> threads_{1}, arrived_{0}, round_{0}, waited_{0};  // waited: in nanoseconds
 };
 
 }  // namespace stairwell

@@ -1,33 +1,62 @@
 // A tile of the batch: offsets into the tensors and scratch memory. Included once per instruction set, inside namespace
-// stairwell::STAIRWELL_ISA, after vector.h. One thread runs a tile through the whole segment without waiting for
-// others, and the keys and values stay in cache across the layers that share them. Letters as in segment_data.py.
+// stairwell::STAIRWELL_ISA, after vector.h. Keys and values stay in cache across the layers that share them.
+//
+// A team of threads runs a tile through the whole segment. With one thread nothing waits for others. Several threads
+// share the output columns of each product, the rows of norms, and the heads of attention; `wait` separates these stages.
+// Every element is computed by the same operations in either case. Letters as in segment_data.py.
 
 constexpr i64 PADDING = 64;  // elements after a row of scores that may be overwritten
 
 template <class real>
 struct Tile {
   const Plan<real>& p;
+  Team team;
   i64 b0, M;     // first batch element and number of them
   real* scores;  // (M * H, score_row)
   real* x;       // (M, D): between sublayers
   real* grad;    // (M, D)
   real* dx;      // (M, D)
   real* kv;      // (M, 2HK): new keys and values
-  real* present;  // (J): 1 for source tokens, 0 for padding
+  real* present;  // (J): 1 for source tokens, 0 for padding; of this thread
 
   static i64 score_row(const Plan<real>& p) { return max(p.R + 1, p.J) + PADDING; }
 
-  static i64 workspace(const Plan<real>& p, i64 batch) {
-    return batch * (p.H * (score_row(p) + 2 * p.K) + 3 * p.D) + p.J + PADDING;
+  static i64 workspace(const Plan<real>& p, i64 batch, i64 threads = 1) {
+    return batch * (p.H * (score_row(p) + 2 * p.K) + 3 * p.D) + threads * p.J + PADDING;
   }
 
-  Tile(const Plan<real>& plan, i64 first, i64 last, real* work) : p(plan), b0(first), M(last - first) {
+  Tile(const Plan<real>& plan, i64 first, i64 last, real* work, const Team& team = {})
+      : p(plan), team(team), b0(first), M(last - first) {
     scores = work;
     x = scores + M * p.H * score_row(p);
     grad = x + M * p.D;
     dx = grad + M * p.D;
     kv = dx + M * p.D;
-    present = kv + M * 2 * p.H * p.K;
+    present = kv + M * 2 * p.H * p.K + team.thread * p.J;
+  }
+
+  void wait() const { team.wait(); }
+
+  // This thread's share of the tile's streams, of its pairs of a stream and a head, and of the columns of a product.
+  struct Range {
+    i64 first, last;
+    i64 size() const { return last - first; }
+  };
+  Range share(i64 n) const { return {n * team.thread / team.threads, n * (team.thread + 1) / team.threads}; }
+  Range rows() const { return share(M); }
+  Range pairs() const { return share(M * p.H); }
+  Range columns(i64 n) const {
+    const Range panels = share((n + PANEL<real> - 1) / PANEL<real>);
+    return {min(n, panels.first * PANEL<real>), min(n, panels.last * PANEL<real>)};
+  }
+
+  // This thread's columns of C (M, N) = init + bias + A (M, depth) B.
+  void multiply_columns(i64 N, i64 depth, const real* A, const Packed<real>& B, real* C, const real* init = nullptr,
+                        const real* bias = nullptr) const {
+    const Range c = columns(N);
+    if (c.size() <= 0) return;
+    multiply<real>(M, c.size(), depth, A, depth, {B.data + c.first * B.depth, B.depth}, C + c.first, N,
+                   init ? init + c.first : nullptr, N, bias ? bias + c.first : nullptr);
   }
 
   // Offset of the tile's part of token i in a tensor (tokens, B, width).
@@ -41,11 +70,11 @@ struct Tile {
     for (i64 j = 0; j < n; ++j) to[j] += factor * from[j];
   }
 
-  // Apply residual dropout to (M, D), forward or backward.
-  void drop(const Sublayer<real>& sub, i64 t, real* rows) const {
-    for (i64 r = 0; r < M; ++r) {
+  // Apply residual dropout to some rows and columns of (M, D), forward or backward.
+  void drop(const Sublayer<real>& sub, i64 t, real* to, Range rows, Range columns) const {
+    for (i64 r = rows.first; r < rows.last; ++r) {
       const bool* mask = sub.mask + ((b0 + r) * p.T + t) * p.D;
-      for (i64 d = 0; d < p.D; ++d) rows[r * p.D + d] *= mask[d] * p.residual_factor;
+      for (i64 d = columns.first; d < columns.last; ++d) to[r * p.D + d] *= mask[d] * p.residual_factor;
     }
   }
 

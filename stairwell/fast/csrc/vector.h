@@ -23,6 +23,8 @@ template <class real>
 constexpr int LANES = STAIRWELL_BYTES / sizeof(real);
 template <class real>
 constexpr int PANEL = 2 * LANES<real>;  // columns of a panel
+template <class real>
+constexpr int PREFETCH = 4096 / sizeof(real);  // elements between a load of a panel and the prefetch beside it
 constexpr int BLOCK_ROWS = 6;     // rows of a block
 constexpr i64 BLOCK_DEPTH = 256;  // depth of a block: one panel of it fits into the L1 cache
 
@@ -56,6 +58,7 @@ static void micro_kernel(i64 depth, const real* a, i64 lda, const real* b, real*
   Vec<real> acc[rows][2] = {};
   for (i64 k = 0; k < depth; ++k) {
     const Vec<real> b0 = load(b), b1 = load(b + W);
+    for (i64 i = 0; i < N; i += 64 / static_cast<i64>(sizeof(real))) __builtin_prefetch(b + PREFETCH<real> + i);
     b += N;
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
