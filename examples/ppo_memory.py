@@ -1,6 +1,6 @@
 """PPO with a Feedback Transformer as its memory, in one file in the style of CleanRL.
 
-    pip install 'stairwell[rl]'
+    pip install ".[rl]"
     python examples/ppo_memory.py
     python examples/ppo_memory.py --env popgym:popgym-RepeatPreviousEasy-v0 --env-kwargs {} --gamma 0.5 --memory 8
 
@@ -56,7 +56,7 @@ class Agent(nn.Module):
 
     def forward(self, obs: Tensor, state: Tensor, start: Tensor) -> tuple[Categorical, Tensor, Tensor]:
         """obs (T, N, features), state (1, N, hidden_size), start (T, N): where an episode starts"""
-        hidden, state = self.memory(obs, state, start.T)  # memory: one call for all frames, also across episodes
+        hidden, state = self.memory(obs, state, start)  # memory: one call for all frames, also across episodes
         return Categorical(logits=self.actor(hidden)), self.critic(hidden)[..., 0], state
 
 

@@ -1,6 +1,6 @@
 """A Feedback Transformer in Stable-Baselines3, in ten lines: repeat the suit of the card shown four steps before.
 
-    pip install 'stairwell[sb3]' popgym
+    pip install ".[sb3]" popgym
     python examples/sb3_ten_lines.py
 
 The maximum of the mean episode return is 1; chance level is -0.5.
