@@ -27,12 +27,13 @@ from stairwell.rl.environments.grid import COLORS
 from stairwell.rl.environments.maze import MazeNavigation, MazeNavigationEasy
 from stairwell.rl.environments.water_maze import WaterMaze
 from stairwell.rl.flatten import leaf_nvec
+from stairwell.rl.spaces import Box
 from stairwell.rl.task import RLTask
 
 PLAY_SCRIPTS = (
     "export/engine.js", "export/agent_engine.js", "export/env_random.js", "export/env_corridor.js",
-    "export/env_maze.js", "export/env_water_maze.js", "export/agent_play.js", "report/dom.js", "report/grid.js", "export/panels.js",
-    "export/scene.js", "export/agent_page.js",
+    "export/env_maze.js", "export/env_water_maze.js", "export/agent_play.js", "report/dom.js", "report/grid.js",
+    "export/panels.js", "export/scene.js", "export/agent_page.js",
 )  # fmt: skip
 EPISODE_SCRIPTS = (
     "report/dom.js", "report/tip.js", "report/player.js", "report/episodes.js", "export/recorded_page.js"
@@ -58,11 +59,11 @@ class PageAgent:
 
 
 def export_agent_html(
-    agents: Sequence[PageAgent], path: str | os.PathLike[str], episodes: int | None = None
+    agents: Sequence[PageAgent], path: str | os.PathLike[str], title: str = "", episodes: int | None = None
 ) -> int:
-    """Write the page. Return its size in bytes. `episodes` is the number of recorded ones, for other environments than
-    stairwell's."""
-    return write_page(make_agent_page(agents, episodes), path)
+    """Write the page. Return its size in bytes. The title defaults to the environment. `episodes` is the number of
+    recorded ones, for other environments than stairwell's."""
+    return write_page(make_agent_page(agents, title, episodes), path)
 
 
 def agents_of_runs(paths: Iterable[str | os.PathLike[str]]) -> list[PageAgent]:
@@ -70,7 +71,7 @@ def agents_of_runs(paths: Iterable[str | os.PathLike[str]]) -> list[PageAgent]:
     from stairwell.runs.families import check_family
     from stairwell.runs.load import load
 
-    agents = []
+    agents: list[PageAgent] = []
     for path in paths:
         agent, task = load(path, device="cpu", engine="reference")
         check_family(task.family, "rl", "the page of an agent")
@@ -79,7 +80,7 @@ def agents_of_runs(paths: Iterable[str | os.PathLike[str]]) -> list[PageAgent]:
     return [replace(one, name=name) for one, name in zip(agents, numbered([one.name for one in agents]))]
 
 
-def make_agent_page(agents: Sequence[PageAgent], episodes: int | None = None) -> str:
+def make_agent_page(agents: Sequence[PageAgent], title: str = "", episodes: int | None = None) -> str:
     """Return the HTML of the page."""
     if not agents:
         raise UserError("a page needs at least one agent")
@@ -102,6 +103,7 @@ def make_agent_page(agents: Sequence[PageAgent], episodes: int | None = None) ->
         "export/page.html",
         generator="export",
         brand="stairwell",
+        title=title or title_of(first["env"]),
         models=[(one.name, color, agent_facts(one)) for one, color in zip(agents, colors)],
         **content,
     )
@@ -124,7 +126,6 @@ def playing_page(agents: Sequence[PageAgent], colors: Sequence[int]) -> dict[str
     listed = f"{names[0]} acts" if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]} act"
     return {
         "scripts": PLAY_SCRIPTS,
-        "title": title_of(facts["env"]),
         "lead": PLAY_LEAD.format(names=listed),
         "data": {
             "environment": environment_json(facts["env"], facts["options"]),
@@ -145,9 +146,7 @@ def recorded_page(agents: Sequence[PageAgent], colors: Sequence[int], episodes: 
         [{"name": one.name, "color": color, **asdict(episode)} for one, color, episode in zip(agents, colors, group)]
         for group in zip(*recorded)
     ]
-    title = title_of(agents[0].task.facts()["env"])
-    data = {"episodes": cards}
-    return {"scripts": EPISODE_SCRIPTS, "title": title, "lead": EPISODES_LEAD, "data": data, "blocks": []}
+    return {"scripts": EPISODE_SCRIPTS, "lead": EPISODES_LEAD, "data": {"episodes": cards}, "blocks": []}
 
 
 def title_of(env: str) -> str:
@@ -174,11 +173,13 @@ def environment_json(name: str, options: dict[str, Any]) -> dict[str, Any]:
 def pack_agent(agent: Agent) -> PackedModel:
     """Return an agent of one of stairwell's environments for `agent_engine.js`."""
     (observation,) = agent.leaves.values()
+    action = agent.config.action_space
+    assert not isinstance(observation, Box)
     return pack_model(
         agent,
         agent={
             "observation": list(leaf_nvec(observation)),
-            "action": list(leaf_nvec(agent.config.action_space)),
+            "action": list(leaf_nvec(action)),
             "last_action": agent.config.last_action,
             "last_reward": agent.config.last_reward,
             "reward_scale": agent.reward_scale,

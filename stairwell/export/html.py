@@ -102,9 +102,7 @@ def with_unique_names(models: list[PageModel]) -> list[PageModel]:
 
 def numbered(names: list[str]) -> list[str]:
     """Return the names, with a number where several are the same."""
-    return [
-        f"{name} {names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)
-    ]
+    return [f"{name} {names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
 def make_page(models: Sequence[PageModel], title: str = "") -> str:

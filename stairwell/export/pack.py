@@ -53,7 +53,9 @@ def pack_model(model: Any, **header: Any) -> PackedModel:
         # In float64, as the engine computes.
         description = step_of(copy.deepcopy(model.core).double())
     step = description.to_json() if description is not None else None
-    return PackedModel({"core": core, "step": step, "tensors": tensors, **header}, base64.b64encode(block).decode("ascii"))
+    return PackedModel(
+        {"core": core, "step": step, "tensors": tensors, **header}, base64.b64encode(block).decode("ascii")
+    )
 
 
 def check(model: LanguageModel) -> str:

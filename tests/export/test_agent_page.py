@@ -1,9 +1,10 @@
-"""The page of agents: under node the environments and the agents equal Python, in Chromium agents play and can be driven."""
+"""The page of agents: environments and agents equal Python in node; in Chromium agents play and a person takes over."""
 
 from __future__ import annotations
 
 import itertools
 import json
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,16 @@ from stairwell.export.agent_page import (
     pack_agent,
 )
 from stairwell.rl import Agent, AgentConfig
-from stairwell.rl.acting import eval_mode
+from stairwell.rl.acting import eval_mode, to_tensors
+from stairwell.rl.agent import AgentInputs
 from stairwell.rl.environments import make
-from stairwell.rl.evaluation import iterate_transitions
+from stairwell.rl.evaluation import iterate_transitions, split_seed
+from stairwell.rl.render import render_episodes
 from stairwell.rl.task import RLTask, RLTaskConfig
 from stairwell.runs.load import load
+from tests.export.test_accessibility import check, inspect_file
 from tests.export.test_engine import EXPORT, run_node
-from tests.export.test_page import BROWSER, run_in_page
+from tests.export.test_page import BROWSER, measure_on_phone, run_script
 from tests.invariants import scramble
 
 SEED, STEPS = 5, 1000
@@ -138,3 +142,163 @@ def test_agent_equals_pytorch_over_1000_steps(name: str, results: dict[str, Any]
             assert (frame["action"], frame["reward"]) == (int(expected.action[0, 0]), float(expected.step.rewards[0]))
             actions.add(frame["action"])
     assert len(actions) > 1
+
+
+@needs_browser
+def test_shipped_agent_equals_pytorch_over_1000_steps_in_chromium(tmp_path: Path) -> None:
+    one = agents()["shipped"]
+    export_agent_html([one], tmp_path / "page.html")
+    script = f"""
+        page.seed.value = {SEED}; page.restart();
+        const [card] = page.cards, steps = [];
+        while (steps.length < {STEPS}) {{
+          const {{ policy, value }} = card.play.output;
+          if (!card.play.done) steps.push([[...policy], value, card.play.choose(false)]);
+          page.step();
+        }}
+        return {{ steps, score: card.score.textContent }};"""
+    result = run_script(tmp_path / "page.html", script)
+    with eval_mode(one.agent):
+        transitions = iterate_transitions(one.agent, one.task.make_env(range(1), SEED), SEED)
+        for (policy, value, action), expected in zip(result["steps"], transitions):
+            torch.testing.assert_close(torch.tensor(policy), expected.output.policy[0], rtol=0, atol=2e-5)
+            assert value == pytest.approx(float(expected.output.value[0]), abs=2e-5)
+            assert action == int(expected.action[0, 0])
+    assert result["score"] == "agent: mean return 1 in 47 episodes "
+
+
+@needs_browser
+def test_person_takes_over_the_keys(tmp_path: Path) -> None:
+    """The model reads along: its policy is that of PyTorch after the actions of the person."""
+    models = [
+        make_agent("maze-navigation"),
+        PageAgent("LSTM", make_agent("maze-navigation", "lstm").agent, make_task("maze-navigation")),
+    ]
+    export_agent_html(models, tmp_path / "page.html")
+    actions = [0, 1, 0, 2, 2, 0, 0, 1] * 9
+    result = run_script(
+        tmp_path / "page.html",
+        f"""
+        const steps = [], keys = ["ArrowUp", "ArrowLeft", "ArrowRight"], cards = page.cards;
+        page.seed.value = {SEED}; page.seed.dispatchEvent(new Event("change"));
+        for (const action of {actions}) {{
+          steps.push(cards.map(({{ play }}) => [[...play.output.policy], play.output.value, play.inputs.observation]));
+          if (action) press(keys[action]); else document.querySelector('[data-action="0"]').click();
+        }}
+        const status = cards[0].status.textContent, spoken = live(), score = cards[0].score.textContent;
+        press("p");
+        await wait(600);
+        const playing = page.playButton.textContent, before = cards[0].play.steps;
+        press("p");
+        press("r");
+        const restarted = cards[0].play.steps, first = cards[0].play.inputs;
+        return {{ steps, status, spoken, score, playing, before, restarted, first }};""",
+    )
+    env = make_task("maze-navigation").make_env(range(1), SEED)
+    observation, rewards, start, length = env.reset(), np.zeros(1, np.float32), True, 0
+    states = [one.agent.init_state(1) for one in models]
+    last_action = torch.zeros(1, 1, 1, dtype=torch.int64)
+    frames = iter(result["steps"])
+    for action in actions:
+        if length == 70:
+            # A key after the end of an episode starts the next one.
+            next(frames)
+            length = 0
+            continue
+        frame = next(frames)
+        for m, one in enumerate(models):
+            inputs = AgentInputs(to_tensors(observation), last_action[:, 0], torch.from_numpy(rewards))
+            with torch.no_grad():
+                output, states[m] = one.agent(
+                    inputs.map(lambda values: values[:, None]), states[m], torch.tensor([[start]])
+                )
+            policy, value, seen = frame[m]
+            assert seen == observation["observation"][0].tolist()
+            torch.testing.assert_close(torch.tensor(policy), output.policy[0, 0], rtol=0, atol=2e-5)
+            assert value == pytest.approx(float(output.value[0, 0]) * one.agent.reward_scale, abs=5e-5)
+        step = env.step(np.array([action]))
+        observation, rewards, start, length = step.observations, step.rewards, bool(step.start[0]), length + 1
+        last_action = torch.full((1, 1, 1), action)
+    assert result["status"].startswith("Step 1 You: left") and "you: mean return" in result["score"]
+    assert result["spoken"].startswith("maze-navigation: You: left.") and "LSTM: You: left." in result["spoken"]
+    assert result["playing"].endswith("Pause") and result["before"] > len(actions) - 1
+    assert result["restarted"] == 0 and result["first"]["observation"] == result["steps"][0][0][2]
+
+
+MEASURE = """<script>setTimeout(() => {
+  const right = Math.max(...[...document.querySelectorAll("main *")].map((e) => e.getBoundingClientRect().right));
+  const images = [...document.querySelectorAll("svg.scene, canvas")].map((e) => e.getBoundingClientRect().width);
+  parent.postMessage(JSON.stringify({ width: innerWidth, right, images }), "*");
+}, 500);</script></body>"""
+
+
+@needs_browser
+@pytest.mark.parametrize("name", ["corridor of three shuffled doors", "maze-navigation-easy", "recorded"])
+def test_page_fits_a_phone(name: str, tmp_path: Path) -> None:
+    one = agents().get(name) or recorded_agent()
+    export_agent_html([one], tmp_path / "page.html")
+    layout = measure_on_phone(tmp_path / "page.html", MEASURE)
+    assert layout["width"] == 390 and layout["right"] <= 390
+    assert layout["images"] and min(layout["images"]) > 80
+
+
+@needs_browser
+def test_playing_page_is_accessible(tmp_path: Path) -> None:
+    export_agent_html([agents()["maze-navigation"]], tmp_path / "page.html")
+    tree = inspect_file(tmp_path, "page.press(0); page.press(2);")
+    check(tree)
+    stops = [stop["name"] for stop in tree["stops"]]
+    assert stops[1:6] == ["← left", "↑ forward", "→ right", "▶ Play", "Restart"]
+    assert any("in the environment: row " in node["name"] for node in tree["tree"] if node["role"] == "image")
+
+
+def recorded_agent() -> PageAgent:
+    """Return an agent of CartPole, which has images."""
+    pytest.importorskip("pygame")
+    options = {"env": "CartPole-v1", "max_episode_steps": 500}
+    task = RLTask(RLTaskConfig(**options))
+    torch.manual_seed(0)
+    core = config_type("feedback")(width=8, layers=1, heads=2, memory=3)
+    config = AgentConfig(core=core, observation_space=task.observation_space, action_space=task.action_space)
+    return PageAgent("Feedback", Agent(config, "reference").eval(), task)
+
+
+def test_other_environments_are_recorded(tmp_path: Path) -> None:
+    one = recorded_agent()
+    html = make_agent_page([one, one], "Poles", episodes=2)
+    match = re.search(r'id="data">(.*?)</script>', html)
+    assert match is not None and "<title>Poles</title>" in html
+    episodes = json.loads(match[1])["episodes"]
+    assert [len(cards) for cards in episodes] == [2, 2]
+    frames = list(render_episodes(one.agent, one.task, 2, split_seed(0, "test")))
+    for number, (card, _) in enumerate(episodes):
+        wanted = [frame for frame in frames if frame.episode == number]
+        assert [step["reward"] for step in card["steps"]] == [frame.reward for frame in wanted] and card["done"]
+        assert [step["action"] for step in card["steps"]] == [frame.action for frame in wanted]
+        assert [step["value"] for step in card["steps"]] == pytest.approx([frame.value for frame in wanted], rel=1e-3)
+        assert card["steps"][0]["patch"]["image"].startswith("data:image/png")
+
+
+@needs_browser
+def test_recorded_episodes_are_stepped_through(tmp_path: Path) -> None:
+    export_agent_html([recorded_agent()], tmp_path / "page.html", episodes=2)
+    script = """
+        const [first, second] = document.querySelectorAll("main section");
+        const slider = second.querySelector("input[type=range]");
+        slider.value = 1; slider.dispatchEvent(new Event("input"));
+        const titles = [...document.querySelectorAll("main h2")].map((title) => title.textContent);
+        const strips = first.querySelectorAll(".tracks svg").length;
+        return { titles, step: second.querySelector(".description").textContent, strips };"""
+    result = run_script(tmp_path / "page.html", script)
+    assert result["titles"] == ["Episode 1", "Episode 2"] and result["step"].startswith("Step 1 of ")
+    assert result["strips"] == 3
+
+
+def test_mistakes_are_named() -> None:
+    corridor = agents()["corridor"]
+    with pytest.raises(UserError, match="'maze-navigation' and 'corridor' were trained in different environments"):
+        make_agent_page([corridor, agents()["maze-navigation"]])
+    with pytest.raises(UserError, match="--episodes: the page plays this environment itself"):
+        make_agent_page([corridor], episodes=3)
+    with pytest.raises(UserError, match="at least one agent"):
+        make_agent_page([])
