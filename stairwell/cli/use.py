@@ -202,7 +202,7 @@ def export(
     if hf is not None and isinstance(task, RLTask):
         raise UserError("--hf: Hugging Face transformers has no agents; use --onnx, --torch-export or --html")
     if episodes is not None and html is None:
-        raise UserError("--episodes is an option of --html; leave it out")
+        raise UserError("--episodes is only read with --html")
     if html is not None:
         size = export_page(runs, task, html, title, episodes)
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
@@ -278,8 +278,8 @@ def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_ex
             graphs[torch_export] = export.export_agent_torch(model, task, torch_export)
     else:
         if onnx is not None:
-            named = vocabularies(task)
-            graphs[onnx] = export.export_onnx(model, onnx, named.get("text") or named.get("tokens"))
+            of_task = vocabularies(task)
+            graphs[onnx] = export.export_onnx(model, onnx, of_task.get("text") or of_task.get("tokens"))
         if torch_export is not None:
             graphs[torch_export] = export.export_torch(model, torch_export)
     for path, names in graphs.items():

@@ -158,7 +158,7 @@ def test_a_c_file_and_its_header_are_exported(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["corridor-feedback", "--html", "x.html", "--episodes", "2"], "--episodes: the page plays this environment"),
-        (["corridor-feedback", "--torch-export", "x.pt2", "--episodes", "2"], "--episodes is an option of --html"),
+        (["corridor-feedback", "--torch-export", "x.pt2", "--episodes", "2"], "--episodes is only read with --html"),
         (["walk", "--html", "x.html", "--episodes", "2"], "--episodes: only the page of an agent"),
         (["corridor-feedback", "walk", "--html", "x.html"], "the page of an agent expects a run of the family 'rl'"),
     ],
