@@ -139,7 +139,7 @@ def export(
     ],
     html: Annotated[
         Path | None,
-        output_option("HTML file that contains the models and runs them offline."),
+        output_option("HTML file that contains the models and runs them offline; agents play in it."),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the HTML page.", show_default="name of the data")] = "",
     onnx: Annotated[
@@ -153,6 +153,15 @@ def export(
     hf: Annotated[
         Path | None,
         output_option("New folder for Hugging Face's from_pretrained, with tokenizer and model card."),
+    ] = None,
+    episodes: Annotated[
+        int | None,
+        typer.Option(
+            help="Recorded episodes on the page of an agent whose environment is not stairwell's.",
+            min=1,
+            max=20,
+            show_default="3",
+        ),
     ] = None,
     c: Annotated[
         Path | None,
@@ -169,7 +178,7 @@ def export(
 ) -> None:
     """Export trained models: an HTML page that runs them, ONNX, torch.export, Hugging Face transformers, or C."""
     from stairwell import outputs
-    from stairwell.export import GRAPH, ONNX, PAGE, export_html, from_runs
+    from stairwell.export import GRAPH, ONNX, PAGE
     from stairwell.rl.task import RLTask
     from stairwell.runs.load import config_of, load, open_run
 
@@ -189,12 +198,13 @@ def export(
         ("--hf", hf, outputs.FOLDER),
         *c_outputs(c),
     )
-    if onnx is not None or torch_export is not None or hf is not None:
-        model, task = load(runs[0], "cpu", "reference")
-        if hf is not None and isinstance(task, RLTask):
-            raise UserError("--hf: Hugging Face transformers has no agents; use --onnx, --torch-export or --html")
+    model, task = load(runs[0], "cpu", "reference")
+    if hf is not None and isinstance(task, RLTask):
+        raise UserError("--hf: Hugging Face transformers has no agents; use --onnx, --torch-export or --html")
+    if episodes is not None and html is None:
+        raise UserError("--episodes is only read with --html")
     if html is not None:
-        size = export_html(from_runs(runs), html, title)
+        size = export_page(runs, task, html, title, episodes)
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
     if onnx is not None or torch_export is not None:
         export_graphs(runs[0], model, task, onnx, torch_export)
@@ -231,6 +241,18 @@ def write_c(run: Path, path: Path, name: str | None, weights: str) -> None:
     )
 
 
+def export_page(runs: list[Path], task: Task, path: Path, title: str, episodes: int | None) -> int:
+    """Write the HTML page of the runs. Return its size in bytes."""
+    from stairwell.export import agents_of_runs, export_agent_html, export_html, from_runs
+    from stairwell.rl.task import RLTask
+
+    if isinstance(task, RLTask):
+        return export_agent_html(agents_of_runs(runs), path, title, episodes)
+    if episodes is not None:
+        raise UserError("--episodes: only the page of an agent shows recorded episodes; leave it out")
+    return export_html(from_runs(runs), path, title)
+
+
 def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_export: Path | None) -> None:
     """Export one step, or an encoder and one decoding step, and print the names of inputs and outputs."""
     from stairwell import export
@@ -256,8 +278,8 @@ def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_ex
             graphs[torch_export] = export.export_agent_torch(model, task, torch_export)
     else:
         if onnx is not None:
-            named = vocabularies(task)
-            graphs[onnx] = export.export_onnx(model, onnx, named.get("text") or named.get("tokens"))
+            of_task = vocabularies(task)
+            graphs[onnx] = export.export_onnx(model, onnx, of_task.get("text") or of_task.get("tokens"))
         if torch_export is not None:
             graphs[torch_export] = export.export_torch(model, torch_export)
     for path, names in graphs.items():

@@ -51,7 +51,8 @@ def allocate(size: int) -> Tensor:
     """Return `size` bytes, on large pages if there are any."""
     if size < LARGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(size, dtype=torch.uint8)
-    memory = mmap.mmap(-1, size + LARGE_PAGE)
+    # Private, because memory that processes share has no large pages by default.
+    memory = mmap.mmap(-1, size + LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a system without large pages
         memory.madvise(mmap.MADV_HUGEPAGE)
     buffer = torch.frombuffer(memory, dtype=torch.uint8)

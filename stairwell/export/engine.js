@@ -375,15 +375,24 @@ class DeltaNet {
 // Cores without a step description.
 const RECURRENT = { "lstm": LSTM, "deltanet": DeltaNet };
 
+// A function that returns the values of a parameter by name.
+function parameterLookup(header, values) {
+  return (name, optional = false) => {
+    const tensor = header.tensors[name];
+    if (!tensor && !optional) throw new Error(`the file has no parameter ${name}`);
+    return tensor ? values.subarray(tensor.offset, tensor.offset + tensor.size) : null;
+  };
+}
+
+const makeCore = (parameters, { core, step }) => (
+  step ? new Transformer(parameters, core, step) : new RECURRENT[core.name](parameters, core)
+);
+
 // The whole model: embedding, core and head.
 class Engine {
   constructor(header, values) {
-    const parameters = (name, optional = false) => {
-      const tensor = header.tensors[name];
-      if (!tensor && !optional) throw new Error(`the file has no parameter ${name}`);
-      return tensor ? values.subarray(tensor.offset, tensor.offset + tensor.size) : null;
-    };
-    this.core = header.step ? new Transformer(parameters, header.core, header.step) : new RECURRENT[header.core.name](parameters, header.core);
+    const parameters = parameterLookup(header, values);
+    this.core = makeCore(parameters, header);
     this.embedding = parameters("embedding.vectors");
     this.startEmbedding = parameters("start_embedding.vector", true);
     this.norm = header.tensors["norm.weight"] ? new Norm(parameters, "norm") : null;

@@ -65,7 +65,11 @@ class PageModel:
 
 def export_html(models: Sequence[PageModel], path: str | os.PathLike[str], title: str = "") -> int:
     """Write the page. Return its size in bytes. The title defaults to the name of labeled data, or the kind of task."""
-    page = make_page(models, title)
+    return write_page(make_page(models, title), path)
+
+
+def write_page(page: str, path: str | os.PathLike[str]) -> int:
+    """Write the HTML of a page. Return its size in bytes. Raise an error if it is too large for browsers."""
     size = len(page.encode("utf-8"))
     if size > MAX_BYTES:
         raise UserError(
@@ -93,11 +97,12 @@ def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[PageModel]:
 
 def with_unique_names(models: list[PageModel]) -> list[PageModel]:
     """Number the models that have the same name."""
-    names = [one.name for one in models]
-    return [
-        replace(one, name=f"{one.name} {names[: i + 1].count(one.name)}") if names.count(one.name) > 1 else one
-        for i, one in enumerate(models)
-    ]
+    return [replace(one, name=name) for one, name in zip(models, numbered([one.name for one in models]))]
+
+
+def numbered(names: list[str]) -> list[str]:
+    """Return the names, with a number where several are the same."""
+    return [f"{name} {names[: i + 1].count(name)}" if names.count(name) > 1 else name for i, name in enumerate(names)]
 
 
 def make_page(models: Sequence[PageModel], title: str = "") -> str:
@@ -147,12 +152,18 @@ def sentence_parts(names: list[str]) -> dict[str, str]:
 
 
 def model_facts(one: PageModel) -> dict[str, Any]:
-    """Return the sizes of a model, for people."""
-    core = one.model.config.core
-    facts = {name.replace("_", " "): getattr(core, name) for name in FACTS if hasattr(core, name)}
+    """Return the sizes of a model and its task, for people."""
+    facts = core_facts(one.model)
     if one.accuracy is not None:
         facts["validation accuracy"] = f"{one.accuracy:.1f}%"
-    facts["parameters"] = f"{sum(parameter.numel() for parameter in one.model.parameters()):,}"
     if not isinstance(one.task, text.Vocabulary):
         facts["task"] = one.task.describe()
+    return facts
+
+
+def core_facts(model: Any) -> dict[str, Any]:
+    """Return the sizes of a model, for people."""
+    core = model.config.core
+    facts = {name.replace("_", " "): getattr(core, name) for name in FACTS if hasattr(core, name)}
+    facts["parameters"] = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
     return facts

@@ -1,5 +1,5 @@
 // Build the engines and open the page of the task.
-const { task, models: specs } = JSON.parse(document.getElementById("data").textContent);
+const { task, models: specs } = data;
 const models = specs.map(({ name, color: index, header }, i) => {
   const block = document.getElementById(`parameters-${i}`);
   const engine = new Engine(header, decodeParameters(block.textContent));

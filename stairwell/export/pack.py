@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from stairwell import configs
-from stairwell.cores import name_of, step_of
+from stairwell.cores import Core, name_of, step_of
 from stairwell.cores.delta import DeltaNetConfig
 from stairwell.errors import UserError
 from stairwell.layers import LayerConfig
@@ -33,7 +33,13 @@ class PackedModel:
 
 def pack(model: LanguageModel) -> PackedModel:
     """Return the header and the parameters of a model. Raise an error if `engine.js` does not support it."""
-    name = check(model)
+    check(model)
+    return pack_model(model, outputs=model.config.V)
+
+
+def pack_model(model: Any, **header: Any) -> PackedModel:
+    """Return the parameters and the header of any model with a core. `header` is what else its engine reads."""
+    name = check_core(model.core)
     parameters = {key: value.detach().to("cpu", torch.float32) for key, value in model.state_dict().items()}
     tensors, offset = {}, 0
     for key, value in parameters.items():
@@ -47,21 +53,27 @@ def pack(model: LanguageModel) -> PackedModel:
         # In float64, as the engine computes.
         description = step_of(copy.deepcopy(model.core).double())
     step = description.to_json() if description is not None else None
-    header = {"core": core, "step": step, "outputs": model.config.V, "tensors": tensors}
-    return PackedModel(header, base64.b64encode(block).decode("ascii"))
+    return PackedModel(
+        {"core": core, "step": step, "tensors": tensors, **header}, base64.b64encode(block).decode("ascii")
+    )
 
 
 def check(model: LanguageModel) -> str:
     """Return the name of the model's core. Raise an error if `engine.js` does not support the model."""
-    core = model.config.core
-    name = name_of(core)
-    if name is None or (name not in RECURRENT and step_of(model.core) is None):
-        raise UserError(
-            f"a page does not support the core {name or type(core).__name__}: it supports attention cores that "
-            f"describe their step, and {', '.join(RECURRENT)}"
-        )
+    name = check_core(model.core)
     if model.config.adaptive:
         raise UserError("a page does not support adaptive embeddings and softmax; train with an empty model.adaptive")
+    return name
+
+
+def check_core(core: Core[Any, Any]) -> str:
+    """Return the name of a core. Raise an error if `engine.js` does not support it."""
+    name = name_of(core.config)
+    if name is None or (name not in RECURRENT and step_of(core) is None):
+        raise UserError(
+            f"a page does not support the core {name or type(core.config).__name__}: it supports attention cores that "
+            f"describe their step, and {', '.join(RECURRENT)}"
+        )
     return name
 
 

@@ -45,8 +45,8 @@ function memoryBars(parent, model) {
   });
 }
 
-// The attention of each head by distance, nearest on the left. `tokenAt(distance)` returns the name of a token.
-function attentionPlots(parent, names, attention, tokenAt) {
+// The attention of each head by distance, nearest on the left. `tokenAt(distance)` returns the name of a token or frame.
+function attentionPlots(parent, names, attention, tokenAt, unit = "tokens") {
   const box = html(parent, "div", { class: "heads" });
   const columns = Math.max(1, ...attention.map((layer) => layer.weights[0].length));
   attention.forEach((layer, i) => {
@@ -62,7 +62,7 @@ function attentionPlots(parent, names, attention, tokenAt) {
     });
   });
   const first = attention[0]?.first ?? 1, axis = html(box, "div", { class: "axis" });
-  for (const text of [first, "distance, tokens", first + columns - 1]) html(axis, "span", {}, text);
+  for (const text of [first, `distance, ${unit}`, first + columns - 1]) html(axis, "span", {}, text);
 }
 
 // Heights grow with the square root, so that small weights stay visible.

@@ -1,7 +1,5 @@
-// Line charts with a tooltip. `data` is the JSON of the page.
-const data = JSON.parse(document.getElementById("data").textContent);
+// Line charts.
 const MIN_WIDTH = 100; // pixels of a chart with its margins
-const tip = document.getElementById("tip");
 
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const trim = (value, digits = 3) => String(Number(value.toPrecision(digits)));
@@ -12,26 +10,6 @@ function formatCount(value) {
   }
   return trim(value);
 }
-
-function showTip(event, title, rows) {
-  tip.replaceChildren();
-  html(tip, "b", {}, title);
-  for (const [name, value, index] of rows) {
-    const row = html(tip, "div");
-    const label = html(row, "span");
-    if (index !== undefined) html(label, "span", { class: "swatch", style: color(index) });
-    label.append(name);
-    html(row, "span", {}, value);
-  }
-  tip.hidden = false;
-  const box = tip.getBoundingClientRect();
-  const left = event.clientX + 14 + box.width > innerWidth ? event.clientX - 14 - box.width : event.clientX + 14;
-  const top = Math.min(event.clientY + 12, innerHeight - box.height - 8);
-  tip.style.transform = `translate(${Math.max(4, left)}px, ${Math.max(4, top)}px)`;
-}
-
-const hideTip = () => { tip.hidden = true; };
-addEventListener("scroll", hideTip, { passive: true });
 
 // About `count` round numbers from low to high; `outward` adds the first one beyond.
 function ticks(low, high, count, outward) {

@@ -1,4 +1,5 @@
-// Helpers of all pages: elements, colors, percentages.
+// Helpers of all pages: elements, colors, percentages. `data` is the JSON of the page.
+const data = JSON.parse(document.getElementById("data").textContent);
 const SVG = document.getElementById("mark").namespaceURI;
 
 function setUp(element, parent, attributes, text) {

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import groupby, islice
 from typing import Any
 
 import numpy as np
@@ -75,17 +76,28 @@ class RecordedEpisode:
 
 def read_episode(agent: Agent, task: RLTask) -> RecordedEpisode | None:
     """Return the first episode of the test split, cut at the size limits; None if the environment is not available."""
+    try:
+        return read_episodes(agent, task, 1)[0]
+    except (UserError, OSError):
+        return None
+
+
+def read_episodes(agent: Agent, task: RLTask, episodes: int) -> list[RecordedEpisode]:
+    """Return the first episodes of the test split, each cut at the size limits."""
+    frames = render_episodes(agent, task, episodes, split_seed(0, "test"))
+    return [record(agent, episode) for _, episode in groupby(frames, key=lambda frame: frame.episode)]
+
+
+def record(agent: Agent, episode: Iterator[RenderedStep]) -> RecordedEpisode:
+    """Return the steps of an episode up to the size limits."""
     frames: list[RenderedStep] = []
     steps: list[EpisodeStep] = []
     encoder = PatchEncoder()
-    try:
-        for frame in islice(render_episodes(agent, task, 1, split_seed(0, "test")), MAX_STEPS):
-            steps.append(make_step(frame, encoder))
-            frames.append(frame)
-            if sum(step.size for step in steps) > MAX_CHARACTERS:
-                break
-    except (UserError, OSError):
-        return None
+    for frame in islice(episode, MAX_STEPS):
+        steps.append(make_step(frame, encoder))
+        frames.append(frame)
+        if sum(step.size for step in steps) > MAX_CHARACTERS:
+            break
     core = agent.config.core
     names = layer_names(len(frames[0].attention), core.layers)
     first = getattr(core, "first", 1)

@@ -44,7 +44,7 @@ from stairwell.report.table import Cell, Table
 from stairwell.report.templates import render
 
 REPORT = OutputType("a report of stairwell", contains_bytes(b'<meta name="generator" content="stairwell report '))
-SCRIPTS = tuple(f"report/{name}.js" for name in ("dom", "charts", "player", "grid", "random_walk", "episodes"))
+SCRIPTS = tuple(f"report/{name}.js" for name in ("dom", "tip", "charts", "player", "grid", "random_walk", "episodes"))
 MAX_EPISODE_CHARACTERS = 900_000  # of all episodes in a page
 
 

@@ -43,7 +43,7 @@ class RenderedStep(NamedTuple):
     action: str
     reward: float
     episode_return: float  # up to this step
-    value: float
+    value: float  # expected discounted return, in rewards of the environment
     done: bool
     observation: str  # a summary, for environments without images
     image: Array | None  # (height, width, 3) uint8, before the action
@@ -113,7 +113,7 @@ def _render_episodes(
                 action=describe_action(env_action[0], env.action_names),
                 reward=reward,
                 episode_return=episode.return_,
-                value=float(output.value[0, 0]),
+                value=float(output.value[0, 0]) * agent.reward_scale,
                 done=done,
                 observation=summarize_observation(inputs),
                 image=image,

@@ -154,6 +154,21 @@ def test_a_c_file_and_its_header_are_exported(folder: Path) -> None:
         assert "int track_step(" in (folder / "walk.c").read_text()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["corridor-feedback", "--html", "x.html", "--episodes", "2"], "--episodes: the page plays this environment"),
+        (["corridor-feedback", "--torch-export", "x.pt2", "--episodes", "2"], "--episodes is only read with --html"),
+        (["walk", "--html", "x.html", "--episodes", "2"], "--episodes: only the page of an agent"),
+        (["corridor-feedback", "walk", "--html", "x.html"], "the page of an agent expects a run of the family 'rl'"),
+    ],
+    ids=lambda part: part if isinstance(part, str) else " ".join(part),
+)
+def test_export_of_agents_names_mistakes(folder: Path, arguments: list[str], message: str) -> None:
+    assert message in stairwell(folder, "export", *arguments).error_line
+    assert not (folder / "x.html").exists() and not (folder / "x.pt2").exists()
+
+
 def test_a_folder_for_hugging_face_is_exported(folder: Path) -> None:
     done = stairwell(folder, "export", "text", "--hf", "hf")
     assert done.status == 0 and done.out.startswith("hf: import stairwell.hf"), done

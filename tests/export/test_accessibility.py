@@ -22,8 +22,13 @@ CONTROLS = {"button", "textbox", "slider", "combobox", "option", "link", "Disclo
 
 
 def inspect_page(models: list[PageModel], script: str, folder: Path) -> dict[str, Any]:
-    """Run a script in the page. Return its accessibility tree and Tab stops."""
+    """Run a script in a page of the models. Return its accessibility tree and Tab stops."""
     export_html(models, folder / "page.html")
+    return inspect_file(folder, script)
+
+
+def inspect_file(folder: Path, script: str) -> dict[str, Any]:
+    """Run a script in `page.html`. Return its accessibility tree and Tab stops."""
     flags = [flag for flag in FLAGS if "virtual-time" not in flag]
     command = [
         str(BROWSER),

@@ -49,8 +49,12 @@ def open_page(path: Path, *flags: str) -> str:
 
 def run_in_page(models: list[PageModel], script: str, folder: Path) -> Any:
     """Open a page of the models and return the result of a script in it."""
-    path = folder / "page.html"
-    export_html(models, path)
+    export_html(models, folder / "page.html")
+    return run_script(folder / "page.html", script)
+
+
+def run_script(path: Path, script: str) -> Any:
+    """Open an exported page and return the result of a script in it."""
     runner = f"""<script>(async () => {{
       const result = await (async () => {{ {script} }})().catch((error) => ({{ failed: error.stack }}));
       document.body.replaceChildren();
@@ -331,13 +335,19 @@ setTimeout(() => {
 </script></body>"""
 
 
+def measure_on_phone(path: Path, script: str) -> Any:
+    """Open a page in a frame of 390 pixels and return what a script in it sends to its parent."""
+    source = path.read_text(encoding="utf-8")
+    path.write_text(source.replace("</body>", script), encoding="utf-8")
+    phone = path.with_name("phone.html")
+    phone.write_text(PHONE)
+    return json.loads(re.sub(r"<[^>]+>", "", open_page(phone, "--dump-dom")))
+
+
 def test_text_page_fits_a_phone(tmp_path: Path) -> None:
     vocabulary = text.Words.build(["quite antidisestablishmentarianism incomprehensibilities\n"])
     export_html([text_model(vocabulary, "Cached Staircase", "cached-staircase")], tmp_path / "page.html")
-    source = (tmp_path / "page.html").read_text(encoding="utf-8")
-    (tmp_path / "page.html").write_text(source.replace("</body>", MEASURE_LAYOUT), encoding="utf-8")
-    (tmp_path / "phone.html").write_text(PHONE)
-    layout = json.loads(re.sub(r"<[^>]+>", "", open_page(tmp_path / "phone.html", "--dump-dom")))
+    layout = measure_on_phone(tmp_path / "page.html", MEASURE_LAYOUT)
     assert layout["width"] == 390 and layout["right"] <= 390 and not layout["cut"]
     assert layout["bars"] and min(layout["bars"]) > 100
 
