@@ -372,7 +372,7 @@ def c_file(records: list[Record]) -> list[str]:
         [record["target"], record["what"], *(f"{record[size]:,}" for size in sizes)]
         for record in sorted(records, key=lambda record: -record["tokens_per_second"])
     ]
-    head = ["machine", "parameters", "code", "parameters, bytes", "state", "stack", "tokens", "mistakes", "tokens/s"]
+    head = ["machine", "type", "code", "parameters", "state", "stack", "tokens", "mistakes", "tokens/s"]
     return [*grid(head, rows), "", f"{source(records)}; tokens per second of processor time."]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from stairwell.fast.buffer_pool import pooled_empty
 
-BLOCK_ROWS = 1024  # tokens times batch of a block of backward: enough for products to run at full speed
+BLOCK_ROWS = 512  # tokens times batch of a block of backward: more cost memory, fewer make products slow
 
 
 def leaves(tree: Any) -> list[Tensor | None]:
