@@ -405,29 +405,24 @@ def sb3(records: list[Record]) -> list[str]:
     records = [record for record in records if record["case"] in SB3_POLICIES]
     if not records:
         return [NOT_MEASURED.format("rl-memory")]
-    rows = []
+    rows, curve = [], records[0]["curve"]
+    points = (len(curve) // 2, -1)
     for case in dict.fromkeys(record["case"] for record in records):
         runs = [record for record in records if record["case"] == case]
         rows.append(
             [
                 SB3_POLICIES[case],
                 f"{runs[0]['parameters']:,}",
-                *(", ".join(f"{value:.2f}" for value in at) for at in (returns_at(runs, 0.5), returns_at(runs, 1))),
+                *(", ".join(f"{run['curve'][point][1]:.2f}" for run in runs) for point in points),
                 ", ".join(f"{run['test_return']:.2f}" for run in runs),
                 f"{statistics.median(run['cpu_microseconds_per_frame'] for run in runs):,.0f}",
                 f"{runs[0]['state_bytes_per_frame']:,}",
             ]
         )
-    frames = records[0]["curve"][-1][0]
-    head = ["policy", "parameters", f"return at {frames // 2:,} frames", f"at {frames:,}", "test"]
+    head = ["policy", "parameters", *(f"return at {curve[point][0]:,} frames" for point in points), "test return"]
     lines = grid([*head, "CPU time per frame, µs", "stored state per frame, bytes"], rows)
     image = f"![Return against frames](pictures/{plot.SB3_FIGURE.name})"
     return [*lines, "", image, "", f"{source(records)}."]
-
-
-def returns_at(runs: list[Record], part: float) -> list[float]:
-    """Return each run's training return after a part of its frames, at the last point of its curve up to there."""
-    return [[value for frames, value in run["curve"] if frames <= part * run["curve"][-1][0]][-1] for run in runs]
 
 
 def stored_states(records: list[Record]) -> list[str]:
