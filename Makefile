@@ -1,11 +1,11 @@
-# make demo    sets everything up and lets Feedback, a Staircase and a Transformer face each other
-# make test    sets everything up and runs all checks
+# make demo    installs stairwell and compares Feedback, a Staircase and a Transformer on one task
+# make test    installs stairwell with its development tools and runs all checks
 # make quick   the invariants and some tests of every package, within minutes
-# make slow    the proofs that take minutes
+# make slow    the tests that take minutes
 # make docs    builds the documentation site in build/site
 # make wheel   builds the source distribution and the wheel in dist
 #
-# TORCH=... installs another torch, for instance one for your GPU; VENV=... uses another folder.
+# TORCH=... installs another torch, such as one for your GPU; VENV=... uses another folder.
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import MemoryState, Source, TransformerCore, WindowConfig, module_list
+from stairwell.cores.sliding_window import KeysValues, filled, tokens_since_start
 from stairwell.cores.step import Application, Buffer, Read, StepDescription, StoredVectors
-from stairwell.cores.time import KeysValues, filled, tokens_since_start
 from stairwell.layers import Layer, Masks, RelativePosition, Slots
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwell.cores.core import Core, CoreState
-from stairwell.cores.time import next_counts, slide, tokens_since_start
+from stairwell.cores.sliding_window import next_counts, slide, tokens_since_start
 from stairwell.layers import CoreConfig
 from stairwell.state import SLOTS
 

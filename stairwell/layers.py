@@ -227,7 +227,7 @@ def weighted_sum(weights: Tensor, values: Sequence[Tensor]) -> Tensor:
 
 
 def sum_of_visible(weights: Tensor, values: Sequence[Tensor], visible: Tensor) -> Tensor:
-    """Like `weighted_sum` for values that may not be finite. visible (B, 1 or H, 1 or T, J)
+    """Do the same as `weighted_sum` for values that may not be finite. visible (B, 1 or H, 1 or T, J)
 
     Since 0 times NaN is NaN, invisible slots are left out of a query's sum explicitly, and a visible slot that is not
     finite makes the whole sum NaN. Runs without synchronizing with the device."""
@@ -366,12 +366,12 @@ class Attention(nn.Module):
         self.out = nn.Linear(self.H * self.K, D, bias=False)
 
     def heads(self, x: Tensor) -> Tensor:
-        """(B, T, H*K) -> (B, H, T, K), contiguous, so that products with a range of T need no copy."""
+        """Split heads: (B, T, H*K) -> (B, H, T, K), contiguous, so that products with a range of T need no copy."""
         B, T, _ = x.shape
         return x.view(B, T, self.H, self.K).transpose(1, 2).contiguous()
 
     def keys_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """memory (B, J, D) -> keys, values (B, H, J, K)"""
+        """Return keys and values (B, H, J, K) of a memory (B, J, D)."""
         return self.heads(self.key(memory)), self.heads(self.value(memory))
 
     def forward(
@@ -383,7 +383,7 @@ class Attention(nn.Module):
         mask: Tensor | None = None,
         position_index: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """x (B, T, D) -> (B, T, D), weights (B, H, T, J)"""
+        """Attend with queries of x (B, T, D); return the output (B, T, D) and the attention weights (B, H, T, J)."""
         B, T, _ = x.shape
         q = self.heads(self.query(x))
         scores = torch.cat([q @ part.transpose(-1, -2) for part in slots.keys], -1)  # (B, H, T, J)
@@ -441,7 +441,7 @@ class ResidualLayer:
         feed_forward: Sublayer,
         masks: LayerMasks = NO_MASKS,
     ) -> Tensor:
-        """x (..., D) -> the layer's output (..., D)"""
+        """Return the layer's output (..., D). x (..., D)"""
         if masks.dropped:
             return x
         # The first mask is that of attention, the last one that of the feed-forward.

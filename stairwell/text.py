@@ -71,6 +71,12 @@ class Vocabulary(ABC):
     def decode(self, ids: Ids) -> str:
         """Return the text of token ids."""
 
+    @property
+    def max_token_length(self) -> int | None:
+        """The most characters of a text that one token can stand for. None: no limit, as any number of spaces may
+        separate words."""
+        return None
+
     def token_bytes(self, token: int) -> bytes | None:
         """Return the bytes of a token that may end inside a character; None if tokens are whole characters."""
         return None
@@ -142,6 +148,7 @@ class Bytes(Vocabulary):
 
     type_name: ClassVar[str] = "bytes"
     reads_bytes: ClassVar[bool] = True
+    max_token_length = 1
 
     @property
     def size(self) -> int:
@@ -180,6 +187,7 @@ class Characters(Vocabulary):
     """The characters of the training text. Other characters raise an error."""
 
     type_name: ClassVar[str] = "characters"
+    max_token_length = 1
     tokens: str
 
     def __post_init__(self) -> None:
@@ -369,6 +377,10 @@ class BPE(Vocabulary):
     def byte_lengths(self) -> np.ndarray:
         # The byte-level alphabet writes every byte as one character.
         return np.array([len(self.tokenizer.id_to_token(i) or "") for i in range(self.size)], np.int64)
+
+    @property
+    def max_token_length(self) -> int:
+        return max(int(self.byte_lengths.max()), 1)
 
     def encode(self, text: str | bytes) -> np.ndarray:
         lines = _as_str(text).split("\n")

@@ -126,7 +126,7 @@ def reproduce_command(
         if dry_run:
             print_table(reproduce.plan_table(chosen, folder, device, only))
             continue
-        check_page(chosen.page, folder)
+        check_page_path(chosen.page, folder)
         remaining = reproduce.missing(chosen, folder, only)
         try:
             with experiment_display(chosen, remaining, jobs or chosen.jobs, quiet) as callback:
@@ -163,7 +163,7 @@ def experiment_display(experiment: Experiment, left: list[tuple[Variant, int]], 
     return RunLog(experiment.name, quiet)
 
 
-def check_page(has_page: bool, folder: Path) -> None:
+def check_page_path(has_page: bool, folder: Path) -> None:
     """Raise an error, before anything is trained, if the page would overwrite a file that stairwell did not write."""
     from stairwell import outputs
     from stairwell.export import PAGE

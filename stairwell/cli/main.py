@@ -23,16 +23,16 @@ from stairwell.errors import MIN_SIMILARITY, UserError
 INTERRUPTED = 130
 
 
-# What the operating system says when a path is not what it was taken for.
+# Errors of the operating system about wrong paths.
 WRONG_NAMES = (errno.ENAMETOOLONG, errno.ELOOP)
 WRONG_PATHS = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
 def main() -> None:
-    """The entry point: every expected error is one line."""
+    """Run a command and exit with its status. Every expected error is one line."""
     try:
         status = command()
-    except KeyboardInterrupt:  # while everything is still being loaded
+    except KeyboardInterrupt:  # while modules are imported
         say(startup.INTERRUPTED_AT_STARTUP)
         sys.exit(1)
     if status == INTERRUPTED:
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def command() -> int:
-    """Carry the command out; its exit status. A Ctrl-C arrives as a status too, in typer's way."""
+    """Run the command and return its exit status. typer turns Ctrl-C into a status."""
     from stairwell.cli.display import use_safe_stderr
     from stairwell.train import Diverged, Interrupted, NotSaved
 
@@ -63,7 +63,7 @@ def command() -> int:
             fail(UserError(f"out of memory ({error}); lower {what_to_lower(sys.argv[1:])}"), 1)
         usage_error(error)
         raise
-    # Without a standalone mode `typer.Exit` arrives as a value.
+    # Outside standalone mode, `typer.Exit` is returned as a value.
     return status if isinstance(status, int) else 0
 
 
@@ -90,27 +90,27 @@ def what_to_lower(words: list[str]) -> str:
 
 
 def usage_error(error: Exception) -> None:
-    """Errors of the argument parser in one line too; without any argument it shows the help instead."""
+    """Exit with one line for an error of the argument parser; without any arguments, show the help instead."""
     if not hasattr(error, "format_message") or not hasattr(error, "exit_code"):
         return
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()  # type: ignore[attr-defined]
         sys.exit(error.exit_code)
-    # An option without its value has a name too, but no other options that it could be.
+    # An option without a value has a name too, but no `possibilities`.
     if (option := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
-        fail(UserError(f"No such option: {option}{near(option, error.possibilities)}"), error.exit_code)
+        fail(UserError(f"No such option: {option}{suggest(option, error.possibilities)}"), error.exit_code)
     fail(UserError(" ".join(error.format_message().split())), error.exit_code)
 
 
-def near(option: str, possible: Iterable[str] | None) -> str:
-    """The parser offers whatever has the same section: --core.passes for --core.cross. Only what is near is a help."""
+def suggest(option: str, possible: Iterable[str] | None) -> str:
+    """Return a suggestion. The parser offers every option with the same section; only similar names are helpful."""
     names = {name.rpartition(".")[2]: name for name in possible or ()}
     matches = difflib.get_close_matches(option.rpartition(".")[2], names, 1, MIN_SIMILARITY)
     return f"; did you mean {names[matches[0]]}?" if matches else ""
 
 
 def fail(error: BaseException, status: int) -> NoReturn:
-    """One line, no traceback; STAIRWELL_DEBUG=1 shows where it came from."""
+    """Print one line and exit. STAIRWELL_DEBUG=1 shows the traceback."""
     if os.environ.get("STAIRWELL_DEBUG"):
         raise error
     text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)

@@ -113,8 +113,8 @@ def options_of(name: str) -> dict[str, tuple[str, str]]:
     return options
 
 
-class Completion(NamedTuple):
-    """A completed word, with the attributes that typer reads."""
+class CompletedWord(NamedTuple):
+    """A completion in the shell, with the attributes that typer reads."""
 
     value: str
     help: str
@@ -138,7 +138,9 @@ class PresetCommand(Command):
         return super().parse_args(ctx, args)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        dotted = [Completion(f"--{name}", help) for name, _, help in dotted_options()] if is_dotted(incomplete) else []
+        dotted = (
+            [CompletedWord(f"--{name}", help) for name, _, help in dotted_options()] if is_dotted(incomplete) else []
+        )
         return [*super().shell_complete(ctx, incomplete), *(c for c in dotted if c.value.startswith(incomplete))]
 
     def sections(self, ctx: Any) -> list[Section]:

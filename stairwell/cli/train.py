@@ -86,10 +86,10 @@ def train_command(
             run_config, run = (run_to_resume if resume else new_run)(name, config, out, options)
         except KeyboardInterrupt:
             raise NotSaved(startup.INTERRUPTED_AT_STARTUP) from None
-        run_chosen(run_config, run, resume, seeds, jobs, device, engine, quiet, as_json, show)
+        train_and_print(run_config, run, resume, seeds, jobs, device, engine, quiet, as_json, show)
 
 
-def run_chosen(
+def train_and_print(
     chosen: RunConfig,
     run: Run,
     resume: bool,

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from stairwell.configs import check_at_least
+from stairwell.cores.sliding_window import Window, next_counts, slide, tokens_since_start
 from stairwell.cores.step import StepDescription
-from stairwell.cores.time import Window, next_counts, slide, tokens_since_start
 from stairwell.devices import autocast_type, without_autocast
 from stairwell.layers import (
     NO_MASKS,
@@ -246,7 +246,7 @@ class Core(nn.Module, Generic[ConfigT, StateT]):
         raise NotImplementedError
 
     def reference(self, x: Tensor, state: StateT, start: Tensor | None = None) -> tuple[Tensor, StateT]:
-        """The reference forward: the equations of the paper as a plain loop over time."""
+        """Compute the reference forward: the equations of the paper as a plain loop over time."""
         raise NotImplementedError
 
     def describe_step(self) -> StepDescription | None:
@@ -277,7 +277,7 @@ class Core(nn.Module, Generic[ConfigT, StateT]):
             span.clamp()
 
     def forward(self, x: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, StateT]:
-        """x (B, T, D), state before, start (B, T) bool -> y (B, T, D), state after. Does not modify `state`."""
+        """Return the output (B, T, D) and the state after, without modifying `state`. x (B, T, D), start (B, T) bool"""
         checked = self.check(x, state, start)
         return self._run(self.to_own_dtype(x), checked, start)
 
@@ -363,7 +363,7 @@ class TransformerCore(Core[LayerConfigT, StateT]):
 
     @property
     def final_norm(self) -> bool:  # type: ignore[override]
-        """With pre-norm, the last layer's output is not normalized."""
+        """Whether the head normalizes the output: with pre-norm, the last layer does not."""
         return self.config.norm == "pre"
 
     def forward(
@@ -374,8 +374,9 @@ class TransformerCore(Core[LayerConfigT, StateT]):
         source: Tensor | None = None,
         source_mask: Tensor | None = None,
     ) -> tuple[Tensor, StateT]:
-        """x (B, T, D), state before, start (B, T) bool, source (B, R, D), source_mask (B, R) bool, true where there is
-        a source token -> y (B, T, D), state after. Does not modify `state`."""
+        """Return the output (B, T, D) and the state after, without modifying `state`.
+
+        x (B, T, D), start (B, T) bool, source (B, R, D), source_mask (B, R) bool, true where there is a source token"""
         checked = self.check(x, state, start)
         self.check_source(x.shape[0], source, source_mask)
         attended = Source(self.to_own_dtype(source), source_mask) if source is not None else None

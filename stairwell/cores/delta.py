@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from stairwell.configs import check_at_least
 from stairwell.cores.core import Core, CoreState
-from stairwell.cores.time import next_counts, tokens_since_start
+from stairwell.cores.sliding_window import next_counts, tokens_since_start
 from stairwell.layers import HeadsConfig
 from stairwell.state import CARRY
 
@@ -99,7 +99,7 @@ class DeltaLayer(nn.Module):
         )
 
     def output(self, x: Tensor, read: Tensor) -> Tensor:
-        """x (B, T, D) and the reads S^T q (B, T, H, K) -> the layer's output (B, T, D)"""
+        """Return the layer's output (B, T, D). x (B, T, D), read (B, T, H, K): S^T q"""
         z: Tensor = x + self.out(self.head_norm(read).flatten(2))
         y: Tensor = z + self.feed_forward(self.feed_forward_norm(z))
         return y

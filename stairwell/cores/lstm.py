@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from stairwell.configs import check_probabilities
 from stairwell.cores.core import Core, CoreState
-from stairwell.cores.time import next_counts, tokens_since_start
+from stairwell.cores.sliding_window import next_counts, tokens_since_start
 from stairwell.layers import CoreConfig
 from stairwell.state import CARRY
 

@@ -25,8 +25,15 @@ from torch import Tensor
 
 from stairwell.configs import check_at_least
 from stairwell.cores.core import CoreState, Source, TransformerCore, module_list
+from stairwell.cores.sliding_window import (
+    KeysValues,
+    concat_time,
+    next_counts,
+    slide,
+    tokens_since_start,
+    zero_before_start,
+)
 from stairwell.cores.step import Application, Buffer, Read, StepDescription, StoredVectors
-from stairwell.cores.time import KeysValues, concat_time, next_counts, slide, tokens_since_start, zero_before_start
 from stairwell.errors import UserError
 from stairwell.layers import Layer, LayerConfig, Masks, RelativePosition, Slots
 from stairwell.state import GROWING, SIZE, SLOTS
@@ -68,7 +75,7 @@ class HostCounts:
 
     @staticmethod
     def of(since_start: Tensor, start: Tensor | None, chunk: int) -> HostCounts:
-        """since_start (B, T) int64, start (B, T) bool"""
+        """Return the counts of a call. since_start (B, T) int64, start (B, T) bool"""
         phase = since_start % chunk
         starts = torch.zeros_like(since_start[0]) if start is None else start.any(0).to(since_start.dtype)
         table = torch.stack([since_start.amin(0), since_start.amax(0), phase.amin(0), phase.amax(0), starts])

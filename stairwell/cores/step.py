@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from stairwell.cores.time import filled
+from stairwell.cores.sliding_window import filled
 
 Count = TypeVar("Count", int, Tensor)
 

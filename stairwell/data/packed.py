@@ -10,7 +10,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 
 from stairwell.data.cache import Array
-from stairwell.models import IGNORE
+from stairwell.models import IGNORE_INDEX
 
 
 class Encoded(Protocol):
@@ -51,7 +51,7 @@ class Packed:
     def targets(self, positions: Array) -> Array:
         following = positions + 1
         unscored = (following == len(self)) | self.starts(following)
-        return np.where(unscored, IGNORE, self.tokens(np.minimum(following, len(self) - 1)))
+        return np.where(unscored, IGNORE_INDEX, self.tokens(np.minimum(following, len(self) - 1)))
 
     def starts(self, positions: Array) -> Array:
         if self.start_positions is None:
@@ -101,7 +101,7 @@ class Episodic:
         starts, lengths = self._episodes
         episode, following = positions // self.size, positions % self.size + 1
         scored = following < lengths[episode]
-        return np.where(scored, self.packed.tokens(np.where(scored, starts[episode] + following, 0)), IGNORE)
+        return np.where(scored, self.packed.tokens(np.where(scored, starts[episode] + following, 0)), IGNORE_INDEX)
 
     def starts(self, positions: Array) -> Array:
         return positions % self.size == 0
@@ -129,7 +129,7 @@ class LabeledTokens:
 
     def targets(self, positions: Array) -> Array:
         labels = self.labels[positions].astype(np.int64)
-        return np.where(labels == 0, IGNORE, labels - 1)
+        return np.where(labels == 0, IGNORE_INDEX, labels - 1)
 
     def starts(self, positions: Array) -> Array:
         return _is_member(positions, self.start_positions)

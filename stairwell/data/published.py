@@ -6,7 +6,7 @@ A checksum that is not published is None. Sources of the numbers:
   the DataDeps of Transformers.jl.
 - WikiText: md5 of the archives and the line counts from torchtext (datasets/wikitext2.py, wikitext103.py); sizes and
   sha256 from Hugging Face datasets (datasets/wikitext/dataset_infos.json). No checksums are published for single files.
-  The original bucket, research.metamind.io, has refused downloads since 2024; Stephen Merity, the first author, serves
+  The original bucket, research.metamind.io, has rejected downloads since 2024; Stephen Merity, the first author, serves
   the same archives, so his URL comes first.
 """
 

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import Core, CoreState, TransformerCore
+from stairwell.cores.sliding_window import filled
 from stairwell.cores.step import Application, Read
-from stairwell.cores.time import filled
 from stairwell.decode.native import NativeSession
 from stairwell.decode.program import LayerStep, Program
 from stairwell.decode.rings import BatchBuffer, KeyRing, RawRing, attend_parts, log_ramp, lowest

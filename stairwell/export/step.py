@@ -31,8 +31,8 @@ from torch import Tensor, nn
 from stairwell import text
 from stairwell.cores import name_of, step_of
 from stairwell.cores.core import CoreState, TransformerCore
+from stairwell.cores.sliding_window import slide
 from stairwell.cores.step import Application, StepDescription
-from stairwell.cores.time import slide
 from stairwell.errors import UserError
 from stairwell.export.task_json import check_sizes, vocabulary_json
 from stairwell.layers import Slots

@@ -16,7 +16,7 @@ from stairwell.errors import UserError
 from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.tasks import StreamTask
 from stairwell.tasks.algorithmic import PROGRAM_TOKENS, Algorithmic
-from stairwell.tasks.base import IGNORE
+from stairwell.tasks.base import IGNORE_INDEX
 from stairwell.tasks.copying import Copying
 from stairwell.tasks.counting import COUNTING_TOKENS, Counting
 from stairwell.tasks.labeled import Labeled, LabeledVocabulary
@@ -142,7 +142,7 @@ def example_json(task: StreamTask) -> dict[str, Any]:
     """Return the start of the test split: tokens, labels (null where not scored) and where sequences start."""
     batch = next(iter(task.batches("test", 1, EXAMPLE_TOKENS)))
     start = [False] * batch.tokens.shape[1] if batch.start is None else batch.start[0].tolist()
-    labels = [None if label == IGNORE else label for label in batch.targets[0].tolist()]
+    labels = [None if label == IGNORE_INDEX else label for label in batch.targets[0].tolist()]
     return {"tokens": batch.tokens[0].tolist(), "labels": labels, "start": start}
 
 

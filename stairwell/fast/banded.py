@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stairwell.cores.time import Window, filled
+from stairwell.cores.sliding_window import Window, filled
 from stairwell.devices import without_autocast
 from stairwell.fast.first_order import FirstOrderFunction, first_order_only
 from stairwell.layers import Layer, LayerMasks, Slots

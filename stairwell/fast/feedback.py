@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stairwell.cores.core import Source
 from stairwell.cores.feedback import Feedback, FeedbackState
-from stairwell.cores.time import tokens_since_start
+from stairwell.cores.sliding_window import tokens_since_start
 from stairwell.devices import on_accelerator
 from stairwell.fast import native
 from stairwell.fast.engine import FastEngine

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source, warn_once
+from stairwell.cores.sliding_window import GrowingSequence, Window, concat_time, tokens_since_start
 from stairwell.cores.staircase import HostCounts, Staircase, StaircaseState
-from stairwell.cores.time import GrowingSequence, Window, concat_time, tokens_since_start
 from stairwell.fast import native
 from stairwell.fast.banded import Band, BandedLayer
 from stairwell.fast.engine import FastEngine

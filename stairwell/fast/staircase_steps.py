@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source
+from stairwell.cores.sliding_window import next_counts, slide
 from stairwell.cores.staircase import HostCounts, Staircase, StaircaseState
-from stairwell.cores.time import next_counts, slide
 from stairwell.layers import NO_MASKS, LayerMasks, Masks
 
 

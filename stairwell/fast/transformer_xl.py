@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import Source
-from stairwell.cores.time import tokens_since_start
+from stairwell.cores.sliding_window import tokens_since_start
 from stairwell.cores.transformer_xl import TransformerXL
 from stairwell.devices import on_accelerator
 from stairwell.fast.banded import Band, BandedLayer

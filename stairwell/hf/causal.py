@@ -10,7 +10,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from stairwell.errors import UserError
 from stairwell.hf.base import PretrainedCoreConfig, StairwellModel, core_fields
 from stairwell.hf.cache import StateCache, check_cache
-from stairwell.models import IGNORE, LanguageModel, LanguageModelConfig
+from stairwell.models import IGNORE_INDEX, LanguageModel, LanguageModelConfig
 
 OPTIONS = ("tied", "start_embedding", "embedding_dropout", "output_dropout", "adaptive", "adaptive_factor")
 
@@ -62,8 +62,8 @@ class StairwellForCausalLM(StairwellModel):
         position_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple[Any, ...]:
-        """input_ids (B, T), attention_mask (B, T or all tokens so far) -> logits (B, T, V). Positions are relative, so
-        `position_ids` only mark the start of packed sequences, by a 0."""
+        """Return logits (B, T, V). input_ids (B, T), attention_mask (B, T or all tokens so far). Positions are
+        relative, so `position_ids` only mark the start of packed sequences, by a 0."""
         if input_ids is None:
             raise ValueError("input_ids is missing; stairwell models do not accept inputs_embeds")
         if position_ids is None and (packed := {"seq_idx", "cu_seq_lens_q"} & kwargs.keys()):
@@ -86,7 +86,7 @@ class StairwellForCausalLM(StairwellModel):
             loss = self.loss_function(logits, labels, vocab_size=self.config.vocab_size, **kwargs)
             if self.training:
                 shifted = kwargs.get("shift_labels")
-                counted = (labels[..., 1:] if shifted is None else shifted) != IGNORE
+                counted = (labels[..., 1:] if shifted is None else shifted) != IGNORE_INDEX
                 loss = loss + self.span_loss(counted.sum(), kwargs.get("num_items_in_batch"))
         # Without a cache, generation passes all tokens again, so none may be returned.
         output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=cache if use_cache else None)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from stairwell.cores.core import SourceState
 from stairwell.hf.base import PretrainedCoreConfig, StairwellModel, core_fields
 from stairwell.hf.cache import StateCache, check_cache
 from stairwell.hf.padding import mask_as_bool
-from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
+from stairwell.models import IGNORE_INDEX, Seq2Seq, Seq2SeqConfig
 from stairwell.models.encoder import EncoderConfig
 
 OPTIONS = ("joint", "tied", "start_embedding", "embedding_dropout", "output_dropout")
@@ -78,7 +78,7 @@ class SourceEncoder(nn.Module):
         output_attentions: bool | None = None,
         output_hidden_states: bool | None = None,
     ) -> BaseModelOutput:
-        """input_ids, attention_mask (B, J) -> (B, J, D)"""
+        """Return the encoded source (B, J, D). input_ids, attention_mask (B, J)"""
         mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else mask_as_bool(attention_mask)
         # Positions count from the first real token, whichever side is padded.
         order = mask.long().argsort(dim=1, descending=True, stable=True)
@@ -104,7 +104,7 @@ class StairwellForSeq2SeqLM(StairwellModel):
         """Return the labels shifted right, after the start token. (B, T) -> (B, T)"""
         start: Any = self.config.decoder_start_token_id
         shifted = torch.cat([labels.new_full((len(labels), 1), start), labels[:, :-1]], 1)
-        return shifted.masked_fill(shifted == IGNORE, start)
+        return shifted.masked_fill(shifted == IGNORE_INDEX, start)
 
     def forward(
         self,
@@ -121,9 +121,10 @@ class StairwellForSeq2SeqLM(StairwellModel):
         num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> Seq2SeqLMOutput | tuple[Any, ...]:
-        """input_ids, attention_mask (B, J), or encoder_outputs; decoder_input_ids (B, T), default: the shifted labels;
-        decoder_attention_mask (B, all target tokens so far); labels (B, T), -100 where no loss is computed -> logits
-        (B, T, V)"""
+        """Return logits (B, T, V).
+
+        input_ids, attention_mask (B, J), or encoder_outputs; decoder_input_ids (B, T), default: the shifted labels;
+        decoder_attention_mask (B, all target tokens so far); labels (B, T), -100 where no loss is computed"""
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("decoder_input_ids or labels are required")
@@ -148,10 +149,12 @@ class StairwellForSeq2SeqLM(StairwellModel):
         logits = cache.read(self.model, decoder_input_ids, init_state, decoder_attention_mask, keep, use_cache)
         loss = None
         if labels is not None:
-            sums = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE, reduction="sum")
-            loss = sums / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORE).sum())
+            sums = F.cross_entropy(
+                logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORE_INDEX, reduction="sum"
+            )
+            loss = sums / (num_items_in_batch if num_items_in_batch is not None else (labels != IGNORE_INDEX).sum())
             if self.training:
-                loss = loss + self.span_loss((labels != IGNORE).sum(), num_items_in_batch)
+                loss = loss + self.span_loss((labels != IGNORE_INDEX).sum(), num_items_in_batch)
         # Without a cache, generation passes all tokens again, so none may be returned.
         output = Seq2SeqLMOutput(
             loss=loss,  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-IGNORE = -100  # a target that is not scored; the default ignore_index of torch's cross entropy
+IGNORE_INDEX = -100  # a target that is not scored; the default ignore_index of torch's cross entropy
 
 
 class Embedding(nn.Module):
@@ -166,7 +166,7 @@ class AdaptiveHead(nn.Module):
         return self._losses(first, flat, targets.flatten()).view(targets.shape)
 
     def _losses(self, first: Tensor, x: Tensor, targets: Tensor) -> Tensor:
-        """x (n, D), targets (n,) -> (n,). The tokens of a cluster are scored only for targets in that cluster."""
+        """Return the losses (n,). The tokens of a cluster are scored only for targets in it. x (n, D), targets (n,)"""
         losses = first.new_zeros(targets.shape)
         for i, (start, end) in enumerate(self.clusters):
             where = ((targets >= start) & (targets < end)).nonzero().flatten()
@@ -183,8 +183,8 @@ class AdaptiveHead(nn.Module):
 
     @torch.no_grad()
     def _argmax(self, x: Tensor, first: Tensor) -> Tensor:
-        """x (n, D) -> (n,). No token is more probable than its cluster, so a cluster is scored only where it is more
-        probable than the best token so far."""
+        """Return the most probable tokens (n,). No token is more probable than its cluster, so a cluster is scored only
+        where it is more probable than the best token so far. x (n, D)"""
         best, token = first[:, : self.frequent].max(-1)
         for i in range(1, len(self.clusters)):
             where = (first[:, self.frequent + i - 1] > best).nonzero().flatten()

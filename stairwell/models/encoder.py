@@ -65,7 +65,7 @@ class Encoder(nn.Module):
         self.distances = nn.Parameter(torch.zeros(2 * config.encoder_distance + 1, K)) if relative else None
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (B, J, D), mask (B, J) bool, true where there is a source token -> (B, J, D)"""
+        """Encode x (B, J, D) -> (B, J, D); mask (B, J) bool is true where there is a source token."""
         if self.distances is None:
             x = x + sinusoids(x)
         layer_drop = self.config.encoder_layer_drop if self.training else 0.0
@@ -88,11 +88,11 @@ class Unpadded:
         self.index = None if bool(mask.all()) else mask.flatten().nonzero().flatten()  # (N,)
 
     def gather(self, x: Tensor) -> Tensor:
-        """(B, J, n) -> (N, n)"""
+        """Remove padding: (B, J, n) -> (N, n)."""
         return x.flatten(0, 1) if self.index is None else x.flatten(0, 1)[self.index]
 
     def scatter(self, x: Tensor) -> Tensor:
-        """(N, n) -> (B, J, n), zero where there is padding."""
+        """Restore padding, as zeros: (N, n) -> (B, J, n)."""
         if self.index is not None:
             x = x.new_zeros(self.shape.numel(), x.shape[-1]).index_copy_(0, self.index, x)
         return torch.unflatten(x, 0, self.shape)
@@ -112,7 +112,7 @@ class EncoderLayer(ResidualLayer, nn.Module):
         self.outer = nn.Linear(inner, width)
 
     def forward(self, x: Tensor, mask: Tensor, distances: Tensor | None, unpadded: Unpadded | None = None) -> Tensor:
-        """(B, J, D) -> (B, J, D); with `unpadded`, (N, D) -> (N, D) without autograd"""
+        """Apply the layer: (B, J, D) -> (B, J, D); with `unpadded`, (N, D) -> (N, D) without autograd."""
         if unpadded is not None:
 
             def attend_unpadded(normed: Tensor) -> Tensor:

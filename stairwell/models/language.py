@@ -22,12 +22,12 @@ from stairwell.configs import Config, check_probabilities
 from stairwell.cores import Core, build
 from stairwell.cores.core import check_start, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
-from stairwell.cores.time import tokens_since_start
+from stairwell.cores.sliding_window import tokens_since_start
 from stairwell.devices import on_accelerator
 from stairwell.fast import choose_engine
 from stairwell.layers import CoreConfig
 from stairwell.models.embedding import (
-    IGNORE,
+    IGNORE_INDEX,
     AdaptiveEmbedding,
     AdaptiveHead,
     AdaptiveVectors,
@@ -100,7 +100,7 @@ class TokenModel(nn.Module):
     start_embedding: StartEmbedding | None
 
     def forward(self, tokens: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
-        """tokens (B, T) -> logits (B, T, V), the state after"""
+        """Return logits (B, T, V) and the state after. tokens (B, T)"""
         x, state = self.hidden(tokens, state, start)
         return self.head(x), state
 
@@ -114,7 +114,7 @@ class TokenModel(nn.Module):
         """Check the targets, then return the same as `hidden`."""
         check_tensor(tokens, "tokens")
         check_tensor(targets, "targets")
-        self.check_token_ids(targets, "target", self.config.V, ignore=IGNORE)
+        self.check_token_ids(targets, "target", self.config.V, ignore=IGNORE_INDEX)
         if targets.shape != tokens.shape:
             raise ValueError(f"targets are {tuple(targets.shape)}, tokens {tuple(tokens.shape)}: they must be the same")
         return self.hidden(tokens, state, start)
@@ -193,7 +193,9 @@ class LanguageModel(TokenModel):
         return state
 
     def nll(self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None) -> tuple[Tensor, State]:
-        """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, and the state after"""
+        """Return losses (B, T) in nats, 0 where the target is IGNORE_INDEX, and the state after.
+
+        tokens, targets (B, T)"""
         x, state = self.hidden_for(targets, tokens, state, start)
         (losses,) = in_blocks(
             lambda *block: (self.head.nll(*block),), x.flatten(0, 1), targets.flatten(), self.config.V
@@ -203,8 +205,8 @@ class LanguageModel(TokenModel):
     def losses(
         self, tokens: Tensor, targets: Tensor, state: State, start: Tensor | None = None
     ) -> tuple[Tensor, Tensor, State]:
-        """tokens, targets (B, T) -> losses (B, T) in nats, 0 where the target is IGNORE, the predicted tokens (B, T),
-        and the state after"""
+        """Return losses (B, T) in nats, 0 where the target is IGNORE_INDEX, the predicted tokens (B, T) and the state
+        after. tokens, targets (B, T)"""
         x, state = self.hidden_for(targets, tokens, state, start)
         losses, predictions = in_blocks(self.head.losses, x.flatten(0, 1), targets.flatten(), self.config.V)
         return losses.view(targets.shape), predictions.view(targets.shape), state

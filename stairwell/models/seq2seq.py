@@ -26,11 +26,11 @@ from stairwell.configs import check_probabilities
 from stairwell.cores import build
 from stairwell.cores.core import AttentionRecorder, SourceState, check_tensor
 from stairwell.cores.feedback import FeedbackConfig
-from stairwell.cores.time import tokens_since_start
+from stairwell.cores.sliding_window import tokens_since_start
 from stairwell.fast import choose_engine
 from stairwell.fast.first_order import first_order
 from stairwell.layers import Attention, CoreConfig, FeedForward, LayerConfig, Slots, source_slots
-from stairwell.models.embedding import IGNORE, Embedding, Head, StartEmbedding
+from stairwell.models.embedding import IGNORE_INDEX, Embedding, Head, StartEmbedding
 from stairwell.models.encoder import Encoder, EncoderConfig
 from stairwell.models.language import TokenModel, in_blocks
 from stairwell.state import State
@@ -83,7 +83,7 @@ class SmoothedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        """logits (n, V), targets (n,) -> smoothed losses, plain losses, the predicted tokens: (n,)"""
+        """Return smoothed losses, plain losses and predicted tokens, (n,) each. logits (n, V), targets (n,)"""
         highest, predictions = logits.max(-1)
         powers = (logits - highest[:, None]).exp_()
         total = powers.sum(-1)
@@ -124,7 +124,7 @@ class SourceAttention(nn.Module):
         return self.attend(x, source_slots(keys, values, mask))
 
     def attend(self, x: Tensor, source: Slots) -> Tensor:
-        """x (B, T, D), the projected source -> (B, T, D)"""
+        """Attend to the projected source: x (B, T, D) -> (B, T, D)."""
         z, weights = self.attention(self.norm(x), source, None)
         if self.recorder is not None:
             self.recorder.add_source(0, weights)
@@ -166,7 +166,7 @@ class Seq2Seq(TokenModel):
         return SourceState(decoder=decoder, source=self.encode(source, mask), source_mask=mask)
 
     def encode(self, source: Tensor, mask: Tensor) -> Tensor:
-        """source (B, J) int64, mask (B, J) bool -> (B, J, D), zero where there is padding"""
+        """Return the encoded source (B, J, D), zero where there is padding. source (B, J) int64, mask (B, J) bool"""
         check_tensor(source, "the source")
         check_tensor(mask, "source_mask")
         if source.dim() != 2 or source.shape != mask.shape or mask.dtype != torch.bool:
@@ -188,18 +188,18 @@ class Seq2Seq(TokenModel):
     def losses(
         self, tokens: Tensor, targets: Tensor, state: State, smoothing: float = 0.0
     ) -> tuple[Tensor, Tensor, Tensor, State]:
-        """tokens, targets (B, T) -> smoothed losses, plain losses in nats (both 0 where the target is IGNORE), the
-        predicted tokens, all (B, T), and the state after. Logits are computed for scored targets only."""
+        """Return smoothed losses, plain losses in nats (both 0 where the target is IGNORE_INDEX) and predicted tokens,
+        (B, T) each, and the state after. Logits are computed for scored targets only. tokens, targets (B, T)"""
         x, state = self.hidden_for(targets, tokens, state)
-        scored = targets != IGNORE
+        scored = targets != IGNORE_INDEX
         score = partial(self.score, smoothing=smoothing)
         smoothed, nll, predictions = in_blocks(score, x[scored], targets[scored], self.config.V)
         zeros = smoothed.new_zeros(targets.shape)
-        predictions = torch.full_like(targets, IGNORE).masked_scatter(scored, predictions)
+        predictions = torch.full_like(targets, IGNORE_INDEX).masked_scatter(scored, predictions)
         return zeros.masked_scatter(scored, smoothed), zeros.masked_scatter(scored, nll), predictions, state
 
     def score(self, x: Tensor, targets: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
-        """x (n, D), targets (n,) -> smoothed losses, plain losses, the predicted tokens: (n,)"""
+        """Return smoothed losses, plain losses and predicted tokens, (n,) each. x (n, D), targets (n,)"""
         logits = self.head(x)
         wide = logits if logits.dtype == torch.float64 else logits.float()
         scores: tuple[Tensor, Tensor, Tensor] = SmoothedLoss.apply(wide, targets, smoothing)  # type: ignore[no-untyped-call]

@@ -31,7 +31,7 @@ from stairwell.report.attention import AttentionAverage, average_attention
 from stairwell.runs.load import check_results_writable, find_result, load, open_run, results_folder
 from stairwell.runs.long_streams import check_growing, stream_of
 from stairwell.state import FieldType, State
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from stairwell.tasks.generated import EndlessStream
 from stairwell.train.streams import add_noise
@@ -91,12 +91,12 @@ class MemoryWindow:
     """Memory vectors, states and predictions at the last tokens before a position."""
 
     vectors: Tensor  # (B, T, N)
-    states: Tensor  # (B, T), IGNORE where the token is not scored
+    states: Tensor  # (B, T), IGNORE_INDEX where the token is not scored
     predictions: Tensor  # (B, T)
 
     def scored(self, streams: slice) -> tuple[Tensor, Tensor, Tensor]:
         """Return vectors (E, N), states (E,) and predictions (E,) of the scored tokens of some streams."""
-        scored = self.states[streams] != IGNORE
+        scored = self.states[streams] != IGNORE_INDEX
         return self.vectors[streams][scored], self.states[streams][scored], self.predictions[streams][scored]
 
 

@@ -21,7 +21,7 @@ from stairwell.configs import Config
 from stairwell.cores import Core, build
 from stairwell.cores.core import check_start
 from stairwell.cores.feedback import FeedbackConfig
-from stairwell.cores.time import tokens_since_start
+from stairwell.cores.sliding_window import tokens_since_start
 from stairwell.fast import choose_engine
 from stairwell.layers import CoreConfig
 from stairwell.models import StartEmbedding

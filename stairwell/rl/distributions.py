@@ -45,7 +45,7 @@ class Categorical(nn.Module):
 
     @torch.no_grad()
     def sample(self, policy: Tensor, noise: Tensor) -> Tensor:
-        """policy (B, P), noise (B, A) -> (B, A)"""
+        """Return actions (B, A), sampled with uniform noise (B, A). policy (B, P)"""
         actions = []
         for logits, u in zip(policy.split(self.nvec, -1), noise.to(policy.dtype).unbind(-1)):
             # The last cumulative probability may be below 1 by rounding: never exceed the last possible action.
@@ -59,13 +59,13 @@ class Categorical(nn.Module):
         return torch.stack([logits.argmax(-1) for logits in policy.split(self.nvec, -1)], -1)
 
     def log_prob(self, policy: Tensor, actions: Tensor) -> Tensor:
-        """policy (..., P), actions (..., A) -> (...)"""
+        """Return the log-probability (...) of actions (..., A). policy (..., P)"""
         log_probs = [logits.log_softmax(-1) for logits in policy.split(self.nvec, -1)]
         chosen = [log.gather(-1, action[..., None])[..., 0] for log, action in zip(log_probs, actions.unbind(-1))]
         return torch.stack(chosen, -1).sum(-1)
 
     def entropy(self, policy: Tensor) -> Tensor:
-        """policy (..., P) -> (...)"""
+        """Return the entropy (...) of a policy (..., P)."""
         log_probs = [logits.log_softmax(-1) for logits in policy.split(self.nvec, -1)]
         return torch.stack([-(log.exp() * log).sum(-1) for log in log_probs], -1).sum(-1)
 
@@ -94,7 +94,7 @@ class Gaussian(nn.Module):
 
     @torch.no_grad()
     def sample(self, policy: Tensor, noise: Tensor) -> Tensor:
-        """policy (B, A), noise (B, 2 A) -> (B, A), by the Box-Muller transform"""
+        """Return actions (B, A), sampled with uniform noise (B, 2 A) by the Box-Muller transform. policy (B, A)"""
         radius, angle = noise.chunk(2, -1)
         normal = (-2 * torch.log1p(-radius)).sqrt() * (2 * math.pi * angle).cos()
         return policy + self.std() * normal.to(policy.dtype)
@@ -103,13 +103,13 @@ class Gaussian(nn.Module):
         return policy
 
     def log_prob(self, policy: Tensor, actions: Tensor) -> Tensor:
-        """policy, actions (..., A) -> (...)"""
+        """Return the log-density (...) of actions (..., A). policy (..., A)"""
         std = self.std()
         z = (actions.to(policy.dtype) - policy) / std
         return (-0.5 * z.square() - std.log() - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self, policy: Tensor) -> Tensor:
-        """policy (..., A) -> (...)"""
+        """Return the entropy (...) of a policy (..., A)."""
         entropy = (self.std().log() + 0.5 * math.log(2 * math.pi * math.e)).sum()
         return entropy.expand(policy.shape[:-1])
 

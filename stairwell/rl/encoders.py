@@ -30,7 +30,7 @@ class BoxEncoder(nn.Module):
         self.linear = nn.Linear(len(center), width)
 
     def normalize(self, values: Tensor) -> Tensor:
-        """(B, T, *shape) -> (B, T, elements)"""
+        """Return normalized values (B, T, elements) of (B, T, *shape)."""
         return (values.flatten(2).to(self.center.dtype) - self.center) / self.scale
 
     def forward(self, values: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ class DiscreteEncoder(nn.Module):
             self.scale.copy_(scale * (elements / total) ** 0.5)
 
     def forward(self, values: Tensor) -> Tensor:
-        """(B, T, *shape) -> (B, T, D)"""
+        """Encode values (B, T, *shape) -> (B, T, D)."""
         B, T = values.shape[:2]
         indices = values.reshape(B * T, -1).to(torch.int64) + self.offsets
         table = self.weight * self.scale[:, None]

@@ -16,7 +16,7 @@ import torch
 
 from stairwell.errors import UserError
 from stairwell.state import State
-from stairwell.tasks.base import IGNORE
+from stairwell.tasks.base import IGNORE_INDEX
 
 from .acting import to_tensors
 from .agent import Agent, AgentInputs, AgentOutput
@@ -67,14 +67,15 @@ class Walk:
 
     @torch.no_grad()
     def segments(self, steps: int, probes: Iterable[int], segment: int) -> Iterator[tuple[Array, Array]]:
-        """Yield chosen and right actions (B, T) segment by segment; all but those after `probes` steps are IGNORE."""
+        """Yield chosen and right actions (B, T) segment by segment; those not after `probes` steps are
+        IGNORE_INDEX."""
         state, position, frame = self.agent.init_state(len(self.target)), 0, self.object
         for end in sorted({steps, *(n for n in probes if n < steps)}):
             while position < end:
                 T = min(segment, end - position) if position else 1
                 _, state = self.read(frame, T, state)
                 frame, position = self.hallway, position + T
-                chosen, right = np.full((2, len(self.target), T), IGNORE)
+                chosen, right = np.full((2, len(self.target), T), IGNORE_INDEX)
                 if position == end:
                     policy = self.read(self.doors, 1, state)[0].policy
                     chosen[:, -1], right[:, -1] = policy[:, 0].argmax(-1).cpu().numpy(), self.target

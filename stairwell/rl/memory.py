@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from stairwell.configs import Config
 from stairwell.cores import CORES, Core, build, name_of
-from stairwell.cores.time import tokens_since_start
+from stairwell.cores.sliding_window import tokens_since_start
 from stairwell.fast import choose_engine
 from stairwell.models import StartEmbedding
 from stairwell.state import State

@@ -93,7 +93,7 @@ class MlpMemoryPolicy(RecurrentActorCriticPolicy):
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
 
     def make_features_extractor(self) -> BaseFeaturesExtractor:
-        """Convert the number of features of MultiDiscrete observations to int: torch's LSTM refuses NumPy's."""
+        """Convert the number of features of MultiDiscrete observations to int: torch's LSTM rejects NumPy's."""
         extractor = super().make_features_extractor()
         extractor._features_dim = int(extractor._features_dim)
         return extractor

@@ -36,7 +36,7 @@ from stairwell.runs import sizes
 from stairwell.runs.load import check_results_writable, find_result, load, open_run, results_folder
 from stairwell.state import FieldType
 from stairwell.tasks import Split
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from stairwell.tasks.generated import Array, EndlessStream
 from stairwell.tasks.labeled import Labeled
@@ -71,7 +71,7 @@ class MistakeCounts:
 
     def add_segment(self, predictions: Array, targets: Array) -> MistakeCounts:
         """Return the counts with the next segment of all streams; predictions, targets (B, T)."""
-        scored = targets != IGNORE
+        scored = targets != IGNORE_INDEX
         wrong = scored & (predictions != targets)
         positions = self.tokens + 1 + np.arange(targets.shape[1])
         bins = np.searchsorted(EDGES, positions, side="right") - 1

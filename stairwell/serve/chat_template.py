@@ -50,7 +50,7 @@ class JinjaTemplate(ChatTemplate):
 
 
 def reject(message: str) -> NoReturn:
-    """Templates call this for messages they do not support."""
+    """Raise an error. Templates call this for messages that they do not support."""
     raise TemplateError(message)
 
 

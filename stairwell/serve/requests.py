@@ -384,7 +384,7 @@ class RequestModels:
 
         token_id = Annotated[int, Field(ge=0, le=vocabulary.size - 1)]
         tokens, some_tokens = (list_of(token_id, limits.prompt_tokens, shortest) for shortest in (0, 1))
-        longest = longest_token(vocabulary)
+        longest = vocabulary.max_token_length
         # A string that is too long is rejected before it is encoded, which takes time and memory.
         string = Annotated[str, Field(max_length=None if longest is None else limits.prompt_tokens * longest)]
         prompt = one_of("a string or a list of token ids", {STRING: string, TOKENS: tokens}, TOKENS)
@@ -444,14 +444,6 @@ def constrain(base: type[Body], **types: Any) -> type[Body]:
         field = base.model_fields[name]
         fields[name] = (type_, Field(field.default, description=field.description))
     return create_model(base.__name__, __base__=base, **fields)
-
-
-def longest_token(vocabulary: text.Vocabulary) -> int | None:
-    """Return the most characters of a text that one token can stand for; None without a limit, as with words, which
-    any number of spaces may separate."""
-    if isinstance(vocabulary, text.BPE):
-        return max(int(vocabulary.byte_lengths.max()), 1)
-    return 1 if isinstance(vocabulary, text.Bytes | text.Characters) else None
 
 
 def validate(model: type[Body], body: Any) -> Body:
@@ -515,7 +507,7 @@ def encode_messages(
     prompt = template([ChatTurn(message.role, message.text) for message in request.messages])
     if request.state is None and not prompt:
         raise RequestError(400, "the messages have no text: give at least one token, or a 'state'")
-    longest = longest_token(vocabulary)
+    longest = vocabulary.max_token_length
     if longest is not None and len(prompt) > limits.prompt_tokens * longest:
         raise RequestError(
             400, f"the messages have {len(prompt)} characters; at most {limits.prompt_tokens * longest} are allowed"

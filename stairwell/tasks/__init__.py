@@ -10,7 +10,7 @@ from typing import Any
 from stairwell.errors import UserError, suggestion
 from stairwell.tasks import saved_task
 from stairwell.tasks.base import (
-    IGNORE,
+    IGNORE_INDEX,
     BatchSource,
     RestorableTask,
     SavedTask,
@@ -70,7 +70,7 @@ def load_tasks(name: str, configs: Sequence[Any], folder: Path) -> list[Task]:
 
 
 __all__ = [
-    "IGNORE",
+    "IGNORE_INDEX",
     "TASKS",
     "BatchSource",
     "RestorableTask",

@@ -26,7 +26,6 @@ Letters: E episodes (programs), S statements, V variables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
@@ -34,7 +33,7 @@ import numpy as np
 
 from stairwell.errors import UserError
 
-from .base import IGNORE
+from .base import IGNORE_INDEX
 from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least, check_at_most
 from .scores import TokenScore
 
@@ -188,7 +187,8 @@ def _pick(uniform: Array, choices: Array) -> Array:
 
 
 def _to_tokens(statements: Statements, samples: Samples) -> EpisodeArrays:
-    """Each statement has nine positions, for `if x < y :` and `x = 5 ;`; most statements leave some out."""
+    """Return the tokens. Each statement has nine positions, for `if x < y :` and `x = 5 ;`; most statements
+    leave some out."""
     S, E = statements.type.shape
     left, variable = FIRST_VARIABLE + statements.left, FIRST_VARIABLE + statements.variable
     assigns, prints = statements.type == ASSIGN, statements.type == PRINT
@@ -196,13 +196,13 @@ def _to_tokens(statements: Statements, samples: Samples) -> EpisodeArrays:
     first, second = np.where(prints, (keyword, variable), (variable, keyword))
 
     tokens = np.full((E, 9 * S + 1), END, dtype=np.int8)
-    targets = np.full((E, 9 * S + 1), IGNORE, dtype=np.int8)
+    targets = np.full((E, 9 * S + 1), IGNORE_INDEX, dtype=np.int8)
     present = np.ones((E, 9 * S + 1), dtype=bool)
     number = ONE - 1 + samples.assigned
     slots = (IFS, left, samples.operator, statements.right, COLON, first, second, number, SEMICOLON)
     for position, token in enumerate(slots):
         tokens[:, position:-1:9] = np.transpose(token)
-    targets[:, 8:-1:9] = np.where(prints, statements.value - 1, IGNORE).T
+    targets[:, 8:-1:9] = np.where(prints, statements.value - 1, IGNORE_INDEX).T
     for position in range(5):
         present[:, position:-1:9] = statements.conditional.T
     present[:, 7:-1:9] = assigns.T
@@ -225,15 +225,3 @@ class Algorithmic(GeneratedTask):
     def describe(self) -> str:
         c = self.config
         return f"programs of {c.statements} statements with {c.variables} variables; {self.describe_splits()}"
-
-
-def format_program(tokens: Iterable[int], targets: Iterable[int]) -> str:
-    """Return one statement per line, with the value after each print: `print x ;   # 7`."""
-    lines: list[list[str]] = [[]]
-    for token, target in zip(tokens, targets):
-        lines[-1].append(PROGRAM_TOKENS[token])
-        if target != IGNORE:
-            lines[-1].append(f"  # {VALUES[target]}")
-        if token in (SEMICOLON, END):
-            lines.append([])
-    return "\n".join(" ".join(line) for line in lines).rstrip()

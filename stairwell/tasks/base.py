@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_chec
 import torch
 from torch import Tensor
 
-from stairwell.data.packed import IGNORE
+from stairwell.data.packed import IGNORE_INDEX
 from stairwell.text import Vocabulary
 
 Split = Literal["valid", "test"]
@@ -69,13 +69,13 @@ class TokenBatch:
     """The next T tokens of B parallel streams."""
 
     tokens: Tensor  # (B, T) int64
-    targets: Tensor  # (B, T) int64, IGNORE where nothing is scored
+    targets: Tensor  # (B, T) int64, IGNORE_INDEX where nothing is scored
     start: Tensor | None = None  # (B, T) bool: the stream is reset before this token
     part: int = 0  # index of this part, if a batch is split for gradient accumulation
 
     @property
     def terms(self) -> int:
-        return int((self.targets != IGNORE).sum())
+        return int((self.targets != IGNORE_INDEX).sum())
 
     @property
     def size(self) -> int:

@@ -15,7 +15,7 @@ import torch
 from stairwell.data.cache import Array
 from stairwell.data.packed import Encoded
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 
 
 class SequenceSource:
@@ -85,7 +85,7 @@ def _read(data: Encoded, edges: Array, offset: int, length: int) -> TokenBatch:
     """Return tokens `offset` to `offset + length` of every stream; a stream that has ended is padded with token 0,
     which is not scored."""
     shape = (len(edges) - 1, length)
-    tokens, targets, start = np.zeros(shape, np.int64), np.full(shape, IGNORE, np.int64), np.zeros(shape, bool)
+    tokens, targets, start = np.zeros(shape, np.int64), np.full(shape, IGNORE_INDEX, np.int64), np.zeros(shape, bool)
     for b, (first, end) in enumerate(pairwise(edges)):
         positions = np.arange(first + offset, min(first + offset + length, end))
         n = len(positions)

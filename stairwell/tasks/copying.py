@@ -9,13 +9,12 @@ characters, not when to stop. Tokens 0..9 are the digits. The state is reset at 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from .base import IGNORE
+from .base import IGNORE_INDEX
 from .generated import Array, EpisodeArrays, LengthConfig, LengthTask, check_at_least
 
 DIGITS = 10
@@ -72,14 +71,14 @@ class CopyEpisodes:
         outputs = np.concatenate([np.zeros_like(labels[:, :1]), labels[:, :-1]], axis=1)
         after = np.where(position == n, SEP, np.where(position <= 2 * n, outputs, END))
         tokens = np.where(position < n, digit, after)
-        return EpisodeArrays(tokens, np.where(scored, labels, IGNORE), present=position <= 2 * n + 1)
+        return EpisodeArrays(tokens, np.where(scored, labels, IGNORE_INDEX), present=position <= 2 * n + 1)
 
     def build_full(self, digits: Array) -> EpisodeArrays:
         L = self.length
         outputs = digits[:, ::-1] if self.reverse else digits
         tokens = np.full((len(digits), self.size), END, dtype=np.int8)
         tokens[:, :L], tokens[:, L], tokens[:, L + 1 : -1] = digits, SEP, outputs
-        targets = np.full(tokens.shape, IGNORE, dtype=np.int8)
+        targets = np.full(tokens.shape, IGNORE_INDEX, dtype=np.int8)
         targets[:, L : 2 * L] = outputs
         return EpisodeArrays(tokens, targets)
 
@@ -96,9 +95,3 @@ class Copying(LengthTask):
         shortest = f"{c.min_length} to " if c.min_length else ""
         lengths = f"{shortest}{c.length} digits, tested on {shortest}{c.test_length}"
         return f"{'reverse' if c.reverse else 'copy'} {lengths}; {self.describe_splits()}"
-
-
-def format_lines(tokens: Iterable[int]) -> str:
-    """Return one sequence per line: `31337 -> 31337`."""
-    names = {SEP: " -> ", END: "\n"}
-    return "".join(names.get(token, str(token)) for token in tokens)

@@ -7,13 +7,12 @@ The state is reset at each sequence.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
-from .base import IGNORE
+from .base import IGNORE_INDEX
 from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least
 
 COUNTING_TOKENS = ("A", "SEP", "B", "END")
@@ -52,7 +51,7 @@ class CountingEpisodes:
         tokens[position == 2 * n + 1] = END
         labels = np.where(position < 2 * n, B, END)
         scored = (position >= n) & (position <= 2 * n)
-        return EpisodeArrays(tokens, np.where(scored, labels, IGNORE), present=position <= 2 * n + 1)
+        return EpisodeArrays(tokens, np.where(scored, labels, IGNORE_INDEX), present=position <= 2 * n + 1)
 
 
 class Counting(GeneratedTask):
@@ -67,8 +66,3 @@ class Counting(GeneratedTask):
         c = self.config
         tested = f", tested up to {c.test_length}" if c.test_length else ""
         return f"counting up to {c.length}{tested}; {self.describe_splits()}"
-
-
-def format_counts(tokens: Iterable[int]) -> str:
-    """Return one sequence per line: `AAA -> BBB`."""
-    return "".join(("A", " -> ", "B", "\n")[token] for token in tokens)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.batch_sources import check_segments, to_batch
 from stairwell.tasks.generated import Array, EndlessStream, random_generator
 
@@ -33,7 +33,7 @@ def endless_batches(
     """Yield the first `tokens` tokens of every stream, at most `segment` at a time."""
     check_segments(len(streams), segment)
     prefix = np.tile(np.array(task.prefix, dtype=np.int64), (len(streams), 1))[:, :tokens]
-    yield from _segments(prefix, np.full(prefix.shape, IGNORE), segment)
+    yield from _segments(prefix, np.full(prefix.shape, IGNORE_INDEX), segment)
     remaining, carry = tokens - prefix.shape[1], None
     for block in count():
         if remaining <= 0:
@@ -42,7 +42,7 @@ def endless_batches(
         ids = np.stack([task.generate(generator, BLOCK) for generator in generators])  # (B, T)
         labels, carry = task.labels(ids, carry)
         scored = task.is_scored(block * BLOCK + np.arange(1, BLOCK + 1))
-        yield from _segments(ids[:, :remaining], np.where(scored, labels, IGNORE)[:, :remaining], segment)
+        yield from _segments(ids[:, :remaining], np.where(scored, labels, IGNORE_INDEX)[:, :remaining], segment)
         remaining -= BLOCK
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from stairwell.configs import Config
 from stairwell.data.cache import Array
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, FamilyName, Split, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, FamilyName, Split, TokenBatch
 from stairwell.tasks.batch_sources import check_position, check_segments, check_streams, to_batch
 from stairwell.tasks.scores import SequenceScore, TokenScore
 
@@ -71,7 +71,7 @@ class EndlessStream(Protocol):
 @dataclass(frozen=True)
 class EpisodeArrays:
     tokens: Array  # (E, W)
-    targets: Array  # (E, W), IGNORE where nothing is scored
+    targets: Array  # (E, W), IGNORE_INDEX where nothing is scored
     present: Array | None = None  # (E, W) bool: False is padding; None: no padding
 
 
@@ -361,7 +361,7 @@ class _BlockReader:
             filled = 0
             while filled < length and stream.queue:
                 filled += stream.read_into(out[:, filled:])
-            out[1, filled:] = IGNORE
+            out[1, filled:] = IGNORE_INDEX
         return arrays
 
     def _fill_queues(self, length: int) -> None:

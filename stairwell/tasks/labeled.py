@@ -26,7 +26,7 @@ from stairwell.data import text_files
 from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.packed import LabeledTokens
 from stairwell.errors import UserError, suggestion
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.batch_sources import check_segments, to_batch
 from stairwell.tasks.file_task import FileTask
 from stairwell.tasks.scores import SequenceScore
@@ -195,7 +195,7 @@ class Labeled(FileTask[LabeledFiles, LabeledTokens]):
             present = offsets < lengths  # (B, T)
             positions = np.where(present, starts + offsets, 0)
             ids, targets = data.tokens(positions), data.targets(positions)
-            yield to_batch(np.where(present, ids, 0), np.where(present, targets, IGNORE), None)
+            yield to_batch(np.where(present, ids, 0), np.where(present, targets, IGNORE_INDEX), None)
 
     def describe_data(self) -> str:
         sizes = ", ".join(f"{split} {data.episodes:,}" for split, data in self.splits.items())

@@ -26,7 +26,7 @@ from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.packed import Encoded, Episodic, Packed
 from stairwell.data.text_files import FileSlice, FileSlices
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.file_task import FileTask, cached_vocabulary
 
 Unit = Literal["bytes", "characters", "words", "bpe"]
@@ -152,7 +152,7 @@ class LanguageScore:
 
     def add(self, batch: TokenBatch, nll: Tensor, predictions: Tensor) -> None:
         targets = batch.targets.cpu()
-        scored = targets != IGNORE
+        scored = targets != IGNORE_INDEX
         self.loss += float(nll.cpu()[scored].sum(dtype=torch.float64))
         self.scored += int(scored.sum())
         if self._byte_lengths is not None:

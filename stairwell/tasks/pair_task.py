@@ -25,7 +25,7 @@ from stairwell.data import parallel
 from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.parallel import EncodedPairs, PairFiles
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, FamilyName, SavedTask, Split
+from stairwell.tasks.base import IGNORE_INDEX, FamilyName, SavedTask, Split
 from stairwell.tasks.batch_sources import check_position, check_streams
 from stairwell.tasks.file_task import FileTask, cached_vocabulary
 from stairwell.tasks.scores import TokenScore
@@ -38,12 +38,12 @@ class PairBatch:
     source: Tensor  # (B, J) int64, 0 where padded
     source_mask: Tensor  # (B, J) bool, False where padded
     tokens: Tensor  # (B, T) int64: the decoder's input
-    targets: Tensor  # (B, T) int64, IGNORE where nothing is scored
+    targets: Tensor  # (B, T) int64, IGNORE_INDEX where nothing is scored
     part: int = 0  # index of this part, if a batch is split for gradient accumulation
 
     @property
     def terms(self) -> int:
-        return int((self.targets != IGNORE).sum())
+        return int((self.targets != IGNORE_INDEX).sum())
 
     @property
     def size(self) -> int:
@@ -65,7 +65,7 @@ def make_batch(pairs: Sequence[tuple[Array, Array]], end: int, scored: bool = Tr
     """Return a padded batch of sources and targets with their end tokens; `end` is the target's."""
     B, J, T = len(pairs), max(len(source) for source, _ in pairs), max(len(target) for _, target in pairs)
     sources, mask = np.zeros((B, J), np.int64), np.zeros((B, J), bool)
-    tokens, targets = np.full((B, T), end, np.int64), np.full((B, T), IGNORE, np.int64)
+    tokens, targets = np.full((B, T), end, np.int64), np.full((B, T), IGNORE_INDEX, np.int64)
     for b, (source, target) in enumerate(pairs):
         sources[b, : len(source)], mask[b, : len(source)] = source, True
         tokens[b, 1 : len(target)] = target[:-1]

@@ -108,12 +108,6 @@ def transitions(grid: int) -> Array:
     return np.stack([ahead * 4 + heading, here * 4 + (heading + 1) % 4, here * 4 + (heading - 1) % 4], axis=1)
 
 
-def format_walk(tokens: Iterable[int]) -> str:
-    """Return the names of the actions, one episode per line."""
-    names = " ".join(ACTIONS[token] for token in tokens)
-    return names.replace(" reset", "\nreset")
-
-
 def trajectory(tokens: Iterable[int], grid: int = 8) -> tuple[list[int], list[int]]:
     """Return the agent's cell and heading (an index into HEADINGS) after each token, from the start cell facing
     east."""

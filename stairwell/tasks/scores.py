@@ -1,6 +1,7 @@
 """Metrics of labeled tasks: the loss and accuracy of tokens, and the accuracy of whole sequences.
 
-A token is scored if its target is not IGNORE. Accuracies and errors are in percent. Without scored tokens they are NaN.
+A token is scored if its target is not IGNORE_INDEX. Accuracies and errors are in percent. Without scored
+tokens they are NaN.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from math import nan
 import torch
 from torch import Tensor
 
-from .base import IGNORE, TokenBatch
+from .base import IGNORE_INDEX, TokenBatch
 
 
 class TokenScore:
@@ -40,7 +41,7 @@ class TokenScore:
     def _compare(self, batch: TokenBatch, predictions: Tensor) -> tuple[Tensor, Tensor]:
         """Return which tokens are scored, and which of those are correct: (B, T) bool."""
         targets = batch.targets.cpu()
-        scored = targets != IGNORE
+        scored = targets != IGNORE_INDEX
         if self._is_scored is not None:
             scored &= self._is_scored(batch.tokens.cpu())
         return scored, scored & (predictions.cpu() == targets)

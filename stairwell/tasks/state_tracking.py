@@ -21,7 +21,7 @@ import numpy as np
 
 from stairwell.errors import UserError
 
-from .base import IGNORE
+from .base import IGNORE_INDEX
 from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least
 
 Label = Literal["last", "every"]
@@ -103,7 +103,7 @@ class StateTrackingEpisodes:
         scored = position == lengths - 1
         if self.label == "every":
             scored |= complete
-        return EpisodeArrays(tokens, np.where(scored, labels, IGNORE), present=position < lengths)
+        return EpisodeArrays(tokens, np.where(scored, labels, IGNORE_INDEX), present=position < lengths)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from stairwell.models import IGNORE, Seq2Seq
+from stairwell.models import IGNORE_INDEX, Seq2Seq
 from stairwell.tasks import text_scores
 from stairwell.tasks.base import Split
 from stairwell.tasks.pair_task import PairBatch, PairTask
@@ -46,7 +46,7 @@ class PairCrossEntropy(Objective):
     def forward(self, batch: PairBatch) -> Outcome:
         state = self.model.init_state(batch.source.shape[0], batch.source, batch.source_mask)
         losses, nll, predictions, _ = self.model.losses(batch.tokens, batch.targets, state, self.smoothing)
-        correct = (predictions == batch.targets) & (batch.targets != IGNORE)
+        correct = (predictions == batch.targets) & (batch.targets != IGNORE_INDEX)
         metrics = {"correct": correct.sum(), "nll": nll.sum()}
         return Outcome(losses.sum(), metrics, self.model.core.span_loss() if batch.part == 0 else None)
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.cores import build
 from stairwell.cores.core import SourceState
+from stairwell.cores.sliding_window import tokens_since_start
 from stairwell.cores.staircase import CachedStaircaseConfig, GlobalCachedStaircaseConfig, StaircaseConfig
-from stairwell.cores.time import tokens_since_start
 from stairwell.cores.universal import UniversalConfig
 from stairwell.decode import Session, beam_search
 from tests import invariants

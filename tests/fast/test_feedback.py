@@ -17,7 +17,7 @@ from stairwell.cores import build
 from stairwell.cores.core import Source
 from stairwell.cores.feedback import FeedbackConfig
 from stairwell.cores.lstm import LSTMConfig
-from stairwell.cores.time import tokens_since_start
+from stairwell.cores.sliding_window import tokens_since_start
 from stairwell.fast import feedback_torch, native, segment, segment_data
 from stairwell.fast.feedback import FeedbackEngine, prepare
 from stairwell.fast.feedback_torch import TorchBackend

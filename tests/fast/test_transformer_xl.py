@@ -12,7 +12,7 @@ from torch import Tensor
 
 from stairwell import fast
 from stairwell.cores import build
-from stairwell.cores.time import Window
+from stairwell.cores.sliding_window import Window
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.cores.universal import UniversalConfig
 from stairwell.fast import banded

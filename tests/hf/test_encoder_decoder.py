@@ -12,7 +12,7 @@ from torch import Tensor
 from stairwell.configs import field_types
 from stairwell.cores import CORES, config_type
 from stairwell.errors import UserError
-from stairwell.models import IGNORE
+from stairwell.models import IGNORE_INDEX
 from stairwell.runs.launch import fit
 from stairwell.runs.load import load
 from stairwell.runs.presets import preset
@@ -173,7 +173,7 @@ def collate(examples: list[dict[str, list[int]]]) -> dict[str, Tensor]:
     return {
         "input_ids": ids,
         "attention_mask": (ids != 999).long(),
-        "labels": padded([example["labels"] for example in examples], IGNORE),
+        "labels": padded([example["labels"] for example in examples], IGNORE_INDEX),
     }
 
 

@@ -28,7 +28,7 @@ from stairwell.cores import config_type
 from stairwell.cores.core import TransformerCore
 from stairwell.decode.sampling import penalize_repetition
 from stairwell.layers import AdaptiveSpan, dropout_mask
-from stairwell.models import IGNORE
+from stairwell.models import IGNORE_INDEX
 from stairwell.runs.run import Run
 from tests import invariants
 
@@ -54,7 +54,7 @@ def stream(V: int, B: int = 2, T: int = 9) -> tuple[torch.Tensor, torch.Tensor]:
 def test_nll_equals_the_cross_entropy_of_the_logits(tied: bool, adaptive: dict[str, Any], monkeypatch: Any) -> None:
     model = model_of(FeedbackConfig(**SMALL, memory=3), inputs=17, tied=tied, **adaptive)
     tokens, targets = stream(17)
-    targets[0, 3] = IGNORE
+    targets[0, 3] = IGNORE_INDEX
     logits, _ = model(tokens, model.init_state(2))
     expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(2, 9)
     losses, _ = model.nll(tokens, targets, model.init_state(2))

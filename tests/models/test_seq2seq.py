@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stairwell.cores import CORES
 from stairwell.fast import linear
-from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig, inspect
+from stairwell.models import IGNORE_INDEX, Seq2Seq, Seq2SeqConfig, inspect
 from stairwell.models.encoder import relative_scores, sinusoids
 
 pytestmark = pytest.mark.quick
@@ -82,7 +82,7 @@ def test_padding_has_no_effect(core: str, engine: str, encoder: dict[str, Any]) 
     # Padding may even be an id outside the vocabulary.
     source = padded(list(sources), 10**6)
     state = model.init_state(len(pairs), source, mask)
-    batched = model.losses(padded(list(tokens), 3), padded(list(targets), IGNORE), state, 0.1)[0]
+    batched = model.losses(padded(list(tokens), 3), padded(list(targets), IGNORE_INDEX), state, 0.1)[0]
     torch.testing.assert_close(batched.sum(1), torch.stack(alone))
     actual = gradients(model, batched)
     assert actual.keys() == expected.keys() == dict(model.named_parameters()).keys()
@@ -156,7 +156,7 @@ def test_second_derivatives_of_the_losses_raise(engine: str) -> None:
 def test_smoothed_losses_equal_torch_cross_entropy() -> None:
     model = make("feedback")
     source, tokens, targets = torch.randint(V, (2, 5)), torch.randint(V, (2, 6)), torch.randint(V, (2, 6))
-    targets[1, 4:] = IGNORE
+    targets[1, 4:] = IGNORE_INDEX
     logits, _ = model(tokens, model.init_state(2, source))
     smoothed, nll, predictions, _ = model.losses(tokens, targets, model.init_state(2, source), 0.2)
     for actual, smoothing in ((smoothed, 0.2), (nll, 0.0)):
@@ -164,7 +164,7 @@ def test_smoothed_losses_equal_torch_cross_entropy() -> None:
             logits.flatten(0, 1), targets.flatten(), reduction="none", label_smoothing=smoothing
         )
         torch.testing.assert_close(actual.flatten(), expected)
-    assert torch.equal(predictions, logits.argmax(-1).masked_fill(targets == IGNORE, IGNORE))
+    assert torch.equal(predictions, logits.argmax(-1).masked_fill(targets == IGNORE_INDEX, IGNORE_INDEX))
 
 
 def test_logits_in_blocks_give_the_same_gradients(monkeypatch: pytest.MonkeyPatch) -> None:

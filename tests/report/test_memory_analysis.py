@@ -27,7 +27,7 @@ from stairwell.report.memory_analysis import (
 from stairwell.report.memory_plots import memory_figure
 from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.tasks.base import IGNORE
+from stairwell.tasks.base import IGNORE_INDEX
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from tests.commands import stairwell
 
@@ -96,7 +96,7 @@ def test_probe_is_linear() -> None:
 
 def test_only_scored_tokens_count() -> None:
     window = MemoryWindow(
-        torch.arange(8.0).view(2, 2, 2), torch.tensor([[1, IGNORE], [0, 2]]), torch.tensor([[1, 1], [1, 2]])
+        torch.arange(8.0).view(2, 2, 2), torch.tensor([[1, IGNORE_INDEX], [0, 2]]), torch.tensor([[1, 1], [1, 2]])
     )
     vectors, states, predictions = window.scored(REFERENCE)
     assert vectors.tolist() == [[0, 1]] and states.tolist() == [1] and predictions.tolist() == [1]

@@ -18,7 +18,7 @@ from stairwell.rl.task import RLTask, RLTaskConfig
 from stairwell.runs.launch import fit
 from stairwell.runs.long_streams import measure
 from stairwell.runs.presets import preset
-from stairwell.tasks.base import IGNORE
+from stairwell.tasks.base import IGNORE_INDEX
 
 B, SEEDS = 3, 2
 
@@ -54,7 +54,7 @@ def test_one_walk_gives_the_answers_of_corridors_of_every_length(core: str) -> N
     walk = Walk(agent, corridors(task, SEEDS, B))
     chosen, right = (np.concatenate(arrays, 1) for arrays in zip(*walk.segments(40, lengths, segment=5)))
     assert chosen.shape == (SEEDS * B, 40)
-    assert np.flatnonzero((right != IGNORE).any(0)).tolist() == [n - 1 for n in lengths]
+    assert np.flatnonzero((right != IGNORE_INDEX).any(0)).tolist() == [n - 1 for n in lengths]
     for n in lengths:
         assert chosen[:, n - 1].tolist() == answers_of_real_corridors(agent, n), n
 

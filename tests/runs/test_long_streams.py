@@ -19,7 +19,7 @@ from stairwell.runs.launch import fit
 from stairwell.runs.load import load
 from stairwell.runs.long_streams import EDGES, MistakeCounts, measure, read_streams
 from stairwell.runs.presets import preset
-from stairwell.tasks.base import IGNORE
+from stairwell.tasks.base import IGNORE_INDEX
 from stairwell.tasks.endless import StreamId, endless_batches
 from stairwell.train import Interrupted
 from tests.commands import stairwell
@@ -88,7 +88,7 @@ def test_every_kind_of_group_has_a_horizon(group: str, tmp_path: Path) -> None:
 
 
 def test_only_labels_are_scored_and_the_first_mistake_is_kept() -> None:
-    targets = np.array([[1, IGNORE, 1, 1], [1, IGNORE, 1, 1]])
+    targets = np.array([[1, IGNORE_INDEX, 1, 1], [1, IGNORE_INDEX, 1, 1]])
     counts = MistakeCounts.empty(2).add_segment(np.array([[1, 0, 1, 1], [1, 5, 1, 1]]), targets)
     assert counts.first.tolist() == [0, 0] and counts.scored.sum() == 6
     counts = counts.add_segment(np.array([[1, 0, 0, 0], [1, 0, 1, 1]]), targets)

@@ -13,7 +13,7 @@ import torch
 from stairwell.configs import field_help
 from stairwell.data.packed import LabeledTokens, Packed
 from stairwell.tasks import algorithmic, copying, counting, parity, permutations, random_walk
-from stairwell.tasks.base import IGNORE, BatchSource, StreamTask, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, BatchSource, StreamTask, TokenBatch
 from stairwell.tasks.batch_sources import SequenceSource
 from stairwell.tasks.generated import EpisodeSource, LengthConfig
 
@@ -289,7 +289,7 @@ def test_a_split_has_the_same_episodes_at_any_batch_size(task: StreamTask, split
     for batch in (2, 5, 20):
         unpadded = []
         for stream in torch.stack(joined(list(task.batches(split, batch, 50)))[:2], dim=1):
-            present = ((stream[0] != 0) | (stream[1] != IGNORE)).nonzero()
+            present = ((stream[0] != 0) | (stream[1] != IGNORE_INDEX)).nonzero()
             unpadded.append(stream[:, : int(present.max()) + 1 if len(present) else 0])
         assert torch.equal(torch.cat(unpadded, dim=1), single)
 
@@ -298,11 +298,11 @@ def test_a_split_has_the_same_episodes_at_any_batch_size(task: StreamTask, split
 def test_streams_that_end_early_are_padded_and_the_padding_is_not_scored(task: StreamTask) -> None:
     tokens, targets, *start = joined(list(task.batches("valid", 8, 50)))  # 11 episodes: 1 or 2 per stream
     for b in (0, 1):
-        end = int(((tokens[b] != 0) | (targets[b] != IGNORE)).nonzero().max()) + 1
-        assert (targets[b, end:] == IGNORE).all()
+        end = int(((tokens[b] != 0) | (targets[b] != IGNORE_INDEX)).nonzero().max()) + 1
+        assert (targets[b, end:] == IGNORE_INDEX).all()
         assert not any(flags[b, end:].any() for flags in start)
-    shortest = min(int((stream != IGNORE).sum()) for stream in targets)
-    assert shortest < int((targets != IGNORE).sum(dim=1).max())
+    shortest = min(int((stream != IGNORE_INDEX).sum()) for stream in targets)
+    assert shortest < int((targets != IGNORE_INDEX).sum(dim=1).max())
 
 
 @pytest.mark.parametrize("task", generated())
@@ -318,7 +318,7 @@ def test_tokens_and_labels_are_within_the_vocabulary(task: StreamTask) -> None:
     for tokens, targets, *_ in read_batches:
         assert tokens.dtype == targets.dtype == torch.int64
         assert tokens.min() >= 0 and tokens.max() < task.inputs
-        scored = targets[targets != IGNORE]
+        scored = targets[targets != IGNORE_INDEX]
         assert scored.min() >= 0 and scored.max() < task.outputs
     assert task.primary_metric in task.score().result()
 
@@ -362,7 +362,7 @@ def test_a_fixed_sequence_is_read_in_streams_that_wrap_around() -> None:
 def test_the_last_token_of_a_sequence_has_no_target() -> None:
     batch = SequenceSource(Packed(np.array([5, 6, 7], dtype=np.uint8)), range(1), 1).read(7)
     assert batch.tokens.tolist() == [[5, 6, 7, 5, 6, 7, 5]]
-    assert batch.targets.tolist() == [[6, 7, IGNORE, 6, 7, IGNORE, 6]]
+    assert batch.targets.tolist() == [[6, 7, IGNORE_INDEX, 6, 7, IGNORE_INDEX, 6]]
 
 
 def test_a_stream_is_reset_at_its_first_token_and_where_it_wraps_around() -> None:
@@ -395,7 +395,7 @@ def test_an_empty_sequence_is_rejected() -> None:
 @pytest.mark.parametrize("start", [None, torch.arange(12).view(4, 3) % 5 == 0])
 def test_a_batch_counts_its_terms_and_splits_into_parts(start: torch.Tensor | None) -> None:
     tokens = torch.arange(12).view(4, 3)
-    batch = TokenBatch(tokens, torch.where(tokens % 4 == 1, IGNORE, tokens), start)
+    batch = TokenBatch(tokens, torch.where(tokens % 4 == 1, IGNORE_INDEX, tokens), start)
     parts = batch.parts(2)
     assert batch.terms == 9 == sum(part.terms for part in parts)
     assert same(joined(parts, 0), joined([batch]))

@@ -8,8 +8,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from stairwell.tasks.base import IGNORE, TokenBatch
-from stairwell.tasks.copying import END, SEP, Copying, CopyingConfig, format_lines
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
+from stairwell.tasks.copying import END, SEP, Copying, CopyingConfig
 
 
 def episodes(batch: TokenBatch) -> list[tuple[list[int], list[int]]]:
@@ -31,7 +31,7 @@ def test_each_output_digit_is_the_label_of_the_token_before_it(length: int, reve
         digits = tokens[:length]
         outputs = digits[::-1] if reverse else digits
         assert tokens == [*digits, SEP, *outputs, END]
-        assert targets == [IGNORE] * length + outputs + [IGNORE] * 2
+        assert targets == [IGNORE_INDEX] * length + outputs + [IGNORE_INDEX] * 2
 
 
 def test_test_sequences_are_longer_than_training_sequences() -> None:
@@ -55,12 +55,8 @@ def test_sequences_of_different_lengths(reverse: bool) -> None:
             digits = tokens[: tokens.index(SEP)]
             outputs = digits[::-1] if reverse else digits
             assert tokens == [*digits, SEP, *outputs, END]
-            assert targets == [IGNORE] * len(digits) + outputs + [IGNORE] * 2
+            assert targets == [IGNORE_INDEX] * len(digits) + outputs + [IGNORE_INDEX] * 2
         assert {len(tokens) // 2 - 1 for tokens, _ in complete} == set(range(2, longest + 1))
-
-
-def test_sequences_are_formatted_one_per_line() -> None:
-    assert format_lines([3, 1, SEP, 3, 1, END, 7, 0, SEP]) == "31 -> 31\n70 -> "
 
 
 def test_a_sequence_is_correct_only_if_every_digit_is_correct() -> None:
@@ -70,7 +66,7 @@ def test_a_sequence_is_correct_only_if_every_digit_is_correct() -> None:
         predictions = batch.targets.clone()
         if number == 2:  # tokens 8 to 11: the last two output digits
             predictions[0] += 1
-            assert (batch.targets[0] != IGNORE).sum() == 2
+            assert (batch.targets[0] != IGNORE_INDEX).sum() == 2
         score.add(batch, torch.zeros(batch.tokens.shape), predictions)
     result = score.result()
     assert (result["accuracy"], result["sequence_accuracy"], result["sequences"]) == (90.0, 75.0, 4)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
-from stairwell.tasks.base import IGNORE, TokenBatch
-from stairwell.tasks.counting import COUNTING_TOKENS, Counting, CountingConfig, format_counts
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
+from stairwell.tasks.counting import COUNTING_TOKENS, Counting, CountingConfig
 
 
 def checked_counts(batch: TokenBatch) -> list[int]:
@@ -16,7 +14,7 @@ def checked_counts(batch: TokenBatch) -> list[int]:
     assert batch.start is not None
     for tokens, targets, start in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start.tolist()):
         words = [COUNTING_TOKENS[token] for token in tokens]
-        labels = ["-" if target == IGNORE else COUNTING_TOKENS[target] for target in targets]
+        labels = ["-" if target == IGNORE_INDEX else COUNTING_TOKENS[target] for target in targets]
         while "END" in words:
             size = words.index("END") + 1
             n = (size - 2) // 2
@@ -57,12 +55,6 @@ def test_a_curriculum_may_start_with_smaller_counts() -> None:
     stream.read(10)
     stream.change(length=3)
     assert set(checked_counts(stream.read(200))) == {1, 2, 3}
-
-
-def test_sequences_are_formatted_one_per_line() -> None:
-    text = format_counts(Counting(CountingConfig(length=9)).batch_source(range(1), 1, 0).read(200).tokens[0].tolist())
-    assert re.fullmatch(r"A+ -> B+", text.splitlines()[0])
-    assert format_counts([0, 0, 1, 2, 2, 3]) == "AA -> BB\n"
 
 
 def test_invalid_lengths_are_rejected() -> None:

@@ -10,7 +10,7 @@ import torch
 
 from stairwell.errors import UserError
 from stairwell.tasks import TASKS, task_type
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
 from stairwell.tasks.generated import ENDLESS_TASKS
 from stairwell.tasks.random_walk import trajectory
@@ -64,10 +64,10 @@ def test_labels_equal_those_of_the_whole_stream(name: str) -> None:
     prefix = len(task.endless_stream().prefix)
     if name == "random-walk":
         cells, _ = trajectory(batch.tokens[0].tolist(), task.config.grid)
-        assert batch.targets[0, 1:].tolist() == cells[1:] and batch.targets[0, 0] == IGNORE
+        assert batch.targets[0, 1:].tolist() == cells[1:] and batch.targets[0, 0] == IGNORE_INDEX
         return
     labels, _ = task.train.labels(batch.tokens[:, prefix:].numpy(), None)
-    scored = batch.targets[0] != IGNORE
+    scored = batch.targets[0] != IGNORE_INDEX
     assert scored.sum() == (tokens // 2 if name == "modular-arithmetic" else tokens)
     assert batch.targets[0][scored].tolist() == labels[0][scored.numpy()].tolist()
 
@@ -87,7 +87,7 @@ def test_splitting_long_words_does_not_change_products(length: int) -> None:
 def test_with_labels_at_the_end_positions_before_the_minimum_length_are_not_scored() -> None:
     task = make("cycle-navigation", label="last", min_length=3)
     batch = next(endless_batches(task.endless_stream(), [StreamId(0, 0)], 10, 10))
-    assert (batch.targets[0] != IGNORE).tolist() == [False, False, *[True] * 8]
+    assert (batch.targets[0] != IGNORE_INDEX).tolist() == [False, False, *[True] * 8]
 
 
 def test_tasks_without_endless_streams_raise_an_error() -> None:

@@ -9,7 +9,7 @@ import torch
 
 from stairwell import text
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.labeled import Labeled, LabeledConfig
 
 
@@ -52,7 +52,7 @@ def test_labels_are_aligned_with_tokens_and_every_line_is_reset(tmp_path: Path) 
     assert (task.inputs, task.outputs) == (2, 2)
     batch = read(task, "valid", 1, 2)
     assert batch.tokens.tolist() == [[0, 1, 1, 0, 0]]
-    assert batch.targets.tolist() == [[IGNORE, 1, 0, IGNORE, 1]]
+    assert batch.targets.tolist() == [[IGNORE_INDEX, 1, 0, IGNORE_INDEX, 1]]
     assert batch.start is not None and batch.start.tolist() == [[True, False, True, False, False]]
 
 
@@ -60,7 +60,7 @@ def test_training_repeats_the_training_split(tmp_path: Path) -> None:
     task = Labeled(LabeledConfig(path=str(simple(tmp_path))))
     batch = task.batch_source(range(2), 2, seed=0).read(6)
     assert batch.tokens.tolist() == [[0, 1, 1, 0, 0, 0], [1, 0, 0, 0, 1, 1]]
-    assert batch.targets[0].tolist() == [IGNORE, 1, 0, IGNORE, 1, IGNORE]
+    assert batch.targets[0].tolist() == [IGNORE_INDEX, 1, 0, IGNORE_INDEX, 1, IGNORE_INDEX]
     assert batch.start is not None and batch.start[0].tolist() == [True, False, True, False, False, True]
 
 
@@ -73,10 +73,10 @@ def test_every_episode_is_read_once_and_never_split(tmp_path: Path, streams: int
     batch = read(task, "valid", streams, segment)
     assert batch.start is not None
     assert int(batch.start.sum()) == len(lines)
-    assert int((batch.targets != IGNORE).sum()) == sum(len(line.split()) for line in lines)
+    assert int((batch.targets != IGNORE_INDEX).sum()) == sum(len(line.split()) for line in lines)
     tokens = []
     for b in range(streams):
-        scored = batch.targets[b] != IGNORE
+        scored = batch.targets[b] != IGNORE_INDEX
         assert not bool(scored[0]) or bool(batch.start[b, 0])
         tokens += batch.tokens[b][scored].tolist()
     assert tokens == ["ab".index(token) for line in lines for token in line.split()]
@@ -86,9 +86,9 @@ def test_metrics_are_of_tokens_and_of_whole_episodes(tmp_path: Path) -> None:
     task = Labeled(LabeledConfig(path=str(simple(tmp_path))))
     score = task.score()
     for batch in task.batches("valid", 2, 2):
-        predictions = torch.where(batch.targets == IGNORE, 0, batch.targets)
+        predictions = torch.where(batch.targets == IGNORE_INDEX, 0, batch.targets)
         predictions[batch.start] = 1 - predictions[batch.start]  # wrong at the first token of an episode
-        score.add(batch, torch.ones(batch.tokens.shape) * (batch.targets != IGNORE), predictions)
+        score.add(batch, torch.ones(batch.tokens.shape) * (batch.targets != IGNORE_INDEX), predictions)
     result = score.result()
     assert (result["scored"], result["loss"]) == (3, 1.0)
     assert result["accuracy"] == pytest.approx(200 / 3)
@@ -109,7 +109,7 @@ def test_the_label_file_and_the_unscored_label_are_options(tmp_path: Path) -> No
     write(tmp_path, in_txt="a b\n" * 3, out_txt="? -\n" * 3)
     task = Labeled(LabeledConfig(path=str(tmp_path / "in.txt"), labels=str(tmp_path / "out.txt"), unscored="?"))
     assert task.vocabulary.labels == ("-",)
-    assert read(task, "test", 1, 9).targets.tolist() == [[IGNORE, 0]]
+    assert read(task, "test", 1, 9).targets.tolist() == [[IGNORE_INDEX, 0]]
 
 
 def test_empty_lines_are_skipped_and_the_last_line_needs_no_line_feed(tmp_path: Path) -> None:

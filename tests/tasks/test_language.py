@@ -15,7 +15,7 @@ from stairwell import text
 from stairwell.data import cache, splits, text_files
 from stairwell.data.packed import Encoded, Episodic, Packed
 from stairwell.errors import UserError
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.batch_sources import SequenceSource, split_batches
 from stairwell.tasks.language import Language, LanguageConfig, LanguageScore
 
@@ -72,7 +72,7 @@ def in_order(batch: TokenBatch, present: int) -> TokenBatch:
     """Return the streams concatenated, without padding. Tokens count from 1, padding is 0."""
     mask = batch.tokens > 0
     assert int(mask.sum()) == present
-    assert (batch.targets[~mask] == IGNORE).all()
+    assert (batch.targets[~mask] == IGNORE_INDEX).all()
     assert batch.start is not None and not batch.start[~mask].any()
     return TokenBatch(batch.tokens[mask], batch.targets[mask], batch.start[mask])
 
@@ -85,7 +85,7 @@ SIZES = [(streams, segment) for streams in (1, 2, 3, 7, 60) for segment in (1, 4
 def test_every_token_is_scored_once_at_any_batch_size_and_segment(streams: int, segment: int) -> None:
     batch = in_order(read(Packed(np.arange(1, N + 1)), streams, segment), N)
     assert batch.tokens.tolist() == list(range(1, N + 1))
-    assert batch.targets.tolist() == [*range(2, N + 1), IGNORE]
+    assert batch.targets.tolist() == [*range(2, N + 1), IGNORE_INDEX]
 
 
 @pytest.mark.parametrize(("streams", "segment"), SIZES)
@@ -95,7 +95,7 @@ def test_documents_are_reset_and_their_first_token_is_not_a_target(streams: int,
     assert batch.tokens.tolist() == list(range(1, N + 1))
     assert batch.start is not None and np.flatnonzero(batch.start).tolist() == starts.tolist()
     unscored = {*(starts - 1), N - 1}
-    assert batch.targets.tolist() == [IGNORE if i in unscored else i + 2 for i in range(N)]
+    assert batch.targets.tolist() == [IGNORE_INDEX if i in unscored else i + 2 for i in range(N)]
 
 
 @pytest.mark.parametrize("streams", [2, 3, 5, 8])
@@ -128,7 +128,7 @@ def test_episodes_are_split_padded_and_reset() -> None:
     data = Episodic(Packed(np.arange(1, 16), np.array([0, 6, 7, 10])), 4)
     batch = read(data, 1, 3)
     assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 6, 0, 0, 8, 9, 10, 0, 11, 12, 13, 14]]
-    assert [t if t != IGNORE else 0 for t in batch.targets[0].tolist()] == [
+    assert [t if t != IGNORE_INDEX else 0 for t in batch.targets[0].tolist()] == [
         *(2, 3, 4, 0),
         *(6, 0, 0, 0),
         *(9, 10, 0, 0),
@@ -144,7 +144,7 @@ def test_episodes_are_never_split_between_streams(streams: int) -> None:
     assert sorted(batch.tokens[batch.start].tolist()) == [1, 5, 8, 11]
     occupied = batch.tokens[:, 0] > 0
     assert batch.start[occupied, 0].all()
-    assert int((batch.targets != IGNORE).sum()) == 3 + 1 + 2 + 3
+    assert int((batch.targets != IGNORE_INDEX).sum()) == 3 + 1 + 2 + 3
 
 
 def test_a_single_document_is_split_into_episodes() -> None:
@@ -598,7 +598,7 @@ def scored(score: LanguageScore, targets: list[int], nll: list[float]) -> dict[s
 
 def test_metrics_of_an_example() -> None:
     by_bytes = LanguageScore("bytes", text.Bytes())
-    scored(by_bytes, [1, IGNORE], [math.log(2), 99.0])
+    scored(by_bytes, [1, IGNORE_INDEX], [math.log(2), 99.0])
     assert scored(by_bytes, [1], [math.log(8)]) == pytest.approx(
         {"loss": 2 * math.log(2), "scored": 2, "bits_per_character": 2.0}
     )
@@ -608,7 +608,7 @@ def test_metrics_of_an_example() -> None:
 
 def test_bits_per_byte_count_the_bytes_of_the_scored_tokens() -> None:
     vocabulary = text.BPE.build(["aaaa bbbb " * 50], 270)
-    targets = [*vocabulary.encode("aaaa bbbb").tolist(), IGNORE]
+    targets = [*vocabulary.encode("aaaa bbbb").tolist(), IGNORE_INDEX]
     result = scored(LanguageScore("bpe", vocabulary), targets, [math.log(2)] * len(targets))
     assert result["scored"] == len(targets) - 1 < 9
     assert result["bits_per_byte"] == pytest.approx((len(targets) - 1) / 9)
@@ -624,7 +624,7 @@ def test_a_task_scores_all_tokens_of_a_split(tmp_path: Path) -> None:
     task = language(many_files(tmp_path), unit="words")
     score = task.score()
     for batch in task.batches("test", 2, 3):
-        score.add(batch, (batch.targets != IGNORE).double(), batch.tokens)
+        score.add(batch, (batch.targets != IGNORE_INDEX).double(), batch.tokens)
     assert score.result()["scored"] == 2 * (5 - 1)
 
 

@@ -14,7 +14,7 @@ import torch
 
 from stairwell.data import parallel
 from stairwell.errors import UserError
-from stairwell.tasks import IGNORE, load_tasks, make_task, saved_task
+from stairwell.tasks import IGNORE_INDEX, load_tasks, make_task, saved_task
 from stairwell.tasks.pair_task import PairBatch, PairSource, PairTask, buckets
 from tests import language_pair
 
@@ -261,7 +261,7 @@ def test_processes_share_every_batch(tmp_path: Path) -> None:
 
 
 def targets(batch: PairBatch) -> list[list[int]]:
-    unpadded = [[i for i in target if i != IGNORE] for target in batch.targets.tolist()]
+    unpadded = [[i for i in target if i != IGNORE_INDEX] for target in batch.targets.tolist()]
     return [target for target in unpadded if target]
 
 

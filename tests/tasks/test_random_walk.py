@@ -9,13 +9,13 @@ import torch
 
 from stairwell.tasks.base import TokenBatch
 from stairwell.tasks.random_walk import (
+    ACTIONS,
     FORWARD,
     HEADINGS,
     LEFT,
     RIGHT,
     RandomWalk,
     RandomWalkConfig,
-    format_walk,
     trajectory,
 )
 
@@ -50,14 +50,13 @@ def test_every_label_is_the_cell_after_the_action(length: int, grid: int) -> Non
     for batch in batches:
         assert batch.start is None
         for tokens, targets in zip(batch.tokens.tolist(), batch.targets.tolist()):
-            words = format_walk(tokens).split()
+            words = [ACTIONS[token] for token in tokens]
             assert [t for t, word in enumerate(words) if word == "reset"] == list(range(0, len(words), length + 1))
             assert targets == walk(words, grid)[0]
 
 
 def test_an_example_walk() -> None:
     tokens = [3, 0, 0, 2, 0, 1, 1, 1, 0, 3, 1, 0]
-    assert format_walk(tokens) == ("reset forward forward right forward left left left forward\nreset left forward")
     cells, headings = trajectory(tokens)
     assert cells == [0, 1, 2, 2, 10, 10, 10, 10, 9, 0, 0, 0]
     assert "".join(HEADINGS[heading][0] for heading in headings) == "eeessenwwenn"
@@ -67,7 +66,7 @@ def test_a_trajectory_has_the_cells_and_headings_of_a_walk() -> None:
     task = RandomWalk(RandomWalkConfig(length=60, grid=3))
     batch = task.batch_source(range(1), 1, 0).read(500)
     cells, headings = trajectory(batch.tokens[0].tolist(), grid=3)
-    expected = walk(format_walk(batch.tokens[0].tolist()).split(), 3)
+    expected = walk([ACTIONS[token] for token in batch.tokens[0].tolist()], 3)
     assert (cells, [HEADINGS[heading] for heading in headings]) == expected
     assert cells == batch.targets[0].tolist()
 

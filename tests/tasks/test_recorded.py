@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.tasks import IGNORE, StreamTask, TokenBatch, task_type
+from stairwell.tasks import IGNORE_INDEX, StreamTask, TokenBatch, task_type
 
 pytestmark = pytest.mark.quick
 
@@ -110,7 +110,7 @@ def scored(task: StreamTask, batches: Iterable[TokenBatch]) -> dict[str, float]:
     for batch in batches:
         nll = torch.rand(batch.tokens.shape, generator=generator, dtype=torch.float64)
         correct = torch.randint(0, 2, batch.tokens.shape, generator=generator) == 1
-        score.add(batch, nll * (batch.targets != IGNORE), torch.where(correct, batch.targets, 0))
+        score.add(batch, nll * (batch.targets != IGNORE_INDEX), torch.where(correct, batch.targets, 0))
     return {name: float(f"{value:.12g}") for name, value in score.result().items()}
 
 

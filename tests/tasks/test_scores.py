@@ -7,21 +7,21 @@ from math import isnan, log
 import pytest
 import torch
 
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.scores import SequenceScore, TokenScore
 
 pytestmark = pytest.mark.quick
 
 
 def test_loss_and_accuracy_are_of_the_scored_tokens() -> None:
-    batch = TokenBatch(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[4, IGNORE, 2], [IGNORE, 0, 1]]))
+    batch = TokenBatch(torch.zeros(2, 3, dtype=torch.long), torch.tensor([[4, IGNORE_INDEX, 2], [IGNORE_INDEX, 0, 1]]))
     score = TokenScore()
-    score.add(batch, torch.tensor([[1.0, 9.0, 0.5], [9.0, 2.0, 0.5]]), torch.tensor([[4, IGNORE, 2], [0, 1, 1]]))
+    score.add(batch, torch.tensor([[1.0, 9.0, 0.5], [9.0, 2.0, 0.5]]), torch.tensor([[4, IGNORE_INDEX, 2], [0, 1, 1]]))
     assert score.result() == {"loss": 1.0, "scored": 4, "accuracy": 75.0, "error": 25.0}
 
 
 def test_excluded_tokens_do_not_count() -> None:
-    batch = TokenBatch(torch.tensor([[7, 1, 1, 7]]), torch.tensor([[0, 0, 0, IGNORE]]))
+    batch = TokenBatch(torch.tensor([[7, 1, 1, 7]]), torch.tensor([[0, 0, 0, IGNORE_INDEX]]))
     score = TokenScore(is_scored=lambda tokens: tokens != 7)
     score.add(batch, torch.tensor([[100.0, 1.0, 3.0, 0.0]]), torch.tensor([[1, 0, 1, 0]]))
     assert score.result() == {"loss": 2.0, "scored": 2, "accuracy": 50.0, "error": 50.0}
@@ -46,7 +46,7 @@ def expected_sequences(targets: list[int], predictions: list[int], starts: list[
     for target, prediction, start in zip(targets, predictions, starts):
         if start:
             sequences.append([])
-        if target != IGNORE:
+        if target != IGNORE_INDEX:
             sequences[-1].append(target == prediction)
     return [sequence for sequence in sequences if sequence]
 
@@ -55,11 +55,11 @@ def expected_sequences(targets: list[int], predictions: list[int], starts: list[
 def test_sequence_accuracies_do_not_depend_on_segments(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     B, T = 4, 60
-    targets = torch.where(torch.rand(B, T, generator=generator) < 0.4, IGNORE, 1)
+    targets = torch.where(torch.rand(B, T, generator=generator) < 0.4, IGNORE_INDEX, 1)
     predictions = (torch.rand(B, T, generator=generator) < 0.8).long()
     starts = torch.rand(B, T, generator=generator) < 0.15
     starts[1] = False  # one endless sequence
-    targets[2, 20:] = IGNORE  # a stream that ends early
+    targets[2, 20:] = IGNORE_INDEX  # a stream that ends early
     streams = zip(targets.tolist(), predictions.tolist(), starts.tolist())
     sequences = [sequence for stream in streams for sequence in expected_sequences(*stream)]
     expected = {

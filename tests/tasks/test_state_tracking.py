@@ -12,7 +12,7 @@ import torch
 
 from stairwell.runs.presets import preset
 from stairwell.tasks import task_type
-from stairwell.tasks.base import IGNORE, TokenBatch
+from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 
 Episode = tuple[list[int], list[int]]  # tokens, targets
 
@@ -80,7 +80,7 @@ def split(task: Any, name: Any) -> list[Episode]:
 def test_only_the_last_token_has_a_label_and_it_is_correct(name: str) -> None:
     task = make(name, test_episodes=200)
     for tokens, targets in episodes_of(task.batch_source(range(32), 32, 0).read(400)) + split(task, "test"):
-        assert targets == [IGNORE] * (len(tokens) - 1) + [EXPECTED[name](tokens)]
+        assert targets == [IGNORE_INDEX] * (len(tokens) - 1) + [EXPECTED[name](tokens)]
         assert min(tokens) >= 0 and max(tokens) < task.inputs and targets[-1] < task.outputs
 
 
@@ -90,15 +90,18 @@ def test_the_label_of_every_token_is_that_of_an_episode_ending_there(name: str) 
     for tokens, targets in episodes_of(task.batch_source(range(16), 16, 0).read(200)):
         for t, target in enumerate(targets):
             operator = name == "modular-arithmetic" and 5 <= tokens[t] <= 7
-            assert target == (IGNORE if operator else EXPECTED[name](tokens[: t + 1]))
+            assert target == (IGNORE_INDEX if operator else EXPECTED[name](tokens[: t + 1]))
 
 
 @each
 def test_labels_at_every_token_do_not_change_the_tokens(name: str) -> None:
     last, every = (make(name, label=label).batch_source(range(4), 4, 0).read(200) for label in ("last", "every"))
     assert torch.equal(last.tokens, every.tokens)
-    scored = last.targets != IGNORE
-    assert torch.equal(last.targets[scored], every.targets[scored]) and (every.targets != IGNORE).sum() > scored.sum()
+    scored = last.targets != IGNORE_INDEX
+    assert (
+        torch.equal(last.targets[scored], every.targets[scored])
+        and (every.targets != IGNORE_INDEX).sum() > scored.sum()
+    )
 
 
 @each

@@ -16,7 +16,7 @@ import torch
 
 from stairwell import configs
 from stairwell.errors import UserError
-from stairwell.models import IGNORE
+from stairwell.models import IGNORE_INDEX
 from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs import RunConfig, preset
 from stairwell.runs.launch import summarize
@@ -574,7 +574,7 @@ def test_a_step_uses_the_learning_rate_of_the_schedule(tmp_path: Path) -> None:
 def test_the_gradient_of_a_single_term_is_not_scaled(tmp_path: Path) -> None:
     run = trainer(tmp_path, "counting/lstm", task__length=3, train__max_grad_norm=0, train__batch=1, train__segment=1)
     batch = run.batch_source.read(1)
-    while int((batch.targets != IGNORE).sum()) != 1:
+    while int((batch.targets != IGNORE_INDEX).sum()) != 1:
         batch = run.batch_source.read(1)
     nll, _ = run.model.nll(batch.tokens, batch.targets, run.model.init_state(1), batch.start)
     expected = torch.autograd.grad(nll.sum(), list(run.model.parameters()))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stairwell import FeedbackConfig, LanguageModelConfig, LSTMConfig
-from stairwell.models import IGNORE, LanguageModel
+from stairwell.models import IGNORE_INDEX, LanguageModel
 from stairwell.runs.run import Run
 from stairwell.tensor_files import load_tensors
 from stairwell.train import (
@@ -41,7 +41,7 @@ PACKAGE = Path(__file__).parents[2] / "stairwell" / "train"
 def test_the_loop_does_not_depend_on_what_is_learned(name: str) -> None:
     source = (PACKAGE / f"{name}.py").read_text()
     protocols = r"\.base import (Batch|BatchSource|Split)(, (BatchSource|Split))*$"
-    foreign = rf"stairwell\.(models|tasks(?!{protocols})|text|data|cores)|train\.streams|IGNORE|\"accuracy\""
+    foreign = rf"stairwell\.(models|tasks(?!{protocols})|text|data|cores)|train\.streams|IGNORE_INDEX|\"accuracy\""
     assert not re.search(foreign, source, re.MULTILINE)
 
 
@@ -251,7 +251,7 @@ def test_the_accuracy_of_an_evaluation_is_that_of_the_logits(tmp_path: Path, mon
     with torch.no_grad():
         for batch in task.batches("valid", 1, 10_000):
             logits, _ = model.eval()(batch.tokens, model.init_state(1), batch.start)
-            scored = batch.targets != IGNORE
+            scored = batch.targets != IGNORE_INDEX
             correct += int((logits.argmax(-1) == batch.targets)[scored].sum())
             total += int(scored.sum())
     assert 0 < correct < total

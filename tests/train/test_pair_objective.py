@@ -14,7 +14,7 @@ import torch
 
 from stairwell import FeedbackConfig
 from stairwell.errors import UserError
-from stairwell.models import IGNORE, Seq2Seq, Seq2SeqConfig
+from stairwell.models import IGNORE_INDEX, Seq2Seq, Seq2SeqConfig
 from stairwell.runs.launch import new_run, train
 from stairwell.runs.load import evaluate_run, load
 from stairwell.tasks.pair_task import PairBatch
@@ -200,7 +200,7 @@ def test_correct_target_tokens_are_counted() -> None:
     state = objective.model.init_state(2, source)
     targets = objective.model(tokens, state)[0].argmax(-1)
     targets[0, 0] = (targets[0, 0] + 1) % 7
-    targets[1, 2] = IGNORE
+    targets[1, 2] = IGNORE_INDEX
     outcome = objective(PairBatch(source, torch.ones(2, 4, dtype=torch.bool), tokens, targets))
     assert int(outcome.metrics["correct"]) == 4
 

@@ -336,7 +336,7 @@ def test_every_flipped_bit_of_a_checkpoint_is_detected(uninterrupted: Path, tmp_
 
 
 def test_a_full_disk_keeps_the_old_checkpoint(uninterrupted: Path, tmp_path: Path) -> None:
-    """The system refuses to write files as large as a checkpoint."""
+    """The system rejects files as large as a checkpoint."""
     run, size = tmp_path / "run", Run(uninterrupted / "run").checkpoints()[-1].stat().st_size
     name = "random-walk/lstm"
     command = start_command(tmp_path, "train", name, *EVERYTHING, *EXPERIMENTS[name], "--out", "run", TEST_WAIT_AT="12")

@@ -103,5 +103,5 @@ def _disc(size: int, radius: float) -> Array:
 
 @cache
 def _arrow(size: int) -> Array:
-    """An arrowhead pointing east, notched at the back."""
+    """Return an arrowhead pointing east, notched at the back."""
     return _coverage(size, lambda x, y: (abs(y) < 0.55 * (0.42 - x)) & (x > -0.36 + 0.42 * (0.4 - abs(y))))
