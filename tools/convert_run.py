@@ -73,10 +73,10 @@ EXPERIMENTS = {"extra.league.": "extra.state-tracking.", "extra.horizon.": "extr
 # Parts of variants' names; the names of variants by prefix of their experiment; titles of columns.
 VARIANTS = {", rate ": ", learning rate ", "25,000 updates": "25,000 steps", "one slot": "memory 1"}
 STAIRCASES = {
-    "extra.state-tracking.": {"Staircase": "N = 2, C = 1", "Cached Staircase": "N = 3, C = 1"},
-    "extra.long-streams.": {"Staircase": "N = 2, C = 1"},
-    "extra.parity": {"Staircase": "N = 4, C = 2", "Cached Staircase": "N = 9, C = 1"},
-    "extra.s5": {"Staircase": "N = 4, C = 2", "Cached Staircase": "N = 9, C = 1"},
+    "extra.state-tracking.": {"Staircase": "C=1, N=2", "Cached Staircase": "C=1, N=3"},
+    "extra.long-streams.": {"Staircase": "C=1, N=2"},
+    "extra.parity": {"Staircase": "C=2, N=4", "Cached Staircase": "C=1, N=9"},
+    "extra.s5": {"Staircase": "C=2, N=4", "Cached Staircase": "C=1, N=9"},
 }
 COLUMNS = {
     "longest walks at 90%, actions": "longest episodes at 90% accuracy (actions)",
@@ -254,7 +254,7 @@ def convert_variant(experiment: str, name: str) -> str:
     """Convert the name of a variant of an experiment."""
     for prefix, sizes in STAIRCASES.items():
         if experiment.startswith(prefix) and name in sizes:
-            return f"{name}, {sizes[name]}"
+            return f"{name} ({sizes[name]})"
     for old, new in VARIANTS.items():
         name = name.replace(old, new)
     return name

@@ -22,7 +22,7 @@ from typing import Any
 from PIL import Image
 
 from stairwell.experiments.cost import format_duration
-from stairwell.experiments.experiment import SCALES, Scale
+from stairwell.experiments.experiment import SCALES, Scale, folder_name
 from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.experiments.reproduce import best_by_validation, panels, table, total_time
 from stairwell.files import write_text
@@ -30,6 +30,8 @@ from stairwell.report import Panel, write_sweep_png
 from stairwell.report.sweep import format_sweep
 from stairwell.runs import RunConfig
 from stairwell.runs.launch import primary_metric
+from stairwell.runs.run import Run
+from tools import learning_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURES = ROOT / "results", ROOT / "docs" / "pictures"
@@ -71,8 +73,9 @@ WITHOUT_CURVES = (
 SHORT_OUTCOMES = {"does not agree": "does not", "our own": "measured"}
 OUTCOME_AT_START = r"^(Agrees|Partly|Does not agree|Inconclusive)\b( agrees)?:? "
 
-CURVES = """Thick lines with circles: validation. Thin lines: training. If runs were added to this result later, the
-figure shows the models of the last command only."""
+CURVES = "Thick lines with circles: validation. Thin lines: training."
+WITHOUT_STORED_CURVES = """If runs were added to this result later, the figure shows the models of the last command
+only."""
 
 PAPER_SCALE = """## At paper scale
 
@@ -85,36 +88,52 @@ def publish(folder: Path, outcome: str, verdict: str, add: bool = False) -> Path
     """Copy an experiment's result and figure into the project; `add`: keep published variants and seeds."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     name = f"{result['experiment']}-{result['scale']}"
+    result["variants"] = [with_curves(folder, variant) for variant in result["variants"]]
     if add:
         result = joined(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")), result)
     result |= {"outcome": outcome, "verdict": verdict}
     RESULTS.mkdir(exist_ok=True)
-    write_text(RESULTS / f"{name}.json", json.dumps(result, indent=1) + "\n")
-    if (folder / "curves.png").exists() and result["experiment"] not in WITHOUT_CURVES:
-        save_picture(folder / "curves.png", f"{name}.png")
+    write_text(RESULTS / f"{name}.json", learning_curves.compact(json.dumps(result, indent=1)) + "\n")
     return RESULTS / f"{name}.json"
 
 
-PER_SEED = ("seeds", "commits", "valid", "seconds", "stages")
+def with_curves(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
+    """Return a variant under its present name and with the learning curves of its run folders."""
+    if not variant["seeds"]:
+        return {**variant, "name": present_name(variant["name"]), "curves": []}
+    metric = primary_metric(RunConfig.from_json(variant["config"], variant["name"]))[0].removeprefix("valid_")
+    runs = [Run(folder / folder_name(variant["name"]) / f"seed-{seed}") for seed in variant["seeds"]]
+    curves = [learning_curves.read(run, metric) if run.exists else None for run in runs]
+    return {**variant, "name": present_name(variant["name"]), "curves": curves}
+
+
+def present_name(name: str) -> str:
+    """Return the present name of a Staircase variant that was measured under an earlier one."""
+    return re.sub(r"Staircase, N = (\d+), C = (\d+)", r"Staircase (C=\2, N=\1)", name)
+
+
+PER_SEED = ("seeds", "commits", "valid", "seconds", "stages", "curves")
 
 
 def joined(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    """Return a result with the published variants and seeds that were not run again. Their configs and columns must be
-    the same."""
+    """Return a result with the published variants and seeds that were not run again. The columns must be the same, and
+    the config of a variant that has new seeds."""
     commit = before["provenance"]["commit"]
     published = {v["name"]: {"commits": [commit] * len(v["seeds"]), **v} for v in before["variants"] if v["seeds"]}
     if before["columns"] != now["columns"]:
         sys.exit(f"{now['experiment']} is published with other columns; publish without --add")
+    if removed := published.keys() - {variant["name"] for variant in now["variants"]}:
+        print(f"removed, because {now['experiment']} does not have them any more: {', '.join(sorted(removed))}")
     variants = [joined_variant(published[v["name"]], v) if v["name"] in published else v for v in now["variants"]]
     commits = sorted({commit for variant in variants for commit in variant["commits"]})
     return {**now, "variants": variants, "provenance": {**now["provenance"], "commit": ", ".join(commits)}}
 
 
 def joined_variant(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
-    if without_path(before["config"]) != without_path(now["config"]):
-        sys.exit(f"'{now['name']}' is published with another config; publish without --add")
     if not now["seeds"]:
         return {**now, **before}
+    if changes := changed_options(before["config"], now["config"], now["name"]):
+        sys.exit(f"'{now['name']}' is published with another config ({', '.join(changes)}); publish without --add")
     if len(before.get("valid", ())) < len(before["seeds"]):
         sys.exit(f"'{now['name']}' is published without its validation scores; publish without --add")
     by_seed = {**results_by_seed(before), **results_by_seed(now)}
@@ -131,6 +150,7 @@ def joined_variant(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any
 
 
 def results_by_seed(variant: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    variant = {**variant, "curves": learning_curves.of_seeds(variant)}
     return {
         seed: {
             **{name: variant[name][i] for name in PER_SEED},
@@ -140,9 +160,48 @@ def results_by_seed(variant: dict[str, Any]) -> dict[int, dict[str, Any]]:
     }
 
 
-def without_path(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config without the path of its corpus, which differs between machines."""
-    return {**config, "task": {name: value for name, value in config["task"].items() if name != "path"}}
+def changed_options(before: dict[str, Any], now: dict[str, Any], name: str) -> dict[str, tuple[Any, Any]]:
+    """Return the options of a config that changed, with both values: {"train.max_grad_norm": (1.0, 0.1)}. An option
+    younger than the first config counts as changed if it does not have its default now. The path of a corpus, which
+    differs between machines, is ignored."""
+    filled = [flat(RunConfig.from_json(config, name).to_json()) for config in (before, now)]
+    old, new = flat(before), filled[1]
+    names = sorted((filled[0].keys() | new.keys()) - {"stairwell", "task.path"})
+    return {name: (old.get(name), new.get(name)) for name in names if filled[0].get(name) != new.get(name)}
+
+
+def flat(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config as options such as `train.steps`."""
+    options: dict[str, Any] = {}
+    for section, value in config.items():
+        options |= (
+            {f"{section}.{name}": one for name, one in value.items()} if isinstance(value, dict) else {section: value}
+        )
+    return options
+
+
+def changed_since(result: dict[str, Any]) -> list[str]:
+    """Return how the experiment differs today from what was measured, one sentence per group of models."""
+    experiment = CATALOG[result["experiment"]](result["scale"])
+    present = {variant.name: variant.config.to_json() for variant in experiment.variants} if experiment else {}
+    groups: dict[str, list[str]] = {}
+    for variant in result["variants"]:
+        if not variant["seeds"]:
+            continue
+        if variant["name"] not in present:
+            change = "not in the experiment any more"
+        else:
+            # An option younger than the result is left out: its default then is not known.
+            changes = changed_options(variant["config"], present[variant["name"]], variant["name"])
+            listed = [f"`{name}` is {new}, was {old}" for name, (old, new) in changes.items() if old is not None]
+            change = ", ".join(listed)
+        if change:
+            groups.setdefault(change, []).append(variant["name"])
+    trained = {variant["name"] for variant in result["variants"] if variant["seeds"]}
+    return [
+        f"The experiment has changed since. {'All models' if {*names} == trained else '; '.join(names)}: {change}."
+        for change, names in groups.items()
+    ]
 
 
 def save_picture(path: Path, name: str) -> None:
@@ -156,12 +215,34 @@ def sweep(result: dict[str, Any]) -> list[Panel]:
     return panels(experiment, result) if experiment is not None else []
 
 
-def draw_sweeps() -> None:
-    for (name, scale), result in published().items():
-        if plots := sweep(result):
-            with TemporaryDirectory() as folder:
-                write_sweep_png(Path(folder) / "sweep.png", plots)
-                save_picture(Path(folder) / "sweep.png", f"{name}-{scale}.sweep.png")
+def draw_pictures() -> None:
+    """Draw the learning curves and the plots of all published results."""
+    with TemporaryDirectory() as folder:
+        drawn = Path(folder) / "drawn.png"
+        for (name, scale), result in published().items():
+            if plots := sweep(result):
+                write_sweep_png(drawn, plots, title_of(result))
+                save_picture(drawn, f"{name}-{scale}.sweep.png")
+            if has_drawn_curves(result):
+                learning_curves.draw(drawn, result, title_of(result))
+                save_picture(drawn, f"{name}-{scale}.png")
+
+
+def has_drawn_curves(result: dict[str, Any]) -> bool:
+    """Return whether the figure of learning curves is drawn from curves in the result."""
+    return result["experiment"] not in WITHOUT_CURVES and learning_curves.stored(result)
+
+
+def title_of(result: dict[str, Any]) -> str:
+    return f"{result['title']} ({result['scale']} scale)"
+
+
+def curves_note(result: dict[str, Any]) -> str:
+    """Return the explanation of the figure of learning curves."""
+    if not has_drawn_curves(result):
+        return f"{CURVES} {WITHOUT_STORED_CURVES}"
+    names = learning_curves.missing(result)
+    return f"{CURVES} Without recorded curves: {'; '.join(names)}." if names else CURVES
 
 
 def published() -> Results:
@@ -242,7 +323,8 @@ def experiment_page(result: dict[str, Any]) -> str:
     if ends := [f"{v['name']} {last_stage(v)}" for v in result["variants"] if any(v.get("stages") or ())]:
         lines.append(f"\nLast stage of the curriculum: {'; '.join(ends)}.")
     if (PICTURES / f"{name}.png").exists():
-        lines += ["\n## Learning curves\n", f"![Learning curves: {result['title']}](../pictures/{name}.png)\n", CURVES]
+        lines += ["\n## Learning curves\n", f"![Learning curves: {result['title']}](../pictures/{name}.png)\n"]
+        lines.append(curves_note(result))
     threads = sorted({threads for variant in result["variants"] for threads in variant["threads"]})
     seconds = sum(sum(variant["seconds"]) for variant in result["variants"])
     lines += [
@@ -256,7 +338,7 @@ def experiment_page(result: dict[str, Any]) -> str:
         f"| training | {format_duration(seconds)} in all |",
         f"| file | [`results/{name}.json`](../../results/{name}.json): configs and all numbers |",
         "\n## Appendix: setup and what was tried\n",
-        *(f"- {note}" for note in result["notes"]),
+        *(f"- {note}" for note in [*result["notes"], *changed_since(result)]),
         "\n## Appendix: every run\n",
         *runs_table(result),
     ]
@@ -301,7 +383,7 @@ def main() -> None:
         if not arguments.verdict or not arguments.outcome:
             parser.error("a result needs an --outcome and a --verdict")
         print(publish(arguments.folder, arguments.outcome, arguments.verdict, arguments.add))
-    draw_sweeps()
+    draw_pictures()
     written = pages()
     PAGES.mkdir(exist_ok=True)
     for old in set(PAGES.glob("*.md")) - set(written):

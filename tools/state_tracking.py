@@ -37,7 +37,10 @@ HEADLINE = {
     "LSTM, S5": (3.0, "LSTM", (1e6, 79)),
     "DeltaNet, S5": (3.0, "DeltaNet", (1500, 50)),
 }
-OURS = ("Feedback", "Staircase", "Cached Staircase", "Global Cached Staircase", "DeltaNet", "LSTM", "Transformer-XL")
+OURS = (
+    "Feedback", "Staircase (C=1, N=2)", "Cached Staircase (C=1, N=3)", "Global Cached Staircase", "DeltaNet", "LSTM",
+    "Transformer-XL",
+)  # fmt: skip
 Cells = dict[tuple[str, str], float]  # by model and task
 
 

@@ -49,6 +49,11 @@ class SweepPoint:
     "Whether the paper's number belongs to this x. At laptop scale it may belong to another."
 
 
+def folder_name(name: str) -> str:
+    """Return the name of the folder of a variant."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
 @dataclass(frozen=True)
 class Variant:
     name: str
@@ -66,7 +71,7 @@ class Variant:
 
     @property
     def folder(self) -> str:
-        return re.sub(r"[^a-z0-9.]+", "-", self.name.lower()).strip("-")
+        return folder_name(self.name)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -266,11 +266,11 @@ def write_report(experiment: Experiment, out: Path, result: dict[str, Any]) -> P
     ]
     page = out / "report.html"
     notes = [*([f"The paper's conclusion: {experiment.claim}"] if experiment.claim else []), *experiment.notes]
-    report.write_png(out / "curves.png", runs)
+    title = f"{experiment.title} ({experiment.scale} scale)"
+    report.write_png(out / "curves.png", runs, title=title)
     report.write_stream_pngs(page, runs)
     sweep = panels(experiment, result)
-    report.write_sweep_png(out / "sweep.png", sweep)
-    title = f"{experiment.title} ({experiment.scale} scale)"
+    report.write_sweep_png(out / "sweep.png", sweep, title)
     report.write_html(page, title, runs, [table(result)], notes, sweep=sweep)
     return page
 

@@ -16,6 +16,8 @@ from stairwell.report.compare import Model, format_metric, group_models, is_perc
 
 FIGURE = OutputType("a figure of stairwell", contains_bytes(b"Software\0stairwell"))
 LEGEND_CHARACTERS = 125  # that fit beside each other above a figure, 8 per line and gap
+TITLE_HEIGHT = 0.3  # inches
+UNITS = {"loss": "nats per token", "return": "rewards per episode"}  # that the name of a metric does not state
 CSS_NAMES = {TEXT: "ink", MUTED: "soft", RULE: "rule", BACKGROUND: "card"}
 CSS_NAMES |= {color.light: f"c{i}" for i, color in enumerate(PALETTE)}
 
@@ -24,6 +26,11 @@ def new_figure(width: float, height: float) -> Any:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=120, facecolor="white", layout="constrained")
+
+
+def legend_title(title: str | None) -> dict[str, Any]:
+    """Return the arguments of a legend above a figure that also has the figure's title, if there is one."""
+    return {"title": title, "title_fontsize": 12, "alignment": "left"} if title else {}
 
 
 def save_png(path: str | os.PathLike[str], figure: Any) -> bool:
@@ -87,13 +94,15 @@ def format_tick(number: float) -> str:
     return f"{number:g}"
 
 
-def write_png(path: str | os.PathLike[str], runs: list[RunReport], metric: str | None = None) -> None:
+def write_png(
+    path: str | os.PathLike[str], runs: list[RunReport], metric: str | None = None, title: str | None = None
+) -> None:
     """Plot a metric, by default the primary metric, against tokens and against time."""
     models = group_models(runs)
     metric = metric or (runs[0].metric if runs else "loss")
     longest = max([len(model.name) for model in models], default=0)
     legend_columns = max(1, min(4, LEGEND_CHARACTERS // (longest + 8)))
-    figure = new_figure(10, 3.6 + 0.2 * -(-len(models) // legend_columns))
+    figure = new_figure(10, 3.6 + 0.2 * -(-len(models) // legend_columns) + (TITLE_HEIGHT if title else 0))
     axes = figure.subplots(1, 2, sharey=True)
     scale, unit = time_unit(max([run.seconds for run in runs], default=0.0))
     for plot, x_name, x_scale, label in ((axes[0], "tokens", 1e6, f"million {unit_of(runs)} trained on"),
@@ -103,12 +112,16 @@ def write_png(path: str | os.PathLike[str], runs: list[RunReport], metric: str |
         plot.set_xlabel(label, color=MUTED)
         plot.set_xlim(left=0)
         style_axes(plot)
-    axes[0].set_ylabel(format_metric(metric) + (", %" if is_percent(metric) else ""), color=MUTED)
+    metric_unit = "%" if is_percent(metric) else UNITS.get(metric)
+    axes[0].set_ylabel(format_metric(metric) + (f", {metric_unit}" if metric_unit else ""), color=MUTED)
     if is_percent(metric):
         axes[0].set_ylim(0, 102)
     handles, labels = axes[0].get_legend_handles_labels()
     if handles:
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(len(labels), legend_columns), frameon=False)
+        figure.legend(
+            handles, labels, loc="outside upper left", ncols=min(len(labels), legend_columns), frameon=False,
+            **legend_title(title),
+        )  # fmt: skip
     save_png(path, figure)
 
 

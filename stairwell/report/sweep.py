@@ -12,7 +12,7 @@ import numpy as np
 
 from stairwell.report.colors import MUTED, PALETTE, TEXT, assign_colors
 from stairwell.report.compare import format_cell
-from stairwell.report.plots import new_figure, save_png, style_axes
+from stairwell.report.plots import TITLE_HEIGHT, legend_title, new_figure, save_png, style_axes
 
 LINE = {"linewidth": 2.2}
 MEAN = {"marker": "o", "markersize": 7, "markeredgecolor": "#ffffff", "markeredgewidth": 1.2}
@@ -67,7 +67,7 @@ class Panel:
         return sorted((point for point in self.points if point.series == series), key=lambda point: point.x or 0)
 
 
-def sweep_figure(panels: Sequence[Panel]) -> Any:
+def sweep_figure(panels: Sequence[Panel], title: str | None = None) -> Any:
     """Plot all panels, two per row; None if there are none."""
     if not panels:
         return None
@@ -77,7 +77,10 @@ def sweep_figure(panels: Sequence[Panel]) -> Any:
     groups = [panels] if one_legend else [[panel] for panel in panels]
     legend_width = width if one_legend else width / columns - 0.6
     lines = max(-(-len(entries) // legend_columns(entries, legend_width)) for entries in map(legend_entries, groups))
-    figure = new_figure(width, 3.5 * rows + (0.24 * lines if one_legend else 0.26 * lines * rows))
+    legend_height = 0.24 * lines if one_legend else 0.26 * lines * rows
+    figure = new_figure(width, 3.5 * rows + legend_height + (TITLE_HEIGHT if title else 0))
+    if title and not one_legend:
+        figure.suptitle(title, x=0.01, ha="left", color=TEXT, fontsize=12)
     figure.get_layout_engine().set(wspace=0.05, hspace=0.05)
     same_score = len({panel.score for panel in panels}) == 1
     plots = figure.subplots(rows, columns, squeeze=False, sharey=same_score).flatten()
@@ -94,7 +97,7 @@ def sweep_figure(panels: Sequence[Panel]) -> Any:
     for plot in plots[len(panels) :]:
         plot.axis("off")
     if one_legend:
-        add_legend(figure, plots[0], panels, legend_width, loc="outside upper left")
+        add_legend(figure, plots[0], panels, legend_width, loc="outside upper left", **legend_title(title))
     return figure
 
 
@@ -121,9 +124,11 @@ def plot_series(plot: Any, panel: Panel, series: str, color: str) -> None:
         for number, score in enumerate(point.scores if panel.seeds > 1 else ()):
             transform = shifted(plot, marker_offset(first + number, len(lines) * panel.seeds))
             plot.plot([point.x], [score], transform=transform, alpha=0.55, zorder=4, color=color, **SEED)
+            plot.update_datalim([(point.x, score)])  # a shifted point does not count by itself
         if point.paper is not None:
             offset = marker_offset(lines.index(series), len(lines)) if panel.seeds > 1 else 0
             plot.plot([point.x], [point.paper], transform=shifted(plot, offset), zorder=5, color=color, **PAPER)
+            plot.update_datalim([(point.x, point.paper)])
 
 
 def mean_style(panel: Panel, series: str) -> dict[str, Any]:
@@ -200,9 +205,9 @@ def add_legend(parent: Any, plot: Any, panels: Sequence[Panel], width: float, **
     parent.legend(handles, entries, ncols=columns, frameon=False, labelcolor=TEXT, fontsize=9.5, **location)
 
 
-def write_sweep_png(path: str | os.PathLike[str], panels: Sequence[Panel]) -> bool:
+def write_sweep_png(path: str | os.PathLike[str], panels: Sequence[Panel], title: str | None = None) -> bool:
     """Write the plot if there are panels. Return whether it was written."""
-    return save_png(path, sweep_figure(panels))
+    return save_png(path, sweep_figure(panels, title))
 
 
 def format_sweep(panels: Sequence[Panel]) -> str:

@@ -159,18 +159,18 @@ SWEPT = "extra.chunk-passes"
 
 
 def test_scores_are_plotted_against_the_number_that_variants_differ_in(tmp_path: Path) -> None:
-    only = ["--only", "Staircase, N = 1, C = 2", "--only", "Staircase, N = 4, C = 2"]
+    only = ["--only", "Staircase (C=2, N=1)", "--only", "Staircase (C=2, N=4)"]
     options = [*TINY, "--core.heads", "1", "--steps", "2", "--seeds", "2", *only, "--out", "experiment"]
     assert stairwell(tmp_path, "reproduce", SWEPT, *options).status == 0
     assert (tmp_path / "experiment" / "sweep.png").stat().st_size > 1000
     page = (tmp_path / "experiment" / "report.html").read_text(encoding="utf-8")
     result = json.loads((tmp_path / "experiment" / "result.json").read_text())
     means = {
-        variant["name"][-12:-7]: sum(variant["measured"]["test error (%)"]) / 2
+        variant["name"][-4:-1]: sum(variant["measured"]["test error (%)"]) / 2
         for variant in result["variants"]
         if variant["seeds"]
     }
-    text = f"Staircase, chunks of 2 {means['N = 1']:.4g} at 1, {means['N = 4']:.4g} at 4"
+    text = f"Staircase, chunks of 2 {means['N=1']:.4g} at 1, {means['N=4']:.4g} at 4"
     assert "<h2>Sweep</h2>" in page and text in page
     assert "longest episodes at 90% accuracy (actions) against passes (recurrent steps): " in page
 
@@ -254,11 +254,13 @@ def test_published_sweeps_are_on_the_page_with_their_figures() -> None:
     ]
 
 
-def test_publishing_draws_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishing_draws_sweeps_and_learning_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish, "PICTURES", tmp_path)
-    publish.draw_sweeps()
+    publish.draw_pictures()
+    results = publish.published()
     assert {path.name for path in tmp_path.iterdir()} == {
-        f"{name}-{scale}.sweep.png" for (name, scale), result in publish.published().items() if publish.sweep(result)
+        *(f"{name}-{scale}.sweep.png" for (name, scale), result in results.items() if publish.sweep(result)),
+        *(f"{name}-{scale}.png" for (name, scale), result in results.items() if publish.has_drawn_curves(result)),
     }
 
 

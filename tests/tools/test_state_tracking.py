@@ -38,8 +38,8 @@ def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
     for name in state_tracking.TASKS:
         variants = [
             variant("Feedback", [90.0, 100.0]),
-            variant("Staircase, N = 2, C = 1", [50.0] if name != "even-pairs" else []),
-            variant("Cached Staircase, N = 3, C = 1", [70.0]),
+            variant("Staircase (C=1, N=2)", [50.0] if name != "even-pairs" else []),
+            variant("Cached Staircase (C=1, N=3)", [70.0]),
             variant("LSTM", [80.0], validated=60.0),
             variant("LSTM, one layer, learning rate 0.01", [75.0], validated=65.0),
             variant("DeltaNet, 2 products", []),
@@ -48,7 +48,7 @@ def test_cells_are_means_of_what_was_run(tmp_path: Path, monkeypatch: pytest.Mon
         (tmp_path / f"extra.state-tracking.{name}-laptop.json").write_text(json.dumps(content))
     cells = state_tracking.with_mean(state_tracking.ours())
     assert cells["Feedback", "parity-check"] == cells["Feedback", "mean"] == 95
-    assert ("Staircase", "mean") not in cells and ("DeltaNet", "parity-check") not in cells
+    assert ("Staircase (C=1, N=2)", "mean") not in cells and ("DeltaNet", "parity-check") not in cells
     assert cells["LSTM", "mean"] == 75, "of two variants the one with the better validation"
     state_tracking.draw_table(tmp_path / "state-tracking.png")
     assert (tmp_path / "state-tracking.png").stat().st_size > 1000

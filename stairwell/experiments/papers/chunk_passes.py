@@ -30,7 +30,7 @@ def variants(scale: Scale) -> tuple[Variant, ...]:
 
     def variant(core: str, N: int, C: int, *points: SweepPoint) -> Variant:
         config = with_core(preset, core, chunk=C, passes=N)
-        return Variant(f"{NAMES[core]}, N = {N}, C = {C}", config, points=points)
+        return Variant(f"{NAMES[core]} (C={C}, N={N})", config, points=points)
 
     def staircase(N: int, C: int) -> Variant:
         series = {

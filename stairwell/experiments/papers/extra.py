@@ -34,8 +34,8 @@ def state_tracking_baseline(
             Variant("Transformer-XL", with_core(preset, "transformer-xl", memory=64)),
             Variant("Transformer-XL, no curriculum", with_core(preset, "transformer-xl", None, PLAIN, memory=64)),
             Variant("Feedback", with_core(preset, "feedback", memory=8)),
-            Variant("Staircase, N = 4, C = 2", with_core(preset, "staircase", chunk=2, passes=4)),
-            Variant("Cached Staircase, N = 9, C = 1", with_core(preset, "cached-staircase", chunk=1, passes=9)),
+            Variant("Staircase (C=2, N=4)", with_core(preset, "staircase", chunk=2, passes=4)),
+            Variant("Cached Staircase (C=1, N=9)", with_core(preset, "cached-staircase", chunk=1, passes=9)),
             Variant("Global Cached Staircase", with_core(preset, "global-cached-staircase", chunk=1, distances=128)),
             Variant(
                 "Global Cached Staircase, 16 distances",

@@ -40,7 +40,7 @@ DELTANETS = {2: "DeltaNet, 2 products", 4: "DeltaNet, 4 products"}
 DELTANETS_HIGH_LR = {n: f"{name}, learning rate 0.01" for n, name in DELTANETS.items()}
 FEEDBACK_4_LAYERS = "Feedback, memory 1, 4 layers"
 # The variants of every task; four products on S5 only.
-FIRST = ("LSTM", LSTM_HIGH_LR, "Feedback", "Staircase, N = 2, C = 1", *DELTANETS.values(), *DELTANETS_HIGH_LR.values())
+FIRST = ("LSTM", LSTM_HIGH_LR, "Feedback", "Staircase (C=1, N=2)", *DELTANETS.values(), *DELTANETS_HIGH_LR.values())
 TWO_SEEDS = ("LSTM", LSTM_HIGH_LR, "Feedback")  # variants with two seeds at laptop scale
 NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
@@ -69,8 +69,8 @@ def benchmark_variants(
         # With as many parameters as the LSTM with two layers.
         Variant(LSTM_HIGH_LR, with_core(shared, "lstm", **high_lr, **small_lstm), paper(lstm), paper_name="LSTM"),
         Variant("Feedback", with_core(shared, "feedback", memory=2)),
-        Variant("Staircase, N = 2, C = 1", with_core(shared, "staircase", chunk=1, passes=2)),
-        Variant("Cached Staircase, N = 3, C = 1", with_core(shared, "cached-staircase", chunk=1, passes=3)),
+        Variant("Staircase (C=1, N=2)", with_core(shared, "staircase", chunk=1, passes=2)),
+        Variant("Cached Staircase (C=1, N=3)", with_core(shared, "cached-staircase", chunk=1, passes=3)),
         Variant("Global Cached Staircase", with_core(shared, "global-cached-staircase", chunk=1, distances=16)),
         *(Variant(DELTANETS[n], with_core(shared, "deltanet", products=n)) for n in products),
         *(Variant(DELTANETS_HIGH_LR[n], with_core(shared, "deltanet", **high_lr, products=n)) for n in products),
@@ -141,7 +141,7 @@ def of_group(group: str, generators: int, scale: Scale) -> Experiment:
             Variant(FEEDBACK_4_LAYERS, with_core(shared, "feedback", memory=1, layers=4)),
         )
         # The published models have not learned this task: one seed would not be enough to claim that ours have.
-        two_seeds = (*TWO_SEEDS, "Staircase, N = 2, C = 1", FEEDBACK_4_LAYERS)
+        two_seeds = (*TWO_SEEDS, "Staircase (C=1, N=2)", FEEDBACK_4_LAYERS)
     return benchmark_experiment(
         scale, f"{group.lower()}-{generators}", title, variants, GROUPS[group, generators], two_seeds
     )

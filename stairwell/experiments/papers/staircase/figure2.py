@@ -38,7 +38,7 @@ FIGURE2 = (
 def figure2_random_walk(scale: Scale) -> Experiment:
     variants = pick(
         with_paper_numbers(random_walk_variants(scale), slice(1, 2)),
-        "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8",
+        "Transformer-XL", "Feedback", "Cached", "Staircase (*N=2)", "Staircase (*N=4)", "Staircase (*N=8)",
     )  # fmt: skip
     return Experiment(
         name="staircase.figure2.random-walk",
@@ -62,7 +62,7 @@ def figure2_random_walk(scale: Scale) -> Experiment:
 def figure2_algorithm(scale: Scale) -> Experiment:
     variants = pick(
         with_paper_numbers(algorithm_variants(scale), slice(1, None)),
-        "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8",
+        "Transformer-XL", "Feedback", "Cached", "Staircase (*N=2)", "Staircase (*N=4)", "Staircase (*N=8)",
     )  # fmt: skip
     return Experiment(
         name="staircase.figure2.algorithm",
@@ -93,7 +93,7 @@ def figure2_enwik8(scale: Scale) -> Experiment:
         scale=scale,
         columns=bits_per_byte(scale)[1:],
         variants=(
-            *pick(variants, "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4"),
+            *pick(variants, "Transformer-XL", "Feedback", "Cached", "Staircase (*N=2)", "Staircase (*N=4)"),
             eight,
         ),
         seeds=text_seeds(scale),
@@ -118,7 +118,7 @@ def figure2_reddit(scale: Scale) -> Experiment:
         paper=f"{STAIRCASE}, figure 2",
         columns=PERPLEXITY[1:],
         variants=pick(
-            variants, "Transformer-XL", "Feedback", "Cached", "Staircase, N = 2", "Staircase, N = 4", "Staircase, N = 8"
+            variants, "Transformer-XL", "Feedback", "Cached", "Staircase (*N=2)", "Staircase (*N=4)", "Staircase (*N=8)"
         ),
         claim="more recurrent steps are better",
         notes=(*REDDIT_SIZES, CACHED_SIZE, FIGURE2.format(table="table 2")),

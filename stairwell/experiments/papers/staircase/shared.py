@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from stairwell.cores.staircase import StaircaseConfig
@@ -59,7 +60,7 @@ class StaircaseSizes:
     def variant(self, preset: RunConfig, scale: Scale, numbers: Numbers, **more: Any) -> Variant:
         N, C = self.laptop if scale == "laptop" else self.paper
         context: dict[str, Any] = {"chunk": C, "passes": N} if N else {"chunk": C}
-        name = f"{NAMES[self.core]}, {f'N = {N}, ' if N else ''}C = {C}"
+        name = f"{NAMES[self.core]} (C={C}{f', N={N}' if N else ''})"
         config = with_core(preset, self.core, **context, **more)
         # Perplexities at laptop scale are far from the paper's, so its numbers are in the table only, not in plots.
         comparable = scale == "paper" or preset.task_name != "lm"
@@ -70,8 +71,8 @@ class StaircaseSizes:
 
 
 def pick(variants: Variants, *names: str) -> Variants:
-    """Return the first variant whose name starts with each of some names."""
-    return tuple(next(variant for variant in variants if variant.name.startswith(name)) for name in names)
+    """Return the first variant whose name starts with each of some patterns, where * is any text."""
+    return tuple(next(variant for variant in variants if fnmatchcase(variant.name, f"{name}*")) for name in names)
 
 
 def with_paper_numbers(variants: Variants, columns: slice) -> Variants:

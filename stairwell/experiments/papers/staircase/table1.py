@@ -150,7 +150,7 @@ def table1_enwik8(scale: Scale) -> Experiment:
         with_paper_numbers(enwik8_variants(scale), slice(1, 2)),
         "Transformer-XL",
         "Feedback",
-        "Staircase, N = 4",
+        "Staircase (*N=4)",
         "Cached",
     )
     return Experiment(
@@ -179,7 +179,7 @@ def table1_reddit(scale: Scale) -> Experiment:
         title="Language modeling on Reddit",
         paper=f"{STAIRCASE}, table 1",
         columns=PERPLEXITY[1:],
-        variants=pick(variants, "Transformer-XL", "Feedback", "Staircase, N = 8", "Cached"),
+        variants=pick(variants, "Transformer-XL", "Feedback", "Staircase (*N=8)", "Cached"),
         claim="with the same number of parameters, Staircase is far better than Transformer-XL and Feedback",
         notes=(*REDDIT_SIZES, CACHED_SIZE),
     )
