@@ -31,7 +31,7 @@ from stairwell.report.sweep import format_sweep
 from stairwell.runs import RunConfig
 from stairwell.runs.launch import primary_metric
 from stairwell.runs.run import Run
-from tools import learning_curves
+from tools import claims, learning_curves
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, PICTURES = ROOT / "results", ROOT / "docs" / "pictures"
@@ -76,6 +76,13 @@ OUTCOME_AT_START = r"^(Agrees|Partly|Does not agree|Inconclusive)\b( agrees)?:? 
 CURVES = "Thick lines with circles: validation. Thin lines: training."
 WITHOUT_STORED_CURVES = """If runs were added to this result later, the figure shows the models of the last command
 only."""
+
+CLAIMS = """## Claims in the text
+
+The quantitative claims in the running text of both papers, in our words, beyond the tables and figures above. Numbers
+in parentheses are the paper's. Ours are in the order of the claim and on the linked page, with command, commit and
+machine.
+"""
 
 PAPER_SCALE = """## At paper scale
 
@@ -267,6 +274,11 @@ def matrix(results: Results) -> str:
         parts += [f"## {title}\n", "| experiment | what | outcome | finding, or cost |", "|---|---|---|---|"]
         parts += [matrix_row(name, results) for name in CATALOG if name.startswith(f"{group}.")]
         parts.append("")
+    parts.append(CLAIMS)
+    for title, listed in ((GROUPS["feedback"], claims.FEEDBACK), (GROUPS["staircase"], claims.STAIRCASES)):
+        parts += [f"### {title}\n", "| section | claim | outcome | ours |", "|---|---|---|---|"]
+        parts += [claim_row(claim, results) for claim in listed]
+        parts.append("")
     parts += [PAPER_SCALE, "| experiment | cost |", "|---|---|"]
     missing = [name for name in CATALOG if (name, "paper") not in results and not name.startswith("extra.")]
     parts += [f"| {name} | {cost(name, 'paper')} |" for name in missing]
@@ -286,6 +298,18 @@ def matrix_row(name: str, results: Results) -> str:
     experiment = CATALOG[name](exists)
     assert experiment is not None
     return f"| {name} | {experiment.title} | not run | {cost(name, exists)}{' (paper scale)' * (exists == 'paper')} |"
+
+
+def claim_row(claim: claims.Claim, results: Results) -> str:
+    """Return the line of a claim in the text of a paper."""
+    outcome, ours = claim.outcome, claim.ours
+    if not outcome and (claim.experiment, "laptop") in results:
+        result = results[claim.experiment, "laptop"]
+        outcome = SHORT_OUTCOMES.get(result["outcome"], result["outcome"])
+        ours = f"{first_sentence(result).rstrip('.')} ({claims.page(claim.experiment)})"
+    elif not outcome:
+        outcome, ours = "not run", f"{claim.experiment}: {cost(claim.experiment, 'laptop')}"
+    return f"| {claim.where} | {claim.claim} | {outcome} | {ours} |"
 
 
 def finding(result: dict[str, Any]) -> str:
