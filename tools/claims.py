@@ -57,8 +57,8 @@ FEEDBACK = (
         "3.3",
         "Larger batches make up for most of the lost parallelism: training is not much slower",
         "partly",
-        "Speed over Transformer-XL on two CPU cores: 0.97, 1.16 and 1.09 with batches of 16, 64 and 256 at the shape of "
-        f"the random walk, 0.74 at that of char-PTB and 0.56 at that of enwik8 ({TRAINING})",
+        "Speed over Transformer-XL on two CPU cores: 0.97, 1.16 and 1.09 with batches of 16, 64 and 256 at the shape "
+        f"of the random walk, 0.74 at that of char-PTB and 0.56 at that of enwik8 ({TRAINING})",
     ),
     Claim(
         "3.3, 4.2.2, 4.3.4",
