@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stairwell import CORES, FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMConfig, State, TransformerXLConfig
-from stairwell.cores.feedback import FeedbackState
+from stairwell.cores.feedback import Feedback, FeedbackState
 from stairwell.cores.transformer_xl import TransformerXLState
 from stairwell.fast.feedback import FeedbackEngine
 from stairwell.fast.feedback_torch import TorchBackend
@@ -69,13 +69,13 @@ CASES = {
         # The Feedback paper's model for character-level Penn Treebank, with a smaller batch.
         Case(
             "char-ptb", B=16, layers=6, width=384, memory=512, segment=128,
-            implementations=("feedback", "transformer-xl", "x-transformers"),
+            implementations=("feedback", "feedback-bf16-kv", "transformer-xl", "x-transformers"),
         ),
         # The paper's model for enwik8 with 4 of its 12 layers, 1,024 of its 8,192 slots and a small batch. Its spans
         # are learned; here every head has a span of 128 tokens and a ramp of 32.
         Case(
             "enwik8", B=8, width=512, heads=8, inner=4096, head_width=128, memory=1024, segment=128, span=128,
-            implementations=("feedback", "transformer-xl"),
+            implementations=("feedback", "feedback-bf16-kv", "transformer-xl"),
         ),
     )
 }  # fmt: skip
@@ -84,9 +84,8 @@ CASES = {
 def make_model(case: Case, core: Any, engine: str, model_class: type[LanguageModel] = LanguageModel) -> LanguageModel:
     torch.manual_seed(0)
     model = model_class(LanguageModelConfig(core=core, inputs=VOCABULARY), engine)
-    for name, parameter in model.named_parameters():
-        if name.endswith("span.z"):
-            nn.init.constant_(parameter, case.span or 0)
+    for span in model.core.spans():
+        nn.init.constant_(span.ratio, (case.span or 0) / span.longest)
     return model
 
 
@@ -129,6 +128,15 @@ def torch_loops_step(case: Case) -> Step:
             self.core.engine = FeedbackEngine(TorchBackend())
 
     return stairwell_step(case, FeedbackConfig(**sizes(case)), "auto", model_class=InPyTorch)
+
+
+class RoundedKeysValues(LanguageModel):
+    """A Feedback model that stores keys and values in bfloat16, as with --train.kv_precision bf16."""
+
+    def __init__(self, config: LanguageModelConfig, engine: str) -> None:
+        super().__init__(config, engine)
+        assert isinstance(self.core, Feedback)
+        self.core.kv_precision = "bf16"
 
 
 def sizes(case: Case) -> dict[str, Any]:
@@ -200,6 +208,9 @@ def feedback_pytorch_step(case: Case) -> Step:
 
 IMPLEMENTATIONS: dict[str, Callable[[Case], Step]] = {
     "feedback": lambda case: stairwell_step(case, FeedbackConfig(**sizes(case)), "auto"),
+    "feedback-bf16-kv": lambda case: stairwell_step(
+        case, FeedbackConfig(**sizes(case)), "auto", model_class=RoundedKeysValues
+    ),
     "feedback-torch": torch_loops_step,
     "reference": lambda case: stairwell_step(case, FeedbackConfig(**sizes(case)), "reference"),
     "transformer-xl": lambda case: stairwell_step(case, TransformerXLConfig(**sizes(case)), "auto"),
@@ -210,9 +221,9 @@ IMPLEMENTATIONS: dict[str, Callable[[Case], Step]] = {
 }
 
 
-def results(case: Case, engine: str, dtype: torch.dtype) -> list[Tensor]:
+def results(case: Case, engine: str, dtype: torch.dtype, model_class: type[LanguageModel]) -> list[Tensor]:
     """Return losses, final state and all gradients for a batch of two."""
-    model = make_model(case, FeedbackConfig(**sizes(case)), engine).eval()
+    model = make_model(case, FeedbackConfig(**sizes(case)), engine, model_class).eval()
     tokens, targets = torch.randint(VOCABULARY, (2, 2, case.segment))
     state = full_state(model, 2).to(dtype=dtype)
     losses, state = model.to(dtype).nll(tokens, targets, state)
@@ -221,12 +232,12 @@ def results(case: Case, engine: str, dtype: torch.dtype) -> list[Tensor]:
     return [losses.detach(), *(tensor.detach() for _, tensor in state.tensors()), *gradients]
 
 
-def check_equal(case: Case) -> None:
+def check_equal(case: Case, model_class: type[LanguageModel] = LanguageModel) -> None:
     """Compare the fast engine with the reference in float64 at this shape. In float32 only norms are compared: rounding
     can flip a ReLU near zero and change the gradient of a single unit."""
-    exact = results(case, "reference", torch.float64)
+    exact = results(case, "reference", torch.float64, model_class)
     for dtype, allowed in ((torch.float64, 1e-9), (torch.float32, 1e-2)):
-        for ours, theirs in zip(results(case, "auto", dtype), exact, strict=True):
+        for ours, theirs in zip(results(case, "auto", dtype, model_class), exact, strict=True):
             error = float((ours - theirs).double().norm() / theirs.double().norm().clamp_min(1e-6))
             if not error < allowed:
                 sys.exit(
@@ -237,6 +248,8 @@ def check_equal(case: Case) -> None:
 
 def measure_case(case: Case) -> list[dict[str, Any]]:
     check_equal(case)
+    if "feedback-bf16-kv" in case.implementations:
+        check_equal(case, RoundedKeysValues)
     steps: dict[str, Step] = {}
     for name in case.implementations:
         try:
@@ -245,18 +258,30 @@ def measure_case(case: Case) -> list[dict[str, Any]]:
             print(f"{name} skipped: {missing}", file=sys.stderr)
     times = time_interleaved(steps)
     tokens = case.B * case.segment
-    medians = {name: tokens / statistics.median(taken) for name, taken in times.items()}
     return [
         {
             "case": case.name,
             "what": name,
-            "tokens_per_second": round(medians[name]),
+            "tokens_per_second": round(tokens / statistics.median(times[name])),
             "spread": spread(times[name]),
             "rounds": ROUNDS,
-            "feedback_over_this": round(medians["feedback"] / medians[name], 2),
+            **ratio_fields("feedback_over_this", times[name], times["feedback"]),
+            **rounded_over(name, times),
         }
         for name in steps
     ]
+
+
+def ratio_fields(name: str, numerator: Sequence[float], denominator: Sequence[float]) -> dict[str, Any]:
+    """Return the median of the ratios of each round as the field `name`, and their range."""
+    ratios = [a / b for a, b in zip(numerator, denominator, strict=True)]
+    return {name: round(statistics.median(ratios), 2), f"{name}_range": [round(min(ratios), 2), round(max(ratios), 2)]}
+
+
+def rounded_over(name: str, times: dict[str, list[float]]) -> dict[str, Any]:
+    """Return the ratio of Feedback with keys and values in bfloat16 to this implementation, if it was timed."""
+    rounded = times.get("feedback-bf16-kv")
+    return {} if rounded is None else ratio_fields("rounded_over_this", times[name], rounded)
 
 
 def measure_cores() -> list[dict[str, Any]]:

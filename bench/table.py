@@ -40,6 +40,7 @@ PEERS = {
 NAMES = {
     "feedback": "Feedback",
     "feedback-bfloat16-cache": "Feedback, keys and values in bfloat16",
+    "feedback-bf16-kv": "Feedback, keys and values in bfloat16",
     "transformer-xl": "Transformer-XL",
     "reference": "Feedback, reference engine",
     "transformer-xl-reference": "Transformer-XL, reference engine",
@@ -89,12 +90,14 @@ def rounds_and_spread(records: list[Record], before: int) -> tuple[int, float]:
 
 
 def speed(records: list[Record]) -> list[str]:
-    rows = []
-    for case, results in by_case(records).items():
-        ratios = [f"{results[peer]['feedback_over_this']:.2f}" if peer in results else "" for peer in PEERS]
-        rows.append([case, f"{results['feedback']['tokens_per_second']:,}", *ratios])
-    order = list(SHAPES)
-    rows = [[SHAPES[row[0]], *row[1:]] for row in sorted(rows, key=lambda row: order.index(row[0]))]
+    cases, rows = by_case(records), []
+    for case in sorted(cases, key=list(SHAPES).index):
+        results = cases[case]
+        for what, field in (("feedback", "feedback_over_this"), ("feedback-bf16-kv", "rounded_over_this")):
+            if what in results:
+                title = SHAPES[case] if what == "feedback" else "the same, keys and values in bfloat16"
+                ratios = [with_range(results.get(peer, {}), field) for peer in PEERS]
+                rows.append([title, f"{results[what]['tokens_per_second']:,}", *ratios])
     lines = grid(["training step", "Feedback, tokens/s", *(f"over {name}" for name in PEERS.values())], rows)
     rounds, worst = rounds_and_spread(records, before=5)
     return [
@@ -103,6 +106,14 @@ def speed(records: list[Record]) -> list[str]:
         f"one run of {rounds} rounds. Above 1, Feedback is faster. The spread (slowest minus fastest round) is up to",
         f"{worst:.2f} of the median: differences below about 20% are not significant.",
     ]
+
+
+def with_range(record: Record, field: str) -> str:
+    """Return a ratio with its range over the rounds, if it was recorded."""
+    if field not in record:
+        return ""
+    low, high = record.get(f"{field}_range", (None, None))
+    return f"{record[field]:.2f}" if low is None else f"{record[field]:.2f} ({low:.2f} to {high:.2f})"
 
 
 def limit(records: list[Record]) -> list[str]:

@@ -76,6 +76,7 @@ class Mix(nn.Module):
 
 class Feedback(TransformerCore[FeedbackConfig, FeedbackState]):
     state_type = FeedbackState
+    kv_precision: Literal["float32", "bf16"] = "float32"  # how calls store keys and values of past tokens
 
     def __init__(self, config: FeedbackConfig) -> None:
         super().__init__(config)
@@ -139,7 +140,9 @@ class Feedback(TransformerCore[FeedbackConfig, FeedbackState]):
         spans = [self.attention_span(layer, S) for layer in self.layers]
         # All S slots are projected once; the max_crop slots beyond them are never read.
         past = {
-            (projecting, g): KeysValues(self.layers[projecting].keys_values, state.memory[:, -S:, g])
+            (projecting, g): KeysValues(
+                self.layers[projecting].keys_values, state.memory[:, -S:, g], rounds=self.kv_precision == "bf16"
+            )
             for projecting, g in dict.fromkeys(map(self.key_source, range(L)))
         }
         memories: list[Tensor] = []

@@ -121,11 +121,15 @@ class GrowingSequence:
 
 
 class KeysValues:
-    """The keys and values of one memory along time, as projected for one layer (or shared by all)."""
+    """The keys and values of one memory along time, as projected for one layer (or shared by all).
 
-    def __init__(self, project: Callable[[Tensor], tuple[Tensor, Tensor]], memory: Tensor) -> None:
-        self.project = project
-        keys, values = project(memory)
+    With `rounds`, they are rounded to bfloat16; gradients pass through the rounding."""
+
+    def __init__(
+        self, project: Callable[[Tensor], tuple[Tensor, Tensor]], memory: Tensor, rounds: bool = False
+    ) -> None:
+        self.project, self.rounds = project, rounds
+        keys, values = map(self.stored, project(memory))
         self.keys, self.values = GrowingSequence(keys), GrowingSequence(values)
 
     def append(self, memory: Tensor) -> None:
@@ -133,8 +137,14 @@ class KeysValues:
         self.append_projected(*self.project(memory))
 
     def append_projected(self, keys: Tensor, values: Tensor) -> None:
-        self.keys.append(keys)
-        self.values.append(values)
+        self.keys.append(self.stored(keys))
+        self.values.append(self.stored(values))
+
+    def stored(self, projected: Tensor) -> Tensor:
+        if not self.rounds:
+            return projected
+        exact = projected.detach()
+        return projected + (exact.to(torch.bfloat16).to(exact.dtype) - exact)  # the sum is exactly the rounded value
 
     def slice_back(self, near: int, far: int) -> tuple[list[Tensor], list[Tensor]]:
         return self.keys.slice_back(near, far), self.values.slice_back(near, far)

@@ -112,6 +112,7 @@ def prepare(
         since_start=since_start,
         full=not on_accelerator(x) and bool((since_start >= R).all()),
         needs_gradient=inputs.need_gradient,
+        rounds_kv=core.kv_precision == "bf16",
         attention_masks=select(masks.attention) if masks else (),
         relu_masks=select(masks.relu) if masks else (),
         cross_masks=select(masks.cross) if masks else (),

@@ -228,10 +228,10 @@ def multiply(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None 
 
 
 def window(plan: Plan, saved: Activations, a: int, t: int) -> tuple[Tensor, Tensor]:
-    """Return views (BH, span, K) of the keys and values visible to layer a at token t."""
-    s, first = plan.kv_group[a], plan.T - t
-    last = first + plan.spans[a]
-    return saved.keys[s].flatten(0, 1)[:, first:last], saved.values[s].flatten(0, 1)[:, first:last]
+    """Return the keys and values (BH, span, K) visible to layer a at token t: views, or copies if they are rounded."""
+    s, slots = plan.kv_group[a], slice(plan.T - t, plan.T - t + plan.spans[a])
+    keys, values = (stored[s].flatten(0, 1)[:, slots].to(saved.y.dtype) for stored in (saved.keys, saved.values))
+    return keys, values
 
 
 class Backward:

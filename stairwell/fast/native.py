@@ -23,7 +23,7 @@ from stairwell.fast.segment_data import Activations, Gradients, Inputs, LayerAct
 from stairwell.fast.staircase_plan import StaircasePlan
 
 INSTRUCTION_SETS = ("portable vectors", "AVX2", "AVX-512")
-LAYOUT_VERSION = 13  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
+LAYOUT_VERSION = 14  # version of the operators' argument lists; must equal the one in csrc/interface.cpp
 FILL_SCRATCH_WITH_NAN = False  # tests set this to detect reads of uninitialized scratch memory
 
 SCHEDULES = {"auto": 0, "streams": 1, "columns": 2}  # must match csrc/call.h
@@ -322,7 +322,7 @@ def plan_sizes(plan: Plan) -> tuple[Any, ...]:
     J = plan.source_mask.shape[1] if plan.source_mask is not None else 0
     mask_width = plan.attention_masks[0].shape[-1] if plan.attention_masks else 0
     sizes = [plan.B, plan.T, plan.D, plan.H, plan.K, plan.F, plan.R, plan.G, plan.A, J, len(plan.group_memory)]
-    sizes += [plan.saved_tokens, mask_width, plan.pre_norm, plan.attend_to_current, plan.needs_gradient]
+    sizes += [plan.saved_tokens, mask_width, plan.pre_norm, plan.attend_to_current, plan.needs_gradient, plan.rounds_kv]
     rates = (plan.attention_rate, plan.relu_rate, plan.residual_rate)
     return [*sizes, *plan.spans, *plan.kv_group, *plan.group_memory], plan.eps, *rates
 

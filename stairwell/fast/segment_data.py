@@ -67,6 +67,7 @@ class Plan:
     since_start: Tensor  # (B, T) int64: tokens since the stream's start
     full: bool  # every slot is known to be filled at every token
     needs_gradient: bool
+    rounds_kv: bool = False  # keys and values are stored in bfloat16
     attention_masks: tuple[Tensor, ...] = ()  # per layer: (B, H, T, distances) bool; empty without dropout
     relu_masks: tuple[Tensor, ...] = ()  # (B, T, F) bool
     cross_masks: tuple[Tensor, ...] = ()  # (B, H, T, J) bool
@@ -192,7 +193,7 @@ class Activations:
     layer_outputs: list[Tensor]  # x^0 .. x^A, each (T, B, D); the last is y
     memory_input: Tensor  # (G, T, B, D): the input of the key and value projections
     memory_rstd: Tensor  # (G, T, B)
-    keys: list[Tensor]  # per group: (B, H, P, K)
+    keys: list[Tensor]  # per group: (B, H, P, K), in bfloat16 if the plan rounds them
     values: list[Tensor]
     layers: list[LayerActivations]
 
@@ -224,6 +225,7 @@ def make_activations(plan: Plan, inputs: Inputs) -> Activations:
             empty(saved, B, plan.F),
         )
 
+    stored = inputs.x.new_empty(0, dtype=torch.bfloat16) if plan.rounds_kv else inputs.x
     y = empty(T, B, D)
     return Activations(
         y,
@@ -231,8 +233,8 @@ def make_activations(plan: Plan, inputs: Inputs) -> Activations:
         [inputs.x, *(empty(saved, B, D) for _ in range(plan.A - 1)), y],
         empty(plan.G, saved, B, D),
         empty(plan.G, saved, B),
-        [empty(B, plan.H, plan.P, plan.K) for _ in inputs.kv_groups],
-        [empty(B, plan.H, plan.P, plan.K) for _ in inputs.kv_groups],
+        [pooled_empty(stored, B, plan.H, plan.P, plan.K) for _ in inputs.kv_groups],
+        [pooled_empty(stored, B, plan.H, plan.P, plan.K) for _ in inputs.kv_groups],
         [layer(a) for a in range(plan.A)],
     )
 

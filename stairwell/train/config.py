@@ -69,6 +69,8 @@ class TrainConfig(Config):
     "Learning rate of the final phase as a fraction of learning_rate. Cosine decay ends at it."
     precision: Literal["float32", "bf16"] = "float32"
     "Precision. bf16 runs matrix products under autocast."
+    kv_precision: Literal["float32", "bf16"] = "float32"
+    "How Feedback stores keys and values of past tokens while it trains. bf16 is faster with a long memory."
     average: int = 0
     "Number of validated models to average at the end; the average is kept if it is better. 0 for none."
     average_of: Literal["last", "best"] = "last"

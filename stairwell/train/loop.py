@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from stairwell.cores.feedback import Feedback
 from stairwell.errors import UserError
 from stairwell.tasks.base import Batch
 from stairwell.tensor_files import load_tensors
@@ -77,6 +78,7 @@ class Trainer:
                 f"train.accumulate {config.accumulate} does not divide the batch of {len(self.indices)} per process"
             )
         self.check_precision()
+        self.set_kv_precision()
         self.curriculum = config.make_curriculum()
         self.size_schedule, self.sizes = config.make_size_schedule(), dict[str, int]()
         if self.size_schedule.stages:
@@ -269,6 +271,15 @@ class Trainer:
                 f"the device {self.device.type} cannot run the model in bf16 ({str(error).splitlines()[0]}); "
                 "leave --train.precision at float32"
             ) from None
+
+    def set_kv_precision(self) -> None:
+        core, precision = self.model.core, self.config.kv_precision
+        if isinstance(core, Feedback):
+            core.kv_precision = precision
+        elif precision != "float32":
+            raise UserError(
+                f"--train.kv_precision {precision} requires a Feedback core, not {type(core).__name__}; use float32"
+            )
 
     def autocast(self) -> AbstractContextManager[Any]:
         if self.config.precision == "float32":

@@ -3,24 +3,29 @@ any number of threads."""
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import dataclasses
 import gc
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.cores.delta import DeltaNetConfig
+from stairwell.cores.feedback import Feedback
 from stairwell.cores.staircase import StaircaseConfig
 from stairwell.decode import Session
 from stairwell.fast import choose_engine, native
+from stairwell.fast.feedback import FeedbackEngine
 from stairwell.runs import RunConfig, preset
 from stairwell.runs.launch import train
 from stairwell.runs.run import Run
@@ -64,18 +69,23 @@ def memory_growth(step: Callable[[], None]) -> int:
     return allocated_bytes() - before
 
 
-def tiny_model() -> LanguageModel:
+def tiny_model(dropout: float = 0.1) -> LanguageModel:
     torch.manual_seed(0)
-    core = FeedbackConfig(width=32, heads=2, inner=32, layers=2, memory=8, attention_dropout=0.1)
+    core = FeedbackConfig(width=32, heads=2, inner=32, layers=2, memory=8, attention_dropout=dropout)
     return LanguageModel(LanguageModelConfig(core=core, inputs=VOCABULARY))
 
 
-@needs_native
-@needs_glibc
-def test_memory_does_not_grow_in_a_long_training_run() -> None:
-    model = tiny_model().train()
+@pytest.fixture
+def threads() -> Iterator[Any]:
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)
+
+
+def training_step(model: LanguageModel, seed: int = 0) -> Callable[[], None]:
+    """Return a step of truncated backpropagation through time with Adam."""
     optimizer = torch.optim.Adam(model.parameters())
-    tokens, targets = torch.randint(VOCABULARY, (2, BATCH, TOKENS))
+    tokens, targets = torch.randint(VOCABULARY, (2, BATCH, TOKENS), generator=torch.Generator().manual_seed(seed))
     state = model.init_state(BATCH)
 
     def step() -> None:
@@ -86,7 +96,43 @@ def test_memory_does_not_grow_in_a_long_training_run() -> None:
         optimizer.step()
         state = after.detach()
 
+    return step
+
+
+def use_schedule(model: LanguageModel, schedule: Any, kv_precision: Any = "float32") -> LanguageModel:
+    assert isinstance(model.core, Feedback)
+    model.core.engine = FeedbackEngine(native.NativeBackend(schedule=schedule))
+    model.core.kv_precision = kv_precision
+    return model
+
+
+@needs_native
+@needs_glibc
+@pytest.mark.parametrize("schedule", ["streams", "columns"])
+def test_memory_does_not_grow_in_a_long_training_run(schedule: str) -> None:
+    step = training_step(use_schedule(tiny_model().train(), schedule))
     assert memory_growth(step) < MAX_GROWTH
+
+
+@needs_native
+@pytest.mark.parametrize("schedule", ["streams", "columns"])
+@pytest.mark.parametrize("kv_precision", ["float32", "bf16"])
+def test_three_python_threads_train_at_once(schedule: str, kv_precision: str, threads: Any) -> None:
+    """Each trains its own model on two threads, with the same results as alone."""
+
+    def train_alone(seed: int) -> list[Tensor]:
+        torch.set_num_threads(2)  # the number belongs to the calling thread
+        model = use_schedule(copy.deepcopy(initial), schedule, kv_precision)
+        step = training_step(model, seed)
+        for _ in range(3):
+            step()
+        return [parameter.detach() for parameter in model.parameters()]
+
+    initial = tiny_model(dropout=0).train()  # threads share the random generator of dropout
+    expected = [train_alone(seed) for seed in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        for actual, alone in zip(pool.map(train_alone, range(3)), expected, strict=True):
+            torch.testing.assert_close(actual, alone)
 
 
 @needs_glibc
@@ -189,13 +235,6 @@ def test_every_native_operator_passes_opcheck() -> None:
         torch.library.opcheck(operator, arguments)
     registered = {name for name in torch._C._dispatch_get_all_op_names() if name.startswith("stairwell::")}
     assert registered == {operator._schema.name for operator in recorder.calls}
-
-
-@pytest.fixture
-def threads() -> Iterator[Any]:
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 # Large enough for torch to use several threads, but no larger, because threads synchronize at every product.

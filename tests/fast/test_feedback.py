@@ -82,6 +82,42 @@ def test_dropout_and_layer_drop_give_the_reference_values_and_gradients(
     invariant()
 
 
+def test_keys_and_values_in_bfloat16_give_the_reference_values_and_gradients(engine: FeedbackEngine) -> None:
+    """The reference forward rounds the keys and values of past tokens in the same place."""
+
+    @EXAMPLES
+    @given(case=cases("feedback", max_crop=1), rates=st.sampled_from([0.0, 0.3]))
+    def invariant(case: invariants.Case, rates: float) -> None:
+        case.core.kv_precision = "bf16"  # type: ignore[assignment]
+        invariants.same_as_reference(case, engine, invariants.sample_masks(case, *[rates] * 4) if rates else None)
+
+    invariant()
+
+
+@pytest.mark.parametrize("head_width", [13, 48, 96])
+def test_keys_and_values_in_bfloat16_have_the_invariants(engine: FeedbackEngine, head_width: int) -> None:
+    config = FeedbackConfig(width=20, heads=2, head_width=head_width, layers=2, memory=20)
+    case = invariants.make_case(config, B=3, T=12, starts=0.05, warm=9, max_crop=3)
+    exact, _ = case.core.reference(case.x, case.state, case.start, None, None)
+    case.core.kv_precision = "bf16"  # type: ignore[assignment]
+    rounded, _ = engine(case.core, case.x, case.state, case.start)  # type: ignore[arg-type]
+    error = float((rounded - exact).detach().norm() / exact.detach().norm())
+    assert 1e-5 < error < 1e-2  # bfloat16 has 8 bits
+    invariants.same_as_reference(case, engine)
+    engine_invariants.check(case, engine, [3, 7], 5)
+
+
+def test_rounded_keys_and_values_are_stored_in_two_bytes() -> None:
+    case = invariants.make_case(FeedbackConfig(width=8, heads=2, memory=5), B=2, T=6)
+    core: Any = case.core
+    core.kv_precision = "bf16"
+    since_start = tokens_since_start(case.state.count, case.start, 6)
+    layers = list(range(len(core.layers)))
+    inputs, plan = prepare(core, case.x, case.state, since_start, layers, core.mix(case.x), None, None)  # type: ignore[arg-type]
+    saved = segment_data.make_activations(plan, inputs)
+    assert {tensor.dtype for tensor in (*saved.keys, *saved.values)} == {torch.bfloat16}
+
+
 # Sizes around the widths of vectors and blocks; segments longer, and windows shorter than a chunk of backward.
 @pytest.mark.parametrize("memory", [4, 9, 30])
 @pytest.mark.parametrize("head_width", [8, 13, 36])

@@ -461,6 +461,19 @@ def test_bf16_autocast_learns_or_is_rejected(core: str, tmp_path: Path) -> None:
     assert all(parameter.dtype == torch.float32 for parameter in run.model.parameters())
 
 
+def test_keys_and_values_in_bf16_are_used_in_training_and_rejected_for_other_cores(tmp_path: Path) -> None:
+    options = {"core__memory": 4, "core__heads": 2, "train__steps": 10}
+    losses = {}
+    for precision in ("float32", "bf16"):
+        run = trainer(tmp_path / precision, "copy/feedback", train__kv_precision=precision, **options)
+        run.run()
+        losses[precision] = [record["loss"] for record in read_metrics(tmp_path / precision) if "loss" in record]
+    assert losses["bf16"] != losses["float32"]
+    assert losses["bf16"] == pytest.approx(losses["float32"], rel=1e-2)
+    with pytest.raises(ValueError, match="requires a Feedback core, not TransformerXL"):
+        trainer(tmp_path / "other", "copy/transformer-xl", train__kv_precision="bf16", **options)
+
+
 def test_spans_are_clamped_and_logged(tmp_path: Path) -> None:
     run = trainer(tmp_path, core__adaptive_span=True, core__memory=5, core__heads=2)
     for span, beyond in zip(run.model.core.spans(), (20.0, -1.4), strict=True):

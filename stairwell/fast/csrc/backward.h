@@ -17,6 +17,7 @@ struct Backward : Tile<real> {
   using Tile<real>::add;
   using Tile<real>::drop;
   using Tile<real>::visible_slots;
+  using Tile<real>::with_kv;
   using Tile<real>::score_row;
   using Tile<real>::team;
   using Tile<real>::wait;
@@ -239,13 +240,15 @@ struct Backward : Tile<real> {
         real *query = layer.self.d_query + in_block(t, HK) + r * HK + h * p.K, *grads = scores + (r * p.H + h) * score_row(p);
         zero(grads, n + current);
         if (current_kv) dots(d_z, current_kv + HK, 1, p.K, grads);
-        dots(d_z, group.values + first, n, p.K, grads + current);
+        with_kv(group, [&](const auto*, const auto* values) { dots(d_z, values + first, n, p.K, grads + current); });
         const i64 weight = ((t * p.B + b) * p.H + h) * width;
         real* gradients = layer.self.d_scores + weight;
         softmax_backward(layer.self, b, h, t, grads, n + current, width, gradients);
         zero(query, p.K);
         if (current_kv) add_weighted(gradients, 1, current_kv, 0, 1, p.K, query);
-        add_weighted(gradients + current, 1, group.keys + first, p.K, n, p.K, query);
+        with_kv(group, [&](const auto* keys, const auto*) {
+          add_weighted(gradients + current, 1, keys + first, p.K, n, p.K, query);
+        });
         if (current_kv) current_kv_backward(layer, head, in_block(t, 2 * HK) + pair, gradients[0], weight);
       }
     real* query = layer.self.d_query + in_block(t, HK) + own.first * p.K;

@@ -359,7 +359,7 @@ class Call {
 
  private:
   void read_sizes(const std::vector<i64>& sizes) {
-    constexpr size_t FIXED = 16;
+    constexpr size_t FIXED = 17;
     constexpr i64 MOST = i64{1} << 40;
     STAIRWELL_CHECK(sizes.size() > FIXED, "stairwell: too few sizes");
     for (i64 size : sizes) STAIRWELL_CHECK(0 <= size && size < MOST, "stairwell: a size is negative or too large");
@@ -372,6 +372,7 @@ class Call {
     plan.pre_norm = sizes[at++];
     plan.attend_to_current = sizes[at++];
     plan.needs_gradient = sizes[at++];
+    plan.rounds_kv = sizes[at++];
     const i64 n = static_cast<i64>(sizes.size() - FIXED);
     STAIRWELL_CHECK(plan.A <= n && plan.n_groups <= n && 2 * plan.A + plan.n_groups == n,
                     "stairwell: the number of sizes does not match the number of layers");
@@ -473,8 +474,13 @@ class Call {
     for (i64 l = 1; l < plan.A; ++l) layer_outputs[l] = next.next<real>({length.layer_outputs, B, D});
     plan.memory_input = next.next<real>({plan.G, length.memory_saved, B, D});
     plan.memory_rstd = next.next<real>({plan.G, length.memory_saved, B});
-    for (auto& group : groups) group.keys = next.next<real>({B, H, length.keys, plan.K});
-    for (auto& group : groups) group.values = next.next<real>({B, H, length.keys, plan.K});
+    const auto stored = [&](real*& exact, uint16_t*& rounded) {
+      const std::initializer_list<i64> shape = {B, H, length.keys, plan.K};
+      if (!plan.rounds_kv) exact = next.next<real>(shape);
+      else rounded = static_cast<uint16_t*>(next.stored(Storage::BFLOAT16, shape, element_type<real>()));
+    };
+    for (auto& group : groups) stored(group.keys, group.rounded_keys);
+    for (auto& group : groups) stored(group.values, group.rounded_values);
     const auto sublayer = [&](Sublayer<real>& to, bool present) {
       to.input = next.next_if<real>(present, {steps, B, D});
       to.normed = next.next_if<real>(present && !plan.pre_norm, {steps, B, D});

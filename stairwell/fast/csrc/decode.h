@@ -5,72 +5,6 @@
 // feed-forward, and computes with them a summand of the sublayer's output. Every thread adds all summands to its own copy
 // of the residual stream, so a sublayer needs one barrier, and each parameter is read once per step, by one thread.
 
-// Load a vector of parameters from any storage type.
-template <class real>
-ALWAYS_INLINE Vec<real> parameters(const real* p) {
-  return load(p);
-}
-#if STAIRWELL_BYTES == 64
-// Compilers make slow code of __builtin_convertvector here.
-template <class real>
-ALWAYS_INLINE Vec<real> parameters(const uint16_t* p) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-}
-template <class real>
-ALWAYS_INLINE Vec<real> parameters(const int8_t* p) {
-  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-}
-#elif STAIRWELL_AVX2
-template <class real>
-ALWAYS_INLINE Vec<real> parameters(const uint16_t* p) {
-  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-template <class real>
-ALWAYS_INLINE Vec<real> parameters(const int8_t* p) {
-  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
-}
-#else
-typedef uint16_t Halves __attribute__((vector_size(STAIRWELL_BYTES / 2), aligned(2), may_alias));
-typedef int8_t Quarters __attribute__((vector_size(STAIRWELL_BYTES / 4), aligned(1), may_alias));
-typedef uint32_t Unsigned __attribute__((vector_size(STAIRWELL_BYTES)));
-typedef int32_t Signed __attribute__((vector_size(STAIRWELL_BYTES)));
-
-template <class real>
-ALWAYS_INLINE Vec<real> parameters(const uint16_t* p) {
-  return (Vec<float>)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Unsigned) << 16);
-}
-template <class real>
-ALWAYS_INLINE Vec<real> parameters(const int8_t* p) {
-  return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const Quarters*>(p), Signed), Vec<float>);
-}
-#endif
-// Read or write one element of a ring.
-template <class real>
-ALWAYS_INLINE real element(const real* p) {
-  return *p;
-}
-template <class real>
-ALWAYS_INLINE real element(const uint16_t* p) {
-  const uint32_t bits = static_cast<uint32_t>(*p) << 16;
-  float value;
-  __builtin_memcpy(&value, &bits, 4);
-  return value;
-}
-template <class real>
-ALWAYS_INLINE void set_element(real* p, real value) {
-  *p = value;
-}
-template <class real>
-ALWAYS_INLINE void set_element(uint16_t* p, real given) {
-  const float value = given;
-  uint32_t bits;
-  __builtin_memcpy(&bits, &value, 4);
-  // Round to the nearest value, ties to even. NaN stays NaN.
-  *p = value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-}
-
 enum Epilogue { STORE, RELU };
 
 constexpr i64 AHEAD = 4096;  // bytes between a load of parameters and the prefetch beside it
@@ -98,13 +32,13 @@ ALWAYS_INLINE void panel_stream(const Stored* w, i64 n, const real* x, const cha
       for (int u = 0; u < U; ++u) {
         const Vec<real> input = broadcast(x[k + u]);
 #pragma GCC unroll 8
-        for (int v = 0; v < vectors; ++v) acc[u][v] += parameters<real>(w + (k + u) * PANEL_ROWS + v * W) * input;
+        for (int v = 0; v < vectors; ++v) acc[u][v] += load_as<real>(w + (k + u) * PANEL_ROWS + v * W) * input;
       }
     }
     ahead = next;
   }
   for (; k < n; ++k)
-    for (int v = 0; v < vectors; ++v) acc[0][v] += parameters<real>(w + k * PANEL_ROWS + v * W) * x[k];
+    for (int v = 0; v < vectors; ++v) acc[0][v] += load_as<real>(w + k * PANEL_ROWS + v * W) * x[k];
   for (int v = 0; v < vectors; ++v) {
     for (int u = 1; u < U; ++u) acc[0][v] += acc[u][v];
     out[v] = acc[0][v];
@@ -118,7 +52,7 @@ ALWAYS_INLINE void panel_streams(const Stored* w, i64 n, const real* x, i64 ldx,
   Vec<real> acc[streams][vectors] = {};
   for (i64 k = 0; k < n; ++k) {
     Vec<real> weight[vectors];
-    for (int v = 0; v < vectors; ++v) weight[v] = parameters<real>(w + k * PANEL_ROWS + v * W);
+    for (int v = 0; v < vectors; ++v) weight[v] = load_as<real>(w + k * PANEL_ROWS + v * W);
 #pragma GCC unroll 8
     for (int b = 0; b < streams; ++b) {
       const Vec<real> input = broadcast(x[b * ldx + k]);
@@ -481,7 +415,7 @@ class Decode {
 #pragma GCC unroll 4
       for (int j = 0; j < rows; ++j) {
         __builtin_prefetch(keys + (rows + j) * R + i);
-        sum += x[j] * (parameters<real>(keys + j * R + i) + load(position + j * s.P + i));
+        sum += x[j] * (load_as<real>(keys + j * R + i) + load(position + j * s.P + i));
       }
       store(out + i, sum);
     }
@@ -503,7 +437,7 @@ class Decode {
 #pragma GCC unroll 8
         for (int j = 0; j < 8; ++j) {
           __builtin_prefetch(rows + (8 + j) * R + i);
-          acc[j] += weight * parameters<real>(rows + j * R + i);
+          acc[j] += weight * load_as<real>(rows + j * R + i);
         }
       }
       real sums[8];

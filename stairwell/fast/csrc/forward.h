@@ -15,7 +15,9 @@ struct Forward : Tile<real> {
   using Tile<real>::zero;
   using Tile<real>::add;
   using Tile<real>::drop;
+  using Tile<real>::store_kv;
   using Tile<real>::visible_slots;
+  using Tile<real>::with_kv;
   using Tile<real>::score_row;
   using Tile<real>::team;
   using Tile<real>::wait;
@@ -43,14 +45,16 @@ struct Forward : Tile<real> {
   void copy_state_kv(const KVGroup<real>& group) {
     const i64 HK = p.H * p.K, P = p.T + p.R;
     const Range own = pairs();
-    for (i64 pair = own.first; pair < own.last; ++pair)
-      for (i64 r = 0; r < p.R; ++r) {
-        const i64 b = b0 + pair / p.H, h = pair % p.H;
-        const real* from = group.state_kv + (b * p.R + r) * 2 * HK + h * p.K;
-        const i64 offset = ((b * p.H + h) * P + p.T + r) * p.K;
-        copy(from, group.keys + offset, p.K);
-        copy(from + HK, group.values + offset, p.K);
-      }
+    with_kv(group, [&](auto* keys, auto* values) {
+      for (i64 pair = own.first; pair < own.last; ++pair)
+        for (i64 r = 0; r < p.R; ++r) {
+          const i64 b = b0 + pair / p.H, h = pair % p.H;
+          const real* from = group.state_kv + (b * p.R + r) * 2 * HK + h * p.K;
+          const i64 offset = ((b * p.H + h) * P + p.T + r) * p.K;
+          store_kv(from, keys + offset, p.K);
+          store_kv(from + HK, values + offset, p.K);
+        }
+    });
   }
 
   void layer_forward(const Layer<real>& layer, i64 t, i64 i, const real* from, real* to) {
@@ -151,12 +155,14 @@ struct Forward : Tile<real> {
       real* z = layer.self.z + at(i, HK) + pair * p.K;
       const real* current_kv = current ? layer.current_kv + at(i, 2 * HK) + r * 2 * HK + h * p.K : nullptr;
       const real* ramp = layer.ramp ? layer.ramp + h * layer.width : nullptr;
-      if (current_kv) dots(query, current_kv, 1, p.K, score);
-      dots(query, group.keys + first, n, p.K, score + current);
-      const real* used = attention_weights(layer.self, ramp, b, h, t, i, score, n + current, layer.width);
-      zero(z, p.K);
-      if (current_kv) add_weighted(used, 1, current_kv + HK, 0, 1, p.K, z);
-      add_weighted(used + current, 1, group.values + first, p.K, n, p.K, z);
+      with_kv(group, [&](const auto* keys, const auto* values) {
+        if (current_kv) dots(query, current_kv, 1, p.K, score);
+        dots(query, keys + first, n, p.K, score + current);
+        const real* used = attention_weights(layer.self, ramp, b, h, t, i, score, n + current, layer.width);
+        zero(z, p.K);
+        if (current_kv) add_weighted(used, 1, current_kv + HK, 0, 1, p.K, z);
+        add_weighted(used + current, 1, values + first, p.K, n, p.K, z);
+      });
     }
     wait();
   }
@@ -228,11 +234,13 @@ struct Forward : Tile<real> {
       wait();
       product(group.project, D, 2 * HK, input, kv);
       wait();
-      for (i64 pair = own_pairs.first; pair < own_pairs.last; ++pair) {
-        const i64 r = pair / p.H, h = pair % p.H, offset = (((b0 + r) * p.H + h) * P + p.T - 1 - t) * p.K;
-        copy(kv + r * 2 * HK + h * p.K, group.keys + offset, p.K);
-        copy(kv + r * 2 * HK + HK + h * p.K, group.values + offset, p.K);
-      }
+      with_kv(group, [&](auto* keys, auto* values) {
+        for (i64 pair = own_pairs.first; pair < own_pairs.last; ++pair) {
+          const i64 r = pair / p.H, h = pair % p.H, offset = (((b0 + r) * p.H + h) * P + p.T - 1 - t) * p.K;
+          store_kv(kv + r * 2 * HK + h * p.K, keys + offset, p.K);
+          store_kv(kv + r * 2 * HK + HK + h * p.K, values + offset, p.K);
+        }
+      });
     }
   }
 };

@@ -61,13 +61,14 @@ struct KVGroup {
   Linear<real> project;
   const real* state_kv = nullptr;  // (B, R, 2HK): from the state; in a Staircase, of its cache
   real *keys = nullptr, *values = nullptr;
+  uint16_t *rounded_keys = nullptr, *rounded_values = nullptr;  // instead, in bfloat16 if Plan::rounds_kv
   real *d_state_kv = nullptr, *d_new_kv = nullptr;
 };
 
 template <class real>
 struct Plan {
   i64 B, T, D, H, K, F, R, G, A, J, n_groups, steps;
-  bool pre_norm, attend_to_current, needs_gradient;
+  bool pre_norm, attend_to_current, needs_gradient, rounds_kv;
   real eps, attention_factor, relu_factor, residual_factor;  // dropout's 1 / (1 - rate)
   const i64* since_start;                                    // (B, T): tokens since the stream's start
   const bool* source_mask;                                   // (B, J)

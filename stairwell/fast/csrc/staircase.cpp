@@ -19,6 +19,7 @@ class StaircaseCall {
                     &staircase.slots, &staircase.mask_width, &passes})
       *to = sizes[at++];
     staircase.caches_input = sizes[at++];
+    STAIRWELL_CHECK(!call.plan.rounds_kv, "stairwell: keys and values of a staircase are not stored in bfloat16");
     const i64 n = static_cast<i64>(sizes.size() - FIXED);
     STAIRWELL_CHECK(0 < staircase.S && staircase.S <= n && call.plan.T <= n && 9 * staircase.S + call.plan.T == n &&
                         staircase.cached_now <= staircase.T && 0 < passes && passes <= n,

@@ -78,6 +78,19 @@ struct Tile {
     }
   }
 
+  // Call f with pointers to the keys and values of a group, of the type in which they are stored.
+  template <class F>
+  void with_kv(const KVGroup<real>& group, F f) const {
+    if (p.rounds_kv) return f(group.rounded_keys, group.rounded_values);
+    f(group.keys, group.values);
+  }
+
+  // Store n elements of a key or value.
+  template <class Stored>
+  void store_kv(const real* from, Stored* to, i64 n) const {
+    for (i64 j = 0; j < n; ++j) set_element<real>(to + j, from[j]);
+  }
+
   // Number of memory slots visible to a head: a prefix, since slots are ordered by distance.
   i64 visible_slots(const Layer<real>& layer, i64 b, i64 h, i64 t) const {
     i64 n = min(layer.span, p.since_start[b * p.T + t]);

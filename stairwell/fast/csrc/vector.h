@@ -40,6 +40,81 @@ template <class real>
 ALWAYS_INLINE Vec<real> broadcast(real x) {
   return x - Vec<real>{};  // not a sum: x + 0 turns -0 into 0, so the compiler could not remove the addition
 }
+
+// Read or write one element of keys or values.
+template <class real>
+ALWAYS_INLINE real element(const real* p) {
+  return *p;
+}
+template <class real>
+ALWAYS_INLINE real element(const uint16_t* p) {
+  const uint32_t bits = static_cast<uint32_t>(*p) << 16;
+  float value;
+  __builtin_memcpy(&value, &bits, 4);
+  return value;
+}
+template <class real>
+ALWAYS_INLINE void set_element(real* p, real value) {
+  *p = value;
+}
+template <class real>
+ALWAYS_INLINE void set_element(uint16_t* p, real given) {
+  const float value = static_cast<float>(given);
+  uint32_t bits;
+  __builtin_memcpy(&bits, &value, 4);
+  // Round to the nearest value, ties to even. NaN stays NaN.
+  *p = value != value ? 0x7fc0 : (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+}
+
+// Load a vector of elements of any storage type: of parameters, keys or values.
+template <class real>
+ALWAYS_INLINE Vec<real> load_as(const real* p) {
+  return load(p);
+}
+#if STAIRWELL_BYTES == 64
+// Compilers make slow code of __builtin_convertvector here.
+ALWAYS_INLINE Vec<float> load_halves(const uint16_t* p) {
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
+}
+template <class real>
+ALWAYS_INLINE Vec<real> load_as(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+#elif STAIRWELL_AVX2
+ALWAYS_INLINE Vec<float> load_halves(const uint16_t* p) {
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
+}
+template <class real>
+ALWAYS_INLINE Vec<real> load_as(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+#else
+typedef uint16_t Halves __attribute__((vector_size(STAIRWELL_BYTES / 2), aligned(2), may_alias));
+typedef int8_t Quarters __attribute__((vector_size(STAIRWELL_BYTES / 4), aligned(1), may_alias));
+typedef uint32_t Unsigned __attribute__((vector_size(STAIRWELL_BYTES)));
+typedef int32_t Signed __attribute__((vector_size(STAIRWELL_BYTES)));
+
+ALWAYS_INLINE Vec<float> load_halves(const uint16_t* p) {
+  return (Vec<float>)(__builtin_convertvector(*reinterpret_cast<const Halves*>(p), Unsigned) << 16);
+}
+template <class real>
+ALWAYS_INLINE Vec<real> load_as(const int8_t* p) {
+  return __builtin_convertvector(__builtin_convertvector(*reinterpret_cast<const Quarters*>(p), Signed), Vec<float>);
+}
+#endif
+template <class real>
+ALWAYS_INLINE Vec<real> load_as(const uint16_t* p) {
+  if constexpr (sizeof(real) == sizeof(float)) {
+    return load_halves(p);
+  } else {
+    Vec<real> v = {};
+    for (int i = 0; i < LANES<real>; ++i) v[i] = element<real>(p + i);
+    return v;
+  }
+}
+
 ALWAYS_INLINE i64 min(i64 a, i64 b) { return a < b ? a : b; }
 ALWAYS_INLINE i64 max(i64 a, i64 b) { return a > b ? a : b; }
 
@@ -162,22 +237,22 @@ ALWAYS_INLINE void store_sums(float* out, Of of) {
 #endif
 
 // x . row over `vectors` vectors (0: over `even` elements), in two independent sums.
-template <class real, int vectors>
-ALWAYS_INLINE Vec<real> dot(const real* x, const real* row, i64 even) {
+template <class real, int vectors, class Stored>
+ALWAYS_INLINE Vec<real> dot(const real* x, const Stored* row, i64 even) {
   constexpr int W = LANES<real>;
   Vec<real> sum = {}, other = {};
   if (vectors) {
 #pragma GCC unroll 16
-    for (int j = 0; j < vectors; ++j) (j % 2 ? other : sum) += load(x + j * W) * load(row + j * W);
+    for (int j = 0; j < vectors; ++j) (j % 2 ? other : sum) += load(x + j * W) * load_as<real>(row + j * W);
   } else {
-    for (i64 k = 0; k < even; k += W) sum += load(x + k) * load(row + k);
+    for (i64 k = 0; k < even; k += W) sum += load(x + k) * load_as<real>(row + k);
   }
   return sum + other;
 }
 
 // Rows are read in memory order, so the speed is that of reading the keys from cache.
-template <class real, int vectors>
-static void dots_of(const real* x, const real* rows, i64 n, i64 K, real* out) {
+template <class real, int vectors, class Stored>
+static void dots_of(const real* x, const Stored* rows, i64 n, i64 K, real* out) {
   const i64 even = K - K % LANES<real>;
   // The last eight rows may overlap with the previous ones; sums that are already stored are skipped.
   for (i64 done = 0; done < n && n >= 8; done += 8) {
@@ -191,45 +266,59 @@ static void dots_of(const real* x, const real* rows, i64 n, i64 K, real* out) {
   for (i64 i = 0; i < n && n < 8; ++i) out[i] += sum_lanes<real>(dot<real, vectors>(x, rows + i * K, even));
   if (even < K)
     for (i64 i = 0; i < n; ++i)
-      for (i64 k = even; k < K; ++k) out[i] += x[k] * rows[i * K + k];
+      for (i64 k = even; k < K; ++k) out[i] += x[k] * element<real>(rows + i * K + k);
 }
 
 // out_i += x . rows_i for n rows of K.
-template <class real>
-static void dots(const real* x, const real* rows, i64 n, i64 K, real* out) {
+template <class real, class Stored>
+static void dots(const real* x, const Stored* rows, i64 n, i64 K, real* out) {
   switch (K % LANES<real> ? 0 : K / LANES<real>) {
     case 1: return dots_of<real, 1>(x, rows, n, K, out);
     case 2: return dots_of<real, 2>(x, rows, n, K, out);
+    case 3: return dots_of<real, 3>(x, rows, n, K, out);
     case 4: return dots_of<real, 4>(x, rows, n, K, out);
+    case 6: return dots_of<real, 6>(x, rows, n, K, out);
     case 8: return dots_of<real, 8>(x, rows, n, K, out);
+    case 12: return dots_of<real, 12>(x, rows, n, K, out);
     case 16: return dots_of<real, 16>(x, rows, n, K, out);
     default: return dots_of<real, 0>(x, rows, n, K, out);
   }
 }
 
 // out (K) += sum_i w_i rows_i, `width` vectors of columns at once; w and rows advance by their strides.
-template <class real, int width>
-ALWAYS_INLINE void add_weighted_block(const real* w, i64 w_stride, const real* rows, i64 stride, i64 n, real* out) {
-  constexpr int W = LANES<real>;
-  Vec<real> s[width];
-  for (int j = 0; j < width; ++j) s[j] = load(out + j * W);
-  for (i64 i = 0; i < n; ++i) {
-    const Vec<real> x = broadcast(w[i * w_stride]);
+template <class real, int width, class Stored>
+ALWAYS_INLINE void add_weighted_block(const real* w, i64 w_stride, const Stored* rows, i64 stride, i64 n, real* out) {
+  // Several rows at a time, each with its own sums: a sum waits for the previous one.
+  constexpr int W = LANES<real>, U = width <= 2 ? 4 : width <= 4 ? 2 : 1;
+  Vec<real> s[U][width] = {};
+  for (int j = 0; j < width; ++j) s[0][j] = load(out + j * W);
+  i64 i = 0;
+  for (; i + U <= n; i += U) {
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) {
+      const Vec<real> x = broadcast(w[(i + u) * w_stride]);
 #pragma GCC unroll 8
-    for (int j = 0; j < width; ++j) s[j] += x * load(rows + i * stride + j * W);
+      for (int j = 0; j < width; ++j) s[u][j] += x * load_as<real>(rows + (i + u) * stride + j * W);
+    }
   }
-  for (int j = 0; j < width; ++j) store(out + j * W, s[j]);
+  for (; i < n; ++i)
+    for (int j = 0; j < width; ++j) s[0][j] += broadcast(w[i * w_stride]) * load_as<real>(rows + i * stride + j * W);
+  for (int u = 1; u < U; ++u)
+    for (int j = 0; j < width; ++j) s[0][j] += s[u][j];
+  for (int j = 0; j < width; ++j) store(out + j * W, s[0][j]);
 }
 
-template <class real>
-static void add_weighted(const real* w, i64 w_stride, const real* rows, i64 stride, i64 n, i64 K, real* out) {
+template <class real, class Stored>
+static void add_weighted(const real* w, i64 w_stride, const Stored* rows, i64 stride, i64 n, i64 K, real* out) {
   constexpr int W = LANES<real>;
   i64 k = 0;
   for (; k + 8 * W <= K; k += 8 * W) add_weighted_block<real, 8>(w, w_stride, rows + k, stride, n, out + k);
+  for (; k + 6 * W <= K; k += 6 * W) add_weighted_block<real, 6>(w, w_stride, rows + k, stride, n, out + k);
   for (; k + 4 * W <= K; k += 4 * W) add_weighted_block<real, 4>(w, w_stride, rows + k, stride, n, out + k);
+  for (; k + 2 * W <= K; k += 2 * W) add_weighted_block<real, 2>(w, w_stride, rows + k, stride, n, out + k);
   for (; k + W <= K; k += W) add_weighted_block<real, 1>(w, w_stride, rows + k, stride, n, out + k);
   for (; k < K; ++k)
-    for (i64 i = 0; i < n; ++i) out[k] += w[i * w_stride] * rows[i * stride + k];
+    for (i64 i = 0; i < n; ++i) out[k] += w[i * w_stride] * element<real>(rows + i * stride + k);
 }
 
 // The same for `slots` results at once: result r takes weights w[r], w[r + w_stride], ...
