@@ -111,7 +111,8 @@ class RunConfig:
         if "task" in changed:
             make_task(self.task_name, changed["task"])  # raises if no task can have these options
         if "task.max_target_length" in options and not {"core.memory", "core.chunk", "core.passes"} & set(options):
-            changed["core"] = self.family.fit_core(changed.get("core", self.core), changed["task"])
+            length = changed["task"].max_target_length  # of pairs, the only tasks with this option
+            changed["core"] = with_context(changed.get("core", self.core), length)
         train = changed.get("train", self.train)
         if "task" in changed and "train.curriculum" not in options and isinstance(train, StreamTrainConfig):
             # The preset's curriculum ends at the preset's difficulty; let it end at the requested one.
@@ -161,7 +162,7 @@ class RunConfig:
         first = make_task(self.task_name, self.task)
         return [first, *(first.with_config(config) for config in later)]
 
-    def _finetune_config(self) -> list[Any]:
+    def _finetune_config(self) -> list[Config]:
         """Return the task's config in the last phase, if it changes there."""
         if not isinstance(self.train, StreamTrainConfig | PairTrainConfig) or not self.train.finetune_task:
             return []
@@ -176,6 +177,19 @@ class RunConfig:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
             return self.family.make_model(self.model, self.core, task, engine).to(device)
+
+
+def with_context(core: CoreConfig, length: int) -> CoreConfig:
+    """Return the config of a core that attends to `length` tokens, if its context is an option."""
+    fields = {field.name: getattr(core, field.name) for field in dataclasses.fields(core) if field.init}
+    changed: dict[str, Any] = {}
+    if "memory" in fields:
+        changed = {"memory": length}
+    elif "chunk" in fields and "passes" in fields:
+        changed = {"chunk": -(-length // fields["passes"])}
+    elif "passes" in fields:
+        changed = {"passes": length + 1}
+    return dataclasses.replace(core, **changed)
 
 
 def name_option(message: str, option: str, text: str) -> str:

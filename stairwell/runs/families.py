@@ -7,7 +7,6 @@ rl        an environment: agents
 
 from __future__ import annotations
 
-import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -80,10 +79,6 @@ class Family(ABC, Generic[ModelT, TaskT, ModelConfigT, TrainConfigT]):
     ) -> dict[str, Any]:
         """Return the scores of a split."""
 
-    def fit_core(self, core: CoreConfig, task_config: Any) -> CoreConfig:
-        """Return the core's config with the context that the task needs."""
-        return core
-
 
 class StreamFamily(Family[LanguageModel, StreamTask, LanguageModelConfig, StreamTrainConfig]):
     name = "streams"
@@ -134,19 +129,6 @@ class PairFamily(Family[Seq2Seq, PairTask, Seq2SeqConfig, PairTrainConfig]):
             if getattr(options, name) is not None:
                 raise UserError(f"--{name} is for streams of tokens; pairs are batched by their lengths")
         return evaluate_pairs(model, task, split, load_search(folder, task), callback)
-
-    def fit_core(self, core: CoreConfig, task_config: Any) -> CoreConfig:
-        """Let the core attend to a whole target."""
-        length = task_config.max_target_length
-        fields = {field.name: getattr(core, field.name) for field in dataclasses.fields(core) if field.init}
-        changed: dict[str, Any] = {}
-        if "memory" in fields:
-            changed = {"memory": length}
-        elif "chunk" in fields and "passes" in fields:
-            changed = {"chunk": -(-length // fields["passes"])}
-        elif "passes" in fields:
-            changed = {"passes": length + 1}
-        return dataclasses.replace(core, **changed)
 
 
 class RLFamily(Family[Agent, RLTask, AgentConfig, AgentTrainConfig]):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from stairwell.configs import Config
 from stairwell.errors import UserError, suggestion
 from stairwell.tasks import saved_task
 from stairwell.tasks.base import (
@@ -53,13 +54,13 @@ def task_type(name: str) -> tuple[type[Any], type[Any]]:
     return task_class.config_type, task_class
 
 
-def make_task(name: str, config: Any) -> Task:
+def make_task(name: str, config: Config) -> Task:
     """Return a task from its config. No file is opened."""
     task: Task = task_type(name)[1](config)
     return task
 
 
-def load_tasks(name: str, configs: Sequence[Any], folder: Path) -> list[Task]:
+def load_tasks(name: str, configs: Sequence[Config], folder: Path) -> list[Task]:
     """Return the tasks of a run's phases. A task that generates its data follows from its config."""
     task_class = task_type(name)[1]
     if not issubclass(task_class, RestorableTask):

@@ -210,6 +210,7 @@ def _to_tokens(statements: Statements, samples: Samples) -> EpisodeArrays:
 
 
 class Algorithmic(GeneratedTask):
+    config: AlgorithmicConfig
     config_type = AlgorithmicConfig
 
     def __init__(self, config: AlgorithmicConfig) -> None:

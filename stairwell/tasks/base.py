@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, runtime_chec
 import torch
 from torch import Tensor
 
+from stairwell.configs import Config
 from stairwell.data.packed import IGNORE_INDEX
 from stairwell.text import Vocabulary
 
@@ -122,7 +123,7 @@ class Task(Protocol):
         """The family of the task, which determines its model, trainer and evaluation."""
 
     @property
-    def config(self) -> Any: ...
+    def config(self) -> Config: ...
 
     @property
     def primary_metric(self) -> str:

@@ -84,6 +84,7 @@ class CopyEpisodes:
 
 
 class Copying(LengthTask):
+    config: CopyingConfig
     config_type = CopyingConfig
 
     def __init__(self, config: CopyingConfig) -> None:

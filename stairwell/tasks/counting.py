@@ -55,6 +55,7 @@ class CountingEpisodes:
 
 
 class Counting(GeneratedTask):
+    config: CountingConfig
     config_type = CountingConfig
 
     def __init__(self, config: CountingConfig) -> None:

@@ -41,6 +41,7 @@ class CycleEpisodes(StateTrackingEpisodes):
 
 
 class CycleNavigation(StateTrackingTask):
+    config: CycleNavigationConfig
     config_type = CycleNavigationConfig
     name = "where a walk on a cycle ends"
 

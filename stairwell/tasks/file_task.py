@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from stairwell import text
+from stairwell.configs import Config
 from stairwell.data.cache import writable_cache
 from stairwell.data.packed import Encoded
 from stairwell.errors import UserError
@@ -21,24 +23,31 @@ Data = TypeVar("Data", bound=Encoded)  # an encoded split
 AnyVocabulary = TypeVar("AnyVocabulary", bound=Vocabulary)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FileConfig(Config):
+    path: str = ""
+    "Files or folder to read."
+
+
 class FileTask(ABC, Generic[Location, Data]):
     """`vocabulary` replaces one that is built from the training split. `saved` is what a run saved about its data:
     files with other contents are rejected. With `evaluation_only` the data is not that of training: valid and test are
     read if there are such files, otherwise all data is both."""
 
-    config_type: ClassVar[type[Any]]
+    config: FileConfig
+    config_type: ClassVar[type[FileConfig]]
     family: FamilyName = "streams"
     vocabulary_name: ClassVar[str]
     path_options: ClassVar[tuple[str, ...]]  # the config fields that determine which files are read
 
     def __init__(
         self,
-        config: Any,
+        config: FileConfig,
         vocabulary: Vocabulary | None = None,
         saved: SavedTask | None = None,
         evaluation_only: bool = False,
     ) -> None:
-        self.config: Any = config
+        self.config = config
         self._given_vocabulary, self._saved, self._evaluation_only = vocabulary, saved, evaluation_only
         if vocabulary is not None:
             self.adapt_vocabulary(vocabulary)  # raises if it is of the wrong type
@@ -109,7 +118,7 @@ class FileTask(ABC, Generic[Location, Data]):
     @property
     def data_name(self) -> str:
         """The name of the data in messages."""
-        return str(self.config.path)
+        return self.config.path
 
     @cached_property
     def splits(self) -> dict[str, Data]:

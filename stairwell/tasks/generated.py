@@ -176,7 +176,8 @@ class GeneratedTask:
     """Base class of generated tasks. The splits have `valid_episodes` and `test_episodes` episodes that are not in the
     training set and do not depend on the seed; `valid` and `test` generate them if they differ from training."""
 
-    config_type: ClassVar[type[Any]]
+    config: EpisodesConfig
+    config_type: ClassVar[type[EpisodesConfig]]
     family: FamilyName = "streams"
     primary_metric = "accuracy"
     higher_is_better = True
@@ -192,7 +193,7 @@ class GeneratedTask:
     ) -> None:
         check_at_least(0, train_episodes=config.train_episodes)
         check_at_least(1, valid_episodes=config.valid_episodes, test_episodes=config.test_episodes)
-        self.config: Any = config
+        self.config = config
         self.train, self.inputs, self.outputs = train, inputs, outputs
         self.splits = {"valid": (valid or train, config.valid_episodes), "test": (test or train, config.test_episodes)}
 
@@ -227,6 +228,8 @@ class GeneratedTask:
 
 class LengthTask(GeneratedTask):
     """A task of episodes of one length per split."""
+
+    config: LengthConfig
 
     def __init__(self, config: LengthConfig, train: Any, inputs: int, outputs: int) -> None:
         check_at_least(0, valid_length=config.valid_length)

@@ -64,6 +64,7 @@ class GroupWordEpisodes(StateTrackingEpisodes):
 
 
 class GroupWords(StateTrackingTask):
+    config: GroupWordsConfig
     config_type = GroupWordsConfig
 
     def __init__(self, config: GroupWordsConfig) -> None:

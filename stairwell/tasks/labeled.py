@@ -21,19 +21,19 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from stairwell import configs, text
+from stairwell import text
 from stairwell.data import text_files
 from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.packed import LabeledTokens
 from stairwell.errors import UserError, suggestion
 from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
 from stairwell.tasks.batch_sources import check_segments, to_batch
-from stairwell.tasks.file_task import FileTask
+from stairwell.tasks.file_task import FileConfig, FileTask
 from stairwell.tasks.scores import SequenceScore
 
 
 @dataclass(frozen=True, kw_only=True)
-class LabeledConfig(configs.Config):
+class LabeledConfig(FileConfig):
     path: str = ""
     "Folder with train.tokens, train.labels, valid.tokens, ..., or one file of tokens."
     labels: str = ""
@@ -102,12 +102,12 @@ class LabeledFiles:
 
 
 class Labeled(FileTask[LabeledFiles, LabeledTokens]):
+    config: LabeledConfig
     config_type = LabeledConfig
     primary_metric = "accuracy"
     higher_is_better = True
     vocabulary_name: ClassVar[str] = "tokens"
     path_options: ClassVar[tuple[str, ...]] = ("path", "labels")
-    config: LabeledConfig
 
     def adapt_vocabulary(self, vocabulary: text.Vocabulary) -> LabeledVocabulary:
         if not isinstance(vocabulary, LabeledVocabulary):

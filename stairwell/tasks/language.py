@@ -20,14 +20,14 @@ from typing import ClassVar, Literal, Self
 import torch
 from torch import Tensor
 
-from stairwell import configs, text
+from stairwell import text
 from stairwell.data import splits, text_files
 from stairwell.data.cache import Array, cached, key_of
 from stairwell.data.packed import Encoded, Episodic, Packed
 from stairwell.data.text_files import FileSlice, FileSlices
 from stairwell.errors import UserError
 from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
-from stairwell.tasks.file_task import FileTask, cached_vocabulary
+from stairwell.tasks.file_task import FileConfig, FileTask, cached_vocabulary
 
 Unit = Literal["bytes", "characters", "words", "bpe"]
 Documents = Literal["files", "lines", "none"]
@@ -35,7 +35,7 @@ ADVICE = "unit=bytes reads any file"
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageConfig(configs.Config):
+class LanguageConfig(FileConfig):
     path: str = splits.STDLIB
     "Text file, folder, or `stdlib`: the sources of the running Python's standard library."
     unit: Unit = "bytes"
@@ -68,11 +68,11 @@ class LanguageConfig(configs.Config):
 
 
 class Language(FileTask[FileSlices, Encoded]):
+    config: LanguageConfig
     config_type = LanguageConfig
     higher_is_better = False
     vocabulary_name: ClassVar[str] = "text"
     path_options: ClassVar[tuple[str, ...]] = ("path", "prefix", "files")
-    config: LanguageConfig
 
     def adapt_vocabulary(self, vocabulary: text.Vocabulary) -> text.Vocabulary:
         expected = "separated" if self.config.separated else self.config.unit

@@ -27,7 +27,7 @@ from stairwell.data.parallel import EncodedPairs, PairFiles
 from stairwell.errors import UserError
 from stairwell.tasks.base import IGNORE_INDEX, FamilyName, SavedTask, Split
 from stairwell.tasks.batch_sources import check_position, check_streams
-from stairwell.tasks.file_task import FileTask, cached_vocabulary
+from stairwell.tasks.file_task import FileConfig, FileTask, cached_vocabulary
 from stairwell.tasks.scores import TokenScore
 
 ENCODE_BATCH = 1000  # texts encoded together
@@ -150,10 +150,46 @@ class PairVocabulary:
         return PairVocabulary(joint or vocabularies["source"], joint or vocabularies["target"])
 
 
-class PairTask(FileTask[PairFiles, Any]):
-    """The config has path, source, target, test, lowercase, vocabulary, joint, max_source_length, max_target_length,
-    primary_metric and decode_examples."""
+@dataclass(frozen=True, kw_only=True)
+class PairConfig(FileConfig):
+    """What translation and summarization share."""
 
+    source: str = "source"
+    "Source: the suffix of its files, the name of a file, or a column of a table."
+    target: str = "target"
+    "Target: the suffix of its files, the name of a file, or a column of a table."
+    test: str = ""
+    "Prefix of the names of the test files, if there are several."
+    lowercase: bool = False
+    "Whether to lowercase source and target."
+    vocabulary: int = 8000
+    "Vocabulary size (byte pairs)."
+    joint: bool = True
+    "Whether source and target share one vocabulary."
+    max_source_length: int = 256
+    "Maximum number of source tokens; longer sources are left out in training and truncated in use."
+    max_target_length: int = 128
+    "Maximum number of target tokens; longer targets are left out in training."
+    primary_metric: str = "loss"
+    "Metric that the best model is chosen by."
+    decode_examples: int = 200
+    "Number of validation sources to decode greedily at every validation; 0: none."
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("vocabulary", "max_source_length", "max_target_length"):
+            if getattr(self, name) < 1:
+                raise UserError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.vocabulary < 256:
+            raise UserError(f"vocabulary must be at least 256, the number of bytes, not {self.vocabulary}")
+        if self.decode_examples < 0:
+            raise UserError(f"decode_examples must be 0 or more, not {self.decode_examples}")
+        if self.primary_metric != "loss" and not self.decode_examples:
+            raise UserError(f"the primary metric {self.primary_metric} requires --task.decode_examples, such as 200")
+
+
+class PairTask(FileTask[PairFiles, Any]):
+    config: PairConfig
     family: FamilyName = "pairs"
     path_options: ClassVar[tuple[str, ...]] = ("path", "source", "target", "test")
     verb: ClassVar[str]  # what the model does, in messages
@@ -203,7 +239,7 @@ class PairTask(FileTask[PairFiles, Any]):
 
     @property
     def primary_metric(self) -> str:
-        return str(self.config.primary_metric)
+        return self.config.primary_metric
 
     @property
     def higher_is_better(self) -> bool:
@@ -233,11 +269,10 @@ class PairTask(FileTask[PairFiles, Any]):
 
     def with_data(self, path: str) -> Self:
         # An absolute file name would override the folder of the other data.
-        names = {
-            side: Path(name).name if Path(name := getattr(self.config, side)).is_absolute() else name
-            for side in ("source", "target")
-        }
-        config = dataclasses.replace(self.config, path=path, **names)
+        source, target = (
+            Path(name).name if Path(name).is_absolute() else name for name in (self.config.source, self.config.target)
+        )
+        config = dataclasses.replace(self.config, path=path, source=source, target=target)
         return type(self)(config, self.vocabulary, evaluation_only=True)
 
     def normalize(self, line: str) -> str:
@@ -355,18 +390,6 @@ class PairTask(FileTask[PairFiles, Any]):
         skipped = f"; left out of train: {', '.join(reasons)}" if reasons else ""
         unpaired = self.locations["train"].unpaired()
         return f"{skipped}; {unpaired}" if unpaired else skipped
-
-
-def check_pair_config(config: Any) -> None:
-    for name in ("vocabulary", "max_source_length", "max_target_length"):
-        if getattr(config, name) < 1:
-            raise UserError(f"{name} must be at least 1, not {getattr(config, name)}")
-    if config.vocabulary < 256:
-        raise UserError(f"vocabulary must be at least 256, the number of bytes, not {config.vocabulary}")
-    if config.decode_examples < 0:
-        raise UserError(f"decode_examples must be 0 or more, not {config.decode_examples}")
-    if config.primary_metric != "loss" and not config.decode_examples:
-        raise UserError(f"the primary metric {config.primary_metric} requires --task.decode_examples, such as 200")
 
 
 def in_groups(items: Iterable[Any], size: int) -> Iterator[list[Any]]:

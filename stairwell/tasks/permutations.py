@@ -56,6 +56,7 @@ class PermutationEpisodes(FixedLengthEpisodes):
 
 
 class Permutations(LengthTask):
+    config: PermutationsConfig
     config_type = PermutationsConfig
 
     def __init__(self, config: PermutationsConfig) -> None:

@@ -81,6 +81,7 @@ class RandomWalkEpisodes:
 
 
 class RandomWalk(GeneratedTask):
+    config: RandomWalkConfig
     config_type = RandomWalkConfig
 
     def __init__(self, config: RandomWalkConfig) -> None:

@@ -117,6 +117,7 @@ class BitStringEpisodes(StateTrackingEpisodes):
 class StateTrackingTask(GeneratedTask):
     """A state-tracking benchmark: a short `name`, and episodes whose lengths differ between training and testing."""
 
+    config: StateTrackingConfig
     config_type = StateTrackingConfig
     name: str
 

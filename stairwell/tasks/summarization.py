@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from stairwell import configs
 from stairwell.errors import UserError
 from stairwell.tasks import text_scores
-from stairwell.tasks.pair_task import PairTask, check_pair_config
+from stairwell.tasks.pair_task import PairConfig, PairTask
 
 NAME_PARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|_+")
 WORD = re.compile(r"\w+|[^\w\s]+")
@@ -27,42 +26,31 @@ def split_words(program: str) -> list[str]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SummarizationConfig(configs.Config):
+class SummarizationConfig(PairConfig):
     path: str = ""
     "Folder with train.jsonl, valid.jsonl, ... (or csv, tsv, or parallel text files), or one such table."
     source: str = "source"
     "Column of the article, or suffix of its files."
     target: str = "target"
     "Column of the summary, or suffix of its files."
-    test: str = ""
-    "Prefix of the names of the test files, if there are several."
     words: int = 400
     "Number of words to read of an article; 0: all."
     split_names: bool = False
     "Whether to split names in programs, such as getUserName and get_user_name, into words."
-    lowercase: bool = False
-    "Whether to lowercase article and summary."
-    vocabulary: int = 8000
-    "Vocabulary size (byte pairs)."
-    joint: bool = True
-    "Whether article and summary share one vocabulary."
     max_source_length: int = 1024
-    "Maximum number of article tokens; longer articles are left out in training and truncated in use."
     max_target_length: int = 256
-    "Maximum number of summary tokens; longer summaries are left out in training."
     primary_metric: Literal["loss", "rougeL"] = "loss"
     "Metric that the best model is chosen by."
     decode_examples: int = 50
-    "Number of validation articles to summarize greedily at every validation; 0: none."
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_pair_config(self)
         if self.words < 0:
             raise UserError(f"words must be 0 or more, not {self.words}")
 
 
 class Summarization(PairTask):
+    config: SummarizationConfig
     config_type = SummarizationConfig
     verb: ClassVar[str] = "summarize"
     metric: ClassVar[str] = "rougeL"

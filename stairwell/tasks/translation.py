@@ -10,42 +10,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from stairwell import configs
 from stairwell.tasks import text_scores
-from stairwell.tasks.pair_task import PairTask, check_pair_config
+from stairwell.tasks.pair_task import PairConfig, PairTask
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationConfig(configs.Config):
+class TranslationConfig(PairConfig):
     path: str = ""
     "Folder with train.de, train.en, ... or with tables (jsonl, csv, tsv); not needed if source and target are files."
     source: str = "de"
-    "Source: the suffix of its files, the name of a file, or a column of a table."
     target: str = "en"
-    "Target: the suffix of its files, the name of a file, or a column of a table."
-    test: str = ""
-    "Prefix of the names of the test files, if there are several."
-    lowercase: bool = False
-    "Whether to lowercase source and target."
-    vocabulary: int = 8000
-    "Vocabulary size (byte pairs)."
-    joint: bool = True
-    "Whether source and target share one vocabulary."
-    max_source_length: int = 256
-    "Maximum number of source tokens; longer sources are left out in training and truncated in translation."
-    max_target_length: int = 128
-    "Maximum number of target tokens; longer targets are left out in training."
     primary_metric: Literal["loss", "bleu"] = "loss"
     "Metric that the best model is chosen by."
-    decode_examples: int = 200
-    "Number of validation sentences to translate greedily at every validation; 0: none."
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_pair_config(self)
 
 
 class Translation(PairTask):
+    config: TranslationConfig
     config_type = TranslationConfig
     verb: ClassVar[str] = "translate"
     metric: ClassVar[str] = "bleu"

@@ -192,6 +192,9 @@ class Camera(gymnasium.Env[Any, Any]):
     def __init__(self, space: Any) -> None:
         self.observation_space, self.action_space = space, gymnasium.spaces.Discrete(2)
 
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return self.observation_space.sample(), {}
+
 
 spaces = gymnasium.spaces
 LARGE = {

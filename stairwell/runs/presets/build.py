@@ -11,9 +11,10 @@ from stairwell.cores import build, config_type
 from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModelConfig
-from stairwell.runs.config import AnyTrainConfig, RunConfig
+from stairwell.runs.config import AnyTrainConfig, RunConfig, with_context
 from stairwell.runs.families import family_of
 from stairwell.tasks import task_type
+from stairwell.tasks.pair_task import PairConfig
 from stairwell.train.config import StreamTrainConfig
 
 # quick: minutes on two CPU cores, the default of `stairwell train`; laptop and paper: the scales of experiments.
@@ -132,7 +133,14 @@ def small_run(
         layers=layers, width=width, heads=heads, core=core, model=family.model_config(**(model or {})),
     )  # fmt: skip
     run = with_core(base, core_name, **context_options(core_name, memory, context, chunk))
-    return dataclasses.replace(run, core=family.fit_core(run.core, run.task))
+    return attend_to_target(run)
+
+
+def attend_to_target(run: RunConfig) -> RunConfig:
+    """Return a run whose decoder attends to a whole target, if its task has targets."""
+    if not isinstance(run.task, PairConfig):
+        return run
+    return dataclasses.replace(run, core=with_context(run.core, run.task.max_target_length))
 
 
 def context_options(core_name: str, memory: int, context: int, chunk: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from stairwell.models import Seq2SeqConfig
 from stairwell.runs.config import RunConfig
-from stairwell.runs.presets.build import PresetScale, base_run, small_run, with_core
+from stairwell.runs.presets.build import PresetScale, attend_to_target, base_run, small_run, with_core
 from stairwell.tasks.summarization import SummarizationConfig
 from stairwell.tasks.translation import TranslationConfig
 from stairwell.train.config import PairTrainConfig
@@ -66,7 +66,7 @@ def decoder_run(
     """Return a run with another decoder. A Transformer decoder attends to the current token, as is usual."""
     current: dict[str, Any] = {"attend_to_current": True} if core_name == "transformer-xl" else {}
     run = with_core(base, core_name, train=train, layers=layers, **current, **core).replace(model=model)
-    return dataclasses.replace(run, core=run.family.fit_core(run.core, run.task))
+    return attend_to_target(run)
 
 
 LAPTOP_TRAIN = PairTrainConfig(
