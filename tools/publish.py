@@ -71,6 +71,7 @@ WITHOUT_CURVES = (
     "feedback.table5.agents", "extra.chunk-passes", "feedback.figure8",
 )  # fmt: skip
 SHORT_OUTCOMES = {"does not agree": "does not", "our own": "measured"}
+REASON = "Most likely reason"  # starts the note that a result against the paper's claim must have
 OUTCOME_AT_START = r"^(Agrees|Partly|Does not agree|Inconclusive)\b( agrees)?:? "
 
 CURVES = "Thick lines with circles: validation. Thin lines: training."
@@ -91,17 +92,29 @@ evaluation. Corpora that are not public are not available to us.
 """
 
 
-def publish(folder: Path, outcome: str, verdict: str, add: bool = False) -> Path:
-    """Copy an experiment's result and figure into the project; `add`: keep published variants and seeds."""
+def publish(folder: Path, outcome: str, verdict: str, add: bool = False, notes: Iterable[str] = ()) -> Path:
+    """Copy an experiment's result into the project, with notes on what was tried; `add`: keep published variants and
+    seeds."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     name = f"{result['experiment']}-{result['scale']}"
     result["variants"] = [with_curves(folder, variant) for variant in result["variants"]]
     if add:
         result = joined(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")), result)
-    result |= {"outcome": outcome, "verdict": verdict}
+    result |= {"outcome": outcome, "verdict": verdict, "notes": [*result["notes"], *notes]}
+    if outcome == "does not agree" and not any(note.startswith(REASON) for note in result["notes"]):
+        sys.exit(f'a result that does not agree needs --note "{REASON}: ... EXPERIMENT tests it."')
+    for note in earlier_notes(name, result):
+        print(f"not kept, --note adds it again: {note}")
     RESULTS.mkdir(exist_ok=True)
     write_text(RESULTS / f"{name}.json", learning_curves.compact(json.dumps(result, indent=1)) + "\n")
     return RESULTS / f"{name}.json"
+
+
+def earlier_notes(name: str, result: dict[str, Any]) -> list[str]:
+    """Return the notes of the published result that the new one does not have."""
+    path = RESULTS / f"{name}.json"
+    before = json.loads(path.read_text(encoding="utf-8"))["notes"] if path.exists() else []
+    return [note for note in before if note not in result["notes"]]
 
 
 def with_curves(folder: Path, variant: dict[str, Any]) -> dict[str, Any]:
@@ -402,11 +415,12 @@ def main() -> None:
     parser.add_argument("--outcome", choices=OUTCOMES, help="How it compares with the paper's claim.")
     parser.add_argument("--verdict", help="What was measured, in a few sentences.")
     parser.add_argument("--add", action="store_true", help="Keep the published variants and seeds.")
+    parser.add_argument("--note", action="append", default=[], help="A note on what was tried; may be repeated.")
     arguments = parser.parse_args()
     if arguments.folder is not None:
         if not arguments.verdict or not arguments.outcome:
             parser.error("a result needs an --outcome and a --verdict")
-        print(publish(arguments.folder, arguments.outcome, arguments.verdict, arguments.add))
+        print(publish(arguments.folder, arguments.outcome, arguments.verdict, arguments.add, arguments.note))
     draw_pictures()
     written = pages()
     PAGES.mkdir(exist_ok=True)

@@ -56,6 +56,14 @@ def tokens_per_step(config: RunConfig) -> int:
     return streams * train.segment
 
 
+def total_tokens(config: RunConfig) -> int:
+    """Return the number of tokens of a whole training, or of environment steps, each counted once."""
+    train = config.train
+    if isinstance(train, AgentTrainConfig):
+        return train.total_steps // train.optimizer_steps_per_rollout * train.batch * train.segment
+    return train.total_steps * tokens_per_step(config)
+
+
 def blueprint(config: RunConfig) -> nn.Module:
     """Return the model. If its corpus may be missing, the vocabulary has a typical size."""
     if isinstance(config.model, Seq2SeqConfig):

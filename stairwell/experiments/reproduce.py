@@ -15,7 +15,7 @@ from typing import Any
 
 from stairwell import report
 from stairwell.errors import UserError
-from stairwell.experiments.cost import estimate, format_duration, machine_rate, tokens_per_step
+from stairwell.experiments.cost import estimate, format_duration, machine_rate, total_tokens
 from stairwell.experiments.experiment import SCALES, Experiment, Variant, context_of, mean_and_deviation
 from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.files import write_folder, write_text
@@ -291,7 +291,7 @@ def plan_table(experiment: Experiment, out: Path, device: str, only: Sequence[st
                 variant.name,
                 context_of(variant.config),
                 f"{steps:,}",
-                f"{steps * tokens_per_step(variant.config):,}",
+                f"{total_tokens(variant.config):,}",
                 f"{left} of {experiment.seeds_for(variant)}",
                 format_duration(seconds),
             ]

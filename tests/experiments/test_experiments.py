@@ -16,7 +16,7 @@ from stairwell.cores import GlobalCachedStaircaseConfig, StaircaseConfig
 from stairwell.decode import Session
 from stairwell.errors import UserError
 from stairwell.experiments import measures, reproduce
-from stairwell.experiments.cost import blueprint, estimate
+from stairwell.experiments.cost import blueprint, estimate, total_tokens
 from stairwell.experiments.experiment import SCALES, Experiment, Scale, Variant
 from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE, find_experiments
 from stairwell.experiments.papers.feedback.figure3 import MEMORY
@@ -26,6 +26,7 @@ from stairwell.experiments.papers.feedback.pairs import DEPTH
 from stairwell.experiments.papers.feedback.table1 import on_more_variables
 from stairwell.experiments.papers.staircase.shared import CHUNK, PASSES
 from stairwell.layers import POSITIONS
+from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs import preset, presets
 from stairwell.runs.config import RunConfig
 from tests.train.test_loop import trainer
@@ -417,6 +418,41 @@ def test_chunk_and_passes_are_varied_one_at_a_time(scale: Scale) -> None:
             if getattr(base_train, name) != getattr(experiment.variants[0].config.train, name)
         }
         assert changed == {"steps", "curriculum", "validate_every"}
+
+
+@pytest.mark.parametrize("name", ["feedback.figure5", "feedback.figure8", "feedback.figure9.char-ptb"])
+def test_character_models_train_for_2000_steps_with_three_seeds(name: str) -> None:
+    experiment = experiment_of(name, "laptop")
+    assert {experiment.seeds_for(each) for each in experiment.variants} == {3}
+    assert {(each.config.train.steps, each.config.train.max_grad_norm) for each in experiment.variants} == {(2000, 1.0)}
+
+
+@pytest.mark.parametrize("name", ["figure4.maze", "figure6.maze-easy", "figure6.water-maze"])
+def test_mazes_train_for_6_million_frames_with_two_seeds(name: str) -> None:
+    experiment = experiment_of(f"feedback.{name}", "laptop")
+    for each in experiment.variants:
+        train = each.config.train
+        assert isinstance(train, AgentTrainConfig)
+        frames = train.steps * train.batch * train.segment / train.optimizer_steps_per_rollout
+        assert 5.9e6 < total_tokens(each.config) <= frames <= 6e6 and experiment.seeds_for(each) == 2
+        assert each.config.model.last_action and each.config.model.last_reward  # type: ignore[union-attr]
+
+
+def test_decoder_depths_have_three_seeds_and_dropout_equal_budgets() -> None:
+    for name in ("feedback.figure4.translation", "feedback.figure7.iwslt"):
+        experiment = experiment_of(name, "laptop")
+        assert {experiment.seeds_for(each) for each in experiment.variants} == {3}
+    settings: dict[str, set[tuple[float, bool]]] = {}
+    for each in experiment_of("extra.decoder-dropout", "laptop").variants:
+        core: Any = each.config.core
+        settings.setdefault(each.config.core_name, set()).add((core.residual_dropout, core.locked_dropout))
+    assert settings["feedback"] == settings["transformer-xl"] == {(0, False), (0.1, False), (0.3, False), (0.3, True)}
+
+
+@pytest.mark.parametrize("name", ["lengths.copy", "lengths.reverse"])
+def test_spread_lengths_clip_gradients_as_the_papers_do(name: str) -> None:
+    for each in experiment_of(f"extra.{name}", "laptop").variants:
+        assert each.config.train.max_grad_norm == 0.1
 
 
 def test_defaults_are_the_papers() -> None:

@@ -472,12 +472,10 @@ def test_published_results_have_the_papers_numbers(path: Path) -> None:
     for variant in made.variants:
         numbers = {column.title: number for column, number in zip(made.columns, variant.paper)}
         expected[variant.name] = numbers
-        expected.setdefault(variant.name.split(",")[0], numbers)
+        expected.setdefault(model_of(variant.name), numbers)
     for variant in results["variants"]:
         model = variant["name"]
-        assert variant["paper"] == (
-            expected[model] if model in expected else expected[re.split(r", | \(", model)[0]]
-        ), model
+        assert variant["paper"] == (expected[model] if model in expected else expected[model_of(model)]), model
 
 
 def test_published_numbers_are_listed_for_the_models_they_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:

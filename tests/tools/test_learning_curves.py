@@ -146,6 +146,37 @@ def test_a_figure_states_its_title_and_units(project: Path, monkeypatch: pytest.
     assert right.get_xlabel() == "training time, seconds"
 
 
+def test_a_result_against_the_claim_states_the_most_likely_reason(
+    project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = folder_of(project / "one", "Feedback", 7)
+    with pytest.raises(SystemExit, match='needs --note "Most likely reason: '):
+        publish.publish(folder, "does not agree", "Does not agree: x.", add=True)
+    path = project / "RESULTS" / f"{NAME}-laptop.json"
+    path.write_text(json.dumps({**BEFORE, "notes": [*BEFORE["notes"], "Tried by hand."]}))
+    note = "Most likely reason: y. extra.z tests it."
+    publish.publish(folder, "does not agree", "Does not agree: x.", add=True, notes=[note])
+    assert publish.published()[NAME, "laptop"]["notes"] == [*BEFORE["notes"], note]
+    assert capsys.readouterr().out == "not kept, --note adds it again: Tried by hand.\n"
+
+
+@pytest.mark.parametrize("name", [name for name, result in publish.published().items()], ids="-".join)
+def test_published_verdicts_start_with_their_outcome(name: tuple[str, str]) -> None:
+    result = publish.published()[name]
+    if result["outcome"] == "does not agree":
+        assert any(note.startswith(publish.REASON) for note in result["notes"])
+    starts = {"agrees": "Agrees", "partly": "Partly", "does not agree": "Does not agree"}
+    for outcome, start in starts.items():
+        assert result["verdict"].startswith(start) == (outcome == result["outcome"])
+
+
+@pytest.mark.parametrize("name", ["figure4.maze", "figure6.maze-easy", "figure6.water-maze"])
+def test_agents_without_last_action_and_reward_are_named_in_the_matrix(name: str) -> None:
+    result = publish.published()[f"feedback.{name}", "laptop"]
+    without = not any(variant["config"]["model"]["last_reward"] for variant in result["variants"])
+    assert ("do not observe their last action and reward" in publish.first_sentence(result)) == without
+
+
 def test_only_pages_without_stored_curves_name_the_last_command() -> None:
     for (name, scale), result in publish.published().items():
         page = (publish.PAGES / f"{name}-{scale}.md").read_text(encoding="utf-8")

@@ -12,12 +12,13 @@ from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scal
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.table1 import copy_or_reverse
 
+CLIP = {"max_grad_norm": 0.1}
 CURVE = (40, 80, 120, 200, 400)
 POSITIONS = ("learned", "clamped", "random")
 NOTE = (
     "Our hypothesis, not printed: sequences of 1 to 40 digits in training and of 1 to 400 in the test. The columns of "
-    "one length show the accuracy beyond the training lengths. Everything else is as in {base}; positions as in "
-    "extra.distances."
+    "one length show the accuracy beyond the training lengths. Everything else is as in {base}, but gradients are "
+    "clipped at 0.1 as in the papers; positions as in extra.distances."
 )
 
 
@@ -27,7 +28,7 @@ def spread(scale: Scale, reverse: bool) -> Experiment:
     for variant in base.variants:
         for positions in POSITIONS if variant.name != "LSTM" else ("",):
             core = {"positions": positions} if positions else {}
-            config = variant.config.replace(core=core, task={"min_length": 1})
+            config = variant.config.replace(core=core, task={"min_length": 1}, train=CLIP)
             name = f"{variant.name}, {positions} positions" if positions else variant.name
             paper = (*variant.paper[1:], *("" for _ in CURVE)) if variant.paper else ()
             variants.append(Variant(name, config, paper, paper_name=variant.name))

@@ -92,8 +92,8 @@ def char_ptb(core: str = "transformer-xl", scale: PresetScale = "laptop") -> Run
         base = base_run(
             task_name="lm", task=task, layers=4, width=128, heads=4, core={"memory": 64}, dropout=0.1,
             train=StreamTrainConfig(
-                steps=500, batch=32, segment=64, learning_rate=1.5e-3, warmup=50, finetune_steps=50,
-                validate_every=50, valid_batch=32, valid_tokens=50_000,
+                steps=2000, batch=32, segment=64, learning_rate=1.5e-3, warmup=200, finetune_steps=200,
+                validate_every=200, valid_batch=32, valid_tokens=50_000,
             ),
         )  # fmt: skip
     else:

@@ -36,7 +36,7 @@ def translation(scale: Scale) -> Experiment:
         scale=scale,
         columns=(BLEU, VALID_BLEU, VALID_LOSS, WORDS_PER_SECOND) if small else (SPLIT_BLEU, WORDS_PER_SECOND),
         variants=variants,
-        seeds_of={"Transformer, 1 layer": 2, "Feedback, 1 layer": 2} if small else {},
+        seeds=3 if small else 1,
         claim=(
             "Feedback's lead grows as the decoder gets shallower: 28.3 against 27.3 BLEU with one layer, which decodes "
             "4.2 times as fast as six"

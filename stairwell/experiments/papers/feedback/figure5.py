@@ -31,6 +31,7 @@ def figure5(scale: Scale) -> Experiment:
             ),
             Variant("Feedback, memory of all layers", matched_feedback(preset, scale)),
         ),
+        seeds=3 if small else 1,
         claim=(
             "memory composed of all layers is best, the top layer alone is close; recurrence within each layer is not "
             "enough"

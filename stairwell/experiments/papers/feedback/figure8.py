@@ -32,6 +32,7 @@ def figure8(scale: Scale) -> Experiment:
             Variant("Feedback, average of all layers", matched_feedback(preset, scale, memory_composition="average")),
             Variant("Feedback, weighted sum of all layers", matched_feedback(preset, scale)),
         ),
+        seeds=3 if scale == "laptop" else 1,
         claim=(
             "memory from a higher layer is better; the first layer is no better than a Transformer, the average is "
             "fair, and the weighted sum matches the best"

@@ -110,8 +110,8 @@ NO_NUMBERS = "The paper's text does not print the figure's numbers; only its con
 CHAR_PTB_NOTES: dict[Scale, tuple[str, ...]] = {
     "laptop": (
         "Laptop scale: 4 layers of width 128 instead of 6 of 384, 0.8 million parameters instead of 10.7, an attention "
-        "span of 64 characters instead of 512, 500 steps of 32 streams of 64 characters and 50 at a tenth of the "
-        "learning rate instead of 15,000 of 2,048 streams of 128 and 1,000.",
+        "span of 64 characters instead of 512, 2,000 steps of 32 streams of 64 characters and 200 at a tenth of "
+        "the learning rate instead of 15,000 of 2,048 streams of 128 and 1,000.",
         "All models have the same number of parameters: Feedback shares one pair of key and value projections and has a"
         " wider feed-forward layer instead.",
         NO_NUMBERS,
