@@ -14,9 +14,10 @@ from stairwell import configs
 from stairwell.cli import main as _commands  # noqa: F401  registers every command
 from stairwell.cli.app import app
 from stairwell.cli.help import MAINTAIN, REPRODUCE, TRAIN, USE, entry_of, parameter_types, shown_default
-from stairwell.cli.options import config_types
+from stairwell.cli.options import all_tasks, config_types
 from stairwell.runs.config import DERIVED
-from stairwell.runs.families import FAMILIES
+from stairwell.runs.families import FAMILIES, family_of
+from stairwell.runs.presets import preset
 
 GROUPS = (TRAIN, USE, REPRODUCE, MAINTAIN)
 Row = tuple[str, str, str, str]  # name, type, default, description of a field
@@ -131,11 +132,24 @@ def configuration() -> str:
                 lines.append(f"{text}\n")
             if own:
                 lines += ["| option | type | default | |", "|---|---|---|---|"]
-                lines += [f"| `--{section}.{name}` | {' | '.join(cells)} |" for name, *cells in own]
+                presets = preset_values(names[0], config) if section == "train" else {}
+                for name, type_name, default, text in own:
+                    default += f"; presets: {presets[name]}" if presets.get(name, default) != default else ""
+                    lines.append(f"| `--{section}.{name}` | {type_name} | {default} | {text} |")
                 lines.append("")
             else:
                 lines.append("No further fields.\n")
     return "\n".join(lines)
+
+
+def preset_values(family: str, config: Any) -> dict[str, str]:
+    """Return the training options to which the presets of all tasks of a family give the same value."""
+    of_family = [task for task in all_tasks() if family_of(task).name == family]
+    trains = [preset(f"{task}/feedback").train for task in of_family]
+    values = {
+        field.name: {code(getattr(train, field.name)) for train in trains} for field in dataclasses.fields(config)
+    }
+    return {name: found.pop() for name, found in values.items() if len(found) == 1}
 
 
 def common_rows(by_type: dict[type, list[str]], hidden: dict[type, tuple[str, ...]]) -> dict[Row, list[str]]:

@@ -23,8 +23,12 @@ ALIASES = {"--steps": "train.steps", "--seed": "train.seed"}  # short names of o
 OWN = ("name", "out", "resume", "steps", "seed", "seeds", "device", "help")
 COMMON = {
     "core": ("width", "layers", "heads", "memory", "chunk", "passes"),
-    "train": ("batch", "segment", "learning_rate", "curriculum", "batch_tokens", "algorithm"),
-}
+    "model": ("last_action", "last_reward"),
+    "train": (
+        "batch", "segment", "learning_rate", "curriculum", "batch_tokens", "algorithm", "gamma", "gae_lambda",
+        "ent_coef", "epochs", "minibatches",
+    ),
+}  # fmt: skip
 COMMON_OF_TASK = {
     "algorithmic": ("statements", "variables"),
     "cycle-navigation": ("length", "test_length"),
@@ -35,7 +39,7 @@ COMMON_OF_TASK = {
     "modular-arithmetic": ("length", "test_length"),
     "parity-check": ("length", "test_length"),
     "random-walk": ("length", "grid"),
-    "rl": ("env", "length"),
+    "rl": ("env", "options", "length"),
     "summarization": ("path", "words", "vocabulary"),
     "translation": ("path", "source", "target", "vocabulary"),
 }
@@ -45,10 +49,10 @@ def config_types(name: str | None = None) -> dict[str, dict[str, type]]:
     """Return the configs of every section, of one preset or of all, by the name of their core, family or task."""
     from stairwell.cores import CORES
     from stairwell.runs.families import FAMILIES, family_of
-    from stairwell.tasks import TASKS, task_type
+    from stairwell.tasks import task_type
 
     task, _, core = (name or "").partition("/")
-    tasks, cores = ([task], [core]) if name else (list(TASKS), list(CORES))
+    tasks, cores = ([task], [core]) if name else (all_tasks(), list(CORES))
     families = [family_of(task)] if name else list(FAMILIES.values())
     return {
         "core": {core: CORES[core].config for core in cores},
@@ -187,13 +191,21 @@ def is_common(name: str, section: str, field: str) -> bool:
 def preset_in(arguments: Sequence[str]) -> str | None:
     """Return the name of a preset among arguments."""
     from stairwell.cores import CORES
-    from stairwell.tasks import TASKS
 
+    tasks = all_tasks()
     for word in arguments:
         task, _, core = word.partition("/")
-        if task in TASKS and core in CORES:
+        if task in tasks and core in CORES:
             return word
     return None
+
+
+def all_tasks() -> list[str]:
+    """Return the names of all tasks, including those that packages above `tasks` register when they are imported."""
+    import stairwell.runs.families  # noqa: F401
+    from stairwell.tasks import TASKS
+
+    return list(TASKS)
 
 
 def is_dotted(word: str) -> bool:
@@ -276,9 +288,8 @@ def same_option(short: str, value: int | None, dotted: str, options: dict[str, s
 
 def complete_preset(incomplete: str) -> list[str]:
     from stairwell.cores import CORES
-    from stairwell.tasks import TASKS
 
-    names = [f"{task}/{core}" for task in TASKS for core in CORES]
+    names = [f"{task}/{core}" for task in all_tasks() for core in CORES]
     return [name for name in names if name.startswith(incomplete)]
 
 

@@ -34,3 +34,20 @@ def test_options_of_other_presets_are_rejected_later_and_unknown_ones_at_once() 
 def test_importing_the_command_line_reads_no_config() -> None:
     program = "import sys, stairwell.cli.main; assert 'stairwell.runs.families' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.mark.parametrize("option", ["--help", "--help-all"])
+def test_help_of_an_agent_shows_its_options_and_defaults_in_a_new_process(option: str) -> None:
+    """In a new process nothing has imported stairwell.rl, which registers the task."""
+    command = [sys.executable, "-m", "stairwell", "train", "rl/feedback", option]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    for name in ("--task.env", "--task.options", "--task.length", "--train.gamma", "model.last_action"):
+        assert name in text, name
+    assert "[default: corridor]" in text and "[default: 0.99]" in text
+    assert "--task.grid" not in text and "--task.vocabulary" not in text
+
+
+def test_completion_offers_agents() -> None:
+    program = "from stairwell.cli.options import complete_preset; print(complete_preset('rl/feed'))"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stdout == "['rl/feedback']\n"

@@ -83,6 +83,7 @@ def test_the_reference_lists_every_command_and_every_option(site: Path) -> None:
     configuration = (site / "reference/configuration.html").read_text(encoding="utf-8")
     missing = [name for name, _, _ in dotted_options() if f"--{name}<" not in configuration]
     assert not missing
+    assert "presets: <code>ppo</code>" in configuration  # the preset of agents has other defaults than the config
 
 
 def test_the_api_reference_documents_fields_and_methods(site: Path) -> None:
