@@ -7,7 +7,7 @@ with 4 epochs of 4 minibatches:
     learning   only the 16 steps, on one fixed rollout; a frame counts once per epoch
     playing    only the rollout
 
-RecurrentPPO uses the same batched environment, with one LSTM for policy and value (pip install 'stairwell[bench]').
+RecurrentPPO uses the same batched environment, with one LSTM for policy and value (pip install "sb3-contrib>=2.6").
 Ratios are computed per round, so that a slow phase of the machine affects both sides.
 """
 
@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from bench.speed import spread, time_interleaved
+from stairwell.errors import install_command
 from stairwell.experiments.papers.feedback.agents import agents
 from stairwell.rl.algorithms import ActorCritic
 from stairwell.rl.rollouts import RolloutSource
@@ -171,7 +172,7 @@ def measure_case(case: str, configs: Configs, rounds: int = ROUNDS) -> list[dict
         try:
             timed["sb3-contrib RecurrentPPO"] = sb3_steps(configs["lstm"])
         except ImportError as missing:
-            print(f"sb3-contrib skipped: {missing}; pip install 'stairwell[bench]'", file=sys.stderr)
+            print(f"sb3-contrib skipped: {missing}; {install_command('sb3-contrib>=2.6')}", file=sys.stderr)
         records: dict[str, dict[str, Any]] = {
             name: {"case": case, "what": name, "parameters": parameters, "rounds": rounds}
             for name, (_, parameters) in timed.items()

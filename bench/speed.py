@@ -1,7 +1,7 @@
 """Training speed: forward, backward and Adam on one segment, all implementations interleaved in one process.
 
 Before timing, the fast engine must agree with the reference in values and gradients; otherwise the benchmark stops.
-Peers are other packages (pip install "stairwell[bench]"); missing ones are skipped with a message. Feedback and our
+Peers are other packages (pip install ".[bench]"); missing ones are skipped with a message. Feedback and our
 Transformer-XL start with a full memory; peers start with an empty one and fill it during the warm-up.
 """
 

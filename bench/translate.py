@@ -2,7 +2,7 @@
 
 All translate the same sources to targets of the same length (the end token is forbidden before): our Feedback and
 Transformer decoders, Hugging Face's Marian, and CTranslate2 with Marian's parameters, at several depths. Missing peers
-are skipped with a message (pip install "stairwell[bench]"). Ours use relative positions and pre-norm, Marian sinusoidal
+are skipped with a message (pip install ".[bench]"). Ours use relative positions and pre-norm, Marian sinusoidal
 positions and post-norm; sizes, ReLU and tied embeddings are the same.
 
 Before timing, our beam search must find targets of the same probability as one without a cache, which reads every
@@ -31,6 +31,7 @@ from stairwell.decode import beam_search, make_stepper
 from stairwell.decode.beam import log_sum_exp, top_scores
 from stairwell.decode.program import program_of
 from stairwell.decode.stepper import Stepper, encode_source
+from stairwell.errors import install_command
 from stairwell.models import Seq2Seq, Seq2SeqConfig
 from stairwell.state import BatchIndices, batch_indices
 
@@ -159,7 +160,7 @@ def make_steps(case: Case, folder: Path) -> dict[Timed, Callable[[], Any]]:
             check_same(case, faster(), theirs(), "CTranslate2", "Marian", 1 / case.vocabulary)
             steps["ctranslate2", depth] = faster
         except ImportError as missing:
-            print(f'peer skipped: {missing}; pip install "stairwell[bench]"', file=sys.stderr)
+            print(f"peer skipped: {missing}; {install_command('transformers>=5', 'ctranslate2>=4.5')}", file=sys.stderr)
     steps[ENCODER, 0] = partial(encode_source, model, source, mask)
     steps[SOFTMAX, 0] = partial(score_vocabulary, case, model, torch.randn(case.sentences * case.beam, case.width))
     return steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 MIN_SIMILARITY = 0.7  # of two names, from 0 to 1, to suggest one for the other
@@ -11,6 +12,22 @@ MIN_SIMILARITY = 0.7  # of two names, from 0 to 1, to suggest one for the other
 class UserError(ValueError):
     """An invalid request of the user. The message says what is wrong, where, and what to do. The command line prints it
     without a traceback and exits with status 2."""
+
+
+class MissingPackage(UserError):
+    """An optional package is not installed."""
+
+    def __init__(self, message: str, *requirements: str) -> None:
+        """`requirements` as pip reads them, such as gymnasium>=1.1; the message ends with the command that installs
+        them."""
+        self.install = install_command(*requirements)
+        super().__init__(f"{message}: {self.install}")
+
+
+def install_command(*requirements: str) -> str:
+    """Return the command that installs optional packages. It names the packages and not an extra of stairwell, because
+    the package `stairwell` of the public index is another project."""
+    return " ".join(["pip install", *(f'"{text}"' if re.search(r"[<>=]", text) else text for text in requirements)])
 
 
 def suggestion(name: str, names: Iterable[str], form: str = "'{}'") -> str:

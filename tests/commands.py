@@ -159,6 +159,8 @@ def run_command(request: dict[str, Any]) -> None:
     sys.argv = ["stairwell", *request["arguments"]]
     if suffix := os.environ.get("TEST_INTERRUPT_AT"):
         interrupt_at(suffix)
+    for name in filter(None, os.environ.get("TEST_MISSING", "").split(",")):
+        sys.modules[name] = None  # type: ignore[assignment]  # importing it raises ImportError
     if step := os.environ.get("TEST_WAIT_AT"):
         wait_at(int(step))
     if limit := os.environ.get("TEST_FILE_LIMIT"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +21,7 @@ from stairwell import (
 )
 from stairwell.cores import config_type
 from stairwell.decode import Session, greedy
-from stairwell.errors import UserError, suggestion
+from stairwell.errors import MissingPackage, UserError, install_command, suggestion
 from stairwell.tasks import task_type
 
 pytestmark = pytest.mark.quick
@@ -194,3 +197,24 @@ def test_unknown_names_are_user_errors() -> None:
     for look_up in (config_type, task_type):
         with pytest.raises(UserError, match=r"unknown .* 'unicorn'; there are: "):
             look_up("unicorn")
+
+
+def test_installation_hints_name_packages_of_the_extras_and_never_the_package_stairwell() -> None:
+    """The package `stairwell` of the public index is another project."""
+    root = Path(__file__).parents[1]
+    extras = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    known = {requirement for extra in extras.values() for requirement in extra}
+    hints = set()
+    for path in [*root.glob("stairwell/**/*.py"), *root.glob("bench/*.py")]:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"pip install ['\"]?stairwell", text), path
+        hints |= set(re.findall(r"\"((?:[a-z0-9_-]+)>=[0-9.]+)\"", text)) | set(
+            re.findall(r"'([a-z0-9_-]+>=[0-9.]+)'", text)
+        )
+    assert {"gymnasium>=1.1", "transformers>=5.18", "onnx>=1.17", "sacrebleu>=2.4", "uvicorn>=0.30"} <= hints <= known
+
+
+def test_an_installation_command_quotes_versions_for_the_shell() -> None:
+    assert install_command("gymnasium>=1.1", "popgym") == 'pip install "gymnasium>=1.1" popgym'
+    missing = MissingPackage("X is not installed", "x>=2")
+    assert isinstance(missing, UserError) and str(missing) == 'X is not installed: pip install "x>=2"'

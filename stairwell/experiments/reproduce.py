@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stairwell import report
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage, UserError
 from stairwell.experiments.cost import estimate, format_duration, machine_rate, total_tokens
 from stairwell.experiments.experiment import SCALES, Experiment, Variant, context_of, mean_and_deviation
 from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE
@@ -278,14 +278,19 @@ def write_report(experiment: Experiment, out: Path, result: dict[str, Any]) -> P
 def plan_table(experiment: Experiment, out: Path, device: str, only: Sequence[str] = ()) -> Table:
     """Return what would be trained and about how long it takes on this machine."""
     rate = machine_rate(device)
-    to_train, lines, total = missing(experiment, out, only), [], 0.0
+    to_train, lines, total, unknown = missing(experiment, out, only), [], 0.0, ""
     for variant in experiment.variants:
         if only and variant.name not in only:
             continue
         left = sum(other is variant for other, _ in to_train)
-        seconds = estimate(variant.config, rate)
         steps = variant.config.train.total_steps
-        total += seconds * left
+        try:
+            seconds = estimate(variant.config, rate)
+        except MissingPackage as missing_package:
+            time, unknown = "no estimate", f"; {missing_package}"
+        else:
+            time = format_duration(seconds)
+            total += seconds * left
         lines.append(
             [
                 variant.name,
@@ -293,11 +298,11 @@ def plan_table(experiment: Experiment, out: Path, device: str, only: Sequence[st
                 f"{steps:,}",
                 f"{total_tokens(variant.config):,}",
                 f"{left} of {experiment.seeds_for(variant)}",
-                format_duration(seconds),
+                time,
             ]
         )
     columns = ["model", "context", "steps", "tokens", "runs left", "time per run"]
-    caption = f"about {format_duration(total)} in all on this machine, one run after another; to {out}"
+    caption = f"about {format_duration(total)} in all on this machine, one run after another; to {out}{unknown}"
     return Table(f"{experiment.title} ({experiment.scale} scale)", columns, lines, caption)
 
 
@@ -326,7 +331,11 @@ def describe(say: Say) -> None:
 
 
 def total_time(experiment: Experiment) -> str:
-    """Return how long all runs take on the type of machine that the scale is made for."""
+    """Return how long all runs take on the type of machine that the scale is made for. An agent's estimate needs the
+    package of its environment."""
     rate, machine = TYPICAL[experiment.scale]
-    seconds = sum(experiment.seeds_for(variant) * estimate(variant.config, rate) for variant in experiment.variants)
+    try:
+        seconds = sum(experiment.seeds_for(variant) * estimate(variant.config, rate) for variant in experiment.variants)
+    except MissingPackage as missing_package:
+        return f"no estimate without a package ({missing_package.install})"
     return f"about {format_duration(seconds)} on {machine}"

@@ -33,7 +33,7 @@ from stairwell.cores import name_of, step_of
 from stairwell.cores.core import CoreState, TransformerCore
 from stairwell.cores.sliding_window import slide
 from stairwell.cores.step import Application, StepDescription
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage, UserError
 from stairwell.export.task_json import check_sizes, vocabulary_json
 from stairwell.layers import Slots
 from stairwell.models import LanguageModel
@@ -268,7 +268,7 @@ def check_onnx() -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError:
-        raise UserError("ONNX is not installed: pip install 'stairwell[onnx]'") from None
+        raise MissingPackage("ONNX is not installed", "onnx>=1.17", "onnxscript>=0.5", "onnxruntime>=1.20") from None
 
 
 def write_onnx(step: CoreStep, path: str | os.PathLike[str]) -> dict[str, list[str]]:

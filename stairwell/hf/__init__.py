@@ -6,13 +6,13 @@ model = AutoModelForSeq2SeqLM.from_pretrained("my-translator")
 model = from_run("runs/lm-feedback"); to_run(model, "runs/again")        bit for bit
 """
 
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage
 
 try:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
     from transformers.models.auto import modeling_auto
 except ImportError:
-    raise UserError("transformers is not installed: pip install 'stairwell[hf]'") from None
+    raise MissingPackage("transformers is not installed", "transformers>=5.18", "accelerate>=1") from None
 
 from stairwell.hf.cache import StateCache
 from stairwell.hf.causal import StairwellConfig, StairwellForCausalLM

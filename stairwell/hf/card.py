@@ -30,11 +30,11 @@ A {core} model with {parameters:,} parameters, trained and exported by stairwell
 
 ## How to load it
 
-Install stairwell first. Without it, transformers does not recognize the model and recommends an update, which does not
-help.
+Install stairwell first, from a clone of its repository (the package `stairwell` on the public package index is another
+project). Without it, transformers does not recognize the model and recommends an update, which does not help.
 
 ```sh
-pip install 'stairwell[hf]'
+pip install ".[hf]"
 ```
 
 ```py

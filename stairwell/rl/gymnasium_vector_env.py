@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage, UserError
 
 from .action_masks import INFO as MASK_INFO
 from .action_masks import mask_nvec, mask_of, masks_of
 from .environments import Array
 from .flatten import ACTION_MASK, flatten
-from .spaces import MISSING_GYMNASIUM, Space, from_gymnasium
+from .spaces import GYMNASIUM, Space, from_gymnasium
 from .vector_env import BrokenEnvironment, Observations, VectorStep, check_step, describe_exception
 
 try:
@@ -30,7 +30,7 @@ try:
     from gymnasium import spaces
     from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 except ImportError as missing:
-    raise UserError(MISSING_GYMNASIUM) from missing
+    raise MissingPackage("gymnasium 1.1 or newer is not installed", GYMNASIUM) from missing
 
 # MiniGrid's images have three categories per cell, not colors: object type, object color and object state.
 MINIGRID_NVEC = (11, 6, 4)
@@ -262,9 +262,7 @@ def import_environment(name: str) -> None:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise import_error(name, module, error) from error
         if not colon:
-            raise UserError(
-                f"environment '{name}' needs a package that is not installed: pip install {module}"
-            ) from None
+            raise MissingPackage(f"environment '{name}' needs a package that is not installed", module) from None
         advice = (
             f"write {module[:-3]}:{env_id}" if module.endswith(".py") else "run this in its directory, or install it"
         )

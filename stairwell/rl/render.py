@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage, UserError
 from stairwell.models import inspect
 from stairwell.outputs import OutputType, contains_bytes, write_output
 
@@ -215,7 +215,7 @@ def write_gif(path: str | os.PathLike[str], images: Sequence[Array], fps: float)
     try:
         from PIL import Image
     except ImportError:
-        raise UserError("writing a GIF needs pillow, which is not installed: pip install 'stairwell[rl]'") from None
+        raise MissingPackage("writing a GIF needs pillow, which is not installed", "pillow>=10") from None
     height = max(image.shape[0] for image in images)
     width = max(image.shape[1] for image in images)
     frames = [Image.fromarray(pad_image(image, height, width)) for image in images]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from stairwell.configs import Config
 from stairwell.cores.feedback import FeedbackConfig
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage, UserError
 
 from .action_masks import mask_of
 from .algorithms import random_option
@@ -42,8 +42,8 @@ try:
         NatureCNN,
     )
 except ImportError as missing:
-    raise UserError(
-        f"the policies for Stable-Baselines3 need sb3-contrib: pip install sb3-contrib ({missing})"
+    raise MissingPackage(
+        f"the policies for Stable-Baselines3 need sb3-contrib ({missing})", "sb3-contrib>=2.6"
     ) from None
 
 LSTM_OPTIONS = ("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs", "shared_lstm", "enable_critic_lstm")

@@ -17,10 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from stairwell.errors import install_command
+
 if TYPE_CHECKING:
     import gymnasium
 
-MISSING_GYMNASIUM = "gymnasium 1.1 or newer is not installed: pip install 'stairwell[rl]'"
+GYMNASIUM = "gymnasium>=1.1"
+MISSING_GYMNASIUM = f"gymnasium 1.1 or newer is not installed: {install_command(GYMNASIUM)}"
 
 
 @dataclass(frozen=True)

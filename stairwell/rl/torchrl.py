@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from stairwell.configs import Config
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage
 
 from .memory import MemoryGRU
 
@@ -25,7 +25,7 @@ try:
     from torchrl.data import Unbounded
     from torchrl.envs import TensorDictPrimer
 except ImportError as missing:
-    raise UserError(f"this module needs TorchRL: pip install torchrl ({missing})") from None
+    raise MissingPackage(f"this module needs TorchRL ({missing})", "torchrl>=0.10") from None
 
 
 class MemoryModule(TensorDictModuleBase):

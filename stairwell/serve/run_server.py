@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stairwell.decode.weights import Weights
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage, UserError
 from stairwell.export.html import MAX_BYTES, PageModel, make_page
 from stairwell.files import read_small_file
 from stairwell.generate import load_language_model
@@ -124,8 +124,8 @@ def serve(
 
         from stairwell.serve.connection import Server, TimeoutProtocol
     except ImportError:
-        raise UserError(
-            "the server requires pydantic, starlette and uvicorn; run: pip install 'stairwell[serve]'"
+        raise MissingPackage(
+            "the server requires pydantic, starlette and uvicorn", "pydantic>=2.8", "starlette>=0.46", "uvicorn>=0.30"
         ) from None
     limits = limits or Limits()
     token = read_token(token_file) if token_file is not None else None

@@ -11,17 +11,20 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage
 
 Counts: TypeAlias = NDArray[np.int64]
 BOOTSTRAP_SAMPLES, TRIALS, SEED = 1000, 10_000, 12345
+
+
+SCORERS = {"sacrebleu": "sacrebleu>=2.4", "rouge_score": "rouge-score>=0.1.2"}  # modules and their requirements
 
 
 def import_scorer(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise UserError(f"{name} is not installed; install it with: pip install 'stairwell[seq2seq]'") from None
+        raise MissingPackage(f"{name} is not installed", SCORERS[name.partition(".")[0]]) from None
 
 
 def installed(name: str) -> bool:

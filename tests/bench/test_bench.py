@@ -195,7 +195,8 @@ def test_a_peer_that_is_missing_is_left_out(
     tiny = translate.Case("tiny", 8, 1, (1,), 1, vocabulary=40, sentences=2, min_source=2, max_source=4, tokens=3)
     steps = translate.make_steps(tiny, Path("unused"))
     assert {name for name, _ in steps} == {"feedback", "transformer", "encoder", "softmax"}
-    assert capsys.readouterr().err == "peer skipped: No module named 'ctranslate2'; pip install \"stairwell[bench]\"\n"
+    install = 'pip install "transformers>=5" "ctranslate2>=4.5"'
+    assert capsys.readouterr().err == f"peer skipped: No module named 'ctranslate2'; {install}\n"
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome is installed to open the page in")

@@ -10,7 +10,7 @@ import pytest
 
 from stairwell.experiments import reproduce
 from stairwell.experiments.cost import format_duration
-from stairwell.experiments.papers import find_experiments
+from stairwell.experiments.papers import CATALOG, find_experiments
 from stairwell.experiments.papers.staircase.shared import CHUNK
 from tests.commands import TINY, stairwell
 from tools import publish
@@ -146,6 +146,26 @@ def test_a_plan_of_some_models_lists_only_these(tmp_path: Path) -> None:
     }
     assert parts.status == 0, parts
     assert [title in " ".join(parts.out.split()) for title in known] == ["LSTM" in models for models in known.values()]
+
+
+WITHOUT_EXTRAS = {"TEST_MISSING": "gymnasium,popgym,minigrid"}
+
+
+@pytest.mark.parametrize("what", [(), ("experiments",)])
+def test_all_experiments_are_listed_without_optional_packages(what: tuple[str, ...], tmp_path: Path) -> None:
+    listed = stairwell(tmp_path, "list", *what, **WITHOUT_EXTRAS)
+    assert listed.status == 0, listed
+    assert set(CATALOG) <= {*listed.out.splitlines()}
+    start = listed.out.index("\nextra.minigrid\n")
+    entry = listed.out[start : listed.out.index("\n\n", start)]
+    assert 'laptop scale no estimate without a package (pip install "gymnasium>=1.1")' in entry
+    assert listed.out.count("no estimate") == 2 * 3 + 1, "only experiments in gymnasium's environments"
+
+
+def test_a_plan_without_the_package_of_an_environment_has_no_estimate(tmp_path: Path) -> None:
+    planned = stairwell(tmp_path, "reproduce", "extra.minigrid", "--dry-run", **WITHOUT_EXTRAS)
+    assert planned.status == 0, planned
+    assert planned.out.count("no estimate") == 3 and 'pip install "gymnasium>=1.1"' in " ".join(planned.out.split())
 
 
 def test_a_missing_corpus_is_reported_before_anything_is_trained(tmp_path: Path) -> None:

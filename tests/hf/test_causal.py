@@ -366,7 +366,8 @@ def test_the_code_of_the_model_card_loads_the_model(run: Path, tmp_path: Path) -
     card = ModelCard.load(tmp_path / "hf" / "README.md")
     assert card.data.library_name == "stairwell" and card.data.pipeline_tag == "text-generation"
     assert card.data.tags == ["stairwell", "feedback"] and card.data.license is None, "users choose the license"
-    assert "pip install 'stairwell[hf]'" in card.text and f"{from_run(run).num_parameters():,} parameters" in card.text
+    assert 'pip install ".[hf]"' in card.text and "'stairwell[" not in card.text
+    assert f"{from_run(run).num_parameters():,} parameters" in card.text
     code = card.text.split("```py\n")[1].split("```")[0].replace("path/to/this/folder", str(tmp_path / "hf"))
     names: dict[str, Any] = {}
     exec(code, names)

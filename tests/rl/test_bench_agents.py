@@ -41,7 +41,7 @@ def test_our_agents_are_timed_and_a_missing_package_is_skipped(
     records = agents.measure_case("corridor", CONFIGS, rounds=1)
     check(records)
     assert [record["what"] for record in records] == list(agents.CORES)
-    assert "pip install 'stairwell[bench]'" in capsys.readouterr().err
+    assert 'pip install "sb3-contrib>=2.6"' in capsys.readouterr().err
 
 
 def test_sb3_runs_in_the_same_environment() -> None:

@@ -75,7 +75,7 @@ except ValueError as error:
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "CartPole-v1, unlimited episodes ['observation']" in done.stdout
-    assert "gymnasium 1.1 or newer is not installed: pip install 'stairwell[rl]'" in done.stdout
+    assert 'gymnasium 1.1 or newer is not installed: pip install "gymnasium>=1.1"' in done.stdout
 
 
 @pytest.mark.parametrize("name", ["RepeatPreviousEasy", "AutoencodeEasy"])
