@@ -1,7 +1,10 @@
 """Publish an experiment: from its folder to results/NAME-SCALE.json, its figures and the pages of results.
 
+Results keep the learning curves of every run, so runs of several commands and commits share one figure.
+
     python -m tools.publish runs/NAME-laptop --outcome agrees --verdict "Feedback ..."
     python -m tools.publish runs/NAME-laptop --add ...      keep published variants and seeds that were not run again
+    python -m tools.publish runs/NAME-laptop --note "..."   add what was tried; "Most likely reason: ..." if it does not agree
     python -m tools.publish                                 write the pages and the sweep figures again from results/
 
 docs/reproduction.md has one line per table and figure of the papers, also of those that were not run; docs/results/
@@ -14,6 +17,8 @@ import argparse
 import json
 import re
 import sys
+import textwrap
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -55,6 +60,8 @@ compared with the others of its table.
 | not run | the experiment exists; the cost is an estimate for two cores |
 | measured | an experiment of our own, without a claim to compare with |
 
+{counts}
+
 Repeat an experiment with `stairwell reproduce NAME`; a [tutorial](tutorials/reproduce.md) explains the output. Tables
 and figures of the first paper are numbered as in arXiv version 3: the ICLR version's tables 5 to 8 are version 3's 6 to
 9, and it has no table of speed.
@@ -70,6 +77,7 @@ WITHOUT_CURVES = (
     "extra.long-streams.parity", "feedback.table1.counting-50", "feedback.table1.counting-1000",
     "feedback.table5.agents", "extra.chunk-passes", "feedback.figure8",
 )  # fmt: skip
+ORDER = ("agrees", "partly", "does not", "inconclusive", "not run")
 SHORT_OUTCOMES = {"does not agree": "does not", "our own": "measured"}
 REASON = "Most likely reason"  # starts the note that a result against the paper's claim must have
 OUTCOME_AT_START = r"^(Agrees|Partly|Does not agree|Inconclusive)\b( agrees)?:? "
@@ -282,7 +290,7 @@ def pages() -> dict[Path, str]:
 
 def matrix(results: Results) -> str:
     """Return the status of every table and figure, one line each."""
-    parts = [TOP]
+    parts = [TOP.format(counts=counts(results))]
     for group, title in GROUPS.items():
         parts += [f"## {title}\n", "| experiment | what | outcome | finding, or cost |", "|---|---|---|---|"]
         parts += [matrix_row(name, results) for name in CATALOG if name.startswith(f"{group}.")]
@@ -298,6 +306,18 @@ def matrix(results: Results) -> str:
     parts += ["\n## No experiments\n", "The papers' other tables and figures:\n"]
     parts += [f"- {name}: {why}" for name, why in NO_EXPERIMENTS.items()]
     return "\n".join([*parts, ""])
+
+
+def counts(results: Results) -> str:
+    """Return how many tables and figures of the papers, and how many claims in their texts, have which outcome."""
+    rows = [matrix_row(name, results) for name in CATALOG if name.startswith(("feedback.", "staircase."))]
+    claimed = [claim_row(claim, results) for claim in (*claims.FEEDBACK, *claims.STAIRCASES)]
+    texts = []
+    for what, lines in (("tables and figures with an experiment", rows), ("quantitative claims in the text", claimed)):
+        outcomes = Counter(line.split(" | ")[2] for line in lines)
+        listed = ", ".join(f"{name}: {outcomes[name]}" for name in ORDER if outcomes[name])
+        texts.append(f"{len(lines)} {what} ({listed})")
+    return "\n".join(textwrap.wrap(f"The papers have {' and '.join(texts)}.", 120))
 
 
 def matrix_row(name: str, results: Results) -> str:

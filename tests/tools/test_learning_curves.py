@@ -186,9 +186,14 @@ def test_only_pages_without_stored_curves_name_the_last_command() -> None:
         )
 
 
-def test_a_staircase_measured_under_an_earlier_name_has_the_present_one() -> None:
+def test_a_staircase_measured_under_an_earlier_name_has_the_present_one(tmp_path: Path) -> None:
     assert publish.present_name("Cached Staircase, N = 17, C = 1") == "Cached Staircase (C=1, N=17)"
     assert publish.present_name("Staircase (C=8, N=2)") == "Staircase (C=8, N=2)"
+    feedback = next(variant for variant in BEFORE["variants"] if variant["name"] == "Feedback")
+    older = {**feedback, "name": "Staircase, N = 2, C = 8", "seeds": [3]}
+    write_metrics(tmp_path / "staircase-n-2-c-8" / "seed-3", [line(1, loss=1.0, accuracy=50.0)])
+    now = publish.with_curves(tmp_path, older)
+    assert now["name"] == "Staircase (C=8, N=2)" and now["curves"][0]["train"]["value"] == [50.0]
 
 
 def test_younger_options_with_their_defaults_do_not_keep_results_apart() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from stairwell.experiments.papers import CATALOG
@@ -24,6 +26,17 @@ def test_the_matrix_has_one_line_for_every_experiment() -> None:
         published = [result["outcome"] for (other, _), result in RESULTS.items() if other == name]
         expected = publish.SHORT_OUTCOMES.get(published[0], published[0]) if published else "not run"
         assert outcomes[0].split(" | ")[2] == expected
+
+
+def test_the_counts_of_outcomes_are_those_of_the_rows() -> None:
+    text = publish.PAGE.read_text(encoding="utf-8")
+    tables, claimed = re.findall(r"(\d+) [a-z ]+ \(([^)]*)\)", publish.counts(RESULTS).replace("\n", " "))
+    papers = [name for name in CATALOG if name.startswith(("feedback.", "staircase."))]
+    assert int(tables[0]) == len(papers) and publish.counts(RESULTS) in text
+    for total, listed in (tables, claimed):
+        assert sum(int(part.split(": ")[1]) for part in listed.split(", ")) == int(total)
+    run = {name for name, _ in RESULTS if name in papers}
+    assert f"not run: {len(papers) - len(run)}" in tables[1]
 
 
 @pytest.mark.parametrize(
