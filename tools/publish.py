@@ -4,7 +4,7 @@ Results keep the learning curves of every run, so runs of several commands and c
 
     python -m tools.publish runs/NAME-laptop --outcome agrees --verdict "Feedback ..."
     python -m tools.publish runs/NAME-laptop --add ...      keep published variants and seeds that were not run again
-    python -m tools.publish runs/NAME-laptop --note "..."   add what was tried; "Most likely reason: ..." if it does not agree
+    python -m tools.publish runs/NAME-laptop --note "..."   add what was tried, or "Most likely reason: ..."
     python -m tools.publish                                 write the pages and the sweep figures again from results/
 
 docs/reproduction.md has one line per table and figure of the papers, also of those that were not run; docs/results/
