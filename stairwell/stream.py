@@ -35,7 +35,10 @@ from stairwell.models import LanguageModel
 from stairwell.outputs import OutputType, has_format, write_output
 from stairwell.runs.load import load as load_run
 from stairwell.state import State
+from stairwell.tasks import Task
 from stairwell.tasks.file_task import vocabularies
+from stairwell.tasks.generated import GeneratedTask
+from stairwell.tasks.labeled import LabeledVocabulary
 from stairwell.tensor_files import hash_tensors, read_hashed, write_hashed
 
 FORMAT = "stairwell.stream.3"
@@ -70,11 +73,11 @@ class Stream:
 
     @classmethod
     def open(cls, run: str | os.PathLike[str], device: str = "auto", max_crop: int = 0) -> Self:
-        """Return a new stream of a run's trained model, with its vocabulary if it reads text or named tokens."""
+        """Return a new stream of a run's trained model, with its vocabulary: of text, or the names of the tokens and
+        labels."""
         model, task = load_run(run, device)
-        by_name = vocabularies(task)
         try:
-            return cls(model, by_name.get("text") or by_name.get("tokens"), max_crop=max_crop)
+            return cls(model, vocabulary_of(task), max_crop=max_crop)
         except UserError as error:
             raise UserError(f"{os.fspath(run)}: {error}") from None
 
@@ -126,6 +129,14 @@ class Stream:
         """Number of tokens read since the stream's start."""
         return int(self.session.count)
 
+    @property
+    def croppable(self) -> int:
+        """Number of tokens that `crop` can remove now: at most `max_crop` and all tokens read. Cropped tokens no longer
+        count; reading tokens increases it again."""
+        # If a token remains, `crop` reads the last one again, so the state must be able to remove it too.
+        of_state = int(self.session.croppable)
+        return min(of_state if of_state == self.count else max(of_state - 1, 0), self.max_crop)
+
     def probabilities(self) -> Tensor:
         """Return the probabilities (V,) of the next token, or of the current label if the model predicts labels."""
         return self.log_probabilities().exp()
@@ -155,23 +166,37 @@ class Stream:
         return self.from_state(self.model, self.vocabulary, self.state(), self.logits, self.recent)
 
     def crop(self, tokens: int) -> None:
-        """Remove the last tokens, at most `max_crop`, exactly as if they had never been read."""
+        """Remove the last tokens, at most `croppable`, exactly as if they had never been read. Consecutive crops share
+        the limit `max_crop`."""
         tokens = as_integer(tokens, "crop takes an integer number of tokens")
         if tokens < 0:
             raise UserError(f"crop takes 0 or more tokens, not {tokens}")
-        if tokens > min(self.max_crop, self.count):
-            raise UserError(
-                f"cannot crop {tokens} tokens: this stream has read {self.count} and was created with max_crop "
-                f"{self.max_crop}; create it with max_crop={tokens}"
-            )
         if tokens == 0:
             return
+        if tokens > self.croppable:
+            raise UserError(f"cannot crop {counted(tokens)}: {self._crop_limit(tokens)}")
         remaining, remaining_recent = self.count - tokens, self.recent[:-tokens]
         self.recent = remaining_recent[:-1]
         self.session = Session(self.model, self.state().crop(tokens + 1 if remaining else tokens))
         self.logits = None
         if remaining:
             self._step(remaining_recent[-1])
+
+    def _crop_limit(self, tokens: int) -> str:
+        """Return why so many tokens cannot be cropped."""
+        if not self.count:
+            return "the stream has read nothing"
+        if tokens > self.max_crop:
+            return (
+                f"the stream has read {self.count:,} and was created with max_crop {self.max_crop}; create it with "
+                f"max_crop={tokens}"
+            )
+        if tokens > self.count:
+            return f"the stream has read only {self.count:,}"
+        return (
+            f"{counted(self.croppable)} can be removed now, because consecutive crops share max_crop "
+            f"{self.max_crop}; feed tokens first, or create the stream with a larger max_crop"
+        )
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise TypeError("a stream cannot be copied or pickled with its model; use fork() or save()")
@@ -406,6 +431,19 @@ class StreamBatch:
 def last_tokens(tokens: list[int], max_crop: int) -> list[int]:
     """Return the tokens that a repetition penalty or `crop` may need."""
     return tokens[-max(REPETITION_WINDOW, max_crop + 1) :]
+
+
+def counted(tokens: int) -> str:
+    return f"{tokens:,} token{'' if tokens == 1 else 's'}"
+
+
+def vocabulary_of(task: Task) -> text.Vocabulary | None:
+    """Return the vocabulary of the streams of a task: of text, or the names of its tokens and labels."""
+    if isinstance(task, GeneratedTask):
+        tokens, labels = task.names()
+        return LabeledVocabulary(tuple(tokens), tuple(labels))
+    by_name = vocabularies(task)
+    return by_name.get("text") or by_name.get("tokens")
 
 
 def encode(vocabulary: text.Vocabulary | None, given: str | bytes) -> np.ndarray:

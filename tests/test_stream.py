@@ -212,6 +212,53 @@ def test_with_max_crop_keeps_predictions_and_limits_crop() -> None:
             changed.crop(croppable + 1)
 
 
+@pytest.mark.parametrize("batched", [False, True], ids=["stream", "batch"])
+def test_consecutive_crops_share_max_crop(batched: bool) -> None:
+    model, tokens = make_model(), random_tokens(20)
+    stream, batch = Stream(model, max_crop=2), StreamBatch(model, max_crop=2)
+    stream_id = batch.open()
+
+    def crop(count: int) -> None:
+        batch.crop(stream_id, count) if batched else stream.crop(count)
+
+    def feed(given: list[int]) -> None:
+        batch.feed({stream_id: given}) if batched else stream.feed(given)
+
+    with pytest.raises(UserError, match=r"^cannot crop 1 token: the stream has read nothing$"):
+        crop(1)
+    feed(tokens[:1])
+    with pytest.raises(UserError, match=r"^cannot crop 2 tokens: the stream has read only 1$"):
+        crop(2)
+    feed(tokens[1:])
+    crop(1)
+    with pytest.raises(UserError, match=r"^cannot crop 2 tokens: 1 token can be removed now, because"):
+        crop(2)
+    crop(1)
+    with pytest.raises(
+        UserError, match=r"^cannot crop 1 token: 0 tokens can be removed now, .* share max_crop 2; feed tokens first"
+    ):
+        crop(1)
+    feed([3])
+    crop(1)
+    log_probs = (batch.close(stream_id) if batched else stream).log_probabilities()
+    torch.testing.assert_close(log_probs, expected(model, tokens[:18])[-1])
+
+
+@pytest.mark.parametrize("max_crop", [0, 1, 3])
+def test_croppable_tokens_are_those_that_crop_can_remove(max_crop: int) -> None:
+    stream = Stream(make_model(), max_crop=max_crop)
+    for count, fed in ((0, 0), (1, 1), (2, 1), (12, 10)):
+        stream.feed(random_tokens(fed))
+        assert stream.count == count and stream.croppable == min(count, max_crop)
+        fork = stream.fork()
+        fork.crop(stream.croppable)
+        with pytest.raises(UserError, match=r"^cannot crop \d "):
+            fork.fork().crop(fork.croppable + 1)
+    for left in reversed(range(max_crop)):
+        stream.crop(1)
+        assert stream.croppable == left
+
+
 def test_cropping_all_tokens_gives_a_new_stream() -> None:
     model, tokens = make_model(), random_tokens(6)
     stream = Stream(model, max_crop=3)
@@ -499,6 +546,16 @@ def test_streams_of_a_batch_are_independent(name: str) -> None:
     batch.feed({reopened: 3})
     with pytest.raises(UserError, match="no stream 1 in this batch"):
         batch.feed({b: 3})
+
+
+def test_the_stream_of_a_generated_task_reads_and_predicts_names() -> None:
+    stream = Stream.open("s5-feedback", "cpu")
+    stream.feed("10234 12340 10234")  # swap two elements, a cycle, swap the same places again
+    assert stream.vocabulary.labels[int(stream.probabilities().argmax())] == "20341"  # type: ignore[union-attr]
+    stream.feed(["10234", "10234"])
+    assert stream.vocabulary.labels[int(stream.probabilities().argmax())] == "20341"  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="predicts 120 labels, not its 2 input tokens"):
+        stream.token_losses([0])
 
 
 def test_a_stream_of_a_batch_can_be_cropped() -> None:

@@ -15,16 +15,13 @@ from stairwell import text
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.tasks import StreamTask
-from stairwell.tasks.algorithmic import PROGRAM_TOKENS, Algorithmic
 from stairwell.tasks.base import IGNORE_INDEX
-from stairwell.tasks.copying import Copying
-from stairwell.tasks.counting import COUNTING_TOKENS, Counting
 from stairwell.tasks.labeled import Labeled, LabeledVocabulary
 from stairwell.tasks.language import Language
 from stairwell.tasks.pair_task import PairTask
 from stairwell.tasks.parity import Parity
-from stairwell.tasks.permutations import Permutations, generators, images, product_table
-from stairwell.tasks.random_walk import ACTIONS, RESET, RandomWalk, transitions
+from stairwell.tasks.permutations import Permutations, generators, product_table
+from stairwell.tasks.random_walk import RESET, RandomWalk, transitions
 from stairwell.train.translator import Search
 
 MAX_MACHINE = 20_000  # entries of `next`
@@ -52,8 +49,9 @@ def check_sizes(name: str, model: LanguageModel, task: StreamTask | text.Vocabul
 
 def task_json(task: StreamTask | text.Vocabulary) -> dict[str, Any]:
     """Return a task, or a vocabulary, as the page reads it."""
-    if isinstance(task, Labeled):
-        return {"type": "tokens", "item": "event", **task.vocabulary.to_json()}
+    if isinstance(task, Labeled | LabeledVocabulary):
+        vocabulary = task.vocabulary if isinstance(task, Labeled) else task
+        return {"type": "tokens", "item": "event", **vocabulary.to_json()}
     vocabulary = task.vocabulary if isinstance(task, Language) else task
     if isinstance(vocabulary, text.Vocabulary):
         return {"type": "text", "vocabulary": vocabulary_json(vocabulary)}
@@ -105,37 +103,23 @@ def pair_json(task: PairTask, search: Search) -> dict[str, Any]:
 
 def generated_task_json(task: Any) -> dict[str, Any]:
     """Return the tokens and labels of a generated task, and its machine or an example."""
+    names = dict(zip(("tokens", "labels"), task.names()))
     if isinstance(task, RandomWalk):
         following = np.concatenate([transitions(task.config.grid), np.zeros((4 * task.outputs, 1), np.int64)], 1)
         machine = {"next": following.tolist(), "label": (np.arange(len(following)) // 4).tolist()}
         walk = {"type": "grid", "grid": task.config.grid, "first_token": RESET, "reset_memory": task.config.reset}
-        return {**walk, "tokens": list(ACTIONS), "labels": numbers(task.outputs), "machine": machine}
+        return {**walk, **names, "machine": machine}
     if isinstance(task, Parity):
         machine = {"next": [[0, 1], [1, 0]], "label": [0, 1]}
-        return {"type": "tokens", "tokens": ["0", "1"], "labels": ["even", "odd"], "machine": machine}
+        return {"type": "tokens", **names, "machine": machine}
     if isinstance(task, Permutations):
-        return permutations_json(task)
-    tokens, labels = numbers(task.inputs), numbers(task.outputs)
-    if isinstance(task, Counting):
-        tokens = labels = list(COUNTING_TOKENS)
-    elif isinstance(task, Copying):
-        tokens = [*labels, "SEP", "END"]
-    elif isinstance(task, Algorithmic):
-        tokens, labels = list(PROGRAM_TOKENS[: task.inputs]), [str(value + 1) for value in range(task.outputs)]
-    return {"type": "tokens", "tokens": tokens, "labels": labels, "example": example_json(task)}
-
-
-def permutations_json(task: Permutations) -> dict[str, Any]:
-    """Return the task with permutations named by their images: 10234 swaps the first two of five elements."""
-    elements = task.config.elements
-    labels = ["".join(map(str, image)) for image in images(elements)]
-    task_names: dict[str, Any] = {"type": "tokens", "tokens": labels, "labels": labels}
-    following = product_table(elements).reshape(task.outputs, task.outputs).T  # (running product, factor)
-    if task.config.generators:
-        following, task_names["tokens"] = following[:, generators(elements)], ["swap", "cycle"]
-    if following.size > MAX_MACHINE:
-        return {**task_names, "example": example_json(task)}
-    return {**task_names, "machine": {"next": following.tolist(), "label": list(range(task.outputs))}}
+        following = product_table(task.config.elements).reshape(task.outputs, task.outputs).T  # (product, factor)
+        if task.config.generators:
+            following = following[:, generators(task.config.elements)]
+        if following.size <= MAX_MACHINE:
+            machine = {"next": following.tolist(), "label": list(range(task.outputs))}
+            return {"type": "tokens", **names, "machine": machine}
+    return {"type": "tokens", **names, "example": example_json(task)}
 
 
 def example_json(task: StreamTask) -> dict[str, Any]:
@@ -144,7 +128,3 @@ def example_json(task: StreamTask) -> dict[str, Any]:
     start = [False] * batch.tokens.shape[1] if batch.start is None else batch.start[0].tolist()
     labels = [None if label == IGNORE_INDEX else label for label in batch.targets[0].tolist()]
     return {"tokens": batch.tokens[0].tolist(), "labels": labels, "start": start}
-
-
-def numbers(count: int) -> list[str]:
-    return [str(number) for number in range(count)]

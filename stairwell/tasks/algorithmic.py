@@ -223,6 +223,9 @@ class Algorithmic(GeneratedTask):
     def score(self) -> TokenScore:
         return TokenScore()
 
+    def names(self) -> tuple[list[str], list[str]]:
+        return list(PROGRAM_TOKENS[: self.inputs]), [str(value) for value in VALUES]
+
     def describe(self) -> str:
         c = self.config
         return f"programs of {c.statements} statements with {c.variables} variables; {self.describe_splits()}"

@@ -15,7 +15,7 @@ from typing import ClassVar
 import numpy as np
 
 from .base import IGNORE_INDEX
-from .generated import Array, EpisodeArrays, LengthConfig, LengthTask, check_at_least
+from .generated import Array, EpisodeArrays, LengthConfig, LengthTask, check_at_least, numbers
 
 DIGITS = 10
 SEP, END = DIGITS, DIGITS + 1
@@ -90,6 +90,10 @@ class Copying(LengthTask):
     def __init__(self, config: CopyingConfig) -> None:
         episodes = CopyEpisodes(config.length, config.reverse, config.min_length)
         super().__init__(config, episodes, inputs=DIGITS + 2, outputs=DIGITS)
+
+    def names(self) -> tuple[list[str], list[str]]:
+        digits = numbers(DIGITS)
+        return [*digits, "SEP", "END"], digits
 
     def describe(self) -> str:
         c = self.config

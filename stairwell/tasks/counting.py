@@ -63,6 +63,9 @@ class Counting(GeneratedTask):
         train, test = CountingEpisodes(config.length), CountingEpisodes(config.test_length or config.length)
         super().__init__(config, train, inputs=len(COUNTING_TOKENS), outputs=len(COUNTING_TOKENS), test=test)
 
+    def names(self) -> tuple[list[str], list[str]]:
+        return list(COUNTING_TOKENS), list(COUNTING_TOKENS)
+
     def describe(self) -> str:
         c = self.config
         tested = f", tested up to {c.test_length}" if c.test_length else ""

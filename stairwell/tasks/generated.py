@@ -210,6 +210,11 @@ class GeneratedTask:
     def facts(self) -> dict[str, Any]:
         return {"inputs": self.inputs, "outputs": self.outputs}
 
+    def names(self) -> tuple[list[str], list[str]]:
+        """Return the names of the tokens and of the labels, in the order of their ids: numbers unless a task has
+        better ones."""
+        return numbers(self.inputs), numbers(self.outputs)
+
     def endless_stream(self) -> EndlessStream:
         """Return the generator of endless streams; raise if the task has none."""
         if not isinstance(self.train, EndlessStream):
@@ -224,6 +229,10 @@ class GeneratedTask:
         c = self.config
         training = f"{c.train_episodes:,}" if c.train_episodes else "unlimited"
         return f"{training} training episodes, {c.valid_episodes:,} for validation, {c.test_episodes:,} for testing"
+
+
+def numbers(count: int) -> list[str]:
+    return [str(number) for number in range(count)]
 
 
 class LengthTask(GeneratedTask):

@@ -74,6 +74,17 @@ class GroupWords(StateTrackingTask):
         self.name = f"products in {config.group} of {config.generators} generators"
         super().__init__(config, episodes, inputs=config.generators, outputs=episodes.order)
 
+    def names(self) -> tuple[list[str], list[str]]:
+        """Return names in which elements of the group are their images: 10234 swaps the first two of five points. In
+        groups of more than ten points, elements are numbers."""
+        c = self.config
+        elements = groups.elements(c.group)
+        if len(elements[0]) > 10:
+            labels = [str(number) for number in range(self.outputs)]
+        else:
+            labels = ["".join(map(str, images)) for images in elements]
+        return [labels[element] for element in generator_order(c.group, c.generator_seed)[: self.inputs]], labels
+
 
 @cache
 def generator_order(group: str, seed: int) -> Array:

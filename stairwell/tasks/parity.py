@@ -26,6 +26,9 @@ class Parity(LengthTask):
     def __init__(self, config: LengthConfig) -> None:
         super().__init__(config, ParityEpisodes(config.length), inputs=2, outputs=2)
 
+    def names(self) -> tuple[list[str], list[str]]:
+        return ["0", "1"], ["even", "odd"]
+
     def describe(self) -> str:
         c = self.config
         return f"running parity of {c.length} bits, tested on {c.test_length}; {self.describe_splits()}"

@@ -63,6 +63,11 @@ class Permutations(LengthTask):
         episodes = PermutationEpisodes(config.length, config.elements, config.generators)
         super().__init__(config, episodes, inputs=episodes.vocabulary_size, outputs=factorial(config.elements))
 
+    def names(self) -> tuple[list[str], list[str]]:
+        """Return names in which permutations are their images: 10234 swaps the first two of five elements."""
+        labels = ["".join(map(str, image)) for image in images(self.config.elements)]
+        return ["swap", "cycle"] if self.config.generators else labels, labels
+
     def describe(self) -> str:
         c = self.config
         factors = "a swap and a cycle" if c.generators else "all permutations"

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least
+from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least, numbers
 from .scores import TokenScore
 
 ACTIONS = ("forward", "left", "right", "reset")
@@ -90,6 +90,9 @@ class RandomWalk(GeneratedTask):
 
     def score(self) -> TokenScore:
         return TokenScore(is_scored=_is_action)
+
+    def names(self) -> tuple[list[str], list[str]]:
+        return list(ACTIONS), numbers(self.outputs)
 
     def describe(self) -> str:
         length, grid = self.config.length, self.config.grid

@@ -99,6 +99,11 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     sys.modules.pop("toy_core", None)
 
 
+def test_the_readme_is_short() -> None:
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= 130 and max(map(len, lines)) <= 120
+
+
 @pytest.mark.usefixtures("playground")
 @pytest.mark.parametrize(
     "name",

@@ -21,12 +21,14 @@ from stairwell.decode.weights import use_weights
 from stairwell.errors import UserError
 from stairwell.export.c import export_c
 from stairwell.export.c.export import describe
+from stairwell.export.c.tokens import names_of
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.rl.distributions import mask_policy
 from stairwell.rl.evaluation import iterate_transitions
 from stairwell.rl.flatten import ACTION_MASK
 from stairwell.rl.spaces import Box, Dict, Discrete, MultiDiscrete
 from stairwell.runs.load import load
+from stairwell.tasks.labeled import LabeledVocabulary
 from stairwell.text import BPE, Bytes, Characters
 from tests.export.c_library import COMPILERS, AgentLibrary, TokenLibrary, compile_c
 from tests.export.test_engine import CASES, Case
@@ -255,6 +257,12 @@ def test_the_names_of_tokens_are_their_bytes(name: str, tmp_path: Path) -> None:
         tokens = [vocabulary.token_bytes(token) for token in range(vocabulary.size)]
     # A string of C ends at the byte 0.
     assert printed == b"".join(token.rstrip(b"\0") + b"\n" for token in tokens)
+
+
+def test_names_of_labels_are_those_of_the_vocabulary_also_if_there_are_as_many_tokens() -> None:
+    model = LanguageModel(LanguageModelConfig(core=make_model().core.config, inputs=2, outputs=2))
+    names = names_of(model, LabeledVocabulary(("go", "stop"), ("here", "there")))
+    assert (names.inputs, names.outputs) == ([b"go", b"stop"], [b"here", b"there"])
 
 
 def test_a_description_cannot_end_the_comment() -> None:

@@ -23,7 +23,8 @@ from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.report.colors import CORE_COLORS
 from stairwell.runs.launch import fit
 from stairwell.runs.presets import preset
-from stairwell.tasks import task_type
+from stairwell.tasks import TASKS, task_type
+from stairwell.tasks.generated import GeneratedTask
 from tests.invariants import scramble
 
 
@@ -174,6 +175,15 @@ def test_labeled_task_has_the_names_of_its_tokens_and_labels(tmp_path: Path) -> 
         (tmp_path / f"{split}.labels").write_text("here there -\n" * 4)
     described = task_json(make_task("labeled", path=str(tmp_path)))
     assert described == {"type": "tokens", "item": "event", "tokens": ["go", "stop"], "labels": ["here", "there"]}
+
+
+@pytest.mark.parametrize("name", [name for name in TASKS if issubclass(task_type(name)[1], GeneratedTask)])
+def test_tokens_and_labels_of_generated_tasks_have_distinct_names(name: str) -> None:
+    task = make_task(name)
+    described, (tokens, labels) = task_json(task), task.names()
+    assert (described["tokens"], described["labels"]) == (tokens, labels)
+    assert (len(set(tokens)), len(set(labels))) == (task.inputs, task.outputs)
+    assert all(len(name.split()) == 1 for name in (*tokens, *labels))
 
 
 def test_export_of_a_run(tmp_path: Path) -> None:

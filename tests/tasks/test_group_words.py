@@ -92,6 +92,22 @@ def test_every_label_is_the_product_of_the_word(group: Any, generators: int) -> 
             assert elements[target] == product
 
 
+@pytest.mark.parametrize("group", ["S5", "D6", "S3xZ4"])
+def test_names_are_the_images_of_the_points(group: str) -> None:
+    task = GroupWords(GroupWordsConfig(group=group, generators=4, label="every"))
+    tokens, labels = task.names()
+    batch = next(iter(task.batches("test", 1, 40)))  # the shortest episode
+    product: Any = range(len(labels[0]))
+    for token, label in zip(batch.tokens[0].tolist(), batch.targets[0].tolist()):
+        product = groups.compose(product, [int(image) for image in tokens[token]])
+        assert "".join(map(str, product)) == labels[label]
+
+
+def test_elements_of_groups_of_many_points_are_numbers() -> None:
+    tokens, labels = GroupWords(GroupWordsConfig(group="Z12", generators=2)).names()
+    assert labels == [str(number) for number in range(12)] and tokens[0] == "1"
+
+
 @pytest.mark.parametrize("group", ["Z7", "D6", "S3xD4xZ5", "(0 1)(2 3), (0 1 2 3 4)"])
 def test_endless_streams_are_products_in_every_kind_of_group(group: str) -> None:
     """Beyond the block in which a stream is generated: the product is carried over."""

@@ -11,6 +11,7 @@ from stairwell.export.task_json import check_sizes, task_json
 from stairwell.models import LanguageModel
 from stairwell.models.embedding import Embedding, Head
 from stairwell.tasks import StreamTask
+from stairwell.tasks.labeled import LabeledVocabulary
 from stairwell.tasks.language import Language
 
 
@@ -28,7 +29,7 @@ def names_of(model: LanguageModel, task: StreamTask | text.Vocabulary | None) ->
         return Names(*([b"%d" % i for i in range(size)] for size in (model.config.inputs, model.config.V)))
     check_sizes("the model", model, task)
     vocabulary = task.vocabulary if isinstance(task, Language) else task
-    if isinstance(vocabulary, text.Vocabulary) and vocabulary.size == model.config.V:
+    if isinstance(vocabulary, text.Vocabulary) and not isinstance(vocabulary, LabeledVocabulary):
         tokens = [token_bytes(vocabulary, token) for token in range(vocabulary.size)]
         return Names(tokens, tokens)
     described = task_json(task)
