@@ -212,13 +212,14 @@ def measure(
     """
     model, task = load(path, device, engine, weights)
     check_results_writable(path)
+    options = StreamOptions(tokens, streams, seeds, segment, split, data)
     chosen: LongStreams
     if isinstance(task, RLTask):
-        chosen = corridor_streams(model, task, split, data, streams, seeds, tokens, segment)
+        chosen = corridor_streams(model, task, options)
     elif isinstance(task, Labeled):
-        chosen = labeled_streams(model, task, split, data, streams, seeds, tokens, segment)
+        chosen = labeled_streams(model, task, options)
     else:
-        chosen = generated_streams(model, task, split, data, streams, seeds, tokens, segment)
+        chosen = generated_streams(model, task, options)
     counts, start, interrupted = MistakeCounts.empty(0), time.monotonic(), False
     try:
         for counts in chosen.counts:
@@ -268,67 +269,54 @@ class LongStreams:
         return int(np.minimum(counts.tokens_read, self.lengths[: len(counts.tokens_read)]).sum())
 
 
-def generated_streams(
-    model: LanguageModel,
-    task: Any,
-    split: str,
-    data: str | None,
-    streams: int | None,
-    seeds: int | None,
-    tokens: int,
-    segment: int,
-) -> LongStreams:
+@dataclass(frozen=True)
+class StreamOptions:
+    """Options of `measure`."""
+
+    tokens: int
+    streams: int | None
+    seeds: int | None
+    segment: int
+    split: Split
+    data: str | None
+
+    def endless(self, model: LanguageModel | Agent, name: str) -> tuple[int, int, list[StreamId]]:
+        """Return the numbers of seeds and streams per seed, and the ids of all streams; `name` is that of the streams
+        in errors."""
+        if self.data is not None or self.split != "test":
+            raise UserError(f"--horizon generates the {name} of this task; leave out --data and --split")
+        seeds, streams = self.seeds or 1, self.streams or 4
+        sizes.check_streams(model, streams * seeds, BLOCK, f"--streams (now {streams:,}) or --seeds (now {seeds:,})")
+        return seeds, streams, [StreamId(seed, stream) for seed in range(seeds) for stream in range(streams)]
+
+
+def generated_streams(model: LanguageModel, task: Any, options: StreamOptions) -> LongStreams:
     """Return the endless streams of a task that generates its data."""
-    if data is not None or split != "test":
-        raise UserError("--horizon generates the streams of this task; leave out --data and --split")
-    endless, seeds, streams = stream_of(task), seeds or 1, streams or 4
-    sizes.check_streams(model, streams * seeds, BLOCK, f"--streams (now {streams:,}) or --seeds (now {seeds:,})")
-    ids = [StreamId(seed, stream) for seed in range(seeds) for stream in range(streams)]
-    counts = read_streams(model, endless, ids, tokens, segment)
-    return LongStreams(ids, np.full(len(ids), tokens), counts, {"task": task.describe()}, end=False)
+    endless = stream_of(task)
+    _, _, ids = options.endless(model, "streams")
+    counts = read_streams(model, endless, ids, options.tokens, options.segment)
+    return LongStreams(ids, np.full(len(ids), options.tokens), counts, {"task": task.describe()}, end=False)
 
 
-def corridor_streams(
-    agent: Agent,
-    task: RLTask,
-    split: str,
-    data: str | None,
-    streams: int | None,
-    seeds: int | None,
-    tokens: int,
-    segment: int,
-) -> LongStreams:
+def corridor_streams(agent: Agent, task: RLTask, options: StreamOptions) -> LongStreams:
     """Return endless corridors, in which agents are asked for the door at the positions of the curve."""
-    if data is not None or split != "test":
-        raise UserError("--horizon generates the corridors of this task; leave out --data and --split")
-    seeds, streams = seeds or 1, streams or 4
-    sizes.check_streams(agent, streams * seeds, BLOCK, f"--streams (now {streams:,}) or --seeds (now {seeds:,})")
+    seeds, streams, ids = options.endless(agent, "corridors")
     walk = Walk(agent, corridors(task, seeds, streams))
-    ids = [StreamId(seed, row) for seed in range(seeds) for row in range(streams)]
-    counts = count_segments(walk.segments(tokens, EDGES.tolist(), segment), len(ids))
-    return LongStreams(ids, np.full(len(ids), tokens), counts, {"task": task.describe()}, end=False)
+    counts = count_segments(walk.segments(options.tokens, EDGES.tolist(), options.segment), len(ids))
+    return LongStreams(ids, np.full(len(ids), options.tokens), counts, {"task": task.describe()}, end=False)
 
 
-def labeled_streams(
-    model: LanguageModel,
-    task: Labeled,
-    split: Split,
-    data: str | None,
-    streams: int | None,
-    seeds: int | None,
-    tokens: int,
-    segment: int,
-) -> LongStreams:
+def labeled_streams(model: LanguageModel, task: Labeled, options: StreamOptions) -> LongStreams:
     """Return the sequences of labeled data."""
-    if seeds is not None:
+    if options.seeds is not None:
         raise UserError("--seeds is for tasks that generate their streams; labeled data is the same for every seed")
-    if data is not None:
-        task = task.with_data(data)
-    lengths = np.minimum(task.stream_lengths(split)[:streams], tokens)
+    if options.data is not None:
+        task = task.with_data(options.data)
+    lengths = np.minimum(task.stream_lengths(options.split)[: options.streams], options.tokens)
     sizes.check_streams(model, len(lengths), 1, f"--streams (now {len(lengths):,})")
     ids = [StreamId(0, stream) for stream in range(len(lengths))]
-    counts = read_sequences(model, task, split, len(lengths), tokens, segment)
-    return LongStreams(ids, lengths, counts, {"task": task.describe(), "split": split}, end=True)
+    counts = read_sequences(model, task, options.split, len(lengths), options.tokens, options.segment)
+    return LongStreams(ids, lengths, counts, {"task": task.describe(), "split": options.split}, end=True)
 
 
 def stream_of(task: Any) -> EndlessStream:
