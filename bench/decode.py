@@ -25,8 +25,8 @@ import torch
 from bench.speed import VOCABULARY, Step, full_state, spread, time_interleaved
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, TransformerXLConfig
 from stairwell.decode import Session
-from stairwell.decode.program import program_of
-from stairwell.decode.weights import Cache, Weights, use_cache, use_weights
+from stairwell.decode.program import cached_program
+from stairwell.decode.weights import Cache, Weights, quantize, set_cache_type
 from stairwell.fast import native
 
 ROUNDS = 9
@@ -129,7 +129,7 @@ def make_step(case: Case, decoder: Decoder) -> tuple[Step, int]:
     if decoder.model == "gpt2":
         return gpt2_step(case, decoder.B)
     model = make_model(case, decoder.model)
-    use_cache(model, decoder.cache)
+    set_cache_type(model, decoder.cache)
     return session_step(model, decoder.B)
 
 
@@ -212,7 +212,7 @@ def bandwidth_steps() -> dict[str, Step]:
 
 def parameter_bytes(model: LanguageModel) -> int:
     """Return the size of what native code reads of a model for one token."""
-    program = program_of(model).native
+    program = cached_program(model).native
     if program is None:
         sys.exit("this benchmark requires the native library; see `stairwell info`")
     return sum(tensor.nbytes for tensor in program.tensors if tensor is not None)
@@ -225,7 +225,7 @@ def measure_single(case: Case) -> list[dict[str, Any]]:
     read: dict[str, int] = {}
     for weights in get_args(Weights):
         model = make_model(case, "feedback")
-        use_weights(model, weights)
+        quantize(model, weights)
         step, _ = session_step(model, 1)
         steps[weights], read[weights] = partial(repeat, step, case.steps), parameter_bytes(model)
     try:

@@ -92,8 +92,8 @@ def measure_decoding() -> list[dict[str, Any]]:
     for name in ("feedback", "transformer-xl"):
         model = decode.make_model(DECODED, name)
         state = speed.full_state(model, 1)
-        steps: Any = Session(model, state).steps
-        buffers = sum(buffer.all.untyped_storage().nbytes() for buffer in steps.buffers())
+        interpreter: Any = Session(model, state).interpreter
+        buffers = sum(buffer.all.untyped_storage().nbytes() for buffer in interpreter.buffers())
         record = {"case": "decoding", "what": name, "layers": DECODED.layers, "state_bytes": state.nbytes}
         records.append({**record, "session_bytes": buffers})
         for part in ("state", "session"):

@@ -29,7 +29,7 @@ from bench.speed import spread, time_interleaved
 from stairwell import FeedbackConfig, TransformerXLConfig
 from stairwell.decode import beam_search, make_stepper
 from stairwell.decode.beam import log_sum_exp, top_scores
-from stairwell.decode.program import program_of
+from stairwell.decode.program import cached_program
 from stairwell.decode.stepper import Stepper, encode_source
 from stairwell.errors import install_command
 from stairwell.models import Seq2Seq, Seq2SeqConfig
@@ -136,7 +136,7 @@ def check_same(case: Case, ours: list[float], theirs: list[float], us: str, them
 @torch.no_grad()
 def score_vocabulary(case: Case, model: Seq2Seq, x: Tensor) -> None:
     """Run the vocabulary operations of all steps of a search. x (hypotheses, D)"""
-    score = program_of(model).head
+    score = cached_program(model).head
     for _ in range(case.tokens):
         scores = score(x)
         log_sum_exp(scores), top_scores(scores, 2 * case.beam)

@@ -1,6 +1,6 @@
 """What the decoding sessions of a model share: its step description and its packed parameters.
 
-`program_of` prepares it once per model, and again after the parameters have changed or a module was replaced.
+`cached_program` prepares it once per model, and again after the parameters have changed or a module was replaced.
 Letters: B streams, D width, K head width, P distances, V vocabulary size.
 """
 
@@ -196,7 +196,7 @@ _programs: weakref.WeakKeyDictionary[nn.Module, Program] = weakref.WeakKeyDictio
 _lock = threading.Lock()
 
 
-def program_of(model: Any) -> Program:
+def cached_program(model: Any) -> Program:
     """Return the cached program of a model; rebuild it if its parameters or modules have changed."""
     with _lock:
         program = _programs.get(model)

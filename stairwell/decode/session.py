@@ -31,9 +31,9 @@ import torch
 from torch import Tensor
 
 from stairwell.cores.core import CoreState, SourceState, check_tensor
-from stairwell.decode.program import program_of
+from stairwell.decode.interpreters import make_interpreter
+from stairwell.decode.program import cached_program
 from stairwell.decode.source import Sources
-from stairwell.decode.steps import Steps, steps_for
 from stairwell.devices import without_autocast
 from stairwell.layers import Sublayer
 from stairwell.state import BatchIndices, State, batch_indices
@@ -82,8 +82,8 @@ class Session:
         self.model = model
         decoder = self._decoder(state)
         self.max_crop = decoder.max_crop
-        self.program = program_of(model)
-        self.steps: Steps = steps_for(model.core, self.program, capacity or state.batch, self.max_crop)
+        self.program = cached_program(model)
+        self.interpreter = make_interpreter(model.core, self.program, capacity or state.batch, self.max_crop)
         self.count = decoder.count  # (B,) int64: tokens that each stream has read since its start
         self.croppable = decoder.croppable  # (B,) int64: as in the state
         self._load(0, decoder)
@@ -91,7 +91,7 @@ class Session:
         if isinstance(state, SourceState):
             self.empty_state = state.select([])  # `state` fills in its fields
             self.sources = Sources(model.core.layers, state)
-            self.steps.set_sources(self.sources)
+            self.interpreter.set_sources(self.sources)
 
     @property
     def batch(self) -> int:
@@ -110,12 +110,12 @@ class Session:
     @outside_autograd
     def step(self, tokens: Tensor) -> Tensor:
         """Read one token per stream; return the logits after it. (B,) int64 -> (B, V)"""
-        return self._advance(self._embed(tokens), self.steps.logits)
+        return self._advance(self._embed(tokens), self.interpreter.logits)
 
     @outside_autograd
     def step_hidden(self, tokens: Tensor) -> Tensor:
         """Read one token per stream; return the input of the model's head. (B,) int64 -> (B, D)"""
-        return self._advance(self._embed(tokens), self.steps.step)
+        return self._advance(self._embed(tokens), self.interpreter.step)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         model = self.model
@@ -137,7 +137,7 @@ class Session:
                 f"step_vectors takes a vector of width {D} for each of {self.batch} streams, not {tuple(x.shape)}"
             )
         self._check()
-        return self._advance(x, self.steps.step)
+        return self._advance(x, self.interpreter.step)
 
     @outside_autograd
     def read(self, tokens: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class Session:
         model.check_token_ids(tokens, "token", model.config.inputs)
         T = tokens.shape[1]
         x = model.embed(tokens, self.count[:, None] + torch.arange(T, device=tokens.device))
-        hidden = self.steps.step_segment(x, self.count, self.min_count)
+        hidden = self.interpreter.step_segment(x, self.count, self.min_count)
         self._add_to_counts(T)
         return hidden
 
@@ -181,7 +181,7 @@ class Session:
             self.state().crop(tokens)  # raises the error
         if not tokens:
             return
-        self.steps.crop(tokens)
+        self.interpreter.crop(tokens)
         self.count -= tokens
         self.croppable -= tokens
         self._update_min_count()
@@ -201,7 +201,7 @@ class Session:
     @outside_autograd
     def state(self) -> State:
         """Return the state after all tokens read so far: a value that later steps do not change."""
-        decoder: Any = self.steps.state(self.count.clone(), self.croppable.clone())
+        decoder: Any = self.interpreter.state(self.count.clone(), self.croppable.clone())
         if self.sources is None:
             return cast(State, decoder)
         source, mask = self.sources.per_stream()
@@ -211,21 +211,21 @@ class Session:
     def projections(self) -> dict[str, Tensor]:
         """Return copies of the keys and values of past tokens, which a session for the same state can restore: from
         then on it computes the same, bit for bit."""
-        return self.steps.projections()
+        return self.interpreter.projections()
 
     @outside_autograd
     def restore_projections(self, tensors: Mapping[str, Tensor]) -> None:
         """Replace keys and values by those of another session of the same model and state."""
-        self.steps.restore_projections(tensors)
+        self.interpreter.restore_projections(tensors)
 
     @outside_autograd
     def select(self, streams: BatchIndices) -> None:
         """Continue with the given streams, in the given order. A stream may be repeated (as in beam search) or left
         out."""
         index = self._index(streams)
-        self.steps.select(index)
+        self.interpreter.select(index)
         if self.sources is not None and self.sources.select(index):
-            self.steps.set_sources(self.sources)
+            self.interpreter.set_sources(self.sources)
         self.count, self.croppable = self.count[index], self.croppable[index]
         self._update_min_count()
 
@@ -242,13 +242,13 @@ class Session:
         self._load(self.batch, decoder)
         if self.sources is not None and isinstance(state, SourceState):
             self.sources.join(state)
-            self.steps.set_sources(self.sources)
+            self.interpreter.set_sources(self.sources)
 
     @outside_autograd
     def reset(self, streams: BatchIndices) -> None:
         """Reset the given streams to the initial state."""
         index = self._index(streams)
-        self.steps.reset(index)
+        self.interpreter.reset(index)
         self.count[index] = 0
         self.croppable[index] = 0
         self._update_min_count()
@@ -270,7 +270,7 @@ class Session:
 
     def _load(self, first: int, state: CoreState) -> None:
         """Replace the streams from `first` on by those of a state."""
-        self.steps.load(first, state)
+        self.interpreter.load(first, state)
         self.count = torch.cat([self.count[:first], state.count])
         self.croppable = torch.cat([self.croppable[:first], state.croppable])
         self._update_min_count()

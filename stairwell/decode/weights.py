@@ -1,7 +1,7 @@
 """Weight quantization for decoding: bfloat16, or int8 with one scale per row of a matrix.
 
-    use_weights(model, "int8")          round the decoder's matrices in place; sessions then store them in int8
-    use_cache(model, "bfloat16")        sessions store keys and values in bfloat16
+    quantize(model, "int8")          round the decoder's matrices in place; sessions then store them in int8
+    set_cache_type(model, "bfloat16")        sessions store keys and values in bfloat16
 
 Decoding a few streams is limited by memory bandwidth, so smaller parameters make it faster. The matrices of the layers
 and of the head are quantized; untied embeddings, norms, biases, position embeddings and an encoder are not. The model
@@ -48,7 +48,7 @@ def cache_of(model: nn.Module) -> Cache:
     return _caches.get(model, "float32")
 
 
-def use_cache(model: Any, cache: Cache) -> None:
+def set_cache_type(model: Any, cache: Cache) -> None:
     """Store keys and values of new sessions in the type `cache`."""
     if cache not in get_args(Cache):
         raise UserError(f"cache {cache}: choose from {', '.join(get_args(Cache))}")
@@ -61,7 +61,7 @@ def use_cache(model: Any, cache: Cache) -> None:
 
 
 @torch.no_grad()
-def use_weights(model: Any, weights: Weights) -> None:
+def quantize(model: Any, weights: Weights) -> None:
     """Round the decoder's matrices in place; sessions then store them in the type `weights`."""
     if weights not in get_args(Weights):
         raise UserError(f"--weights {weights}: choose from {', '.join(get_args(Weights))}")
@@ -92,11 +92,11 @@ def decoding_matrices(model: Any) -> Iterator[Tensor]:
 
 def rounded(matrix: Tensor, weights: Weights) -> Tensor:
     """Return a matrix after quantization and dequantization, in its own dtype."""
-    values, scale = stored(matrix, weights)
+    values, scale = quantized(matrix, weights)
     return values.to(matrix.dtype) if scale is None else values * scale[:, None]
 
 
-def stored(matrix: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
+def quantized(matrix: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
     """Return the quantized matrix (m, n) and, for int8, one scale per row (m,)."""
     if weights == "float32":
         return matrix.contiguous(), None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from stairwell import checkpoints
-from stairwell.decode.weights import Weights, use_weights
+from stairwell.decode.weights import Weights, quantize
 from stairwell.errors import UserError, similar_name
 from stairwell.runs import sizes
 from stairwell.runs.config import RunConfig
@@ -80,7 +80,7 @@ def load(
         model.load_state_dict(parameters)
     except RuntimeError:
         raise UserError(f"{run.path}: model.safetensors does not fit config.json; one of them was changed") from None
-    use_weights(model.eval(), weights)
+    quantize(model.eval(), weights)
     return model, task
 
 

@@ -51,7 +51,7 @@ def check_training(config: RunConfig, task: Task, device: torch.device, processe
     """Reject a run that does not fit into memory, with the options to lower."""
     memory = memory_of(device)
     # Counting imports parts of torch that take seconds; most runs are far below the limit.
-    if memory is not None and 16 * guess(config, task) >= memory:
+    if memory is not None and 16 * estimate_bytes(config, task) >= memory:
         batch = batch_bytes(config, task, processes)
         # Check the batch first: counting a model of a million layers takes long.
         check_fits(memory, batch, config, device)
@@ -62,7 +62,7 @@ def check_training(config: RunConfig, task: Task, device: torch.device, processe
 def check_model(config: RunConfig, task: Task, device: torch.device) -> None:
     """Reject a trained model that does not fit into memory."""
     memory = memory_of(device)
-    if memory is not None and 16 * guess(config, task) >= memory:
+    if memory is not None and 16 * estimate_bytes(config, task) >= memory:
         parameters = model_bytes(config, task, 1)["parameters"]
         check_fits(memory, {"parameters": parameters}, config, device)
 
@@ -193,7 +193,7 @@ def count(config: RunConfig, task: Task) -> tuple[float, float]:
     return float(numbers), sum(leaf.tensor.numel() * leaf.tensor.element_size() for leaf in state.leaves())
 
 
-def guess(config: RunConfig, task: Task) -> float:
+def estimate_bytes(config: RunConfig, task: Task) -> float:
     """Return a rough upper estimate of the bytes, from the config alone."""
     core, train = config.core, config.train
 

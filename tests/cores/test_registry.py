@@ -14,7 +14,7 @@ from stairwell.cores import CORES, CoreEntry, engine_of, step_of
 from stairwell.cores.core import warn_once
 from stairwell.cores.feedback import Feedback
 from stairwell.decode import Session
-from stairwell.decode.steps import ReferenceSteps, RingSteps
+from stairwell.decode.interpreters import ReferenceInterpreter, RingInterpreter
 from tests import invariants
 
 CONFIG = FeedbackConfig(width=8, heads=2, layers=2, memory=5)
@@ -119,7 +119,7 @@ def test_every_attention_core_describes_its_step(name: str) -> None:
     assert (step_of(model.core) is None) == (name in ("lstm", "deltanet"))
     # The memory of Global Cached Staircase has no limit, so it has no rings.
     has_rings = name not in ("lstm", "deltanet", "global-cached-staircase")
-    assert isinstance(Session(model, model.init_state(1)).steps, RingSteps) == has_rings
+    assert isinstance(Session(model, model.init_state(1)).interpreter, RingInterpreter) == has_rings
 
 
 class Adapter(nn.Module):
@@ -153,7 +153,7 @@ def test_adapters_and_hooks_are_applied(change: str, caplog: pytest.LogCaptureFi
     with torch.no_grad():
         logits, _ = model(tokens, model.init_state(2))
         session = Session(model, model.init_state(2))
-        assert isinstance(session.steps, ReferenceSteps)
+        assert isinstance(session.interpreter, ReferenceInterpreter)
         torch.testing.assert_close(session.logits_each(tokens), logits)
         y, _ = model.core.reference(torch.randn(2, 3, 8), model.core.init_state(2))
     assert not torch.allclose(logits, plain) and y.isfinite().all()

@@ -20,8 +20,8 @@ from stairwell.cores.staircase import CachedStaircaseConfig, StaircaseConfig
 from stairwell.cores.universal import UniversalConfig
 from stairwell.decode import Session
 from stairwell.decode import program as programs
-from stairwell.decode.program import program_of
-from stairwell.decode.steps import RingSteps
+from stairwell.decode.interpreters import RingInterpreter
+from stairwell.decode.program import cached_program
 from stairwell.fast import native
 from tests import invariants
 from tests.cores.test_invariants import configs
@@ -78,8 +78,8 @@ def threads() -> Iterator[None]:
 
 
 def uses(session: Session, interpreter: str) -> bool:
-    assert isinstance(session.steps, RingSteps)
-    return (session.steps.native is None) == (interpreter == "PyTorch")
+    assert isinstance(session.interpreter, RingInterpreter)
+    return (session.interpreter.native is None) == (interpreter == "PyTorch")
 
 
 @each_config
@@ -126,9 +126,9 @@ def test_uninitialized_buffers_change_nothing(config: Any, interpreter: str, mon
     with torch.no_grad():
         expected, _ = model(tokens, state)
     session = Session(model, state)
-    assert isinstance(session.steps, RingSteps)
+    assert isinstance(session.interpreter, RingInterpreter)
     for t in range(20):
-        for ring in session.steps.rings:
+        for ring in session.interpreter.rings:
             empty = ring.next_slots(max(ring.slots - 3 - t, 0))
             ring.keys.all.index_fill_(3, empty, torch.nan if interpreter != "PyTorch" else 1e9)
             if interpreter != "PyTorch":
@@ -198,7 +198,7 @@ def test_parameters_are_prepared_once_per_model(monkeypatch: pytest.MonkeyPatch)
 def test_a_program_does_not_keep_its_model_alive() -> None:
     model = make_model(CONFIGS[0])
     decode(model, torch.tensor([[1, 2]]))
-    program, reference = weakref.ref(program_of(model)), weakref.ref(model)
+    program, reference = weakref.ref(cached_program(model)), weakref.ref(model)
     del model
     gc.collect()
     assert reference() is None and program() is None
@@ -207,7 +207,7 @@ def test_a_program_does_not_keep_its_model_alive() -> None:
 @needs_native
 def test_matrices_are_packed_once_in_one_buffer() -> None:
     model = make_model(CONFIGS[0])
-    program = program_of(model).native
+    program = cached_program(model).native
     assert program is not None
     matrices = [program.tensors[i] for i in program.matrices]
     storages = {matrix.untyped_storage().data_ptr() for matrix in matrices if matrix is not None}

@@ -15,7 +15,7 @@ from stairwell import LanguageModel
 from stairwell.cores import CORES, CoreEntry, step_of
 from stairwell.cores.step import Application, Read
 from stairwell.decode import Session
-from stairwell.decode.steps import RingSteps
+from stairwell.decode.interpreters import RingInterpreter
 from stairwell.export import StepModule
 from stairwell.export.pack import pack
 from tests import invariants
@@ -60,7 +60,7 @@ def test_invariants_hold(core: Any, options: dict[str, Any]) -> None:
 def test_a_session_equals_teacher_forcing(core: Any, options: dict[str, Any]) -> None:
     model = make(core, options)
     state = warm_state(model, 3, 4, max_crop=3)
-    assert isinstance(Session(model, state).steps, RingSteps)
+    assert isinstance(Session(model, state).interpreter, RingInterpreter)
     check_steps(model, state, torch.randint(V, (3, 30)), torch.rand(3, 30) < 0.1, state_every=10)
     check_crops(model, 0, 3, [(4, 3), (3, 0), (5, 2), (2, 1)] * 3, 0)
 

@@ -229,12 +229,12 @@ def test_rings_grow_as_needed(config: Any, options: Any) -> None:
         torch.testing.assert_close(session.step(tokens), logits[:, 0], **invariants.CLOSE)
         if t % 20 == 19:
             invariants.assert_same_state(session.state(), state)
-        lengths.append(session.steps.rings[0].slots)  # type: ignore[attr-defined]
-    max_slots = session.steps.rings[0].max_slots  # type: ignore[attr-defined]
+        lengths.append(session.interpreter.rings[0].slots)  # type: ignore[attr-defined]
+    max_slots = session.interpreter.rings[0].max_slots  # type: ignore[attr-defined]
     assert lengths == sorted(lengths) and 4 * lengths[0] < 2 * max_slots and lengths[-1] == max_slots
 
     def numbers_per_stream(session: Session) -> int:
-        return sum(buffer.all[0].numel() for buffer in session.steps.buffers())  # type: ignore[attr-defined]
+        return sum(buffer.all[0].numel() for buffer in session.interpreter.buffers())  # type: ignore[attr-defined]
 
     assert 2 * numbers_per_stream(new_session) < numbers_per_stream(session)
 

@@ -10,8 +10,8 @@ import torch
 from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMConfig, TransformerXLConfig
 from stairwell.cores.staircase import CachedStaircaseConfig
 from stairwell.decode import Session
-from stairwell.decode.program import program_of
-from stairwell.decode.weights import rounded, stored, use_cache, use_weights
+from stairwell.decode.program import cached_program
+from stairwell.decode.weights import quantize, quantized, rounded, set_cache_type
 from stairwell.errors import UserError
 from stairwell.fast import native
 from tests.decode.test_interpreters import interpreter, needs_native
@@ -43,7 +43,7 @@ def test_sessions_equal_the_rounded_model(
     model, tokens = make(config, tied), torch.randint(V, (3, 12))
     with torch.no_grad():
         exact, _ = model(tokens, model.init_state(3))
-        use_weights(model, weights)
+        quantize(model, weights)
         expected, _ = model(tokens, model.init_state(3))
     session = Session(model, model.init_state(3))
     session.read(tokens[:, :4])
@@ -58,12 +58,12 @@ def test_sessions_equal_the_rounded_model(
 def test_native_code_stores_fewer_bits(weights: Literal["bfloat16", "int8"]) -> None:
     model = make(CONFIGS[0])
     before = native_bytes(model)
-    use_weights(model, weights)
+    quantize(model, weights)
     assert native_bytes(model) < before / {"bfloat16": 1.6, "int8": 2.5}[weights]
 
 
 def native_bytes(model: LanguageModel) -> int:
-    program = program_of(model).native
+    program = cached_program(model).native
     assert program is not None
     return sum(tensor.nbytes for tensor in program.tensors if tensor is not None)
 
@@ -75,34 +75,34 @@ def test_rounding_twice_changes_nothing(weights: Literal["bfloat16", "int8"]) ->
     once = rounded(matrix, weights)
     torch.testing.assert_close(rounded(once, weights), once, rtol=1e-6, atol=0)
     if weights == "int8":
-        values, scale = stored(matrix, weights)
+        values, scale = quantized(matrix, weights)
         assert scale is not None and values.dtype == torch.int8 and values.abs().max() == 127
         assert bool(((once - matrix).abs() <= scale[:, None] * 0.501).all())
 
 
 def test_unsupported_models_are_rejected() -> None:
     with pytest.raises(UserError, match="requires a transformer core, not LSTM"):
-        use_weights(make(LSTMConfig(width=8)), "int8")
+        quantize(make(LSTMConfig(width=8)), "int8")
     with pytest.raises(UserError, match="requires parameters in float32"):
-        use_weights(make(CONFIGS[0]).double(), "int8")
+        quantize(make(CONFIGS[0]).double(), "int8")
     model = make(CONFIGS[0])
-    use_weights(model, "float32")
-    use_weights(model, "int8")
+    quantize(model, "float32")
+    quantize(model, "int8")
     with pytest.raises(UserError, match="already rounded to int8"):
-        use_weights(model, "bfloat16")
+        quantize(model, "bfloat16")
     with pytest.raises(UserError, match="choose from float32, bfloat16, int8"):
-        use_weights(model, "int4")  # type: ignore[arg-type]
+        quantize(model, "int4")  # type: ignore[arg-type]
 
 
 def test_a_parallel_segment_uses_the_rounded_parameters() -> None:
     model = make(TransformerXLConfig(**SIZES, memory=5))
-    use_weights(model, "int8")
+    quantize(model, "int8")
     tokens = torch.randint(V, (2, 6))
     with torch.no_grad():
         expected, _ = model(tokens, model.init_state(2))
     session = Session(model, model.init_state(2, max_crop=6))
     torch.testing.assert_close(session.logits_each(tokens), expected, rtol=1e-4, atol=1e-4)
-    assert native.UNAVAILABLE_REASON or program_of(model).native is not None
+    assert native.UNAVAILABLE_REASON or cached_program(model).native is not None
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda config: type(config).__name__)
@@ -110,12 +110,12 @@ def test_a_cache_in_bfloat16_changes_little(config: Any, interpreter: str) -> No
     model, tokens = make(config), torch.randint(V, (3, 30))
     with torch.no_grad():
         expected, state = model(tokens, model.init_state(3))
-    use_cache(model, "bfloat16")
+    set_cache_type(model, "bfloat16")
     session = Session(model, model.init_state(3))
     steps = torch.stack([session.step(tokens[:, t]) for t in range(30)], 1)
     change = (steps - expected).abs().max() / expected.abs().max()
     assert 0 < change < 0.03
-    assert session.steps.rings[0].keys.all.dtype == torch.bfloat16  # type: ignore[attr-defined]
+    assert session.interpreter.rings[0].keys.all.dtype == torch.bfloat16  # type: ignore[attr-defined]
     # The state stores the memory itself, in the dtype of the model.
     assert all(a.dtype == b.dtype for (_, a), (_, b) in zip(session.state().tensors(), state.tensors(), strict=True))
 
@@ -130,11 +130,11 @@ def test_every_interpreter_rounds_the_cache_in_the_same_place(monkeypatch: pytes
             else:
                 context.setattr(native, "BEST_INSTRUCTION_SET", native.INSTRUCTION_SETS.index(name))
             model = make(config)
-            use_cache(model, "bfloat16")
+            set_cache_type(model, "bfloat16")
             session = Session(model, model.init_state(2))
             for t in range(30):
                 logits = session.step(tokens[:, t])
-            results.append((session.steps.rings[0].keys.all.float(), logits))  # type: ignore[attr-defined]
+            results.append((session.interpreter.rings[0].keys.all.float(), logits))  # type: ignore[attr-defined]
     (keys, logits), *others = results
     for other_keys, other_logits in others:
         # A value close to the middle of two numbers may be rounded to either.
@@ -145,8 +145,8 @@ def test_every_interpreter_rounds_the_cache_in_the_same_place(monkeypatch: pytes
 
 def test_an_unsupported_cache_is_rejected() -> None:
     with pytest.raises(UserError, match="requires a transformer core, not LSTM"):
-        use_cache(make(LSTMConfig(width=8)), "bfloat16")
+        set_cache_type(make(LSTMConfig(width=8)), "bfloat16")
     with pytest.raises(UserError, match="requires parameters in float32"):
-        use_cache(make(CONFIGS[0]).double(), "bfloat16")
+        set_cache_type(make(CONFIGS[0]).double(), "bfloat16")
     with pytest.raises(UserError, match="choose from float32, bfloat16"):
-        use_cache(make(CONFIGS[0]), "int8")  # type: ignore[arg-type]
+        set_cache_type(make(CONFIGS[0]), "int8")  # type: ignore[arg-type]

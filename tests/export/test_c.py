@@ -17,7 +17,7 @@ import torch
 
 from stairwell import configs
 from stairwell.cores import CORES, config_type
-from stairwell.decode.weights import use_weights
+from stairwell.decode.weights import quantize
 from stairwell.errors import UserError
 from stairwell.export.c import export_c
 from stairwell.export.c.export import describe
@@ -73,7 +73,7 @@ def test_int8_gives_the_logits_of_rounded_parameters(name: str, tied: bool, tmp_
     model, tokens = make_model(name, tied), torch.randint(5, (30,))
     library = TokenLibrary(model, tmp_path, weights="int8")
     exact, _ = model(tokens[None], model.init_state(1))
-    use_weights(model, "int8")
+    quantize(model, "int8")
     expected, _ = model(tokens[None], model.init_state(1))
     _, logits = library.run(tokens)
     torch.testing.assert_close(logits, expected[0], rtol=0, atol=1e-5)
@@ -162,7 +162,7 @@ def test_c_gives_the_output_of_an_agent(name: str, weights: Any, tmp_path: Path)
     agent.return_count.fill_(9)
     agent.return_variance.fill_(4)
     library = AgentLibrary(agent, tmp_path, weights=weights)
-    use_weights(agent, weights)
+    quantize(agent, weights)
     inputs = random_inputs(agent, 1, 30).map(lambda values: values.float() if values.is_floating_point() else values)
     expected, _ = agent(inputs, agent.init_state(1))
     allowed = torch.rand(expected.policy.shape[-1], generator=torch.Generator().manual_seed(0)) < 0.5

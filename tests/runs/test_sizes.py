@@ -123,7 +123,7 @@ def test_the_estimate_that_decides_whether_to_count_is_never_far_too_small() -> 
             experiment = preset(f"random-walk/{core}").with_options(options)
             task = experiment.make_tasks()[0]
             parts = {**sizes.model_bytes(experiment, task, 1), **sizes.batch_bytes(experiment, task, 1)}
-            assert sum(parts.values()) < 8 * sizes.guess(experiment, task), (core, options, parts)
+            assert sum(parts.values()) < 8 * sizes.estimate_bytes(experiment, task), (core, options, parts)
 
 
 def test_passes_that_are_only_seen_in_the_cache_are_not_counted() -> None:

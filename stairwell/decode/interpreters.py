@@ -1,13 +1,13 @@
 """Run a core and the final norm one token at a time, with cached keys and values.
 
-    hidden = steps.step(x, count, min_count)              x, hidden (B, D), one token per stream
-    hidden = steps.step_segment(x, count, min_count)      x, hidden (B, T, D), several tokens per stream
+    hidden = interpreter.step(x, count, min_count)              x, hidden (B, D), one token per stream
+    hidden = interpreter.step_segment(x, count, min_count)      x, hidden (B, T, D), several tokens per stream
 
 `count` (B,) is the number of tokens that each stream has read before, and `min_count` the smallest of them.
 
-`RingSteps` interprets a core's step description (`stairwell.cores.step`), in native code or in PyTorch, and stores keys
-and values in ring buffers. `ReferenceSteps` calls the reference forward of any other core with the state that the
-previous call returned.
+`RingInterpreter` interprets a core's step description (`stairwell.cores.step`), in native code or in PyTorch. It stores
+keys and values in ring buffers. `ReferenceInterpreter` calls the reference forward of any other core with the state
+that the previous call returned.
 Letters: B streams, T tokens, D width, H heads, K head width, P distances.
 """
 
@@ -32,7 +32,7 @@ from stairwell.layers import Sublayer
 from stairwell.state import State, assemble
 
 
-class Steps:
+class StepInterpreter:
     """The interface through which a decoding session steps a core."""
 
     program: Program
@@ -79,15 +79,15 @@ class Steps:
             raise ValueError(f"this model has no keys and values to restore, but {len(tensors)} tensors are given")
 
 
-def steps_for(core: Core[Any, Any], program: Program, capacity: int, max_crop: int) -> Steps:
+def make_interpreter(core: Core[Any, Any], program: Program, capacity: int, max_crop: int) -> StepInterpreter:
     if program.description is None:
-        return ReferenceSteps(core, program)
+        return ReferenceInterpreter(core, program)
     assert isinstance(core, TransformerCore)
-    return RingSteps(core, program, capacity, max_crop)
+    return RingInterpreter(core, program, capacity, max_crop)
 
 
 @dataclass(frozen=True)
-class Tokens:
+class StepTokens:
     """The tokens of a step: T per stream, and the number of tokens before them in each stream."""
 
     T: int
@@ -118,7 +118,7 @@ class Tokens:
         return self.equal or (not read.chunks and read.last is not None and self.min_count >= read.last)
 
 
-class RingSteps(Steps):
+class RingInterpreter(StepInterpreter):
     """Interpreter of a step description, with keys and values in ring buffers."""
 
     def __init__(self, core: TransformerCore[Any, Any], program: Program, capacity: int, max_crop: int) -> None:
@@ -303,20 +303,20 @@ class RingSteps(Steps):
         self.advance(T)
         return y
 
-    def describe_tokens(self, T: int, count: Tensor, min_count: int) -> Tokens:
+    def describe_tokens(self, T: int, count: Tensor, min_count: int) -> StepTokens:
         C = self.description.chunk
         if C == 1:  # no chunks, so the counts need not be copied to the host
-            return Tokens(T, count, min_count, self.filled, (0, 0), min_count == self.filled)
+            return StepTokens(T, count, min_count, self.filled, (0, 0), min_count == self.filled)
         counts = count.tolist()
         phases = [tokens % C for tokens in counts]
-        return Tokens(T, count, min(counts), max(counts), (min(phases), max(phases)), min(counts) == max(counts))
+        return StepTokens(T, count, min(counts), max(counts), (min(phases), max(phases)), min(counts) == max(counts))
 
     def write(self, r: int, vector: Tensor) -> None:
         """Write a vector (B * T, D), as keys and values, to a ring."""
         layer = self.program.layers[self.description.buffers[r].layer]
         self.rings[r].write(*layer.keys_values(vector))
 
-    def attend(self, application: Application, layer: LayerStep, tokens: Tokens, normed: Tensor) -> Tensor:
+    def attend(self, application: Application, layer: LayerStep, tokens: StepTokens, normed: Tensor) -> Tensor:
         """Return attention without its output projection. (B * T, D) -> (B * T, H * K)"""
         B, T, H, K, d = self.batch, tokens.T, self.H, self.K, self.description
         q = layer.query(normed).view(B, T, H, K).transpose(1, 2).reshape(B * H, T, K)
@@ -360,8 +360,8 @@ class RingSteps(Steps):
         return z.transpose(1, 2).reshape(B * T, H * K)
 
 
-class ReferenceSteps(Steps):
-    """Steps of any other core: its reference forward, from the state that the previous call returned."""
+class ReferenceInterpreter(StepInterpreter):
+    """Interpreter for any other core: its reference forward, from the state that the previous call returned."""
 
     carried: State
 
