@@ -173,7 +173,11 @@ def export(
     ] = None,
     weights: Annotated[
         str | None,
-        typer.Option(help="Data type of the matrices in the C file.", metavar="float32|int8", show_default="float32"),
+        typer.Option(
+            help="Data type of the matrices in the C file, or on the page of a translator or summarizer.",
+            metavar="float32|int8",
+            show_default="float32",
+        ),
     ] = None,
 ) -> None:
     """Export trained models: an HTML page that runs them, ONNX, torch.export, Hugging Face transformers, or C."""
@@ -188,13 +192,15 @@ def export(
         )
     if len(runs) > 1 and (onnx or torch_export or hf or c):
         raise UserError("only an HTML page can contain several models; give one run")
-    if c is None and (name is not None or weights is not None):
-        raise UserError(f"{'--name' if name is not None else '--weights'} is only read with --c")
-    graphs_folder = config_of(open_run(runs[0])).family.name == "pairs"  # of an encoder and a decoder
+    pairs = config_of(open_run(runs[0])).family.name == "pairs"  # a translator or summarizer
+    if c is None and name is not None:
+        raise UserError("--name is only read with --c")
+    if c is None and weights is not None and not (html and pairs):
+        raise UserError("--weights is only read with --c, or with --html of a translator or summarizer")
     outputs.check_all(
         ("--html", html, PAGE),
-        ("--onnx", onnx, outputs.FOLDER if graphs_folder else ONNX),
-        ("--torch-export", torch_export, outputs.FOLDER if graphs_folder else GRAPH),
+        ("--onnx", onnx, outputs.FOLDER if pairs else ONNX),
+        ("--torch-export", torch_export, outputs.FOLDER if pairs else GRAPH),
         ("--hf", hf, outputs.FOLDER),
         *c_outputs(c),
     )
@@ -204,7 +210,7 @@ def export(
     if episodes is not None and html is None:
         raise UserError("--episodes is only read with --html")
     if html is not None:
-        size = export_page(runs, task, html, title, episodes)
+        size = export_page(runs, task, html, title, episodes, weights or "float32")
         print(f"{html}: {size / 1e6:.1f} MB; open it in any browser")
     if onnx is not None or torch_export is not None:
         export_graphs(runs[0], model, task, onnx, torch_export)
@@ -241,16 +247,21 @@ def write_c(run: Path, path: Path, name: str | None, weights: str) -> None:
     )
 
 
-def export_page(runs: list[Path], task: Task, path: Path, title: str, episodes: int | None) -> int:
+def export_page(runs: list[Path], task: Task, path: Path, title: str, episodes: int | None, weights: str) -> int:
     """Write the HTML page of the runs. Return its size in bytes."""
-    from stairwell.export import agents_of_runs, export_agent_html, export_html, from_runs
+    from stairwell import export
     from stairwell.rl.task import RLTask
+    from stairwell.tasks.pair_task import PairTask
 
     if isinstance(task, RLTask):
-        return export_agent_html(agents_of_runs(runs), path, title, episodes)
+        return export.export_agent_html(export.agents_of_runs(runs), path, title, episodes)
     if episodes is not None:
         raise UserError("--episodes: only the page of an agent shows recorded episodes; leave it out")
-    return export_html(from_runs(runs), path, title)
+    if isinstance(task, PairTask):
+        with naming({"weights": "--weights"}):
+            translators = export.translators_of_runs(runs)
+            return export.export_translation_html(translators, path, title, cast("Weights", weights))
+    return export.export_html(export.from_runs(runs), path, title)
 
 
 def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_export: Path | None) -> None:

@@ -78,6 +78,10 @@ class Ring {
     this.current = (this.current + 1) % this.size;
   }
 
+  copy() {
+    return Object.assign(Object.create(Ring.prototype), this, { keys: this.keys.slice(), values: this.values.slice() });
+  }
+
   // The offset of the slot at a distance: 0 is the current token.
   offset(distance) {
     const slot = this.current - distance;
@@ -89,6 +93,7 @@ class Layer {
   constructor(parameters, name, config, position) {
     Object.assign(this, { H: config.heads, K: config.K, first: config.first, ramp: config.span_ramp, position });
     this.preNorm = config.norm === "pre";
+    this.cross = null; // attention to a source, set by seq2seq_engine.js
     const parameter = (part, optional) => parameters(`${name}.${part}`, optional);
     this.attentionNorm = new Norm(parameters, `${name}.attention_norm`);
     this.feedForwardNorm = new Norm(parameters, `${name}.feed_forward_norm`);
@@ -125,6 +130,7 @@ class Layer {
     linear(this.out, null, this.output, this.z);
     for (let i = 0; i < x.length; i++) x[i] += this.z[i];
     if (!this.preNorm) this.attentionNorm.apply(x, x);
+    if (this.cross) this.cross.addTo(x, attention);
     linear(this.inner, this.innerBias, this.preNorm ? this.feedForwardNorm.apply(x) : x, this.hidden);
     for (let i = 0; i < this.hidden.length; i++) if (this.hidden[i] < 0) this.hidden[i] = 0;
     linear(this.outer, this.outerBias, this.hidden, this.z);
@@ -228,15 +234,15 @@ class Transformer {
   }
 
   reset() {
-    this.rings = this.description.buffers.map(({ farthest }) => new Ring(farthest ?? Infinity, this.width));
+    this.state = this.description.buffers.map(({ farthest }) => new Ring(farthest ?? Infinity, this.width));
   }
 
   write(buffer, vector) {
-    this.layers[this.description.buffers[buffer].layer].write(this.rings[buffer], vector);
+    this.layers[this.description.buffers[buffer].layer].write(this.state[buffer], vector);
   }
 
   step(x, position, record) {
-    const { vectors, rings } = this, { applications, buffers, mix, chunk } = this.description;
+    const { vectors, state: rings } = this, { applications, buffers, mix, chunk } = this.description;
     vectors[0].set(x);
     const attention = applications.map(({ layer, write, reads }, a) => {
       if (write !== null) this.write(write, vectors[a]);
@@ -266,14 +272,14 @@ class LSTM {
   }
 
   reset() {
-    [this.hidden, this.cell] = [0, 0].map(() => this.layers.map(() => new Float64Array(this.config.width)));
+    this.state = [0, 0].map(() => this.layers.map(() => new Float64Array(this.config.width)));
   }
 
   step(x) {
-    const D = x.length, { gates, recurrent } = this;
+    const D = x.length, { gates, recurrent, state: [hiddens, cells] } = this;
     const gate = (i) => 1 / (1 + Math.exp(-gates[i] - recurrent[i]));
     this.layers.forEach(([input, hidden, inputBias, hiddenBias], l) => {
-      const h = this.hidden[l], c = this.cell[l];
+      const h = hiddens[l], c = cells[l];
       linear(input, inputBias, x, gates);
       linear(hidden, hiddenBias, h, recurrent);
       for (let i = 0; i < D; i++) {
@@ -310,13 +316,13 @@ class DeltaNet {
 
   reset() {
     const { heads, K } = this.config;
-    this.matrices = this.layers.map(() => new Float64Array(heads * K * K));
+    this.state = this.layers.map(() => new Float64Array(heads * K * K)); // one matrix per head
   }
 
   step(x) {
     this.layers.forEach((layer, l) => {
       this.project(layer, layer.mixNorm.apply(x));
-      for (let h = 0; h < this.config.heads; h++) this.update(layer, this.matrices[l], h);
+      for (let h = 0; h < this.config.heads; h++) this.update(layer, this.state[l], h);
       linear(layer.out, null, this.output, this.z);
       for (let i = 0; i < x.length; i++) x[i] += this.z[i];
       linear(layer.inner, layer.innerBias, layer.feedForwardNorm.apply(x), this.hidden);
@@ -371,6 +377,11 @@ class DeltaNet {
     for (let j = 0; j < K; j++) output[h * K + j] *= scale * layer.headNorm[j];
   }
 }
+
+// A copy of the state of a core: rings and arrays in nested lists.
+const copyState = (state) => (
+  Array.isArray(state) ? state.map(copyState) : state instanceof Ring ? state.copy() : state.slice()
+);
 
 // Cores without a step description.
 const RECURRENT = { "lstm": LSTM, "deltanet": DeltaNet };

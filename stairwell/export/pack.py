@@ -14,10 +14,12 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from stairwell import configs
 from stairwell.cores import Core, name_of, step_of
 from stairwell.cores.delta import DeltaNetConfig
+from stairwell.decode.weights import Weights, decoding_matrices, quantize, quantized
 from stairwell.errors import UserError
 from stairwell.layers import LayerConfig
 from stairwell.models import LanguageModel
@@ -39,23 +41,68 @@ def pack(model: LanguageModel) -> PackedModel:
 
 def pack_model(model: Any, **header: Any) -> PackedModel:
     """Return the parameters and the header of any model with a core. `header` is what else its engine reads."""
-    name = check_core(model.core)
-    parameters = {key: value.detach().to("cpu", torch.float32) for key, value in model.state_dict().items()}
+    described = describe_core(model.core, model.config.core)
+    parameters = float32_parameters(model)
     tensors, offset = {}, 0
     for key, value in parameters.items():
         tensors[key] = {"offset": offset, "size": value.numel()}
         offset += value.numel()
-    block = torch.cat([value.flatten() for value in parameters.values()]).numpy().astype("<f4").tobytes()
-    core = core_header(name, model.config.core)
-    if spans := model.core.spans():
-        core["longest_span"] = spans[0].longest
+    block = b"".join(bytes_of(value, "<f4") for value in parameters.values())
+    return PackedModel({**described, "tensors": tensors, **header}, base64.b64encode(block).decode("ascii"))
+
+
+def pack_compact(model: Any, weights: Weights, **header: Any) -> PackedModel:
+    """Like `pack_model`, with a smaller block: the matrices that `quantize` rounds are stored as it says, and other
+    parameters in half precision if that is exact. Rounds the model in place."""
+    described = describe_core(model.core, model.config.core)
+    matrices = {} if weights == "float32" else quantized_matrices(model, weights)
+    quantize(model, weights)
+    tensors: dict[str, Any] = {}
+    block, offset = [], 0
+    for key, value in float32_parameters(model).items():
+        tensors[key] = {"offset": offset, "size": value.numel()}
+        offset += value.numel()
+        if key in matrices:
+            integers, scales = matrices[key]
+            tensors[key] |= {"type": "int8", "rows": len(scales)}
+            block += [bytes_of(scales, "<f4"), bytes_of(integers, "i1")]
+        elif torch.equal(value.half().float(), value):
+            tensors[key]["type"] = "float16"
+            block.append(bytes_of(value, "<f2"))
+        else:
+            tensors[key]["type"] = "float32"
+            block.append(bytes_of(value, "<f4"))
+    return PackedModel({**described, "tensors": tensors, **header}, base64.b64encode(b"".join(block)).decode("ascii"))
+
+
+def quantized_matrices(model: Any, weights: Weights) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the matrices of the layers and of the head in int8, with one scale per row, by name."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    matrices = {}
+    for matrix in decoding_matrices(model):
+        integers, scales = quantized(matrix.detach(), weights)
+        assert scales is not None
+        matrices[names[id(matrix)]] = (integers, scales)
+    return matrices
+
+
+def float32_parameters(model: Any) -> dict[str, Tensor]:
+    return {key: value.detach().to("cpu", torch.float32) for key, value in model.state_dict().items()}
+
+
+def bytes_of(values: Tensor, dtype: str) -> bytes:
+    return values.flatten().cpu().numpy().astype(dtype).tobytes()
+
+
+def describe_core(core: Core[Any, Any], config: Any) -> dict[str, Any]:
+    """Return the config of a core and its step description."""
+    described = core_header(check_core(core), config)
+    if spans := core.spans():
+        described["longest_span"] = spans[0].longest
     with torch.no_grad():
         # In float64, as the engine computes.
-        description = step_of(copy.deepcopy(model.core).double())
-    step = description.to_json() if description is not None else None
-    return PackedModel(
-        {"core": core, "step": step, "tensors": tensors, **header}, base64.b64encode(block).decode("ascii")
-    )
+        description = step_of(copy.deepcopy(core).double())
+    return {"core": described, "step": description.to_json() if description is not None else None}
 
 
 def check(model: LanguageModel) -> str:

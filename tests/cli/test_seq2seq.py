@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -215,11 +216,28 @@ def test_encoder_and_decoder_are_exported(folder: Path) -> None:
     assert "is not empty" in run_command(folder, "export", "run", "--torch-export", "onnx").error_line
 
 
+def test_page_of_a_translator_is_exported(folder: Path) -> None:
+    done = run_command(folder, "export", "run", "--html", "page.html", "--weights", "int8", "--title", "Numbers")
+    assert done.status == 0 and done.out.startswith("page.html: 0."), done
+    page = (folder / "page.html").read_text(encoding="utf-8")
+    assert "<h1>Numbers</h1>" in page and "<dd>int8</dd>" in page
+    data = json.loads(re.search(r'id="data">(.*?)</script>', page)[1])  # type: ignore[index]
+    assert data["task"]["task"] == "translate" and data["names"] == ["xx", "yy"]
+    saved = folder / "run/search.json"
+    expected = json.loads(saved.read_text())["length_penalty"] if saved.exists() else 1.0
+    assert data["models"][0]["search"]["length_penalty"] == expected
+    wrong = run_command(folder, "export", "run", "--html", "page.html", "--weights", "bfloat16")
+    assert "--weights bfloat16: the page of a translator has parameters in float32 or int8" in wrong.error_line
+    wrong = run_command(folder, "export", "run", "--html", "page.html", "--episodes", "2")
+    assert "--episodes: only the page of an agent" in wrong.error_line
+
+
 def test_commands_for_other_families_are_rejected(folder: Path) -> None:
     assert "is not a language model" in run_command(folder, "generate", "run").error_line
-    assert (
-        "this run is of the family 'pairs'" in run_command(folder, "export", "run", "--html", "other.html").error_line
-    )
+    mixed = run_command(folder, "export", "s5-feedback", "run", "--html", "other.html")
+    assert "this run is of the family 'pairs'" in mixed.error_line
+    mixed = run_command(folder, "export", "run", "s5-feedback", "--html", "other.html")
+    assert "the page of a translator expects a run of the family 'pairs'" in mixed.error_line
     assert run_command(folder, "report", "run", "--out", "report.html").status == 0
 
 

@@ -114,7 +114,7 @@ def test_two_runs_are_exported_to_one_page(folder: Path) -> None:
         (["walk"], "choose an output"),
         (["walk", "text", "--html", "x.html"], "were trained for different tasks or vocabularies"),
         (["nowhere", "--html", "x.html"], "nowhere"),
-        (["walk", "--html", "x.html", "--weights", "int8"], "--weights is only read with --c"),
+        (["walk", "--html", "x.html", "--weights", "int8"], "--weights is only read with --c, or with --html of a"),
         (["walk", "--html", "x.html", "--name", "walk"], "--name is only read with --c"),
         (["walk", "--c", "walk.cpp"], "--c walk.cpp does not end in .c"),
         (["walk", "--c", "walk.c", "--name", "a-b"], "--name 'a-b' cannot start the names of C functions"),
