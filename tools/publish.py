@@ -105,6 +105,8 @@ def publish(folder: Path, outcome: str, verdict: str, add: bool = False, notes: 
     seeds."""
     result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
     name = f"{result['experiment']}-{result['scale']}"
+    if result.get("changed"):
+        sys.exit(f"{folder} is not the experiment {name}; changed: {', '.join(result['changed'])}")
     result["variants"] = [with_curves(folder, variant) for variant in result["variants"]]
     if add:
         result = joined(json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8")), result)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stairwell.cli.app import MAX_RUNS, Device, Engine, Quiet, app, output_option
+from stairwell.cli.app import MAX_RUNS, MAX_SEED, Device, Engine, Quiet, app, output_option
 from stairwell.cli.data import data_list
 from stairwell.cli.help import REPRODUCE
 from stairwell.cli.options import OPTIONS, PresetCommand, as_given, complete_experiment, same_option
@@ -83,8 +83,18 @@ def reproduce_command(
     out: Annotated[Path | None, output_option("Folder for the runs and the report.", "runs/NAME-SCALE")] = None,
     seeds: Annotated[
         int | None,
-        typer.Option(help="Number of seeds per variant.", min=1, max=MAX_RUNS, show_default="from the experiment"),
+        typer.Option(
+            help="Number of seeds per variant, counted from --first-seed.",
+            min=1,
+            max=MAX_RUNS,
+            show_default="from the experiment",
+        ),
     ] = None,
+    first_seed: Annotated[
+        int,
+        typer.Option("--first-seed", help="First seed: N trains seeds N, N + 1, ...", min=0, max=MAX_SEED - MAX_RUNS),
+    ] = 0,
+    seed: Annotated[int | None, typer.Option("--seed", hidden=True)] = None,
     jobs: Annotated[
         int | None,
         typer.Option(help="Runs trained in parallel; they share the threads.", min=1, show_default="1; demo: 3"),
@@ -112,10 +122,18 @@ def reproduce_command(
     if scale not in experiment.SCALES:
         raise UserError(f"--scale must be laptop or paper, not '{scale}'")
     choose_device(device)  # a wrong device name is an error even if all runs are finished
-    changes = same_option("--steps", steps, "train.steps", context.meta[OPTIONS])
+    options = context.meta[OPTIONS]
+    for option, value in (("--seed", seed), ("--train.seed", options.get("train.seed"))):
+        if value is not None:
+            raise UserError(
+                f"{option}: an experiment trains several seeds per variant; for seed {value} alone give "
+                f"--first-seed {value} --seeds 1"
+            )
+    changes = same_option("--steps", steps, "train.steps", options)
     with as_given(changes, {"train.steps": "--steps"} if steps is not None else {}):
         planned = [
-            e.changed(changes, seeds) for e in papers.find_experiments(name, "paper" if scale == "paper" else "laptop")
+            e.changed(changes, seeds, first_seed)
+            for e in papers.find_experiments(name, "paper" if scale == "paper" else "laptop")
         ]
     only = only or []
     experiment.check_variants(name, [variant.name for e in planned for variant in e.variants], only)
@@ -138,6 +156,8 @@ def reproduce_command(
         except KeyboardInterrupt:  # outside of training
             raise Interrupted("interrupted; the same command resumes") from None
         print_table(reproduce.table(result))
+        for text in reproduce.remarks(result):
+            print(text)
         print(f"report: {page}")
         if chosen.page:
             print(f"interactive page: {write_page(chosen, folder)}")
@@ -173,10 +193,11 @@ def check_page_path(has_page: bool, folder: Path) -> None:
 
 
 def write_page(experiment: Experiment, folder: Path) -> Path:
-    """Write the interactive page of the first seed of every variant."""
+    """Write the interactive page of the first seed of every variant that was trained."""
     from stairwell.experiments.reproduce import read_result, run_of
     from stairwell.export import export_html, from_runs
 
-    finished = [variant for variant in experiment.variants if read_result(folder, variant, 0)]
-    export_html(from_runs(run_of(folder, variant, 0).path for variant in finished), folder / "drive.html")
+    seed = experiment.first_seed
+    finished = [variant for variant in experiment.variants if read_result(folder, variant, seed)]
+    export_html(from_runs(run_of(folder, variant, seed).path for variant in finished), folder / "drive.html")
     return folder / "drive.html"

@@ -13,16 +13,19 @@ import re
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from stairwell import configs
 from stairwell.cores import entry
 from stairwell.errors import UserError, suggestion
-from stairwell.runs.config import RunConfig
+from stairwell.runs.config import RunConfig, format_option
 from stairwell.runs.run import Run
 
 Scale = Literal["laptop", "paper"]
 SCALES: tuple[Scale, ...] = ("laptop", "paper")
+
+# Options that do not change the parameters.
+WITHOUT_EFFECT = ("train.log_every", "train.checkpoint_every")
 
 FEEDBACK = "Fan et al. 2020 (arXiv 2002.09402)"
 STAIRCASE = "Ju et al. 2021 (arXiv 2106.04279)"
@@ -65,6 +68,8 @@ class Variant:
     "At most one per axis. An experiment plots those of the axes that it names."
     paper_name: str = ""
     "The published model that the numbers belong to, if it is not this variant; they are there for comparison."
+    original: RunConfig | None = None
+    "The experiment's config, if options have changed it."
 
     def point(self, axis: str) -> SweepPoint | None:
         return next((point for point in self.points if point.axis == axis), None)
@@ -72,6 +77,17 @@ class Variant:
     @property
     def folder(self) -> str:
         return folder_name(self.name)
+
+    @property
+    def changes(self) -> dict[str, tuple[Any, Any]]:
+        """Options that were changed: the experiment's value and the present one. The path of a corpus that the
+        experiment leaves open is not a change."""
+        differences = self.original.differences(self.config) if self.original is not None else {}
+        return {
+            name: values
+            for name, values in differences.items()
+            if name not in WITHOUT_EFFECT and (name != "task.path" or values[0])
+        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +99,7 @@ class Experiment:
     columns: tuple[Column, ...]
     variants: tuple[Variant, ...]
     seeds: int = 1
+    first_seed: int = 0
     seeds_of: dict[str, int] = dataclasses.field(default_factory=dict)
     "Variants with another number of seeds."
     claim: str = ""
@@ -117,25 +134,35 @@ class Experiment:
         most = max((self.seeds_for(variant) for variant in self.variants), default=0)
         return [
             (variant, seed)
-            for seed in range(most)
+            for number, seed in enumerate(range(self.first_seed, self.first_seed + most))
             for variant in self.variants
-            if seed < self.seeds_for(variant) and (not only or variant.name in only)
+            if number < self.seeds_for(variant) and (not only or variant.name in only)
         ]
 
     def seeds_for(self, variant: Variant) -> int:
         return self.seeds_of.get(variant.name, self.seeds)
 
-    def changed(self, options: dict[str, str], seeds: int | None = None) -> Experiment:
-        """Return the experiment with fields of its configs set from text, and another number of seeds. An option of a
-        core applies to the variants whose core has it."""
+    def changed(self, options: dict[str, str], seeds: int | None = None, first_seed: int = 0) -> Experiment:
+        """Return the experiment with fields of its configs set from text, and other seeds. An option of a core applies
+        to the variants whose core has it."""
         core_options = {f"core.{name}" for v in self.variants for name in configs.field_types(type(v.config.core))}
         variants = []
         for variant in self.variants:
             own = {f"core.{name}" for name in configs.field_types(type(variant.config.core))}
             fits = {name: text for name, text in options.items() if name in own or name not in core_options}
-            variants.append(dataclasses.replace(variant, config=variant.config.with_options(fits)))
-        changed = dataclasses.replace(self, variants=tuple(variants))
+            config = variant.config.with_options(fits)
+            variants.append(dataclasses.replace(variant, config=config, original=variant.config))
+        changed = dataclasses.replace(self, variants=tuple(variants), first_seed=first_seed)
         return dataclasses.replace(changed, seeds=seeds, seeds_of={}) if seeds is not None else changed
+
+
+def changes_text(variants: Sequence[Variant]) -> list[str]:
+    """Return what options have changed, one text per value: "train.steps 700 (experiment: 4,000)"."""
+    before: dict[tuple[str, str], dict[str, None]] = {}
+    for variant in variants:
+        for name, (original, present) in variant.changes.items():
+            before.setdefault((name, format_option(present)), {})[format_option(original)] = None
+    return [f"{name} {now} (experiment: {' or '.join(values)})" for (name, now), values in before.items()]
 
 
 def check_variants(where: str, names: Sequence[str], only: Sequence[str]) -> None:

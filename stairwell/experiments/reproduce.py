@@ -16,7 +16,14 @@ from typing import Any
 from stairwell import report
 from stairwell.errors import MissingPackage, UserError
 from stairwell.experiments.cost import estimate, format_duration, machine_rate, total_tokens
-from stairwell.experiments.experiment import SCALES, Experiment, Variant, context_of, mean_and_deviation
+from stairwell.experiments.experiment import (
+    SCALES,
+    Experiment,
+    Variant,
+    changes_text,
+    context_of,
+    mean_and_deviation,
+)
 from stairwell.experiments.papers import CATALOG, NO_EXPERIMENTS, NOT_AT_SCALE
 from stairwell.files import write_folder, write_text
 from stairwell.outputs import OutputType, check, has_keys
@@ -32,6 +39,7 @@ from stairwell.train import Callback
 
 # Matrix-product rates of the machines that the scales are made for.
 TYPICAL = {"laptop": (150e9, "two CPU cores"), "paper": (15e12, "one GPU of 15 TFLOP/s")}
+MIN_POINTS = 2  # different x of a plot
 SAVED_METRICS = ("valid_accuracy", "valid_return", "valid_loss")  # besides the primary metric
 RESULT = OutputType("a result of stairwell reproduce", has_keys("experiment", "variants"))
 
@@ -162,6 +170,7 @@ def summarize(experiment: Experiment, out: Path) -> dict[str, Any]:
         "scale": experiment.scale,
         "claim": experiment.claim,
         "notes": list(experiment.notes),
+        "changed": changes_text(experiment.variants),
         "data": finished[0]["data"] if finished else "",
         "columns": [column.title for column in experiment.columns],
         "variants": [summarize_variant(experiment, out, variant) for variant in experiment.variants],
@@ -228,8 +237,36 @@ def table(result: dict[str, Any]) -> Table:
     return Table(result["title"], columns, lines, f"{result['scale']} scale; {count}; {result['paper']}")
 
 
+def remarks(result: dict[str, Any]) -> list[str]:
+    """Return what a reader of the table must know: options that are not the experiment's, seeds that do not start at 0,
+    and curricula that ended before the task's difficulty."""
+    trained = [variant for variant in result["variants"] if variant["seeds"]]
+    texts = [f"changed: {', '.join(result['changed'])}"] if result["changed"] else []
+    if (seeds := sorted({seed for variant in trained for seed in variant["seeds"]})) and seeds[0]:
+        texts.append(f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+    if unfinished := [text for variant in trained if (text := unfinished_curriculum(variant))]:
+        texts.append(f"the curriculum did not reach the task's difficulty: {'; '.join(unfinished)}")
+    return texts
+
+
+def unfinished_curriculum(variant: dict[str, Any]) -> str:
+    """Return the stages at which seeds of a variant ended below the last: "Feedback at length 38 of 100"; empty if
+    there are none."""
+    stages = RunConfig.from_json(variant["config"], variant["name"]).train.make_curriculum().stages
+    reached = [stage for stage in variant["stages"] if stage and stages and stage != stages[-1]]
+    if not reached:
+        return ""
+    options = [
+        f"{name} {' or '.join(map(str, sorted({stage[name] for stage in reached})))} of {last}"
+        for name, last in stages[-1].items()
+        if any(stage[name] != last for stage in reached)
+    ]
+    some = f" ({len(reached)} of {len(variant['seeds'])} seeds)" if len(variant["seeds"]) > 1 else ""
+    return f"{variant['name']} at {', '.join(options)}{some}"
+
+
 def panels(experiment: Experiment, result: dict[str, Any]) -> list[Panel]:
-    """Return one plot per axis and column: the measured values of the finished variants."""
+    """Return one plot per axis and column: the measured values of the finished variants. A single x is no plot."""
     variants = {variant.name: variant for variant in experiment.variants}
     made = []
     for axis in experiment.axes:
@@ -246,7 +283,7 @@ def panels(experiment: Experiment, result: dict[str, Any]) -> list[Panel]:
                 paper = leading_number(finished["paper"].get(title, "")) if at and at.printed else None
                 name, x = (at.series, at.x) if at else (variant.name, None)
                 points.append(Point(name, variant.config.core_name, x, scores, paper))
-            if any(point.x is not None for point in points):
+            if len({point.x for point in points} - {None}) >= MIN_POINTS:
                 made.append(Panel(axis, title, tuple(points)))
     return made
 
@@ -265,7 +302,11 @@ def write_report(experiment: Experiment, out: Path, result: dict[str, Any]) -> P
         if (finished := read_result(out, variant, seed)) is not None
     ]
     page = out / "report.html"
-    notes = [*([f"The paper's conclusion: {experiment.claim}"] if experiment.claim else []), *experiment.notes]
+    notes = [text[:1].upper() + text[1:] for text in remarks(result)]
+    if experiment.claim:
+        notes.append(f"The paper concludes, which is not a result of these runs: {experiment.claim}.")
+    unchanged = "The experiment without the changes: " if result["changed"] else ""
+    notes += [unchanged + note for note in experiment.notes]
     title = f"{experiment.title} ({experiment.scale} scale)"
     report.write_png(out / "curves.png", runs, title=title)
     report.write_stream_pngs(page, runs)
@@ -290,7 +331,8 @@ def plan_table(experiment: Experiment, out: Path, device: str, only: Sequence[st
             time, unknown = "no estimate", f"; {missing_package}"
         else:
             time = format_duration(seconds)
-            total += seconds * left
+            done = sum(run_of(out, *run).newest_step for run in to_train if run[0] is variant)
+            total += seconds * (left - done / max(steps, 1))
         lines.append(
             [
                 variant.name,
@@ -302,7 +344,11 @@ def plan_table(experiment: Experiment, out: Path, device: str, only: Sequence[st
             ]
         )
     columns = ["model", "context", "steps", "tokens", "runs left", "time per run"]
-    caption = f"about {format_duration(total)} in all on this machine, one run after another; to {out}{unknown}"
+    caption = f"about {format_duration(total)} left on this machine if it is idle, one run after another"
+    trains = [variant.config.train for variant in experiment.variants]
+    if any(train.patience or train.stopping_threshold is not None for train in trains):
+        caption += "; early stopping may end runs sooner"
+    caption += f"; to {out}{unknown}"
     return Table(f"{experiment.title} ({experiment.scale} scale)", columns, lines, caption)
 
 

@@ -28,6 +28,7 @@ AnyTrainConfig = StreamTrainConfig | PairTrainConfig | AgentTrainConfig
 SECTIONS = ("core", "model", "task", "train")
 # Fields that follow from the other sections, besides those that the family derives.
 DERIVED = {"core": ("cross",)}
+MAX_VALUE = 40  # characters of an option's value in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +58,16 @@ class RunConfig:
         """Return the value of a field by the name of its option, such as `core.passes`."""
         section, _, field = name.partition(".")
         return getattr(getattr(self, section), field)
+
+    def differences(self, other: RunConfig) -> dict[str, tuple[Any, Any]]:
+        """Return the options that differ, with our value and the other's: {"core.memory": (16, 4)}. An option that one
+        of them does not have is None there."""
+        ours, theirs = ({"run": config.name, **flat_options(config.to_json())} for config in (self, other))
+        return {
+            name: (ours.get(name), theirs.get(name))
+            for name in dict.fromkeys([*ours, *theirs])
+            if ours.get(name) != theirs.get(name)
+        }
 
     def replace(
         self,
@@ -177,6 +188,24 @@ class RunConfig:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.train.seed)
             return self.family.make_model(self.model, self.core, task, engine).to(device)
+
+
+def flat_options(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the options of a config in JSON, such as `train.steps`, and their values."""
+    sections = ((section, config.get(section, {})) for section in SECTIONS)
+    return {f"{section}.{name}": value for section, fields in sections for name, value in fields.items()}
+
+
+def format_option(value: Any) -> str:
+    """Return a short text of an option's value: 4,000, 0.001, true, none."""
+    if value is None or value == "":
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return f"{value:,}"
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 3]}..."
 
 
 def with_context(core: CoreConfig, length: int) -> CoreConfig:

@@ -17,7 +17,7 @@ from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.outputs import RUN_FILES, OutputType, check, check_location, has_keys
 from stairwell.runs import sizes
-from stairwell.runs.config import RunConfig
+from stairwell.runs.config import RunConfig, format_option
 from stairwell.runs.device import choose_device
 from stairwell.runs.load import config_of
 from stairwell.runs.pool import SAME_COMMAND, Finish, Pool
@@ -33,6 +33,7 @@ from stairwell.version import __version__
 
 SEEDS = OutputType("a summary of seeds", has_keys("metric", "seeds", "runs"))
 ALL_CORRECT = 99.95  # percent accuracy that is printed as 100.0
+MAX_DIFFERENCES = 4  # options named in an error
 RESULT_FILE = "result.json"  # of a finished run among several
 # Opens a display of progress; called with a title, the number of steps and the step to start from.
 Show = Callable[[str, int, int], AbstractContextManager[Callback]]
@@ -266,8 +267,17 @@ def train_seeds(
 
 
 def check_same_config(run: Run, config: RunConfig) -> None:
-    if run.exists and config_of(run) != config:
-        raise UserError(f"{run.path} is a run with another config; choose another --out")
+    """Reject a run folder with another config, and name the options that differ."""
+    if not run.exists or (saved := config_of(run)) == config:
+        return
+    differences = [
+        f"{name}: {format_option(there)} there, {format_option(here)} here"
+        for name, (there, here) in saved.differences(config).items()
+    ]
+    listed = differences[:MAX_DIFFERENCES]
+    if more := len(differences) - len(listed):
+        listed.append(f"and {more} more")
+    raise UserError(f"{run.path} is a run with another config ({'; '.join(listed)}); choose another --out")
 
 
 def fit(config: RunConfig, out: str | os.PathLike[str], device: str = "auto", engine: str = "auto") -> dict[str, Any]:

@@ -10,8 +10,10 @@ import pytest
 
 from stairwell.experiments import reproduce
 from stairwell.experiments.cost import format_duration
+from stairwell.experiments.experiment import changes_text
 from stairwell.experiments.papers import CATALOG, find_experiments
 from stairwell.experiments.papers.staircase.shared import CHUNK
+from stairwell.runs.run import Run
 from tests.commands import TINY, stairwell
 from tools import publish
 
@@ -127,12 +129,87 @@ def test_user_errors_are_one_line(tmp_path: Path) -> None:
     )
     assert stairwell(tmp_path, *arguments(tmp_path, "--seeds", "1", *TWO)).status == 0
     changed = stairwell(tmp_path, *arguments(tmp_path, "--train.warmup", "9"))
-    assert "another config" in changed.error_line
+    assert "is a run with another config (train.warmup: 5 there, 9 here); choose another --out" in changed.error_line
+    for option in ("--seed", "--train.seed"):
+        error = stairwell(tmp_path, *arguments(tmp_path, option, "3")).error_line
+        assert f"{option}: an experiment trains several seeds" in error and "--first-seed 3 --seeds 1" in error
     # A finished folder is not trained again, so another engine or device is rejected.
     again = arguments(tmp_path, "--seeds", "1", *TWO)
     assert "is trained already (engine: auto)" in stairwell(tmp_path, *again, "--engine", "reference").error_line
     assert "'warp' is not a device" in stairwell(tmp_path, *again, "--device", "warp").error_line
     assert stairwell(tmp_path, *again, "--device", "cpu", "--engine", "auto").status == 0
+
+
+def test_a_single_seed_can_be_chosen(tmp_path: Path) -> None:
+    one = [*LONGER[: -len(TWO)], "--only", "LSTM", "--seeds", "1", "--out", "one"]
+    ended = stairwell(tmp_path, *one, "--first-seed", "3")
+    assert ended.status == 0 and "seed 3\n" in ended.out, ended
+    assert [path.name for path in tmp_path.glob("one/*/*")] == ["seed-3"]
+    assert json.loads((tmp_path / "one/lstm/seed-3/config.json").read_text())["train"]["seed"] == 3
+    lstm = json.loads((tmp_path / "one" / "result.json").read_text())["variants"][0]
+    assert (lstm["name"], lstm["seeds"]) == ("LSTM", [3])
+    assert "<li>Seed 3</li>" in (tmp_path / "one" / "report.html").read_text(encoding="utf-8")
+    planned = stairwell(tmp_path, *one, "--seeds", "2", "--first-seed", "3", "--dry-run")
+    assert "1 of 2" in planned.out, planned
+
+
+def test_a_changed_experiment_is_marked_and_cannot_be_published(tmp_path: Path) -> None:
+    options = [*TINY, "--core.heads", "1", "--core.memory", "4", "--core.chunk", "2", "--steps", "4", "--seeds", "1"]
+    curriculum = ["--train.curriculum", "length=2..8"]
+    ended = stairwell(tmp_path, "reproduce", NAME, *options, *curriculum, *TWO, "--out", "changed")
+    assert ended.status == 0, ended
+    result = json.loads((tmp_path / "changed" / "result.json").read_text())
+    original = {variant.name: variant.config for variant in find_experiments(NAME, "laptop")[0].variants}
+    steps = original["Feedback"].train.steps
+    assert f"train.steps 4 (experiment: {steps:,})" in result["changed"]
+    memories = [text for text in result["changed"] if text.startswith("core.memory 4 (experiment: ")]
+    assert len(memories) == 1 and str(original["Feedback"].core.memory) in memories[0]
+    assert not [text for text in result["changed"] if "checkpoint_every" in text or "log_every" in text]
+    after_table = ended.out[ended.out.index("laptop scale; 1 seed") :]
+    assert f"changed: {', '.join(result['changed'])}\n" in after_table
+    assert "difficulty: LSTM at length 2 of 8; Feedback at length 2 of 8\n" in after_table
+    page = (tmp_path / "changed" / "report.html").read_text(encoding="utf-8")
+    assert "<li>Changed: " in page and f"train.steps 4 (experiment: {steps:,})" in page
+    assert "<li>The experiment without the changes: " in page
+    assert page.index("</table>") < page.index("<li>The paper concludes, which is not a result of these runs: ")
+    with pytest.raises(SystemExit, match=r"is not the experiment .*; changed: .*train.steps 4"):
+        publish.publish(tmp_path / "changed", "agrees", "")
+
+
+def test_an_unchanged_experiment_has_no_remarks() -> None:
+    (experiment,) = find_experiments(NAME, "laptop")
+    for unchanged in (experiment, experiment.changed({}, 2), experiment.changed({"train.log_every": "7"})):
+        assert changes_text(unchanged.variants) == []
+    corpus = find_experiments("feedback.figure5", "laptop")[0].changed({"task.path": "ptb"})
+    assert changes_text(corpus.variants) == [], "the experiment leaves the path of its corpus open"
+    stages = list(experiment.variants[0].config.train.make_curriculum().stages)
+    variant = {
+        "name": "A",
+        "config": experiment.variants[0].config.to_json(),
+        "seeds": [0, 1],
+        "stages": [stages[-1]] * 2,
+    }
+    assert reproduce.remarks({"changed": [], "variants": [variant]}) == []
+    (text,) = reproduce.remarks({"changed": [], "variants": [{**variant, "stages": [stages[0], stages[-1]]}]})
+    assert text.startswith("the curriculum did not reach the task's difficulty: A at length ")
+    assert text.endswith(f" of {stages[-1]['length']} (1 of 2 seeds)")
+
+
+def test_the_estimate_counts_finished_steps_and_names_its_assumptions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reproduce, "machine_rate", lambda device: 1e12)
+    monkeypatch.setattr(reproduce, "estimate", lambda config, rate: 3600.0)
+    (experiment,) = find_experiments(NAME, "laptop")
+    first = experiment.variants[0]
+    whole = reproduce.plan_table(experiment.changed({}, 1), tmp_path, "cpu", [first.name])
+    assert "about 60 minutes left on this machine if it is idle" in whole.caption.replace("60.0", "60")
+    steps = first.config.train.total_steps
+    monkeypatch.setattr(Run, "newest_step", property(lambda run: steps // 2))
+    half = reproduce.plan_table(experiment.changed({}, 1), tmp_path, "cpu", [first.name])
+    assert "about 30 minutes left" in half.caption.replace("30.0", "30")
+    early = experiment.changed({"train.stopping_threshold": "99"})
+    assert "early stopping may end runs sooner" in reproduce.plan_table(early, tmp_path, "cpu", [first.name]).caption
 
 
 def test_a_plan_of_some_models_lists_only_these(tmp_path: Path) -> None:
@@ -223,13 +300,15 @@ def test_points_have_the_measured_scores_and_the_papers_number_of_the_same_x() -
     ]  # fmt: skip
     # No point of a series was run: levels alone are not plotted.
     assert reproduce.panels(experiment, swept([90.0], [1.0])) == []
+    # A single point of a series is no plot either.
+    assert reproduce.panels(experiment, swept([90.0], [1.0], [3.0, 5.0])) == []
     # At laptop scale the paper's numbers belong to other chunks.
     (small,) = find_experiments("staircase.table7", "laptop")
-    renamed = swept([90.0], [1.0], [3.0])
+    renamed = swept([90.0], [1.0], [3.0], [4.0])
     for variant, own in zip(renamed["variants"], small.variants):
         variant["name"] = own.name
     (panel,) = reproduce.panels(small, renamed)
-    assert [(point.x, point.paper) for point in panel.points] == [(None, None), (None, None), (2, None)]
+    assert [(point.x, point.paper) for point in panel.points] == [(None, None), (None, None), (2, None), (4, None)]
 
 
 def test_a_variant_of_another_axis_is_not_a_level() -> None:
