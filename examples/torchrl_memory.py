@@ -21,10 +21,12 @@ from torchrl.collectors import Collector
 from torchrl.envs import Compose, GymWrapper, InitTracker, SerialEnv, TransformedEnv
 from torchrl.modules import ProbabilisticActor
 from torchrl.objectives import ClipPPOLoss
-from torchrl.objectives.value.functional import generalized_advantage_estimate
+from torchrl.objectives.value import GAE
 
 from stairwell import FeedbackConfig
 from stairwell.rl.torchrl import MemoryModule
+
+SEGMENT = 32  # frames of each environment in a rollout
 
 
 def make_env(length: int, memory: MemoryModule, num_envs: int) -> TransformedEnv:
@@ -47,19 +49,15 @@ def train(frames: int = 60_000, length: int = 8, num_envs: int = 16) -> float:
         distribution_class=torch.distributions.OneHotCategorical,
     )  # fmt: skip
     loss = ClipPPOLoss(actor, TensorDictSequential(memory, value_head), entropy_coeff=0.01, critic_coeff=0.5)
+    # One pass over each segment, with one more position for its end and one for a truncated episode.
+    gae = GAE(
+        gamma=0.99, lmbda=0.95, value_network=loss.critic_network, average_gae=True, shifted=True, shifted_budget=2
+    )  # fmt: skip
     optimizer = torch.optim.Adam(loss.parameters(), lr=1e-3)
-    collector = Collector(env, actor, frames_per_batch=num_envs * 32, total_frames=frames)
+    collector = Collector(env, actor, frames_per_batch=num_envs * SEGMENT, total_frames=frames)
     returns: list[float] = []
-    for data in collector:  # (num_envs, 32)
-        with torch.no_grad():
-            value = loss.critic_network(data.copy())["state_value"]
-        done = data["next", "done"]
-        next_value = torch.cat([value[:, 1:], value[:, -1:]], 1)
-        advantage, target = generalized_advantage_estimate(
-            0.99, 0.95, value, next_value, data["next", "reward"], done, data["next", "terminated"]
-        )
-        data["advantage"] = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        data["value_target"] = target
+    for data in collector:  # (num_envs, SEGMENT)
+        gae(data)
         for _ in range(4):
             for minibatch in data[torch.randperm(num_envs)].split(num_envs // 4):
                 losses = loss(minibatch)
@@ -68,7 +66,7 @@ def train(frames: int = 60_000, length: int = 8, num_envs: int = 16) -> float:
                 total.backward()
                 nn.utils.clip_grad_norm_(loss.parameters(), 1.0)
                 optimizer.step()
-        returns += data["next", "reward"][done].tolist()  # only the last step has a reward
+        returns += data["next", "reward"][data["next", "done"]].tolist()  # only the last step has a reward
     collector.shutdown()
     return sum(returns[-200:]) / len(returns[-200:])
 

@@ -61,6 +61,10 @@ class MemoryState(CoreState):
         return replace(self, count=count, croppable=croppable, memory=slide(self.memory, new, count, start))
 
 
+def call_engine(engine: Engine, *inputs: Any) -> tuple[Tensor, Any]:
+    return engine(*inputs)
+
+
 ConfigT = TypeVar("ConfigT", bound=CoreConfig)
 LayerConfigT = TypeVar("LayerConfigT", bound=LayerConfig)
 StateT = TypeVar("StateT", bound=CoreState)
@@ -297,7 +301,10 @@ class Core(nn.Module, Generic[ConfigT, StateT]):
                 f"{x.dtype}; engine='reference' follows autocast"
             )
         with nullcontext() if follows_autocast else without_autocast(x):
-            y, after = self.engine(self, x, state, start, *inputs)
+            # Dynamo cannot trace the engines, which keep buffers for reuse: torch.compile calls them as they are. It
+            # is imported only by a program that compiles, since that takes a second.
+            call = torch.compiler.disable(call_engine) if torch.compiler.is_compiling() else call_engine  # type: ignore[no-untyped-call]
+            y, after = call(self.engine, self, x, state, start, *inputs)
             # Engines multiply invisible slots by 0, which spreads NaN; the reference shows where it really occurs.
             if can_check_output(y) and not is_finite(y):
                 return self.reference(x, state, start, *inputs)

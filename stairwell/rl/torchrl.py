@@ -5,14 +5,26 @@
     actor = ProbabilisticActor(TensorDictSequential(memory, head), ...)
 
 Tensordicts hold the memory as one vector per environment, under the key `memory`; `is_init` marks the first frame of an
-episode, where the memory is reset. One frame per environment, (B,), is a step of a rollout; segments (B, T) are
-processed in one call from the memory stored with their first frame. Letters: B environments, T frames, N numbers of a
-packed memory.
+episode, where the memory is reset. One frame per environment, (B,), or of a single environment, (), is a step of a
+rollout; segments (B, T) are processed in one call from the memory stored with their first frame. `data[None]` makes a
+segment of the rollout (T,) of a single environment.
+
+`GAE` needs `shifted=True`, which evaluates values and next values in one pass over each segment:
+
+    GAE(gamma=0.99, lmbda=0.95, value_network=value_network, shifted=True, shifted_budget=4)
+
+`shifted_budget` is 1 plus the number of truncated episodes in a segment; with fewer, GAE masks the last frames of the
+segment (`shifted_valid`). Where an episode starts in the last frame of a segment, TorchRL resets the memory for the
+value after it, too. Without `shifted` TorchRL evaluates the next observations as segments of their own, in which the
+memory lacks the first frame of each episode: vmap raises an error, `deactivate_vmap=True` returns wrong advantages.
+Letters: B environments, T frames, N numbers of a packed memory.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+import torch
 
 from stairwell.configs import Config
 from stairwell.errors import MissingPackage
@@ -29,7 +41,17 @@ except ImportError as missing:
 
 
 class MemoryModule(TensorDictModuleBase):
-    """Reads `in_key`, `memory` and `is_init`; writes `out_key` and the next memory."""
+    """A memory for tensordicts. It reads `in_key`, `memory` and `is_init`, and writes `out_key` and the next memory.
+
+    Args:
+        core: Config of the core, such as `FeedbackConfig(width=32, heads=2, layers=1, memory=4)`.
+        input_size: Number of features of the input.
+        in_key: Key of the input, (..., input_size).
+        out_key: Key of the output, (..., width of the core).
+        engine: `auto`, `fast` or `reference`.
+
+    Tensordicts have batch size (B,) or () for one frame, and (B, T) for segments. Use TorchRL's `GAE` with
+    `shifted=True`."""
 
     def __init__(
         self,
@@ -52,14 +74,24 @@ class MemoryModule(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         x, memory, start = tensordict[self.in_key], tensordict["memory"], tensordict["is_init"][..., 0]
-        single = tensordict.dim() == 1
-        if single:
-            x, memory, start = x[:, None], memory[:, None], start[:, None]
-        elif tensordict.dim() != 2:
-            raise ValueError(f"the tensordict has batch size {tuple(tensordict.shape)}; it must be (B,) or (B, T)")
+        if torch._C._functorch.is_batchedtensor(x):
+            raise RuntimeError(
+                "MemoryModule does not support vmap, by which GAE evaluates values and next values; use "
+                "GAE(..., shifted=True), which evaluates them in one pass over each segment"
+            )
+        batch_size = tensordict.batch_size
+        if len(batch_size) > 2:
+            raise ValueError(f"the tensordict has batch size {tuple(batch_size)}; it must be (), (B,) or (B, T)")
+        is_segment = len(batch_size) == 2
+        if not is_segment:  # one frame of one or several environments
+            x, memory, start = (
+                x.reshape(-1, 1, x.shape[-1]),
+                memory.reshape(-1, 1, memory.shape[-1]),
+                start.reshape(-1, 1),
+            )
         dtype: Any = next(self.gru.parameters()).dtype
         y, next_memory = self.gru(x.to(dtype), memory[None, :, 0], start)
-        tensordict[self.out_key] = y[:, 0] if single else y
-        if single:
-            tensordict["next", "memory"] = next_memory[0]
+        tensordict[self.out_key] = y if is_segment else y.view(*batch_size, -1)
+        if not is_segment:
+            tensordict["next", "memory"] = next_memory.view(*batch_size, -1)
         return tensordict

@@ -177,3 +177,20 @@ def test_the_single_file_ppo_learns() -> None:
 def test_examples_with_other_libraries_learn(name: str) -> None:
     pytest.importorskip("sb3_contrib" if "sb3" in name else "torchrl")
     assert runpy.run_path(str(EXAMPLES / f"{name}.py"))["train"]() >= 0.9
+
+
+def test_a_compiled_layer_returns_the_same() -> None:
+    """Segments are large enough for the buffers that the engine keeps for reuse."""
+    lstm = MemoryLSTM(FeedbackConfig(width=64, heads=2, layers=1, memory=3), 12)
+    x, start = torch.randn(32, 16, 12), torch.zeros(32, 16, dtype=torch.bool)
+    start[5, 3] = True
+    y, (h, c) = lstm(x, None, start)
+    y.sum().backward()
+    gradient = lstm.memory.input_projection.weight.grad.clone()
+    lstm.zero_grad()
+    compiled = torch.compile(lstm, backend="eager")
+    for _ in range(2):
+        other, (other_h, other_c) = compiled(x, None, start)
+        assert (other == y).all() and (other_h == h).all() and (other_c == c).all()
+    other.sum().backward()
+    torch.testing.assert_close(lstm.memory.input_projection.weight.grad, gradient)

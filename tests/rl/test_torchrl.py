@@ -15,6 +15,8 @@ from torch import nn
 from torchrl.envs import Compose, GymWrapper, InitTracker, SerialEnv, TransformedEnv
 from torchrl.envs.utils import ExplorationType, set_exploration_type
 from torchrl.modules import ProbabilisticActor
+from torchrl.objectives.value import GAE
+from torchrl.objectives.value.functional import generalized_advantage_estimate
 
 from stairwell import FeedbackConfig
 from stairwell.rl.torchrl import MemoryModule
@@ -46,10 +48,22 @@ def test_an_environment_resets_the_memory_of_finished_episodes_only() -> None:
     """A rollout of torchrl, in which episodes of two environments end at different frames."""
     memory = MemoryModule(FeedbackConfig(width=8, heads=2, layers=1, memory=3), input_size=9)
 
-    def corridor() -> GymWrapper:
-        return GymWrapper(FlattenObservation(gymnasium.make("stairwell/Corridor-v0", length=2)))
+    data = corridor_rollout(memory, 2, 30)
+    with torch.no_grad():
+        start = data["is_init"][..., 0]
+        assert (start.sum(1) > 2).all() and (start[0] != start[1]).any()
+        assert (data["memory"][start] == 0).all() and (data["memory"][~start] != 0).any(-1).all()
+        torch.testing.assert_close(memory(data.clone())["features"], data["features"], rtol=1e-4, atol=1e-5)
 
-    env = TransformedEnv(SerialEnv(2, corridor), Compose(InitTracker(), memory.make_tensordict_primer()))
+
+def corridor_rollout(memory: MemoryModule, num_envs: int | None, frames: int, max_steps: int = 12) -> TensorDict:
+    """Return a rollout of several environments, or of one without a dimension for them (None)."""
+
+    def corridor() -> GymWrapper:
+        return GymWrapper(FlattenObservation(gymnasium.make("stairwell/Corridor-v0", length=2, max_steps=max_steps)))
+
+    base = corridor() if num_envs is None else SerialEnv(num_envs, corridor)
+    env = TransformedEnv(base, Compose(InitTracker(), memory.make_tensordict_primer()))
     env.set_seed(0)
     torch.manual_seed(0)
     head = TensorDictModule(nn.Linear(8, 3), in_keys=["features"], out_keys=["logits"])
@@ -58,16 +72,50 @@ def test_an_environment_resets_the_memory_of_finished_episodes_only() -> None:
         distribution_class=torch.distributions.OneHotCategorical,
     )  # fmt: skip
     with torch.no_grad(), set_exploration_type(ExplorationType.RANDOM):
-        data = env.rollout(30, actor, break_when_any_done=False)
-        start = data["is_init"][..., 0]
-        assert (start.sum(1) > 2).all() and (start[0] != start[1]).any()
-        assert (data["memory"][start] == 0).all() and (data["memory"][~start] != 0).any(-1).all()
-        torch.testing.assert_close(memory(data.clone())["features"], data["features"], rtol=1e-4, atol=1e-5)
+        return env.rollout(frames, actor, break_when_any_done=False)
+
+
+def test_a_single_environment_needs_no_batch_dimension() -> None:
+    memory = MemoryModule(FeedbackConfig(width=8, heads=2, layers=1, memory=3), input_size=9)
+    data = corridor_rollout(memory, None, 24)
+    assert data.batch_size == (24,) and data["is_init"].sum() > 1
+    torch.testing.assert_close(memory(data[None].clone())["features"][0], data["features"], rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_shifted_advantages_equal_those_of_single_frames() -> None:
+    memory = MemoryModule(FeedbackConfig(width=8, heads=2, layers=1, memory=3), input_size=9)
+    data = corridor_rollout(memory, 2, 25, max_steps=4)
+    # If an episode starts in the last frame, TorchRL also starts one after it.
+    length = max(t for t in range(10, 26) if not data["is_init"][:, t - 1].any())
+    data = data[:, :length]
+    done, terminated = data["next", "done"], data["next", "terminated"]
+    assert (done & ~terminated).any()
+    value_head = TensorDictModule(nn.Linear(8, 1), in_keys=["features"], out_keys=["state_value"])
+    network = TensorDictSequential(memory, value_head)
+    # The value of each next observation, from the memory after its frame.
+    frames = data["next"].select("observation", "memory").reshape(-1)
+    frames["is_init"] = torch.zeros(2 * length, 1, dtype=torch.bool)
+    value, next_value = network(data.copy())["state_value"], network(frames)["state_value"].view(2, length, 1)
+    expected, _ = generalized_advantage_estimate(
+        0.99, 0.95, value, next_value, data["next", "reward"], done, terminated
+    )
+    gae = GAE(gamma=0.99, lmbda=0.95, value_network=network, shifted=True, shifted_budget=8)
+    torch.testing.assert_close(gae(data.copy())["advantage"], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_advantages_by_vmap_are_rejected_with_advice() -> None:
+    memory = MemoryModule(FeedbackConfig(width=8, heads=2, layers=1, memory=3), input_size=9)
+    data = corridor_rollout(memory, 2, 6)
+    value_head = TensorDictModule(nn.Linear(8, 1), in_keys=["features"], out_keys=["state_value"])
+    gae = GAE(gamma=0.99, lmbda=0.95, value_network=TensorDictSequential(memory, value_head))
+    with pytest.raises(RuntimeError, match=r"does not support vmap.*use GAE\(..., shifted=True\)"):
+        gae(data)
 
 
 def test_other_batch_sizes_are_rejected() -> None:
     memory = MemoryModule(FeedbackConfig(width=8, heads=2, layers=1, memory=3), input_size=5)
-    with pytest.raises(ValueError, match=r"it must be \(B,\) or \(B, T\)"):
+    with pytest.raises(ValueError, match=r"it must be \(\), \(B,\) or \(B, T\)"):
         memory(
             TensorDict(
                 {
