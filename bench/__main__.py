@@ -15,7 +15,9 @@ from bench import (
     decode,
     environments,
     limit,
+    machine,
     memory,
+    page,
     plot,
     profile,
     records,
@@ -67,6 +69,7 @@ MEASUREMENTS = {
         "PPO with a Feedback memory: return, and cost of states", rl_memory.measure, rl_memory.CASES
     ),
     "environments": Measurement("steps per second of the batched environments", environments.measure),
+    "machine": Measurement("memory bandwidth and rate of a matrix product", machine.measure, machine.CASES),
 }
 PAGES = {
     "table": ("write the tables of docs/performance.md and docs/agents.md from bench/results", table.write),
@@ -83,6 +86,9 @@ def usage() -> str:
             lines.append(f"  {'':12}   cases: {', '.join(measurement.cases)}")
     lines += [
         "",
+        "Measure one machine as a whole, each benchmark in a new process, and write the tables.",
+        f"  {'page':12} {', '.join(page.BENCHMARKS)}, between two measurements of the machine; or only the named ones",
+        "",
         "Generate documents from the results.",
         *(f"  {name:12} {description}" for name, (description, _) in PAGES.items()),
     ]
@@ -95,6 +101,12 @@ def run(arguments: Sequence[str]) -> None:
         print(usage())
         return
     name, *cases = arguments
+    if name == "page":
+        if unknown := [case for case in cases if case not in MEASUREMENTS]:
+            raise UserError(f"cannot measure '{unknown[0]}'; choose from: {', '.join(MEASUREMENTS)}")
+        if page.run(cases):
+            raise UserError("some benchmarks failed")
+        return
     if name in PAGES and not cases:
         PAGES[name][1]()
         return

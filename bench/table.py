@@ -116,6 +116,19 @@ def with_range(record: Record, field: str) -> str:
     return f"{record[field]:.2f}" if low is None else f"{record[field]:.2f} ({low:.2f} to {high:.2f})"
 
 
+def machine(records: list[Record]) -> list[str]:
+    names = {"bandwidth": "reading memory", "square product": "product of two square matrices of size 2,048"}
+    rows = []
+    for record in sorted(records, key=lambda record: str(record["what"])):
+        is_bandwidth = record["what"] == "bandwidth"
+        value = f"{record['gigabytes_per_second']} GB/s" if is_bandwidth else f"{record['gigaflop_per_second']} GFLOP/s"
+        when = "before the benchmarks" if record["case"] == "start" else "after them"
+        rows.append([names[record["what"]], when, value, f"{record['spread']:.2f}"])
+    lines = grid(["the machine", "measured", "median", "spread"], rows)
+    about = f"{records[0]['instruction_set']}, medians of {records[0]['rounds']} rounds"
+    return [*lines, "", f"{source(records)}; {about}."]
+
+
 def limit(records: list[Record]) -> list[str]:
     rows = []
     for case, results in by_case(records).items():
@@ -456,6 +469,7 @@ def stored_states(records: list[Record]) -> list[str]:
 
 # Section name in the markers -> benchmark and table function.
 SECTIONS: dict[str, tuple[str, Callable[[list[Record]], list[str]]]] = {
+    "machine": ("machine", machine),
     "speed": ("speed", speed),
     "limit": ("limit", limit),
     "profile": ("profile", profile),

@@ -21,7 +21,9 @@ from torch import Tensor
 
 from stairwell.fast.buffer_pool import pooled_empty
 
-BLOCK_ROWS = 512  # tokens times batch of a block of backward: more cost memory, fewer make products slow
+# Size of a block of backward: more tokens cost memory, fewer make products slow.
+BLOCK_ROWS = 512  # tokens times batch, at least
+BLOCK_BYTES = 1 << 24  # of the gradients of a block in float32; small models have longer blocks
 
 
 def leaves(tree: Any) -> list[Tensor | None]:
@@ -93,7 +95,8 @@ class Plan:
     @property
     def block(self) -> int:
         """Tokens per block of backward; parameter gradients are computed once per block."""
-        return min(self.T, -(-BLOCK_ROWS // self.B))
+        row_bytes = 4 * self.A * (3 * self.D + self.H * self.K + self.F)
+        return min(self.T, -(-max(BLOCK_ROWS, BLOCK_BYTES // row_bytes) // self.B))
 
     def width(self, a: int) -> int:
         """Number of distances of layer a (W)."""

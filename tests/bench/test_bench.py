@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from bench import (
     c_file,
     decode,
     limit,
+    machine,
     memory,
+    page,
     plot,
     profile,
     records,
@@ -249,9 +252,47 @@ def test_the_help_names_every_measurement_and_case(capsys: pytest.CaptureFixture
         assert name in shown and all(case in shown for case in measurement.cases)
 
 
+def test_a_page_measures_the_machine_before_and_after_each_benchmark(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[list[str]] = []
+
+    def start(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        started.append(command[3:])
+        return subprocess.CompletedProcess(command, returncode=int(command[3:] == ["decode"]))
+
+    written: list[str] = []
+    monkeypatch.setattr(page.subprocess, "run", start)
+    monkeypatch.setattr(table, "write", lambda: written.append("table"))
+    monkeypatch.setattr(plot, "write", lambda: written.append("plot"))
+    with pytest.raises(ValueError, match="some benchmarks failed"):
+        bench.run(["page", "decode", "speed"])
+    assert started == [["machine", "start"], ["decode"], ["speed"], ["machine", "end"]]
+    assert written == ["table", "plot"] and "decode  FAILED" in capsys.readouterr().out
+    assert all(name in bench.MEASUREMENTS for name in page.BENCHMARKS)
+
+
+def test_every_head_has_the_span_of_the_case() -> None:
+    case = replace(TINY, span=3)
+    for core in (FeedbackConfig, TransformerXLConfig):
+        spans = speed.make_model(case, core(**speed.sizes(case)), "auto").core.spans()
+        assert len(spans) == case.layers and all((span.z == 3).all() for span in spans)
+
+
+def test_the_machine_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "RESULTS", tmp_path)
+    monkeypatch.setattr(decode, "BANDWIDTH_BYTES", 1 << 16)
+    monkeypatch.setattr(machine, "ROUNDS", 1)
+    for case in machine.CASES:
+        records.add("machine", machine.measure_case(case, square=16), ABOUT)
+    shown = table.section("machine")
+    assert shown.count("GB/s") == 2 and shown.count("GFLOP/s") == 2 and "after them" in shown
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
+        (["page", "sped"], "cannot measure 'sped'"),
         (["sped"], "cannot measure 'sped'; choose from: speed"),
         (["speed", "b17"], "unknown case 'b17' of speed; choose from: b16"),
         (["data", "b16"], "it has no cases"),
