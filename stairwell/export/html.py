@@ -128,6 +128,7 @@ def make_page(models: Sequence[PageModel], title: str = "") -> str:
         scripts=SCRIPTS,
         title=title or data_title(models[0].task) or default_title,
         lead=lead.format(**sentence_parts([one.name for one in models])),
+        disclose_models=task["type"] != "text",
         models=[(one.name, color, model_facts(one)) for one, color in zip(models, colors)],
         data={
             "task": task,
@@ -147,7 +148,7 @@ def data_title(task: StreamTask | text.Vocabulary) -> str:
 
 def sentence_parts(names: list[str]) -> dict[str, str]:
     if len(names) == 1:
-        return {"names": f"{names[0]} reads", "predict": "predicts"}
+        return {"names": f"The model ({names[0]}) reads", "predict": "predicts"}
     return {"names": f"{', '.join(names[:-1])} and {names[-1]} read", "predict": "predict"}
 
 

@@ -8,7 +8,7 @@ function announce(text) {
 function bars(parent, rows, className = "") {
   const box = html(parent, "div", { class: `bars ${className}`.trim() });
   for (const [name, share, highlighted] of rows) {
-    html(box, "span", highlighted ? { class: "strong" } : {}, name);
+    appendName(html(box, "span", highlighted ? { class: "strong" } : {}), name);
     html(html(box, "div", { class: "track" }), "div", { class: "fill", style: `width: ${(100 * share).toFixed(1)}%` });
     html(box, "span", { class: "percent" }, percent(share));
   }

@@ -4,6 +4,7 @@ const STRIP_STEPS = 200;
 const MAX_BARS = 12; // labels up to which all have a bar; of more, only the most probable ones
 const TOP_BARS = 8;
 const HISTORY_ROWS = 200;
+const LONG_LABEL = 10; // characters from which the bar is below its label where space is narrow
 
 // The true label after each token, from the machine of the task or from an example of the test split.
 class LabelSource {
@@ -26,7 +27,8 @@ class LabelSource {
 class PredictionBars {
   constructor(parent, model, task) {
     this.labels = task.labels;
-    this.box = html(parent, "div", { role: "group", "aria-label": `predictions of ${model.name}` });
+    this.box = html(parent, "div", { class: "prediction", role: "group", "aria-label": `${model.name}: predictions` });
+    this.className = this.labels.some((label) => label.length > LONG_LABEL) ? "long" : "";
   }
 
   clear() { this.box.replaceChildren(); }
@@ -36,7 +38,7 @@ class PredictionBars {
     const shown = few ? all : topIndices(probabilities, TOP_BARS);
     if (!few && label !== null && !shown.includes(label)) shown.push(label);
     this.clear();
-    bars(this.box, shown.map((i) => [`${this.labels[i]}${i === label ? " ✓" : ""}`, probabilities[i], i === label]));
+    bars(this.box, shown.map((i) => [`${this.labels[i]}${i === label ? " ✓" : ""}`, probabilities[i], i === label]), this.className);
   }
 }
 
@@ -90,7 +92,7 @@ class ModelCard {
     }
     this.status.append(`${percent(this.probabilities[this.answer])} for ${this.labelName(this.answer)}.`);
     if (this.score()) this.status.append(document.createElement("br"), this.score());
-    this.accuracy.textContent = this.scored ? `${((100 * this.correct) / this.scored).toFixed(0)}%` : "";
+    this.accuracy.textContent = this.scored ? percent(this.correct / this.scored) : "";
   }
 
   // Before the first token.
@@ -101,7 +103,7 @@ class ModelCard {
   }
 
   score() {
-    if (this.scored) return `Correct so far: ${this.correct} of ${this.scored} (${((100 * this.correct) / this.scored).toFixed(0)}%)`;
+    if (this.scored) return `Correct so far: ${this.correct} of ${this.scored} (${percent(this.correct / this.scored)})`;
     return this.task.machine || this.task.example ? "Nothing scored yet" : "";
   }
 
@@ -142,7 +144,8 @@ class History {
     const scroll = html(box, "div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `${item}s read` });
     this.table = html(scroll, "table");
     const names = html(html(this.table, "thead"), "tr");
-    for (const name of ["", item, ...cards.map((card) => card.model.name)]) html(names, "th", { scope: "col" }, name);
+    const columns = cards.length > 1 ? cards.map((card) => card.model.name) : ["predicted label"];
+    for (const name of ["", item, ...columns]) html(names, "th", { scope: "col" }, name);
     this.rows = html(this.table, "tbody");
   }
 
@@ -154,10 +157,12 @@ class History {
     for (let i = tokens.length - 1; i >= hidden; i--) {
       const row = html(this.rows, "tr");
       html(row, "td", { class: "number" }, String(i + 1));
-      html(row, "th", { scope: "row" }, this.task.tokens[tokens[i]]);
+      appendName(html(row, "th", { scope: "row" }), this.task.tokens[tokens[i]]);
       for (const card of this.cards) {
         const [answer, probability] = card.answers[i];
-        html(row, "td", {}, `${card.labelName(answer)} (${percent(probability)})`);
+        const cell = appendName(html(row, "td"), card.labelName(answer));
+        cell.append(" ");
+        html(cell, "span", { class: "share" }, `(${percent(probability)})`);
       }
     }
   }
@@ -197,7 +202,7 @@ class TrackingPage {
     } else {
       task.tokens.forEach((name, token) => {
         const shortcut = token < 9 ? { "aria-keyshortcuts": String(token + 1) } : {};
-        button(keys, name, () => this.press(token), { "data-token": token, ...shortcut });
+        appendName(button(keys, "", () => this.press(token), { "data-token": token, ...shortcut }), name);
       });
     }
     const options = html(bar, "div", { class: "options" });
@@ -253,7 +258,7 @@ class TrackingPage {
   // The attention of each model at the last token, updated while it is open.
   addAttention(root) {
     this.details = html(root, "details", { class: "attention" });
-    html(this.details, "summary", {}, "Attention and memory composition of each model");
+    html(this.details, "summary", {}, "Attention and memory composition" + (this.cards.length > 1 ? " of each model" : ""));
     const columns = html(this.details, "div", { class: "columns" });
     this.attentionBoxes = this.cards.map(({ model }) => {
       const box = html(columns, "div", { class: "card", style: color(model.color) });

@@ -12,7 +12,19 @@ function setUp(element, parent, attributes, text) {
 const svg = (parent, name, attributes = {}, text) => setUp(document.createElementNS(SVG, name), parent, attributes, text);
 const html = (parent, name, attributes = {}, text) => setUp(document.createElement(name), parent, attributes, text);
 const color = (index) => `--c: var(--c${index})`;
-const percent = (share) => `${(100 * share).toFixed(share > 0 && share < 0.095 ? 1 : 0)}%`;
+
+// One decimal where whole percents would hide the difference from 0 or 1: 99.6% is not 100%.
+function percent(share) {
+  if (share > 0 && share < 0.0005) return "<0.1%";
+  if (share < 1 && share >= 0.9995) return ">99.9%";
+  return `${(100 * share).toFixed((share > 0 && share < 0.095) || (share > 0.9 && share < 1) ? 1 : 0)}%`;
+}
+
+// Append a name that may break only at spaces and after / - _ , not inside words.
+function appendName(parent, name) {
+  name.split(/(?<=[/_-])(?=.)/).forEach((part, i) => parent.append(...(i ? [document.createElement("wbr"), part] : [part])));
+  return parent;
+}
 
 function button(parent, text, onClick, attributes = {}) {
   const element = html(parent, "button", { type: "button", ...attributes }, text);
