@@ -62,35 +62,36 @@ def read_hashed(path: AnyPath, format: str) -> tuple[dict[str, Tensor], dict[str
     return tensors, text
 
 
-def save_tensors(path: Path, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
-    """Write tensors and a note atomically to a safetensors file, with a hash of both."""
+def save_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+    """Write tensors and metadata (JSON) atomically to a safetensors file, with a hash of both."""
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(note)
+    text = json.dumps(metadata)
     # safetensors writes several keys in no fixed order, and equal contents should be equal files: use one key.
-    metadata = {"stairwell": json.dumps({"note": text, "hash": hash_tensors(tensors, text)})}
+    header = {"stairwell": json.dumps({"note": text, "hash": hash_tensors(tensors, text)})}
     try:
-        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=metadata))
+        write_atomically(path, lambda temporary: save_file(tensors, temporary, metadata=header))
     except OSError as error:
         reason = error.strerror or error
         raise OSError(f"{path} could not be written ({reason}); earlier files are intact") from None
 
 
 def load_tensors(path: Path, required_key: str = "") -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return what `save_tensors` wrote. The note must have `required_key`, which differs for models and checkpoints."""
+    """Return what `save_tensors` wrote. Models and checkpoints have different keys: metadata without `required_key` is
+    rejected."""
     if path.exists() and not os.access(path, os.R_OK):
         raise UserError(f"{path} cannot be read: no permission")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = parse_json((file.metadata() or {}).get("stairwell", "{}"))
+            header = parse_json((file.metadata() or {}).get("stairwell", "{}"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise UserError(f"{path} is damaged ({error})") from None
-    if metadata.get("hash") != hash_tensors(tensors, metadata.get("note", "")):
+    if header.get("hash") != hash_tensors(tensors, header.get("note", "")):
         raise UserError(f"{path} is damaged (its contents do not match their hash)")
-    note: dict[str, Any] = json.loads(metadata["note"])
-    if required_key and required_key not in note:
+    metadata: dict[str, Any] = json.loads(header["note"])
+    if required_key and required_key not in metadata:
         raise UserError(f"{path} is damaged (it is another type of file)")
-    return tensors, note
+    return tensors, metadata
 
 
 def _joined(text: Mapping[str, str]) -> str:

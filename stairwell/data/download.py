@@ -59,7 +59,7 @@ def get(
     return result
 
 
-def measure(path: Path, decompress: bool = True) -> FileInfo:
+def file_info(path: Path, decompress: bool = True) -> FileInfo:
     """Return the size, checksums and line count of a file, by default of the content of a gzip file."""
     md5, sha256 = hashlib.md5(usedforsecurity=False), hashlib.sha256()
     size = lines = 0
@@ -88,7 +88,7 @@ def differences(actual: FileInfo, published: FileInfo) -> str:
 def _verify_folder(corpus: Corpus, folder: Path) -> None:
     for file in corpus.files:
         path = folder / Path(file.name).name
-        faults = differences(measure(path), file) if path.is_file() else "is missing"
+        faults = differences(file_info(path), file) if path.is_file() else "is missing"
         if faults:
             raise UserError(f"{path} {faults}; move {folder} away to download {corpus.name} again")
 
@@ -104,7 +104,7 @@ def _download(corpus: Corpus, partial: Path, progress: Progress | None) -> None:
             failures.append(f"{url}: {error}")
     else:
         raise UserError(f"cannot download {corpus.name}: {'; '.join(failures)}")
-    if faults := differences(measure(partial, decompress=False), corpus.archive):
+    if faults := differences(file_info(partial, decompress=False), corpus.archive):
         partial.unlink()
         raise UserError(
             f"the download of {corpus.name} differs from the published archive: it {faults}; "
@@ -146,7 +146,7 @@ def _fetch(url: str, partial: Path, size: int | None, progress: Progress | None)
 def _verified_source(corpus: Corpus, source: Path) -> Path:
     """Verify a zip archive as a whole; the contents of other sources are verified when they are copied."""
     is_archive = source.is_file() and zipfile.is_zipfile(source)
-    if is_archive and (faults := differences(measure(source, decompress=False), corpus.archive)):
+    if is_archive and (faults := differences(file_info(source, decompress=False), corpus.archive)):
         raise UserError(f"{source} is not the published {corpus.archive.name}: it {faults}")
     return source
 
@@ -163,7 +163,7 @@ def _unpack(corpus: Corpus, source: Path, folder: Path) -> None:
             copy = folder / Path(file.name).name
             with _open_content(corpus, file, source) as content, open(copy, "wb") as written:
                 shutil.copyfileobj(content, written, BLOCK)
-            if faults := differences(measure(copy), file):
+            if faults := differences(file_info(copy), file):
                 raise UserError(f"{source} does not contain {corpus.name}: {file.name} {faults}")
 
     write_output_folder(folder, write)

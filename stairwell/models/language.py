@@ -60,7 +60,7 @@ class LanguageModelConfig(Config):
     adaptive: tuple[int, ...] = ()
     "Adaptive embeddings and softmax: first token id of each rarer cluster (20000,40000,200000 in the papers)."
     adaptive_factor: int = 4
-    "Factor by which the vectors of each cluster are narrower than those of the one before."
+    "Factor by which the embeddings of each cluster are narrower than those of the one before."
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -113,11 +113,11 @@ def evaluate_run(
     if task.family == "streams":
         streams = options.streams or 1
         sizes.check_streams(model, streams, 1, f"--streams (now {streams:,})")
-    _, note = open_run(path).load_model()
+    _, metadata = open_run(path).load_model()
     return {
         "run": str(path),
         "data": task.describe(),
         "split": split,
-        "step": note["step"],
+        "step": metadata["step"],
         **FAMILIES[task.family].evaluate(model, task, split, find_result(path, SEARCH).parent, options, callback),
     }

@@ -101,23 +101,23 @@ class Run(TrainingFolder):
         path = self.path / "task.json"
         return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest() if path.exists() else ""
 
-    def save_model(self, parameters: dict[str, Tensor], note: dict[str, Any]) -> None:
-        super().save_model(parameters, {**note, "task_hash": self.task_hash()})
+    def save_model(self, parameters: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+        super().save_model(parameters, {**metadata, "task_hash": self.task_hash()})
 
     def load_model(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Return the parameters of the best validation and their note."""
+        """Return the parameters of the best validation and their metadata."""
         path = self.path / "model.safetensors"
         if not path.exists():
             if any("valid" in record for record in self.metrics()):
                 raise UserError(f"{path} is missing; restore it from a copy of the run, or train again")
             raise UserError(f"{self.path} has no model yet: the first validation saves one; {self.resume_hint}")
-        tensors, note = load_tensors(path, "valid")
-        if self.task_hash() not in ("", note.get("task_hash", self.task_hash())):
+        tensors, metadata = load_tensors(path, "valid")
+        if self.task_hash() not in ("", metadata.get("task_hash", self.task_hash())):
             raise UserError(
                 f"{path} and task.json are not of the same run: the model was trained with another task.json; restore "
                 "the one that belongs to the model"
             )
-        return tensors, note
+        return tensors, metadata
 
     @property
     def resume_hint(self) -> str:

@@ -2,7 +2,7 @@
 one decode step serves all sequences.
 
     scheduler = Scheduler(model, vocabulary, batch_size=16, max_waiting=64)
-    scheduler.submit(SequenceRequest(Prompt(ids), max_tokens=20, sampling=Choice(), on_output=print))
+    scheduler.submit(SequenceRequest(Prompt(ids), max_tokens=20, sampling=Sampling(), on_output=print))
 
 One thread owns the decoding session. Each of its iterations prefills chunks of the waiting prompts, round-robin and at
 most `PREFILL_BUDGET` tokens in total, so that long prompts delay neither decoding nor short prompts. Then it samples a

@@ -1,4 +1,4 @@
-"""Checkpoints: the state of a run as named tensors and a note, and back.
+"""Checkpoints: the state of a run as named tensors and JSON metadata, and back.
 
     model.*  objective.*      parameters and buffers       state.*           the objective's stream state
     optimizer.KEY.*           state of the optimizer       batch_source.*    tensors of the batch source's position
@@ -101,7 +101,7 @@ def pack(
 
 def unpack(
     tensors: dict[str, Tensor],
-    note: dict[str, Any],
+    metadata: dict[str, Any],
     objective: Objective,
     optimizer: Optimizer,
     batch_source: BatchSource[Batch],
@@ -120,17 +120,17 @@ def unpack(
     optimizers.load(optimizer, objective, select_prefix(tensors, "optimizer"))
     if state := select_prefix(tensors, "state"):
         objective.load_stream_state(state, indices)
-    position = dict(note["position"])
+    position = dict(metadata["position"])
     if source_tensors := select_prefix(tensors, "batch_source"):
         position["tensors"] = {name: tensor[indices.start : indices.stop] for name, tensor in source_tensors.items()}
     position["streams"] = position["streams"][indices.start : indices.stop]
     warning = batch_source.seek(position)
-    load_generator_states(objective, tensors, world, seed + 1 + world.rank + 1_000_003 * note["progress"]["step"])
+    load_generator_states(objective, tensors, world, seed + 1 + world.rank + 1_000_003 * metadata["progress"]["step"])
     return [warning] if warning else []
 
 
-def check_batch_size(note: dict[str, Any], batch: int) -> None:
-    saved = len(note["position"]["streams"])
+def check_batch_size(metadata: dict[str, Any], batch: int) -> None:
+    saved = len(metadata["position"]["streams"])
     if saved != batch:
         raise UserError(f"the checkpoint has a batch of {saved}, the config one of {batch}; set --train.batch {saved}")
 

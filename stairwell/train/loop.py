@@ -358,8 +358,8 @@ class Trainer:
                 self.save_model(scores)
         if self.config.average and self.writes:
             rank = progress.step if self.config.average_of == "last" else [self.sign * value, -loss]
-            note = {"phase": self.data_phase, "rank": rank}
-            self.folder.save_snapshot(progress.step, dict(self.model.state_dict()), note, self.config.average)
+            metadata = {"phase": self.data_phase, "rank": rank}
+            self.folder.save_snapshot(progress.step, dict(self.model.state_dict()), metadata, self.config.average)
         self.write_metrics({**self.counts(), "valid": scores, "best": better})
         progress.valid = scores
         return scores
@@ -371,7 +371,7 @@ class Trainer:
         original = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         snapshots = [load_tensors(path) for path in self.folder.snapshots()]
         # Fine-tuning on other data may have fewer validations than are averaged.
-        chosen = [parameters for parameters, note in snapshots if note["phase"] == self.data_phase]
+        chosen = [parameters for parameters, metadata in snapshots if metadata["phase"] == self.data_phase]
         if not chosen:
             return
         mean = {
@@ -397,19 +397,21 @@ class Trainer:
 
     def save_model(self, scores: dict[str, float]) -> None:
         self.folder.check_not_deleted()
-        note = {"step": self.progress.step, "tokens": self.progress.tokens, "valid": scores}
-        self.folder.save_model(dict(self.model.state_dict()), note)
+        metadata = {"step": self.progress.step, "tokens": self.progress.tokens, "valid": scores}
+        self.folder.save_model(dict(self.model.state_dict()), metadata)
 
     def save(self) -> None:
         """Write a checkpoint with everything that is needed to resume."""
         self.progress.curriculum = self.curriculum.position()
-        tensors, note = checkpoint.pack(self.progress, self.objective, self.optimizer, self.batch_source, self.world)
+        tensors, metadata = checkpoint.pack(
+            self.progress, self.objective, self.optimizer, self.batch_source, self.world
+        )
         # A diverged run must not replace the last checkpoint that can be resumed.
         if not all(tensor.isfinite().all() for tensor in tensors.values()):
             raise self.diverged(math.nan)
         if self.writes:
             self.folder.check_not_deleted()
-            self.folder.save_checkpoint(self.progress.step, tensors, note)
+            self.folder.save_checkpoint(self.progress.step, tensors, metadata)
             self.emit({"event": "saved", "step": self.progress.step})
         self.world.barrier()
 
@@ -423,9 +425,9 @@ class Trainer:
                     "would replace; restore its checkpoints folder, or choose another --out"
                 )
             return [f"{self.folder.path} has no checkpoint yet; starting from step 0"]
-        tensors, note, warnings = self.folder.load_checkpoint()
-        checkpoint.check_batch_size(note, self.config.batch)
-        saved = Progress.from_json(note["progress"], self.world)
+        tensors, metadata, warnings = self.folder.load_checkpoint()
+        checkpoint.check_batch_size(metadata, self.config.batch)
+        saved = Progress.from_json(metadata["progress"], self.world)
         self.start_phase(saved.phase)
         self.progress = saved
         # The saved stream state has the sizes of the last step.
@@ -433,7 +435,7 @@ class Trainer:
         if self.curriculum.stages:
             self.curriculum.seek(saved.curriculum)
         parts = (self.objective, self.optimizer, self.batch_source, self.world)
-        return warnings + checkpoint.unpack(tensors, note, *parts, self.indices, self.config.seed)
+        return warnings + checkpoint.unpack(tensors, metadata, *parts, self.indices, self.config.seed)
 
     def request_stop(self, number: int) -> None:
         """Finish the step, save and stop. A second Ctrl-C stops at once. Other signals can arrive twice when a terminal

@@ -73,24 +73,24 @@ class TrainingFolder:
         if not (self.path / "metrics.jsonl").exists():
             raise OSError(f"{self.path} was deleted during the run, so the run has stopped")
 
-    def save_model(self, parameters: dict[str, Tensor], note: dict[str, Any]) -> None:
-        save_tensors(self.path / "model.safetensors", parameters, note)
+    def save_model(self, parameters: dict[str, Tensor], metadata: dict[str, Any]) -> None:
+        save_tensors(self.path / "model.safetensors", parameters, metadata)
 
     @property
     def has_results(self) -> bool:
         """Whether there are metrics or a model. A run writes its first checkpoint before either."""
         return bool(self.metrics()) or (self.path / "model.safetensors").exists()
 
-    def save_checkpoint(self, step: int, tensors: dict[str, Tensor], note: dict[str, Any]) -> None:
+    def save_checkpoint(self, step: int, tensors: dict[str, Tensor], metadata: dict[str, Any]) -> None:
         """Write a checkpoint, then delete the old ones."""
         path = self.path / "checkpoints" / f"step-{step:09d}.safetensors"
-        save_tensors(path, tensors, {**note, "config_hash": self.config_hash})
+        save_tensors(path, tensors, {**metadata, "config_hash": self.config_hash})
         for old in self.checkpoints()[:-MAX_CHECKPOINTS]:
             old.unlink(missing_ok=True)
 
-    def save_snapshot(self, step: int, parameters: dict[str, Tensor], note: dict[str, Any], count: int) -> None:
+    def save_snapshot(self, step: int, parameters: dict[str, Tensor], metadata: dict[str, Any], count: int) -> None:
         """Write the parameters of a validation. Of all snapshots keep the `count` highest by `phase`, then `rank`."""
-        save_tensors(self.path / "snapshots" / f"step-{step:09d}.safetensors", parameters, note)
+        save_tensors(self.path / "snapshots" / f"step-{step:09d}.safetensors", parameters, metadata)
         notes = {path: load_tensors(path)[1] for path in self.snapshots()}
         # Scores of different phases cannot be compared, so the phase comes first.
         ranked = sorted(notes, key=lambda path: (notes[path]["phase"], notes[path]["rank"]))
@@ -116,14 +116,14 @@ class TrainingFolder:
         errors: list[str] = []
         for path in reversed(self.checkpoints()):
             try:
-                tensors, note = load_tensors(path, "progress")
+                tensors, metadata = load_tensors(path, "progress")
             except ValueError as error:
                 errors.append(str(error))
                 continue
             warnings = [f"{error}; using the checkpoint before it" for error in errors]
-            if self.config_hash and self.config_hash != (note.get("config_hash") or self.config_hash):
+            if self.config_hash and self.config_hash != (metadata.get("config_hash") or self.config_hash):
                 warnings.append(f"{self.path / 'config.json'} has changed since {path.name} was written; it is used")
-            return tensors, note, warnings
+            return tensors, metadata, warnings
         if errors:
             raise UserError(f"no checkpoint in {self.path} can be read: {'; '.join(errors)}")
         raise UserError(f"{self.path} has no checkpoint to resume from; train without --resume in another --out")

@@ -50,7 +50,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 
 def test_a_language_pair_is_learned_in_seconds(tmp_path: Path) -> None:
-    named = {**option_values(tmp_path), "train.steps": "400"}
+    named = {**option_values(tmp_path), "train.steps": "500"}
     train(*new_run("translation/feedback", None, tmp_path / "run", named), resume=False, device="cpu")
     scores = evaluate_run(tmp_path / "run", "test", device="cpu")
     assert scores["bleu"] > 90 and scores["chrf++"] > 90 and scores["loss"] < 0.5 and scores["sentences"] == 40
