@@ -57,15 +57,15 @@ def curve(values: list[float], width: int = CURVE) -> str:
     return "".join(BLOCKS[round((mean - low) / ((high - low) or 1) * (len(BLOCKS) - 1))] for mean in means)
 
 
-def summary(record: dict[str, Any]) -> str:
-    """Return the metrics of a step in one readable line."""
+def summary(record: dict[str, Any], unit: str = "tokens") -> str:
+    """Return the metrics of a step in one readable line. `unit` is what the model reads: tokens, or frames."""
     parts = [f"loss {record['loss']:.4f}"]
     if "accuracy" in record:
         parts.append(f"accuracy {record['accuracy']:.1f}%")
     if "return" in record:
         parts.append(f"return {record['return']:.3g} over {record['length']:.3g} steps")
     if "tokens_per_second" in record:
-        parts.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+        parts.append(f"{record['tokens_per_second']:,.0f} {unit}/s")
     if "stage" in record:
         parts.append(" ".join(f"{name} {value}" for name, value in record["stage"].items()))
     return ", ".join(parts)
@@ -82,9 +82,9 @@ def time_left(record: dict[str, Any], total: int) -> str:
     return f", {duration(left)} left" if left else ""
 
 
-def metrics_line(event: dict[str, Any]) -> str:
+def metrics_line(event: dict[str, Any], unit: str = "tokens") -> str:
     """Return the metrics of a step or a validation, for logs."""
-    return f"valid: {scores_line(event['valid'])}" if "valid" in event else summary(event)
+    return f"valid: {scores_line(event['valid'])}" if "valid" in event else summary(event, unit)
 
 
 def scores_line(scores: dict[str, float]) -> str:
@@ -121,14 +121,14 @@ class WarningDisplay(NullDisplay):
 class LogDisplay(WarningDisplay):
     """Prints one line per event, for logs and pipes."""
 
-    def __init__(self, title: str, total: int) -> None:
-        self.total = total
+    def __init__(self, title: str, total: int, unit: str = "tokens") -> None:
+        self.total, self.unit = total, unit
         self.say(title)
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "metrics":
             left = "" if "valid" in event else time_left(event, self.total)
-            self.say(f"step {event['step']:,}/{self.total:,}  {metrics_line(event)}{left}")
+            self.say(f"step {event['step']:,}/{self.total:,}  {metrics_line(event, self.unit)}{left}")
         elif event["event"] == "stopping":
             self.say(STOPPING)
         else:
@@ -155,13 +155,13 @@ class ScreenDisplay(NullDisplay):
 class LiveDisplay(ScreenDisplay):
     """The live panel of a run."""
 
-    def __init__(self, title: str, total: int, done: int = 0) -> None:
+    def __init__(self, title: str, total: int, done: int = 0, unit: str = "tokens") -> None:
         from rich.console import Console, Group
         from rich.live import Live as RichLive
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
         from rich.text import Text
 
-        self.title, self.Text, self.Group = title, Text, Group
+        self.title, self.unit, self.Text, self.Group = title, unit, Text, Group
         self.console = Console(stderr=True)
         self.progress = Progress(
             TextColumn("[bold]steps"), BarColumn(), MofNCompleteColumn(), TextColumn("eta"), TimeRemainingColumn(),
@@ -188,19 +188,19 @@ class LiveDisplay(ScreenDisplay):
         name = event["event"]
         if name == "step":
             rate = event["tokens"] / max(event["seconds"], 1e-9)
-            self.progress.update(self.task, completed=event["step"], rate=f"{rate:,.0f} tokens/s")
+            self.progress.update(self.task, completed=event["step"], rate=f"{rate:,.0f} {self.unit}/s")
             self.note = ""
             return
         if name == "metrics" and "valid" in event:
             self.valid = f"valid     {scores_line(event['valid'])} at step {event['step']:,}"
             self.note = ""
         elif name == "metrics":
-            self.latest = f"train     {summary(event)}"
+            self.latest = f"train     {summary(event, self.unit)}"
             self.losses.append(event["loss"])
             if "accuracy" in event:
                 self.accuracies.append(event["accuracy"])
         elif name == "evaluating":
-            self.note = f"evaluating {event['split']}: {event['tokens']:,} tokens"
+            self.note = f"evaluating {event['split']}: {event['tokens']:,} {self.unit}"
         elif name == "warning":
             self.console.print(f"[yellow]warning:[/] {event['text']}")
         elif name == "stopping":
@@ -276,8 +276,8 @@ def side_by_side(steps: dict[str, int], quiet: bool) -> NullDisplay:
     return SideBySideDisplay(steps) if sys.stderr.isatty() else SideBySideLog(steps)
 
 
-def display(title: str, total: int, done: int, quiet: bool) -> NullDisplay:
+def display(title: str, total: int, done: int, quiet: bool, unit: str = "tokens") -> NullDisplay:
     """Return the display that fits where stderr goes."""
     if quiet:
         return WarningDisplay()
-    return LiveDisplay(title, total, done) if sys.stderr.isatty() else LogDisplay(title, total)
+    return LiveDisplay(title, total, done, unit) if sys.stderr.isatty() else LogDisplay(title, total, unit)

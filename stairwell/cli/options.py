@@ -149,7 +149,8 @@ class PresetCommand(Command):
 
     def sections(self, ctx: Any) -> list[Section]:
         name, all_options = ctx.meta[PRESET], ctx.meta[ALL_OPTIONS]
-        shown = OWN if name and not all_options else None
+        common = (*OWN, "frames") if name and is_agent(name) else OWN
+        shown = common if name and not all_options else None
         own = [parameter for parameter in self.get_params(ctx) if shown is None or parameter.name in shown]
         options: dict[str, tuple[str, str]] = {}
         if name:
@@ -186,6 +187,12 @@ def is_common(name: str, section: str, field: str) -> bool:
     if section == "task":
         return field in COMMON_OF_TASK.get(name.partition("/")[0], ("length",))
     return field in COMMON.get(section, ())
+
+
+def is_agent(name: str) -> bool:
+    from stairwell.runs.families import family_of
+
+    return family_of(name.partition("/")[0]).name == "rl"
 
 
 def preset_in(arguments: Sequence[str]) -> str | None:

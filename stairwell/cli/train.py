@@ -60,6 +60,14 @@ def train_command(
         int | None,
         typer.Option(help="Optimizer steps (--train.steps); may change when resuming.", show_default="from the preset"),
     ] = None,
+    frames: Annotated[
+        int | None,
+        typer.Option(
+            help="Agents: number of environment frames to train for, instead of --steps; rounded up to whole rollouts.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(help="Random seed (--train.seed).", show_default="from the preset")
     ] = None,
@@ -74,16 +82,22 @@ def train_command(
     show: Annotated[bool, typer.Option("--show", help="Print the config and exit.")] = False,
 ) -> None:
     """Train a model. Every field of its config is an option, such as --core.width."""
-    from stairwell.runs.launch import new_run, run_to_resume
+    from stairwell.runs.launch import new_run, run_to_resume, steps_of_frames
     from stairwell.train import NotSaved
 
     aliases = {"train.steps": "--steps"} if steps is not None else {}
     aliases |= {"train.seed": "--seed"} if seed is not None else {}
     options = same_option("--steps", steps, "train.steps", context.meta[OPTIONS])
     options = same_option("--seed", seed, "train.seed", options)
+    if frames is not None and "train.steps" in options:
+        raise UserError("--frames and --steps both set the length of the training; give one of them")
     with as_given(options, aliases):
+        choose = run_to_resume if resume else new_run
         try:
-            run_config, run = (run_to_resume if resume else new_run)(name, config, out, options)
+            run_config, run = choose(name, config, out, options)
+            if frames is not None:
+                options["train.steps"] = str(steps_of_frames(run_config, frames))
+                run_config, run = choose(name, config, out, options)
         except KeyboardInterrupt:
             raise NotSaved(startup.INTERRUPTED_AT_STARTUP) from None
         train_and_print(run_config, run, resume, seeds, jobs, device, engine, quiet, as_json, show)
@@ -110,7 +124,7 @@ def train_and_print(
         return
 
     def progress(title: str, total: int, done: int) -> Any:
-        return display(title, total, done, quiet) if os.environ.get("RANK", "0") == "0" else NullDisplay()
+        return display(title, total, done, quiet, chosen.unit) if os.environ.get("RANK", "0") == "0" else NullDisplay()
 
     if seeds == 1:
         result = train(chosen, run, resume=resume, device=device, engine=engine, show=progress)
@@ -122,7 +136,8 @@ def train_and_print(
             callback=RunLog(str(run.path), quiet),
         )  # fmt: skip
     if result is not None:
-        print(strict_json(result) if as_json else result_text(result))
+        named = {chosen.unit if name == "tokens" else name: value for name, value in result.items()}
+        print(strict_json(named) if as_json else result_text(named))
     if result is not None and seeds == 1 and (accuracies := last_improvement(chosen, run)):
         say(
             f"validation accuracy was still improving (from {accuracies[0]:.1f} to {accuracies[1]:.1f}); "
@@ -150,15 +165,19 @@ def eval_command(
     streams: Annotated[
         int | None,
         typer.Option(
-            help="Parallel streams; 1 keeps the full context of a single text.",
+            help="Parallel streams, or environments of an agent; 1 keeps the full context of a single text.",
             min=1,
-            show_default="1; with --horizon: 4, or all labeled sequences",
+            show_default="1; for agents 64; with --horizon: 4, or all labeled sequences",
         ),
     ] = None,
     segment: Annotated[
         int | None,
-        typer.Option(help="Tokens per call; changes speed, not results.", min=1, show_default="256"),
+        typer.Option(help="Tokens per call; changes speed, not results. Not for agents.", min=1, show_default="256"),
     ] = None,
+    deterministic: Annotated[
+        bool,
+        typer.Option("--deterministic", help="Agents: take the most probable action instead of sampling."),
+    ] = False,
     baselines: Annotated[
         bool,
         typer.Option(
@@ -188,8 +207,9 @@ def eval_command(
     split_name: Literal["valid", "test"] = "valid" if split == "valid" else "test"
     weight_type = cast("Weights", weights)
     if horizon is not None:
-        if baselines:
-            raise UserError("--baselines needs a split; leave it out with --horizon")
+        for option, given in (("--baselines", baselines), ("--deterministic", deterministic)):
+            if given:
+                raise UserError(f"{option} needs a split; leave it out with --horizon")
         evaluate_long_streams(
             run, horizon, streams, seeds, segment or 256, device, engine, as_json, split_name, data, weight_type
         )
@@ -199,7 +219,7 @@ def eval_command(
     callback = token_counter(as_json)
     # Score the baselines first, so that a task without baselines fails before the model is scored.
     scores = score_baselines(run, split_name, device, data) if baselines else {}
-    options = EvalOptions(streams, segment)
+    options = EvalOptions(streams, segment, deterministic)
     result = {**evaluate_run(run, split_name, data, options, device, engine, callback, weight_type), **scores}
     if callback is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # clear the counter
@@ -207,12 +227,12 @@ def eval_command(
 
 
 def token_counter(hidden: bool) -> Callable[[dict[str, Any]], None] | None:
-    """Return a callback that shows the number of tokens on one line of a terminal."""
+    """Return a callback that shows the number of tokens or frames on one line of a terminal."""
     if hidden or not sys.stderr.isatty():
         return None
 
     def show(event: dict[str, Any]) -> None:
-        print(f"\r{event['tokens']:,} tokens", end="", file=sys.stderr, flush=True)
+        print(f"\r{event['tokens']:,} {event.get('unit', 'tokens')}", end="", file=sys.stderr, flush=True)
 
     return show
 

@@ -139,7 +139,7 @@ def export(
     ],
     html: Annotated[
         Path | None,
-        output_option("HTML file that contains the models and runs them offline: trackers, text, agents, translators."),
+        output_option("HTML file that contains the models and runs them offline; agents play in it."),
     ] = None,
     title: Annotated[str, typer.Option(help="Title of the HTML page.", show_default="name of the data")] = "",
     onnx: Annotated[

@@ -17,7 +17,7 @@ class TranslationPage {
     this.addControls(root);
     const columns = html(root, "div", { class: "text-page" });
     const left = html(columns, "div"), box = html(left, "div", { class: "card" });
-    html(box, "h3", { id: "text-title" }, translates ? `${input} and ${output}` : "Summary and article");
+    html(box, "h3", { id: "text-title" }, `${input} and ${output}`);
     this.output = html(box, "div", { class: "pairs", role: "listbox", "aria-labelledby": "text-title", "aria-orientation": "horizontal" });
     html(box, "p", { class: "caption" }, "Point at a token of the output, or use the arrow keys: the tokens of the input (gray) that it attended to are colored.");
     this.matrix = html(left, "figure", { class: "card matrix" });
@@ -135,10 +135,10 @@ class TranslationPage {
       const result = await this.finishInSlices(this.translator.translate(text, search), job, what);
       if (this.job !== job) return;
       pairs.push(this.addPair(result, pairs.length));
-      const of = texts.length > 1 ? ` of line ${i + 1}` : "";
-      if (result.cut) notes.push(`The input${of} was truncated to ${this.task.max_source_length} tokens.`);
-      if (result.looped) notes.push(`The output${of} had a repetition loop and was decoded again without repeated 3-grams.`);
-      if (result.hypotheses.length && result.hypotheses[0].tokens.at(-1) !== this.translator.end) notes.push(`The output${of} was cut at the maximum length.`);
+      const where = texts.length > 1 ? `Line ${i + 1}` : "The input";
+      if (result.cut) notes.push(`${where} was truncated to ${this.task.max_source_length} tokens.`);
+      if (result.looped) notes.push(`${where}: the output had a repetition loop and was decoded again without repeated 3-grams.`);
+      if (result.hypotheses.length && result.hypotheses[0].tokens.at(-1) !== this.translator.end) notes.push(`${where}: the output was cut at the maximum length.`);
     }
     const seconds = ((performance.now() - start) / 1000).toFixed(1);
     const what = !this.translates ? "1 article" : texts.length > 1 ? `${texts.length} lines` : "1 line";
@@ -231,13 +231,6 @@ class TranslationPage {
     return means;
   }
 
-  // How strongly tokens are colored: by their weights or, as those of long inputs are small, relative to the largest one.
-  strengths(weights) {
-    if (weights.length <= MAX_LABELS) return weights.map((weight) => (weight < 0.01 ? 0 : weight));
-    const highest = Math.max(...weights);
-    return weights.map((weight) => (weight < 0.1 * highest ? 0 : weight / highest));
-  }
-
   select(pair, token) {
     if (this.running || (this.selected?.pair === pair && this.selected.token === token)) return;
     const previous = this.selected, changed = previous?.pair !== pair;
@@ -256,10 +249,10 @@ class TranslationPage {
     for (const element of this.colored ?? []) element.classList.remove("attended");
     const { pair, token } = this.selected;
     this.colored = [];
-    this.strengths(this.weights(pair, token)).forEach((strength, j) => {
-      if (!strength) return;
+    this.weights(pair, token).forEach((weight, j) => {
+      if (weight < 0.01) return;
       pair.sources[j].classList.add("attended");
-      pair.sources[j].style.setProperty("--weight", `${(70 * Math.sqrt(strength)).toFixed(0)}%`);
+      pair.sources[j].style.setProperty("--weight", `${(70 * Math.sqrt(weight)).toFixed(0)}%`);
       this.colored.push(pair.sources[j]);
     });
     for (const label of this.matrix.querySelectorAll(".row")) label.classList.toggle("chosen", Number(label.dataset.token) === token);
@@ -324,9 +317,9 @@ class TranslationPage {
       html(grid, "span", { class: "label" }, this.nameOf(name));
       const description = `${this.nameOf(name)}: ${percent(weights[best])} on ${this.nameOf(pair.sourceNames[best])}`;
       const strip = svg(grid, "svg", { class: "row", "data-pair": pair.number, "data-token": t, viewBox: `0 0 ${J} 1`, preserveAspectRatio: "none", role: "img", "aria-label": description });
-      this.strengths(weights).forEach((strength, j) => { if (strength) svg(strip, "rect", { class: "heat", x: j, y: 0, width: 1, height: 1, "fill-opacity": strength.toFixed(3) }); });
+      weights.forEach((weight, j) => { if (weight > 0.005) svg(strip, "rect", { class: "heat", x: j, y: 0, width: 1, height: 1, "fill-opacity": weight.toFixed(3) }); });
     });
-    html(matrix, "p", { class: "caption" }, `Each row is a token of the output, each column a token of the input; the attention is averaged over heads${J > MAX_LABELS ? ", and the color of a row is relative to its largest value" : ""}. ${END}, or end: the end token.`);
+    html(matrix, "p", { class: "caption" }, `Each row is a token of the output, each column a token of the input, averaged over heads. ${END}, or end: the end token.`);
   }
 }
 

@@ -111,7 +111,7 @@ def make_translation_page(translators: Sequence[PageTranslator], title: str = ""
     packed = [pack_seq2seq(one.model, weights) for one in translators]
     colors = assign_colors([part.header["core"]["name"] for part in packed])
     names, verb = [one.name for one in translators], translators[0].task.verb
-    listed = f"the model ({names[0]}) {verb}s" if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]} {verb}s"
+    listed = f"{names[0]} {verb}s" if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]} {verb}s"
     return render(
         "export/page.html",
         generator="export",

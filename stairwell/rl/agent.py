@@ -37,6 +37,8 @@ EPSILON = 1e-8  # keeps a division by a standard deviation finite
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig(Config):
+    """Config of an agent: its core, the spaces of its environment, and what it observes."""
+
     core: CoreConfig = field(default_factory=FeedbackConfig)
     "Config of the core."
     observation_space: Any = field(default_factory=lambda: Discrete(2))
@@ -82,7 +84,11 @@ def compress_rewards(rewards: Tensor) -> Tensor:
 
 
 class Agent(nn.Module):
-    """Policy and value heads on any core.
+    """Policy and value heads on any core: `output, state = agent(inputs, state, start)`.
+
+    Args:
+        config: Config with the core and the spaces of the environment.
+        engine: `auto`, `fast` or `reference`.
 
     The running statistics of the discounted return, by which rewards may be divided, are buffers of the agent
     (`return_variance`), so that they are saved with it."""

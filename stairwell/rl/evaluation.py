@@ -145,7 +145,7 @@ def evaluate_policy(
                 elif episode.length > max_episode_steps:
                     raise BrokenEnvironment(f"an episode has not ended after {max_episode_steps:,} steps")
             if callback is not None and frames % (100 * B) == 0:
-                callback({"event": "evaluating", "split": split, "tokens": frames})
+                callback({"event": "evaluating", "split": split, "tokens": frames, "unit": "frames"})
             if not any(remaining):
                 return stats
     raise AssertionError("iterate_transitions does not end")
@@ -168,13 +168,14 @@ class ReturnValidation:
         self.make_env, self.seed, self.episodes = make_env, seed, episodes
         self.num_envs, self.max_episode_steps = num_envs, max_episode_steps
         self.callback: Callable[[dict[str, Any]], None] | None = None
+        self.deterministic = False
 
     def __call__(self, model: Agent, split: Split) -> dict[str, float]:
         seed, episodes = split_seed(self.seed, split), self.episodes[split]
         env = self.make_env(min(self.num_envs, episodes), seed)
         try:
             stats = evaluate_policy(
-                model, env, episodes, seed, self.max_episode_steps, callback=self.callback, split=split
+                model, env, episodes, seed, self.max_episode_steps, self.deterministic, self.callback, split
             )
         finally:
             env.close()

@@ -35,7 +35,14 @@ from stairwell.state import State
 
 
 class Memory(nn.Module):
-    """A core with an input projection where `features` differs from its width, a start embedding and the final norm."""
+    """A core as a recurrent memory, whose state is an object: `y, state = memory(x, state, start)`.
+
+    Args:
+        core: Config of the core, such as `FeedbackConfig(width=32, heads=2, layers=1, memory=8)`.
+        features: Number of features of the input; a linear layer projects them to the width of the core where it
+            differs. None for the width itself.
+        start_embedding: Add a learned embedding to the first frame of a stream.
+        engine: `auto`, `fast` or `reference`."""
 
     def __init__(
         self, core: Config, features: int | None = None, start_embedding: bool = True, engine: str = "auto"
@@ -135,7 +142,17 @@ class RecurrentLayer(nn.Module):
 class MemoryGRU(RecurrentLayer):
     """A core with the interface of torch.nn.GRU. `h` (1, B, hidden_size) is the packed state.
 
-    The output has `output_size` features, the width of the core; `hidden_size` is the size of the state."""
+    Args:
+        core: Config of the core, such as `FeedbackConfig(width=32, heads=2, layers=1, memory=8)`.
+        input_size: Number of features of the input.
+        batch_first: The input is (batch, time, features) instead of (time, batch, features).
+        engine: `auto`, `fast` or `reference`.
+
+    The output has `output_size` features, the width of the core; `hidden_size` is the size of the state. Parameters
+    must be float32 or float64, because a packed state contains counts."""
+
+    def __init__(self, core: Config, input_size: int, batch_first: bool = False, engine: str = "auto") -> None:
+        super().__init__(core, input_size, batch_first, engine)
 
     @property
     def hidden_size(self) -> int:
@@ -156,7 +173,17 @@ class MemoryGRU(RecurrentLayer):
 class MemoryLSTM(RecurrentLayer):
     """A core with the interface of torch.nn.LSTM. `h` and `c` (1, B, hidden_size) are the halves of the packed state.
 
-    The output has `output_size` features, the width of the core; `hidden_size` is the size of `h` and of `c`."""
+    Args:
+        core: Config of the core, such as `FeedbackConfig(width=32, heads=2, layers=1, memory=8)`.
+        input_size: Number of features of the input.
+        batch_first: The input is (batch, time, features) instead of (time, batch, features).
+        engine: `auto`, `fast` or `reference`.
+
+    The output has `output_size` features, the width of the core; `hidden_size` is the size of `h` and of `c`.
+    Parameters must be float32 or float64, because a packed state contains counts."""
+
+    def __init__(self, core: Config, input_size: int, batch_first: bool = False, engine: str = "auto") -> None:
+        super().__init__(core, input_size, batch_first, engine)
 
     @property
     def hidden_size(self) -> int:

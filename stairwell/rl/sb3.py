@@ -26,7 +26,7 @@ from .action_masks import mask_of
 from .algorithms import random_option
 from .distributions import mask_policy
 from .flatten import ACTION_MASK
-from .memory import MemoryLSTM
+from .memory import MemoryLSTM, check_core
 
 try:
     import gymnasium
@@ -50,7 +50,19 @@ LSTM_OPTIONS = ("lstm_hidden_size", "n_lstm_layers", "lstm_kwargs", "shared_lstm
 
 
 class MlpMemoryPolicy(RecurrentActorCriticPolicy):
-    """Actor and critic with a stairwell core instead of an LSTM."""
+    """Actor and critic with a stairwell core instead of an LSTM.
+
+    RecurrentPPO makes the policy. `core`, `critic_memory` and further options are its `policy_kwargs`.
+
+    Args:
+        observation_space: Observation space of the environment.
+        action_space: Action space of the environment.
+        lr_schedule: Learning rate schedule.
+        core: Config of the core, such as `FeedbackConfig(width=32, heads=2, layers=1, memory=4)`; None for a Feedback
+            of width 64 with 2 layers, 4 heads and 8 positions.
+        critic_memory: Give the critic a core of its own, as sb3-contrib does by default. Otherwise it reads the actor's
+            output without sending gradients back.
+        options: Options of sb3-contrib's RecurrentActorCriticPolicy, except those of its LSTM."""
 
     default_extractor: type[BaseFeaturesExtractor] = FlattenExtractor
 
@@ -64,21 +76,28 @@ class MlpMemoryPolicy(RecurrentActorCriticPolicy):
         critic_memory: bool = False,
         **options: Any,
     ) -> None:
-        """`core`: config of the core. `critic_memory`: give the critic a core of its own, as sb3-contrib does by
-        default; otherwise it reads the actor's output without sending gradients back."""
         if given := [option for option in LSTM_OPTIONS if option in options]:
             raise UserError(
                 f"{given[0]} is an option of an LSTM; set the size of the memory in `core`, and critic_memory=True for "
                 "a critic with a memory of its own"
             )
+        extractor = options.setdefault("features_extractor_class", self.default_extractor)
+        if isinstance(observation_space, spaces.Dict) and extractor in (FlattenExtractor, NatureCNN):
+            raise UserError(
+                f"{type(self).__name__} does not read Dict observations; use MultiInputMemoryPolicy: "
+                'RecurrentPPO("MultiInputMemoryPolicy", env, ...)'
+            )
         if core is None:
             core = FeedbackConfig(width=64, heads=4, layers=2, memory=8)
+        try:
+            check_core(core)
+        except TypeError as error:
+            raise UserError(f'policy_kwargs["core"]: {error}') from None
         if option := random_option(core):
             raise UserError(
                 f"core: {option}: PPO needs the same policy in rollouts, which do not use dropout or other noise, and "
                 "in training; leave this option out"
             )
-        options.setdefault("features_extractor_class", self.default_extractor)
         sizes: Any = {"lstm_hidden_size": core.width, "shared_lstm": not critic_memory}  # type: ignore[attr-defined]
         super().__init__(
             observation_space, action_space, lr_schedule, enable_critic_lstm=critic_memory, **sizes, **options
@@ -155,7 +174,10 @@ RecurrentPPO.policy_aliases = {
 class ActionMaskObservation(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Adds the action mask of an environment to its observations, under the key `action_mask`.
 
-    The environment gives it in `info["action_mask"]` or by a method `action_masks()`; its actions are Discrete or
+    Args:
+        env: An environment with Discrete or MultiDiscrete actions.
+
+    The environment gives the mask in `info["action_mask"]` or by a method `action_masks()`; its actions are Discrete or
     MultiDiscrete."""
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:

@@ -276,9 +276,11 @@ def agent_trainer(
 
 
 def evaluate_agent(
-    agent: Agent, task: RLTask, split: Split, streams: int | None = None, callback: Callback | None = None
-) -> dict[str, float]:
-    """Return the scores of a split, `streams` environments at a time."""
+    agent: Agent, task: RLTask, split: Split, streams: int | None = None, callback: Callback | None = None,
+    deterministic: bool = False,
+) -> dict[str, float]:  # fmt: skip
+    """Return the scores of a split, `streams` environments at a time. Actions are sampled, or the most probable ones
+    (`deterministic`)."""
     validation = task.validation(0, streams or NUM_ENVS)
-    validation.callback = callback
+    validation.callback, validation.deterministic = callback, deterministic
     return validation(agent, split)

@@ -75,3 +75,7 @@ class AgentTrainConfig(TrainConfig):
     @property
     def optimizer_steps_per_rollout(self) -> int:
         return self.epochs * self.minibatches if self.algorithm == "ppo" else 1
+
+    def steps_of_frames(self, frames: int) -> int:
+        """Return the optimizer steps of the rollouts that have at least `frames` frames together."""
+        return -(-frames // (self.batch * self.segment)) * self.optimizer_steps_per_rollout

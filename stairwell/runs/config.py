@@ -86,6 +86,11 @@ class RunConfig:
     def with_seed(self, seed: int) -> RunConfig:
         return self.replace(train={"seed": seed})
 
+    @property
+    def unit(self) -> str:
+        """What the model reads: tokens, or frames of an environment."""
+        return "frames" if self.family.name == "rl" else "tokens"
+
     def with_options(self, options: dict[str, str]) -> RunConfig:
         """Return a config with fields set from text, such as {"core.memory": "64"}. An error names the option."""
         try:

@@ -47,6 +47,12 @@ class EvalOptions:
 
     streams: int | None = None
     segment: int | None = None
+    deterministic: bool = False
+
+
+def check_not_deterministic(options: EvalOptions) -> None:
+    if options.deterministic:
+        raise UserError("--deterministic is for agents, which otherwise sample their actions; leave it out")
 
 
 class Family(ABC, Generic[ModelT, TaskT, ModelConfigT, TrainConfigT]):
@@ -103,6 +109,7 @@ class StreamFamily(Family[LanguageModel, StreamTask, LanguageModelConfig, Stream
         self, model: LanguageModel, task: StreamTask, split: Split, folder: Path, options: EvalOptions,
         callback: Callback | None = None,
     ) -> dict[str, Any]:  # fmt: skip
+        check_not_deterministic(options)
         return evaluate(model, task, split, options.streams or 1, options.segment or DEFAULT_SEGMENT, callback)
 
 
@@ -125,6 +132,7 @@ class PairFamily(Family[Seq2Seq, PairTask, Seq2SeqConfig, PairTrainConfig]):
         self, model: Seq2Seq, task: PairTask, split: Split, folder: Path, options: EvalOptions,
         callback: Callback | None = None,
     ) -> dict[str, Any]:  # fmt: skip
+        check_not_deterministic(options)
         for name in ("streams", "segment"):
             if getattr(options, name) is not None:
                 raise UserError(f"--{name} is for streams of tokens; pairs are batched by their lengths")
@@ -153,7 +161,7 @@ class RLFamily(Family[Agent, RLTask, AgentConfig, AgentTrainConfig]):
     ) -> dict[str, Any]:  # fmt: skip
         if options.segment is not None:
             raise UserError("--segment is for streams of tokens; an environment takes one step at a time")
-        return evaluate_agent(model, task, split, options.streams, callback)
+        return evaluate_agent(model, task, split, options.streams, callback, options.deterministic)
 
 
 AnyFamily = Family[Any, Any, Any, Any]

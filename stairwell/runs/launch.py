@@ -16,6 +16,7 @@ import torch
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.outputs import RUN_FILES, OutputType, check, check_location, has_keys
+from stairwell.rl.train_config import AgentTrainConfig
 from stairwell.runs import sizes
 from stairwell.runs.config import RunConfig, format_option
 from stairwell.runs.device import choose_device
@@ -83,6 +84,13 @@ def run_to_resume(
             "leave out --steps, or raise it"
         )
     return resumed, run
+
+
+def steps_of_frames(config: RunConfig, frames: int) -> int:
+    """Return the optimizer steps in which an agent reads at least `frames` frames of its environments."""
+    if not isinstance(config.train, AgentTrainConfig):
+        raise UserError(f"--frames is for agents, whose environments have frames; give --steps for {config.name}")
+    return config.train.steps_of_frames(frames)
 
 
 def check_new(run: Run) -> None:

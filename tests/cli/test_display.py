@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from stairwell.cli.display import LiveDisplay, LogDisplay
+from stairwell.cli.display import LiveDisplay, LogDisplay, display
+from stairwell.runs import preset
 from tests.commands import TIMEOUT, TINY, stairwell
 
 ROOT = Path(__file__).parents[2]
@@ -68,6 +69,13 @@ def test_a_log_shows_the_remaining_time(capsys: pytest.CaptureFixture[str]) -> N
         "step 50/10,000  valid: loss 1",
         "step 10,000/10,000  loss 1.0000",
     ]
+
+
+def test_progress_of_agents_counts_frames(capsys: pytest.CaptureFixture[str]) -> None:
+    event = {"event": "metrics", "step": 50, "seconds": 50.0, "loss": 1.0, "tokens_per_second": 1234.0}
+    display("title", 50, 0, quiet=False, unit="frames")(event)
+    assert capsys.readouterr().err.splitlines()[1] == "step 50/50  loss 1.0000, 1,234 frames/s"
+    assert preset("rl/lstm").unit == "frames" and preset("parity/lstm").unit == "tokens"
 
 
 def test_a_narrow_terminal_shows_the_whole_description_of_the_data() -> None:

@@ -91,3 +91,19 @@ def test_the_api_reference_documents_fields_and_methods(site: Path) -> None:
 
     page = (site / "reference/models.html").read_text(encoding="utf-8")
     assert "init_state" in page and all(field.name in page for field in fields(FeedbackConfig))
+
+
+def test_the_reference_of_agents_shows_constructor_arguments(site: Path) -> None:
+    html = (site / "reference/rl.html").read_text(encoding="utf-8")
+    text = re.sub(r"<[^>]+>", "", html)
+    for signature in (
+        "MemoryLSTM(core",
+        "MemoryGRU(core",
+        "Memory(core",
+        "MlpMemoryPolicy(observation_space",
+        "Agent(config",
+    ):
+        assert signature in re.sub(r"\s+", "", text), signature
+    for described in ("batch_first", "critic_memory", "out_key", "start_embedding", "last_reward", "indices"):
+        assert described in text, described
+    assert "make_features_extractor" not in text

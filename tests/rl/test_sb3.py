@@ -146,3 +146,13 @@ def test_wrong_options_are_rejected() -> None:
         ActionMaskObservation(corridor()).reset()
     with pytest.raises(UserError, match="action masks need Discrete or MultiDiscrete actions, not Box"):
         ActionMaskObservation(gymnasium.make("Pendulum-v1"))
+
+
+def test_a_dict_observation_names_the_policy_that_reads_it() -> None:
+    with pytest.raises(UserError, match=r"MlpMemoryPolicy does not read Dict observations; use MultiInputMemoryPolicy"):
+        make_model(env=lambda: ActionMaskObservation(InvalidActionEnvDiscrete(dim=4)))
+
+
+def test_a_core_that_is_no_config_is_rejected() -> None:
+    with pytest.raises(UserError, match=r'policy_kwargs\["core"\]: core must be the config of a core.*FeedbackConfig'):
+        RecurrentPPO("MlpMemoryPolicy", make_vec_env(corridor), policy_kwargs={"core": {"width": 32}})

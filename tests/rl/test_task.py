@@ -44,16 +44,39 @@ def test_all_own_environments_have_short_names(name: str, tmp_path: Path) -> Non
     assert fit(config.with_options(size), tmp_path, "cpu")["tokens"] == 48
 
 
+def test_a_number_of_frames_is_converted_to_steps(tmp_path: Path) -> None:
+    """The preset's rollouts have 64 x 64 frames, and PPO takes 4 x 4 steps on each."""
+
+    def steps(*arguments: str) -> int:
+        shown = stairwell(tmp_path, "train", *arguments, "--show")
+        return int(json.loads(shown.out)["train"]["steps"])
+
+    assert steps("rl/feedback", "--frames", "8192") == 32
+    assert steps("rl/feedback", "--frames", "8193") == 48, "rounded up to whole rollouts"
+    assert (
+        steps("rl/lstm", "--frames", "100", "--train.batch", "8", "--train.segment", "4", "--train.epochs", "1") == 16
+    )
+    both = stairwell(tmp_path, "train", "rl/feedback", "--frames", "9", "--steps", "9")
+    assert "--frames and --steps both set the length" in both.error_line
+    assert "--frames is for agents" in stairwell(tmp_path, "train", "parity/lstm", "--frames", "9").error_line
+
+
+def test_deterministic_evaluation_is_for_agents(tmp_path: Path) -> None:
+    assert "--deterministic is for agents" in stairwell(tmp_path, "eval", "s5-feedback", "--deterministic").error_line
+
+
 def test_train_resume_and_eval_on_the_command_line(tmp_path: Path) -> None:
     command = ["train", "rl/feedback", "--task.env", "corridor", "--task.length", "3", *TINY, "--core.heads", "2"]
     done = stairwell(tmp_path, *command, "--steps", "8", "--out", "run", "--json")
     assert done.status == 0, done
     result = json.loads(done.out)
-    assert result["tokens"] == 32  # one rollout of 4 x 8 frames: PPO takes 16 steps on it
-    assert "valid_return" in result
+    assert result["frames"] == 32  # one rollout of 4 x 8 frames: PPO takes 16 steps on it
+    assert "valid_return" in result and "tokens" not in result
     assert stairwell(tmp_path, "train", "--resume", "--out", "run", "--steps", "12", "--quiet").status == 0
     scores = json.loads(stairwell(tmp_path, "eval", "run", "--json").out)
     assert scores["episodes"] == 4 and {"return", "return_std", "return_ci95", "length"} <= set(scores)
+    greedy = [json.loads(stairwell(tmp_path, "eval", "run", "--deterministic", "--json").out) for _ in range(2)]
+    assert greedy[0] == greedy[1] != scores
     saved = json.loads((tmp_path / "run" / "task.json").read_text())["phases"][0]
     assert saved["family"] == "rl" and saved["primary_metric"] == "return"
     assert saved["facts"]["env"] == "stairwell/Corridor-v0" and saved["facts"]["options"] == {"length": 3}
