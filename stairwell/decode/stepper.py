@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stairwell.decode.session import Session, outside_autograd
 from stairwell.errors import UserError
+from stairwell.layers import is_finite
 from stairwell.models.seq2seq import Seq2Seq
 from stairwell.state import BatchIndices, State
 
@@ -68,7 +69,7 @@ def session_supports(model: Any) -> bool:
 def check_parameters(model: nn.Module) -> None:
     """Raise an error if a parameter is not finite."""
     for name, parameter in model.named_parameters():
-        if not parameter.detach().isfinite().all():
+        if not is_finite(parameter):
             raise UserError(f"the parameter '{name}' contains NaN or infinity. Restore model.safetensors or retrain.")
 
 
