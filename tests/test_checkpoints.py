@@ -165,6 +165,7 @@ COMMANDS = (
         ("export", "multi30k-de-en", "--hf", "exported"),
         ("translate", "multi30k-de-en", "german.txt"),
         ("compare", "multi30k-de-en", "multi30k-de-en"),
+        ("tune", "multi30k-de-en"),
         ("serve", "s5-feedback"),
 )  # fmt: skip
 
@@ -175,7 +176,10 @@ def test_commands_take_names_and_leave_the_shipped_folder_alone(arguments: tuple
     before = hash_of(FOLDER)
     done = command(tmp_path, *arguments)
     assert hash_of(FOLDER) == before
-    if arguments[0] == "compare":  # the data of Multi30k is not shipped
+    if arguments[0] in ("compare", "tune"):  # the data of Multi30k is not shipped
+        assert done.error_line.endswith("multi30k-de-en/README.md says where to get it"), done
+        assert "https://github.com/multi30k/dataset" in (FOLDER / "multi30k-de-en/README.md").read_text()
+    if arguments[0] in ("compare", "tune"):
         assert "multi30k" in done.error_line and "not a run folder" not in done.error_line
     elif arguments[0] == "serve":
         assert "s5-feedback is not a language model" in done.error_line

@@ -188,7 +188,8 @@ MODELS = {
         "lower case. Rare words and names are often wrong.",
         use="echo 'ein hund rennt durch den schnee .' | stairwell translate multi30k-de-en\n"
         "stairwell eval multi30k-de-en --data multi30k      # a folder with test.de and test.en",
-        data="Multi30k, German and English (29,000 training pairs, 1,014 validation pairs, 1,000 pairs of test 2016). "
+        data="Multi30k, German and English (29,000 training pairs, 1,014 validation pairs, 1,000 pairs of test 2016), "
+        "from https://github.com/multi30k/dataset (data/task1/raw; docs/translation.md has the names of the files). "
         "The captions and the photographs they describe (Flickr30k) are for research use only. The data is not part of "
         "this repository, but the parameters were trained on it: use them for research only.",
         license="other",

@@ -24,7 +24,7 @@ TYPES = {int: "INT", float: "NUMBER", str: "TEXT", Path: "PATH"}
 TRAIN, USE, REPRODUCE, MAINTAIN = "Train", "Use", "Reproduce", "Maintain"
 ORDER = (
     "train", "eval", "tune", "distill", "data",
-    "generate", "play", "translate", "summarize", "compare", "report", "export", "serve",
+    "generate", "label", "play", "translate", "summarize", "compare", "report", "export", "serve",
     "reproduce", "list",
     "info",
 )  # fmt: skip

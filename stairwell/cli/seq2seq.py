@@ -262,7 +262,10 @@ def compare(
     device: Device = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Compare the BLEU of two translators on the same sentences, with the p-value of the difference."""
+    """Compare the BLEU of two translators on the same sentences, with the p-value of the difference.
+
+    `stairwell report RUN OTHER` compares the scores and curves of runs of any task.
+    """
     from stairwell.runs.pair_runs import compare as compare_runs
 
     result = compare_runs(first, second, "valid" if split == "valid" else "test", device)

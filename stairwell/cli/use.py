@@ -26,14 +26,15 @@ def report(
     inside: Annotated[bool, typer.Option("--inside", help="Also analyze the memory along an endless stream.")] = False,
 ) -> None:
     """Write one HTML page (and PNGs) of runs: learning curves, scores, predictions, attention, long-stream results."""
-    from stairwell.report import check_report, gather, summary, write_html, write_png, write_stream_pngs
+    from stairwell.report import check_report, differences, gather, summary, write_html, write_png, write_stream_pngs
     from stairwell.report.memory_analysis import analyze_run
 
     check_report(out, out.parent / f"{out.stem}.png", "--out")
     for run in runs if inside else ():
         analyze_run(run)
     gathered = [gather(run) for run in runs]
-    write_html(out, ", ".join(dict.fromkeys(run.title for run in gathered)), gathered, [summary(gathered)], [])
+    tables = [summary(gathered), *([table] if (table := differences(gathered)) is not None else [])]
+    write_html(out, ", ".join(dict.fromkeys(run.title for run in gathered)), gathered, tables, [])
     write_png(out.with_suffix(".png"), gathered)
     write_stream_pngs(out, gathered)
     for one in gathered:

@@ -6,7 +6,7 @@
 
 from stairwell.report.attention import AttentionAverage
 from stairwell.report.collect import Curves, RunReport, ValidationPoint, WalkPrediction, gather
-from stairwell.report.compare import summary, summary_sentence
+from stairwell.report.compare import differences, summary, summary_sentence
 from stairwell.report.page import check_report, write_html, write_stream_pngs
 from stairwell.report.plots import write_png
 from stairwell.report.sweep import Panel, Point, write_sweep_png
@@ -22,6 +22,7 @@ __all__ = [
     "ValidationPoint",
     "WalkPrediction",
     "check_report",
+    "differences",
     "gather",
     "summary",
     "summary_sentence",

@@ -318,7 +318,7 @@ def read_provenance(
 ) -> dict[str, str]:
     """Return how this run was made."""
     own_command = command(config, folder)
-    facts = {"command": own_command, "seed": str(config.train.seed)}
+    facts = {"command": own_command, "folder": display_path(folder), "seed": str(config.train.seed)}
     if "stairwell" in config_json:
         facts["stairwell"] = str(config_json["stairwell"])
     if "step" in metadata:

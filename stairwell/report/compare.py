@@ -7,13 +7,17 @@ import re
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from typing import Any, TypeVar
 
 from stairwell.report.collect import RunReport
 from stairwell.report.colors import assign_colors
 from stairwell.report.table import Cell, Table
+from stairwell.runs.config import flat_options, format_option
 
 Part = TypeVar("Part")
+MAX_LABEL_OPTIONS = 2  # in the label of a run
+MAX_DIFFERENCES = 12  # rows of the table of differences
 
 
 @dataclass(frozen=True)
@@ -58,22 +62,70 @@ def group_models(runs: list[RunReport]) -> list[Model]:
 
 
 def with_unique_names(runs: list[RunReport]) -> list[RunReport]:
-    """Add the folder to the names of runs that share a name but are not seeds of one config."""
-    by_name: dict[str, list[Any]] = {}
+    """Add what distinguishes them to the names of runs that share a name but are not seeds of one config: the options
+    that differ, if they are few, or else the name of the folder or its path."""
+    by_name: dict[str, list[RunReport]] = {}
     for run in runs:
-        by_name.setdefault(run.name, []).append((run.seed, without_seed(run.config)))
-    ambiguous = {
+        by_name.setdefault(run.name, []).append(run)
+    names: dict[int, str] = {}
+    for name, group in by_name.items():
+        if not are_distinct(group, [""] * len(group)):
+            labels = next(labels for labels in labelings(group) if are_distinct(group, labels))
+            names |= {id(run): f"{name} ({label})" for run, label in zip(group, labels)}
+    return [replace(run, name=names.get(id(run), run.name)) for run in runs]
+
+
+def labelings(runs: Sequence[RunReport]) -> Iterator[list[str]]:
+    """Yield the ways to label runs of one name, the best first."""
+    options = differing_options(runs)
+    if 0 < len(options) <= MAX_LABEL_OPTIONS:
+        configs = [own_options(run) for run in runs]
+        yield [", ".join(f"{name} {format_option(config.get(name))}" for name in options) for config in configs]
+    yield [PurePath(run.folder).name for run in runs]
+    yield [run.folder for run in runs]
+    yield [f"{run.folder}, {number}" for number, run in enumerate(runs, start=1)]
+
+
+def are_distinct(runs: Sequence[RunReport], labels: Sequence[str]) -> bool:
+    """Return whether runs with the same label are different seeds of one config."""
+    groups: dict[str, list[RunReport]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        groups.setdefault(label, []).append(run)
+    return all(
+        len({run.seed for run in group}) == len(group) and not differing_options(group) for group in groups.values()
+    )
+
+
+def own_options(run: RunReport) -> dict[str, Any]:
+    """Return the options of a run except its seed, with its task and core as `run`."""
+    options = {"run": f"{run.task}/{run.core}", **flat_options(run.config)}
+    return {name: value for name, value in options.items() if name != "train.seed"}
+
+
+def differing_options(runs: Sequence[RunReport]) -> list[str]:
+    """Return the names of the options that are not the same in all runs."""
+    configs = [own_options(run) for run in runs]
+    names = dict.fromkeys(name for config in configs for name in config)
+    return [name for name in names if any(config.get(name) != configs[0].get(name) for config in configs)]
+
+
+def differences(runs: list[RunReport]) -> Table | None:
+    """Return a table of the options that differ between models: core.memory 16, 4. Options that only some cores have
+    are left out. None if nothing differs."""
+    models = group_models(runs)
+    configs = [own_options(model.runs[0]) for model in models]
+    names = [
         name
-        for name, seeds in by_name.items()
-        if len({seed for seed, _ in seeds}) < len(seeds) or any(config != seeds[0][1] for _, config in seeds)
-    }
-    return [replace(run, name=f"{run.name} ({run.folder})") if run.name in ambiguous else run for run in runs]
-
-
-def without_seed(config: dict[str, Any]) -> dict[str, Any]:
-    """Return a config without its seed and the version of stairwell."""
-    train = {name: value for name, value in config.get("train", {}).items() if name != "seed"}
-    return {**config, "train": train, "stairwell": None}
+        for name in differing_options([model.runs[0] for model in models])
+        if all(name in config for config in configs)
+    ]
+    if not names:
+        return None
+    rows: list[list[Cell]] = [
+        [name, *(format_option(config[name]) for config in configs)] for name in names[:MAX_DIFFERENCES]
+    ]
+    more = f"{len(names) - MAX_DIFFERENCES} more are in the configs below." if len(names) > MAX_DIFFERENCES else ""
+    return Table("Differences", ["option", *(model.name for model in models)], rows, more)
 
 
 def one_run_each(

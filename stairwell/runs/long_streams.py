@@ -34,6 +34,7 @@ from stairwell.rl.long_corridor import Walk, corridors
 from stairwell.rl.task import RLTask
 from stairwell.runs import sizes
 from stairwell.runs.load import check_results_writable, find_result, load, open_run, results_folder
+from stairwell.runs.run import Run
 from stairwell.state import FieldType
 from stairwell.tasks import Split
 from stairwell.tasks.base import IGNORE_INDEX, TokenBatch
@@ -236,7 +237,7 @@ def measure(
         "step": open_run(path).load_model()[1]["step"],
         "requested_tokens": tokens,
         "interrupted": interrupted,
-        "trained_on": trained_on(task),
+        "trained_on": trained_on(task, open_run(path)),
         **to_json(counts, chosen),
         "segment": segment,
         "engine": model.core.engine_name,
@@ -330,12 +331,15 @@ def stream_of(task: Any) -> EndlessStream:
     return stream
 
 
-def trained_on(task: Any) -> int:
-    """Return the tokens of the longest training episode; 0 if unknown, as without the training data."""
+def trained_on(task: Any, run: Run) -> int:
+    """Return the tokens of the longest training episode, which a curriculum may not have reached; 0 if unknown, as
+    without the training data."""
     if isinstance(task, RLTask):
         return int(task.config.length or CorridorConfig().length)
     if not isinstance(task, Labeled):
-        return int(getattr(task.config, "length", 0))
+        stages = [record.get("stage") or {} for record in run.metrics()]
+        reached = [int(stage["length"]) for stage in stages if "length" in stage]
+        return min([int(getattr(task.config, "length", 0)), *([max(reached)] if reached else [])])
     try:
         return int(task.stream_lengths("train").max())
     except UserError:

@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+import shlex
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from stairwell import configs
+from stairwell import checkpoints, configs
 from stairwell.decode.weights import Weights
 from stairwell.errors import UserError
 from stairwell.files import write_text
 from stairwell.outputs import FOLDER, check, write_output_folder
-from stairwell.runs.load import check_results_writable, find_result, load, results_folder
+from stairwell.runs.load import check_results_writable, config_of, find_result, load, open_run, results_folder
 from stairwell.tasks import Split, task_type, text_scores
 from stairwell.tasks.baselines import baselines
 from stairwell.tasks.pair_task import PairTask
@@ -42,6 +44,19 @@ def open_translator(
     return Translator(model, task, load_search(find_result(run, SEARCH).parent, task, **options), batch)
 
 
+@contextmanager
+def naming_source_of_data(run: str | os.PathLike[str]) -> Iterator[None]:
+    """Add to an error about missing data of a shipped model where the data is from."""
+    try:
+        yield
+    except UserError as error:
+        folder = open_run(run).path
+        if folder.parent != checkpoints.FOLDER:
+            raise
+        message = str(error).partition("; the run was trained on it")[0]
+        raise UserError(f"{message}; 'Training data' in {folder / 'README.md'} says where to get it") from None
+
+
 def tune(
     run: str | os.PathLike[str],
     penalties: Sequence[float] = PENALTIES,
@@ -55,7 +70,8 @@ def tune(
     A search also uses the penalty to decide when to stop, so every value needs its own search."""
     translator = open_translator(run, None, device, **options)
     check_results_writable(run)
-    sources, references = translator.task.sources_and_targets("valid", sentences)
+    with naming_source_of_data(run):
+        sources, references = translator.task.sources_and_targets("valid", sentences)
     scores: dict[float, float] = {}
     for penalty in penalties:
         translator.search = dataclasses.replace(translator.search, length_penalty=penalty)
@@ -80,9 +96,17 @@ def compare(
 ) -> dict[str, Any]:
     """Return the BLEU of two translators on a split of the first one's data, and the p-value of the difference. Each
     uses its tuned search."""
+    for run in (first, second):
+        if (config := config_of(open_run(run))).task_name != "translation":
+            both = shlex.join([os.fspath(first), os.fspath(second)])
+            raise UserError(
+                f"{os.fspath(run)} is a run of {config.name}, but compare is for translators; to compare the scores "
+                f"and curves of any runs: stairwell report {both}"
+            )
     translators = [open_translator(run, "translation", device) for run in (first, second)]
     task = translators[0].task
-    sources, references = task.sources_and_targets(split)
+    with naming_source_of_data(first):
+        sources, references = task.sources_and_targets(split)
     outputs = [[best[0].text for best in translator.translate(sources)] for translator in translators]
     lowercase = task.config.lowercase or translators[1].task.config.lowercase
     result = text_scores.paired_test(outputs[0], outputs[1], references, lowercase)

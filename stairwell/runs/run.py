@@ -25,6 +25,7 @@ from stairwell.train.training_folder import TrainingFolder
 
 FORMAT = 2
 LOCK = ".lock"
+MAX_FOLDERS = 3  # named in an error
 
 
 class Run(TrainingFolder):
@@ -39,8 +40,19 @@ class Run(TrainingFolder):
 
     def read_config(self) -> dict[str, Any]:
         if not self.exists:
-            raise UserError(f"{self.path} is not a run folder: it has no config.json")
+            raise UserError(f"{self.path} is not a run folder: it has no config.json{self.runs_inside()}")
         return read_config(self.path / "config.json")
+
+    def runs_inside(self) -> str:
+        """Return the end of an error about a folder that is no run, but contains runs, such as that of an experiment or
+        of several seeds."""
+        folders = sorted(path.parent for depth in ("*", "*/*") for path in self.path.glob(f"{depth}/config.json"))
+        if not folders:
+            return ""
+        more = f" and {len(folders) - MAX_FOLDERS} more" if len(folders) > MAX_FOLDERS else ""
+        text = f", but it contains runs: {', '.join(map(str, folders[:MAX_FOLDERS]))}{more}"
+        page = self.path / "report.html"
+        return f"{text}; their report is {page}" if page.exists() else text
 
     @contextmanager
     def locked(self) -> Iterator[None]:

@@ -239,6 +239,9 @@ MISTAKES = {
     "eval broken": "Restore the file or retrain.",
     "eval nowhere": "nowhere is not a run folder",
     "eval begun": "begun has no model yet",
+    "report .": ". is not a run folder: it has no config.json, but it contains runs: ",
+    "compare walk mine": "walk is a run of random-walk/lstm, but compare is for translators; to compare the scores and "
+    "curves of any runs: stairwell report walk mine",
     "eval walk --split train": "--split must be valid or test",
     "eval walk --data text.txt": "--data is for tasks that read files",
     "eval walk --streams 0": "--streams",

@@ -63,6 +63,14 @@ def blocks(page: Path, language: str = "python") -> Iterator[Block]:
     assert block is None, f"{page.name}: the block that starts on line {block and block.line_number} has no end"
 
 
+def test_reference_pages_say_how_to_read_them_without_the_site() -> None:
+    pages = sorted((ROOT / "docs/reference").glob("*.md"))
+    assert len(pages) >= 4
+    for page in pages:
+        sentence = page.read_text(encoding="utf-8").split("\n\n")[1]
+        assert "`make docs`" in sentence and "](../../stairwell/" in sentence, page
+
+
 @pytest.mark.parametrize("page", PAGES, ids=names)
 def test_quoted_lines_are_in_the_named_file(page: Path) -> None:
     for block in blocks(page):

@@ -15,11 +15,21 @@ from typing import Any
 import pytest
 import torch
 
-from stairwell.report import RunReport, Table, gather, summary, summary_sentence, write_html, write_png
+from stairwell.report import (
+    RunReport,
+    Table,
+    differences,
+    gather,
+    summary,
+    summary_sentence,
+    write_html,
+    write_png,
+)
 from stairwell.report.collect import command
 from stairwell.report.page import SCRIPTS
 from stairwell.report.samples import DecodedSample
 from stairwell.report.templates import resource
+from stairwell.runs.config import format_option
 from stairwell.runs.launch import fit
 from stairwell.runs.load import load
 from stairwell.runs.presets import preset
@@ -246,6 +256,44 @@ def test_seeds_of_a_model_share_a_table_row_and_other_configs_do_not(runs: dict[
     assert "92.0% accuracy (test, means of 2 seeds)" in summary_sentence([one, two])
     wider = replace(two, folder="wider", config={**two.config, "core": {"width": 32}})
     assert [row[0] for row in summary([one, wider]).rows] == ["Feedback (feedback)", "Feedback (wider)"]
+
+
+def with_option(run: RunReport, section: str, folder: str, **options: Any) -> RunReport:
+    config = {**run.config, section: {**run.config[section], **options}}
+    return replace(run, folder=folder, config=config, seed=options.get("seed", run.seed))
+
+
+def test_runs_of_one_name_are_labeled_by_the_options_that_differ(runs: dict[str, RunReport]) -> None:
+    one = runs["feedback"]
+    other = with_option(one, "core", "b/long/path/seed-0", memory=7)
+    memory = one.config["core"]["memory"]
+    names = [f"Feedback (core.memory {memory})", "Feedback (core.memory 7)"]
+    assert [row[0] for row in summary([one, other]).rows] == names
+    # Another seed of the same config belongs to the same model.
+    seed = with_option(other, "train", "b/long/path/seed-1", seed=1)
+    assert [row[0] for row in summary([one, other, seed]).rows] == names
+    # The same config and seed twice differ in their folders only; equal last parts need whole paths.
+    again = replace(one, folder="copies/again")
+    assert [row[0] for row in summary([one, again]).rows] == [f"Feedback ({Path(one.folder).name})", "Feedback (again)"]
+    paths = [replace(one, folder=folder) for folder in ("a/seed-0", "b/seed-0")]
+    assert [row[0] for row in summary(paths).rows] == ["Feedback (a/seed-0)", "Feedback (b/seed-0)"]
+    assert one.provenance["folder"] == one.folder
+
+
+def test_differences_are_a_short_table(runs: dict[str, RunReport]) -> None:
+    one = runs["feedback"]
+    other = with_option(with_option(one, "core", "other", memory=7), "train", "other", learning_rate=0.5)
+    table = differences([one, other])
+    assert table is not None and table.columns[0] == "option" and len(table.columns) == 3
+    assert table.rows == [
+        ["core.memory", f"{one.config['core']['memory']}", "7"],
+        ["train.learning_rate", format_option(one.config["train"]["learning_rate"]), "0.5"],
+    ]
+    assert differences([one, with_option(one, "train", "seed", seed=1)]) is None and differences([one]) is None
+    # Of different cores: the cores, and the options that both have.
+    table = differences([one, runs["lstm"]])
+    assert table is not None and table.rows[0] == ["run", "random-walk/feedback", "random-walk/lstm"]
+    assert "core.memory" not in [row[0] for row in table.rows]
 
 
 def test_only_the_same_split_and_task_are_compared(runs: dict[str, RunReport]) -> None:

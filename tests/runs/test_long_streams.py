@@ -19,6 +19,7 @@ from stairwell.runs.launch import fit
 from stairwell.runs.load import load
 from stairwell.runs.long_streams import EDGES, MistakeCounts, measure, read_streams
 from stairwell.runs.presets import preset
+from stairwell.runs.run import Run
 from stairwell.tasks.base import IGNORE_INDEX
 from stairwell.tasks.endless import StreamId, endless_batches
 from stairwell.train import Interrupted
@@ -97,6 +98,16 @@ def test_only_labels_are_scored_and_the_first_mistake_is_kept() -> None:
     in_bin = EDGES == 7  # positions 7, 8 and 9
     assert counts.scored[in_bin].tolist() == [6] and counts.wrong[in_bin].tolist() == [3]
     assert counts.wrong.sum() == 4 and counts.scored.sum() == 18
+
+
+def test_the_longest_training_episode_is_that_of_the_stage_that_a_curriculum_reached(tmp_path: Path) -> None:
+    task: Any = preset("s5/feedback").make_tasks()[0]
+    length = task.config.length
+    (tmp_path / "with").mkdir()
+    records = [{"step": step, "tokens": 1, "seconds": 1, "loss": 1.0, "stage": {"length": step}} for step in (2, 3)]
+    (tmp_path / "with/metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert long_streams.trained_on(task, Run(tmp_path / "with")) == 3 < length
+    assert long_streams.trained_on(task, Run(tmp_path / "without")) == length
 
 
 def test_the_curve_has_a_point_at_every_power_of_ten() -> None:
