@@ -123,7 +123,7 @@ def test_actions_have_minigrids_names(runs: Any) -> None:
 
 def test_a_gif_without_pillow_raises(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "PIL", None)
-    with pytest.raises(UserError, match="needs pillow, which is not installed: pip install 'stairwell\\[rl\\]'"):
+    with pytest.raises(UserError, match='needs pillow, which is not installed: pip install "pillow>=10"'):
         write_gif(tmp_path / "x.gif", [np.zeros((2, 2, 3), np.uint8)], 8)
 
 
