@@ -136,6 +136,17 @@ def test_code_runs(name: str) -> None:
             exec(compile("\n" * block.line_number + block.code, str(page), "exec", dont_inherit=True), namespace)
 
 
+@pytest.mark.usefixtures("playground")
+def test_the_code_of_agents_runs_without_the_blocks_before() -> None:
+    """Blocks of several libraries: only those of Stable-Baselines3 build on the one before."""
+    pytest.importorskip("sb3_contrib")
+    page, namespace = ROOT / "docs/agents.md", dict[str, Any]()
+    for block in blocks(page):
+        if block.quotes is None:
+            namespace = namespace if "RecurrentPPO" in block.code and "RecurrentPPO" in namespace else {}
+            exec(compile("\n" * block.line_number + block.code, str(page), "exec", dont_inherit=True), namespace)
+
+
 def commands() -> list[str]:
     """Return every command that starts a run."""
     lines = [line for page in PAGES for block in blocks(page, "sh") for line in block.lines]
