@@ -10,7 +10,7 @@ import typer
 from stairwell.cli.app import MAX_RUNS, MAX_SEED, Device, Engine, Quiet, app, output_option
 from stairwell.cli.data import data_list
 from stairwell.cli.help import REPRODUCE
-from stairwell.cli.options import OPTIONS, PresetCommand, as_given, complete_experiment, same_option
+from stairwell.cli.options import OPTIONS, PresetCommand, all_tasks, as_given, complete_experiment, same_option
 from stairwell.errors import UserError, suggestion
 
 if TYPE_CHECKING:
@@ -27,19 +27,21 @@ def list_command(
     from stairwell.cores import CORES
     from stairwell.tasks import TASKS
 
+    names = all_tasks()
+
     def cores() -> None:
         for name, entry in CORES.items():
             print(f"{name:24} {entry.description}")
 
     def tasks() -> None:
-        for name, (_, _, description) in TASKS.items():
-            print(f"{name:24} {description}")
+        for name in names:
+            print(f"{name:24} {TASKS[name][2]}")
 
     def experiments() -> None:
         from stairwell.experiments.reproduce import describe
 
         print("To train: TASK/CORE, such as random-walk/feedback. All combinations are valid.")
-        print(f"tasks  {', '.join(TASKS)}\ncores  {', '.join(CORES)}\n")
+        print(f"tasks  {', '.join(names)}\ncores  {', '.join(CORES)}\n")
         print("To reproduce (stairwell reproduce NAME --scale laptop|paper):\n")
         describe(print)
 

@@ -16,7 +16,7 @@ from typing import NoReturn
 import typer
 
 from stairwell import startup
-from stairwell.cli import data, experiments, play, seq2seq, train, use  # noqa: F401  each adds its commands
+from stairwell.cli import data, experiments, options, play, seq2seq, train, use  # noqa: F401  each adds its commands
 from stairwell.cli.app import app, say
 from stairwell.errors import MIN_SIMILARITY, UserError
 
@@ -98,7 +98,12 @@ def usage_error(error: Exception) -> None:
         sys.exit(error.exit_code)
     # An option without a value has a name too, but no `possibilities`.
     if (option := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
-        fail(UserError(f"No such option: {option}{suggest(option, error.possibilities)}"), error.exit_code)
+        context = getattr(error, "ctx", None)
+        if context is not None and options.PRESET in context.meta:
+            hint = options.near_option(option, context.meta[options.PRESET], error.possibilities or ())
+        else:
+            hint = suggest(option, error.possibilities)
+        fail(UserError(f"No such option: {option}{hint}"), error.exit_code)
     fail(UserError(" ".join(error.format_message().split())), error.exit_code)
 
 

@@ -19,6 +19,25 @@ HELP_ALL = "--help-all"
 BOOLEAN = "true|false"
 SECTIONS = ("task", "core", "model", "train")  # in the order of the help
 ALIASES = {"--steps": "train.steps", "--seed": "train.seed"}  # short names of options
+# Other names of options, as other libraries have them, for suggestions.
+SYNONYMS = {
+    "n_head": "core.heads", "n_heads": "core.heads", "num_heads": "core.heads",
+    "depth": "core.layers", "n_layer": "core.layers", "n_layers": "core.layers", "num_layers": "core.layers",
+    "d_model": "core.width", "dim": "core.width", "hidden": "core.width", "hidden_dim": "core.width",
+    "hidden_size": "core.width",
+    "cuda": "device", "gpu": "device",
+    "output": "out", "output_dir": "out",
+    "epochs": "steps", "iterations": "steps", "max_iters": "steps", "max_steps": "steps", "num_steps": "steps",
+    "data": "task.path", "file": "task.path", "train_data": "task.path",
+    "batch_size": "train.batch",
+    "lr_schedule": "train.decay", "scheduler": "train.decay",
+    "learn_rate": "train.learning_rate", "lr": "train.learning_rate",
+    "clip": "train.max_grad_norm", "grad_clip": "train.max_grad_norm",
+    "early_stopping": "train.patience",
+    "bptt": "train.segment", "context": "train.segment", "seq_len": "train.segment",
+    "sequence_length": "train.segment",
+    "wd": "train.weight_decay",
+}  # fmt: skip
 # What `train TASK/CORE --help` shows; `--help-all` shows the others too.
 OWN = ("name", "out", "resume", "steps", "seed", "seeds", "device", "help")
 COMMON = {
@@ -34,7 +53,7 @@ COMMON_OF_TASK = {
     "cycle-navigation": ("length", "test_length"),
     "even-pairs": ("length", "test_length"),
     "group-words": ("group", "length"),
-    "labeled": ("path",),
+    "labeled": ("path", "labels"),
     "lm": ("path", "unit"),
     "modular-arithmetic": ("length", "test_length"),
     "parity-check": ("length", "test_length"),
@@ -43,6 +62,7 @@ COMMON_OF_TASK = {
     "summarization": ("path", "words", "vocabulary"),
     "translation": ("path", "source", "target", "vocabulary"),
 }
+NO_CURRICULUM = ("labeled", "lm")  # their training data is not generated
 
 
 def config_types(name: str | None = None) -> dict[str, dict[str, type]]:
@@ -184,8 +204,11 @@ def dotted_entry(option: str, type_name: str, help: str) -> Entry:
 
 def is_common(name: str, section: str, field: str) -> bool:
     """Return whether --help shows a field of a preset."""
+    task = name.partition("/")[0]
     if section == "task":
-        return field in COMMON_OF_TASK.get(name.partition("/")[0], ("length",))
+        return field in COMMON_OF_TASK.get(task, ("length",))
+    if field == "curriculum" and task in NO_CURRICULUM:
+        return False
     return field in COMMON.get(section, ())
 
 
@@ -238,8 +261,9 @@ def take_dotted(arguments: list[str], preset: str | None) -> tuple[list[str], di
         off = given.startswith("--no-")
         name = given.removeprefix("--no-" if off else "--").replace("-", "_")
         types = types_of(name, preset)
-        if not types or (off and (equals or BOOLEAN not in types)):
-            raise UserError(f"No such option: {given}{near_option(given)}")
+        is_other = preset and synonym(name) and name not in option_types(preset)  # such as the epochs of agents
+        if not types or is_other or (off and (equals or BOOLEAN not in types)):
+            raise UserError(f"No such option: {given}{near_option(given, preset)}")
         following = left[0] if left else "--"
         if off or (BOOLEAN in types and not equals and is_flag_before(following, types)):
             options[name] = "false" if off else "true"
@@ -258,10 +282,21 @@ def types_of(option: str, preset: str | None) -> set[str]:
     return (option_types(preset).get(option) if preset else None) or option_types().get(option, set())
 
 
-def near_option(given: str) -> str:
-    """Return a suggestion of an option with a similar name."""
-    similar = similar_name(given.removeprefix("--"), option_types())
-    return f"; did you mean --{similar}?" if similar else ""
+def near_option(given: str, preset: str | None, other_options: Iterable[str] = ()) -> str:
+    """Return a suggestion: an option of the preset with the same name in another section, the option with another
+    library's name, or one with a similar name. `other_options`: those outside the sections, such as --steps."""
+    types, name = option_types(preset), given.lstrip("-").removeprefix("no-").replace("-", "_")
+    same = [option for option in types if option.rpartition(".")[2] == name.rpartition(".")[2] and option != name]
+    other = [option for option in synonym(name) if option in types or "." not in option]
+    similar = similar_name(given, other_options) or similar_name(name, types) or similar_name(name, option_types())
+    suggested = next(iter([*same, *other, similar or ""])).lstrip("-")
+    return f"; did you mean --{suggested}?" if suggested else ""
+
+
+def synonym(name: str) -> list[str]:
+    """Return the option that other libraries call by this name, if there is one."""
+    field = name.rpartition(".")[2]
+    return [SYNONYMS[field]] if field in SYNONYMS else []
 
 
 def is_flag_before(following: str, types: set[str]) -> bool:

@@ -150,6 +150,14 @@ def test_a_saved_config_gives_the_same_parameters(workspace: Path) -> None:
         assert config.read_text() == (workspace / f"{run}-again" / "config.json").read_text()
 
 
+def test_all_tasks_are_listed(workspace: Path) -> None:
+    tasks = {line.split()[0] for line in stairwell(workspace, "list", "tasks").out.splitlines()}
+    assert {"random-walk", "labeled", "rl"} <= tasks
+    assert ", rl" in next(
+        line for line in stairwell(workspace, "list", "experiments").out.splitlines() if "tasks" in line
+    )
+
+
 def test_what_would_be_trained_can_be_shown_and_changed(workspace: Path) -> None:
     shown = json.loads(stairwell(workspace, "train", "lm/staircase", "--show", "--core.chunk", "5", "--seed", "7").out)
     assert shown["name"] == "lm/staircase"

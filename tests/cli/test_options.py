@@ -51,3 +51,55 @@ def test_completion_offers_agents() -> None:
     program = "from stairwell.cli.options import complete_preset; print(complete_preset('rl/feed'))"
     done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert done.stdout == "['rl/feedback']\n"
+
+
+LABELED, AGENT = "labeled/feedback", "rl/feedback"
+
+
+@pytest.mark.parametrize(
+    ("preset", "given", "suggested"),
+    [
+        (LABELED, "--train.lr", "--train.learning_rate"),
+        (LABELED, "--lr", "--train.learning_rate"),
+        (LABELED, "--train.epochs", "--steps"),
+        (LABELED, "--epochs", "--steps"),
+        (AGENT, "--epochs", "--train.epochs"),
+        (LABELED, "--path", "--task.path"),
+        (LABELED, "--data", "--task.path"),
+        (LABELED, "--labels", "--task.labels"),
+        (LABELED, "--hidden-size", "--core.width"),
+        (LABELED, "--core.num_layers", "--core.layers"),
+        (LABELED, "--width", "--core.width"),
+        (LABELED, "--core.learning-rate", "--train.learning_rate"),
+        (LABELED, "--stepz", "--steps"),
+        (LABELED, "--train.warmpu", "--train.warmup"),
+        ("random-walk/feedback", "--data", None),
+        ("random-walk/feedback", "--nothing-like-this", None),
+    ],
+)
+def test_unknown_options_suggest_the_one_that_is_meant(preset: str, given: str, suggested: str | None) -> None:
+    hint = f"; did you mean {suggested}?" if suggested else ""
+    assert options.near_option(given, preset, ["--steps", "--out", "--device"]) == hint
+
+
+@pytest.mark.parametrize(
+    ("given", "suggested"), [("--train.epochs", "--steps"), ("--lr", "--train.learning_rate"), ("--stepz", "--steps")]
+)
+def test_unknown_options_are_errors_with_a_suggestion(given: str, suggested: str) -> None:
+    command = [sys.executable, "-m", "stairwell", "train", LABELED, given, "3"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    error = f"stairwell: No such option: {given}; did you mean {suggested}?"
+    assert (done.returncode, done.stderr.strip().splitlines()[-1]) == (2, error)
+
+
+def test_every_synonym_is_the_name_of_no_option_and_suggests_one() -> None:
+    types = options.option_types()
+    assert all(option in types or option in options.OWN for option in options.SYNONYMS.values())
+    agents = {"epochs", "max_steps"}  # an option of agents is suggested before the synonym
+    assert {name.rpartition(".")[2] for name in types} & set(options.SYNONYMS) == agents
+
+
+def test_help_of_labeled_data_shows_its_options() -> None:
+    shown = {name for name in options.options_of(LABELED) if options.is_common(LABELED, *name.split("."))}
+    assert {"task.path", "task.labels", "train.learning_rate"} <= shown and "train.curriculum" not in shown
+    assert options.is_common("parity/feedback", "train", "curriculum")
