@@ -127,7 +127,7 @@ def make_page(models: Sequence[PageModel], title: str = "") -> str:
         brand="stairwell",
         scripts=SCRIPTS,
         title=title or data_title(models[0].task) or default_title,
-        lead=lead.format(**sentence_parts([one.name for one in models])),
+        lead=f"{lead.format(**sentence_parts([one.name for one in models]))} {task.get('about', '')}".strip(),
         disclose_models=task["type"] != "text",
         models=[(one.name, color, model_facts(one)) for one, color in zip(models, colors)],
         data={

@@ -14,8 +14,9 @@ import numpy as np
 from stairwell import text
 from stairwell.errors import UserError
 from stairwell.models import LanguageModel, Seq2Seq
-from stairwell.tasks import StreamTask
+from stairwell.tasks import StreamTask, groups
 from stairwell.tasks.base import IGNORE_INDEX
+from stairwell.tasks.group_words import GroupWords, generator_order
 from stairwell.tasks.labeled import Labeled, LabeledVocabulary
 from stairwell.tasks.language import Language
 from stairwell.tasks.pair_task import PairTask
@@ -24,6 +25,8 @@ from stairwell.tasks.permutations import Permutations, generators, product_table
 from stairwell.tasks.random_walk import RESET, RandomWalk, transitions
 from stairwell.train.translator import Search
 
+PRODUCT = "The label is the product of the tokens so far."
+IMAGES = "A permutation is written as the images of 0, 1, 2 and so on."
 MAX_MACHINE = 20_000  # entries of `next`
 EXAMPLE_TOKENS = 600
 SEARCH_OPTIONS = (
@@ -112,14 +115,23 @@ def generated_task_json(task: Any) -> dict[str, Any]:
     if isinstance(task, Parity):
         machine = {"next": [[0, 1], [1, 0]], "label": [0, 1]}
         return {"type": "tokens", **names, "machine": machine}
-    if isinstance(task, Permutations):
-        following = product_table(task.config.elements).reshape(task.outputs, task.outputs).T  # (product, factor)
-        if task.config.generators:
-            following = following[:, generators(task.config.elements)]
+    if isinstance(task, Permutations | GroupWords):
+        following = products(task)
+        about = f"{IMAGES} {PRODUCT}" if len(names["labels"][0]) > 1 else PRODUCT
         if following.size <= MAX_MACHINE:
             machine = {"next": following.tolist(), "label": list(range(task.outputs))}
-            return {"type": "tokens", **names, "machine": machine}
+            return {"type": "tokens", "about": about, **names, "machine": machine}
     return {"type": "tokens", **names, "example": example_json(task)}
+
+
+def products(task: Permutations | GroupWords) -> np.ndarray[Any, Any]:
+    """Return the product after each product and token: (products, tokens)."""
+    if isinstance(task, GroupWords):
+        group, seed = task.config.group, task.config.generator_seed
+        table = groups.multiplication_table(group).reshape(task.outputs, task.outputs)
+        return table[generator_order(group, seed)[: task.inputs]].T
+    following = product_table(task.config.elements).reshape(task.outputs, task.outputs).T
+    return following[:, generators(task.config.elements)] if task.config.generators else following
 
 
 def example_json(task: StreamTask) -> dict[str, Any]:

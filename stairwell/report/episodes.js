@@ -1,4 +1,5 @@
 // Episodes of agents step by step: the environment, actions, rewards, values, and attention to the frames in memory.
+const MAX_IMAGE_WIDTH = 400;
 const decimals = (value) => String(Number(value.toFixed(3)));
 
 // The images of an episode. Each patch is what changed since the image before, so patches are drawn in order.
@@ -14,10 +15,10 @@ class EpisodeImages {
     this.ready = Promise.all(this.patches.filter(Boolean).map(({ image }) => image.decode()));
   }
 
-  // Small images are enlarged to `minWidth` pixels.
+  // Small images are enlarged to `minWidth` pixels, large ones reduced so that two fit beside each other.
   addCanvas(parent, minWidth) {
     const { width, height } = this.episode;
-    const canvas = html(parent, "canvas", { width, height, role: "img", style: `width: ${Math.max(width, minWidth)}px` });
+    const canvas = html(parent, "canvas", { width, height, role: "img", style: `width: ${Math.min(Math.max(width, minWidth), MAX_IMAGE_WIDTH)}px` });
     canvas.step = -1;
     return canvas;
   }
@@ -80,7 +81,7 @@ class EpisodeCard {
     } else {
       this.currentText = html(current, "p", { class: "observation" });
     }
-    html(current, "figcaption", {}, "current observation");
+    html(current, "figcaption", {}, width ? "current frame" : "current observation");
     if (!layers.length) return;
     const attended = html(box, "figure", { class: "attended" });
     if (width) this.attendedImage = this.images.addCanvas(attended, 0);
@@ -103,7 +104,7 @@ class EpisodeCard {
     const values = this.episode.steps.map(({ value }) => value);
     const low = Math.min(0, ...values), high = Math.max(0, ...values), range = high - low || 1;
     const strip = new Strip(parent, "value", steps, goTo, (step) => step < values.length && ["value", decimals(values[step]), this.episode.color]);
-    const points = values.map((value, x) => `${x + 0.5} ${(0.06 + 0.88 * ((high - value) / range)).toFixed(3)}`);
+    const points = values.map((value, x) => `${x + 0.5} ${(0.12 + 0.76 * ((high - value) / range)).toFixed(3)}`);
     svg(strip.image, "path", { class: "value", d: `M${points.join("L")}` });
     strip.addCursor();
     return strip;

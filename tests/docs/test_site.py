@@ -67,6 +67,20 @@ def resolves(link: str, path: Path, pages: dict[Path, Page]) -> bool:
     return unquote(parts.fragment) in pages[target].anchors
 
 
+def test_the_gallery_opens_exports_of_every_included_model(site: Path) -> None:
+    from stairwell import checkpoints
+
+    text = (ROOT / "docs/gallery.md").read_text(encoding="utf-8")
+    sizes = dict(re.findall(r"([\w-]+\.\w+) ([\d,]+) bytes", text))
+    page = Page(site / "gallery.html")
+    live = [name for names in re.findall(r"<!-- live: (.+?) -->", text) for name in names.split()]
+    for name in live:
+        size, stated = (site / "gallery" / name).stat().st_size, int(sizes[name].replace(",", ""))
+        assert f"gallery/{name}" in page.links and abs(size - stated) < 0.05 * stated, f"{name}: {size:,} bytes"
+    commands = re.findall(r"^stairwell export ([\w-]+) --.*  # ", text, re.MULTILINE)
+    assert len(live) > 9 and set(commands) >= set(checkpoints.names()) - {"s5-32-feedback"}
+
+
 def test_the_reference_lists_every_command_and_every_option(site: Path) -> None:
     import typer
 

@@ -207,21 +207,38 @@ def test_only_what_the_agent_observes_is_an_input() -> None:
     assert list(masked.arguments(1)) == ["observation", "action_mask", "last_reward", "start"]
 
 
-def test_shipped_agent_equals_pytorch_over_1000_steps(tmp_path: Path) -> None:
-    agent, task = load("corridor-feedback", "cpu")
+SHIPPED = {
+    "corridor-feedback": ("stairwell/Corridor-v0", {"length": 20}, 3, 100),
+    "memory-s9-feedback": ("MiniGrid-MemoryS9-v0", {}, 7, 300),
+    "taxi-feedback": ("Taxi-v4", {}, 6, 250),
+}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_agent_equals_pytorch_over_1000_steps(name: str, tmp_path: Path) -> None:
+    """With the action masks of the environment, if it has any."""
+    if name == "memory-s9-feedback":
+        pytest.importorskip("minigrid")
+    env, options, actions, least_episodes = SHIPPED[name]
+    agent, task = load(name, "cpu")
     export_agent_onnx(agent, task, tmp_path / "agent.onnx")
-    run = Onnx(tmp_path / "agent.onnx", AgentStep(agent).inputs(4))
+    run = Onnx(tmp_path / "agent.onnx", AgentStep(agent, task.has_action_mask).inputs(4))
     metadata = run.session.get_modelmeta().custom_metadata_map
-    assert json.loads(metadata["env"]) == "stairwell/Corridor-v0" and json.loads(metadata["options"]) == {"length": 20}
-    assert json.loads(metadata["action_space"]) == {"type": "discrete", "n": 3}
-    episodes = 0
+    assert json.loads(metadata["env"]) == env and json.loads(metadata["options"]) == options
+    assert json.loads(metadata["action_space"]) == {"type": "discrete", "n": actions}
+    episodes = masked = 0
     with eval_mode(agent):
         for frame in itertools.islice(iterate_transitions(agent, task.make_env(range(4), 7), 7), 1000):
-            outputs = run.step({**frame.inputs.observation, "start": frame.start})
+            given = {**frame.inputs.observation, "start": frame.start}
+            if frame.inputs.action_mask is not None:
+                given["action_mask"] = mask = frame.inputs.action_mask.bool()
+                masked += int((~mask).sum())
+            outputs = run.step(given)
             wanted = to_environment(agent, frame.output.policy[:, None], frame.output.value[:, None])
             compare(outputs, wanted, 0)
             episodes += int(frame.start.sum())
-    assert episodes > 100
+            assert "action_mask" not in given or mask.gather(-1, outputs["action"].reshape(4, 1)).all()
+    assert episodes > least_episodes and (masked > 1000) == (name == "taxi-feedback")
 
 
 def test_action_mask_is_an_input_if_the_environment_gives_one(tmp_path: Path) -> None:

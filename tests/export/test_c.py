@@ -127,8 +127,19 @@ def test_the_shipped_tracker_follows_s5_and_pytorch(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_the_shipped_agent_takes_the_same_actions(tmp_path: Path) -> None:
-    agent, task = load("corridor-feedback", "cpu")
+def test_the_shipped_text_model_equals_pytorch(tmp_path: Path) -> None:
+    model, task = load("shakespeare-feedback", "cpu")
+    library = TokenLibrary(model, tmp_path, task)
+    tokens = torch.from_numpy(task.vocabulary.encode("ROMEO:\nWhat say you to the letters of the king?\n" * 22))[:1000]
+    expected, _ = model(tokens[None], model.init_state(1))
+    _, logits = library.run(tokens)
+    torch.testing.assert_close(logits.log_softmax(-1), expected[0].log_softmax(-1), rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["corridor-feedback", "taxi-feedback"])
+@torch.no_grad()
+def test_the_shipped_agent_takes_the_same_actions(name: str, tmp_path: Path) -> None:
+    agent, task = load(name, "cpu")
     library = AgentLibrary(agent, tmp_path, task)
     state = library.new_state()
     env = task.make_env(range(1), 0)
@@ -333,7 +344,8 @@ def test_the_program_of_the_docs_prints_labels(tmp_path: Path) -> None:
     tokens = np.random.default_rng(0).integers(0, 2, (1, 100)).astype(np.int16)
     text = " ".join(map(str, tokens[0]))
     printed = subprocess.run([tmp_path / "s5"], input=text, capture_output=True, text=True, check=True).stdout
-    assert printed.split() == [str(label) for label in task.train.labels(tokens, None)[0][0]]
+    _, names = task.names()
+    assert printed.split() == [names[label] for label in task.train.labels(tokens, None)[0][0]]
     result = subprocess.run([tmp_path / "s5"], input="7", capture_output=True, text=True)
     assert result.returncode == 1 and "token 7 is out of range" in result.stderr
 

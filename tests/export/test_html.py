@@ -144,6 +144,9 @@ def test_models_of_one_name_are_numbered() -> None:
         ("parity", {}),
         ("s5", {}),
         ("s5", {"generators": True, "elements": 4}),
+        ("group-words", {"generators": 3, "label": "every"}),
+        ("group-words", {"group": "A5xZ2", "generators": 5, "label": "every"}),
+        ("group-words", {"group": "(0 1 2 3)(4 5 6 7), (0 4 2 6)(1 7 3 5)", "label": "every"}),
     ],
 )
 def test_machine_gives_the_labels_of_the_task(name: str, options: dict[str, Any]) -> None:
