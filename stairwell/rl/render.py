@@ -127,7 +127,10 @@ def _render_episodes(
 
 
 def describe_action(action: Array, names: Sequence[str]) -> str:
-    return names[int(action)] if names else np.array2string(np.asarray(action), precision=2)
+    if names:
+        return names[int(action)]
+    text = np.array2string(np.asarray(action), precision=2)
+    return text if np.ndim(action) else f"action {text}"
 
 
 def summarize_observation(inputs: AgentInputs) -> str:
