@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import plot
+from bench.c_file import CASES as C_CASES
 from bench.records import ROOT, Record, newest_by_case
 
 PAGES = ("docs/performance.md", "docs/agents.md")
@@ -394,7 +395,7 @@ def c_file(records: list[Record]) -> list[str]:
     sizes = ("code_bytes", "parameter_bytes", "state_bytes", "stack_bytes", "tokens", "mistakes", "tokens_per_second")
     rows = [
         [record["target"], record["what"], *(f"{record[size]:,}" for size in sizes)]
-        for record in sorted(records, key=lambda record: -record["tokens_per_second"])
+        for record in sorted(records, key=lambda record: (C_CASES.index(record["case"]), record["what"]))
     ]
     head = ["machine", "type", "code", "parameters", "state", "stack", "tokens", "mistakes", "tokens/s"]
     return [*grid(head, rows), "", f"{source(records)}; tokens per second of processor time."]
