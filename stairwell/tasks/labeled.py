@@ -157,11 +157,11 @@ class Labeled(FileTask[LabeledFiles, LabeledTokens]):
 
         def encode_tokens() -> Iterator[tuple[Array, bool]]:
             for number, tokens, _ in _episodes(files):
-                yield _look_up(vocabulary.token_ids, tokens, f"line {number} of {files.tokens}: the token"), True
+                yield self._look_up(vocabulary.token_ids, tokens, f"line {number} of {files.tokens}: the token"), True
 
         def encode_labels() -> Iterator[tuple[Array, bool]]:
             for number, _, labels in _episodes(files):
-                yield _look_up(label_ids, labels, f"line {number} of {files.labels}: the label"), True
+                yield self._look_up(label_ids, labels, f"line {number} of {files.labels}: the label"), True
 
         ids, starts = cached(key_of("tokens", *ingredients), vocabulary.size, encode_tokens)
         targets, _ = cached(key_of("labels", *ingredients), len(vocabulary.labels) + 1, encode_labels)
@@ -170,6 +170,22 @@ class Labeled(FileTask[LabeledFiles, LabeledTokens]):
         if not targets.any():
             raise UserError(f"{files.labels} has no label but {unscored!r}, so nothing is scored")
         return LabeledTokens(ids, targets, starts)
+
+    def _look_up(self, ids: dict[str, int], names: list[str], subject: str) -> np.ndarray:
+        try:
+            return np.array([ids[name] for name in names], np.int64)
+        except KeyError as error:
+            name = error.args[0]
+            if self._evaluation_only:
+                reason = f"was not in the training data{suggestion(name, ids)}"
+            elif self.locations["train"].last is not None:  # one pair of files, split by lines
+                reason = (
+                    "is not in the training split: the last 10% of the lines are validation and test, and it occurs "
+                    "only there; shuffle the lines, or give a folder with train.tokens, valid.tokens and test.tokens"
+                )
+            else:
+                reason = "is not in the training split; add it there, or remove it here"
+            raise text.UnknownTokenError(f"{subject} {name!r} {reason}") from error
 
     def read_tokens(self, path: str | os.PathLike[str]) -> Iterator[np.ndarray]:
         """Yield the token ids of each line of a file of tokens, which needs no labels. Empty lines are empty."""
@@ -277,12 +293,3 @@ def _lines(file: Path) -> Iterator[str]:
             line = [other]
     if any(line):
         yield "".join(line)
-
-
-def _look_up(ids: dict[str, int], names: list[str], subject: str) -> np.ndarray:
-    try:
-        return np.array([ids[name] for name in names], np.int64)
-    except KeyError as error:
-        raise text.UnknownTokenError(
-            f"{subject} {error.args[0]!r} is not in the training split; add it there, or remove it here"
-        ) from error

@@ -257,7 +257,7 @@ MISTAKES = {
     "eval walk --horizon 50 --seeds 1000000000": "lower --streams (now 4) or --seeds (now 1,000,000,000)",
     "eval walk --horizon 50 --baselines": "--baselines needs a split; leave it out with --horizon",
     "eval text --data foreign.txt": "is not in the training text",
-    "eval mine --data foreign.tokens": "the token 'c' is not in the training split",
+    "eval mine --data foreign.tokens": "the token 'c' was not in the training data; there are: a, b",
     "eval walk --device cuda:7": "--device cuda:7 cannot be used",
     "list nonsense": "cannot list 'nonsense'",
     "data get nonsense": "nonsense",

@@ -105,6 +105,20 @@ def test_one_pair_of_files_is_split_by_lines(tmp_path: Path) -> None:
     assert read(task, "test", 1, 9).tokens.tolist() == [[1, 1, 1, 1]]
 
 
+@pytest.mark.parametrize("side", ["token", "label"])
+def test_a_rare_name_in_the_last_lines_of_one_pair_explains_the_split(side: str, tmp_path: Path) -> None:
+    plain = "\n".join(["a b"] * 40)
+    rare = "\n".join(["a b"] * 38 + ["meteor b"] * 2)
+    write(tmp_path, day_tokens=rare if side == "token" else plain, day_labels=rare if side == "label" else plain)
+    with pytest.raises(UserError) as raised:
+        opened(Labeled(LabeledConfig(path=str(tmp_path / "day.tokens"))))
+    assert str(raised.value).endswith(
+        f"day.{side}s: the {side} 'meteor' is not in the training split: the last 10% of the lines are validation and "
+        "test, and it occurs only there; shuffle the lines, or give a folder with train.tokens, valid.tokens and "
+        "test.tokens"
+    )
+
+
 def test_the_label_file_and_the_unscored_label_are_options(tmp_path: Path) -> None:
     write(tmp_path, in_txt="a b\n" * 3, out_txt="? -\n" * 3)
     task = Labeled(LabeledConfig(path=str(tmp_path / "in.txt"), labels=str(tmp_path / "out.txt"), unscored="?"))
@@ -126,8 +140,14 @@ def test_other_data_is_read_with_the_vocabulary_of_training(tmp_path: Path) -> N
     assert read(other, "valid", 1, 5).tokens.tolist() == read(other, "test", 1, 5).tokens.tolist() == [[1]]
     with pytest.raises(ValueError, match="has no train split"):
         other.batch_source(range(1), 1, 0)
-    with pytest.raises(ValueError, match=r"line 1 of .*odd\.tokens: the token 'c' is not in the training"):
+    match = r"line 1 of .*odd\.tokens: the token 'c' was not in the training data; there are: a, b$"
+    with pytest.raises(ValueError, match=match):
         opened(task.with_data(str(tmp_path / "odd.tokens")))
+    write(tmp_path / "folder", train_tokens="start stop\n", train_labels="0 0\n")
+    named = Labeled(LabeledConfig(path=str(tmp_path / "folder")))
+    write(tmp_path, odd_tokens="stert\n")
+    with pytest.raises(ValueError, match=r"'stert' was not in the training data; did you mean 'start'\?$"):
+        opened(named.with_data(str(tmp_path / "odd.tokens")))
 
 
 def test_the_vocabulary_can_be_saved_and_loaded(tmp_path: Path) -> None:
