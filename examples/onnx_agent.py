@@ -4,12 +4,15 @@ stairwell export corridor-feedback --onnx agent.onnx
 python examples/onnx_agent.py agent.onnx 10
 
 The graph reads one frame of one environment. `start` resets the memory; each output `...N` is the next input of that
-name. The environment and its options are in the metadata of the file.
+name. The environment and its options are in the metadata of the file. The agent needs neither stairwell nor torch, but
+the environment of this example is stairwell's, so stairwell must be installed. An environment of your own is imported
+from the current directory.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -61,6 +64,7 @@ def flatten(observation: Any, path: str = "observation") -> dict[str, Any]:
 
 def main(path: str, episodes: str = "10") -> None:
     agent = Agent(path)
+    sys.path.append(os.getcwd())
     name = json.loads(agent.metadata["env"])
     # gymnasium imports the module before the colon, which registers the environment.
     name = f"stairwell.rl:{name}" if name.startswith("stairwell/") else name

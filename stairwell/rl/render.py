@@ -3,14 +3,16 @@
 for step in render_episodes(agent, task, episodes=3, seed=0):
     image = compose_image(step)        # (height, width, 3) uint8
 
-Attention is drawn as one strip per layer, averaged over heads, newest memory position on the left, brighter for more.
-`compose_image(step, labels=True)` adds labels to the image.
+Attention is drawn as one strip per layer, averaged over heads, newest memory position on the right as in reports and
+exported pages, brighter for more. `compose_image(step, labels=True)` adds labels and enlarges small images; without an
+image it draws the observation as text.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import textwrap
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any, NamedTuple
@@ -31,7 +33,9 @@ from .vector_env import BrokenEnvironment, VectorEnv
 
 BACKGROUND, HIGHLIGHT = np.array([24, 26, 31]), np.array([255, 196, 61])
 GAP = 8  # pixels between images
-STRIP_TITLE = ("attention to memory,", "newest position left")
+STRIP_TITLE = ("attention to memory,", "newest position right")
+MIN_IMAGE = 240  # pixels of the longer side of a labeled image; smaller ones are enlarged
+TEXT_COLUMNS = 40  # characters per line of an observation
 LINE_HEIGHT, TEXT_COLOR = 14, (225, 225, 225)  # of labels
 MAX_LISTED = 12  # numbers of an observation in a summary
 GIF = OutputType("a GIF of stairwell play", contains_bytes(b"\x21\xfe\x09stairwell"))  # in a GIF comment
@@ -145,8 +149,11 @@ def summarize_observation(inputs: AgentInputs) -> str:
 
 
 def compose_image(step: RenderedStep, labels: bool = False) -> Array:
-    """Return the image with the attention strips on its right, or below a wide image. `labels` names the strips."""
+    """Return the image with the attention strips on its right, or below a wide image. `labels` names the strips,
+    enlarges a small image and draws an observation without an image as text."""
     image = np.zeros((0, 0, 3), np.uint8) if step.image is None else step.image
+    if labels:
+        image = describe_step(step) if step.image is None else enlarge(step.image)
     strips = [attention_strip(weights) for weights in step.attention]
     if labels and strips:
         named = [(text_image(f"layer {layer}"), strip) for layer, strip in enumerate(strips, start=1)]
@@ -159,9 +166,25 @@ def compose_image(step: RenderedStep, labels: bool = False) -> Array:
     return stack_images(blocks) if below else stack_images([block.swapaxes(0, 1) for block in blocks]).swapaxes(0, 1)
 
 
+def enlarge(image: Array) -> Array:
+    """Return an image whose longer side has at least MIN_IMAGE pixels, by repeating pixels."""
+    scale = -(-MIN_IMAGE // max(image.shape[:2]))
+    return image.repeat(scale, 0).repeat(scale, 1)
+
+
+def describe_step(step: RenderedStep) -> Array:
+    """Return an image of a step's observation, action and reward as text."""
+    lines = textwrap.wrap(f"observation {step.observation}", TEXT_COLUMNS)
+    lines += [f"step {step.step}: {step.action}", f"reward {step.reward:.3g}, return {step.episode_return:.3g}"]
+    text = stack_images([text_image(line) for line in lines], 0)
+    return pad_image(text, text.shape[0], max(text.shape[1], MIN_IMAGE))
+
+
 def attention_strip(weights: Array, size: int = 12) -> Array:
-    """Return one square per memory position: (size, positions * size, 3)."""
-    strength = np.clip(weights / max(float(weights.max(initial=0)), 1e-6), 0, 1)
+    """Return one square per memory position, the newest on the right: (size, positions * size, 3).
+
+    weights (positions,), newest first"""
+    strength = np.clip(weights[::-1] / max(float(weights.max(initial=0)), 1e-6), 0, 1)
     colors = (BACKGROUND + strength[:, None] * (HIGHLIGHT - BACKGROUND)).astype(np.uint8)  # (positions, 3)
     strip = np.repeat(np.repeat(colors[None], size, 0), size, 1)
     strip[:, ::size] = 0

@@ -259,6 +259,19 @@ def test_example_plays_with_onnxruntime(tmp_path: Path) -> None:
     assert result.stdout == "".join(f"episode {i}: return 1\n" for i in (1, 2, 3)), result.stderr
 
 
+def test_example_imports_your_own_environment_from_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text((ROOT / "examples/recall.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    config = run_config(task__env="mine:Recall-v0", task__length=None)
+    task = config.make_tasks()[0]
+    export_agent_onnx(config.make_model(task).eval(), task, tmp_path / "agent.onnx")
+    command = [sys.executable, str(ROOT / "examples/onnx_agent.py"), "agent.onnx", "2"]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert result.stdout.startswith("episode 1: return "), result.stderr
+
+
 def test_agent_is_not_a_language_model() -> None:
     with pytest.raises(UserError, match="only a LanguageModel can be exported as a graph, not a Agent"):
         StepModule(make_agent("integer box"))  # type: ignore[arg-type]

@@ -336,7 +336,7 @@ ROOT = Path(__file__).parents[2]
 
 def test_the_program_of_the_docs_prints_labels(tmp_path: Path) -> None:
     page = (ROOT / "docs/export.md").read_text()
-    (program,) = (block for block in re.findall(r"```c\n(.*?)```", page, re.DOTALL) if "int main" in block)
+    program, _ = (block for block in re.findall(r"```c\n(.*?)```", page, re.DOTALL) if "int main" in block)
     model, task = load("s5-feedback", "cpu")
     export_c(model, tmp_path / "s5.c", task)
     (tmp_path / "main.c").write_text(program)
@@ -348,6 +348,26 @@ def test_the_program_of_the_docs_prints_labels(tmp_path: Path) -> None:
     assert printed.split() == [names[label] for label in task.train.labels(tokens, None)[0][0]]
     result = subprocess.run([tmp_path / "s5"], input="7", capture_output=True, text=True)
     assert result.returncode == 1 and "token 7 is out of range" in result.stderr
+
+
+def test_the_program_of_the_docs_runs_an_agent(tmp_path: Path) -> None:
+    page = (ROOT / "docs/export.md").read_text()
+    _, program = (block for block in re.findall(r"```c\n(.*?)```", page, re.DOTALL) if "int main" in block)
+    agent, task = load("corridor-feedback", "cpu")
+    export_c(agent, tmp_path / "corridor.c", task)
+    (tmp_path / "main.c").write_text(program)
+    sources = (tmp_path / "main.c", tmp_path / "corridor.c")
+    compile_c(COMPILERS[0], "-O2", *sources, "-o", tmp_path / "corridor", "-lm")
+    env = task.make_env(range(1), 0)
+    transitions = list(islice(iterate_transitions(agent, env, seed=0, deterministic=True), 20))
+    text = "".join(
+        f"{a} {b} {c}\n" for a, b, c in (t.inputs.observation["observation"][0].tolist() for t in transitions)
+    )
+    printed = subprocess.run([tmp_path / "corridor"], input=text, capture_output=True, text=True, check=True).stdout
+    actions = [int(line.partition(",")[0].removeprefix("action ")) for line in printed.splitlines()]
+    assert actions == [int(transition.action) for transition in transitions]
+    result = subprocess.run([tmp_path / "corridor"], input="9 0 0", capture_output=True, text=True)
+    assert result.returncode == 1 and "out of range" in result.stderr
 
 
 CORTEX_M = ROOT / "examples/cortex-m"

@@ -84,11 +84,15 @@ def test_a_gif_names_the_attention_strips(runs: Any, tmp_path: Path) -> None:
     agent, task = load(runs("corridor"), "cpu")
     *_, step = render_episodes(agent, task, 1, seed=3)
     plain, labeled = compose_image(step), compose_image(step, labels=True)
-    assert step.image is not None and np.array_equal(labeled[: step.image.shape[0], : step.image.shape[1]], step.image)
+    assert step.image is not None
+    scale = -(-240 // max(step.image.shape[:2]))
+    large = step.image.repeat(scale, 0).repeat(scale, 1)
+    assert max(large.shape) >= 240 and np.array_equal(labeled[: large.shape[0], : large.shape[1]], large)
     strip = attention_strip(step.attention[0])
     text = [text_image(line) for line in (*STRIP_TITLE, "layer 1")]
     assert all(line.any() for line in text) and not np.array_equal(text[0], text[1])
-    beside = labeled[:, step.image.shape[1] + 8 :]
+    below = large.shape[1] > 2 * large.shape[0]
+    beside = labeled[large.shape[0] + 8 :] if below else labeled[:, large.shape[1] + 8 :]
     for part, top in zip((*text, strip), (0, 14, 28 + 8, 28 + 8 + 14 + 2), strict=True):
         assert np.array_equal(beside[top : top + part.shape[0], : part.shape[1]], part)
     assert labeled.size > plain.size
@@ -109,6 +113,9 @@ def test_an_environment_without_images_has_a_summary_of_observations(runs: Any, 
     first, second, *_ = render_episodes(agent, task, 1, seed=0)
     assert first.image is None and first.observation.startswith("0 1; 1 ")  # watch phase, and a suit
     assert compose_image(second).any()  # its attention
+    # A GIF shows the observation as text, which changes from step to step, also without attention.
+    texts = [compose_image(step._replace(attention=[]), labels=True) for step in (first, second)]
+    assert texts[0].any() and texts[0].shape[1] >= 240 and not np.array_equal(*texts)
     episode = gather(runs("cards")).episode
     assert episode is not None and episode.width == 0 and episode.steps[0].observation.startswith("0 1; 1 ")
     assert stairwell(tmp_path, "play", runs("cards"), "--episodes", "1", "--json").status == 0
@@ -131,7 +138,8 @@ def test_images_are_stacked_and_converted_for_a_terminal() -> None:
     image, strip = np.full((4, 6, 3), 200, np.uint8), attention_strip(np.array([0.5, 0.25]), size=4)
     both = stack_images([image, strip])
     assert both.shape == (4 + 8 + 4, 8, 3) and np.array_equal(both[:4, :6], image) and not both[4:12].any()
-    assert strip[2, 2].tolist() == [255, 196, 61] and strip[2, 6].tolist() < [255, 196, 61]
+    # The first weight is that of the newest position, which is on the right as on pages.
+    assert strip[2, 6].tolist() == [255, 196, 61] and strip[2, 2].tolist() < [255, 196, 61]
     text = to_ansi(np.array([[[1, 2, 3]], [[4, 5, 6]]], np.uint8), 10)
     assert text == "\x1b[38;2;1;2;3m\x1b[48;2;4;5;6m▀\x1b[0m"
     assert len(to_ansi(np.zeros((40, 100, 3), np.uint8), 20).splitlines()) == 4
