@@ -117,6 +117,10 @@ def test_two_runs_are_exported_to_one_page(folder: Path) -> None:
         (["walk", "--html", "x.html", "--weights", "int8"], "--weights is only read with --c, or with --html of a"),
         (["walk", "--html", "x.html", "--name", "walk"], "--name is only read with --c"),
         (["walk", "--c", "walk.cpp"], "--c walk.cpp does not end in .c"),
+        (
+            ["walk", "--c", "2 walk.c"],
+            "--name is not given, and that of the file, '2_walk' cannot start the names of C",
+        ),
         (["walk", "--c", "walk.c", "--name", "a-b"], "--name 'a-b' cannot start the names of C functions"),
         (["walk", "--c", "walk.c", "--weights", "bfloat16"], "--weights bfloat16: a C file has parameters in float32"),
         (["walk", "walk-xl", "--c", "walk.c"], "only an HTML page can contain several models"),

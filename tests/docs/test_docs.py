@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from stairwell import CORES, State, build
+from stairwell.cli.help import ORDER
 from stairwell.experiments.papers import CATALOG
 from stairwell.rl.algorithms import ALGORITHMS
 from stairwell.tasks import TASKS
@@ -105,6 +106,16 @@ def playground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
         registry.clear()
         registry.update(contents)
     sys.modules.pop("toy_core", None)
+
+
+@pytest.mark.parametrize("command", ORDER)
+def test_a_page_shows_every_command(command: str) -> None:
+    assert any(f"stairwell {command}" in page.read_text(encoding="utf-8") for page in PAGES)
+
+
+@pytest.mark.parametrize("score", ["accuracy", "error", "sequence_accuracy", "last_accuracy"])
+def test_training_explains_every_score_of_labeled_data(score: str) -> None:
+    assert f"`{score}`" in (ROOT / "docs/training.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_is_short() -> None:

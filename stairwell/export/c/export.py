@@ -80,7 +80,10 @@ def symbol_prefix(path: Path, name: str | None) -> str:
     """Return what the names of functions and types start with."""
     prefix = re.sub(r"\W", "_", path.stem, flags=re.ASCII) if name is None else name
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", prefix) or prefix in KEYWORDS:
-        raise UserError(f"name {prefix!r} cannot start the names of C functions; choose letters, digits and _")
+        subject = "name" if name is not None else "name is not given, and that of the file,"
+        raise UserError(
+            f"{subject} {prefix!r} cannot start the names of C functions; choose letters, digits and _, a letter first"
+        )
     return prefix
 
 
