@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import EnumType, IntEnum
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,6 +34,7 @@ try:
 except ImportError as missing:
     raise MissingPackage("gymnasium 1.1 or newer is not installed", GYMNASIUM) from missing
 
+MAX_SHOWN = 200  # characters of an observation in an error
 # MiniGrid's images have three categories per cell, not colors: object type, object color and object state.
 MINIGRID_NVEC = (11, 6, 4)
 # Packages that must be imported to register environments with these prefixes. Others are named `package:Name-v0`.
@@ -162,9 +165,28 @@ class CheckTypes(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def check(self, observation: Any) -> None:
         if not self.observation_space.contains(observation):
+            if contains_nan(observation):
+                raise BrokenEnvironment(f"an observation contains NaN: {shorten(observation)}")
             array = isinstance(observation, np.ndarray)
             text = f"{observation.dtype} of shape {observation.shape}" if array else repr(observation)
+            if array and observation.dtype.kind in "fiub" and observation.size:
+                text += f" with values from {observation.min():.4g} to {observation.max():.4g}"
             raise BrokenEnvironment(f"an observation is not in the space {self.observation_space}: {text}")
+
+
+def contains_nan(observation: Any) -> bool:
+    """Return whether there is NaN in an observation, which may be nested."""
+    if isinstance(observation, Mapping):
+        return any(map(contains_nan, observation.values()))
+    if isinstance(observation, tuple | list):
+        return any(map(contains_nan, observation))
+    values = np.asarray(observation)
+    return values.dtype.kind in "fc" and bool(np.isnan(values).any())
+
+
+def shorten(observation: Any) -> str:
+    text = " ".join(str(observation).split())
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
 class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -233,7 +255,8 @@ def make_gymnasium_env(
             **options,
         )
     except gymnasium.error.UnregisteredEnv as error:
-        raise UserError(f"environment '{name}': {describe_registered(name) or error}") from None
+        reason = describe_registered(name) or f"{str(error).rstrip('.')}; {describe_own(name)}"
+        raise UserError(f"environment '{name}': {reason}") from None
     except gymnasium.error.Error as error:
         raise UserError(f"environment '{name}': {error}") from None
     except TypeError as error:
@@ -292,6 +315,16 @@ def describe_registered(name: str) -> str:
     advice = f"it registers {', '.join(registered)}" if registered else "call gymnasium.register in it"
     file = getattr(sys.modules.get(module), "__file__", None) or "built in"
     return f"the module '{module}' ({file}) does not register '{env_id}'; {advice}"
+
+
+def describe_own(name: str) -> str:
+    """Return how to name an environment of one's own, for an error: by its module, if a file of the current directory
+    registers it."""
+    registered = re.compile(rf"""["']({re.escape(name.partition("-v")[0])}-v\d+)["']""")
+    for file in sorted(Path.cwd().glob("*.py")):
+        if match := registered.search(file.read_text(encoding="utf-8", errors="replace")):
+            return f"for that of {file.name} write --task.env {file.stem}:{match[1]}"
+    return "an environment of your own is named module:Name-v0"
 
 
 def derive_seed(seed: int, number: int) -> int:

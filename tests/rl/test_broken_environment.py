@@ -25,7 +25,14 @@ FAILURES: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no-reward": (lambda step: (step[0], None, *step[2:]), "the reward is None, not a number"),
     "wrong-shape": (lambda step: (np.zeros(3, np.float32), *step[1:]), r"not in the space .*: float32 of shape \(3,\)"),
     "wrong-dtype": (lambda step: (np.zeros(2, np.int64), *step[1:]), r"not in the space .*: int64 of shape \(2,\)"),
-    "nan-observation": (lambda step: (np.full(2, np.nan, np.float32), *step[1:]), "not in the space"),
+    "nan-observation": (
+        lambda step: (np.full(2, np.nan, np.float32), *step[1:]),
+        r"an observation contains NaN: \[nan nan\]",
+    ),
+    "out-of-range": (
+        lambda step: (np.array([0, 2], np.float32), *step[1:]),
+        r"not in the space .*: float32 of shape \(2,\) with values from 0 to 2",
+    ),
     "no-bool": (lambda step: (*step[:2], "no", *step[3:]), "`terminated` is 'no', not a bool"),
     "endless": (lambda step: step, "has not ended after 50 steps; add a time limit to the environment"),
 }

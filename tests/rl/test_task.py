@@ -328,3 +328,15 @@ def test_derived_and_unknown_fields_raise() -> None:
 def test_environments_have_no_curriculum() -> None:
     with pytest.raises(UserError, match="environments have no curriculum"):
         rollout_source(run_config()).change(length=2)
+
+
+@pytest.mark.parametrize("name", ["Cue", "Cue-v0"])
+def test_an_environment_of_the_current_directory_is_suggested_by_its_module(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text('import gymnasium\ngymnasium.register("Cue-v0", entry_point="mine:Cue")\n')
+    with pytest.raises(UserError, match=r"for that of mine.py write --task.env mine:Cue-v0"):
+        run_config(task__env=name, task__length=None).make_tasks()[0].facts()
+    with pytest.raises(UserError, match=r"an environment of your own is named module:Name-v0"):
+        run_config(task__env="Cues-v0", task__length=None).make_tasks()[0].facts()
