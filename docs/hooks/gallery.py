@@ -54,11 +54,7 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: object) -> str
     def link(name: str) -> str:
         if files.get_file_from_path(f"{FOLDER}/{name}") is None:
             return ""
-        return (
-            f"[Open {name}]({FOLDER}/{name}){{target=_blank}}"
-            if name.endswith(".html")
-            else f"[{name}]({FOLDER}/{name})"
-        )
+        return f"[{name}]({FOLDER}/{name}){{target=_blank}}" if name.endswith(".html") else f"[{name}]({FOLDER}/{name})"
 
     if page.file.src_uri != PAGE:
         return markdown
