@@ -163,6 +163,8 @@ def summarize(experiment: Experiment, out: Path) -> dict[str, Any]:
     finished = [result for run in experiment.runs() if (result := read_result(out, *run))]
     about = provenance()
     commits = sorted({result["provenance"]["commit"] for result in finished})
+    variants = [summarize_variant(experiment, out, variant) for variant in experiment.variants]
+    trained = [variant for variant, summary in zip(experiment.variants, variants, strict=True) if summary["seeds"]]
     return {
         "experiment": experiment.name,
         "title": experiment.title,
@@ -170,10 +172,10 @@ def summarize(experiment: Experiment, out: Path) -> dict[str, Any]:
         "scale": experiment.scale,
         "claim": experiment.claim,
         "notes": list(experiment.notes),
-        "changed": changes_text(experiment.variants),
+        "changed": changes_text(trained),
         "data": finished[0]["data"] if finished else "",
         "columns": [column.title for column in experiment.columns],
-        "variants": [summarize_variant(experiment, out, variant) for variant in experiment.variants],
+        "variants": variants,
         "provenance": {**about, "commit": ", ".join(commits) or about["commit"]},
     }
 

@@ -25,7 +25,7 @@ from .action_masks import mask_nvec, mask_of, masks_of
 from .environments import Array
 from .flatten import ACTION_MASK, flatten
 from .spaces import GYMNASIUM, Space, from_gymnasium
-from .vector_env import BrokenEnvironment, Observations, VectorStep, check_step, describe_exception
+from .vector_env import BrokenEnvironment, Observations, VectorStep, check_step, describe_exception, package_of
 
 try:
     import gymnasium
@@ -37,8 +37,6 @@ except ImportError as missing:
 MAX_SHOWN = 200  # characters of an observation in an error
 # MiniGrid's images have three categories per cell, not colors: object type, object color and object state.
 MINIGRID_NVEC = (11, 6, 4)
-# Packages that must be imported to register environments with these prefixes. Others are named `package:Name-v0`.
-PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "popgym-": "popgym"}
 
 
 class GymnasiumVectorEnv:
@@ -271,7 +269,7 @@ def import_environment(name: str) -> None:
     the package of a known prefix."""
     module, colon, env_id = name.partition(":")
     if not colon:
-        module = next((package for prefix, package in PACKAGES.items() if name.startswith(prefix)), "")
+        module = package_of(name)
         if not module:
             return
     elif not module or not env_id:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from stairwell.errors import UserError
+from stairwell.errors import MissingPackage, UserError
 
 from .environments import ENVIRONMENTS, make
-from .vector_env import BatchedVectorEnv, VectorEnv
+from .spaces import GYMNASIUM
+from .vector_env import BatchedVectorEnv, VectorEnv, package_of
 
 
 def full_name(name: str) -> str:
@@ -28,7 +29,11 @@ def make_vec_env(
             return BatchedVectorEnv(make(name, indices, seed, **options))
         except ValueError as error:
             raise UserError(str(error)) from None
-    from .gymnasium_vector_env import make_gymnasium_env  # gymnasium may not be installed
+    try:
+        from .gymnasium_vector_env import make_gymnasium_env
+    except MissingPackage:
+        message, package = "gymnasium 1.1 or newer is not installed", package_of(name)
+        raise MissingPackage(message, GYMNASIUM, *([package] if package else [])) from None
 
     return make_gymnasium_env(name, options, indices, seed, action_masks)
 

@@ -28,6 +28,9 @@ from .environments import Array, BatchedEnv
 from .flatten import find_error, flatten, leaf_spaces
 from .spaces import Space
 
+# Packages that must be imported to register environments with these prefixes. Others are named `package:Name-v0`.
+PACKAGES = {"MiniGrid-": "minigrid", "BabyAI-": "minigrid", "popgym-": "popgym"}
+
 Observations = dict[str, Array]  # by the paths of the space's leaves, and ACTION_MASK if there is a mask
 
 
@@ -147,6 +150,11 @@ def check_step(
             raise BrokenEnvironment(
                 f"`{name}` is {flags.dtype} of shape {flags.shape}; it must be one bool per environment"
             )
+
+
+def package_of(name: str) -> str:
+    """Return the package that registers an environment with a known prefix; empty for others."""
+    return next((package for prefix, package in PACKAGES.items() if name.startswith(prefix)), "")
 
 
 def describe_exception(error: BaseException) -> str:

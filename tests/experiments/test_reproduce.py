@@ -235,14 +235,16 @@ def test_all_experiments_are_listed_without_optional_packages(what: tuple[str, .
     assert set(CATALOG) <= {*listed.out.splitlines()}
     start = listed.out.index("\nextra.minigrid\n")
     entry = listed.out[start : listed.out.index("\n\n", start)]
-    assert 'laptop scale no estimate without a package (pip install "gymnasium>=1.1")' in entry
+    assert 'laptop scale no estimate without a package (pip install "gymnasium>=1.1" minigrid)' in entry
     assert listed.out.count("no estimate") == 2 * 3 + 1, "only experiments in gymnasium's environments"
 
 
 def test_a_plan_without_the_package_of_an_environment_has_no_estimate(tmp_path: Path) -> None:
     planned = stairwell(tmp_path, "reproduce", "extra.minigrid", "--dry-run", **WITHOUT_EXTRAS)
     assert planned.status == 0, planned
-    assert planned.out.count("no estimate") == 3 and 'pip install "gymnasium>=1.1"' in " ".join(planned.out.split())
+    assert planned.out.count("no estimate") == 3 and 'pip install "gymnasium>=1.1" minigrid' in " ".join(
+        planned.out.split()
+    )
 
 
 def test_a_missing_corpus_is_reported_before_anything_is_trained(tmp_path: Path) -> None:
