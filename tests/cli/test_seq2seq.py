@@ -120,9 +120,9 @@ def test_targets_can_be_sampled(folder: Path) -> None:
 
 
 def test_a_report_shows_sentences_and_source_attention(folder: Path) -> None:
-    ended = run_command(folder, "report", "run", "--out", "page.html")
+    ended = run_command(folder, "report", "run", "--out", "report.html")
     assert ended.status == 0, ended
-    page = (folder / "page.html").read_text()
+    page = (folder / "report.html").read_text()
     assert page.count('class="source-attention"') == 4 and page.count("<dt>reference</dt>") == 4
 
 
