@@ -32,7 +32,7 @@ HEADER_BYTES = 4096  # of a file, which contain the mark of its type
 # What stairwell itself writes to a run folder.
 RUN_FILES = (
     "config.json", "metrics.jsonl", "model.safetensors", "task.json", "checkpoints", "snapshots", "tensorboard",
-    "search.json", "horizon.json", "memory_analysis.json", "result.json", ".lock",
+    "search.json", "horizon.json", "memory_analysis.json", "result.json", "test_scores.json", ".lock",
 )  # fmt: skip
 
 

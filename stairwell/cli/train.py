@@ -201,7 +201,7 @@ def eval_command(
 ) -> None:
     """Score a trained model on a split, or on streams far longer than those of training (--horizon)."""
     from stairwell.runs.families import EvalOptions
-    from stairwell.runs.load import evaluate_run
+    from stairwell.runs.load import evaluate_run, save_test_scores
     from stairwell.runs.pair_runs import score_baselines
 
     split_name: Literal["valid", "test"] = "valid" if split == "valid" else "test"
@@ -221,6 +221,8 @@ def eval_command(
     scores = score_baselines(run, split_name, device, data) if baselines else {}
     options = EvalOptions(streams, segment, deterministic)
     result = {**evaluate_run(run, split_name, data, options, device, engine, callback, weight_type), **scores}
+    if split_name == "test" and data is None and weight_type == "float32":
+        save_test_scores(run, result)
     if callback is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # clear the counter
     print(strict_json(result) if as_json else result_text(result))

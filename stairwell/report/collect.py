@@ -25,7 +25,7 @@ from stairwell.report.memory_analysis import MemoryAnalysis, read_analysis
 from stairwell.report.samples import DecodedSample, read_samples
 from stairwell.rl.task import RLTask
 from stairwell.runs.config import SECTIONS, RunConfig
-from stairwell.runs.load import config_of, find_result, load, open_run
+from stairwell.runs.load import TEST_FILE, config_of, find_result, load, open_run
 from stairwell.runs.long_streams import Horizon
 from stairwell.runs.long_streams import read as read_horizon
 from stairwell.runs.presets import preset
@@ -202,7 +202,7 @@ def gather(
             for record in records
             if "valid" in record
         ],
-        scores=read_scores(result, metadata, scores or {}),
+        scores={**of_split(read_test_scores(run, step), "test"), **read_scores(result, metadata, scores or {})},
         provenance=read_provenance(
             run.path, config_json, config, metadata, {**result.get("provenance", {}), **(provenance or {})}
         ),
@@ -306,11 +306,24 @@ def of_split(scores: Mapping[str, Any], split: str) -> dict[str, float]:
 
 
 def read_result(run: Run) -> dict[str, Any]:
+    return read_object(run.path / "result.json")
+
+
+def read_test_scores(run: Run, step: int | None) -> dict[str, Any]:
+    """Return the scores of the test split that `eval` saved, unless training continued since."""
+    saved = read_object(find_result(run.path, TEST_FILE))
+    if saved.get("split") != "test" or saved.get("step") != step:
+        return {}
+    return {name: value for name, value in saved.items() if name not in ("split", "step")}
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Return the JSON object of a file; an empty one if there is none."""
     try:
-        result = parse_json((run.path / "result.json").read_bytes())
+        content = parse_json(file.read_bytes())
     except (OSError, ValueError):
         return {}
-    return result if isinstance(result, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def read_provenance(

@@ -141,6 +141,8 @@ def stream_table(models: list[Model]) -> Table:
         streams = [stream for horizon in horizons for stream in horizon.streams]
         firsts = sorted(first for horizon in horizons for first in horizon.first_mistakes)
         median = statistics.median_low([stream.first_mistake or np.inf for stream in streams])
+        # At least this: of a stream without a mistake its end counts.
+        lasted = [s.first_mistake or s.tokens or horizon.tokens for horizon in horizons for s in horizon.streams]
         lengths = sorted({(horizon.tokens, horizon.equal) for horizon in horizons})
         rows.append(
             [
@@ -150,7 +152,7 @@ def stream_table(models: list[Model]) -> Table:
                 " or ".join(f"{tokens:,}" if equal else f"up to {tokens:,}" for tokens, equal in lengths),
                 sum(horizon.error_free for horizon in horizons),
                 firsts[0] if firsts else "none",
-                "none" if median == np.inf else int(median),
+                f">{statistics.median_low(lasted):,}" if median == np.inf else int(median),
                 sum(stream.mistakes for stream in streams),
             ]
         )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from stairwell import checkpoints
 from stairwell.decode.weights import Weights, quantize
 from stairwell.errors import UserError, similar_name
+from stairwell.files import write_text
 from stairwell.runs import sizes
 from stairwell.runs.config import RunConfig
 from stairwell.runs.device import choose_device
@@ -22,6 +25,7 @@ from stairwell.train import Callback
 from stairwell.train.translator import SEARCH
 
 NO_OPTIONS = EvalOptions()
+TEST_FILE = "test_scores.json"  # scores of the test split
 
 
 def config_of(run: Run) -> RunConfig:
@@ -91,6 +95,15 @@ def check_finite(parameters: dict[str, torch.Tensor], run: Run) -> None:
                 f"{run.path}/model.safetensors: the parameters contain NaN or infinity (in '{name}'). Restore the file "
                 "or retrain."
             )
+
+
+def save_test_scores(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
+    """Save the scores of a run's own test split for its report. A folder without write access stays as it is, and so
+    does that of a shipped model."""
+    folder = results_folder(path)
+    if folder.is_dir():
+        with contextlib.suppress(OSError):
+            write_text(folder / TEST_FILE, json.dumps(result, indent=2) + "\n")
 
 
 def evaluate_run(

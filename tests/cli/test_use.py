@@ -206,6 +206,7 @@ def test_parameters_with_fewer_bits(folder: Path) -> None:
     ]
     exact, rounded = (score["loss"] for score in scores)
     assert exact != rounded and abs(exact - rounded) < 0.01
+    assert json.loads((folder / "text/test_scores.json").read_text())["loss"] == exact
     assert stairwell(folder, "eval", "walk", "--horizon", "50", "--weights", "int8").status == 0
     assert not (folder / "walk/horizon.json").exists()
     wrong = stairwell(folder, "generate", "text", "--weights", "int4")

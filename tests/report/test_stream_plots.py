@@ -12,6 +12,7 @@ from stairwell.report import RunReport, gather, write_html, write_stream_pngs
 from stairwell.report.compare import group_models
 from stairwell.report.stream_plots import accuracy, format_horizons, samples, stream_figure, stream_table, survival
 from stairwell.runs.launch import fit
+from stairwell.runs.load import evaluate_run, save_test_scores
 from stairwell.runs.long_streams import Horizon, StreamResult, measure
 from stairwell.runs.presets import preset
 
@@ -108,6 +109,30 @@ def test_table_of_first_mistakes(runs: list[RunReport]) -> None:
     assert evaluated is not None
     assert row[:5] == ["Feedback", 1, 3, "300", 0] and row[5] == evaluated.first_mistakes[0]
     assert row[6] == evaluated.first_mistakes[1] and row[7] == sum(stream.mistakes for stream in evaluated.streams)
+
+
+def test_the_median_first_mistake_is_beyond_the_end_if_most_streams_have_none(runs: list[RunReport]) -> None:
+    from dataclasses import replace
+
+    measured = horizon(3000, None)
+    (row,) = stream_table(group_models([replace(runs[0], horizon=measured)])).rows
+    assert row[5:7] == ["none", ">3,000"]
+    shorter = replace(measured, streams=tuple(replace(stream, tokens=700) for stream in measured.streams))
+    (row,) = stream_table(group_models([replace(runs[0], horizon=shorter)])).rows
+    assert row[6] == ">700"
+
+
+def test_a_report_shows_the_test_scores_of_eval_unless_training_continued(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(FOLDERS[-1] / "feedback", folder)
+    before = gather(folder).score
+    assert before is not None and before[0] == "valid"
+    result = evaluate_run(folder, "test", device="cpu")
+    save_test_scores(folder, result)
+    report = gather(folder)
+    assert report.score == ("test", pytest.approx(result[report.metric])) and "test_step" not in report.scores
+    save_test_scores(folder, {**result, "step": result["step"] - 1})
+    assert gather(folder).score == before
 
 
 def test_plot_has_a_line_per_model(runs: list[RunReport], tmp_path: Path) -> None:
