@@ -42,12 +42,8 @@ SYNONYMS = {
 OWN = ("name", "out", "resume", "steps", "seed", "seeds", "device", "help")
 COMMON = {
     "core": ("width", "layers", "heads", "memory", "chunk", "passes"),
-    "model": ("last_action", "last_reward"),
-    "train": (
-        "batch", "segment", "learning_rate", "curriculum", "batch_tokens", "algorithm", "gamma", "gae_lambda",
-        "ent_coef", "epochs", "minibatches",
-    ),
-}  # fmt: skip
+    "train": ("batch", "segment", "learning_rate", "curriculum", "batch_tokens", "algorithm", "gamma", "ent_coef"),
+}
 COMMON_OF_TASK = {
     "algorithmic": ("statements", "variables"),
     "cycle-navigation": ("length", "test_length"),

@@ -63,7 +63,7 @@ def train_command(
     frames: Annotated[
         int | None,
         typer.Option(
-            help="Agents: number of environment frames to train for, instead of --steps; rounded up to whole rollouts.",
+            help="Agents: environment frames to train for, instead of --steps.",
             min=1,
             show_default=False,
         ),
@@ -165,9 +165,9 @@ def eval_command(
     streams: Annotated[
         int | None,
         typer.Option(
-            help="Parallel streams, or environments of an agent; 1 keeps the full context of a single text.",
+            help="Parallel streams, or environments of an agent.",
             min=1,
-            show_default="1; for agents 64; with --horizon: 4, or all labeled sequences",
+            show_default="1; agents: 64; --horizon: 4, or all labeled sequences",
         ),
     ] = None,
     segment: Annotated[
@@ -182,8 +182,8 @@ def eval_command(
         bool,
         typer.Option(
             "--baselines",
-            help="Also score two summarization baselines: the first sentences of the article (lead), and the summary "
-            "of the most similar training article.",
+            help="Also score two summarization baselines: the article's first sentences, and the summary of the most "
+            "similar training article.",
         ),
     ] = False,
     horizon: Annotated[

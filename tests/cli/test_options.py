@@ -41,7 +41,7 @@ def test_help_of_an_agent_shows_its_options_and_defaults_in_a_new_process(option
     """In a new process nothing has imported stairwell.rl, which registers the task."""
     command = [sys.executable, "-m", "stairwell", "train", "rl/feedback", option]
     text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    for name in ("--task.env", "--task.options", "--task.length", "--train.gamma", "model.last_action", "--frames"):
+    for name in ("--task.env", "--task.options", "--task.length", "--train.gamma", "--train.ent_coef", "--frames"):
         assert name in text, name
     assert "[default: corridor]" in text and "[default: 0.99]" in text
     assert "--task.grid" not in text and "--task.vocabulary" not in text
