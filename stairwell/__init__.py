@@ -5,7 +5,7 @@ from stairwell import startup
 
 if startup.is_command():
     startup.prepare_command()
-if not startup.is_supported():
+if not startup.is_supported_platform():
     startup.reject_platform()
 # isort: on
 
@@ -33,7 +33,7 @@ from stairwell.version import __version__
 def load(run: str | PathLike[str], device: str = "auto", engine: str = "auto") -> tuple[Any, Any]:
     """Return the trained model of a run, in evaluation mode, and its task.
 
-    `run` is a run folder or the name of a shipped model, such as "s5-feedback" (`stairwell list models`). `device`:
+    `run` is a run folder or the name of a pretrained model, such as "s5-feedback" (`stairwell list models`). `device`:
     auto, cpu, cuda or mps. `engine`: auto, fast or reference.
     """
     from stairwell.runs.load import load as load_run  # imports tasks and environments, which models alone do not need

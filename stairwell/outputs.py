@@ -1,4 +1,4 @@
-"""Rules for output paths, checked by every command and function that writes to a path of the user.
+"""Rules for output paths, checked by every command and function that writes to a user-supplied path.
 
 - A file must be new, empty, or of the type that is about to be written, so that a command can be repeated. The type is
   recognized by the file's content, not by its name.
@@ -28,7 +28,7 @@ from stairwell.files import (
     write_folder,
 )
 
-HEADER_BYTES = 4096  # of a file, which contain the mark of its type
+HEADER_BYTES = 4096  # number of leading bytes searched for the signature of a file type
 # What stairwell itself writes to a run folder.
 RUN_FILES = (
     "config.json", "metrics.jsonl", "model.safetensors", "task.json", "checkpoints", "snapshots", "tensorboard",
@@ -64,15 +64,16 @@ def check_location(path: AnyPath, option: str = "") -> Path:
     if not os.fspath(path):
         raise UserError(f"{option or 'the output path'} is empty; name a file or a folder")
     name, target = f"{option} {path}".strip(), Path(os.path.realpath(path))
-    file_mode(path, name)
-    _check_streams(path, name)
+    file_mode(path, name)  # raises a UserError for a name that is too long, or a link to itself
+    _check_standard_streams(path, name)
     _check_run(target, name)
     _check_parents(target, name)
     return target
 
 
 def check_all(*outputs: tuple[str, AnyPath | None, OutputType | None]) -> None:
-    """Check all outputs of a command, each with its option, before any work is done. None is skipped."""
+    """Check all outputs of a command, each with its option, before any work is done. Outputs whose path is
+    `None` are ignored."""
     targets = [
         (option, path, check(path, output_type, option)) for option, path, output_type in outputs if path is not None
     ]
@@ -95,12 +96,12 @@ def write_output_folder(path: AnyPath, write: Callable[[Path], object]) -> None:
     write_folder(path, write)
 
 
-def contains_bytes(mark: bytes) -> Callable[[Path], bool]:
+def contains_bytes(signature: bytes) -> Callable[[Path], bool]:
     """Return a function that tests whether a file has these bytes near its start."""
 
     def matches(path: Path) -> bool:
         with open(path, "rb") as file:
-            return mark in file.read(HEADER_BYTES)
+            return signature in file.read(HEADER_BYTES)
 
     return matches
 
@@ -155,7 +156,7 @@ def _check_run(target: Path, name: str) -> None:
             raise UserError(f"{name} {relation}; choose another path")
 
 
-def _check_streams(path: AnyPath, name: str) -> None:
+def _check_standard_streams(path: AnyPath, name: str) -> None:
     """Reject the standard streams, even if they are regular files: replacing one loses what is printed to it."""
     for stream in (0, 1, 2):
         try:

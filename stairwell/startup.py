@@ -1,5 +1,5 @@
 """What happens before torch is imported, which takes seconds: a check of the platform and, for the command `stairwell`,
-closed streams and Ctrl-C. A program that imports the package keeps its own streams and signal handlers."""
+closed standard streams and Ctrl-C. A program that imports the package keeps its own streams and signal handlers."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def is_command() -> bool:
     return module or os.path.basename(name) in ("stairwell", "stairwell.exe")
 
 
-def is_supported() -> bool:
+def is_supported_platform() -> bool:
     return sys.platform in PLATFORMS or bool(os.environ.get(ANY_PLATFORM))
 
 
 def reject_platform() -> NoReturn:
-    """Report an unsupported platform."""
+    """Raise RuntimeError; as the command, print the message and exit with status 2."""
     text = (
         f"stairwell supports Linux and macOS, not '{sys.platform}', which is untested (on Windows, use WSL); "
         f"set {ANY_PLATFORM}=1 to try it anyway"
@@ -39,8 +39,8 @@ def reject_platform() -> NoReturn:
 
 
 def prepare_command() -> None:
-    """Open closed streams, and let Ctrl-C end the process while it imports."""
-    open_streams()
+    """Open closed standard streams, and let Ctrl-C end the process while it imports."""
+    open_standard_streams()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, exit_on_interrupt)
 
@@ -51,9 +51,9 @@ def restore_interrupt() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def open_streams() -> None:
+def open_standard_streams() -> None:
     """Open closed standard streams (`2>&-`) on the null device. Otherwise the next file that is opened would get their
-    descriptor, and what is printed."""
+    descriptor, and the output would be printed into it."""
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -61,7 +61,7 @@ def open_streams() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-def exit_on_interrupt(number: int, frame: FrameType | None) -> NoReturn:
+def exit_on_interrupt(signum: int, frame: FrameType | None) -> NoReturn:
     """End the process on Ctrl-C during the imports. An exception is not enough: some libraries suppress it while they
     are imported. The status is not 130, which means that a run was saved."""
     print(INTERRUPTED_AT_STARTUP, file=sys.stderr, flush=True)

@@ -77,7 +77,7 @@ TWICE = [
     (["export", RUN, "--html", "x", "--onnx", "x"], "--html and --onnx both name x"),
     (["export", RUN, "--html", "x", "--hf", "./x"], "--html and --hf both name x"),
     (["export", RUN, "--hf", "x", "--html", "x/page.html"], "one of --html and --hf is inside the other"),
-    (["report", RUN, "--out", "page.png"], "--out and its figure both name page.png"),
+    (["report", RUN, "--out", "page.png"], "--out and its plot of the curves both name page.png"),
 ]
 
 

@@ -37,9 +37,9 @@ def test_the_command_rejects_a_platform_without_a_traceback(
 
 def test_any_platform_can_be_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "win32")
-    assert not startup.is_supported()
+    assert not startup.is_supported_platform()
     monkeypatch.setenv("STAIRWELL_ANY_PLATFORM", "1")
-    assert startup.is_supported()
+    assert startup.is_supported_platform()
 
 
 def test_an_interrupt_while_the_config_is_read_does_not_report_a_saved_run(tmp_path: Path) -> None:

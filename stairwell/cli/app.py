@@ -98,7 +98,7 @@ WeightsName = Annotated[
     str,
     typer.Option(
         "--weights",
-        help="Data type of the decoder's parameters; fewer bits are faster.",
+        help="Data type of the parameters while decoding; fewer bits are faster.",
         callback=one_of("--weights", "float32", "bfloat16", "int8"),
         metavar="float32|bfloat16|int8",
     ),

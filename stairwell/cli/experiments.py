@@ -23,7 +23,7 @@ def list_command(
         str | None, typer.Argument(help="What to list: experiments, models, tasks, cores or data; all if not given.")
     ] = None,
 ) -> None:
-    """List experiments, shipped models, tasks, cores (the recurrent models) and data."""
+    """List experiments, pretrained models, tasks, cores (the recurrent models) and data."""
     from stairwell.cores import CORES
     from stairwell.tasks import TASKS
 
@@ -114,7 +114,7 @@ def reproduce_command(
     engine: Engine = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Run an experiment from the papers and print our numbers next to theirs. The same command resumes it."""
+    """Run an experiment from the papers and print its results next to the paper's. The same command resumes it."""
     from stairwell.cli.display import display
     from stairwell.cli.tables import print_table
     from stairwell.experiments import experiment, papers, reproduce

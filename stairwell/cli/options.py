@@ -16,6 +16,7 @@ MAX_OWNERS = 2  # cores, families or tasks listed in the help of an option
 # Keys in the context of a command: the preset among its arguments, whether to show all options, those that were given.
 PRESET, ALL_OPTIONS, OPTIONS = "stairwell.preset", "stairwell.all_options", "stairwell.options"
 HELP_ALL = "--help-all"
+TASK_CORE = "TASK/CORE"  # the name of a preset, in the help
 BOOLEAN = "true|false"
 SECTIONS = ("task", "core", "model", "train")  # in the order of the help
 ALIASES = {"--steps": "train.steps", "--seed": "train.seed"}  # short names of options
@@ -150,12 +151,24 @@ class PresetCommand(Command):
         ctx.meta[PRESET] = preset_in(args)
         ctx.meta[ALL_OPTIONS] = HELP_ALL in args
         if HELP_ALL in args:
-            args = ["--help"]
+            args = [*(word for word in args if word != HELP_ALL), "--help"]
         if ctx.resilient_parsing:  # of a shell that completes a word
             args = [word for word in args if not is_dotted(word)]
         else:
             args, ctx.meta[OPTIONS] = take_dotted(args, ctx.meta[PRESET])
+            if ctx.meta[PRESET] is None:
+                self.check_preset(ctx, args)
         return super().parse_args(ctx, args)
+
+    def check_preset(self, ctx: Any, args: list[str]) -> None:
+        """Reject a name that is not a TASK/CORE, which --help would ignore."""
+        from stairwell.runs.presets import preset
+
+        given = self.make_parser(ctx).parse_args(list(args))[0]
+        for parameter in self.params:
+            name = given.get(parameter.name)
+            if getattr(parameter, "metavar", None) == TASK_CORE and isinstance(name, str):
+                preset(name)
 
     def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
         dotted = (

@@ -16,7 +16,7 @@ from stairwell.cli.help import USE
 
 @app.command(rich_help_panel=USE)
 def play(
-    run: Annotated[Path, typer.Argument(help="Run folder, or name of a shipped agent.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or name of a pretrained agent.")],
     episodes: Annotated[int, typer.Option(help="Number of episodes.", min=1)] = 5,
     seed: Annotated[int, typer.Option(help="Seed of the environment and of the actions.", min=0)] = 0,
     deterministic: Annotated[

@@ -31,7 +31,7 @@ from stairwell.errors import UserError
 MAX_LINE_BYTES = 1 << 24
 MAX_NBEST = 1000  # more is a typing error
 
-Folder = Annotated[Path, typer.Argument(help="Run folder, or name of a shipped model.", metavar="RUN")]
+Folder = Annotated[Path, typer.Argument(help="Run folder, or name of a pretrained model.", metavar="RUN")]
 Files = Annotated[
     list[Path] | None, typer.Argument(help="Text files with one text per line; standard input if not given.")
 ]
@@ -255,9 +255,11 @@ def tune(
 @app.command(rich_help_panel=USE)
 def compare(
     first: Annotated[
-        Path, typer.Argument(help="Run folder, or name of a shipped translator, whose data is used.", metavar="RUN")
+        Path, typer.Argument(help="Run folder, or name of a pretrained translator, whose data is used.", metavar="RUN")
     ],
-    second: Annotated[Path, typer.Argument(help="Run folder, or name of another shipped translator.", metavar="OTHER")],
+    second: Annotated[
+        Path, typer.Argument(help="Run folder, or name of another pretrained translator.", metavar="OTHER")
+    ],
     split: SplitName = "test",
     device: Device = "auto",
     as_json: AsJson = False,

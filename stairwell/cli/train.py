@@ -27,7 +27,7 @@ from stairwell.cli.app import (
     strict_json,
 )
 from stairwell.cli.help import TRAIN
-from stairwell.cli.options import OPTIONS, PresetCommand, as_given, complete_preset, same_option
+from stairwell.cli.options import OPTIONS, TASK_CORE, PresetCommand, as_given, complete_preset, same_option
 from stairwell.errors import UserError
 
 if TYPE_CHECKING:
@@ -43,6 +43,12 @@ Examples:
   stairwell train --resume --out runs/mine
   stairwell train --config runs/mine/config.json --seed 1 --out runs/again
 """
+EVAL_EXAMPLES = """\b
+Examples:
+  stairwell eval runs/mine
+  stairwell eval runs/mine --split valid --json
+  stairwell eval s5-feedback --horizon 100000      mistakes in 4 streams of 100,000 tokens
+"""
 
 
 def train_command(
@@ -50,7 +56,9 @@ def train_command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Task and core, such as random-walk/feedback.", autocompletion=complete_preset, metavar="TASK/CORE"
+            help="Task and core, which set the defaults (the preset); `stairwell list` shows all.",
+            autocompletion=complete_preset,
+            metavar=TASK_CORE,
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A run's config.json, instead of TASK/CORE.")] = None,
@@ -81,7 +89,7 @@ def train_command(
     as_json: AsJson = False,
     show: Annotated[bool, typer.Option("--show", help="Print the config and exit.")] = False,
 ) -> None:
-    """Train a model. Every field of its config is an option, such as --core.width."""
+    """Train a model. Every config field is an option; see `train TASK/CORE --help`."""
     from stairwell.runs.launch import new_run, run_to_resume, steps_of_frames
     from stairwell.train import NotSaved
 
@@ -151,9 +159,8 @@ train_command.__doc__ = f"{train_command.__doc__}\n\n{EXAMPLES}"
 app.command("train", cls=PresetCommand, rich_help_panel=TRAIN)(train_command)
 
 
-@app.command("eval", rich_help_panel=TRAIN)
 def eval_command(
-    run: Annotated[Path, typer.Argument(help="Run folder, or name of a shipped model.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or name of a pretrained model.")],
     split: SplitName = "test",
     data: Annotated[
         str | None,
@@ -165,9 +172,9 @@ def eval_command(
     streams: Annotated[
         int | None,
         typer.Option(
-            help="Parallel streams, or environments of an agent.",
+            help="Batch size (streams or environments); 1 keeps a text's full context.",
             min=1,
-            show_default="1; agents: 64; --horizon: 4, or all labeled sequences",
+            show_default="1; agents: 64; --horizon: 4 or all",
         ),
     ] = None,
     segment: Annotated[
@@ -176,7 +183,7 @@ def eval_command(
     ] = None,
     deterministic: Annotated[
         bool,
-        typer.Option("--deterministic", help="Agents: take the most probable action instead of sampling."),
+        typer.Option("--deterministic", help="Agents: take the most probable action (greedy) instead of sampling."),
     ] = False,
     baselines: Annotated[
         bool,
@@ -188,7 +195,10 @@ def eval_command(
     ] = False,
     horizon: Annotated[
         int | None,
-        typer.Option(help="Long-stream evaluation: tokens to read per endless stream or labeled sequence.", min=1),
+        typer.Option(
+            help="Long-stream evaluation: read this many tokens per stream without a reset, and count mistakes.",
+            min=1,
+        ),
     ] = None,
     seeds: Annotated[
         int | None,
@@ -226,6 +236,10 @@ def eval_command(
     if callback is not None:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # clear the counter
     print(strict_json(result) if as_json else result_text(result))
+
+
+eval_command.__doc__ = f"{eval_command.__doc__}\n\n{EVAL_EXAMPLES}"
+app.command("eval", rich_help_panel=TRAIN)(eval_command)
 
 
 def token_counter(hidden: bool) -> Callable[[dict[str, Any]], None] | None:

@@ -21,12 +21,12 @@ MAX_BATCH = 4096  # of a server; more is a typing error
 
 @app.command(rich_help_panel=USE)
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Run folders or names of shipped models, compared on one page.")],
+    runs: Annotated[list[Path], typer.Argument(help="Run folders or pretrained models, compared on one page.")],
     out: Annotated[Path, output_option("HTML page to write; figures go to the same folder.")] = Path("report.html"),
     inside: Annotated[bool, typer.Option("--inside", help="Also analyze the memory along an endless stream.")] = False,
 ) -> None:
     """Write one HTML page (and PNGs) of runs: learning curves, scores, predictions, attention, long-stream results."""
-    from stairwell.report import check_report, differences, gather, summary, write_html, write_png, write_stream_pngs
+    from stairwell.report import check_report, differences, gather, summary, write_extra_pngs, write_html, write_png
     from stairwell.report.memory_analysis import analyze_run
 
     check_report(out, out.parent / f"{out.stem}.png", "--out")
@@ -36,7 +36,7 @@ def report(
     tables = [summary(gathered), *([table] if (table := differences(gathered)) is not None else [])]
     write_html(out, ", ".join(dict.fromkeys(run.title for run in gathered)), gathered, tables, [])
     write_png(out.with_suffix(".png"), gathered)
-    write_stream_pngs(out, gathered)
+    write_extra_pngs(out, gathered)
     for one in gathered:
         for text in one.outdated:
             say(f"{one.folder}: {text}")
@@ -45,7 +45,7 @@ def report(
 
 @app.command(rich_help_panel=USE)
 def generate(
-    run: Annotated[Path, typer.Argument(help="Run folder, or name of a shipped language model.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or name of a pretrained language model.")],
     prompt: Annotated[str, typer.Option(help="Text to continue.", show_default="a newline")] = "",
     echo: Annotated[bool, typer.Option("--echo", help="Print the prompt before the generated text.")] = False,
     tokens: Annotated[int, typer.Option(help="Number of tokens to generate.", min=1)] = 500,
@@ -136,18 +136,18 @@ def label(
 def export(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Run folders or names of shipped models; an HTML page can show several runs of one task."),
+        typer.Argument(help="Run folders or pretrained models; an HTML page can show several runs of one task."),
     ],
     html: Annotated[
         Path | None,
         output_option("HTML file that contains the models and runs them offline; agents play in it."),
     ] = None,
-    title: Annotated[str, typer.Option(help="Title of the HTML page.", show_default="name of the data")] = "",
+    title: Annotated[str, typer.Option(help="With --html: title of the page.", show_default="name of the data")] = "",
     onnx: Annotated[
         Path | None,
         output_option(
-            "ONNX file of one step, with named states in and out; for a translator or summarizer a new folder with "
-            "encoder.onnx and decoder.onnx."
+            "ONNX graph of one decoding step; states are named inputs and outputs. For a translator or summarizer: new "
+            "folder with encoder.onnx and decoder.onnx."
         ),
     ] = None,
     torch_export: Annotated[Path | None, output_option("The same as torch.export graphs (.pt2).")] = None,
@@ -158,7 +158,7 @@ def export(
     episodes: Annotated[
         int | None,
         typer.Option(
-            help="Recorded episodes on the page of an agent whose environment is not stairwell's.",
+            help="With --html: recorded episodes of an agent whose environment is not built into stairwell.",
             min=1,
             max=20,
             show_default="3",
@@ -166,22 +166,29 @@ def export(
     ] = None,
     c: Annotated[
         Path | None,
-        output_option("C99 file with the parameters and one step, and its header, which ends in .h."),
+        output_option("C99 source with the parameters and one step; its header (.h) is written next to it."),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(help="Prefix of the names in the C file.", show_default="name of the C file"),
+        typer.Option(help="With --c: prefix of the names in the C file.", show_default="name of the C file"),
     ] = None,
     weights: Annotated[
         str | None,
         typer.Option(
-            help="Data type of the matrices in the C file, or on the page of a translator or summarizer.",
+            help="With --c, or --html of a translator or summarizer: data type of the matrices.",
             metavar="float32|int8",
             show_default="float32",
         ),
     ] = None,
 ) -> None:
-    """Export trained models: an HTML page that runs them, ONNX, torch.export, Hugging Face transformers, or C."""
+    """Export trained models: an HTML page that runs them, ONNX, torch.export, Hugging Face transformers, or C. At least
+    one of the formats is required: --html, --onnx, --torch-export, --hf or --c.
+
+    \b
+    Examples:
+      stairwell export runs/mine --html page.html
+      stairwell export s5-feedback --c s5.c --weights int8
+    """
     from stairwell import outputs
     from stairwell.export import GRAPH, ONNX, PAGE
     from stairwell.rl.task import RLTask
@@ -300,7 +307,7 @@ def export_graphs(run: Path, model: Any, task: Task, onnx: Path | None, torch_ex
 
 @app.command(rich_help_panel=USE)
 def serve(
-    run: Annotated[Path, typer.Argument(help="Run folder, or name of a shipped language model.")],
+    run: Annotated[Path, typer.Argument(help="Run folder, or name of a pretrained language model.")],
     host: Annotated[
         str, typer.Option(help="Address to listen on; 127.0.0.1 accepts connections from this machine only.")
     ] = "127.0.0.1",

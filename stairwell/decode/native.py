@@ -20,7 +20,7 @@ from stairwell.cores.step import StepDescription
 from stairwell.decode.packing import in_one_buffer, padded, panels
 from stairwell.decode.rings import KeyRing, RawRing, log_ramp
 from stairwell.decode.source import Sources
-from stairwell.decode.weights import STORAGE_CODES, Weights, quantized
+from stairwell.decode.weights import STORAGE_CODES, Weights, quantize_matrix
 from stairwell.fast import native
 from stairwell.layers import Layer
 
@@ -109,7 +109,7 @@ class NativeProgram:
     def _add_matrix(self, linear: nn.Linear | HeadMatrix | None) -> None:
         weight, scale, bias = None, None, None
         if linear is not None:
-            weight, scale = quantized(linear.weight.detach(), self.weights)
+            weight, scale = quantize_matrix(linear.weight.detach(), self.weights)
             weight, scale = panels(weight), None if scale is None else padded(scale)
             bias = None if linear.bias is None else padded(linear.bias.detach())
             self.matrices.append(len(self.tensors))

@@ -92,11 +92,11 @@ def decoding_matrices(model: Any) -> Iterator[Tensor]:
 
 def rounded(matrix: Tensor, weights: Weights) -> Tensor:
     """Return a matrix after quantization and dequantization, in its own dtype."""
-    values, scale = quantized(matrix, weights)
+    values, scale = quantize_matrix(matrix, weights)
     return values.to(matrix.dtype) if scale is None else values * scale[:, None]
 
 
-def quantized(matrix: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
+def quantize_matrix(matrix: Tensor, weights: Weights) -> tuple[Tensor, Tensor | None]:
     """Return the quantized matrix (m, n) and, for int8, one scale per row (m,)."""
     if weights == "float32":
         return matrix.contiguous(), None

@@ -311,7 +311,7 @@ def write_report(experiment: Experiment, out: Path, result: dict[str, Any]) -> P
     notes += [unchanged + note for note in experiment.notes]
     title = f"{experiment.title} ({experiment.scale} scale)"
     report.write_png(out / "curves.png", runs, title=title)
-    report.write_stream_pngs(page, runs)
+    report.write_extra_pngs(page, runs)
     sweep = panels(experiment, result)
     report.write_sweep_png(out / "sweep.png", sweep, title)
     report.write_html(page, title, runs, [table(result)], notes, sweep=sweep)

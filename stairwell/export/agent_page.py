@@ -16,7 +16,7 @@ from typing import Any
 from stairwell.cores import entry, name_of
 from stairwell.errors import UserError
 from stairwell.export.html import core_facts, numbered, write_page
-from stairwell.export.pack import PackedModel, pack_model
+from stairwell.export.pack import PackedModel, pack
 from stairwell.report.colors import assign_colors
 from stairwell.report.episode import read_episodes
 from stairwell.report.templates import render
@@ -175,7 +175,7 @@ def pack_agent(agent: Agent) -> PackedModel:
     (observation,) = agent.leaves.values()
     action = agent.config.action_space
     assert not isinstance(observation, Box)
-    return pack_model(
+    return pack(
         agent,
         agent={
             "observation": list(leaf_nvec(observation)),

@@ -16,7 +16,7 @@ from typing import Any
 from stairwell import text
 from stairwell.cores import entry
 from stairwell.errors import UserError
-from stairwell.export.pack import check, pack
+from stairwell.export.pack import pack_language_model, supported_core
 from stairwell.export.task_json import check_sizes, task_json
 from stairwell.models import LanguageModel
 from stairwell.outputs import OutputType, contains_bytes, write_output
@@ -91,7 +91,7 @@ def from_runs(paths: Iterable[str | os.PathLike[str]]) -> list[PageModel]:
         model, task = load(path, device="cpu", engine="reference")
         check_family(task.family, "streams", "a page")
         scores = open_run(path).load_model()[1].get("valid", {}) if isinstance(task, Labeled) else {}
-        models.append(PageModel(entry(check(model)).title, model, task, scores.get("accuracy")))
+        models.append(PageModel(entry(supported_core(model)).title, model, task, scores.get("accuracy")))
     return with_unique_names(models)
 
 
@@ -118,7 +118,7 @@ def make_page(models: Sequence[PageModel], title: str = "") -> str:
                 f"'{one.name}' and '{models[0].name}' were trained for different tasks or vocabularies; export them to "
                 "separate pages"
             )
-    packed = [pack(one.model) for one in models]
+    packed = [pack_language_model(one.model) for one in models]
     default_title, lead = TITLES["events" if "item" in task else task["type"]]
     colors = assign_colors([part.header["core"]["name"] for part in packed])
     return render(

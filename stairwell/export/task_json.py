@@ -16,7 +16,7 @@ from stairwell.errors import UserError
 from stairwell.models import LanguageModel, Seq2Seq
 from stairwell.tasks import StreamTask, groups
 from stairwell.tasks.base import IGNORE_INDEX
-from stairwell.tasks.group_words import GroupWords, generator_order
+from stairwell.tasks.group_words import GroupWords, token_elements
 from stairwell.tasks.labeled import Labeled, LabeledVocabulary
 from stairwell.tasks.language import Language
 from stairwell.tasks.pair_task import PairTask
@@ -129,7 +129,7 @@ def products(task: Permutations | GroupWords) -> np.ndarray[Any, Any]:
     if isinstance(task, GroupWords):
         group, seed = task.config.group, task.config.generator_seed
         table = groups.multiplication_table(group).reshape(task.outputs, task.outputs)
-        return table[generator_order(group, seed)[: task.inputs]].T
+        return table[token_elements(group, seed)[: task.inputs]].T
     following = product_table(task.config.elements).reshape(task.outputs, task.outputs).T
     return following[:, generators(task.config.elements)] if task.config.generators else following
 

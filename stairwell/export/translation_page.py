@@ -18,7 +18,7 @@ from stairwell.cores import entry, name_of
 from stairwell.decode.weights import Weights
 from stairwell.errors import UserError
 from stairwell.export.html import core_facts, numbered, write_page
-from stairwell.export.pack import PackedModel, pack_compact
+from stairwell.export.pack import PackedModel, pack_quantized
 from stairwell.export.task_json import check_pair_sizes, pair_json
 from stairwell.models import Seq2Seq
 from stairwell.report.colors import assign_colors
@@ -156,4 +156,4 @@ def pack_seq2seq(model: Seq2Seq, weights: Weights = "float32") -> PackedModel:
     """Return a translator or summarizer for `seq2seq_engine.js`."""
     config = model.config
     encoder = {"layers": config.encoder_layers, "heads": config.encoder_heads, "norm": config.encoder_norm}
-    return pack_compact(copy.deepcopy(model), weights, seq2seq={"encoder": encoder, "outputs": config.targets})
+    return pack_quantized(copy.deepcopy(model), weights, seq2seq={"encoder": encoder, "outputs": config.targets})

@@ -7,7 +7,7 @@
 from stairwell.report.attention import AttentionAverage
 from stairwell.report.collect import Curves, RunReport, ValidationPoint, WalkPrediction, gather
 from stairwell.report.compare import differences, summary, summary_sentence
-from stairwell.report.page import check_report, write_html, write_stream_pngs
+from stairwell.report.page import check_report, write_extra_pngs, write_html
 from stairwell.report.plots import write_png
 from stairwell.report.sweep import Panel, Point, write_sweep_png
 from stairwell.report.table import Table
@@ -26,8 +26,8 @@ __all__ = [
     "gather",
     "summary",
     "summary_sentence",
+    "write_extra_pngs",
     "write_html",
     "write_png",
-    "write_stream_pngs",
     "write_sweep_png",
 ]

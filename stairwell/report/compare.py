@@ -128,7 +128,7 @@ def differences(runs: list[RunReport]) -> Table | None:
     return Table("Differences", ["option", *(model.name for model in models)], rows, more)
 
 
-def one_run_each(
+def first_run_with(
     models: Sequence[Model], part: Callable[[RunReport], Part | None]
 ) -> Iterator[tuple[Model, RunReport, Part]]:
     """Yield the first run of each model that has a part, such as an episode, and that part."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,13 +20,13 @@ from stairwell.report.collect import RL_METRICS, RunReport, replace_nonfinite
 from stairwell.report.colors import PALETTE
 from stairwell.report.compare import (
     Model,
+    first_run_with,
     format_cell,
     format_count,
     format_metric,
     format_score,
     format_seconds,
     group_models,
-    one_run_each,
     summary,
     summary_sentence,
     unit_of,
@@ -43,7 +44,7 @@ from stairwell.report.sweep import Panel, format_sweep, sweep_figure, sweep_note
 from stairwell.report.table import Cell, Table
 from stairwell.report.templates import render
 
-REPORT = OutputType("a report of stairwell", contains_bytes(b'<meta name="generator" content="stairwell report '))
+REPORT = OutputType("a stairwell report", contains_bytes(b'<meta name="generator" content="stairwell report '))
 SCRIPTS = tuple(f"report/{name}.js" for name in ("dom", "tip", "charts", "player", "grid", "random_walk", "episodes"))
 MAX_EPISODE_CHARACTERS = 900_000  # of all episodes in a page
 
@@ -60,8 +61,9 @@ def write_html(
 ) -> None:
     """Write a report.
 
-    `lead` is the result in one sentence, by default made from the scores. `tables` defaults to a summary of the runs.
-    `provenance` is added to that of this process. `sweep` is plotted."""
+    `lead` is the sentence at the top, by default the result according to the scores. `tables` defaults to a summary of
+    the runs, and `notes` are listed below them. `provenance` is added to that of this process. The panels of `sweep`
+    are plotted."""
     models = group_models(runs)
     episodes, omitted_episodes = collect_episodes(models)
     html = render(
@@ -80,9 +82,9 @@ def write_html(
         streams=streams_context(models),
         memory_analyses=memory_contexts(models),
         omitted_episodes=omitted_episodes,
-        with_samples=list(one_run_each(models, lambda run: run.samples)),
-        with_layer_weights=list(one_run_each(models, lambda run: run.layer_weights)),
-        with_attention=with_attention(models),
+        runs_with_samples=list(first_run_with(models, lambda run: run.samples)),
+        runs_with_layer_weights=list(first_run_with(models, lambda run: run.layer_weights)),
+        runs_with_attention=runs_with_attention(models),
         provenance={name: str(value) for name, value in {**process_provenance(), **(provenance or {})}.items()},
         data=replace_nonfinite(page_data(models) | {"episodes": episodes}),
         **learning_context(runs),
@@ -92,19 +94,28 @@ def write_html(
 
 
 def check_report(page: str | os.PathLike[str], figure: str | os.PathLike[str], option: str = "") -> None:
-    """Raise an error if a report or its plots cannot be written."""
-    streams = Path(page).parent / f"{Path(page).stem}.horizon.png"
-    check_all((option, page, REPORT), ("its figure", figure, FIGURE), ("its figure", streams, FIGURE))
+    """Raise an error if a report or one of its PNGs cannot be written."""
+    page = Path(page)
+    # How many memory analyses there are is not known yet: check the files that may be replaced.
+    name = re.compile(re.escape(page.stem) + r"\.memory-\d+\.png")
+    existing = sorted(path for path in page.parent.glob("*.png") if name.fullmatch(path.name))
+    check_all(
+        (option, page, REPORT),
+        ("its plot of the curves", figure, FIGURE),
+        ("its plot of long streams", page.parent / f"{page.stem}.horizon.png", FIGURE),
+        *(("its plot of a memory analysis", path, FIGURE) for path in existing),
+    )
 
 
-def write_stream_pngs(page: str | os.PathLike[str], runs: list[RunReport]) -> list[Path]:
-    """Write the plots of long streams and of memory analyses to the folder of a report. Return their paths."""
+def write_extra_pngs(page: str | os.PathLike[str], runs: list[RunReport]) -> list[Path]:
+    """Write the PNGs besides the learning curves, of long streams and of memory analyses, next to a report. Return
+    their paths."""
     models, page = group_models(runs), Path(page)
     paths = []
     if write_stream_png(path := page.with_suffix(".horizon.png"), models):
         paths.append(path)
-    for number, (model, _, analysis) in enumerate(one_run_each(models, lambda run: run.memory_analysis), start=1):
-        paths.append(page.with_suffix(f".memory-{number}.png"))
+    for index, (model, _, analysis) in enumerate(first_run_with(models, lambda run: run.memory_analysis), start=1):
+        paths.append(page.with_suffix(f".memory-{index}.png"))
         write_memory_png(paths[-1], analysis, model.name, model.color)
     return paths
 
@@ -115,6 +126,7 @@ def outdated_notes(models: Sequence[Model]) -> list[str]:
 
 
 def sweep_context(panels: Sequence[Panel]) -> dict[str, Any]:
+    """Return the variable `sweep` of page.html: the plot and its note."""
     figure = sweep_figure(panels)
     return {
         "figure": to_svg(figure, format_sweep(panels)) if figure is not None else None,
@@ -124,6 +136,7 @@ def sweep_context(panels: Sequence[Panel]) -> dict[str, Any]:
 
 
 def streams_context(models: list[Model]) -> dict[str, Any]:
+    """Return the variable `streams` of page.html: the plots for wide and narrow screens, and the table."""
     texts = [f"{model.name}: {format_horizons(horizons)}" for model, horizons in evaluated_models(models)]
     figures = [stream_figure(models, stacked) for stacked in (False, True)]
     return {
@@ -133,8 +146,9 @@ def streams_context(models: list[Model]) -> dict[str, Any]:
 
 
 def memory_contexts(models: list[Model]) -> list[dict[str, Any]]:
+    """Return the variable `memory_analyses` of page.html: a plot and a table per analyzed model."""
     contexts = []
-    for model, _, analysis in one_run_each(models, lambda run: run.memory_analysis):
+    for model, _, analysis in first_run_with(models, lambda run: run.memory_analysis):
         figure = memory_figure(analysis, model.name, model.color)
         text = f"Memory of {model.name}: {format_analysis(analysis)}"
         contexts.append({"figure": to_svg(figure, text), "table": analysis_table(analysis)})
@@ -142,6 +156,7 @@ def memory_contexts(models: list[Model]) -> list[dict[str, Any]]:
 
 
 def learning_context(runs: list[RunReport]) -> dict[str, Any]:
+    """Return the variables of page.html for the section of the learning curves."""
     names = sorted({run.curves.stage_name for run in runs if run.curves.stage_name})
     stage = f"{' or '.join(map(format_metric, names))} of the training episodes" if names else ""
     return {
@@ -151,10 +166,10 @@ def learning_context(runs: list[RunReport]) -> dict[str, Any]:
     }
 
 
-def with_attention(models: list[Model]) -> list[tuple[int, Model, RunReport, AttentionAverage]]:
-    """Return one run of each model with attention, and the index of the model."""
+def runs_with_attention(models: list[Model]) -> list[tuple[int, Model, RunReport, AttentionAverage]]:
+    """Return the first run with attention of each model, with the index of the model and the attention."""
     indices = {model.name: i for i, model in enumerate(models)}
-    runs = one_run_each(models, lambda run: run.attention)
+    runs = first_run_with(models, lambda run: run.attention)
     return [(indices[model.name], model, run, attention) for model, run, attention in runs]
 
 
@@ -171,16 +186,18 @@ def page_data(models: list[Model]) -> dict[str, Any]:
         ],
         "walks": collect_walks(models),
         "attention": {
-            number: {"attention": asdict(attention), "color": model.color}
-            for number, model, _, attention in with_attention(models)
+            index: {"attention": asdict(attention), "color": model.color}
+            for index, model, _, attention in runs_with_attention(models)
         },
     }
 
 
 def curves_json(run: RunReport) -> dict[str, Any]:
+    """Return the seed, the training curves and the validations of a run, for charts.js."""
     validations = [asdict(validation) for validation in run.validations]
     curves = asdict(run.curves)
-    return {"seed": run.seed, "curves": curves | curves.pop("rl_metrics"), "validations": validations}
+    rl_metrics = curves.pop("rl_metrics")
+    return {"seed": run.seed, "curves": curves | rl_metrics, "validations": validations}
 
 
 def curve_metrics(runs: list[RunReport]) -> list[str]:
@@ -200,7 +217,7 @@ def curve_metrics(runs: list[RunReport]) -> list[str]:
 def collect_walks(models: list[Model]) -> list[dict[str, Any]]:
     """Return the random walks, with the predictions of all models that have the same episodes, one run per model."""
     walks: dict[Any, dict[str, Any]] = {}
-    for model, _, episodes in one_run_each(models, lambda run: run.walks):
+    for model, _, episodes in first_run_with(models, lambda run: run.walks):
         grid = episodes[0].grid
         key = (grid, tuple(tuple(episode.actions) for episode in episodes))
         truth = [{name: getattr(episode, name) for name in ("actions", "cells", "headings")} for episode in episodes]
@@ -211,20 +228,23 @@ def collect_walks(models: list[Model]) -> list[dict[str, Any]]:
 
 
 def collect_episodes(models: Sequence[Model]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return one episode per model, and the names of models whose episodes exceed the size limit."""
+    """Return one episode per model, and the names of the models whose episodes no longer fit into
+    `MAX_EPISODE_CHARACTERS`, the limit for the whole page."""
     episodes: list[dict[str, Any]] = []
     omitted, characters = [], 0
-    for model, _, episode in one_run_each(models, lambda run: run.episode):
+    for model, _, episode in first_run_with(models, lambda run: run.episode):
         fields = asdict(episode)
-        characters += len(json.dumps(fields, separators=(",", ":")))
-        if characters > MAX_EPISODE_CHARACTERS:
+        length = len(json.dumps(fields, separators=(",", ":")))
+        if characters + length > MAX_EPISODE_CHARACTERS:
             omitted.append(model.name)
         else:
+            characters += length
             episodes.append({"name": model.name, "color": model.color, **fields})
     return episodes, omitted
 
 
 def model_facts(model: Model) -> list[str]:
+    """Return the size and the training of a model, as texts: "12,345 parameters", "1.2M tokens", "3.4 minutes"."""
     run = model.runs[0]
     facts = [f"{run.parameters:,} parameters"] if run.parameters is not None else []
     facts += [f"{format_count(run.tokens)} {run.unit}", format_seconds(run.seconds)]
@@ -232,12 +252,13 @@ def model_facts(model: Model) -> list[str]:
 
 
 def run_facts(run: RunReport) -> dict[str, str]:
+    """Return the provenance, the data and the training of a run, by title."""
     trained = f"{run.tokens:,} {run.unit}, {format_seconds(run.seconds)}"
     return {**run.provenance, "data": run.about, "trained": trained}
 
 
 def numeric_columns(table: Table) -> list[bool]:
-    """Return which columns contain only numbers, texts that start with a number, and missing values."""
+    """Return whether each column is right-aligned: it has only numbers, texts that start with one, missing values."""
     columns = [[row[i] for row in table.rows if i < len(row)] for i in range(len(table.columns))]
     return [bool(table.rows) and all(map(is_numeric, column)) for column in columns]
 
@@ -246,10 +267,11 @@ def is_numeric(value: Cell) -> bool:
     return not isinstance(value, str) or value.lstrip("<>≤≥~≈+-−")[:1].isdigit() or value in ("", "–", "-", "none")
 
 
-def layer_weight_bars(memories: list[list[float]]) -> list[list[tuple[str, float, str]]]:
-    """Return the bars of each memory: name of a layer, share, text."""
-    names = ["embedding", *(f"layer {l}" for l in range(1, len(memories[0])))]
-    return [[(name, share, f"{100 * share:.1f}%") for name, share in zip(names, shares)] for shares in memories]
+def layer_weight_bars(layer_weights: list[list[float]]) -> list[list[tuple[str, float, str]]]:
+    """Return the bars of the learned weights of the embedding and of each layer in a memory vector, for every memory:
+    name of the layer, share, text."""
+    names = ["embedding", *(f"layer {l}" for l in range(1, len(layer_weights[0])))]
+    return [[(name, share, f"{100 * share:.1f}%") for name, share in zip(names, shares)] for shares in layer_weights]
 
 
 def span_bars(run: RunReport) -> list[tuple[str, float, str]]:
@@ -264,7 +286,8 @@ def span_bars(run: RunReport) -> list[tuple[str, float, str]]:
 
 
 def column_path(weights: list[float], highest: float) -> str:
-    """Return columns as an SVG path in a box of height 1."""
+    """Return a bar chart as an SVG path in a box of height 1, of 1 per bar. Heights are square roots, so that small
+    weights remain visible; the margins are 0.04 above and 0.08 on both sides of a bar."""
     heights = [0.96 * (weight / (highest or 1)) ** 0.5 for weight in weights]
     return "".join(f"M{x + 0.08:.2f} 1V{1 - h:.3f}H{x + 0.92:.2f}V1Z" for x, h in enumerate(heights) if h > 0)
 

@@ -34,7 +34,7 @@ def config_of(run: Run) -> RunConfig:
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:
-    """Return the run of a folder, or of the name of a shipped model, for reading. A local folder outranks a name."""
+    """Return the run of a folder, or of the name of a pretrained model, for reading. A local folder outranks a name."""
     name = os.fspath(path)
     shipped = None if os.path.isdir(path) else checkpoints.folder_of(name)
     run = Run(path if shipped is None else shipped)
@@ -46,14 +46,14 @@ def open_run(path: str | os.PathLike[str]) -> Run:
 
 
 def results_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the folder for results about a run: the run folder, or runs/shipped/NAME for a shipped model, whose own
+    """Return the folder for results about a run: the run folder, or runs/shipped/NAME for a pretrained model, whose own
     folder is never written to."""
     folder = open_run(path).path
     return Path("runs/shipped", folder.name) if folder.parent == checkpoints.FOLDER else folder
 
 
 def find_result(path: str | os.PathLike[str], file: str) -> Path:
-    """Return the path of a file of results about a run. The user's own outranks that of a shipped model."""
+    """Return the path of a file of results about a run. The user's own outranks that of a pretrained model."""
     own = results_folder(path) / file
     return own if own.exists() else open_run(path).path / file
 
@@ -69,9 +69,9 @@ def load(
 ) -> tuple[Any, Task]:
     """Return the trained model of a run, in evaluation mode, and its task.
 
-    `path` is a run folder or the name of a shipped model, such as "s5-feedback" (`stairwell list models`). The folder
-    is enough: the data is opened on first use. `device`: auto, cpu, cuda or mps. `engine`: auto, fast or reference.
-    `weights`: round the matrices of the decoder to fewer bits (`stairwell.decode.weights`).
+    `path` is a run folder or the name of a pretrained model, such as "s5-feedback" (`stairwell list models`). The
+    folder is enough: the data is opened on first use. `device`: auto, cpu, cuda or mps. `engine`: auto, fast or
+    reference. `weights`: round the matrices of the decoder to fewer bits (`stairwell.decode.weights`).
     """
     run = open_run(path)
     config = config_of(run)
@@ -99,7 +99,7 @@ def check_finite(parameters: dict[str, torch.Tensor], run: Run) -> None:
 
 def save_test_scores(path: str | os.PathLike[str], result: dict[str, Any]) -> None:
     """Save the scores of a run's own test split for its report. A folder without write access stays as it is, and so
-    does that of a shipped model."""
+    does that of a pretrained model."""
     folder = results_folder(path)
     if folder.is_dir():
         with contextlib.suppress(OSError):

@@ -46,7 +46,7 @@ def open_translator(
 
 @contextmanager
 def naming_source_of_data(run: str | os.PathLike[str]) -> Iterator[None]:
-    """Add to an error about missing data of a shipped model where the data is from."""
+    """Add to an error about missing data of a pretrained model where the data is from."""
     try:
         yield
     except UserError as error:

@@ -60,7 +60,7 @@ class ChatCompletion(Completion[ChatRequest]):
 
     def _token_logprobs(self, token: TokenOutput) -> TokenLogprobs:
         # `top` has the token itself too.
-        alternatives = sorted(token.top, key=lambda each: each[1], reverse=True)[: self.body.alternatives]
+        alternatives = sorted(token.top_logprobs, key=lambda each: each[1], reverse=True)[: self.body.alternatives]
         return {
             **self._token_logprob(token.id, token.logprob or 0.0),
             "top_logprobs": [self._token_logprob(*alternative) for alternative in alternatives],

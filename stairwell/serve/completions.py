@@ -248,7 +248,7 @@ class Completion(Generic[RequestT]):
             "tokens": [token_text(token.id) for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
             "top_logprobs": [
-                {token_text(id): value for id, value in token.top} if token.logprob is not None else None
+                {token_text(id): value for id, value in token.top_logprobs} if token.logprob is not None else None
                 for token in tokens
             ],
             "text_offset": offsets,

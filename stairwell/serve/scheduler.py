@@ -39,7 +39,7 @@ from stairwell.stream import MAX_TOKENS_PER_CALL, check_usable
 log = logging.getLogger("stairwell.serve")
 
 # Tokens prefilled between two decode steps: in total, and per prompt. A recurrent core takes as long for a chunk of one
-# prompt as for chunks of several. While no sequence is running, both are `AT_ONCE`.
+# prompt as for chunks of several. While no sequence is running, both are `MAX_TOKENS_PER_CALL`.
 PREFILL_BUDGET, PREFILL_CHUNK = 512, 128
 MIN_PREFILL_CHUNK = 64  # tokens; every call projects the memory again, which dominates in shorter chunks
 TIME_SLICE = 64  # tokens a sequence may generate before it is preempted for a client with one slot fewer
@@ -53,13 +53,13 @@ class TokenOutput:
     text: str  # released by this token; text that may be the start of a stop string is held back
     length: int  # characters of the token, released or held back
     logprob: float | None = None  # None for the first token of a stream
-    top: tuple[tuple[int, float], ...] = ()  # log-probabilities of the most probable tokens and of this one
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # log-probabilities of the most probable tokens and of this one
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
     """The end of a sequence. Reasons: "stop" (a stop string), "length" (the token limit or the deadline), "cancelled"
-    (the client disconnected or the server shuts down), "invalid" (an error of the client), "error" (of the server)."""
+    (the client disconnected or the server shuts down), "invalid" (the request is wrong), "error" (a server error)."""
 
     reason: str
     text: str = ""  # text held back until now; for "invalid", the error message
@@ -72,22 +72,23 @@ class Prompt:
     """The tokens to prefill before decoding. Several sequences may share it; it is prefilled once."""
 
     def __init__(
-        self, ids: Sequence[int], start: Snapshot | None = None, echo: bool = False, logprobs: int | None = None
+        self, ids: Sequence[int], initial: Snapshot | None = None, echo: bool = False, num_logprobs: int | None = None
     ) -> None:
-        self.ids, self.echo, self.logprobs = ids, echo, logprobs
+        self.ids, self.echo, self.num_logprobs = ids, echo, num_logprobs
         self.position = 0  # number of prefilled tokens
-        self.last_turn = 0  # of its last chunk; the prompt that waited longest is prefilled next
-        self.snapshot = start  # after the prefilled tokens
+        self.last_scheduled = 0  # value of a counter at its last chunk; the prompt with the lowest is prefilled next
+        self.snapshot = initial  # after the prefilled tokens
         self.detokenizer: Detokenizer | None = None
         self.echoed: list[TokenOutput] = []  # with echo: the prefilled tokens
         self.failure: Finished | None = None
 
     @property
     def remaining(self) -> int:
+        """The number of tokens still to prefill."""
         return len(self.ids) - self.position
 
-    def start(self, model: LanguageModel, vocabulary: text.Vocabulary) -> Snapshot:
-        """Return the current snapshot; create what is missing."""
+    def ensure_started(self, model: LanguageModel, vocabulary: text.Vocabulary) -> Snapshot:
+        """Create the initial state and the detokenizer if they are missing. Return the current snapshot."""
         if self.snapshot is None:
             self.snapshot = Snapshot(model.init_state(1))
         if self.detokenizer is None:
@@ -104,7 +105,7 @@ class Prompt:
             unscored = 1 if before is None else 0  # there are no logits before the first token of a stream
             scores = logits[:-1] if before is None else torch.cat([before[None], logits[:-1]])
             self.echoed += token_outputs(chunk[:unscored], texts[:unscored], None, None)
-            self.echoed += token_outputs(chunk[unscored:], texts[unscored:], scores, self.logprobs)
+            self.echoed += token_outputs(chunk[unscored:], texts[unscored:], scores, self.num_logprobs)
         else:
             self.detokenizer.skip(chunk)
         self.position += len(chunk)
@@ -138,7 +139,7 @@ def plan_prefill(prompts: Sequence[Prompt], budget: int, chunk: int) -> dict[Pro
         return {}
     chunk = min(chunk, max(MIN_PREFILL_CHUNK, budget // len(prompts)))
     ends = {}
-    for prompt in sorted(prompts, key=lambda prompt: prompt.last_turn):
+    for prompt in sorted(prompts, key=lambda prompt: prompt.last_scheduled):
         tokens = min(prompt.remaining, chunk)
         if tokens > budget:
             break
@@ -162,8 +163,8 @@ class SequenceRequest:
     logits_processor: LogitsProcessor | None = None
     cancelled: bool = field(default=False, init=False)
     submitted: float = field(default_factory=time.monotonic, init=False)
-    first_token: float = field(default=0.0, init=False)  # time of it
-    generated: int = field(default=0, init=False)  # number of tokens
+    first_token_time: float = field(default=0.0, init=False)  # of time.monotonic()
+    generated: int = field(default=0, init=False)  # number of generated tokens
     sequence: DecodingSequence | None = field(default=None, init=False)  # once its prompt is prefilled
 
 
@@ -183,7 +184,7 @@ class DecodingSequence:
         self.stops = StopStrings(request.stop)
         self.generator = make_generator(device, request.seed)
         self.recent = prompt.snapshot.recent
-        self.counts: Counter[int] = Counter()  # of generated tokens, for the logits processor
+        self.counts: Counter[int] = Counter()  # how often each token was generated, for the logits processor
         self.snapshot: Snapshot | None = prompt.snapshot  # while it is not running
         self.slice_start = 0  # number of generated tokens when it was last admitted
 
@@ -198,11 +199,12 @@ class DecodingSequence:
         request.generated += 1
         part = self.detokenizer(token)
         request.on_output(
-            *token_outputs([token], [(self.stops(part), len(part))], logits[None], request.prompt.logprobs)
+            *token_outputs([token], [(self.stops(part), len(part))], logits[None], request.prompt.num_logprobs)
         )
         return token
 
     def finished(self) -> Finished | None:
+        """Return the end of the sequence, or None while it runs."""
         request = self.request
         if request.cancelled:
             return Finished("cancelled")
@@ -245,14 +247,14 @@ def assign_slots(
 
 
 def token_outputs(
-    tokens: Sequence[int], texts: Sequence[tuple[str, int]], logits: Tensor | None, logprobs: int | None
+    tokens: Sequence[int], texts: Sequence[tuple[str, int]], logits: Tensor | None, num_logprobs: int | None
 ) -> list[TokenOutput]:
     """Return the outputs of tokens, each with its released text and its length. `logits` (T, V) are those before each
-    token; `logprobs` alternatives are returned per token, None for no log-probabilities."""
-    if logprobs is None or logits is None or not tokens:
+    token; `num_logprobs` alternatives are returned per token, None for no log-probabilities."""
+    if num_logprobs is None or logits is None or not tokens:
         return [TokenOutput(token, *part) for token, part in zip(tokens, texts)]
     log_probs = logits.float().log_softmax(-1)
-    values, ids = log_probs.topk(min(logprobs, log_probs.shape[1]))
+    values, ids = log_probs.topk(min(num_logprobs, log_probs.shape[1]))
     own = log_probs.gather(1, torch.tensor(tokens, device=log_probs.device)[:, None])[:, 0]
     outputs = []
     for token, part, top_ids, top_values, logprob in zip(tokens, texts, ids.tolist(), values.tolist(), own.tolist()):
@@ -282,13 +284,13 @@ class Scheduler:
         self.counts = {"requests": 0, "rejected": 0, "failed": 0, "prompt_tokens": 0, "generated_tokens": 0, "steps": 0}
         self.changed = threading.Condition()
         self.latency = LatencyMetrics()
-        self.turns = count(1)
+        self.schedule_counter = count(1)
         self.closing = self.aborted = False
-        self.clear()
+        self.reset_batch()
         self.thread = threading.Thread(target=self._run, name="stairwell-scheduler", daemon=True)
         self.thread.start()
 
-    def clear(self) -> None:
+    def reset_batch(self) -> None:
         """Start with an empty batch."""
         self.running: list[DecodingSequence] = []  # in the order of the session's batch
         self.session = Session(self.model, self.model.init_state(1), capacity=self.batch_size)
@@ -299,12 +301,12 @@ class Scheduler:
         """Queue all requests, or raise a `RequestError` and queue none."""
         with self.changed:
             if self.closing:
-                raise RequestError(429, "the server is shutting down")
+                raise RequestError(503, "the server is shutting down")
             if len(self.queue) + len(self.running) + len(requests) > self.batch_size + self.max_waiting:
                 self.counts["rejected"] += 1
                 raise RequestError(429, f"{len(self.queue)} sequences are waiting already; try again later")
             for request in requests:
-                request.prompt.last_turn = next(self.turns)
+                request.prompt.last_scheduled = next(self.schedule_counter)
             self.queue.extend(requests)
             self.changed.notify()
 
@@ -327,6 +329,7 @@ class Scheduler:
             self.changed.notify()
 
     def _run(self) -> None:
+        """Schedule and decode until the scheduler is closed."""
         with torch.no_grad():
             while True:
                 with self.changed:
@@ -356,12 +359,12 @@ class Scheduler:
                 waiting.append(request)
         prompts = list(dict.fromkeys(request.prompt for request in waiting))
         for prompt in prompts:
-            prompt.start(self.model, self.vocabulary)
-        unread = [prompt for prompt in prompts if prompt.remaining]
+            prompt.ensure_started(self.model, self.vocabulary)
+        pending = [prompt for prompt in prompts if prompt.remaining]
         # Longer chunks delay no one while no sequence is running.
         self._prefill(
             plan_prefill(
-                unread,
+                pending,
                 *((PREFILL_BUDGET, PREFILL_CHUNK) if self.running else (MAX_TOKENS_PER_CALL, MAX_TOKENS_PER_CALL)),
             )
         )
@@ -377,11 +380,12 @@ class Scheduler:
             self._admit(request)
 
     def _prefill(self, ends: dict[Prompt, int]) -> None:
-        """Prefill each prompt to its end, in one call all whose states can be joined, up to the nearest end."""
+        """Prefill each prompt up to its planned end. Each call takes all prompts whose states can be joined, and stops
+        at the nearest end."""
         for prompt in ends:
-            prompt.last_turn = next(self.turns)
-        while unread := [prompt for prompt in ends if prompt.failure is None and prompt.position < ends[prompt]]:
-            joinable = [prompt for prompt in unread if max_crop(prompt) == max_crop(unread[0])]
+            prompt.last_scheduled = next(self.schedule_counter)
+        while pending := [prompt for prompt in ends if prompt.failure is None and prompt.position < ends[prompt]]:
+            joinable = [prompt for prompt in pending if max_crop(prompt) == max_crop(pending[0])]
             self._prefill_together(joinable, min(ends[prompt] - prompt.position for prompt in joinable))
 
     def _prefill_together(self, prompts: list[Prompt], T: int) -> None:
@@ -456,7 +460,7 @@ class Scheduler:
         self.counts["failed"] += 1
         for sequence in self.running:
             sequence.request.on_output(Finished("error"))
-        self.clear()
+        self.reset_batch()
 
     def _decode_step(self) -> None:
         """Sample a token for every sequence; remove the finished ones and feed the tokens of the others."""
@@ -501,13 +505,14 @@ class Scheduler:
         """Measure the latency of the token that was just sampled."""
         now = time.monotonic()
         if request.generated == 1:
-            request.first_token = now
+            request.first_token_time = now
             self.latency.first_token.observe(now - request.submitted)
         if finished is not None and request.generated > 1:
-            self.latency.output_token.observe((now - request.first_token) / (request.generated - 1))
+            self.latency.output_token.observe((now - request.first_token_time) / (request.generated - 1))
 
 
 def max_crop(prompt: Prompt) -> int:
-    """Return the max_crop of a prompt's state; only states with equal max_crop can be joined."""
+    """Return how many of the most recent tokens can be removed from a prompt's state (`State.max_crop`); only states
+    with an equal number can be joined."""
     assert prompt.snapshot is not None
     return prompt.snapshot.state.max_crop

@@ -100,8 +100,8 @@ class ProgramEpisodes:
     def operators(self) -> Array:
         return np.array([LESS, MORE, EQUAL] if self.equality else [LESS, MORE], dtype=np.int8)
 
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
-        return generator.random((count, self.statements, len(Samples._fields)))
+    def sample(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.random((count, self.statements, len(Samples._fields)))
 
     def build(self, samples: Array) -> EpisodeArrays:
         E, S, _ = samples.shape

@@ -49,12 +49,12 @@ class CopyEpisodes:
     def size(self) -> int:
         return self.shortest + self.length + 2  # on average
 
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
+    def sample(self, rng: np.random.Generator, count: int) -> Array:
         """Return digits (count, length), preceded by the length of each sequence if lengths differ."""
         if not self.min_length:
-            return generator.integers(0, DIGITS, size=(count, self.length), dtype=np.int8)
-        lengths = generator.integers(self.shortest, self.length, size=(count, 1), endpoint=True)
-        return np.concatenate([lengths, generator.integers(0, DIGITS, size=(count, self.length))], axis=1)
+            return rng.integers(0, DIGITS, size=(count, self.length), dtype=np.int8)
+        lengths = rng.integers(self.shortest, self.length, size=(count, 1), endpoint=True)
+        return np.concatenate([lengths, rng.integers(0, DIGITS, size=(count, self.length))], axis=1)
 
     def build(self, samples: Array) -> EpisodeArrays:
         return self.build_varying(samples[:, :1], samples[:, 1:]) if self.min_length else self.build_full(samples)

@@ -40,8 +40,8 @@ class CountingEpisodes:
     def size(self) -> int:
         return self.length + 3  # on average, since n is uniform
 
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
-        return generator.integers(1, self.length, size=count, endpoint=True)
+    def sample(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.integers(1, self.length, size=count, endpoint=True)
 
     def build(self, samples: Array) -> EpisodeArrays:
         n = samples[:, None]

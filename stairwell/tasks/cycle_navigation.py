@@ -31,8 +31,8 @@ class CycleEpisodes(StateTrackingEpisodes):
         super().__post_init__()
         check_at_least(2, positions=self.positions)
 
-    def sample_tokens(self, generator: np.random.Generator, count: int) -> Array:
-        return generator.integers(0, 3, size=(count, self.max_length), dtype=np.int8)
+    def sample_tokens(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.integers(0, 3, size=(count, self.max_length), dtype=np.int8)
 
     def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
         steps = np.cumsum(tokens - 1, axis=1, dtype=np.int64)

@@ -42,7 +42,7 @@ class Episodes(Protocol):
     def size(self) -> int:
         """The approximate number of tokens per episode."""
 
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
+    def sample(self, rng: np.random.Generator, count: int) -> Array:
         """Return the random numbers of `count` episodes: (count, ...)."""
 
     def build(self, samples: Array) -> EpisodeArrays:
@@ -57,7 +57,7 @@ class EndlessStream(Protocol):
     def prefix(self) -> tuple[int, ...]:
         """Unscored tokens at the start of a stream."""
 
-    def generate(self, generator: np.random.Generator, length: int) -> Array:
+    def generate(self, rng: np.random.Generator, length: int) -> Array:
         """Return the next tokens of one stream: (length,)."""
 
     def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
@@ -263,7 +263,7 @@ class FixedLengthEpisodes:
     def size(self) -> int:
         return self.length
 
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
+    def sample(self, rng: np.random.Generator, count: int) -> Array:
         raise NotImplementedError
 
     def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
@@ -272,8 +272,8 @@ class FixedLengthEpisodes:
     def build(self, samples: Array) -> EpisodeArrays:
         return EpisodeArrays(samples, self.labels(samples, None)[0])
 
-    def generate(self, generator: np.random.Generator, length: int) -> Array:
-        return replace(self, length=length).sample(generator, 1)[0]
+    def generate(self, rng: np.random.Generator, length: int) -> Array:
+        return replace(self, length=length).sample(rng, 1)[0]
 
     def is_scored(self, positions: Array) -> Array:
         return positions > 0
@@ -308,7 +308,7 @@ def _with_options(episodes: Episodes, options: dict[str, Any]) -> Episodes:
 def _build_blocks(episodes: Episodes, requests: Sequence[Sequence[tuple[np.random.Generator, int]]]) -> list[Array]:
     """Return one block (3, n) of tokens, targets and starts per request, which lists random generators and the number
     of episodes to sample from each."""
-    samples = [episodes.sample(generator, count) for request in requests for generator, count in request]
+    samples = [episodes.sample(rng, count) for request in requests for rng, count in request]
     arrays = episodes.build(np.concatenate(samples))
     E, W = arrays.tokens.shape
     stacked = np.zeros((3, E, W), dtype=np.int32)

@@ -30,11 +30,11 @@ class ExpressionEpisodes(StateTrackingEpisodes):
     def max_length(self) -> int:
         return self.length + self.length % 2
 
-    def sample_tokens(self, generator: np.random.Generator, count: int) -> Array:
+    def sample_tokens(self, rng: np.random.Generator, count: int) -> Array:
         tokens = np.empty((count, self.max_length), dtype=np.int8)
         half = (count, self.max_length // 2)
-        tokens[:, ::2] = generator.integers(0, MODULUS, size=half, dtype=np.int8)
-        tokens[:, 1::2] = generator.integers(PLUS, TIMES, size=half, dtype=np.int8, endpoint=True)
+        tokens[:, ::2] = rng.integers(0, MODULUS, size=half, dtype=np.int8)
+        tokens[:, 1::2] = rng.integers(PLUS, TIMES, size=half, dtype=np.int8, endpoint=True)
         return tokens
 
     def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
@@ -59,7 +59,7 @@ class ExpressionEpisodes(StateTrackingEpisodes):
         lengths, tokens = samples[:, :1] + samples[:, :1] % 2, samples[:, 1:]
         position = np.arange(tokens.shape[1])
         ended = np.where(position == lengths - 1, EQUALS, tokens)
-        return self.truncate(lengths, ended, self.labels(tokens, None)[0], complete=position % 2 == 0)
+        return self.truncate(lengths, ended, self.labels(tokens, None)[0], can_end=position % 2 == 0)
 
 
 class ModularArithmetic(StateTrackingTask):

@@ -103,9 +103,9 @@ class PairSource:
     def _start_epoch(self, epoch: int) -> None:
         self.epoch, self.batches_read = epoch, 0
         lengths = self.data.lengths()
-        generator = np.random.default_rng([self.seed, epoch])
-        batches = buckets(lengths, generator.permutation(len(lengths)), self.tokens, self.batch)
-        self.batches = [batches[i] for i in generator.permutation(len(batches))]
+        rng = np.random.default_rng([self.seed, epoch])
+        batches = buckets(lengths, rng.permutation(len(lengths)), self.tokens, self.batch)
+        self.batches = [batches[i] for i in rng.permutation(len(batches))]
 
     def read(self, length: int) -> PairBatch:
         """Return the next batch. `length` is ignored, since pairs have their own lengths."""

@@ -13,8 +13,8 @@ from .generated import Array, FixedLengthEpisodes, LengthConfig, LengthTask
 
 
 class ParityEpisodes(FixedLengthEpisodes):
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
-        return generator.integers(0, 2, size=(count, self.length), dtype=np.int8)
+    def sample(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.integers(0, 2, size=(count, self.length), dtype=np.int8)
 
     def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
         return running_parity(tokens, carry)

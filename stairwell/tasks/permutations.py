@@ -47,8 +47,8 @@ class PermutationEpisodes(FixedLengthEpisodes):
     def vocabulary_size(self) -> int:
         return 2 if self.generators else factorial(self.elements)
 
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
-        return generator.integers(0, self.vocabulary_size, size=(count, self.length), dtype=np.int16)
+    def sample(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.integers(0, self.vocabulary_size, size=(count, self.length), dtype=np.int16)
 
     def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
         factors = generators(self.elements)[tokens] if self.generators else tokens

@@ -31,7 +31,7 @@ STEPS = ((0, 1), (-1, 0), (0, -1), (1, 0))  # (rows, columns) of a step in each 
 @dataclass(frozen=True)
 class RandomWalkConfig(EpisodesConfig):
     length: int = 100
-    """Actions per episode (the first paper: 100, the second: 400)."""
+    """Actions per episode (Fan et al.: 100, Ju et al.: 400)."""
     grid: int = 8
     """Cells along each side of the grid."""
     reset: bool = False
@@ -54,8 +54,8 @@ class RandomWalkEpisodes:
     def size(self) -> int:
         return self.length + 1
 
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
-        return generator.integers(0, 3, size=(count, self.length), dtype=np.int8)
+    def sample(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.integers(0, 3, size=(count, self.length), dtype=np.int8)
 
     def build(self, samples: Array) -> EpisodeArrays:
         E, _ = samples.shape
@@ -63,8 +63,8 @@ class RandomWalkEpisodes:
         cells = np.concatenate([np.zeros((E, 1), dtype=np.intp), self.labels(samples, None)[0]], axis=1)
         return EpisodeArrays(tokens, cells)
 
-    def generate(self, generator: np.random.Generator, length: int) -> Array:
-        return replace(self, length=length).sample(generator, 1)[0]
+    def generate(self, rng: np.random.Generator, length: int) -> Array:
+        return replace(self, length=length).sample(rng, 1)[0]
 
     def labels(self, tokens: Array, carry: Array | None) -> tuple[Array, Array]:
         """Return the cell after each action, and the last pose to carry on."""

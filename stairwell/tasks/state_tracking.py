@@ -24,7 +24,7 @@ from stairwell.errors import UserError
 from .base import IGNORE_INDEX
 from .generated import Array, EpisodeArrays, EpisodesConfig, GeneratedTask, check_at_least
 
-Label = Literal["last", "every"]
+ScoredTokens = Literal["last", "every"]  # the option `label`
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class StateTrackingConfig(EpisodesConfig):
     """Tokens of the shortest test episode (the benchmarks: 40)."""
     test_length: int = 256
     """Tokens of the longest test episode (the benchmarks: 256)."""
-    label: Label = "last"
-    """Scored tokens: the last one of an episode (the benchmarks), or every one."""
+    label: ScoredTokens = "last"
+    """Scored tokens: the last one of an episode (the benchmarks), or all."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class StateTrackingEpisodes:
 
     min_length: int
     length: int
-    label: Label
+    label: ScoredTokens
     curriculum_options: ClassVar[tuple[str, ...]] = ("length",)
-    reset: ClassVar[bool] = True
-    prefix: ClassVar[tuple[int, ...]] = ()
+    reset: ClassVar[bool] = True  # the state is reset at each episode
+    prefix: ClassVar[tuple[int, ...]] = ()  # unscored tokens at the start of an endless stream
 
     def __post_init__(self) -> None:
         check_at_least(1, min_length=self.min_length)
@@ -65,6 +65,7 @@ class StateTrackingEpisodes:
 
     @property
     def size(self) -> int:
+        """The mean number of tokens per episode."""
         return (self.min_length + self.length) // 2
 
     @property
@@ -72,12 +73,13 @@ class StateTrackingEpisodes:
         """The number of tokens of the longest episode (W)."""
         return self.length
 
-    def sample(self, generator: np.random.Generator, count: int) -> Array:
-        """Return the length of each episode, and tokens for the longest possible one: (count, 1 + W)."""
-        lengths = generator.integers(self.min_length, self.length, size=(count, 1), dtype=np.int32, endpoint=True)
-        return np.concatenate([lengths, self.sample_tokens(generator, count)], axis=1)
+    def sample(self, rng: np.random.Generator, count: int) -> Array:
+        """Return the random numbers of `count` episodes (count, 1 + W): in column 0 the length of each one, then tokens
+        for the longest possible one."""
+        lengths = rng.integers(self.min_length, self.length, size=(count, 1), dtype=np.int32, endpoint=True)
+        return np.concatenate([lengths, self.sample_tokens(rng, count)], axis=1)
 
-    def sample_tokens(self, generator: np.random.Generator, count: int) -> Array:
+    def sample_tokens(self, rng: np.random.Generator, count: int) -> Array:
         """Return tokens (count, W)."""
         raise NotImplementedError
 
@@ -87,22 +89,25 @@ class StateTrackingEpisodes:
         raise NotImplementedError
 
     def build(self, samples: Array) -> EpisodeArrays:
+        """Return the episodes that follow from the numbers of `sample`."""
         tokens = samples[:, 1:]
         return self.truncate(samples[:, :1], tokens, self.labels(tokens, None)[0])
 
-    def generate(self, generator: np.random.Generator, length: int) -> Array:
-        return replace(self, min_length=1, length=length).sample_tokens(generator, 1)[0]
+    def generate(self, rng: np.random.Generator, length: int) -> Array:
+        """Return the next tokens of an endless stream (length,)."""
+        return replace(self, min_length=1, length=length).sample_tokens(rng, 1)[0]
 
     def is_scored(self, positions: Array) -> Array:
-        """Return whether a training episode could have ended at these positions."""
+        """Return whether tokens are scored, by their positions, counted from 1: with `every` all, with `last` those at
+        which a training episode could have ended."""
         return positions >= (1 if self.label == "every" else self.min_length)
 
-    def truncate(self, lengths: Array, tokens: Array, labels: Array, complete: Array | bool = True) -> EpisodeArrays:
-        """End each episode at its length (E, 1). `complete` (W,): the positions where an episode could end."""
+    def truncate(self, lengths: Array, tokens: Array, labels: Array, can_end: Array | bool = True) -> EpisodeArrays:
+        """End each episode at its length (E, 1). `can_end` (W,): whether an episode could end at a position."""
         position = np.arange(tokens.shape[1])
         scored = position == lengths - 1
         if self.label == "every":
-            scored |= complete
+            scored |= can_end
         return EpisodeArrays(tokens, np.where(scored, labels, IGNORE_INDEX), present=position < lengths)
 
 
@@ -110,8 +115,8 @@ class StateTrackingEpisodes:
 class BitStringEpisodes(StateTrackingEpisodes):
     """Episodes of uniformly sampled bits."""
 
-    def sample_tokens(self, generator: np.random.Generator, count: int) -> Array:
-        return generator.integers(0, 2, size=(count, self.max_length), dtype=np.int8)
+    def sample_tokens(self, rng: np.random.Generator, count: int) -> Array:
+        return rng.integers(0, 2, size=(count, self.max_length), dtype=np.int8)
 
 
 class StateTrackingTask(GeneratedTask):

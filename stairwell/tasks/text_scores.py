@@ -71,14 +71,14 @@ def paired_test(
     # sacrebleu's own paired tests count only larger differences, so identical outputs get p = 0.001.
     statistics = [bleu_statistics(hypotheses, references, lowercase) for hypotheses in (first, second)]
     scores = [bleu_from_statistics(own.sum(0)) for own in statistics]
-    generator = np.random.default_rng(SEED)
+    rng = np.random.default_rng(SEED)
     n = len(references)
-    resamples = generator.multinomial(n, [1 / n] * n, BOOTSTRAP_SAMPLES)
+    resamples = rng.multinomial(n, [1 / n] * n, BOOTSTRAP_SAMPLES)
     intervals = [half_interval([bleu_from_statistics(sums) for sums in resamples @ own]) for own in statistics]
     total, change = statistics[0].sum(0) + statistics[1].sum(0), statistics[1] - statistics[0]
     difference, as_large = abs(scores[0] - scores[1]), 1  # the actual outputs count as a trial
     for _ in range(TRIALS):
-        sums = statistics[0].sum(0) + generator.integers(2, size=n) @ change
+        sums = statistics[0].sum(0) + rng.integers(2, size=n) @ change
         as_large += abs(bleu_from_statistics(sums) - bleu_from_statistics(total - sums)) >= difference
     return {
         "first": scores[0],

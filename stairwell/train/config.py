@@ -180,7 +180,8 @@ class StreamTrainConfig(TrainConfig):
     finetune_task: str = ""
     "Task options that change in the final phase, such as end_of_line=true."
     curriculum: str = ""
-    "Stages of increasing difficulty, such as length=8..100, or variables=1;variables=2."
+    "Stages of increasing difficulty, separated by semicolons (quote them in a shell): length=8..100 grows from "
+    "8 to 100, 'variables=1;variables=2' has two stages."
     curriculum_accuracy: float = 96.0
     "Accuracy in percent, over 20 steps, at which the next stage starts."
     stop_when_mastered: bool = False

@@ -167,7 +167,7 @@ def test_what_would_be_trained_can_be_shown_and_changed(workspace: Path) -> None
 
 MISTAKES = {
     "train": "give a TASK/CORE, such as random-walk/feedback",
-    "train random-walk": "such as 'random-walk/feedback'",
+    "train random-walk": "is not TASK/CORE, such as random-walk/feedback",
     "train randomwalk/lstm": "unknown task 'randomwalk'; did you mean 'random-walk'?",
     "train random-walk/feedbak": "unknown core 'feedbak'; did you mean 'feedback'?",
     "train random-walk/lstm --core.widht 8": "No such option: --core.widht; did you mean --core.width?$",

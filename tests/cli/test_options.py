@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from stairwell.cli import options
+from stairwell.cli.main import command
 from stairwell.errors import UserError
 
 
@@ -103,3 +104,22 @@ def test_help_of_labeled_data_shows_its_options() -> None:
     shown = {name for name in options.options_of(LABELED) if options.is_common(LABELED, *name.split("."))}
     assert {"task.path", "task.labels", "train.learning_rate"} <= shown and "train.curriculum" not in shown
     assert options.is_common("parity/feedback", "train", "curriculum")
+
+
+@pytest.mark.parametrize("option", ["--help", "--help-all", None])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("random-walk", "'random-walk' is not TASK/CORE, such as random-walk/feedback; `stairwell list` shows"),
+        ("no-such", "'no-such' is not TASK/CORE, such as random-walk/feedback; `stairwell list` shows tasks and cores"),
+        ("random-walk/nope", "unknown core 'nope'"),
+    ],
+)
+def test_a_name_that_is_not_a_task_and_a_core_is_an_error_with_help_too(
+    name: str, message: str, option: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["stairwell", "train", "--seed", "1", name, *([option] if option else [])])
+    with pytest.raises(SystemExit, match=r"^2$"):
+        command()
+    captured = capsys.readouterr()
+    assert message in captured.err and not captured.out

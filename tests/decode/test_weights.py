@@ -11,7 +11,7 @@ from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig, LSTMCo
 from stairwell.cores.staircase import CachedStaircaseConfig
 from stairwell.decode import Session
 from stairwell.decode.program import cached_program
-from stairwell.decode.weights import quantize, quantized, rounded, set_cache_type
+from stairwell.decode.weights import quantize, quantize_matrix, rounded, set_cache_type
 from stairwell.errors import UserError
 from stairwell.fast import native
 from tests.decode.test_interpreters import interpreter, needs_native
@@ -75,7 +75,7 @@ def test_rounding_twice_changes_nothing(weights: Literal["bfloat16", "int8"]) ->
     once = rounded(matrix, weights)
     torch.testing.assert_close(rounded(once, weights), once, rtol=1e-6, atol=0)
     if weights == "int8":
-        values, scale = quantized(matrix, weights)
+        values, scale = quantize_matrix(matrix, weights)
         assert scale is not None and values.dtype == torch.int8 and values.abs().max() == 127
         assert bool(((once - matrix).abs() <= scale[:, None] * 0.501).all())
 

@@ -68,7 +68,7 @@ class Case:
         return start
 
     def to_json(self) -> dict[str, Any]:
-        packed = pack.pack(self.model)
+        packed = pack.pack_language_model(self.model)
         stream = {"tokens": self.tokens[0].tolist(), "start": self.start[0].tolist()}
         return {"header": packed.header, "block": packed.block, **stream}
 

@@ -17,7 +17,7 @@ from stairwell.cores import config_type
 from stairwell.errors import UserError
 from stairwell.export import PageModel, export_html, from_runs
 from stairwell.export import html as page
-from stairwell.export.pack import pack
+from stairwell.export.pack import pack_language_model
 from stairwell.export.task_json import task_json
 from stairwell.models import LanguageModel, LanguageModelConfig
 from stairwell.report.colors import CORE_COLORS
@@ -66,7 +66,7 @@ def test_page_is_self_contained(tmp_path: Path) -> None:
 
 def test_packed_parameters_are_exact() -> None:
     model = make_model(4, 5)
-    packed = pack(model)
+    packed = pack_language_model(model)
     block = np.frombuffer(base64.b64decode(packed.block), "<f4")
     for name, tensor in model.state_dict().items():
         entry = packed.header["tensors"][name]
@@ -91,7 +91,7 @@ def test_adaptive_softmax_is_rejected(tmp_path: Path) -> None:
 def test_unsupported_core_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("stairwell.export.pack.step_of", lambda core: None)
     with pytest.raises(UserError, match="does not support the core feedback: it supports attention cores"):
-        pack(make_model(3, 3))
+        pack_language_model(make_model(3, 3))
 
 
 def test_page_that_is_too_large_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,9 @@ import pytest
 from PIL import Image
 
 from stairwell.report import RunReport, gather, write_html, write_png
+from stairwell.report.compare import group_models
 from stairwell.report.episode import PatchEncoder, RecordedEpisode, layer_names, png_url
+from stairwell.report.page import collect_episodes
 from stairwell.rl.evaluation import split_seed
 from stairwell.rl.render import render_episodes
 from stairwell.runs.launch import fit
@@ -157,6 +159,17 @@ def test_episodes_beyond_the_size_limit_are_omitted_and_named(
     page = Page((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert [episode["name"] for episode in json.loads(page.data)["episodes"]] == ["LSTM"]
     assert any("Omitted to limit the size of the page: Feedback." in text for text in page.texts)
+
+
+def test_a_too_large_episode_leaves_space_for_those_of_later_models(
+    runs: dict[str, RunReport], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {name: dataclasses.asdict(episode_of(runs[name])) for name in ("feedback", "lstm")}
+    sizes = {name: len(json.dumps(value, separators=(",", ":"))) for name, value in fields.items()}
+    assert sizes["lstm"] < sizes["feedback"]
+    monkeypatch.setattr("stairwell.report.page.MAX_EPISODE_CHARACTERS", sizes["lstm"])
+    episodes, omitted = collect_episodes(group_models([runs["feedback"], runs["lstm"]]))
+    assert [episode["name"] for episode in episodes] == ["LSTM"] and omitted == ["Feedback"]
 
 
 def test_report_without_the_environment(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from stairwell.errors import UserError
 from stairwell.report import (
     RunReport,
     Table,
@@ -26,7 +27,7 @@ from stairwell.report import (
     write_png,
 )
 from stairwell.report.collect import command
-from stairwell.report.page import SCRIPTS
+from stairwell.report.page import SCRIPTS, check_report
 from stairwell.report.samples import DecodedSample
 from stairwell.report.templates import resource
 from stairwell.runs.config import format_option
@@ -352,3 +353,13 @@ def test_narrow_charts_have_no_negative_sizes(runs: dict[str, RunReport], tmp_pa
     (tmp_path / "narrow.html").write_text(text.replace("</head>", "<style>.chart { width: 40px }</style></head>"))
     narrow = open_page(tmp_path / "narrow.html", "--dump-dom")
     assert narrow.count('class="guide"') == 0 and 'width="-' not in narrow
+
+
+@pytest.mark.parametrize("name", ["page.png", "page.horizon.png", "page.memory-2.png"])
+def test_a_png_that_a_report_must_not_replace_is_an_error_before_any_work(name: str, tmp_path: Path) -> None:
+    for other in ("page.memory-notes.png", "mypage.memory-1.png"):  # no report writes these
+        (tmp_path / other).write_text("mine")
+    check_report(tmp_path / "page.html", tmp_path / "page.png", "--out")
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(UserError, match=f"{name} exists and is not .*; choose another path"):
+        check_report(tmp_path / "page.html", tmp_path / "page.png", "--out")

@@ -8,9 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from stairwell.report import RunReport, gather, write_html, write_stream_pngs
+from stairwell.report import RunReport, gather, write_extra_pngs, write_html
 from stairwell.report.compare import group_models
-from stairwell.report.stream_plots import accuracy, format_horizons, samples, stream_figure, stream_table, survival
+from stairwell.report.stream_plots import (
+    accuracy,
+    format_horizons,
+    group_by_length,
+    stream_figure,
+    stream_table,
+    survival,
+)
 from stairwell.runs.launch import fit
 from stairwell.runs.load import evaluate_run, save_test_scores
 from stairwell.runs.long_streams import Horizon, StreamResult, measure
@@ -52,7 +59,7 @@ def test_streams_of_different_lengths() -> None:
 def test_samples_of_different_lengths_are_apart() -> None:
     """A curve over both would rise where the streams with mistakes end."""
     many, few, more = horizon(100, None, 20, 30), horizon(1000, None), horizon(100, 40)
-    assert samples([few, many, more]) == [[many, more], [few]]
+    assert group_by_length([few, many, more]) == [[many, more], [few]]
 
 
 def test_accuracy_in_bins_of_positions() -> None:
@@ -80,10 +87,10 @@ def test_page_shows_long_streams_if_evaluated(runs: list[RunReport], tmp_path: P
     assert "<h2>Long streams</h2>" in page
     assert page.count('<svg class="figure"') == 2, "side by side, and stacked for phones"
     assert "Feedback: 0 of 3 streams without a mistake in 300 tokens" in page
-    assert write_stream_pngs(tmp_path / "page.html", runs) == [tmp_path / "page.horizon.png"]
+    assert write_extra_pngs(tmp_path / "page.html", runs) == [tmp_path / "page.horizon.png"]
     write_html(tmp_path / "none.html", "A page", [lstm])
     assert "<h2>Long streams</h2>" not in (tmp_path / "none.html").read_text()
-    assert write_stream_pngs(tmp_path / "none.html", [lstm]) == []
+    assert write_extra_pngs(tmp_path / "none.html", [lstm]) == []
 
 
 def test_results_of_earlier_parameters_are_left_out(runs: list[RunReport], tmp_path: Path) -> None:

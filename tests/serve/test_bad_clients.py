@@ -566,7 +566,9 @@ def outputs_beside(neighbors: Sequence[Neighbor]) -> list[Output]:
             return on_output
 
         others = [neighbor(collect(i + 1, [])) for i, neighbor in enumerate(neighbors)]
-        mine = SequenceRequest(Prompt(list(b"a text of mine"), logprobs=5), 40, Sampling(), collect(0, outputs), seed=1)
+        mine = SequenceRequest(
+            Prompt(list(b"a text of mine"), num_logprobs=5), 40, Sampling(), collect(0, outputs), seed=1
+        )
         scheduler.submit(*others[:1], mine, *others[1:])
         assert all(event.wait(60) for event in finished)
         return outputs

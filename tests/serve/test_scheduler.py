@@ -18,7 +18,7 @@ from stairwell import FeedbackConfig, LanguageModel, LanguageModelConfig
 from stairwell.decode import Sampling
 from stairwell.serve import scheduler as scheduler_module
 from stairwell.serve.app import make_app
-from stairwell.serve.limits import Limits
+from stairwell.serve.limits import Limits, RequestError
 from stairwell.serve.scheduler import (
     MIN_PREFILL_CHUNK,
     PREFILL_BUDGET,
@@ -117,7 +117,7 @@ def test_an_iteration_prefills_no_more_than_its_budget() -> None:
 def test_prompts_that_waited_longest_are_prefilled_first() -> None:
     prompts = [Prompt([0] * length) for length in (1000, 3, 1000, 1000, 50)]
     for turn, prompt in zip((5, 4, 3, 2, 1), prompts):
-        prompt.last_turn = turn
+        prompt.last_scheduled = turn
     chunk = max(MIN_PREFILL_CHUNK, 512 // 5)
     assert [*plan_prefill(prompts, 512, 128).values()] == [50, chunk, chunk, 3, chunk]
     assert [*plan_prefill(prompts, 200, 128)] == [prompts[4], prompts[3], prompts[2], prompts[1]]
@@ -194,7 +194,7 @@ def test_a_preempted_sequence_outputs_held_back_text_at_its_deadline() -> None:
     scheduler = Scheduler(MODEL, Bytes(), batch_size=1)
     scheduler.close()  # so that only this thread uses it
     request = SequenceRequest(Prompt([]), 10, Sampling(), outputs.append)
-    request.prompt.start(MODEL, Bytes())
+    request.prompt.ensure_started(MODEL, Bytes())
     request.sequence = DecodingSequence(request, Bytes(), torch.device("cpu"), None)
     request.sequence.stops.held, request.deadline = "held", 0.0
     scheduler.queue.append(request)
@@ -338,3 +338,11 @@ def test_a_client_that_disconnects_leaves_the_queue_immediately() -> None:
         wait_until(lambda: not server.service.scheduler.queue)
         assert server.service.scheduler.running
         assert server.post("/v1/completions", {"prompt": "a", "max_tokens": 0}).status_code == 200
+
+
+def test_a_closed_scheduler_rejects_requests_as_unavailable() -> None:
+    scheduler = Scheduler(MODEL, Bytes())
+    scheduler.close()
+    with pytest.raises(RequestError, match="the server is shutting down") as caught:
+        scheduler.submit(SequenceRequest(Prompt([0]), 10, Sampling(), print))
+    assert caught.value.status == 503

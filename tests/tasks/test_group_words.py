@@ -11,7 +11,7 @@ import pytest
 from stairwell.errors import UserError
 from stairwell.tasks import groups
 from stairwell.tasks.endless import BLOCK, StreamId, endless_batches
-from stairwell.tasks.group_words import GroupWords, GroupWordsConfig, generator_order
+from stairwell.tasks.group_words import GroupWords, GroupWordsConfig, token_elements
 
 Permutation = tuple[int, ...]
 
@@ -60,7 +60,7 @@ def test_the_multiplication_table_is_correct(group: str) -> None:
 @both
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_any_number_of_generators_generates_the_group(group: str, seed: int) -> None:
-    elements = [ELEMENTS[group][number] for number in generator_order(group, seed)]
+    elements = [ELEMENTS[group][number] for number in token_elements(group, seed)]
     assert sorted(elements) == ELEMENTS[group]  # each once
     assert elements[-1] == (0, 1, 2, 3, 4)
     for count in (2, 4, 8, 12, 32):
@@ -69,9 +69,9 @@ def test_any_number_of_generators_generates_the_group(group: str, seed: int) -> 
 
 def test_the_generators_do_not_change() -> None:
     """Other elements would be another task under the same name."""
-    assert generator_order("S5", 0)[:8].tolist() == S5_FIRST
-    assert generator_order("A5", 0)[:12].tolist() == A5_FIRST
-    assert generator_order("S5", 1)[:2].tolist() == S5_FIRST[:2] and generator_order("S5", 1)[:8].tolist() != S5_FIRST
+    assert token_elements("S5", 0)[:8].tolist() == S5_FIRST
+    assert token_elements("A5", 0)[:12].tolist() == A5_FIRST
+    assert token_elements("S5", 1)[:2].tolist() == S5_FIRST[:2] and token_elements("S5", 1)[:8].tolist() != S5_FIRST
     assert [ALL[number] for number in S5_FIRST[:2]] == [(1, 0, 2, 3, 4), (1, 2, 3, 4, 0)]
     assert [ELEMENTS["A5"][number] for number in A5_FIRST[:2]] == [(1, 2, 0, 3, 4), (1, 2, 3, 4, 0)]
 
@@ -82,7 +82,7 @@ def test_every_label_is_the_product_of_the_word(group: Any, generators: int) -> 
     task = GroupWords(GroupWordsConfig(group=group, generators=generators, label="every", min_length=1, length=30))
     elements = ELEMENTS[group]
     assert (task.inputs, task.outputs) == (generators, len(elements))
-    factors = [elements[number] for number in generator_order(group, 0)]
+    factors = [elements[number] for number in token_elements(group, 0)]
     batch = task.batch_source(range(8), 8, 0).read(300)
     assert batch.start is not None and set(batch.tokens.flatten().tolist()) == set(range(generators))
     for tokens, targets, starts in zip(batch.tokens.tolist(), batch.targets.tolist(), batch.start.tolist()):
@@ -114,7 +114,7 @@ def test_endless_streams_are_products_in_every_kind_of_group(group: str) -> None
     count = len(groups.generators(group)) + 1
     task = GroupWords(GroupWordsConfig(group=group, generators=count, label="every"))
     elements = list(groups.elements(group))
-    factors = [elements[number] for number in generator_order(group, 0)]
+    factors = [elements[number] for number in token_elements(group, 0)]
     product, tokens = elements[0], 0
     for batch in endless_batches(task.endless_stream(), [StreamId(0, 0)], BLOCK + 100, BLOCK):
         for token, target in zip(batch.tokens[0].tolist(), batch.targets[0].tolist(), strict=True):
@@ -159,7 +159,7 @@ def test_every_group_is_closed_under_its_multiplication(group: str) -> None:
             assert elements[table[second, first]] == tuple(elements[second][image] for image in elements[first])
     assert (table[0] == range(order)).all() and all(len(set(row)) == order for row in table.tolist())
     fewest = len(groups.generators(group))
-    assert [elements[number] for number in generator_order(group, 0)[:fewest]] == list(groups.generators(group))
+    assert [elements[number] for number in token_elements(group, 0)[:fewest]] == list(groups.generators(group))
 
 
 def test_properties_of_small_groups() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from stairwell.experiments.experiment import Experiment, ExperimentFactory, Scale, SweepPoint, Variant
 from stairwell.experiments.measures import LargestSolved
-from stairwell.experiments.papers.staircase.shared import CHUNK, EPISODES_NOT_PRINTED, NAMES, PASSES, TEST_ERROR
+from stairwell.experiments.papers.staircase.shared import CHUNK, EPISODES_NOTE, NAMES, PASSES, TEST_ERROR
 from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
@@ -66,7 +66,7 @@ def chunk_passes(scale: Scale) -> Experiment:
         seeds=1 if scale == "laptop" else 5,
         claim="larger chunks have a larger error, and two recurrent steps are enough to track a state",
         notes=(
-            small if scale == "laptop" else EPISODES_NOT_PRINTED,
+            small if scale == "laptop" else EPISODES_NOTE,
             "The paper's tables keep the step size N C constant, so chunk size and passes change together. A Staircase "
             "with one pass attends to its own chunk only.",
             "The last column is the largest of several lengths up to which accuracy is at least 90%. It separates "

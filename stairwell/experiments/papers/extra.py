@@ -6,7 +6,7 @@ import dataclasses
 
 from stairwell.experiments.experiment import Column, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.shared import PLAIN
+from stairwell.experiments.papers.feedback.shared import NO_CURRICULUM
 from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
 from stairwell.runs.presets import with_core
@@ -32,7 +32,9 @@ def state_tracking_baseline(
         variants=(
             Variant("LSTM", with_core(preset, "lstm")),
             Variant("Transformer-XL", with_core(preset, "transformer-xl", memory=64)),
-            Variant("Transformer-XL, no curriculum", with_core(preset, "transformer-xl", None, PLAIN, memory=64)),
+            Variant(
+                "Transformer-XL, no curriculum", with_core(preset, "transformer-xl", None, NO_CURRICULUM, memory=64)
+            ),
             Variant("Feedback", with_core(preset, "feedback", memory=8)),
             Variant("Staircase (C=2, N=4)", with_core(preset, "staircase", chunk=2, passes=4)),
             Variant("Cached Staircase (C=1, N=9)", with_core(preset, "cached-staircase", chunk=1, passes=9)),

@@ -16,9 +16,9 @@ CLIP = {"max_grad_norm": 0.1}
 CURVE = (40, 80, 120, 200, 400)
 POSITIONS = ("learned", "clamped", "random")
 NOTE = (
-    "Our hypothesis, not printed: sequences of 1 to 40 digits in training and of 1 to 400 in the test. The columns of "
-    "one length show the accuracy beyond the training lengths. Everything else is as in {base}, but gradients are "
-    "clipped at 0.1 as in the papers; positions as in extra.distances."
+    "Our hypothesis, not stated in the paper: sequences of 1 to 40 digits in training and of 1 to 400 in the test. The "
+    "columns of one length show the accuracy beyond the training lengths. Everything else is as in {base}, but "
+    "gradients are clipped at 0.1 as in the papers; positions as in extra.distances."
 )
 
 

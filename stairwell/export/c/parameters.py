@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from stairwell.decode.weights import Weights, quantized
+from stairwell.decode.weights import Weights, quantize_matrix
 from stairwell.errors import UserError
 
 LINE_LENGTH = 110
@@ -66,7 +66,7 @@ class Parameters:
         """Add a matrix. Return the expression that initializes a `matrix` of C."""
         if not self.quantized:
             return self.floats(name, values)
-        integers, scales = quantized(values.detach().to("cpu", torch.float32), self.weights)
+        integers, scales = quantize_matrix(values.detach().to("cpu", torch.float32), self.weights)
         assert scales is not None
         self.arrays.append(Array("signed char", name, [str(v) for v in integers.flatten().tolist()], integers.numel()))
         return f"{{{name}, {self.floats(f'{name}_scales', scales)}}}"

@@ -49,7 +49,7 @@ from stairwell.runs.presets.text import (
     small_wikitext,
     wikitext,
 )
-from stairwell.tasks import task_type
+from stairwell.tasks import TASKS, task_type
 
 BENCHMARK = ("parity-check", "even-pairs", "cycle-navigation", "modular-arithmetic", "group-words")
 PRESETS: dict[str, Callable[[str], RunConfig]] = {
@@ -73,7 +73,8 @@ def preset(name: str) -> RunConfig:
     """Return the preset of a name `task/core`, such as `random-walk/feedback`."""
     task_name, slash, core_name = name.partition("/")
     if not slash:
-        raise UserError(f"a run is a task and a core, such as '{name or 'random-walk'}/feedback'")
+        example = f"{name if name in TASKS else 'random-walk'}/feedback"
+        raise UserError(f"'{name}' is not TASK/CORE, such as {example}; `stairwell list` shows tasks and cores")
     task_type(task_name)  # raises if there is no such task
     config_type(core_name)
     return PRESETS[task_name](core_name) if task_name in PRESETS else small_run(task_name, core_name)

@@ -41,7 +41,7 @@ WATER_LSTM_LR: dict[Scale, float | None] = {"laptop": None, "paper": 4e-4}
 
 PAPER_NOTES = (
     "A2C as in section 7.2: gamma 0.99, no generalized advantage estimation. The weight of the value loss is not "
-    "printed: 0.5. The number of steps is not printed except for the water maze (500 million frames).",
+    "given; ours is 0.5. The paper gives the number of steps only for the water maze (500 million frames).",
 )
 LAPTOP_NOTES = (
     "PPO instead of A2C, 64 environments, width 64, 6 million frames in the mazes: the papers' agents were trained on "
@@ -59,7 +59,7 @@ CORRIDOR_NOTES = {
     "laptop": (*LAPTOP_NOTES, "The corridor has 20 steps, more than layers times memory for memories below 10."),
     "paper": (
         *PAPER_NOTES,
-        ("The paper prints neither length, sizes nor memories of figure 3; ours are those of the maze."),
+        ("The paper gives neither length, sizes nor memories for figure 3; ours are those of the maze."),
     ),
 }
 MAZE_NOTES = {

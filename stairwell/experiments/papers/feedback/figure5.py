@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.measures import ByTime
-from stairwell.experiments.papers.feedback.shared import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES, CHAR_PTB_VOCABULARY
+from stairwell.experiments.papers.feedback.shared import (
+    CHAR_PTB_DATA,
+    CHAR_PTB_NOTES,
+    CHAR_PTB_VOCABULARY,
+    TEST_BITS_PER_CHARACTER,
+)
 from stairwell.runs import presets
 from stairwell.runs.presets import match_parameters, matched_feedback, with_core
 
@@ -18,9 +23,9 @@ def figure5(scale: Scale) -> Experiment:
         title="Memory composition, character-level Penn Treebank",
         paper=f"{FEEDBACK}, figure 5",
         scale=scale,
-        columns=(BITS, ByTime("valid bits per character after 2 minutes", "bits_per_character", 2))
+        columns=(TEST_BITS_PER_CHARACTER, ByTime("valid bits per character after 2 minutes", "bits_per_character", 2))
         if small
-        else (BITS,),
+        else (TEST_BITS_PER_CHARACTER,),
         variants=(
             *((Variant("LSTM", lstm),) if small else ()),
             Variant("Transformer", transformer),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
-from stairwell.experiments.papers.feedback.shared import BITS, CHAR_PTB_DATA, CHAR_PTB_NOTES
+from stairwell.experiments.papers.feedback.shared import CHAR_PTB_DATA, CHAR_PTB_NOTES, TEST_BITS_PER_CHARACTER
 from stairwell.runs import presets
 from stairwell.runs.presets import matched_feedback, with_core
 
@@ -25,7 +25,7 @@ def figure8(scale: Scale) -> Experiment:
         title="Memory from a single layer, character-level Penn Treebank",
         paper=f"{FEEDBACK}, figure 8",
         scale=scale,
-        columns=(BITS,),
+        columns=(TEST_BITS_PER_CHARACTER,),
         variants=(
             Variant("Transformer", with_core(preset, "transformer-xl")),
             *single,

@@ -8,14 +8,14 @@ from stairwell.cores.transformer_xl import TransformerXLConfig
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, SweepPoint, Variant
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.shared import (
-    BITS,
     CHAR_PTB_DATA,
     CHAR_PTB_NOTES,
-    KEYS_EACH,
-    NO_NUMBERS,
+    KEYS_PER_LAYER_NOTE,
+    LINE_ENDS_NOTE,
+    NO_NUMBERS_NOTE,
+    TEST_BITS_PER_CHARACTER,
     WIKITEXT_DATA,
     WIKITEXT_NOTES,
-    WITH_LINE_ENDS,
 )
 from stairwell.runs import presets
 from stairwell.runs.config import RunConfig
@@ -48,7 +48,7 @@ def by_depth(preset: RunConfig, scale: Scale, depths: tuple[int, ...]) -> tuple[
 
 
 DEPTH_CLAIM = "at equal parameters a Transformer improves with depth and Feedback hardly does"
-DEPTHS_NOT_PRINTED = "The text does not print the figure's depths; ours divide the parameters evenly."
+DEPTHS_NOTE = "The text does not print the figure's depths; ours divide the parameters evenly."
 
 
 def figure9_char_ptb(scale: Scale) -> Experiment:
@@ -57,11 +57,11 @@ def figure9_char_ptb(scale: Scale) -> Experiment:
         title="Depth at equal parameters, character-level Penn Treebank",
         paper=f"{FEEDBACK}, figure 9 (left)",
         scale=scale,
-        columns=(BITS,),
+        columns=(TEST_BITS_PER_CHARACTER,),
         variants=by_depth(presets.char_ptb(scale=scale), scale, (1, 2, 4) if scale == "laptop" else (1, 2, 3, 4, 6, 8)),
         seeds=3 if scale == "laptop" else 1,
         claim=f"{DEPTH_CLAIM}: two layers are its best here",
-        notes=(*CHAR_PTB_NOTES[scale], DEPTHS_NOT_PRINTED),
+        notes=(*CHAR_PTB_NOTES[scale], DEPTHS_NOTE),
         data=CHAR_PTB_DATA,
         axes=(LAYERS,),
     )
@@ -87,11 +87,11 @@ def figure9_wikitext_103(scale: Scale) -> Experiment:
             + (
                 "Feedback has a wider feed-forward layer to make up for shared key and value projections."
                 if small
-                else KEYS_EACH
+                else KEYS_PER_LAYER_NOTE
             ),
-            WITH_LINE_ENDS,
-            DEPTHS_NOT_PRINTED,
-            NO_NUMBERS,
+            LINE_ENDS_NOTE,
+            DEPTHS_NOTE,
+            NO_NUMBERS_NOTE,
         ),
         data=WIKITEXT_DATA[scale],
         axes=(LAYERS,),

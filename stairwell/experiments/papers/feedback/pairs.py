@@ -26,12 +26,12 @@ SUMMARY_DATA = {
 }
 DEPTH = "layers of the decoder"
 OUR_CHOICES = (
-    "Table 8 prints layers, widths, heads, dropout and learning rate. Our choices where nothing is printed: dropout on "
+    "Table 8 gives layers, widths, heads, dropout and learning rate. Our choices where it gives nothing: dropout on "
     "the output of every sublayer and on embeddings, as in Vaswani et al. 2017; post-norm; Adam with betas 0.9 and "
     "0.98, label smoothing 0.1, 4,000 steps of warmup, then inverse square root decay; learned relative positions in "
     "both decoders, sinusoids in the encoder; the number of steps, the batch size, and an average of the last ten "
     "checkpoints. The Transformer decoder also attends to the current token.",
-    "Table 8 prints a learning rate of 0.001 for WMT. Ours is 0.0005 for batches of 25,000 tokens and post-norm; 0.001 "
+    "Table 8 gives a learning rate of 0.001 for WMT. Ours is 0.0005 for batches of 25,000 tokens and post-norm; 0.001 "
     "suits batches of about 400,000 tokens.",
     "Only the decoder is a Feedback Transformer; its layers share one pair of key and value projections.",
 )

@@ -8,15 +8,15 @@ from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFac
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.shared import (
     ACCURACY,
-    KEYS_EACH,
-    KEYS_SHARED,
-    LSTM_IS_OURS,
-    NOT_PRINTED,
-    RANDOM_WALK_LSTM,
+    HYPERPARAMETERS_NOTE,
+    KEYS_PER_LAYER_NOTE,
+    LSTM_NOTE,
+    RANDOM_WALK_LSTM_NOTE,
+    SHARED_KEYS_NOTE,
     STATEMENTS,
-    STEPS_NOT_PRINTED,
+    STEPS_NOTE,
     algorithmic_columns,
-    of_100,
+    paper_numbers,
     random_walk_lstms,
 )
 from stairwell.runs import presets
@@ -69,12 +69,12 @@ def copy_or_reverse(scale: Scale, reverse: bool) -> Experiment:
         variants=both_models_and_lstm(preset, scale, 801, *numbers),
         claim="on sequences ten times as long, Feedback is more accurate than a Transformer",
         notes=(
-            *((laptop_note, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
+            *((laptop_note, SHARED_KEYS_NOTE) if scale == "laptop" else (HYPERPARAMETERS_NOTE, KEYS_PER_LAYER_NOTE)),
             "A segment is a whole training sequence of 82 tokens. Each digit of the answer is predicted from the "
             "correct digits before it (teacher forcing); the paper does not say how it evaluates.",
             INITIAL_STATE,
             FAR_DISTANCES,
-            LSTM_IS_OURS,
+            LSTM_NOTE,
         ),
     )
 
@@ -108,13 +108,13 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experime
         variants=both_models_and_lstm(preset, scale, 2 * max_count + 1, *((number + suffix,) for number in numbers)),
         claim="over long sequences Feedback counts more accurately than a Transformer",
         notes=(
-            *((laptop_note, KEYS_SHARED) if scale == "laptop" else (NOT_PRINTED, KEYS_EACH)),
+            *((laptop_note, SHARED_KEYS_NOTE) if scale == "laptop" else (HYPERPARAMETERS_NOTE, KEYS_PER_LAYER_NOTE)),
             "The paper does not define its accuracy. Always predicting B would have 99.8% of the characters right at "
             "counts up to 1,000, more than either model's number, so ours is sequence accuracy: every B and the end "
             "token must be right.",
             "The memory holds a whole sequence.",
             INITIAL_STATE,
-            LSTM_IS_OURS,
+            LSTM_NOTE,
         ),
     )
 
@@ -147,9 +147,9 @@ def table1_random_walk(scale: Scale) -> Experiment:
         seeds=3 if small else 1,
         claim="Feedback tracks the agent without errors; a Transformer, which attends to every action, does not",
         notes=(
-            *((laptop_note, KEYS_SHARED) if small else (STEPS_NOT_PRINTED, KEYS_EACH)),
-            *(("Feedback has a memory of 16 tokens, the paper's of 100.", RANDOM_WALK_LSTM) if small else ()),
-            LSTM_IS_OURS,
+            *((laptop_note, SHARED_KEYS_NOTE) if small else (STEPS_NOTE, KEYS_PER_LAYER_NOTE)),
+            *(("Feedback has a memory of 16 tokens, the paper's of 100.", RANDOM_WALK_LSTM_NOTE) if small else ()),
+            LSTM_NOTE,
         ),
     )
 
@@ -178,7 +178,7 @@ def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -
     curriculum = on_more_variables(preset.option("train.curriculum"), variables)
     preset = preset.replace(task={"variables": variables}, train={"curriculum": curriculum})
     span, twice = 128 if small else 100, 2 * preset.core.layers
-    lstm, transformer, deep, feedback = (of_100(scale, number) for number in numbers)
+    lstm, transformer, deep, feedback = (paper_numbers(scale, number) for number in numbers)
     return Experiment(
         name=f"feedback.table1.algorithmic-{variables}",
         title=f"Programs with {variables} variables: the printed values",
@@ -203,13 +203,13 @@ def programs(scale: Scale, variables: int, numbers: tuple[str, str, str, str]) -
             "Transformers cannot track the variables, even with twice the layers; an LSTM tracks three variables but "
             "not five; Feedback tracks both"
         ),
-        notes=(ALGORITHMIC_NOTE, KEYS_SHARED)
+        notes=(ALGORITHMIC_NOTE, SHARED_KEYS_NOTE)
         if small
         else (
-            STEPS_NOT_PRINTED,
-            KEYS_EACH,
+            STEPS_NOTE,
+            KEYS_PER_LAYER_NOTE,
             "The attention span is that of the random walk, 100, as section 7.4 says; a program has about 430 tokens.",
-            "The LSTM's size is not printed; ours has as many layers as the Transformer and about as many parameters.",
+            "The LSTM's size is not given; ours has as many layers as the Transformer and about as many parameters.",
         ),
     )
 

@@ -8,10 +8,10 @@ from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFac
 from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.shared import (
     ADAPTIVE_SPAN,
-    KEYS_SHARED,
+    LINE_ENDS_NOTE,
+    SHARED_KEYS_NOTE,
     WIKITEXT_DATA,
     WIKITEXT_NOTES,
-    WITH_LINE_ENDS,
 )
 from stairwell.runs import presets
 from stairwell.runs.presets import with_core
@@ -36,8 +36,8 @@ def table3(scale: Scale) -> Experiment:
         claim="Feedback is better than a Transformer of its size and equals a Transformer-XL twice as large",
         notes=(
             *WIKITEXT_NOTES[scale],
-            KEYS_SHARED,
-            WITH_LINE_ENDS,
+            SHARED_KEYS_NOTE,
+            LINE_ENDS_NOTE,
             "Parameters in the paper: Transformer 140 million, Feedback 126 (ours at paper scale 139.3 and 124.6). It "
             "quotes Transformer-XL with 257 million at 18.3 and the state of the art at 15.8; these are not trained "
             "here.",

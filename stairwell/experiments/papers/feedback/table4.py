@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stairwell.experiments.experiment import FEEDBACK, Experiment, ExperimentFactory, Scale, Variant
-from stairwell.experiments.papers.feedback.shared import ENWIK8_DATA, ENWIK8_SAMPLE, bits_per_byte
+from stairwell.experiments.papers.feedback.shared import ENWIK8_DATA, ENWIK8_EVAL_BYTES, bits_per_byte
 from stairwell.runs import presets
 from stairwell.runs.presets import with_core
 
@@ -13,7 +13,7 @@ def table4(scale: Scale) -> Experiment:
     smaller = (
         "Laptop scale: models of 0.9 million parameters, a fixed attention span of 64 tokens instead of an "
         f"adaptive one of 8,192, 2,200 steps of 32 streams of 64 bytes (32 in the first half), scored on "
-        f"{ENWIK8_SAMPLE:,} bytes of the test set."
+        f"{ENWIK8_EVAL_BYTES:,} bytes of the test set."
     )
     return Experiment(
         name="feedback.table4",
@@ -28,7 +28,7 @@ def table4(scale: Scale) -> Experiment:
         claim="a Feedback model is better than Transformers 3.5 times its size",
         notes=(
             *((smaller,) if small else ()),
-            "Feedback has its own key and value projections in every layer, which gives the printed 77 million "
+            "Feedback has its own key and value projections in every layer, which gives the reported 77 million "
             "parameters, although the paper says that it shares them on large data sets.",
             "The paper quotes Transformer-XL and the state of the art, both with 277 million parameters, at 0.99 and "
             "0.97; the Transformer of Feedback's size is our addition.",

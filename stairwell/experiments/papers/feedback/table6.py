@@ -9,7 +9,7 @@ from stairwell.experiments.measures import Metric
 from stairwell.experiments.papers.feedback.shared import (
     ADAPTIVE_SPAN,
     ADAPTIVE_SPAN_SMALL,
-    KEYS_SHARED,
+    SHARED_KEYS_NOTE,
     WIKITEXT_DATA,
     WIKITEXT_NOTES,
 )
@@ -50,15 +50,15 @@ def table6(scale: Scale) -> Experiment:
         claim="every technique helps both models or does not harm them, and the gap between the models remains",
         notes=(
             *WIKITEXT_NOTES[scale],
-            KEYS_SHARED,
+            SHARED_KEYS_NOTE,
             "No fine-tuning, and therefore no line ends, as the table says.",
             "The paper does not print the lower learning rate: 0.00025, that of Transformer-XL on WikiText-103"
             + (", scaled to 0.0005 here, a third of our usual one." if small else "."),
-            "The paper does not print the model size: the large one, whose numbers in table 3 are these after "
+            "The paper does not give the model size; ours is the large one, whose numbers in table 3 are these after "
             "fine-tuning with line ends.",
-            "The shorter BPTT length of the first half of training is not printed for words: half the segment, as on "
-            "enwik8.",
-            "The Transformer's fourth variant has no growing BPTT length, as printed; Feedback's has.",
+            "The shorter BPTT length of the first half of training is not given for words; ours is half the segment, "
+            "as on enwik8.",
+            "The Transformer's fourth variant has no growing BPTT length, as in the paper; Feedback's has.",
         ),
         data=WIKITEXT_DATA[scale],
     )

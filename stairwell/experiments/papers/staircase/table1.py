@@ -6,7 +6,7 @@ from typing import Any
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale, Variant
 from stairwell.experiments.papers.feedback import shared as first
-from stairwell.experiments.papers.feedback.shared import algorithmic_columns, bits_per_byte, of_100
+from stairwell.experiments.papers.feedback.shared import algorithmic_columns, bits_per_byte, paper_numbers
 from stairwell.experiments.papers.staircase.shared import (
     ALGORITHMIC_NOTES,
     BASE_DATA,
@@ -17,9 +17,9 @@ from stairwell.experiments.papers.staircase.shared import (
     ENWIK8_NOTES,
     FOUR,
     LONGER,
+    NO_CURRICULUM,
     ONCE,
     PERPLEXITY,
-    PLAIN,
     RANDOM_WALK_NOTES,
     REDDIT_SIZES,
     RESET_STREAMS,
@@ -77,7 +77,12 @@ def table1_random_walk(scale: Scale) -> Experiment:
         *first.random_walk_lstms(preset, scale, ("0.6",)),
         Variant("Transformer-XL", with_core(preset, "transformer-xl", memory=101 if small else 512), ("84.1",)),
         *(
-            (Variant("Transformer-XL, no curriculum", with_core(preset, "transformer-xl", None, PLAIN, memory=101)),)
+            (
+                Variant(
+                    "Transformer-XL, no curriculum",
+                    with_core(preset, "transformer-xl", None, NO_CURRICULUM, memory=101),
+                ),
+            )
             if small
             else ()
         ),
@@ -99,7 +104,7 @@ def table1_random_walk(scale: Scale) -> Experiment:
         notes=(
             *RANDOM_WALK_NOTES[scale],
             *segments(preset, variants, scale),
-            *((OUR_VARIANTS, first.RANDOM_WALK_LSTM) if small else ()),
+            *((OUR_VARIANTS, first.RANDOM_WALK_LSTM_NOTE) if small else ()),
         ),
     )
 
@@ -108,10 +113,12 @@ def table1_algorithm(scale: Scale) -> Experiment:
     preset, small = presets.long_algorithmic(scale=scale), scale == "laptop"
 
     def variant(name: str, core: str, number: str, **options: Any) -> Variant:
-        return Variant(name, with_core(preset, core, **options), of_100(scale, number))
+        return Variant(name, with_core(preset, core, **options), paper_numbers(scale, number))
 
     xl = variant("Transformer-XL", "transformer-xl", "48.7", memory=128 if small else 512)
-    plain = Variant("Transformer-XL, no curriculum", with_core(preset, "transformer-xl", None, PLAIN, memory=128))
+    plain = Variant(
+        "Transformer-XL, no curriculum", with_core(preset, "transformer-xl", None, NO_CURRICULUM, memory=128)
+    )
     longer = StaircaseSizes("staircase", (4, 8), (4, 16)).variant(preset, scale, ())
     core: dict[str, Any] = {"chunk": 1, "distances": 16} if small else {"chunk": 8}
     best = with_core(preset, "global-cached-staircase", RESET_STREAMS, {} if small else LONGER, **core)
@@ -120,10 +127,10 @@ def table1_algorithm(scale: Scale) -> Experiment:
         xl,
         *((plain,) if small else ()),
         variant("Feedback", "feedback", "0.2", memory=16 if small else 32, share_kv=small),
-        StaircaseSizes("staircase", (2, 8), (8, 8)).variant(preset, scale, of_100(scale, "0.2")),
+        StaircaseSizes("staircase", (2, 8), (8, 8)).variant(preset, scale, paper_numbers(scale, "0.2")),
         *((longer,) if small else ()),
-        StaircaseSizes("cached-staircase", (17, 1), (16, 4)).variant(preset, scale, of_100(scale, "1.2")),
-        Variant("Global Cached Staircase", best, of_100(scale, "0.0, table 6")),
+        StaircaseSizes("cached-staircase", (17, 1), (16, 4)).variant(preset, scale, paper_numbers(scale, "1.2")),
+        Variant("Global Cached Staircase", best, paper_numbers(scale, "0.0, table 6")),
     )
     return Experiment(
         name="staircase.table1.algorithm",
@@ -165,7 +172,7 @@ def table1_enwik8(scale: Scale) -> Experiment:
         notes=(
             *ENWIK8_NOTES[scale],
             *ENWIK8_COMMON,
-            "The LSTM's size is not printed; ours has as many layers as the others and about as many parameters.",
+            "The LSTM's size is not given; ours has as many layers as the others and about as many parameters.",
         ),
         data=first.ENWIK8_DATA,
     )

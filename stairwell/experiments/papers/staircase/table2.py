@@ -63,8 +63,8 @@ def table2(scale: Scale) -> Experiment:
         notes=(
             *REDDIT_SIZES,
             CACHED_SIZE,
-            "The large Universal Transformer's width is not printed: "
-            + ("136 gives" if scale == "laptop" else "2,560 gives the printed 120 million parameters,")
+            "The large Universal Transformer's width is not given: "
+            + ("136 gives" if scale == "laptop" else "2,560 gives the reported 120 million parameters,")
             + " about as many parameters as Transformer-XL.",
         ),
     )

@@ -6,7 +6,7 @@ import dataclasses
 
 from stairwell.experiments.experiment import STAIRCASE, Experiment, ExperimentFactory, Scale
 from stairwell.experiments.measures import Metric
-from stairwell.experiments.papers.feedback.shared import LARGEST_SOLVED, STATEMENTS, of_100
+from stairwell.experiments.papers.feedback.shared import LARGEST_SOLVED, STATEMENTS, paper_numbers
 from stairwell.experiments.papers.staircase.shared import (
     ALGORITHMIC_NOTES,
     CHUNK,
@@ -40,9 +40,9 @@ def algorithm_variants(scale: Scale) -> Variants:
     }
     xl, feedback = pick(table1_algorithm(scale).variants, "Transformer-XL", "Feedback")
     return (
-        dataclasses.replace(xl, paper=of_100(scale, "59.1 ± 12.5", "59.1 ± 12.4")),
-        dataclasses.replace(feedback, paper=of_100(scale, "0.3 ± 0.0", "0.3 ± 0.0")),
-        *by_size(preset, scale, {size: of_100(scale, *numbers) for size, numbers in numbers_of.items()}),
+        dataclasses.replace(xl, paper=paper_numbers(scale, "59.1 ± 12.5", "59.1 ± 12.4")),
+        dataclasses.replace(feedback, paper=paper_numbers(scale, "0.3 ± 0.0", "0.3 ± 0.0")),
+        *by_size(preset, scale, {size: paper_numbers(scale, *numbers) for size, numbers in numbers_of.items()}),
     )
 
 
