@@ -78,7 +78,7 @@ FEEDBACK = (
         "4.1.1",
         "Over counts up to 1,000 Feedback counts far better",
         "inconclusive",
-        f"Up to 200 all models make no mistake; 1,000 was not run ({page('feedback.table1.counting-1000')})",
+        f"Up to 200 all models make no mistake; 1,000 was not run ({page('feedback.table1.counting-long')})",
     ),
     Claim(
         "4.1.2",

@@ -74,7 +74,7 @@ GROUPS = {
 }
 # Their curves show nothing: constant accuracy, or a benchmark of speed; or the sweep shows the same, and more clearly.
 WITHOUT_CURVES = (
-    "extra.long-streams.parity", "feedback.table1.counting-50", "feedback.table1.counting-1000",
+    "extra.long-streams.parity", "feedback.table1.counting-50", "feedback.table1.counting-long",
     "feedback.table5.agents", "extra.chunk-passes", "feedback.figure8",
 )  # fmt: skip
 ORDER = ("agrees", "partly", "does not", "inconclusive", "not run")

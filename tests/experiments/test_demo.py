@@ -38,7 +38,7 @@ def test_all_models_train_at_once_and_are_not_trained_twice(tmp_path: Path) -> N
     assert first.out.endswith("report: demo/report.html\ninteractive page: demo/drive.html\n"), first.out
     result = json.loads((tmp_path / "demo" / "result.json").read_text())
     assert [variant["paper"] for variant in result["variants"]] == [
-        {"test accuracy (%)": number} for number in ("100", "99.9 (400 actions)", "68")
+        {"test accuracy (%)": number} for number in ("100", "99.9 (400 actions, C=4)", "68")
     ]
     assert "68" in first.out and "Transformer-XL" in first.out
     page = (tmp_path / "demo" / "drive.html").read_text(encoding="utf-8")

@@ -82,7 +82,7 @@ TOY = {
     "copy": [("Copy", "Char"), ("Copy", "Seq")],
     "reverse": [("Reverse", "Char"), ("Reverse", "Seq")],
     "counting-50": [("Counting", "Len 50")],
-    "counting-1000": [("Counting", "Len 1K")],
+    "counting-long": [("Counting", "Len 1K")],
     "random-walk": [("Random Walk", "")],
 }
 

@@ -36,7 +36,7 @@ def demo(scale: Scale) -> Experiment | None:
         columns=(Metric("test accuracy (%)", "accuracy"),),
         variants=(
             Variant("Feedback", configs["feedback"], ("100",)),
-            Variant("Cached Staircase", configs["cached-staircase"], ("99.9 (400 actions)",)),
+            Variant("Cached Staircase", configs["cached-staircase"], ("99.9 (400 actions, C=4)",)),
             Variant("Transformer-XL", configs["transformer-xl"], ("68",), paper_name="Transformer"),
         ),
         claim="Feedback and Staircase track the agent; a Transformer, which attends to every action, does not.",

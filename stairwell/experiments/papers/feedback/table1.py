@@ -87,7 +87,7 @@ def table1_reverse(scale: Scale) -> Experiment:
     return copy_or_reverse(scale, reverse=True)
 
 
-def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experiment:
+def counting_to(name: str, scale: Scale, length: int, numbers: tuple[str, str]) -> Experiment:
     preset, max_count = presets.counting(scale=scale), length
     if scale == "laptop" and length > 200:
         max_count = 200
@@ -100,7 +100,7 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experime
         laptop_note = laptop_note.replace("2,000 steps", f"4,000 steps, counts up to {max_count} instead of {length:,}")
     suffix = f" (up to {length:,})" if max_count < length else ""
     return Experiment(
-        name=f"feedback.table1.counting-{length}",
+        name=name,
         title=f"Counting up to {max_count:,}: output as many Bs as there were As",
         paper=f"{FEEDBACK}, table 1",
         scale=scale,
@@ -120,11 +120,11 @@ def counting_to(scale: Scale, length: int, numbers: tuple[str, str]) -> Experime
 
 
 def table1_counting_50(scale: Scale) -> Experiment:
-    return counting_to(scale, 50, ("99.6", "99.7"))
+    return counting_to("feedback.table1.counting-50", scale, 50, ("99.6", "99.7"))
 
 
-def table1_counting_1000(scale: Scale) -> Experiment:
-    return counting_to(scale, 1000, ("82.4", "95.3"))
+def table1_counting_long(scale: Scale) -> Experiment:
+    return counting_to("feedback.table1.counting-long", scale, 1000, ("82.4", "95.3"))
 
 
 def table1_random_walk(scale: Scale) -> Experiment:
@@ -226,7 +226,7 @@ EXPERIMENTS: dict[str, ExperimentFactory] = {
     "feedback.table1.copy": table1_copy,
     "feedback.table1.reverse": table1_reverse,
     "feedback.table1.counting-50": table1_counting_50,
-    "feedback.table1.counting-1000": table1_counting_1000,
+    "feedback.table1.counting-long": table1_counting_long,
     "feedback.table1.random-walk": table1_random_walk,
     "feedback.table1.algorithmic-3": table1_algorithmic_3,
     "feedback.table1.algorithmic-5": table1_algorithmic_5,
