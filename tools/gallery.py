@@ -86,6 +86,7 @@ def photograph(page: Path, picture: Path, height: int, script: str) -> None:
     prelude = "document.documentElement.dataset.theme = 'light'; Math.random = (() => { let x = 1; "
     prelude += "return () => (x = (x * 48271) % 2147483647) / 2147483647; })();"
     script = f"<script>{prelude} addEventListener('load', () => setTimeout(() => {{ {script} }}, 200));</script></body>"
+    script = "<style>* { transition: none !important; }</style>" + script  # a screenshot does not wait for transitions
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "page.html")
         copy.write_text(page.read_text(encoding="utf-8").replace("</body>", script), encoding="utf-8")
